@@ -25,8 +25,9 @@ from monge.heads.shape.calibrate import (
 )
 from monge.heads.shape.checkpoint import is_shape, load_head
 from monge.heads.shape.head import ShapeHead
-from monge.heads.shape.measure import Quality, measure
+from monge.heads.shape.measure import measure
 from monge.heads.shape.ridge import RidgePredictor
+from monge.heads.training.chain import ChainQuality
 from monge.heads.training.shape import feature_model, gradient_ends
 from monge.heads.training.texts import Ends, Texts, read_texts
 
@@ -48,7 +49,7 @@ class ArmResult:
     arm: str
     strengths: tuple[float, ...]
     temperatures: tuple[float, ...]
-    quality: Quality
+    quality: ChainQuality
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

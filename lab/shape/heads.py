@@ -60,7 +60,6 @@ def steps(material: Material, say: Say) -> list[dict[str, Any]]:
                 "step": index + 1,
                 "acceptance": quality.acceptance[index],
                 "survival": quality.survival[index],
-                "cosine": quality.cosine[index],
                 "block_efficiency_to_here": 1.0 + sum(quality.survival[: index + 1]),
                 **figures,
             }
@@ -81,6 +80,9 @@ def _errors(material: Material, head: ShapeHead, texts: Texts) -> list[dict[str,
             change = logits[0] - logits[1]
             shared = torch.minimum(law(logits[0]), law(logits[1])).sum(dim=1)
             column = columns[index]
+            column.setdefault("cosine", []).append(
+                torch.nn.functional.cosine_similarity(state, true, dim=1)
+            )
             column.setdefault("error", []).append((state - true).norm(dim=1))
             column.setdefault("single", []).append((single - true).norm(dim=1))
             column.setdefault("bound", []).append(
@@ -97,6 +99,7 @@ def _errors(material: Material, head: ShapeHead, texts: Texts) -> list[dict[str,
         earlier = torch.zeros_like(error) if index == 0 else torch.cat(columns[index - 1]["error"])
         found.append(
             {
+                "cosine": float(torch.cat(column["cosine"]).mean()),
                 "error": spread(error),
                 "one_step_error": spread(single),
                 "lipschitz": lipschitz,

@@ -6,7 +6,6 @@ import pytest
 
 from monge.bench.decode import QUICK, Watch, compare, write_outcome
 from monge.bench.named_arms import with_named
-from monge.bench.report import HEADLINE
 from monge.bench.runner import Settings
 from monge.bench.usual_arms import QUICK_ASSISTANT_TOKENS, plain_arm, usual_arms
 from monge.core.errors import OptionError
@@ -31,6 +30,9 @@ class Counter:
     def expect(self, total):
         self.expected = total
         self.steps.clear()
+
+
+HEADLINE = ("speedup_over_plain", "speedup_over_assisted", "engine_efficiency", "block_efficiency")
 
 
 @pytest.fixture(scope="module")

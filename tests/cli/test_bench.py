@@ -4,7 +4,6 @@ import sys
 import pytest
 
 from monge.bench.arms import MongeArm
-from monge.bench.report import HEADLINE
 from monge.core.errors import OptionError
 
 
@@ -20,7 +19,8 @@ def test_quick_ends_with_one_json_object(bench, tmp_path):
     result = bench("--quick", "--json", "--max-new-tokens", 8, "--repeats", 2)
     assert result.exit_code == 0
     document = json.loads(result.stdout.splitlines()[-1])
-    assert all(document[name] > 0 for name in HEADLINE)
+    assert document["speedup_over_plain"] > 0
+    assert document["block_efficiency"] > 0
     assert len(document["arms"]) == 14
     assert [arm["failure"] for arm in document["arms"] if arm["failure"]] == []
     assert len(document["prompts"]) == 3

@@ -8,12 +8,12 @@ import torch
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
-from monge.core.model import NodeBlock
+from monge.core.model import FeatureModel, NodeBlock
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.draft.heads import ShapeDrafter
 from monge.draft.tree.chain import Chain
 from monge.heads.shape.measure import measure
-from monge.heads.training.texts import Texts, all_windows, ends_of, num_windows, read_texts
+from monge.heads.training.texts import Ends, Texts, all_windows, num_windows, read_texts
 from monge.testing.oracle import exact_law
 from monge.testing.tabular import RandomTable, TabularModel
 from monge.verify.base import as_verifier
@@ -26,6 +26,14 @@ TEXT = (0, 2, 1)
 
 def table() -> TabularModel:
     return TabularModel(RandomTable(VOCAB, SEED), VOCAB)
+
+
+def ends_of(target: FeatureModel) -> Ends:
+    def embed(token_ids: torch.Tensor) -> torch.Tensor:
+        return target.embed(token_ids.flatten().tolist()).unflatten(0, token_ids.shape).clone()
+
+    kind = target.embed((0,)).dtype
+    return Ends(embed=embed, unembed=lambda states: target.unembed(states.to(kind)))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -58,7 +66,7 @@ def test_the_estimate_is_the_loop_s_expectation(temperature: float) -> None:
         for length in range(len(TEXT), len(row)):
             logits = torch.tensor(list(table().table(row[:length])), dtype=torch.float64).log()
             weight *= law_from_logits(logits, rules).prob(row[length])
-        assert quality.num_windows == 1
+        assert num_windows(texts, STEPS) == 1
         estimate += weight * (quality.block_efficiency - 1.0)
         acceptance += weight * quality.acceptance[1]
     assert estimate == pytest.approx(expected, abs=1e-7)

@@ -19,7 +19,6 @@ from monge.transport.closed_forms import (
     target_walk_acceptance,
 )
 from monge.transport.linear_program import solve
-from monge.transport.order_keys import OrderKeys, keys_coupling
 from monge.transport.problem import TransportProblem
 from monge.transport.rearrangement_law import rearrangement_coupling
 from tests.transport.strategies import A
@@ -38,7 +37,6 @@ WITHOUT_REPLACEMENT = TransportProblem(target=P, candidates=CandidateLaw.without
         (solve(TransportProblem(target=P, candidates=CandidateLaw.iid(Q, 3))).acceptance, 0.988000),
         (rearrangement_coupling(P, Q, 2).acceptance, 0.860000),
         (rearrangement_coupling(P, Q, 3).acceptance, 0.988000),
-        (keys_coupling(P, Q, 2).acceptance, 0.860000),
         (without_replacement_optimum(P, Q, 2).acceptance, 0.985714),
         (solve(WITHOUT_REPLACEMENT).acceptance, 0.985714),
         (subset_optimum(WITHOUT_REPLACEMENT).acceptance, 0.985714),
@@ -57,17 +55,6 @@ def test_table(value, expected):
 
 def test_minimal_cut_is_the_two_tokens_of_low_ratio():
     assert set(iid_optimum(P, Q, 2).tokens) == {1, 2}
-
-
-def test_keys():
-    keys = OrderKeys.build(P, Q, 2)
-    np.testing.assert_allclose(keys.winner_law, [0.36, 0.30, 0.34], atol=1e-15)
-    sets = [
-        (token, round(a, 12), round(b, 12))
-        for token, a, b in zip(keys.owners, keys.starts, keys.stops, strict=True)
-        if b - a > 1e-12
-    ]
-    assert sets == [(2, 0.0, 0.35), (1, 0.35, 0.65), (2, 0.65, 0.8), (0, 0.8, 1.0)]
 
 
 def test_accepted_masses():

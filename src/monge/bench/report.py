@@ -34,7 +34,6 @@ CAPTION = (
     "engine: share of time inside the models; loops: completions that end in one"
 )
 NONE_CAPTION = "x none: all repeats together, with their 95% interval"
-HEADLINE = ("speedup_over_plain", "speedup_over_assisted", "engine_efficiency", "block_efficiency")
 
 
 def find(

@@ -21,7 +21,6 @@ from monge.cli.progress import bars
 from monge.core.errors import OptionError
 from monge.engine.chat_format import chat_format
 from monge.engine.loading import load_network, load_tokenizer
-from monge.heads.shape.measure import Quality
 from monge.heads.training.answers import AnswerSettings
 from monge.heads.training.chain import ChainQuality
 from monge.heads.training.eagle3_run import DRAFT_VOCABULARY, train_eagle3
@@ -134,7 +133,7 @@ def shape(
 
     def fit(
         network: PreTrainedModel, rows: torch.Tensor, **told: Any
-    ) -> tuple[int, Quality | None]:
+    ) -> tuple[int, ChainQuality | None]:
         kind = MIXED[mixed or ("bfloat16" if network.device.type == "cuda" else "none")]
         outcome = make_head(network, rows, settings, out, mixed=kind, **told)
         return outcome.head.num_parameters, outcome.quality
@@ -291,7 +290,7 @@ def _recipe(
 
 
 def _train(
-    fit: Callable[..., tuple[int, Quality | ChainQuality | None]],
+    fit: Callable[..., tuple[int, ChainQuality | None]],
     out: Path,
     *,
     target: str | None,
@@ -337,7 +336,7 @@ def _encoded(tokenizer: Any, data: list[Path] | None) -> list[tuple[int, ...]]: 
     return [ids for ids in found if ids]
 
 
-def _say(out: Path, num_parameters: int, quality: Quality | ChainQuality | None) -> None:
+def _say(out: Path, num_parameters: int, quality: ChainQuality | None) -> None:
     if quality is None:
         notes().print("interrupted; everything is saved, the same command goes on")
         raise typer.Exit(130)

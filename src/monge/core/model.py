@@ -250,11 +250,6 @@ class ReopenableModel(SequenceModel, Protocol):
 class ForeignModel(SequenceModel, Protocol):
     """A draft model with another tokenizer, seen through the target's tokens."""
 
-    @property
-    def num_shared(self) -> int:
-        """Tokens that both vocabularies have."""
-        ...
-
     def continuations(self, counts: Mapping[int, int]) -> Mapping[int, tuple[int, ...]]:
         """What it would write greedily after the committed text of sequences, spelled in the target's tokens.
 

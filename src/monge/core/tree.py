@@ -9,10 +9,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-import torch
-from jaxtyping import Bool
-from torch import Tensor
-
 from monge.core.child_draws import ChildDraws
 from monge.core.draws import Draws
 from monge.core.errors import MongeError
@@ -288,12 +284,3 @@ def depths_of(parents: tuple[int, ...]) -> tuple[int, ...]:
     for parent in parents:
         depths.append(0 if parent < 0 else depths[parent] + 1)
     return tuple(depths)
-
-
-def ancestor_mask(parents: tuple[int, ...]) -> Bool[Tensor, "nodes nodes"]:
-    """`mask[n, m]` is true where m is n or an ancestor of n: who may attend to whom."""
-    mask = torch.eye(len(parents), dtype=torch.bool)
-    for node, parent in enumerate(parents):
-        if parent >= 0:  # parents come first, so the parent's row is complete
-            mask[node] |= mask[parent]
-    return mask

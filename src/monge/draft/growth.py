@@ -9,13 +9,46 @@ from torch import Tensor
 
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
+from monge.core.errors import OptionError
 from monge.core.law import renamed
 from monge.core.model import NodeBlock
+from monge.core.proposal import Deterministic
 from monge.core.sampling_rules import SamplingRules, laws_from_logits
 from monge.core.stopping import Evidence
 from monge.core.tree import GrowingTree, TokenTree
 from monge.draft.stop_monitor import StopMonitor
 from monge.draft.tree.base import TreeBuilder
+
+
+def draft_rules(
+    builder: TreeBuilder, own: SamplingRules, rules: SamplingRules | None, top_k: int | None
+) -> SamplingRules:
+    """How logits become draft laws.
+
+    Trees of the most probable tokens draw nothing and only rank, so they are built from the law at
+    temperature 1: a greedy request's law ranks one token.
+
+    Args:
+        builder: Shapes the tree.
+        own: The rules of the request.
+        rules: The rules of the drafter; `None` takes the request's own.
+        top_k: Most tokens of a draft law; `None` for no limit.
+    """
+    only_ranks = builder.limits.proposes == {Deterministic}
+    rules = rules or (SamplingRules() if only_ranks else own)
+    return rules if top_k is None else rules.within_top(top_k)
+
+
+def check_top_k(top_k: int | None) -> None:
+    """Refuse a draft law of no tokens.
+
+    Raises:
+        OptionError: If `top_k` is below 1.
+    """
+    if top_k is not None and top_k < 1:
+        raise OptionError(
+            f"draft top_k must be at least 1, or None for the whole draft law; got {top_k}"
+        )
 
 
 @dataclass(slots=True, kw_only=True)

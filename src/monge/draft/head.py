@@ -12,13 +12,12 @@ from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.model import FeatureModel, ModuleHost, SequenceModel
-from monge.core.proposal import Deterministic
 from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, Drafter
 from monge.draft.block_run import BlockRun
 from monge.draft.eagle import ChainRun
-from monge.draft.growth import Growth, LevelReader, grow_together
+from monge.draft.growth import Growth, LevelReader, check_top_k, draft_rules, grow_together
 from monge.draft.head_run import HeadRun, Pairs, TargetEnds
 from monge.draft.medusa import StepRun
 from monge.draft.tree.base import TreeBuilder
@@ -87,10 +86,7 @@ class HeadDrafter(Drafter[Unread]):
                 f"{type(self.target).__name__} does not; use "
                 "drafter='model' or 'ngram'"
             )
-        if self.top_k is not None and self.top_k < 1:
-            raise OptionError(
-                f"draft top_k must be at least 1, or None for the whole draft law; got {self.top_k}"
-            )
+        check_top_k(self.top_k)
         head = self.head if isinstance(self.head, PublishedHead) else load_head(self.head)
         head.check(TargetSizes.of(self.target))
         ends = TargetEnds(self.target)
@@ -172,17 +168,13 @@ class HeadDrafter(Drafter[Unread]):
         return (Pairs(features, context.token_ids[positions.start + 1 :], positions),)
 
     def _growth(self, context: Context, plan: DraftPlan, draws: Draws) -> Growth:
-        only_ranks = self.tree.limits.proposes == {Deterministic}
-        rules = self.rules or (SamplingRules() if only_ranks else context.rules)
-        rules = rules if self.top_k is None else rules.within_top(self.top_k)
-        name = f"{self._head.family} head"
         return Growth(
             context=context,
             plan=plan,
             draws=draws,
             builder=self.tree,
-            rules=rules,
-            network=name,
+            rules=draft_rules(self.tree, context.rules, self.rules, self.top_k),
+            network=f"{self._head.family} head",
             draft_ids=self._head.draft_ids,
         )
 

@@ -13,11 +13,10 @@ from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.model import FeatureModel, Forward, ModuleHost, SequenceModel
-from monge.core.proposal import Deterministic
 from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, Drafter
-from monge.draft.growth import Growth, LevelReader, grow_together
+from monge.draft.growth import Growth, LevelReader, check_top_k, draft_rules, grow_together
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.best_first import BestFirst
 from monge.draft.tree.by_request import ByRequest
@@ -81,10 +80,7 @@ class ShapeDrafter(Drafter[None]):
                 f"{type(self.target).__name__} does not; use "
                 "drafter='model' or 'ngram'"
             )
-        if self.top_k is not None and self.top_k < 1:
-            raise OptionError(
-                f"draft top_k must be at least 1, or None for the whole draft law; got {self.top_k}"
-            )
+        check_top_k(self.top_k)
         head = (
             self.head
             if isinstance(self.head, ShapeHead)
@@ -141,7 +137,7 @@ class ShapeDrafter(Drafter[None]):
                 plan=plan,
                 draws=row_draws,
                 builder=(builder := self.tree.under(context.rules)),
-                rules=self._rules(context, builder),
+                rules=draft_rules(builder, context.rules, self.rules, self.top_k),
                 network="shape head",
             )
             for context, plan, row_draws in zip(contexts, plans, draws, strict=True)
@@ -169,11 +165,6 @@ class ShapeDrafter(Drafter[None]):
         """The target's hidden state after the last token but one; `None` until it has been seen."""
         features: Tensor | None = self._model.features(context.request_id)
         return None if features is None else features.to(self._head.probe.dtype)
-
-    def _rules(self, context: Context, builder: TreeBuilder) -> SamplingRules:
-        only_ranks = builder.limits.proposes == {Deterministic}
-        rules = self.rules or (SamplingRules() if only_ranks else context.rules)
-        return rules if self.top_k is None else rules.within_top(self.top_k)
 
     def _grow(self, growths: Sequence[Growth], states: Sequence[Tensor]) -> None:
         if not growths:

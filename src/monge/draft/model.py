@@ -9,14 +9,12 @@ from torch import Tensor
 
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
-from monge.core.errors import OptionError
 from monge.core.model import NodeBlock, SequenceModel
-from monge.core.proposal import Deterministic
 from monge.core.sampling_rules import SamplingRules
 from monge.core.tree import TokenTree, root_only
 from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, PieceReader
-from monge.draft.growth import Growth, LevelReader, grow_together
+from monge.draft.growth import Growth, LevelReader, check_top_k, draft_rules, grow_together
 from monge.draft.tree.base import TreeBuilder
 
 _CATCH_UP: Final = 16
@@ -56,10 +54,7 @@ class ModelDrafter(PieceReader[ReadPaths]):
     top_k: int | None = None
 
     def __post_init__(self) -> None:
-        if self.top_k is not None and self.top_k < 1:
-            raise OptionError(
-                f"draft top_k must be at least 1, or None for the whole draft law; got {self.top_k}"
-            )
+        check_top_k(self.top_k)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -126,15 +121,12 @@ class ModelDrafter(PieceReader[ReadPaths]):
         self.model.close(context.request_id)
 
     def _row(self, context: Context, plan: DraftPlan, draws: Draws) -> Growth:
-        only_ranks = self.tree.limits.proposes == {Deterministic}
-        rules = self.rules or (SamplingRules() if only_ranks else context.rules)
-        rules = rules if self.top_k is None else rules.within_top(self.top_k)
         return Growth(
             context=context,
             plan=plan,
             draws=draws,
             builder=self.tree,
-            rules=rules,
+            rules=draft_rules(self.tree, context.rules, self.rules, self.top_k),
             network="draft model",
         )
 

@@ -1,4 +1,4 @@
-"""What a head knows of its target by number."""
+"""Sizes of a target that heads depend on."""
 
 from dataclasses import dataclass
 
@@ -11,8 +11,8 @@ class TargetSizes:
 
     Args:
         hidden_size: Width of a hidden state.
-        num_layers: Layers, which is the index of the last hidden state.
-        vocab_size: Tokens that have a logit.
+        num_layers: Number of layers, the index of the last hidden state.
+        vocab_size: Number of logits.
     """
 
     hidden_size: int
@@ -21,7 +21,7 @@ class TargetSizes:
 
     @classmethod
     def of(cls, target: FeatureModel) -> "TargetSizes":
-        """The sizes of a network."""
+        """Read the sizes of a network."""
         return cls(
             hidden_size=target.hidden_size,
             num_layers=target.num_layers,

@@ -1,1 +1,1 @@
-"""Adapters to hosts, one host each: what `monge` looks like from inside another library."""
+"""Adapters to other libraries: transformers, vLLM and lm-eval."""

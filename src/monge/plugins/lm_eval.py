@@ -1,7 +1,4 @@
-"""lm-eval in this process: its `hf` model, whose texts are written speculatively.
-
-As a program, `lm_eval` with that model.
-"""
+"""The `hf` model of lm-eval with speculative decoding, in Python and as a command."""
 
 from importlib import import_module
 from pathlib import Path
@@ -36,30 +33,30 @@ _Hf: Any = _host("lm_eval.models.huggingface").HFLM
 class MongeLM(_Hf):
     """`hf` with speculative generation.
 
-    The same prompts, batches, left padding, stops and likelihoods.
+    Prompts, batches, left padding, stops and likelihoods are those of `hf`.
 
-    Greedy texts are those of `hf` up to rounding; sampled ones have the same law. Likelihood tasks
-    decode nothing, so nothing of this library runs in them. The stopping criteria of lm-eval are
-    asked token by token, as in plain decoding.
+    Greedy texts equal those of `hf` up to rounding; sampled ones have the same law. Likelihood tasks
+    do not decode and run unchanged. Stopping criteria of lm-eval run token by token, as in plain
+    decoding.
 
     Args:
         pretrained: The target, as for `hf`.
         draft_model: Folder or name of a draft model with the target's tokenizer, or a loaded one;
             in the target's type and on its device. Without it, n-grams.
-        drafter: As for `speculate`, like the next six.
+        drafter: As for `speculate`, and so are the next six.
         tree: Shape of the proposals.
         verifier: Acceptance rule.
-        controller: How much to draft; `fixed` needs no measured costs.
-        costs: Folder of measured costs, for controllers that ask; without it they are measured in
+        controller: Controller of the draft length; `fixed` needs no measured costs.
+        costs: Folder of measured costs, for controllers that need costs; without it they are measured in
             every batch.
         draft_temperature: Draft at this temperature instead of the request's own.
-        draft_top_k: Draft from so many of the draft model's most probable tokens.
+        draft_top_k: Draft from this number of the draft model's most probable tokens.
         seed: Seed of the draws of every batch; without it they follow lm-eval's own seed for torch.
-        **settings: Everything that `hf` takes.
+        **settings: Settings of `hf`.
 
     Raises:
-        MongeError: One of its children, if a part is unknown or does not fit the others, the target
-            is an encoder-decoder, or mixed precision is asked for.
+        MongeError: A subclass of it, if a part is unknown or incompatible, the target is an
+            encoder-decoder, or mixed precision is requested.
     """
 
     def __init__(
@@ -124,7 +121,7 @@ class MongeLM(_Hf):
 
 
 def _check(target: PreTrainedModel, draft: PreTrainedModel | None, named: dict[str, Any]) -> None:
-    """Refuse parts that do not fit together now, and not when the first batch is written."""
+    """Refuse incompatible parts before the first batch."""
     CONTROLLERS.parse(named["controller"])
     model = as_sequence_model(target)
     # Under a controller that measures nothing: what rounds cost is found out where they run.
@@ -133,10 +130,7 @@ def _check(target: PreTrainedModel, draft: PreTrainedModel | None, named: dict[s
 
 
 def register() -> None:
-    """Make the model known to lm-eval under its name.
-
-    Lm-eval looks for no entry points, so somebody has to say it.
-    """
+    """Register the model with lm-eval, which reads no entry points."""
     registry = _host("lm_eval.api.registry").model_registry
     _host("lm_eval.models")  # fills the registry, which it does only as long as that is empty
     if NAME not in registry:
@@ -144,7 +138,7 @@ def register() -> None:
 
 
 def main() -> None:
-    """`lm_eval`, with our model among its own."""
+    """Run `lm_eval` with our model registered."""
     register()
     _host("lm_eval.__main__").cli_evaluate()
 

@@ -1,4 +1,4 @@
-"""`accelerate(model)`: plain `model.generate(...)`, decoded by this library."""
+"""`accelerate(model)`: `model.generate(...)` decodes through this library."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -67,7 +67,7 @@ def accelerate(
     The output is that of plain `generate`, as for `speculate`. Every argument of `generate` is
     honoured or raises: `assistant_model` drafts in that call, `num_assistant_tokens` gives the
     length of its chain, and `streamer`, `stop_strings` with `tokenizer`, `output_scores` and
-    `output_logits` work. `del model.generate` undoes it.
+    `output_logits` work. `del model.generate` restores the model.
 
     Args:
         model: A decoder-only model of `transformers`, or one wrapped by PEFT, in evaluation mode.
@@ -116,12 +116,12 @@ def generate(model: Any, *arguments: Any, **settings: Any) -> Tensor | GenerateD
 
 @dataclass(frozen=True, slots=True)
 class _Generate:
-    """Takes the place of a model's `generate`.
+    """Replaces a model's `generate`.
 
     Args:
         model: The model; a copy of it holds a copy of this that decodes with the copied weights.
-        draft: What drafts where a call gives no `assistant_model`.
-        options: Of `speculate`, where a call gives none.
+        draft: Draft of calls without `assistant_model`.
+        options: Default options of `speculate`.
     """
 
     model: Any
@@ -175,7 +175,7 @@ def _check_names(where: str, options: dict[str, Any]) -> None:
 
 
 def _move_stop_strings(settings: dict[str, Any], tokenizer: Any) -> None:
-    """Make a stopping criterion of `stop_strings`: the host hands no tokenizer on."""
+    """Turn `stop_strings` into a stopping criterion, since the host passes no tokenizer on."""
     config: GenerationConfig | None = settings.get("generation_config")
     strings = settings.pop("stop_strings", None)
     if strings is None and config is not None:

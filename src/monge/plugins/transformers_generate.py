@@ -77,49 +77,49 @@ def speculate(
     own padding stripped, its own cache row and draws.
 
     * *Processors* are applied to every node in order, with the row's padded text and the node's own
-      path. One of your own is called with one row at a time, for several continuations of the same
-      text, and so must be a function of its arguments.
+      path. Your own processors are called with one row at a time, for several continuations of the same
+      text, so they must be pure functions.
     * *Stopping criteria* see the batch grow by one column a call, as in plain decoding; `scores` is
       `None`.
-    * *Draft law*: temperature, top-k, top-p and min-p as requested; other processors shape the
-      target's law alone.
+    * *Draft law*: temperature, top-k, top-p and min-p as requested; other processors change
+      the target's law only.
 
     `generate` drops some of its own keywords before a callable sees them; `accelerate` keeps them.
     For `assistant_model` give `draft_model`; for `streamer` give `token_streamer`, which gets the
     prompt, every column and the end. `stop_strings` is refused by `generate`: put a
-    `StopStringCriteria` into `stopping_criteria`. Tensor parallelism is not looked after.
+    `StopStringCriteria` into `stopping_criteria`. Tensor parallelism is not supported.
 
     Args:
-        model: The target, in evaluation mode; given by `generate`, like the next four.
+        model: The target, in evaluation mode; passed by `generate`, and so are the next four.
         input_ids: Prompts, padded on the left.
-        logits_processor: Made from the generation settings, and the caller's.
-        stopping_criteria: Likewise.
+        logits_processor: Processors of the generation settings and of the caller.
+        stopping_criteria: Criteria of the generation settings and of the caller.
         generation_config: Greedy or sampling, without attentions or hidden states.
         draft_model: A loaded model, folder or name, with the target's tokenizer, put into
-            evaluation mode; or a head for the target, loaded or its folder. A folder is read anew
+            evaluation mode; or a head for the target, loaded or its folder. A folder is read again
             in every call. Without it, n-grams.
         drafter: As for `monge.load`; models with recurrent state need `none`.
         tree: As for `monge.load`.
         verifier: As for `monge.load`.
-        controller: One of those of `monge.load`; `fixed` needs no measured costs. What it learns
-            ends with the call, but for the costs below.
-        costs: As for `monge.load`, for controllers that ask: without it they are measured in every
-            call; a `Latency` goes on learning from call to call.
+        controller: As for `monge.load`; `fixed` needs no measured costs. Its state ends with the
+            call, except for `costs`.
+        costs: As for `monge.load`, for controllers that need costs: without it they are measured in
+            every call; a `Latency` keeps learning across calls.
         token_streamer: A streamer of `transformers`.
         draft_temperature: Draft at this temperature instead of the request's own.
-        draft_top_k: Draft from so many of the draft model's most probable tokens, as for
+        draft_top_k: Draft from this number of the draft model's most probable tokens, as for
             `monge.load`.
-        seed: Seed of the draws. Without it, one is drawn from torch's default generator, so that
+        seed: Seed of the draws. Without it, torch's default generator gives one, so
             `set_seed` makes a run reproducible.
-        **model_kwargs: What `generate` prepared.
+        **model_kwargs: Model inputs from `generate`.
 
     Returns:
         `[batch, seq]`, prompts included and stopped rows padded, or `GenerateDecoderOnlyOutput`
-        with these as `sequences`, and `scores` and `logits` where they are asked for: one `[batch,
+        with these as `sequences`, and `scores` and `logits` if requested: one `[batch,
         vocab]` per generated token, zero in rows that had stopped before it.
 
     Raises:
-        MongeError: One of its children, for settings that cannot be honoured and for logits that
+        MongeError: A subclass of it, for settings that cannot be honoured and for logits that
             are not finite.
     """
     _check_settings(model, generation_config, model_kwargs)
@@ -168,7 +168,7 @@ def speculate(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Prompts:
-    """The rows of the input and where their padding ends."""
+    """The input rows and the ends of their padding."""
 
     input_ids: Tensor
     starts: tuple[int, ...]
@@ -204,7 +204,7 @@ class _Prompts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Call:
-    """What `generate` handed over."""
+    """The arguments of `generate`."""
 
     model: Any
     prompts: _Prompts
@@ -215,7 +215,7 @@ class _Call:
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether the caller wants the logits or scores of every token."""
+        """Whether the caller requests the logits or scores of every token."""
         config = self.config
         return bool(
             config.return_dict_in_generate and (config.output_scores or config.output_logits)
@@ -237,7 +237,7 @@ class _Call:
         return draft_rules(self.processors) if self.config.do_sample else None
 
     def sessions(self, components: Components, replay: Replay, seed: int | None) -> list[Session]:
-        """One session per row; a row's number is its request id."""
+        """One session per row; the row index is the request id."""
         if seed is None:
             seed = _drawn_seed() if self.config.do_sample else 0
         batch_size, length = self.prompts.input_ids.shape
@@ -284,7 +284,7 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class _StopCheck:
-    """Shows a row's tokens to the criteria as they are committed."""
+    """Passes a row's committed tokens to the stopping criteria."""
 
     replay: Replay
     row: int
@@ -318,7 +318,7 @@ def _parts(
 
 
 def _check_settings(model: Any, config: GenerationConfig, model_kwargs: dict[str, Any]) -> None:
-    """Refuse what would otherwise be ignored."""
+    """Refuse settings that would be ignored."""
     mode = config.get_generation_mode()
     outputs = ("output_attentions", "output_hidden_states")
     asked = (
@@ -361,10 +361,10 @@ def _check_settings(model: Any, config: GenerationConfig, model_kwargs: dict[str
 
 
 def _other_inputs(model: Any, model_kwargs: dict[str, Any]) -> list[str]:
-    """Names of inputs that would have to reach the model's forward.
+    """Names of inputs that the model's forward would need.
 
-    A cache is known by its type: the host has renamed its keyword. `None`, and what the forward
-    takes anyway, change nothing.
+    Caches are recognised by type, because the host renames their keyword. `None` and inputs that the
+    forward receives anyway are harmless.
     """
     parameters = forward_parameters(model)
     found: list[str] = []

@@ -1,6 +1,6 @@
-"""`transformers` logits processors, taken apart by row.
+"""Logits processors of `transformers`, applied per row.
 
-Every node of a tree is processed with its own row's own text.
+Each node of a tree is processed with the text of its row.
 """
 
 import copy
@@ -34,12 +34,11 @@ _REFUSED: Final[Mapping[type[LogitsProcessor], str]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowProcessors:
-    """The processors of one row, as one of `monge.engine.sampling.Processor`.
+    """The processors of one row, as a `monge.engine.sampling.Processor`.
 
     Args:
-        padding: What stood left of the row's prompt, `[1, padding]`: processors count it, so it is
-            put back.
-        processors: Applied in order.
+        padding: Padding left of the row's prompt, `[1, padding]`, which processors may count.
+        processors: Processors, applied in order.
     """
 
     padding: Tensor
@@ -53,7 +52,7 @@ class RowProcessors:
 def row_processors(
     processors: Sequence[Any], row: int, batch_size: int, padding: Tensor
 ) -> tuple[RowProcessors, ...]:
-    """What the loop applies to one row's nodes; empty where there are no processors.
+    """Processors of one row's nodes; empty without processors.
 
     Raises:
         OptionError: If a processor cannot be applied node by node.
@@ -65,9 +64,9 @@ def row_processors(
 
 
 def draft_rules(processors: Sequence[Any]) -> SamplingRules:
-    """Sampling rules for the draft law: the warpers that both libraries have.
+    """Sampling rules of the draft law, from the warpers that both libraries share.
 
-    Any draft law is exact, this one is close.
+    Decoding is lossless with any draft law; a close one is accepted more often.
     """
     rules = SamplingRules()
     for processor in processors:
@@ -83,7 +82,7 @@ def draft_rules(processors: Sequence[Any]) -> SamplingRules:
 
 
 def _of_row(processor: Any, row: int, batch_size: int) -> Any:
-    """A processor that is called with one row alone and treats it as row `row` of the batch."""
+    """A processor for one row, which it treats as row `row` of the batch."""
     for kind, reason in _REFUSED.items():
         if isinstance(processor, kind):
             raise OptionError(

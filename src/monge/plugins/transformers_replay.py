@@ -1,7 +1,4 @@
-"""Stopping criteria and streamers, shown the text as plain decoding would have written it.
-
-One token of every row at a time.
-"""
+"""Stopping criteria and streamers, called as in plain decoding: one column of tokens at a time."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,15 +13,15 @@ class Replay:
     """Replays a batch token by token.
 
     Criteria are written for rectangular growth: they see `[batch, seq]` with one new column a call,
-    and some answer for the whole batch at once. Rows of a speculative round grow by blocks of
-    different length, so a column is shown as soon as every row that still counts has it; a row that
-    ran ahead is cut where the criteria stopped it.
+    and some decide for the whole batch at once. Rows of a speculative round grow by blocks of
+    different lengths, so a column is passed on once every active row has it. A longer row is cut
+    where the criteria stop it.
 
     Args:
         prompts: The prompts with their padding.
-        criteria: Asked once a column, all of them.
-        pad_token_id: Fills rows that have stopped.
-        streamer: Given every column as it is settled.
+        criteria: Criteria, all called once per column.
+        pad_token_id: Padding of stopped rows.
+        streamer: Receives each settled column.
     """
 
     def __init__(
@@ -52,7 +49,7 @@ class Replay:
         return self._text
 
     def grow(self, row: int, token_ids: Sequence[int]) -> None:
-        """Take note of all tokens that a row has generated so far, and settle the columns that are complete now."""
+        """Record all tokens that a row has generated so far, and settle complete columns."""
         self._rows[row] = token_ids
         if len(token_ids) > self._num_settled:
             self._late.discard(row)

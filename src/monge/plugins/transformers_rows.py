@@ -14,7 +14,7 @@ class VisitedRows:
     rows. Rows of nodes off the committed path are dropped as the text grows.
 
     Args:
-        num_prompt_tokens: Length of the row's prompt, padding not counted.
+        num_prompt_tokens: Length of the row's prompt, without padding.
     """
 
     def __init__(self, num_prompt_tokens: int) -> None:
@@ -25,7 +25,7 @@ class VisitedRows:
     def note(
         self, token_ids: Int64[Tensor, "one seq"], scores: Float[Tensor, "one vocab"]
     ) -> Float[Tensor, "one vocab"]:
-        """A processor that keeps what it sees: the first call at a node is before the others, the second after."""
+        """A processor that stores its input: the first call at a node comes before the other processors, the second after."""
         at = tuple(token_ids[0, self._num_prompt_tokens :].tolist())
         # Processors may write into what they are given.
         self._visited.setdefault(at, []).append(scores[0].clone())
@@ -40,7 +40,7 @@ class VisitedRows:
         self._visited = {at: rows for at, rows in self._visited.items() if at[: len(text)] == text}
 
     def settled(self, index: int) -> tuple[Tensor, Tensor] | None:
-        """Logits and scores of a generated token, each `[vocab]`; `None` where the row had stopped before it."""
+        """Logits and scores of a generated token, each `[vocab]`; `None` if the row had stopped before it."""
         if index >= len(self._settled):
             return None
         logits, scores, *_ = self._settled[index]
@@ -53,7 +53,7 @@ def columns(
     """One tensor per generated column, as `generate` returns them.
 
     Args:
-        rows: What each row of the batch visited.
+        rows: Visited rows of each row of the batch.
         count: Number of generated columns.
         which: 0 for logits, 1 for scores.
 

@@ -1,8 +1,8 @@
-"""vLLM's `custom_class` hook: the drafters of this library that need no network, on an unmodified vLLM.
+"""Network-free drafters for vLLM, through its `custom_class` hook.
 
 **V1 model runner only.** vLLM calls this hook experimental and falls back to its V1 runner for it;
 the V2 runner has no such hook. vLLM verifies the tokens itself, as one chain per request with
-one-hot draft laws: what is drafted changes speed only.
+one-hot draft laws: drafts change the speed only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,20 +33,20 @@ class Proposer:
     `--speculative-config '{"method": "custom_class", "model": "monge.plugins.vllm.Proposer",
     ...}'`.
 
-    Every request has its own window, up to vLLM's `num_speculative_tokens`: a drafter that finds
-    nothing proposes nothing, and the controller shortens what is rejected. Settings come in vLLM's
+    Every request has its own window, up to vLLM's `num_speculative_tokens`: a drafter without
+    matches proposes no tokens, and the controller shortens rejected drafts. Settings come in vLLM's
     `additional_config`, as `{"monge": {"drafter": "pool('ngram', 'suffix(width=1)')", "controller":
     "fixed"}}`.
 
-    Under tensor parallelism every rank drafts by itself, from the same tokens and the same seeds;
-    so controllers that read clocks are refused.
+    Under tensor parallelism every rank drafts from the same tokens and seeds, so controllers that
+    read clocks are refused.
 
     Args:
         vllm_config: vLLM's own configuration.
 
     Raises:
-        OptionError: If a setting is unknown, or a part cannot work here: it needs a network, hidden
-            states, the target's logits, a tree, or a clock.
+        OptionError: If a setting is unknown, or a part needs a network, hidden states, the
+            target's logits, a tree, or a clock.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -68,12 +68,12 @@ class Proposer:
         token_ids_cpu: np.ndarray,
         slot_mappings: Any = None,
     ) -> list[list[int]]:
-        """Tokens to verify next.
+        """Propose tokens to verify next.
 
         Args:
-            sampled_token_ids: What every row committed in this step; empty for a row that is not to
-                be drafted for.
-            num_tokens_no_spec: Length of every row's text, `[batch]`.
+            sampled_token_ids: Tokens that each row committed in this step; empty for rows without
+                drafting.
+            num_tokens_no_spec: Length of each row's text, `[batch]`.
             token_ids_cpu: The texts, `[batch, max_model_len]`.
             slot_mappings: Not used.
 
@@ -81,8 +81,8 @@ class Proposer:
             Draft tokens of every row, at most `num_speculative_tokens`, often fewer.
 
         Raises:
-            MongeError: If a row's text does not end with what it committed: vLLM's contract has
-                changed.
+            MongeError: If a row's text does not end with its committed tokens, so vLLM's contract
+                has changed.
         """
         proposed: list[list[int]] = [[] for _ in sampled_token_ids]
         places = [place for place, sampled in enumerate(sampled_token_ids) if sampled]
@@ -101,7 +101,7 @@ class Proposer:
     def _follow(
         self, texts: Sequence[np.ndarray], sampled: Sequence[tuple[int, ...]]
     ) -> list[HostRow]:
-        """The rows of these texts: those that have been drafted for have learnt what was accepted, others are new."""
+        """Return the rows of the texts; known rows observe the accepted tokens, others are new."""
         rows: list[HostRow] = []
         known: list[tuple[HostRow, tuple[int, ...]]] = []
         new: list[HostRow] = []

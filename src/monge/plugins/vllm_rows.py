@@ -1,7 +1,4 @@
-"""Requests of a host that passes texts without names.
-
-Each is known again by what it had written.
-"""
+"""Requests of a host that passes texts without ids; a request is recognised by its text."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,7 +21,7 @@ _TAIL: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a step decided about a row's draft."""
+    """The outcome of a step for a row's draft."""
 
     draft: Draft[Any]
     verdict: Verdict
@@ -36,14 +33,14 @@ class HostRow:
     """One request.
 
     Args:
-        context: Its text, for drafters.
-        draws: Its draws.
-        text: Its text, for finding it again.
-        drafter_state: Of the drafter.
-        controller_state: Of the controller.
-        plan: What was asked for in the last step.
-        draft: What was proposed in it.
-        last_step: When it was seen last.
+        context: Context for drafters.
+        draws: Randomness of the request.
+        text: Text by which it is recognised.
+        drafter_state: State of the drafter.
+        controller_state: State of the controller.
+        plan: Plan of the last step.
+        draft: Proposal of the last step.
+        last_step: Last step with this request.
     """
 
     context: Context
@@ -57,11 +54,11 @@ class HostRow:
 
     @property
     def draft_tokens(self) -> list[int]:
-        """What was proposed: a chain."""
+        """The proposed chain."""
         return [] if self.draft is None else list(self.draft.tree.token_ids[1:])
 
     def commit(self, token_ids: tuple[int, ...], *, batch_size: int) -> Outcome:
-        """Take note of what the host committed, accepted tokens first and its own token last."""
+        """Record the tokens that the host committed: accepted tokens, then its own token."""
         assert self.draft is not None
         drafted, room = self.draft_tokens, len(token_ids) - 1
         accepted = 0  # the host may have cut the draft, so its length says nothing
@@ -89,9 +86,9 @@ class HostRow:
 
 
 class Rows:
-    """The requests that were drafted for lately, by their text.
+    """Recent requests by text.
 
-    Rows move between steps, and texts are all that is passed.
+    The host reorders rows between steps and passes only texts.
     """
 
     def __init__(self) -> None:
@@ -100,20 +97,17 @@ class Rows:
         self._count = 0
 
     def new_number(self) -> int:
-        """A number that no other row has."""
+        """A new request id."""
         self._count += 1
         return self._count
 
     def put(self, row: HostRow) -> None:
-        """Remember a row until its text has grown."""
+        """Store a row until its text has grown."""
         row.last_step = self._step
         self._waiting.setdefault(_key(row.text), []).append(row)
 
     def take(self, text: np.ndarray) -> HostRow | None:
-        """The row with this text, if there is one; no longer remembered then.
-
-        Equal texts are as good as each other.
-        """
+        """Remove and return a row with this text, or `None`. Rows with equal texts are interchangeable."""
         found = self._waiting.get(_key(text), [])
         for place, row in enumerate(found):
             if np.array_equal(row.text, text):
@@ -121,7 +115,7 @@ class Rows:
         return None
 
     def forgotten(self) -> Iterator[HostRow]:
-        """End the step; rows that were not seen for long, which are dropped."""
+        """End the step; drop and return rows that have not been seen recently."""
         self._step += 1
         for key, rows in list(self._waiting.items()):
             old = [row for row in rows if self._step - row.last_step > PATIENCE]

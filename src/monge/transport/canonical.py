@@ -71,7 +71,6 @@ class PairSelection:
     """How to select one of two candidates X1 ~ q1, X2 ~ q2, drawn independently.
 
     Args:
-        draft_laws: q1 and q2.
         order: Tokens of either support by decreasing `p - q1 q2`, `[support]`.
         leading_choice: w_ij = P(select i | the pair is {i, j}) for the leading tokens, by rank,
             `[leading, leading]`.
@@ -80,7 +79,6 @@ class PairSelection:
         winner_law: x, computed from the clipped choices, `[vocab]`.
     """
 
-    draft_laws: tuple[Float64[np.ndarray, " vocab"], Float64[np.ndarray, " vocab"]]
     order: Int64[np.ndarray, " support"]
     leading_choice: Float64[np.ndarray, "leading leading"]
     tail: Tail
@@ -141,9 +139,7 @@ def truncated_program(
     choice = _best_choice(p[leading], base[leading], pairs + pairs.T)
     x = base.copy()
     x[leading] += (choice * (pairs + pairs.T)).sum(axis=1)
-    return PairSelection(
-        draft_laws=(q1, q2), order=order, leading_choice=choice, tail=tail, winner_law=x
-    )
+    return PairSelection(order=order, leading_choice=choice, tail=tail, winner_law=x)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -97,14 +97,12 @@ class KSeqConstants:
 
     Args:
         rho: Divisor of the acceptance ratio, at least the optimal one.
-        beta: Acceptance of one test.
-        accepted: Acceptance of K tests, `1 - (1 - beta)^K`.
+        accepted: Acceptance of K tests, `1 - (1 - beta)^K`, where one test has beta.
         gamma: `accepted / beta`, at most rho, so that the residual `p - gamma min(p / rho, q)` is
             non-negative.
     """
 
     rho: float
-    beta: float
     accepted: float
     gamma: float
 
@@ -224,7 +222,7 @@ def _k_seq_at(p: Vector, q: Vector, width: int, rho: float) -> KSeqConstants:
     accepted = 1.0 if beta == 1.0 else -float(np.expm1(width * np.log1p(-beta)))
     # Disjoint supports: nothing is ever accepted, and any gamma leaves the residual at p.
     gamma = accepted / beta if beta > 0.0 else 1.0
-    return KSeqConstants(rho=rho, beta=beta, accepted=accepted, gamma=gamma)
+    return KSeqConstants(rho=rho, accepted=accepted, gamma=gamma)
 
 
 def _step(p: Vector, q: Vector) -> tuple[float, Vector]:

@@ -26,7 +26,6 @@ from jaxtyping import Bool, Float64, Int64
 
 from monge.core.errors import LawError
 from monge.transport.bounds import iid_optimum
-from monge.transport.clamps import ceiling
 from monge.transport.laws import by_ratio, check_law, check_sub_law
 from monge.transport.numerics import bisect, power_quotient
 
@@ -86,7 +85,7 @@ class Rearrangement:
         threshold = 1.0 if alpha >= 1.0 else -float(np.expm1(np.log1p(-alpha) / width))
         ascending, ratios = by_ratio(p, q)
         tokens, ratios = ascending[::-1], ratios[::-1]
-        line = ceiling(p[tokens], q[tokens], alpha)
+        line = _ceiling(p[tokens], q[tokens], alpha)
         accepted = np.zeros(p.size)
         accepted[tokens] = np.minimum(p[tokens], line * q[tokens])
         gains = np.minimum(ratios, line)
@@ -222,3 +221,25 @@ def _peaks(
     else:
         crossing = 1.0 - (np.minimum(gains, width) / width) ** (1.0 / (width - 1))
     return np.where(left < threshold, np.clip(crossing, left, right), left)
+
+
+def _ceiling(
+    p: Float64[np.ndarray, " support"], q: Float64[np.ndarray, " support"], total: float
+) -> float:
+    """The mu with `sum(min(p, mu q)) = total`, tokens by *decreasing* p/q.
+
+    The largest ratio where total is sum(p).
+    """
+    # With mu at the k-th ratio, the tokens before it receive mu q and the others keep p: the sum
+    # falls with k.
+    ratios = p / q
+    capped = np.concatenate([[0.0], np.cumsum(q)])
+    kept = np.concatenate([np.cumsum(p[::-1])[::-1], [0.0]])
+    count = int(np.count_nonzero(ratios * capped[:-1] + kept[:-1] > total))
+    if count == 0:
+        return float(ratios[0])
+    # mu lies between two neighbouring ratios; rounding of a difference over a tiny sum may not
+    # carry it outside.
+    mu = (total - kept[count]) / capped[count]
+    lowest = float(ratios[count]) if count < q.size else float(mu)
+    return float(np.clip(mu, lowest, float(ratios[count - 1])))

@@ -80,11 +80,6 @@ class CrossTokenizerModel:
         """Seconds spent inside the network's own forward."""
         return self._model.forward_s
 
-    @property
-    def num_shared(self) -> int:
-        """Tokens that both vocabularies have."""
-        return len(self._mapping.shared)
-
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
         own = {sequence: self._mapping.read(tokens) for sequence, tokens in prefixes.items()}
         for sequence, tokens in prefixes.items():

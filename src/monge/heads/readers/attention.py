@@ -1,4 +1,4 @@
-"""Attention over several texts at once: projections over all nodes, scores text by text."""
+"""Attention over a batch of texts: projections of all nodes at once, scores text by text."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,13 +20,12 @@ class Shape:
     """Sizes of an attention.
 
     Args:
-        hidden: Width of the result.
-        input: Width of the argument: twice the hidden size where embedding and state enter side by
-            side.
+        hidden: Width of the output.
+        input: Width of the input: twice the hidden size if embedding and state are concatenated.
         heads: Query heads.
         kv_heads: Key and value heads.
         head_dim: Width of a head.
-        eps: Of the norms.
+        eps: Epsilon of the norms.
     """
 
     hidden: int
@@ -38,10 +37,10 @@ class Shape:
 
     @classmethod
     def of(cls, settings: Settings, *, doubled: bool = False) -> "Shape":
-        """Sizes that a configuration names.
+        """Read the sizes from a configuration.
 
         Raises:
-            ModelLoadError: If one is missing, or heads cannot be shared out.
+            ModelLoadError: If one is missing, or the query heads are not a multiple of the key heads.
         """
         hidden, heads = settings.number("hidden_size"), settings.number("num_attention_heads")
         kv_heads = settings.number("num_key_value_heads", default=heads)
@@ -58,15 +57,15 @@ class Shape:
 
 
 class GroupedAttention(nn.Module):
-    """Heads that share keys, with norms on queries and keys and a gate on the result where the file has them.
+    """Grouped-query attention, with query and key norms and an output gate if the checkpoint has them.
 
     Args:
-        tensors: Where it is.
-        name: Its name there.
+        tensors: Tensors of the checkpoint.
+        name: Prefix of its tensor names.
         shape: Its sizes.
-        rotary: Its positions.
-        window: Positions that a node sees; `None` for all.
-        centred: Whether norms store their distance from 1.
+        rotary: Rotary position embedding.
+        window: Size of the sliding window in tokens; `None` for full attention.
+        centred: Whether norm weights are stored minus 1.
     """
 
     def __init__(
@@ -102,11 +101,11 @@ class GroupedAttention(nn.Module):
 
     @property
     def kept_per_token(self) -> int:
-        """Numbers that keys and values of a token are."""
+        """Elements that the keys and values of one token take."""
         return 2 * self.shape.kv_heads * self.shape.head_dim
 
     def queries(self, values: Nodes) -> tuple[Tensor, Tensor | None]:
-        """Queries `[nodes, heads, dim]`, and the gate `[nodes, heads * dim]` where there is one."""
+        """Queries `[nodes, heads, dim]`, and the gate `[nodes, heads * dim]`, or `None` without one."""
         found = self.q_proj(values).unflatten(-1, (self.shape.heads, -1))
         found, gate = found.chunk(2, dim=-1) if self.is_gated else (found, None)
         return found if self.q_norm is None else self.q_norm(
@@ -139,12 +138,12 @@ class GroupedAttention(nn.Module):
 
 
 class LatentAttention(nn.Module):
-    """Attention whose keys and values come out of one narrow latent vector.
+    """Multi-head latent attention: keys and values are projected from one compressed vector.
 
     Args:
-        tensors: Where it is.
-        name: Its name there.
-        settings: The configuration.
+        tensors: Tensors of the checkpoint.
+        name: Prefix of its tensor names.
+        settings: The head's configuration.
 
     Reference:
         DeepSeek-V2, arXiv 2405.04434; used by DeepSeek-V3, arXiv 2412.19437.
@@ -209,7 +208,7 @@ def read_segments(
     window: int | None = None,
     scale: float | None = None,
 ) -> Nodes:
-    """Attention of every text's new nodes to what that text has read, `[nodes, heads * dim]`."""
+    """Attention of each text's new nodes to the tokens that the text has read, `[nodes, heads * dim]`."""
     counts = [len(segment.positions) for segment in segments]
     parts: list[Tensor] = []
     for segment, *own in zip(
@@ -242,7 +241,7 @@ def attend(
 
 
 def within(segment: Segment, window: int | None) -> Bool[Tensor, "nodes seq"]:
-    """What a sliding window leaves of what the new nodes see."""
+    """The part of `visible` inside the sliding window."""
     if window is None:
         return segment.visible
     return segment.visible & (segment.positions[:, None] - segment.columns[None] < window)

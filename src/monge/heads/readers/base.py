@@ -1,4 +1,4 @@
-"""What a published head is, whichever family it comes from."""
+"""The interface of published heads."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -22,12 +22,12 @@ Unembed = Callable[[Tensor], Tensor]
 
 
 class PublishedHead(nn.Module, ABC):
-    """A head in memory: what it reads of its target, and for which targets it is.
+    """A head in memory, and the targets that it fits.
 
     Args:
         hidden_size: Width of the target's hidden states.
-        vocab_size: Tokens of the target; `None` where the file does not say.
-        num_layers: Layers of the target; `None` where the file does not say.
+        vocab_size: The target's vocabulary size; `None` if the file does not say.
+        num_layers: The target's number of layers; `None` if the file does not say.
     """
 
     family: ClassVar[str]
@@ -44,22 +44,22 @@ class PublishedHead(nn.Module, ABC):
 
     @property
     def max_depth(self) -> int | None:
-        """Deepest token that it drafts; `None` where it goes on for ever."""
+        """Largest depth that it drafts; `None` without a limit."""
         return None
 
     @abstractmethod
     def layers(self, num_layers: int) -> tuple[int, ...]:
-        """Hidden states that it reads, numbered as `FeatureModel` does.
+        """Indices of the hidden states that it reads, as in `FeatureModel`.
 
         Raises:
-            OptionError: If a target of so many layers does not have them.
+            OptionError: If the target has too few layers.
         """
 
     def check(self, sizes: TargetSizes) -> None:
-        """Refuse another target.
+        """Check that the head fits a target.
 
         Raises:
-            OptionError: If its hidden size, vocabulary or layers are others.
+            OptionError: If hidden size, vocabulary or number of layers differ.
         """
         known = (self.target_hidden, self.target_vocab, self.target_layers)
         found = (sizes.hidden_size, sizes.vocab_size, sizes.num_layers)
@@ -87,22 +87,22 @@ class PublishedHead(nn.Module, ABC):
 
     @property
     def draft_ids(self) -> Int64[Tensor, " some"] | None:
-        """The tokens that its logits are about, ascending; `None` where they are about all of the target's."""
+        """Tokens of its logits, ascending; `None` for the target's whole vocabulary."""
         return None
 
     @property
     def num_parameters(self) -> int:
-        """Numbers that it holds."""
+        """Number of parameters."""
         return sum(tensor.numel() for tensor in self.state_dict().values())
 
     @property
     def num_bytes(self) -> int:
-        """Memory that they take."""
+        """Bytes of the parameters."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.state_dict().values())
 
     @property
     def bytes_per_token(self) -> int:
-        """Memory that its keys and values take for every token of a text."""
+        """Bytes of keys and values per token of a text."""
         kept = [
             part for part in self.modules() if isinstance(part, GroupedAttention | LatentAttention)
         ]
@@ -110,12 +110,12 @@ class PublishedHead(nn.Module, ABC):
 
 
 class StepHead(PublishedHead):
-    """Predicts each of the coming tokens from the target's last state, and perhaps from the tokens drafted before it."""
+    """Predicts each future token from the target's last state and, in some families, the tokens drafted before it."""
 
     @property
     @abstractmethod
     def num_steps(self) -> int:
-        """Steps it predicts."""
+        """Number of steps."""
 
     @property
     def max_depth(self) -> int | None:
@@ -128,11 +128,11 @@ class StepHead(PublishedHead):
 
     @property
     def num_kept(self) -> int:
-        """Layers that keep keys and values."""
+        """Number of layers with a KV cache."""
         return 0
 
     def read(self, states: Nodes, segments: Sequence[Segment]) -> Nodes:
-        """States of committed tokens as the steps read them."""
+        """Transform the states of committed tokens for `step`."""
         del segments
         return states
 
@@ -142,42 +142,42 @@ class StepHead(PublishedHead):
 
         Args:
             index: From 0, the token after the newest committed one.
-            values: The last state, and behind it the embeddings of the tokens since, where the head
-                reads them.
+            values: The last state, concatenated with the embeddings of the tokens since if the head
+                reads tokens.
             unembed: The target's output layer.
         """
 
 
 class ChainHead(PublishedHead):
-    """Predicts the next state from a state and the token after it, and goes on from its own prediction."""
+    """Predicts the next state from a state and the token after it, and continues from its own prediction."""
 
     @property
     @abstractmethod
     def num_kept(self) -> int:
-        """Layers that keep keys and values."""
+        """Number of layers with a KV cache."""
 
     def embed(self, token_ids: Int64[Tensor, " nodes"]) -> Nodes | None:
-        """The head's own embeddings; `None` where it uses the target's."""
+        """The head's own embeddings; `None` if it uses the target's."""
         del token_ids
         return None
 
     def fuse(self, features: Nodes) -> Nodes:
-        """The target's watched states as one state."""
+        """Fuse the target's watched states into one."""
         return features
 
     @abstractmethod
     def advance(self, embeddings: Nodes, states: Nodes, segments: Sequence[Segment]) -> Nodes:
-        """The states after reading a token each."""
+        """Read one token per state and return the predicted states."""
 
     @abstractmethod
     def logits(self, states: Nodes, unembed: Unembed) -> Float[Tensor, "nodes some"]:
-        """What predicted states say about the next token: logits of `draft_ids`."""
+        """Logits of the next token over `draft_ids`, given predicted states."""
 
 
 class BlockHead(PublishedHead):
-    """Predicts a whole block of coming tokens in one pass.
+    """Predicts a block of future tokens in one pass.
 
-    A row of states, of which every depth reads one.
+    The pass returns one row of states per depth.
 
     Args:
         hidden_size: As for `PublishedHead`.
@@ -207,53 +207,52 @@ class BlockHead(PublishedHead):
     @property
     @abstractmethod
     def num_kept(self) -> int:
-        """Layers that keep keys and values."""
+        """Number of layers with a KV cache."""
 
     @property
     @abstractmethod
     def mask_token(self) -> int:
-        """The token that stands for those that are not known yet."""
+        """The mask token."""
 
     @abstractmethod
     def embed(self, token_ids: Int64[Tensor, " nodes"]) -> Nodes | None:
-        """The head's own embeddings; `None` where it uses the target's."""
+        """The head's own embeddings; `None` if it uses the target's."""
 
     @abstractmethod
     def read(self, features: Nodes, segments: Sequence[Segment]) -> None:
-        """Keep committed tokens, by the target's states."""
+        """Read the target's states of committed tokens into the cache."""
 
     @property
     @abstractmethod
     def memory(self) -> int:
-        """Width of what a path remembers."""
+        """Width of a path's recurrent state."""
 
     @abstractmethod
     def predict(self, embeddings: Nodes, segments: Sequence[Segment]) -> Nodes:
-        """States of all rows of every text's block, from the embeddings of anchor and masks.
+        """States of all rows of every block, from the embeddings of anchor and masks.
 
-        Nothing is kept.
+        The cache does not change.
         """
 
     @abstractmethod
     def logits(self, states: Nodes, unembed: Unembed) -> Nodes:
-        """What rows say on their own about their token, over the tokens that the head can draft."""
+        """Logits of rows over the draft vocabulary, before the correction by `follow`."""
 
     @abstractmethod
     def follow(
         self, path: "BlockPath", logits: Nodes
     ) -> tuple[Float[Tensor, "nodes vocab"], Nodes]:
-        """Logits once the token before is known, over the target's tokens, and the path's memory after it."""
+        """Logits over the target's vocabulary given the previous token, and the path's next recurrent state."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockPath:
-    """Where nodes of a block stand.
+    """Nodes of a block.
 
     Args:
-        token_ids: Their tokens, whose successors are asked for.
-        states: Of the rows about these successors.
-        memory: What the head remembers of the paths to them, from the node above; zeros at the
-            anchor.
+        token_ids: Their tokens; the head predicts the tokens after them.
+        states: States of the rows that predict those tokens.
+        memory: The head's recurrent state of the path, from the parent node; zeros at the anchor.
     """
 
     token_ids: Int64[Tensor, " nodes"]
@@ -265,10 +264,10 @@ class Embedding(nn.Module):
     """Embeddings of tokens.
 
     Args:
-        tensors: Where they are.
-        name: Their name there, without `.weight`.
-        count: Tokens.
-        width: Of an embedding.
+        tensors: Tensors of the checkpoint.
+        name: Tensor name, without `.weight`.
+        count: Number of tokens.
+        width: Width of an embedding.
     """
 
     weight: Tensor
@@ -282,15 +281,15 @@ class Embedding(nn.Module):
 
 
 class OutputLayer(nn.Module):
-    """A head's own output layer, over the target's tokens or over some of them.
+    """A head's own output layer, over the target's vocabulary or a reduced one.
 
     Args:
-        tensors: Where it is: `lm_head.weight`, and `d2t`, `t2d` for a draft vocabulary.
+        tensors: `lm_head.weight`, and `d2t`, `t2d` for a draft vocabulary.
         hidden: Width of a state.
-        vocab: Tokens of the target.
+        vocab: The target's vocabulary size.
 
     Raises:
-        ModelLoadError: If the draft vocabulary contradicts itself.
+        ModelLoadError: If the draft vocabulary is inconsistent.
     """
 
     places: Tensor | None
@@ -306,7 +305,7 @@ class OutputLayer(nn.Module):
 
     @property
     def draft_ids(self) -> Int64[Tensor, " some"] | None:
-        """The target's tokens that logits are about, ascending; `None` where they are about all."""
+        """Tokens of the logits, ascending; `None` for the whole vocabulary."""
         return self.places if self.is_ascending else None
 
     def forward(self, states: Nodes) -> Float[Tensor, "nodes some"]:
@@ -314,7 +313,7 @@ class OutputLayer(nn.Module):
         return logits if self.is_ascending else self.widen(logits)
 
     def widen(self, logits: Float[Tensor, "nodes some"]) -> Float[Tensor, "nodes vocab"]:
-        """Logits of all of the target's tokens; those that the head cannot draft have none."""
+        """Logits over the target's vocabulary; tokens outside the draft vocabulary get minus infinity."""
         if self.places is None:
             return logits
         return logits.new_full((len(logits), self.vocab), -torch.inf).index_copy(
@@ -323,7 +322,7 @@ class OutputLayer(nn.Module):
 
 
 def draft_vocabulary(tensors: Tensors, size: int, vocab: int) -> Int64[Tensor, " some"] | None:
-    """The target's token of every draft token; `None` where they are the same.
+    """The target's token of every draft token; `None` if the vocabularies are equal.
 
     A file stores offsets: the target's token is `draft + d2t[draft]`.
 

@@ -20,20 +20,19 @@ from monge.heads.readers.tensors import Settings, Tensors
 
 
 class DFlashHead(BlockHead):
-    """Layers that read the target's fused states as context and fill a block of masks in one pass.
+    """Layers that read the target's fused states as context and predict a block of masked tokens in one pass.
 
-    Which states are fused is stored here as indices of the host's hidden states. Which row is about
-    which token is decided by `sample_from_anchor`, else by `shift_label`, else by whose format it
-    is.
+    The configuration lists the fused states as indices of the host's hidden states. Which token a
+    row predicts follows from `sample_from_anchor`, else from `shift_label`, else from the format.
 
     Args:
-        tensors: `fc.weight`, `hidden_norm.weight`, `layers.{i}.*`, `norm.weight`, and what the
-            method adds.
+        tensors: `fc.weight`, `hidden_norm.weight`, `layers.{i}.*`, `norm.weight`, and the
+            method's own tensors.
         settings: A Qwen3-like configuration with `block_size` and `mask_token_id`.
-        ids: The hidden states that are fused; `None` for as many as there are layers, spread over
-            the target's.
+        ids: Indices of the fused hidden states; `None` spreads one per layer of the head over the
+            target's layers.
         is_shifted: See `BlockHead`.
-        is_speculators: Whether windows are counted as the `speculators` library does.
+        is_speculators: Whether sliding windows follow the convention of the `speculators` library.
 
     Reference:
         DFlash, arXiv 2602.06036; DSpark, arXiv 2607.05147.
@@ -100,7 +99,7 @@ class DFlashHead(BlockHead):
 
     @property
     def memory(self) -> int:
-        """Width of what a path remembers."""
+        """Width of a path's recurrent state."""
         return self.edges.memory
 
     def layers(self, num_layers: int) -> tuple[int, ...]:
@@ -145,7 +144,7 @@ class DFlashHead(BlockHead):
 
 
 def recognises(checkpoint: Checkpoint) -> bool:
-    """Whether this is a block drafter: a norm for fused states beside the layers."""
+    """Whether this is a block drafter: it has layers and a norm for the fused states."""
     names = plain_names(checkpoint)
     return all(
         name in names
@@ -157,7 +156,7 @@ def read(checkpoint: Checkpoint) -> DFlashHead:
     """Read one in z-lab's or DeepSpec's format.
 
     Raises:
-        ModelLoadError: If settings or tensors are missing, superfluous, misshapen or contradictory,
+        ModelLoadError: If settings or tensors are missing, unexpected, misshapen or inconsistent,
             or the method is Domino.
     """
     config = {**checkpoint.config, **(checkpoint.config.get("dflash_config") or {})}

@@ -1,4 +1,4 @@
-"""How block drafters let a token depend on the one before it."""
+"""How a token of a block depends on the token before it."""
 
 from abc import ABC, abstractmethod
 
@@ -13,34 +13,34 @@ from monge.heads.readers.tensors import Settings, Tensors
 
 
 class Edges(nn.Module, ABC):
-    """Changes a row's logits once the token before is known."""
+    """Corrects a row's logits given the previous token."""
 
     memory: int = 0
     """Width of what a path remembers."""
 
     @abstractmethod
     def forward(self, path: BlockPath, logits: Nodes) -> tuple[Float[Tensor, "nodes some"], Nodes]:
-        """The changed logits, and the paths' memory after it."""
+        """The corrected logits, and the paths' next recurrent state."""
 
 
 class NoEdges(Edges):
-    """Every row on its own, as in DFlash."""
+    """No correction, as in DFlash."""
 
     def forward(self, path: BlockPath, logits: Nodes) -> tuple[Float[Tensor, "nodes some"], Nodes]:
         return logits, path.memory
 
 
 class MarkovEdges(Edges):
-    """DSpark's bias W2 W1[x], plain, gated by the row's state, or with a memory of the path.
+    """DSpark's bias W2 W1[x], plain, gated by the row's state, or with a recurrent state of the path.
 
     Args:
         tensors: `markov_head.*`.
         settings: `markov_rank`, `markov_head_type`.
         hidden: Width of a row's state.
-        sizes: Tokens that may come before, and tokens that can be drafted.
+        sizes: Number of previous tokens, and of tokens that can be drafted.
 
     Raises:
-        ModelLoadError: If the type is not known here.
+        ModelLoadError: If the type is unknown.
 
     Reference:
         DSpark, arXiv 2607.05147.
@@ -90,14 +90,13 @@ class MarkovEdges(Edges):
 class SelectorEdges(Edges):
     """DFlash 2's selector: the row's best candidates, each with the score <A[x] * H s, B[candidate]> added.
 
-    Tokens that are no candidate have no mass: the law that is drawn from is the one that is
-    declared.
+    Other tokens get no mass, and the declared draft law is the law after this restriction.
 
     Args:
         tensors: `candidate_selector.*`.
         settings: `selector_rank`, `selector_top_k`.
         hidden: Width of a row's state s.
-        vocab: Tokens.
+        vocab: Number of tokens.
 
     Reference:
         DFlash 2, weights published by z-lab; read from its reference code.

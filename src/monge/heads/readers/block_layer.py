@@ -1,4 +1,4 @@
-"""A layer of a block drafter: the block's tokens look at the target's states and at each other."""
+"""A layer of a block drafter: the block attends to the target's states and to itself."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ from monge.heads.readers.tensors import Settings, Tensors
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """What a layer's block sees.
+    """The attention mask of a layer.
 
     Args:
-        window: Positions; `None` for all.
-        is_causal: Whether a row sees only the rows before it.
+        window: Size in tokens; `None` for full attention.
+        is_causal: Whether a row attends only to earlier rows.
         from_anchor: Whether the window is counted from the anchor for all rows and left open within
             the block, as `speculators` does, instead of from each row in both directions.
     """
@@ -32,7 +32,7 @@ class Sight:
     from_anchor: bool = False
 
     def visible(self, segment: Segment) -> Bool[Tensor, "rows seq"]:
-        """Which columns, context and block, every row of a block sees."""
+        """The mask over context and block, for every row of a block."""
         rows, columns = segment.positions[:, None], segment.columns[None]
         in_block = columns >= rows[0]
         seen = columns <= rows if self.is_causal else torch.ones_like(columns <= rows)
@@ -44,12 +44,12 @@ class Sight:
 
 
 class DynamicConv(nn.Module):
-    """Convolution over the rows of a block with kernels that every row makes for itself, before and after a sub-layer.
+    """Convolution over the rows of a block, with kernels computed from each row, before and after a sub-layer.
 
     Args:
         tensors: `base_kernel` and `kernel_projection.weight`.
-        name: Their name there.
-        hidden: Width.
+        name: Prefix of their tensor names.
+        hidden: Width of a row.
         settings: `conv_kernel_size`, `conv_group_size`.
 
     Reference:
@@ -73,14 +73,14 @@ class DynamicConv(nn.Module):
         self.kernels = Projection(tensors, f"{name}.kernel_projection", rows, hidden)
 
     def before(self, values: Float[Tensor, "texts rows hidden"]) -> tuple[Tensor, Tensor]:
-        """The sub-layer's argument, and the kernels for its result."""
+        """The sub-layer's input, and the kernels for its output."""
         own = self.kernels(values).unflatten(-1, (2, self.taps, -1))
         return self._convolved(values, own[..., 0, :, :], self.base[0]), own[..., 1, :, :]
 
     def after(
         self, values: Float[Tensor, "texts rows hidden"], kernels: Tensor
     ) -> Float[Tensor, "texts rows hidden"]:
-        """The sub-layer's result."""
+        """The sub-layer's output after the convolution."""
         return self._convolved(values, kernels, self.base[1])
 
     def _convolved(self, values: Tensor, own: Tensor, base: Tensor) -> Tensor:
@@ -96,14 +96,14 @@ class DynamicConv(nn.Module):
 class BlockLayer(nn.Module):
     """Attention from a block to context and block, and a feed-forward network.
 
-    Keys and values of the context come from the target's fused states, those of the block from the
-    block, by the same maps.
+    The same projections make the keys and values of the context, from the target's fused states, and
+    those of the block.
 
     Args:
-        tensors: Where it is.
-        name: Its name there.
-        settings: The configuration.
-        sight: What the block sees.
+        tensors: Tensors of the checkpoint.
+        name: Prefix of its tensor names.
+        settings: The head's configuration.
+        sight: The attention mask.
     """
 
     def __init__(self, tensors: Tensors, name: str, settings: Settings, sight: Sight) -> None:
@@ -124,7 +124,7 @@ class BlockLayer(nn.Module):
         )
 
     def read(self, states: Nodes, segments: Sequence[Segment], layer: int) -> None:
-        """Keep the context's keys and values."""
+        """Append the context's keys and values to the cache."""
         keys, values = self.attention.keys_values(states)
         angles = self.attention.rotary.angles(
             torch.cat([segment.positions for segment in segments]), states

@@ -1,4 +1,4 @@
-"""One layer of a transformer, as the heads that have layers use it."""
+"""A decoder layer of a transformer."""
 
 from collections.abc import Sequence
 
@@ -13,18 +13,18 @@ from monge.heads.readers.tensors import Settings, Tensors
 
 
 class DecoderLayer(nn.Module):
-    """Attention and a feed-forward network, each behind a norm and beside a residual.
+    """Pre-norm attention and a feed-forward network with residual connections.
 
-    What the layer has is what the file has: latent or grouped attention, experts or one network.
+    The checkpoint decides between latent and grouped attention, and between experts and one network.
 
     Args:
-        tensors: Where it is.
-        name: Its name there.
-        settings: The configuration.
-        doubled: Whether attention reads embedding and state side by side.
-        centred: Whether norms store their distance from 1.
-        window: Positions that a node sees; `None` for all.
-        may_lack_norm: Whether the norm before attention is left out where the file has none.
+        tensors: Tensors of the checkpoint.
+        name: Prefix of its tensor names.
+        settings: The head's configuration.
+        doubled: Whether attention reads embedding and state concatenated.
+        centred: Whether norm weights are stored minus 1.
+        window: Size of the sliding window in tokens; `None` for full attention.
+        may_lack_norm: Whether a checkpoint without the norm before attention is accepted.
     """
 
     def __init__(
@@ -73,13 +73,13 @@ class DecoderLayer(nn.Module):
         *,
         beside: Tensor | None = None,
     ) -> Nodes:
-        """The layer's result.
+        """Run the layer.
 
         Args:
-            values: What the residual starts from.
-            segments: Whose nodes these are.
-            layer: Number of the layer's keys and values.
-            beside: What attention reads instead of the normed values, where the two differ.
+            values: Input of the residual stream.
+            segments: The texts of the nodes.
+            layer: Index of the layer's KV cache.
+            beside: Input of attention, if other than the normed values.
         """
         read = (
             beside if beside is not None else values if self.first is None else self.first(values)
@@ -89,7 +89,7 @@ class DecoderLayer(nn.Module):
 
 
 def feed_forward(tensors: Tensors, name: str, settings: Settings) -> GatedMlp | Experts:
-    """Experts where the file routes, one network otherwise."""
+    """A mixture of experts if the checkpoint has a router, else one network."""
     if f"{name}.gate.weight" in tensors:
         return Experts(tensors, name, settings)
     act = activation(str(settings.config.get("hidden_act", "silu")), settings.where)
@@ -102,7 +102,7 @@ def windows(settings: Settings, count: int) -> list[int | None]:
     """Sliding window, or `None`, of every layer.
 
     Raises:
-        ModelLoadError: If a kind of layer is unknown, or the kinds do not match the layers.
+        ModelLoadError: If a layer type is unknown, or their number differs from the number of layers.
     """
     kinds = settings.config.get("layer_types") or ["full_attention"] * count
     unknown = sorted({str(kind) for kind in kinds} - {"full_attention", "sliding_attention"})

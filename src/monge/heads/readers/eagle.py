@@ -1,4 +1,4 @@
-"""EAGLE-1 and EAGLE-2: one file format, since the second changed the tree and not the head."""
+"""EAGLE-1 and EAGLE-2: one file format, since EAGLE-2 changed only the tree."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -16,14 +16,13 @@ from monge.heads.readers.tensors import Settings, Tensors
 
 
 class EagleHead(ChainHead):
-    """A layer of the target's kind on fc([e(x_{t+1}) ; h_t]); what comes out is taken for h_{t+1}.
+    """A decoder layer on fc([e(x_{t+1}) ; h_t]), whose output approximates h_{t+1}.
 
-    h_t is what the target's output layer reads, and that layer reads the prediction too: its argmax
-    is x_{t+2}. The first layer has no norm before its attention. Positions are those of h_t; only
-    their differences matter.
+    h_t is the input of the target's output layer, which turns the prediction into the law of
+    x_{t+2}. The first layer has no norm before its attention. Positions are those of h_t; only their differences matter.
 
     Args:
-        tensors: `fc.*`, `layers.{i}.*`, and perhaps `embed_tokens.weight`, `norm.weight`,
+        tensors: `fc.*`, `layers.{i}.*`, and optionally `embed_tokens.weight`, `norm.weight`,
             `lm_head.weight`.
         settings: A Llama-like configuration.
 
@@ -94,7 +93,7 @@ class EagleHead(ChainHead):
 
 
 def plain_names(checkpoint: Checkpoint) -> dict[str, str]:
-    """Names without the `model.` that some tools put before them, and the names in the files."""
+    """Map names without the prefix `model.`, which some tools add, to the names in the files."""
     return {
         name.removeprefix("model.").replace("midlayer.", "layers.0."): name
         for name in checkpoint.shapes
@@ -102,10 +101,7 @@ def plain_names(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def recognises(checkpoint: Checkpoint) -> bool:
-    """Whether this is an EAGLE-1 or EAGLE-2 head.
-
-    One matrix over embedding and state, and layers.
-    """
+    """Whether this is an EAGLE-1 or EAGLE-2 head: it has layers and one matrix over embedding and state."""
     names = plain_names(checkpoint)
     shape = checkpoint.shapes[names["fc.weight"]] if "fc.weight" in names else ()
     is_pair = len(shape) == 2 and shape[1] == 2 * shape[0]
@@ -121,7 +117,7 @@ def read(checkpoint: Checkpoint) -> EagleHead:
     """Read one.
 
     Raises:
-        ModelLoadError: If settings or tensors are missing, superfluous, misshapen or contradictory.
+        ModelLoadError: If settings or tensors are missing, unexpected, misshapen or inconsistent.
     """
     tensors = Tensors(checkpoint, plain_names(checkpoint))
     head = EagleHead(tensors, Settings(checkpoint.config, str(checkpoint.path)))

@@ -1,4 +1,4 @@
-"""EAGLE-3 (and 3.1): states of several layers, and a vocabulary of its own."""
+"""EAGLE-3 and EAGLE-3.1: hidden states of several layers, and a reduced vocabulary."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -21,15 +21,15 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 class Eagle3Head(ChainHead, SplitHead):
-    """A layer on [norm(e(x_{t+1})) ; norm(g_t)], g_t being a fusion of the target's early, middle and late states at x_t.
+    """A layer on [norm(e(x_{t+1})) ; norm(g_t)], where g_t fuses the target's early, middle and late states at x_t.
 
-    Its own prediction takes the place of g in the next step: before its last norm, or after it
-    where `norm_output` says so. The output layer has `draft_vocab_size` tokens; draft token i is
+    The next step reads the prediction in place of g: before the last norm, or after it if
+    `norm_output` is set. The output layer has `draft_vocab_size` tokens; draft token i is
     the target's token i + d2t[i].
 
-    Which states are fused: those that the configuration lists, as indices of the host's hidden
-    states, which are the *inputs* of the layers of these numbers; by default 2, L // 2 and L - 3 of
-    L. The list [1, L // 2 - 1, L - 4] counts outputs instead and means the same three.
+    The configuration lists the fused states as indices of the host's hidden states, which are the
+    *inputs* of the layers with these numbers; by default 2, L // 2 and L - 3 of
+    L. The list [1, L // 2 - 1, L - 4] counts outputs instead and names the same three.
 
     Args:
         tensors: `fc.weight`, `layers.0.*` (published as `midlayer.*`), `norm.weight`,
@@ -178,7 +178,7 @@ def read(checkpoint: Checkpoint) -> Eagle3Head:
     """Read one.
 
     Raises:
-        ModelLoadError: If settings or tensors are missing, superfluous, misshapen or contradictory.
+        ModelLoadError: If settings or tensors are missing, unexpected, misshapen or inconsistent.
     """
     return read_with(
         checkpoint, {**checkpoint.config, **(checkpoint.config.get("eagle_config") or {})}

@@ -1,4 +1,4 @@
-"""Mixtures of experts, as the multi-token-prediction modules of mixture models have them."""
+"""Mixtures of experts, for the multi-token-prediction modules of mixture models."""
 
 import re
 from collections.abc import Callable
@@ -15,16 +15,16 @@ _FUSED: Final = "experts.gate_up_proj"
 
 
 class Experts(nn.Module):
-    """Some of many small networks for every node, and shared ones for all.
+    """A mixture of routed experts, and experts shared by all tokens.
 
-    A file with a correction of scores (`gate.e_score_correction_bias`) routes as DeepSeek-V3 does:
-    sigmoid scores, experts from the best groups, scores corrected for the choice only. Without one,
-    softmax scores and the largest of them.
+    With `gate.e_score_correction_bias` the routing is that of DeepSeek-V3: sigmoid scores, experts
+    from the best groups, and a bias that affects only the choice. Without it the experts of the
+    largest softmax scores are used.
 
     Args:
-        tensors: Where they are; experts one by one, or all in one tensor.
-        name: Their name there.
-        settings: The configuration.
+        tensors: Tensors of the checkpoint; experts one by one, or all in one tensor.
+        name: Prefix of their tensor names.
+        settings: The head's configuration.
 
     Reference:
         DeepSeek-V3, arXiv 2412.19437, section 2.1.2.
@@ -97,7 +97,7 @@ class Experts(nn.Module):
 
 
 class _FusedExpert(nn.Module):
-    """One expert of a tensor that holds all."""
+    """One expert of a stacked tensor."""
 
     gate_up: Tensor
     down: Tensor

@@ -39,28 +39,28 @@ _BROKEN: Final = (
 
 @runtime_checkable
 class Source(Protocol):
-    """Tensors by name: a folder's, or some that are in memory."""
+    """Tensors by name, from a folder or from memory."""
 
     @property
     def path(self) -> Path:
-        """Where they are, for messages."""
+        """The location, for messages."""
         ...
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Their shapes."""
+        """Shapes by tensor name."""
         ...
 
     def tensor(self, name: str) -> Tensor:
-        """One of them."""
+        """Read one tensor."""
         ...
 
 
 class InMemory:
-    """Tensors that are not in a file; whoever reads a head from them shares them with it.
+    """Tensors in memory, which the head shares.
 
     Args:
-        tensors: By name.
+        tensors: The tensors by name.
     """
 
     path = Path("in memory")
@@ -76,14 +76,14 @@ class InMemory:
 
 
 def head_path(source: str | Path) -> Path:
-    """The folder of a head: that of a name in `NAMED_HEADS`, or the path as it is."""
+    """The folder of a head, given a name in `NAMED_HEADS` or a path."""
     if isinstance(source, str) and source in NAMED_HEADS:
         return Path(str(files("monge"))) / "models" / NAMED_HEADS[source]
     return Path(source).expanduser()
 
 
 class Checkpoint:
-    """A folder with a configuration and tensors, which are read when they are asked for.
+    """A folder with a configuration and tensors; tensors are read on demand.
 
     Files in torch's format are read as tensors only: a file that would run code is refused.
 
@@ -189,7 +189,7 @@ class Checkpoint:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """An object in a file.
+    """Read a JSON object.
 
     Raises:
         ModelLoadError: If there is none.
@@ -208,7 +208,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def listed(names: Mapping[str, Any] | Iterator[str], most: int = 6) -> str:
-    """A few names and how many there are."""
+    """The first names, and the number of all."""
     every = sorted(names)
     shown = ", ".join(every[:most])
     return shown if len(every) <= most else f"{shown}, ... ({len(every)} in all)"

@@ -20,15 +20,15 @@ _HEAD_DIM: Final = 128
 
 
 class HydraHead(StepHead):
-    """One small network for every coming token; grounded ones read the tokens before it too.
+    """One small network per future token; it also reads the tokens drafted before.
 
     With h_t the state after token x_t, head i (from 0) gives the law of x_{t+2+i} from [h_t,
-    e(x_{t+1}), ..., e(x_{t+1+i})], e being the target's embedding. A prefix layer, where there is
-    one, first lets the states look at each other.
+    e(x_{t+1}), ..., e(x_{t+1+i})], e being the target's embedding. An optional prefix layer first attends over
+    the states.
 
     Args:
-        tensors: `hydra_mlp.*`, `hydra_lm_head.*` and perhaps the prefix layer.
-        settings: The configuration.
+        tensors: `hydra_mlp.*`, `hydra_lm_head.*` and optionally the prefix layer.
+        settings: The head's configuration.
 
     Reference:
         Ankner et al., arXiv 2402.05109.
@@ -97,11 +97,11 @@ class HydraHead(StepHead):
 
 
 class HydraChain(ChainHead):
-    """Hydra's `eagle-attn`: one whole layer of the target's kind on [e(x_{t+1}), h_t], read by the target's output layer.
+    """Hydra's `eagle-attn`: one decoder layer on [e(x_{t+1}), h_t], read by the target's output layer.
 
     Args:
         tensors: `fc.*` and `attn.*`.
-        settings: The configuration.
+        settings: The head's configuration.
 
     Reference:
         Ankner et al., arXiv 2402.05109; Li et al., EAGLE, arXiv 2401.15077.
@@ -141,12 +141,11 @@ def recognises(checkpoint: Checkpoint) -> bool:
 def read(checkpoint: Checkpoint) -> HydraHead | HydraChain:
     """Read one.
 
-    The configuration names no sizes of the layers that some heads have; those that were published
-    have heads 128 wide, as their targets do. Another width is read from `num_attention_heads` where
-    the configuration has it.
+    Published configurations lack the width of the attention heads; the published ones are 128 wide,
+    as in their targets. `num_attention_heads` sets another width.
 
     Raises:
-        ModelLoadError: If its architecture is not read here, or tensors are missing, superfluous or
+        ModelLoadError: If its architecture is not supported, or tensors are missing, unexpected or
             misshapen.
     """
     config = {"hydra_head_arch": "mlp", "hydra_num_layers": 1, **checkpoint.config}

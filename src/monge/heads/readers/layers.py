@@ -1,4 +1,4 @@
-"""The parts that the networks of published heads are made of."""
+"""Building blocks of published heads."""
 
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Final
@@ -24,10 +24,10 @@ ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
 
 
 def activation(name: str, where: str) -> Callable[[Tensor], Tensor]:
-    """An activation by its usual name.
+    """Return an activation by name.
 
     Raises:
-        ModelLoadError: If it is not known here.
+        ModelLoadError: If the name is unknown.
     """
     if name not in ACTIVATIONS:
         raise ModelLoadError(
@@ -38,13 +38,13 @@ def activation(name: str, where: str) -> Callable[[Tensor], Tensor]:
 
 
 class Projection(nn.Module):
-    """A linear map; its bias is there where the file has one.
+    """A linear layer, with a bias if the checkpoint has one.
 
     Args:
-        tensors: Where it is.
-        name: Its name there, without `.weight`.
-        rows: Width of the result.
-        columns: Width of the argument.
+        tensors: Tensors of the checkpoint.
+        name: Tensor name, without `.weight`.
+        rows: Output width.
+        columns: Input width.
     """
 
     is_linear_map: ClassVar = True  # backends may store the matrix in another form
@@ -64,11 +64,11 @@ class Norm(nn.Module):
     """RMS normalisation over the last dimension, in float32 or wider.
 
     Args:
-        tensors: Where its weight is.
-        name: Its name there, without `.weight`.
+        tensors: Tensors of the checkpoint.
+        name: Tensor name, without `.weight`.
         size: Width.
         eps: Added to the mean square: part of the published networks' definition.
-        centred: Whether the weight is stored as its distance from 1.
+        centred: Whether the weight is stored minus 1.
     """
 
     weight: Tensor
@@ -92,11 +92,11 @@ class GatedMlp(nn.Module):
     """down(act(gate(x)) * up(x)).
 
     Args:
-        tensors: Where it is.
-        name: Its name there.
-        hidden: Width of the argument.
-        inner: Width between.
-        act: The activation.
+        tensors: Tensors of the checkpoint.
+        name: Prefix of its tensor names.
+        hidden: Input and output width.
+        inner: Inner width.
+        act: Activation function.
     """
 
     def __init__(
@@ -122,15 +122,14 @@ class GatedMlp(nn.Module):
 class ResBlocks(nn.Module):
     """x + act(linear(x)), block after block.
 
-    A first block that narrows has a linear map in the place of x.
+    If the first block reduces the width, a linear map replaces its x.
 
     Args:
-        tensors: Where they are.
-        names: Their names there.
-        hidden: Width of the result.
-        width: Width of the first argument.
-        narrowing: Name of the first block's linear map in the place of x; `None` where there is
-            none.
+        tensors: Tensors of the checkpoint.
+        names: Tensor names of the blocks.
+        hidden: Output width.
+        width: Input width.
+        narrowing: Tensor name of the linear map that replaces x; `None` without one.
     """
 
     def __init__(

@@ -17,18 +17,18 @@ _KEY: Final = re.compile(r"^(medusa_heads?\.)?(\d+)\.(\d+)\.(linear\.)?(weight|b
 
 
 class MedusaHead(StepHead):
-    """Residual blocks and an output layer for every coming token, all on the target's last state.
+    """Residual blocks and an output layer per future token, all on the target's last state.
 
     With h_t the state after token x_t, head i (from 0) gives the law of x_{t+2+i}: the target
     itself gives x_{t+1}.
 
     Args:
         tensors: `{head}.{block}.linear.{weight,bias}` and `{head}.{number of blocks}.weight`.
-        num_blocks: Residual blocks of every head.
+        num_blocks: Number of residual blocks per head.
 
     Reference:
-        Cai et al., arXiv 2401.10774. Their acceptance by typicality changes the text and is not
-        read here.
+        Cai et al., arXiv 2401.10774. Their typical acceptance is not lossless and is not
+        used.
     """
 
     family: ClassVar[str] = "medusa"
@@ -62,15 +62,15 @@ class MedusaHead(StepHead):
 
 
 def recognises(checkpoint: Checkpoint) -> bool:
-    """Whether this is a Medusa head: by its tensors, since nothing else in the folder need say so."""
+    """Whether this is a Medusa head, judged by its tensors."""
     return any((found := _KEY.match(name)) and found[4] for name in checkpoint.shapes)
 
 
 def read(checkpoint: Checkpoint) -> MedusaHead:
-    """Read one; how many heads and blocks there are is counted, because published configurations are often wrong about it.
+    """Read one. Heads and blocks are counted, because published configurations are often wrong.
 
     Raises:
-        ModelLoadError: If heads or tensors are missing, superfluous or misshapen.
+        ModelLoadError: If heads or tensors are missing, unexpected or misshapen.
     """
     found = {name: match for name in checkpoint.shapes if (match := _KEY.match(name))}
     prefixes = {match[1] or "" for match in found.values()}

@@ -1,4 +1,4 @@
-"""Native multi-token-prediction modules, inside the target's own files or cut out of them."""
+"""Native multi-token-prediction modules, in the target's checkpoint or extracted from it."""
 
 import re
 import warnings
@@ -34,19 +34,18 @@ _CENTRED: Final = ("qwen3_next", "qwen3_5")
 
 
 class MtpHead(ChainHead):
-    """A layer of the target's kind on proj([norm(e(x_{t+1})) .
+    """A decoder layer on a projection of embedding and state, a last norm, and the target's output layer.
 
-    Norm(h_t)]), a last norm, and the target's output layer.
+    The layer reads proj([norm(e(x_{t+1})) ; norm(h_t)]).
 
-    h_t is what the target's output layer reads. Deeper tokens apply the module again, to its own
-    normed result; a module of its own for every depth is published by some, of which the first is
-    used, with a warning.
+    h_t is the input of the target's output layer. Deeper tokens apply the module again, to its own
+    normed output. If a checkpoint has one module per depth, the first is used, with a warning.
 
     Args:
-        tensors: Under the names of `_NAMES`.
+        tensors: Tensors with the names of `_NAMES`.
         settings: The target's configuration.
-        state_first: Whether the projection reads the state before the embedding, as MiMo's does.
-        centred: Whether norms store their distance from 1, as Qwen's do.
+        state_first: Whether the projection reads the state before the embedding, as in MiMo.
+        centred: Whether norm weights are stored minus 1, as in Qwen.
 
     Reference:
         DeepSeek-V3, arXiv 2412.19437, section 2.2. The order of the two inputs is that of the
@@ -87,12 +86,12 @@ class MtpHead(ChainHead):
 
 
 def recognises(checkpoint: Checkpoint) -> bool:
-    """Whether there is such a module: by its tensors, since configurations declare modules that files do not have."""
+    """Whether the checkpoint has such a module, judged by its tensors: some configurations declare missing ones."""
     return _layout(checkpoint) is not None
 
 
 def is_alone(checkpoint: Checkpoint) -> bool:
-    """Whether the files hold nothing but such modules."""
+    """Whether the checkpoint contains only such modules."""
     layout = _layout(checkpoint)
     return layout is not None and all(name.startswith(layout[1]) for name in checkpoint.shapes)
 
@@ -148,7 +147,7 @@ def read_with(checkpoint: Checkpoint, config: Mapping[str, Any]) -> MtpHead:
 
 
 def _layout(checkpoint: Checkpoint) -> tuple[str, str, int] | None:
-    """Kind of layout, prefix of the first module's tensors, number of modules."""
+    """The layout, the tensor prefix of the first module, and the number of modules."""
     names = checkpoint.shapes
     if "mtp.fc.weight" in names:
         return (

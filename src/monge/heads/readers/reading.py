@@ -1,7 +1,4 @@
-"""What a head's layers have read of one text.
-
-Keys and values, positions, and who descends from whom.
-"""
+"""A head's KV cache of one text, with positions and ancestors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +16,7 @@ _COLUMNS: Final = 256  # columns are added in steps, so that a growing text rare
 class KeyValues:
     """Keys and values of one layer, `[heads, columns, dim]`.
 
-    Written at the end, forgotten from the end.
+    Tokens are appended and truncated at the end.
     """
 
     def __init__(self) -> None:
@@ -30,7 +27,7 @@ class KeyValues:
     def append(
         self, keys: Float[Tensor, "nodes heads key"], values: Float[Tensor, "nodes heads value"]
     ) -> tuple[Tensor, Tensor]:
-        """Everything kept, the new nodes included, as `[heads, columns, dim]`."""
+        """Append and return the whole cache, `[heads, columns, dim]`."""
         end = self.length + len(keys)
         self._keys, self._values = (
             self._grown(self._keys, keys, end),
@@ -53,13 +50,13 @@ class KeyValues:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """New nodes of one text within a forward that reads several.
+    """The new nodes of one text in a batched forward.
 
     Args:
-        layers: The text's keys and values, layer by layer.
-        positions: Of the new nodes.
-        columns: Positions of all columns, the new ones included.
-        visible: Which columns every new node sees, itself included.
+        layers: The text's KV cache by layer.
+        positions: Positions of the new nodes.
+        columns: Positions of all cached tokens, including the new nodes.
+        visible: Columns that each new node attends to, including itself.
     """
 
     layers: Sequence[KeyValues]
@@ -69,10 +66,10 @@ class Segment:
 
 
 class Reading:
-    """One text: committed columns, and drafted nodes behind them until they are dropped.
+    """The cache of one text: committed tokens, then drafted nodes until `drop`.
 
     Args:
-        num_layers: Layers that keep keys and values.
+        num_layers: Number of layers with a KV cache.
     """
 
     def __init__(self, num_layers: int) -> None:
@@ -105,13 +102,13 @@ class Reading:
         return Segment(self.layers, torch.tensor(positions[first:]), columns, visible)
 
     def drop(self) -> None:
-        """Forget the drafted nodes."""
+        """Remove the drafted nodes."""
         self._ancestors.clear()
         for layer in self.layers:
             layer.length = min(layer.length, len(self._committed))
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` if the bookkeeping contradicts itself."""
+        """Raise `AssertionError` if the cache is inconsistent."""
         held = {layer.length for layer in self.layers}
         assert held <= {len(self._committed) + len(self._ancestors)}, (
             f"layers hold {held} columns; see {len(self)} committed"

@@ -1,4 +1,4 @@
-"""The formats of heads, in the order in which they are tried, and the one function that reads any of them."""
+"""The formats of heads, in the order in which they are tried, and `load_head`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from monge.heads.readers.files import Checkpoint, listed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """A way in which heads are published.
+    """A published format of heads.
 
     Args:
-        name: What it is called.
-        sign: By what it is recognised.
+        name: Name of the format.
+        sign: Description of what identifies it.
         recognises: Whether a folder is of this format.
         read: Its reader.
     """
@@ -70,7 +70,7 @@ FORMATS: Final = (
 
 
 def format_of(checkpoint: Checkpoint) -> Format | None:
-    """The first format that recognises a folder."""
+    """The first format that matches a folder."""
     return next((one for one in FORMATS if one.recognises(checkpoint)), None)
 
 
@@ -81,8 +81,8 @@ def load_head(path: str | Path) -> PublishedHead:
         path: Its folder, or the file of its tensors beside its `config.json`.
 
     Raises:
-        ModelLoadError: If nothing is recognised there, or it is broken, incomplete or
-            contradictory.
+        ModelLoadError: If no format matches, or the checkpoint is broken, incomplete or
+            inconsistent.
     """
     checkpoint = Checkpoint(path)
     found = format_of(checkpoint)
@@ -92,7 +92,7 @@ def load_head(path: str | Path) -> PublishedHead:
 
 
 def unknown_format(checkpoint: Checkpoint) -> ModelLoadError:
-    """The error for a folder that no format recognises."""
+    """The error for a folder that no format matches."""
     signs = "; ".join(f"{one.name} ({one.sign})" for one in FORMATS)
     config = checkpoint.config
     return ModelLoadError(

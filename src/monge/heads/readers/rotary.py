@@ -1,4 +1,4 @@
-"""Rotary positions, with the ways of stretching them that heads are published with."""
+"""Rotary position embeddings, with the scaling methods of published heads."""
 
 import math
 from collections.abc import Mapping
@@ -14,17 +14,17 @@ _KNOWN: Final = ("default", "linear", "llama3", "yarn")
 
 
 class Rotary:
-    """Rotates the first dimensions of queries and keys by their positions.
+    """Rotates the leading dimensions of queries and keys by their positions.
 
     Args:
-        config: A network's settings: `rope_parameters`, or `rope_theta` and `rope_scaling`.
-        head_dim: Width of a head; with `partial_rotary_factor` only a share of it turns.
+        config: A network's configuration: `rope_parameters`, or `rope_theta` and `rope_scaling`.
+        head_dim: Width of a head; `partial_rotary_factor` rotates only a share of it.
         where: The folder, for messages.
-        interleaved: Whether neighbouring dimensions turn together, as DeepSeek's do, instead of
-            those half a width apart.
+        interleaved: Whether neighbouring dimensions form pairs, as in DeepSeek, instead of
+            dimensions half a width apart.
 
     Raises:
-        ModelLoadError: If the positions are stretched in a way that is not known here.
+        ModelLoadError: If the scaling method is unknown.
 
     Reference:
         Su et al., arXiv 2104.09864; yarn: Peng et al., arXiv 2309.00071.
@@ -75,7 +75,7 @@ class Rotary:
 
 
 def parameters_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Rotary settings in today's form, whichever of the two forms a configuration has."""
+    """Rotary settings in the current form, from a configuration of either form."""
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     if "type" in rope:
         rope.setdefault("rope_type", rope["type"])
@@ -85,7 +85,7 @@ def parameters_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def yarn_scale(factor: float, weight: float) -> float:
-    """Growth of attention scores with the stretch."""
+    """Scale of attention scores under yarn."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 

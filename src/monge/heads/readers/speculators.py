@@ -14,16 +14,16 @@ _OUTER: Final = ("transformer_layer_config", "speculators_config", "architecture
 
 
 def recognises(checkpoint: Checkpoint) -> bool:
-    """Whether the configuration is one of the library's."""
+    """Whether the configuration has the library's format."""
     return TYPE in checkpoint.config
 
 
 def read(checkpoint: Checkpoint) -> PublishedHead:
-    """Read a head of one of the algorithms that are read here.
+    """Read a head of a supported algorithm.
 
     Raises:
-        ModelLoadError: If the algorithm is another, the head asks for a verification that changes
-            the text, or settings or tensors are missing, superfluous, misshapen or contradictory.
+        ModelLoadError: If the algorithm is not supported, the head asks for a lossy verification,
+            or settings or tensors are missing, unexpected, misshapen or inconsistent.
     """
     outer, where = checkpoint.config, str(checkpoint.path)
     algorithm = str(outer[TYPE])

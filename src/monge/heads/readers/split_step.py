@@ -1,7 +1,7 @@
-"""A step of a head of one layer in two parts, between which attention reads the text.
+"""A step of a one-layer head as two programs, before and after attention.
 
-Each part takes matrices with one row a node, so that a backend can run it as one program: between
-products of a few rows, an eager step spends most of its time on starting operations.
+Each part maps matrices with one row per node, so a backend can compile it. With few rows, an eager
+step spends most of its time launching operations.
 """
 
 from abc import ABC, abstractmethod
@@ -14,28 +14,28 @@ from monge.heads.readers.layers import GatedMlp, Nodes
 
 
 class SplitHead(nn.Module, ABC):
-    """A head whose step may be one layer."""
+    """A head whose step can be split."""
 
     @property
     @abstractmethod
     def only_layer(self) -> DecoderLayer | None:
-        """Its layer; `None` where it has several."""
+        """The layer, or `None` if there are several."""
 
     @abstractmethod
     def enter(self, embeddings: Nodes, states: Nodes) -> tuple[Nodes, Nodes]:
-        """What the layer's residual starts from, and what its attention reads."""
+        """Inputs of the layer's residual stream and of its attention."""
 
     @abstractmethod
     def leave(self, values: Nodes) -> Nodes:
-        """The state that the layer's result is."""
+        """The state, given the layer's output."""
 
     @abstractmethod
     def scores(self, states: Nodes) -> Nodes:
-        """Logits of the head's own output layer."""
+        """Logits of the head's own output layer, given the state."""
 
 
 def split_layer(head: nn.Module) -> DecoderLayer | None:
-    """The layer of a head whose step can be split; `None` for any other head."""
+    """The layer of a head whose step can be split, else `None`."""
     layer = head.only_layer if isinstance(head, SplitHead) else None
     is_plain = (
         layer is not None
@@ -47,7 +47,7 @@ def split_layer(head: nn.Module) -> DecoderLayer | None:
 
 
 class BeforeAttention(nn.Module):
-    """From embeddings, states, cosines and sines to residual, queries, keys and values.
+    """Maps embeddings, states, cosines and sines to residual, queries, keys and values.
 
     Args:
         head: The head.
@@ -68,7 +68,7 @@ class BeforeAttention(nn.Module):
 
 
 class AfterAttention(nn.Module):
-    """From residual and what attention read to the next state and its logits.
+    """Maps residual and attention output to the next state and its logits.
 
     Args:
         head: The head.

@@ -1,6 +1,6 @@
-"""The tensors of a head while its network is built.
+"""Tensors of a checkpoint while a head is built.
 
-Each is taken once, and what is left over is named.
+Each tensor is taken once; leftovers are an error.
 """
 
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ _QUANTISED: Final = ("weight_scale_inv", "weight_scale", "weight_packed", "qweig
 
 
 class Tensors:
-    """Tensors by the names that a network gives them.
+    """Tensors under the names of the network.
 
     Args:
-        source: Where they are.
-        names: Name in the network, and name in the files.
+        source: The checkpoint.
+        names: Maps names in the network to names in the files.
 
     Raises:
         ModelLoadError: If the tensors are quantised.
@@ -51,7 +51,7 @@ class Tensors:
         return self._source.shapes[self._names[name]]
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """A tensor of this shape.
+        """Return a tensor of this shape.
 
         Raises:
             ModelLoadError: If it is missing, has another shape, or holds numbers that are not
@@ -73,15 +73,15 @@ class Tensors:
         return tensor
 
     def maybe(self, name: str, *shape: int) -> Tensor | None:
-        """The same, or `None` where there is no such tensor."""
+        """Like `take`, or `None` if there is no such tensor."""
         return self.take(name, *shape) if name in self else None
 
     def leave(self, *prefixes: str) -> None:
-        """These are known and not needed."""
+        """Mark tensors as known but not needed."""
         self._taken |= {name for name in self._names if name.startswith(prefixes)}
 
     def finish(self) -> None:
-        """Refuse what nobody took.
+        """Refuse tensors that were not taken.
 
         Raises:
             ModelLoadError: If tensors are left over.
@@ -102,10 +102,10 @@ class Tensors:
 
 
 class Settings:
-    """The configuration of a head, which says what it asked for when something is missing.
+    """The configuration of a head; errors name the missing key.
 
     Args:
-        config: The settings.
+        config: Keys and values.
         where: The folder, for messages.
     """
 
@@ -113,10 +113,10 @@ class Settings:
         self.config, self.where = config, where
 
     def number(self, *names: str, default: int | None = None) -> int:
-        """A whole number, at least 0, under the first of the names that is set.
+        """A non-negative integer, under the first of the names that is set.
 
         Raises:
-            ModelLoadError: If it is missing or no such number.
+            ModelLoadError: If it is missing or not such a number.
         """
         for name in names:
             value = self.config.get(name)
@@ -135,7 +135,7 @@ class Settings:
         """A number.
 
         Raises:
-            ModelLoadError: If it is none.
+            ModelLoadError: If it is not a number.
         """
         value = self.config.get(name)
         if value is None:
@@ -145,10 +145,10 @@ class Settings:
         return float(value)
 
     def flag(self, name: str, *, default: bool = False) -> bool:
-        """A yes or no.
+        """A boolean.
 
         Raises:
-            ModelLoadError: If it is neither.
+            ModelLoadError: If it is not a boolean.
         """
         value = self.config.get(name)
         if value is None:
@@ -158,10 +158,10 @@ class Settings:
         return value
 
     def numbers(self, name: str) -> tuple[int, ...] | None:
-        """A list of whole numbers; `None` where it is not set.
+        """A list of integers; `None` if it is not set.
 
         Raises:
-            ModelLoadError: If it is no such list.
+            ModelLoadError: If it is not such a list.
         """
         value = self.config.get(name)
         if value is None:

@@ -1,6 +1,6 @@
 """Heads without training: ridge regression, and the alignments of any predictor, in closed form.
 
-Step after step: predict along the text with the steps before in place, fit this step, go on.
+Steps are fitted in order: each is fitted on the predictions of the fitted steps before it.
 """
 
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ def calibrate_ridge(head: ShapeHead, fitted: Texts, held_out: Texts, ends: Ends)
 
 
 def calibrate_alignments(head: ShapeHead, fitted: Texts, held_out: Texts, ends: Ends) -> None:
-    """Fit the alignments of a predictor that is there already.
+    """Fit the alignments of an existing predictor.
 
     Raises:
         OptionError: If there is too little text.
@@ -59,7 +59,7 @@ def calibrate_alignments(head: ShapeHead, fitted: Texts, held_out: Texts, ends: 
 
 @torch.inference_mode()
 def calibrate_temperatures(head: ShapeHead, held_out: Texts, ends: Ends) -> None:
-    """Choose one temperature for every step's law: the one of largest mean acceptance."""
+    """Choose one temperature per step, to maximise the mean acceptance."""
     for number in range(1, head.predictor.num_steps + 1):
         totals = torch.zeros(len(TEMPERATURES), dtype=torch.float64)
         for state, true in _pairs(head, number, held_out, ends, limit=_HELD_OUT):
@@ -71,7 +71,7 @@ def calibrate_temperatures(head: ShapeHead, held_out: Texts, ends: Ends) -> None
 
 @torch.inference_mode()
 def _ridge(head: ShapeHead, number: int, texts: Texts, ends: Ends) -> Tensor:
-    """Minimiser of |Y - X M^T|^2 + penalty |M|^2 over all windows, the constant left free."""
+    """Minimiser of |Y - X M^T|^2 + penalty |M|^2 over all windows, without a penalty on the constant."""
     predictor = head.predictor
     assert isinstance(predictor, RidgePredictor)
     size = predictor.num_inputs(number)
@@ -119,7 +119,7 @@ def _align_step(head: ShapeHead, number: int, fitted: Texts, held_out: Texts, en
 def _pairs(
     head: ShapeHead, number: int, texts: Texts, ends: Ends, limit: int | None = None
 ) -> Iterator[tuple[Float[Tensor, "nodes hidden"], Float[Tensor, "nodes hidden"]]]:
-    """Predicted states of a step before its own alignment, and the true ones."""
+    """Predicted states of a step before its alignment, and the true states."""
     seen = 0
     for windows in all_windows(texts, head.predictor.num_steps, ends):
         start = head.predictor.start(windows.states, windows.tokens[:, 0])

@@ -31,10 +31,10 @@ def save_head(
 
     Args:
         head: The head.
-        folder: Made where it is missing.
-        dtype: Type of the predictor's weights on disk; `None` keeps theirs. What was fitted in
-            closed form stays as it is.
-        about: Anything a reader may want to know: how it was trained, what it measured.
+        folder: Created if it does not exist.
+        dtype: Type of the predictor's weights on disk; `None` keeps theirs. Parts fitted in
+            closed form keep their type.
+        about: Further entries of the configuration, such as training settings and figures.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
@@ -59,7 +59,7 @@ def save_head(
 
 
 def is_shape(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration is that of such a head."""
+    """Whether a configuration describes a SHAPE head."""
     return config.get("format") == FORMAT
 
 
@@ -72,7 +72,7 @@ def load_head(folder: str | Path) -> ShapeHead:
     """Read a head, in float32.
 
     Raises:
-        ModelLoadError: If a file is missing or corrupted, or tensors are missing, superfluous,
+        ModelLoadError: If a file is missing or corrupted, or tensors are missing, unexpected,
             misshapen or not finite.
     """
     path = Path(folder).expanduser()

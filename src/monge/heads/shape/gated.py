@@ -10,7 +10,7 @@ from monge.heads.shape.predictor import StepPredictor, rms_norm
 
 
 class GatedPredictor(StepPredictor):
-    """Residual and gate on the state before; at initialisation every prediction is h_t itself.
+    """A gated residual on the previous state; at initialisation every prediction equals h_t.
 
     With u = RMSNorm(h_t) and s = [u ; U RMSNorm(e(x_{t+1}))], step n is
 
@@ -20,12 +20,12 @@ class GatedPredictor(StepPredictor):
     SiLU from the second step on, e being the embedding of the branch's last token.
 
     Args:
-        hidden_size: As for `StepPredictor`.
-        num_steps: Likewise.
-        is_branched: Likewise.
+        hidden_size: See `StepPredictor`.
+        num_steps: See `StepPredictor`.
+        is_branched: See `StepPredictor`.
         width: Rank of the residual.
         gate_rank: Rank of the gate.
-        generator: Source of the initial weights; `None` leaves them zero, to be loaded.
+        generator: Source of the initial weights; `None` leaves zeros, for loading.
 
     Reference:
         SHAPE (OpenReview FEttCBv3Ny, ICLR 2026 submission 18703). Its text is not public: residual,
@@ -86,7 +86,7 @@ class GatedPredictor(StepPredictor):
     def gate(
         self, number: int, start: Float[Tensor, "nodes start"]
     ) -> Float[Tensor, "nodes hidden"]:
-        """How much of a step's residual passes, by coordinate: g_n, which depends on h_t alone."""
+        """The gate g_n of a step, per coordinate; a function of h_t."""
         low = functional.linear(start[:, : self.hidden_size], self.gate_down[number - 1])
         return torch.sigmoid(
             functional.linear(low, self.gate_up[number - 1], self.gate_bias[number - 1])

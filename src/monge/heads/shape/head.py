@@ -1,4 +1,4 @@
-"""A whole head: predictor, alignment of every step, temperature of every step, and the target it belongs to."""
+"""A SHAPE head: a predictor, an alignment and a temperature per step, and the identity of its target."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -27,10 +27,10 @@ Rounding to bfloat16 or a light fine-tuning stays above.
 
 
 class StepAlignment(nn.Module):
-    """An alignment within a subspace, at a strength: h + strength * P^T (map(P h) - P h).
+    """An alignment in a subspace, with a strength: h + strength * P^T (map(P h) - P h).
 
     Args:
-        alignment: The map; its size is the subspace's.
+        alignment: The map, of the subspace's size.
         hidden_size: Width of a state.
     """
 
@@ -60,13 +60,13 @@ class ShapeHead(nn.Module):
     """Predicts the states of the coming steps.
 
     Args:
-        predictor: What predicts.
+        predictor: The predictor.
         sizes: The target's sizes.
         alignment: Name of the alignment of every step.
-        subspace: Dimensions in which it works; `None` takes at most 64.
+        subspace: Dimension of the subspace; `None` takes at most 64.
 
     Raises:
-        OptionError: If the sizes do not fit.
+        OptionError: If sizes do not match.
     """
 
     temperatures: Tensor
@@ -103,12 +103,12 @@ class ShapeHead(nn.Module):
 
     @property
     def num_parameters(self) -> int:
-        """Numbers that it holds, fitted ones included."""
+        """Number of parameters, including fitted buffers."""
         return sum(tensor.numel() for tensor in self.state_dict().values())
 
     @property
     def num_bytes(self) -> int:
-        """Memory that they take."""
+        """Bytes of the parameters."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.state_dict().values())
 
     def step(
@@ -118,7 +118,7 @@ class ShapeHead(nn.Module):
         previous: Float[Tensor, "nodes hidden"],
         last: Float[Tensor, "nodes hidden"],
     ) -> Float[Tensor, "nodes hidden"]:
-        """The aligned state of a step, which is what the next step starts from.
+        """The aligned state of a step; the next step starts from it.
 
         See `StepPredictor.step`.
         """
@@ -140,14 +140,14 @@ class ShapeHead(nn.Module):
         return logits if temperature == 1.0 else logits / temperature
 
     def remember(self, target: FeatureModel) -> None:
-        """Note by what the target is recognised."""
+        """Store the identity of the target."""
         self.probe.copy_(_probe_of(target))
 
     def check(self, target: FeatureModel) -> None:
-        """Refuse another target.
+        """Check that the head belongs to a target.
 
         Raises:
-            OptionError: If its sizes or its embeddings are others.
+            OptionError: If sizes or embeddings differ.
         """
         found = TargetSizes.of(target)
         if found != self.sizes:
@@ -174,7 +174,7 @@ class ShapeHead(nn.Module):
 def make_predictor(
     kind: str, sizes: TargetSizes, generator: torch.Generator | None = None, **settings: Any
 ) -> StepPredictor:
-    """A predictor by its kind and settings, as checkpoints name them.
+    """Create a predictor from its kind and settings, as stored in checkpoints.
 
     Args:
         kind: `gated` or `ridge`.
@@ -203,7 +203,7 @@ def make_predictor(
 
 
 def settings_of(predictor: StepPredictor) -> dict[str, Any]:
-    """What `make_predictor` makes a predictor of."""
+    """The arguments of `make_predictor` that recreate a predictor."""
     common = {"num_steps": predictor.num_steps, "is_branched": predictor.is_branched}
     if isinstance(predictor, GatedPredictor):
         return {

@@ -1,4 +1,4 @@
-"""What a head is trained on, step by step.
+"""The training loss of a head.
 
 In the maths p = target, q = draft. A drafted token is accepted with probability sum_v min(p_v, q_v)
 = 1 - TV(p, q).
@@ -29,8 +29,8 @@ def head_loss(
         head: The head.
         windows: Teacher-forced text of the target.
         ends: The target's ends; `unembed` must let gradients through.
-        weights: Of the parts.
-        subspace: Directions in which the clouds are compared.
+        weights: Weights of the loss terms.
+        subspace: Directions in which the Sinkhorn term compares the clouds.
     """
     parts: list[Tensor] = []
     for index, state in enumerate(predictions(head, windows)):

@@ -1,7 +1,7 @@
-"""What predicts coming hidden states.
+"""Predictors of future hidden states.
 
-At a position t the last hidden state h_t and the token x_{t+1} that was drawn from it are known.
-Step n predicts h_{t+n}, of which the target's output layer makes the law of x_{t+1+n}.
+At position t, the inputs are the hidden state h_t and the token x_{t+1} that was drawn from it. Step
+n predicts h_{t+n}, which the target's output layer maps to the law of x_{t+1+n}.
 """
 
 from abc import ABC, abstractmethod
@@ -14,14 +14,13 @@ from monge.core.errors import OptionError
 
 
 class StepPredictor(nn.Module, ABC):
-    """Predicts step after step, each from the one before.
+    """Predicts step by step, each from the previous one.
 
     Args:
         hidden_size: Width of the target's hidden states.
-        num_steps: Steps it predicts.
-        is_branched: Whether a step also looks at the last drafted token of its branch, so that
-            every node of a tree has a law of its own; otherwise all nodes of one depth share
-            theirs.
+        num_steps: Number of steps.
+        is_branched: Whether a step also reads the last drafted token of its branch. Otherwise all
+            nodes of one depth share one law.
     """
 
     def __init__(self, hidden_size: int, num_steps: int, is_branched: bool) -> None:
@@ -34,7 +33,7 @@ class StepPredictor(nn.Module, ABC):
     def start(
         self, states: Float[Tensor, "nodes hidden"], known: Float[Tensor, "nodes hidden"]
     ) -> Float[Tensor, "nodes start"]:
-        """What all steps of one text share, of its last state h_t and the embedding of x_{t+1}."""
+        """Computation shared by all steps of a text, from h_t and the embedding of x_{t+1}."""
 
     @abstractmethod
     def step(
@@ -44,7 +43,7 @@ class StepPredictor(nn.Module, ABC):
         previous: Float[Tensor, "nodes hidden"],
         last: Float[Tensor, "nodes hidden"],
     ) -> Float[Tensor, "nodes hidden"]:
-        """The state `number` steps on (from 1), of the one before and the embedding of the branch's last token."""
+        """The state of step `number` (from 1), from the previous state and the embedding of the branch's last token."""
 
 
 def rms_norm(states: Float[Tensor, "nodes hidden"]) -> Float[Tensor, "nodes hidden"]:

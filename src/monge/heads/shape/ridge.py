@@ -11,8 +11,8 @@ from monge.heads.shape.predictor import StepPredictor, rms_norm
 class RidgePredictor(StepPredictor):
     """Linear regression: no gradient, fitted in closed form by `monge.heads.shape.calibrate`.
 
-    Step n is M_n [h_t ; RMSNorm(e(x_{t+1})) ; 1]; a branched predictor adds the state before and
-    the branch's last token.
+    Step n is M_n [h_t ; RMSNorm(e(x_{t+1})) ; 1]; a branched predictor adds the previous state
+    and the branch's last token.
     """
 
     def __init__(self, hidden_size: int, num_steps: int, is_branched: bool) -> None:
@@ -38,7 +38,7 @@ class RidgePredictor(StepPredictor):
         previous: Float[Tensor, "nodes hidden"],
         last: Float[Tensor, "nodes hidden"],
     ) -> Float[Tensor, "nodes inputs"]:
-        """What a step regresses on."""
+        """The regressors of a step."""
         return (
             torch.cat([start, previous, rms_norm(last)], dim=-1)
             if self.is_branched and number > 1

@@ -1,4 +1,4 @@
-"""Entropic optimal transport between clouds of points, in the log domain, and the debiased divergence as a training loss.
+"""Entropic optimal transport between clouds of points, in the log domain, and the debiased divergence as a loss.
 
 Costs are squared Euclidean distances; entropies are in the units of the cost. Reference: Feydy et
 al., Interpolating between optimal transport and MMD using Sinkhorn divergences (arXiv 1810.08278).
@@ -44,7 +44,7 @@ def potentials(
     entropy: float,
     num_iterations: int,
 ) -> Potentials:
-    """Potentials after so many Sinkhorn iterations from zero; the right ones are updated last."""
+    """Potentials after `num_iterations` Sinkhorn iterations from zero; the right ones are updated last."""
     left = torch.zeros_like(left_masses)
     right = torch.zeros_like(right_masses)
     log_left, log_right = left_masses.log(), right_masses.log()
@@ -63,7 +63,7 @@ def log_plan(
     entropy: float,
     num_iterations: int,
 ) -> Float[Tensor, "left right"]:
-    """Logarithm of the entropic plan; minus infinity where a point has no mass."""
+    """Logarithm of the entropic plan; minus infinity for points without mass."""
     dual = potentials(cost, left_masses, right_masses, entropy, num_iterations)
     outer = left_masses.log()[:, None] + right_masses.log()
     return outer + (dual.left[:, None] + dual.right - cost) / entropy
@@ -82,7 +82,7 @@ def sinkhorn_divergence(
     where the iterations have converged and never differentiates through them.
 
     Args:
-        left: Points that get the gradient; those of `right` get theirs likewise.
+        left: Points; gradients flow to both clouds.
         right: Points.
         blur: Entropy, in units of the mean cost.
         num_iterations: Sinkhorn iterations.

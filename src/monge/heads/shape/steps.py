@@ -1,7 +1,4 @@
-"""The steps of a head as modules, each with nothing but tensors going in and out.
-
-What a backend can run.
-"""
+"""The steps of a head as modules of tensors only, which a backend can compile."""
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -10,7 +7,7 @@ from monge.heads.shape.head import ShapeHead
 
 
 class FirstStep(nn.Module):
-    """From the target's last state to the state after it.
+    """The first step, from the target's last state.
 
     Args:
         head: The head.
@@ -23,7 +20,7 @@ class FirstStep(nn.Module):
     def forward(
         self, states: Float[Tensor, "nodes hidden"], known: Float[Tensor, "nodes hidden"]
     ) -> tuple[Float[Tensor, "nodes start"], Float[Tensor, "nodes hidden"]]:
-        """What all steps share, and the predicted state.
+        """The shared computation and the predicted state.
 
         `known` is the embedding of the token after the last state.
         """
@@ -32,7 +29,7 @@ class FirstStep(nn.Module):
 
 
 class LaterStep(nn.Module):
-    """From a predicted state to the one after it.
+    """A later step, from a predicted state.
 
     Args:
         head: The head.

@@ -23,16 +23,16 @@ _SUBSPACE_STATES: Final = 8192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What is trained on what.
+    """The inputs of a training run.
 
     Args:
-        head: Trained in place; its predictor only.
-        fitted: Text and states to fit.
-        held_out: Text and states that decide when it ends, and which step is kept.
-        ends: The target's ends, with gradients.
-        recipe: How.
-        folder: Where the state is kept; a run that was interrupted goes on from there.
-        mixed: Type of the predictor's arithmetic under autocast; `None` for none.
+        head: The head, whose predictor is trained in place.
+        fitted: Training text and states.
+        held_out: Held-out text and states, for early stopping and the choice of weights.
+        ends: The target's embedding and output layer, with gradients.
+        recipe: Settings of the training.
+        folder: Folder of the checkpoint; an interrupted run continues from there.
+        mixed: Autocast type of the predictor; `None` disables autocast.
     """
 
     head: ShapeHead
@@ -76,12 +76,12 @@ def train(
     should_stop: Callable[[], bool] = lambda: False,
     clock: Callable[[], float] = lambda: 0.0,
 ) -> Progress:
-    """Train, or go on; see `monge.heads.training.loop.train`.
+    """Train, or continue; see `monge.heads.training.loop.train`.
 
     Raises:
-        OptionError: If there is too little text, the predictor is not one that is trained, or the
-            folder holds a run with another recipe.
-        ModelLoadError: If the state cannot be read.
+        OptionError: If there is too little text, the predictor cannot be trained, or the folder
+            holds a run with another recipe.
+        ModelLoadError: If the checkpoint cannot be read.
     """
     if not any(parameter.requires_grad for parameter in run.head.predictor.parameters()):
         raise OptionError(

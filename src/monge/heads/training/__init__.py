@@ -1,1 +1,1 @@
-"""Training of heads: what every kind shares, the text that a target writes, and one module a kind."""
+"""Training of heads: the shared loop and losses, text written by the target, and one module per kind."""

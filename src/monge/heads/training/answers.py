@@ -1,6 +1,6 @@
-"""Answers that a chat model writes itself, for heads to be trained on.
+"""Answers that a chat model writes itself, as training text of heads.
 
-Kept on disk, batch by batch.
+They are saved batch by batch.
 """
 
 import json
@@ -22,15 +22,14 @@ ANSWERS: Final = "answers.jsonl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerSettings:
-    """How answers are written.
+    """Settings of the answers.
 
     Args:
-        num_tokens: Most tokens of an answer.
-        prompt_length: Most tokens of a prompt that stay, from its end.
-        temperatures: Of the batches, in turn; 0 is greedy. Heads draft for requests of any
-            temperature.
-        batch_size: Answers written together.
-        seed: Every batch derives its own.
+        num_tokens: Maximum tokens per answer.
+        prompt_length: Maximum tokens per prompt; longer prompts keep their end.
+        temperatures: Temperatures of the batches, in turn; 0 is greedy.
+        batch_size: Answers per batch.
+        seed: Each batch derives its own seed.
     """
 
     num_tokens: int = 220
@@ -42,7 +41,7 @@ class AnswerSettings:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A prompt and what the target wrote after it."""
+    """A prompt and the target's answer."""
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
@@ -55,15 +54,15 @@ def write_answers(
     folder: Path,
     on_rows: Callable[[int], None] = lambda count: None,
 ) -> list[Answer]:
-    """Let the target answer prompts; answers of an interrupted call are not written again.
+    """Let the target answer prompts; a rerun keeps the answers of an interrupted call.
 
     Args:
         network: The target. On a processor with bfloat16 products, a bfloat16 copy writes several
             times faster.
         prompts: Token ids, each up to where the answer starts.
-        settings: How answers are written.
-        folder: Where they are kept, in `answers.jsonl`, those to short prompts first.
-        on_rows: Told how many answers are new.
+        settings: Settings of the answers.
+        folder: Folder of `answers.jsonl`; short prompts come first.
+        on_rows: Receives the number of new answers.
 
     Returns:
         The answers in the order of the prompts.
@@ -133,10 +132,10 @@ def _answered(
 
 
 class _Draw(LogitsProcessor):
-    """Draws a token of every row by inversion, and leaves no other for a greedy choice.
+    """Draws the token of each row by inversion, and masks all others for the greedy choice.
 
-    The host draws an exponential variate for every token of the vocabulary, by one thread: more
-    than half the time of a batch.
+    Sampling in `transformers` draws one exponential variate per token of the vocabulary on one
+    thread, which takes more than half of the time.
     """
 
     def __init__(self, temperature: float, generator: torch.Generator) -> None:
@@ -154,7 +153,7 @@ class _Draw(LogitsProcessor):
 
 
 def _ended(row: list[int], ends: Sequence[int | None]) -> list[int]:
-    """An answer up to and with its first end."""
+    """An answer, cut after its first end-of-text token."""
     found = [place for place, token in enumerate(row) if token in ends]
     return row[: found[0] + 1] if found else row
 

@@ -1,4 +1,4 @@
-"""Figures of a chain of drafted tokens along text that the target wrote.
+"""Acceptance of drafted chains along text that the target wrote.
 
 In the maths p = target, q = draft.
 """
@@ -18,7 +18,7 @@ class Step:
     Args:
         drafted: Logits of the head.
         true: Logits of the target at the same places.
-        token_ids: What the target wrote there.
+        token_ids: Tokens that the target wrote there.
     """
 
     drafted: Float[Tensor, "nodes vocab"]
@@ -28,11 +28,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainQuality:
-    """Figures of a head, one number a step.
+    """Acceptance of a head, one number per step.
 
     Args:
-        acceptance: Mean of sum_v min(p, q): how often a drafted token is accepted whose prefix is
-            the text's.
+        acceptance: Mean of sum_v min(p, q): the probability that a drafted token is accepted,
+            given the text as its prefix.
         survival: Probability that a sampled chain is accepted up to and with this step.
     """
 
@@ -47,15 +47,15 @@ class ChainQuality:
 
 @torch.no_grad()
 def chain_quality(batches: Iterable[Iterable[Step]]) -> ChainQuality:
-    """Mean figures of chains; exact in expectation where the target wrote the text.
+    """Mean acceptance of chains; unbiased if the target wrote the text.
 
     The survival of a chain is the mean of prod_(j<n) min(1, q_j(x_j) / p_j(x_j)) times sum_v
     min(p_n, q_n) over texts x drawn from p: a prefix is drafted and accepted with probability prod
     min(p, q), and drawing it from p divides by prod p.
 
     Args:
-        batches: For every batch of chains its steps, in order; the rows of one batch are the same
-            chains in every step.
+        batches: The steps of each batch of chains, in order; all steps of a batch have the same
+            rows.
     """
     acceptance: list[float] = []
     survival: list[float] = []

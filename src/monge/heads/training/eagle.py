@@ -1,4 +1,4 @@
-"""Training of EAGLE heads on the text and losses that SHAPE heads are trained on."""
+"""Training of EAGLE heads, with the text and losses of SHAPE heads."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,22 +24,22 @@ _ROWS: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EagleTrainee(Trainee):
-    """An EAGLE head of one layer, which starts by passing the state on unchanged.
+    """An EAGLE head of one layer, initialised as the identity on the state.
 
-    Every step of a chain is trained: from the second on the head reads its own predictions of the
-    step before, each at its place, as HASS and EAGLE-3 do in training. Attention then looks at such
-    predictions for earlier places too, where decoding looks at the target's states: training and
-    held-out figures are a little pessimistic about deeper steps.
+    All steps of a chain are trained. From the second step on, the head reads its own predictions of
+    the previous step, as in HASS and EAGLE-3. Attention then reads predictions at earlier positions
+    too, where decoding reads the target's states, so figures of deeper steps are slightly
+    pessimistic.
 
     Args:
-        fitted: Text and states to fit.
-        held_out: Text and states that decide when training ends.
-        ends: The target's ends.
-        parts: Weights of the loss's parts; beside them, the distance of predicted and true states
-            counts fully.
-        num_steps: Steps of a chain.
-        config: Llama-like settings of the layer, the target's sizes among them.
-        seed: Of the initial weights.
+        fitted: Training text and states.
+        held_out: Held-out text and states, for early stopping.
+        ends: The target's embedding and output layer.
+        parts: Weights of the loss terms; the distance of predicted and true states is added with
+            weight 1.
+        num_steps: Length of a chain.
+        config: Llama-like configuration of the layer, with the target's sizes.
+        seed: Seed of the initial weights.
 
     Reference:
         Li et al., EAGLE, arXiv 2401.15077; training on own predictions: HASS, arXiv 2408.15766.
@@ -88,7 +88,7 @@ class EagleTrainee(Trainee):
         return self.quality(self.held_out).block_efficiency
 
     def quality(self, texts: Texts) -> ChainQuality:
-        """Figures on text."""
+        """Acceptance on text."""
         starts = range(0, len(texts.token_ids), _ROWS)
         with torch.no_grad():
             return chain_quality(
@@ -97,7 +97,7 @@ class EagleTrainee(Trainee):
             )
 
     def _steps(self, texts: Texts) -> Iterator[tuple[Tensor, Tensor, Step]]:
-        """Predicted states, true ones and laws of step after step, for the chains that start at every place of the rows.
+        """Predicted states, true states and logits per step, for chains that start at every position.
 
         Step n of the chain that starts with the pair at place t is the prediction at place t + n -
         1, about the token after.
@@ -135,7 +135,7 @@ class EagleTrainee(Trainee):
 def initial(config: Mapping[str, Any], generator: torch.Generator) -> dict[str, Tensor]:
     """Weights under the names of the published format.
 
-    What leads back into the state is zero, so that it passes unchanged.
+    Output projections are zero, so the state passes unchanged.
     """
     hidden, inner, heads = (
         config["hidden_size"],

@@ -24,14 +24,14 @@ _LAYER: Final = "midlayer"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Conversations side by side, padded on the right.
+    """A batch of conversations, padded on the right.
 
     Args:
         token_ids: Tokens.
-        is_learnt: Tokens whose law is learnt: those that the target wrote itself.
-        features: Hidden states of the fused layers, side by side.
-        last: What the target's output layer reads.
-        log_z: Logarithm of the sum of the exponentials of all logits after every token.
+        is_learnt: Mask of the tokens that the target wrote, whose laws are learnt.
+        features: Concatenated hidden states of the fused layers.
+        last: Inputs of the target's output layer.
+        log_z: Log-sum-exp of the logits at every token.
     """
 
     token_ids: Int64[Tensor, "rows seq"]
@@ -43,15 +43,13 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversations:
-    """Conversations with what the target computed at every token, one after another.
-
-    Shorter ones first.
+    """Conversations with the target's states at every token, concatenated, shortest first.
 
     Args:
-        starts: Where each begins, and the end of the last.
+        starts: Start of each conversation, and the end of the last.
         token_ids: As `Rows`, without padding.
         is_learnt: As `Rows`.
-        features: As `Rows`, in any float type.
+        features: As `Rows`, of any float type.
         last: As `Rows`.
         log_z: As `Rows`.
     """
@@ -67,7 +65,7 @@ class Conversations:
         return len(self.starts) - 1
 
     def rows(self, first: int, count: int, device: torch.device | str = "cpu") -> Rows:
-        """Some of them, side by side, on a device."""
+        """Select conversations as a padded batch on a device."""
         ends = list(zip(self.starts, self.starts[1:], strict=False))[first : first + count]
 
         def padded(tensor: Tensor) -> Tensor:
@@ -85,13 +83,13 @@ class Conversations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What the trainee needs of the target, without gradients.
+    """The frozen parts of the target that training needs.
 
     Args:
-        embeddings: Of all tokens.
-        output: Rows of the output layer of the tokens that are drafted.
-        norm: Weights of the norm before the output layer.
-        draft_ids: The tokens that are drafted, ascending.
+        embeddings: Embeddings of all tokens.
+        output: Rows of the output layer for the draft vocabulary.
+        norm: Weight of the norm before the output layer.
+        draft_ids: The draft vocabulary, ascending.
     """
 
     embeddings: Float[Tensor, "vocab hidden"]
@@ -103,10 +101,7 @@ class Target:
 def frequent_tokens(
     token_ids: Int64[Tensor, " tokens"], vocab_size: int, count: int
 ) -> Int64[Tensor, " draft"]:
-    """The most frequent tokens of a text, ascending.
-
-    The smallest ids first among those that are equally frequent.
-    """
+    """The most frequent tokens of a text, ascending; ties prefer smaller ids."""
     counts = torch.bincount(token_ids.flatten(), minlength=vocab_size)
     return torch.sort(torch.sort(counts, descending=True, stable=True).indices[:count]).values
 
@@ -115,27 +110,27 @@ def frequent_tokens(
 class Eagle3Trainee(Trainee):
     """An EAGLE-3 head of one layer.
 
-    Chains start at every place. Step n of a chain reads the prediction of its step n - 1, and its
-    attention sees the true states up to where the chain starts and the chain's own predictions
-    after that, as decoding does ("training-time test").
+    Chains start at every position. Step n of a chain reads the prediction of step n - 1. Attention
+    reads the true states up to the start of the chain and the chain's own predictions after it, as
+    in decoding ("training-time test").
 
-    The loss of a step moves from the cross entropy to the total variation, which is what rejection
-    costs:
+    The loss of a step moves from the cross entropy to the total variation, which equals the rejection
+    probability:
 
         (1 - a) (-sum_v p_v log q_v) + a (1 - sum_v min(p_v, q_v)),    v in the draft vocabulary,
 
     where a rises from 0 to 1 between two shares of the training.
 
     Args:
-        fitted: What is fitted.
-        held_out: What decides when training ends.
-        target: The target's ends.
-        config: Llama-like settings of the layer.
-        num_steps: Steps of a chain.
-        decay: Weight of a step against the one before.
+        fitted: Training conversations.
+        held_out: Held-out conversations, for early stopping.
+        target: The frozen parts of the target.
+        config: Llama-like configuration of the layer.
+        num_steps: Length of a chain.
+        decay: Weight of a step relative to the previous one.
         anneal: The shares of the training between which the loss moves; by `share`.
-        share: The share of the training that is done.
-        seed: Of the initial weights.
+        share: Returns the share of the training that is done.
+        seed: Seed of the initial weights.
         dtype: Type of the matrix products.
 
     Reference:
@@ -185,10 +180,7 @@ class Eagle3Trainee(Trainee):
 
     @torch.no_grad()
     def quality(self, texts: Conversations) -> ChainQuality:
-        """Figures of chains that start at places the target wrote.
-
-        See `chain_quality`, whose estimator this is.
-        """
+        """Acceptance of chains that start at tokens of the target; the estimator is that of `chain_quality`."""
         acceptance, survival, count = [0.0] * self.num_steps, [0.0] * self.num_steps, 0
         for start in range(0, len(texts), _ROWS):
             kept: Tensor | None = None
@@ -214,9 +206,9 @@ class Eagle3Trainee(Trainee):
         )
 
     def _steps(self, texts: Rows) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """For every step: draft logits, the target's logits of the same tokens, its `log_z`, and what it wrote.
+        """For every step: draft logits, the target's logits of the same tokens, its `log_z`, and its tokens.
 
-        The chain at place t is given x_0 .. x_{t+1}. Its step n (from 0) reads the embedding of
+        The chain at position t is given x_0 .. x_{t+1}. Its step n (from 0) reads the embedding of
         x_{t+1+n} and predicts the law of x_{t+2+n}.
         """
         rows, length = texts.token_ids.shape
@@ -254,7 +246,7 @@ class Eagle3Trainee(Trainee):
     def _layer(
         self, read: Tensor, states: Tensor, number: int, keys: list[Tensor], values: list[Tensor]
     ) -> Tensor:
-        """One step of all chains through the layer; `keys` and `values` gain those of this step."""
+        """One step of all chains through the layer; this step's are appended to `keys` and `values`."""
         weights, config = self.tensors, self.config
         heads, kv_heads, dim = (
             config[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim")
@@ -351,8 +343,8 @@ def initial(
 ) -> dict[str, Tensor]:
     """Weights under the names of the published format.
 
-    What leads back into the state is zero, so that the last of the fused states passes unchanged
-    into the target's own norm and rows of its output layer.
+    Output projections are zero, so the last fused state passes unchanged into the target's norm and
+    the rows of its output layer.
     """
     hidden, inner, heads = (
         config["hidden_size"],
@@ -384,7 +376,7 @@ def initial(
 def published(trainee: Eagle3Trainee, vocab_size: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and configuration of the trained head in the published format.
 
-    Bfloat16 moves its law a little.
+    Rounding to bfloat16 changes the draft law slightly.
     """
     ids = trainee.target.draft_ids.cpu()
     tensors = {
@@ -425,17 +417,17 @@ def read_conversations(
     dtype: torch.dtype = torch.bfloat16,
     on_rows: Callable[[int], None] = lambda count: None,
 ) -> Conversations:
-    """Let the target read conversations and keep what a head is trained on.
+    """Let the target read conversations and keep the states that training needs.
 
     Args:
         network: The target, a network of `transformers`.
-        conversations: Prompt and answer of each; those that are longer than `longest` are cut.
-        layers: Hidden states that are fused.
-        longest: Most tokens of a conversation.
-        least: Conversations with fewer tokens of the target are left out.
-        batch_size: Conversations read together.
-        dtype: In which states are kept: a few kilobytes a token.
-        on_rows: Told how many were read.
+        conversations: Prompts and answers, cut to `longest` tokens.
+        layers: Indices of the fused hidden states.
+        longest: Maximum tokens per conversation.
+        least: Minimum tokens written by the target; shorter conversations are left out.
+        batch_size: Conversations per forward.
+        dtype: Type of the stored states; they take a few kilobytes per token.
+        on_rows: Receives the number of conversations read.
     """
     cut = [((*prompt, *answer)[:longest], len(prompt)) for prompt, answer in conversations]
     cut = sorted((one for one in cut if len(one[0]) - one[1] >= least), key=lambda one: len(one[0]))

@@ -137,10 +137,7 @@ def train_eagle3(
 
 
 def _quick(network: PreTrainedModel) -> PreTrainedModel:
-    """What writes and reads the answers.
-
-    A bfloat16 copy where that is several times faster on a CPU.
-    """
+    """The network that writes and reads the answers: a bfloat16 copy on CPUs where that is faster."""
     able = getattr(torch.cpu, "get_capabilities", dict)()
     has_bfloat16 = network.device.type == "cpu" and bool(
         able.get("amx_tile") or able.get("avx512_bf16")

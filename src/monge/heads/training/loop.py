@@ -1,4 +1,4 @@
-"""Training of any head: batches by number, checkpoints that lose nothing, and an end where held-out text stops improving."""
+"""The training loop of all heads: reproducible batches, resumable checkpoints, and early stopping on held-out text."""
 
 import math
 import pickle
@@ -19,18 +19,18 @@ STATE: Final = "training.pt"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How a head is trained.
+    """Settings of a training.
 
     Args:
-        steps: Most steps.
-        batch_size: Positions of a step.
-        learning_rate: At its peak; AdamW without decay of weights.
-        warm_up: Share of the steps in which it rises linearly; then it falls as a cosine.
-        clip: Largest norm of a gradient.
-        weights: Of the parts of the loss.
-        evaluate_every: Steps between looks at held-out text.
-        patience: Looks without improvement after which training ends.
-        seed: Of the batches; every step derives its own.
+        steps: Maximum number of steps.
+        batch_size: Positions per step.
+        learning_rate: Peak learning rate of AdamW without weight decay.
+        warm_up: Share of the steps with a linear warm-up; a cosine decay follows.
+        clip: Maximum gradient norm.
+        weights: Weights of the loss terms.
+        evaluate_every: Steps between evaluations on held-out text.
+        patience: Evaluations without improvement after which training ends.
+        seed: Seed of the batches; each step derives its own.
 
     Raises:
         OptionError: If a number is out of range.
@@ -73,15 +73,15 @@ class Recipe:
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """Where a training stands.
+    """State of a training.
 
     Args:
         step: Steps done.
         best: Largest block efficiency on held-out text so far.
-        best_step: Where it was reached.
-        history: Step and block efficiency of every look.
-        loss: Of the last step.
-        seconds: That training took, looks included, by the clock of the caller; 0 without one.
+        best_step: Step of the best evaluation.
+        history: Step and block efficiency of every evaluation.
+        loss: Loss of the last step.
+        seconds: Duration in seconds, including evaluations, by the caller's clock; 0 without one.
     """
 
     step: int = 0
@@ -93,21 +93,21 @@ class Progress:
 
     @property
     def looks_since_best(self) -> int:
-        """Looks at held-out text that brought nothing new."""
+        """Evaluations since the best one."""
         return sum(step > self.best_step for step, _ in self.history)
 
 
 class Trainee(ABC):
-    """What is trained: numbers, a loss over batches that it draws, and a figure on held-out text."""
+    """A model in training: parameters, a loss on random batches, and a score on held-out text."""
 
     @property
     @abstractmethod
     def weights(self) -> Mapping[str, Tensor]:
-        """The numbers that are trained, by name; changed in place."""
+        """Trained parameters by name, changed in place."""
 
     @abstractmethod
     def loss(self, batch_size: int, generator: torch.Generator) -> Tensor:
-        """Loss of a batch of about so many positions, which the generator draws."""
+        """Loss of a random batch of about `batch_size` positions."""
 
     @abstractmethod
     def look(self) -> float:
@@ -123,22 +123,21 @@ def train(
     should_stop: Callable[[], bool] = lambda: False,
     clock: Callable[[], float] = lambda: 0.0,
 ) -> Progress:
-    """Train, or go on; the trainee then has the weights of the best look.
+    """Train, or continue; the trainee ends with the weights of the best evaluation.
 
-    Where `should_stop` says so, it ends after the step that it is in, with everything saved that it
-    needs to go on.
+    If `should_stop` returns true, training ends after the current step and saves a checkpoint.
 
     Args:
-        trainee: What is trained, in place.
-        recipe: How.
-        folder: Where the state is kept; a run that was interrupted goes on from there.
-        on_step: Told about progress.
-        should_stop: Asked after every step.
-        clock: Seconds; interrupted runs add up.
+        trainee: The model, trained in place.
+        recipe: Settings of the training.
+        folder: Folder of the checkpoint; an interrupted run continues from there.
+        on_step: Receives progress.
+        should_stop: Called after every step.
+        clock: Returns seconds; the times of interrupted runs add up.
 
     Raises:
         OptionError: If the folder holds a run with another recipe.
-        ModelLoadError: If the state cannot be read.
+        ModelLoadError: If the checkpoint cannot be read.
     """
     weights = list(trainee.weights.values())
     optimizer = torch.optim.AdamW(
@@ -176,7 +175,7 @@ def _step(trainee: Trainee, recipe: Recipe, optimizer: torch.optim.Optimizer, st
 
 
 def _look(trainee: Trainee, progress: Progress, best: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Measure on held-out text; returns the weights to keep."""
+    """Evaluate on held-out text; return the weights to keep."""
     reached = trainee.look()
     progress.history.append((progress.step, reached))
     if reached <= progress.best:

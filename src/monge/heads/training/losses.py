@@ -1,4 +1,4 @@
-"""What heads are trained on: how far a draft law is from the target's.
+"""Training losses: distances of a draft law from the target law.
 
 In the maths p = target, q = draft. A drafted token is accepted with probability sum_v min(p_v, q_v)
 = 1 - TV(p, q).
@@ -15,18 +15,17 @@ from monge.core.errors import OptionError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Weights of the parts of the loss.
+    """Weights of the loss terms.
 
         sum_n decay^(n-1) [ KL(p || q_n) + tv TV(p, q_n) + cosine (1 - cos(h'_n, h_n)) + sinkhorn
         S(h'_n, h_n) ]
 
     Args:
-        tv: Of the rejection probability.
-        cosine: Of the angle between predicted and true state.
-        sinkhorn: Of the debiased Sinkhorn divergence between the two clouds of a batch, in a
-            subspace. The pairs are known, so it regularises the law of the predictions and never
-            replaces the other parts.
-        decay: Of a step against the one before.
+        tv: Weight of the rejection probability.
+        cosine: Weight of the angle between predicted and true state.
+        sinkhorn: Weight of the debiased Sinkhorn divergence between the two clouds of a batch, in a
+            subspace. It regularises the law of the predictions.
+        decay: Weight of a step relative to the previous one.
 
     Raises:
         OptionError: If a weight is negative.
@@ -45,7 +44,7 @@ class Weights:
 def law_losses(
     target: Float[Tensor, "nodes vocab"], logits: Float[Tensor, "nodes vocab"]
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """Mean KL(p || q) and TV(p, q) of the laws of two rows of logits."""
+    """Mean KL(p || q) and TV(p, q) of two batches of logits."""
     log_p, log_q = target.log_softmax(dim=1), logits.log_softmax(dim=1)
     p = log_p.exp()
     # A token without mass is minus infinity in the logarithm and counts nothing.

@@ -1,4 +1,4 @@
-"""Training of Medusa heads on the text and losses that SHAPE heads are trained on."""
+"""Training of Medusa heads, with the text and losses of SHAPE heads."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,17 +18,17 @@ from monge.heads.training.texts import Ends, Texts, Windows, all_windows, num_wi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MedusaTrainee(Trainee):
-    """Medusa heads of one residual block each, which start as the target's own output layer on an unchanged state.
+    """Medusa heads of one residual block each, initialised as the target's output layer on the unchanged state.
 
     Args:
-        fitted: Text and states to fit.
-        held_out: Text and states that decide when training ends.
-        ends: The target's ends.
-        parts: Weights of the loss's parts; those about states have nothing to compare here.
-        num_steps: Heads.
+        fitted: Training text and states.
+        held_out: Held-out text and states, for early stopping.
+        ends: The target's embedding and output layer.
+        parts: Weights of the loss terms; terms on states do not apply.
+        num_steps: Number of heads.
 
     Reference:
-        Cai et al., arXiv 2401.10774; the losses are those of this library's other heads.
+        Cai et al., arXiv 2401.10774; losses as for SHAPE heads.
     """
 
     fitted: Texts
@@ -70,7 +70,7 @@ class MedusaTrainee(Trainee):
 
     @property
     def config(self) -> dict[str, Any]:
-        """What the published format writes beside the tensors."""
+        """Configuration of the published format."""
         return {
             "architectures": ["MedusaModel"],
             "medusa_num_heads": self.num_steps,
@@ -94,7 +94,7 @@ class MedusaTrainee(Trainee):
         return self.quality(self.held_out).block_efficiency
 
     def quality(self, texts: Texts) -> ChainQuality:
-        """Figures on text."""
+        """Acceptance on text."""
         with torch.no_grad():
             return chain_quality(
                 self._steps(windows) for windows in all_windows(texts, self.num_steps, self.ends)

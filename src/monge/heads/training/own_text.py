@@ -1,6 +1,6 @@
-"""Text that a target writes itself, for heads to be fitted on.
+"""Text that a target writes itself, as training text of heads.
 
-Rows of one length, kept on disk batch by batch.
+Rows have one length and are saved batch by batch.
 """
 
 import hashlib
@@ -24,15 +24,15 @@ ROWS: Final = "rows.safetensors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextSettings:
-    """What is written.
+    """Settings of the text.
 
     Args:
-        num_tokens: About so many, prompts included.
-        row_length: Tokens of a row.
-        prompt_length: Most tokens of a prompt that stay.
-        temperature: At which the target writes.
-        batch_size: Rows written together.
-        seed: Every batch derives its own.
+        num_tokens: Approximate number of tokens, including prompts.
+        row_length: Tokens per row.
+        prompt_length: Maximum tokens per prompt.
+        temperature: Sampling temperature.
+        batch_size: Rows per batch.
+        seed: Each batch derives its own seed.
 
     Raises:
         OptionError: If a number is out of range.
@@ -61,7 +61,7 @@ class TextSettings:
 
     @property
     def num_rows(self) -> int:
-        """Rows that make so many tokens."""
+        """Number of rows for `num_tokens`."""
         return self.num_tokens // self.row_length
 
 
@@ -72,16 +72,16 @@ def write_own_text(
     folder: Path,
     on_rows: Callable[[int], None] = lambda count: None,
 ) -> Int64[Tensor, "rows seq"]:
-    """Let the target continue prompts; what an interrupted call has written is not written again.
+    """Let the target continue prompts; a rerun keeps the rows of an interrupted call.
 
-    Prompts are taken in turn, cut to one length a batch; end-of-text tokens do not end a row.
+    Prompts are used in turn, cut to one length per batch. End-of-text tokens do not end a row.
 
     Args:
         network: The target.
         prompts: Token ids, each of at least one token.
-        settings: What is written.
-        folder: Where the rows are kept.
-        on_rows: Told how many rows are new.
+        settings: Settings of the text.
+        folder: Folder of the rows.
+        on_rows: Receives the number of new rows.
 
     Raises:
         OptionError: If there is no prompt, or the folder holds other text.
@@ -109,10 +109,10 @@ def write_own_text(
 
 
 def cut_rows(texts: Sequence[Sequence[int]], row_length: int) -> Int64[Tensor, "rows seq"]:
-    """Text as it is, one after another, cut into rows; the rest is dropped.
+    """Concatenate texts and cut them into rows; the rest is dropped.
 
     Raises:
-        OptionError: If it does not fill a row.
+        OptionError: If the text does not fill a row.
     """
     tokens = [token for text in texts for token in text]
     num_rows = len(tokens) // row_length

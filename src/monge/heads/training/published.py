@@ -1,6 +1,6 @@
-"""Published kinds of heads, trained like SHAPE heads: same text, same losses, same loop.
+"""Medusa and EAGLE heads, trained with the text, losses and loop of SHAPE heads.
 
-Written in their published formats.
+They are saved in their published formats.
 """
 
 import json
@@ -37,10 +37,7 @@ KINDS: Final = ("medusa", "eagle")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedOutcome:
-    """A trained head, and how good it is on held-out text.
-
-    `None` where training was interrupted.
-    """
+    """A trained head and its acceptance on held-out text, `None` if training was interrupted."""
 
     num_parameters: int
     quality: ChainQuality | None
@@ -58,21 +55,21 @@ def train_published(
     watch: Watch = NOBODY,
     about: dict[str, Any] | None = None,
 ) -> PublishedOutcome:
-    """Read the rows with the target, train a head, and save it as others publish theirs.
+    """Read the rows with the target, train a head, and save it in the published format.
 
     Args:
         kind: `medusa` or `eagle`.
         network: The target.
-        rows: Text that it wrote.
-        folder: Where the head goes, and the state of its training.
-        recipe: How it is trained; the divergence between clouds is SHAPE's own and not used.
-        num_steps: Medusa's heads; steps of the chains that an EAGLE head is trained on.
-        watch: Who is told.
-        about: What the saved configuration says of the head, beside its figures.
+        rows: Text that the target wrote.
+        folder: Folder of the head and of the checkpoint.
+        recipe: Settings of the training; the Sinkhorn term is not used.
+        num_steps: Number of Medusa heads, or length of EAGLE's training chains.
+        watch: Receives progress.
+        about: Further entries of the saved configuration.
 
     Raises:
         OptionError: If the kind is unknown, or there is too little text.
-        ModelLoadError: If an earlier run's state cannot be read.
+        ModelLoadError: If the checkpoint of an earlier run cannot be read.
     """
     if kind not in KINDS:
         raise unknown_name("kind of head", kind, KINDS)
@@ -120,7 +117,7 @@ def train_published(
 
 
 def layer_config(network: PreTrainedModel, sizes: TargetSizes) -> dict[str, Any]:
-    """Settings of a Llama layer of the target's size."""
+    """Configuration of a Llama layer of the target's size."""
     config = network.config.get_text_config()
     heads = int(getattr(config, "num_attention_heads", None) or max(1, sizes.hidden_size // 64))
     dim = int(getattr(config, "head_dim", None) or sizes.hidden_size // heads)

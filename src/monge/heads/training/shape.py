@@ -18,8 +18,9 @@ from monge.engine.models.network_facts import OutputLayer
 from monge.heads.shape.calibrate import calibrate_alignments, calibrate_ridge
 from monge.heads.shape.checkpoint import save_head
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
-from monge.heads.shape.measure import Quality, measure
+from monge.heads.shape.measure import measure
 from monge.heads.shape.training import Run, train
+from monge.heads.training.chain import ChainQuality
 from monge.heads.training.loop import Progress, Recipe
 from monge.heads.training.texts import Ends, Texts, read_texts
 
@@ -35,16 +36,16 @@ HELD_OUT_ROWS: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSettings:
-    """What kind of head.
+    """Settings of a head.
 
     Args:
         preset: `ridge` (no training), `paper` (gated, blind) or `branch` (gated, branched).
-        num_steps: Steps it predicts.
+        num_steps: Number of steps.
         width: Rank of a gated predictor's residual; `None` takes the target's hidden size, at most
             1024.
-        alignment: `none`, `gaussian`, `diagonal` or `sinkhorn_anchors`; fitted when the predictor
-            is done.
-        recipe: How a gated one is trained.
+        alignment: `none`, `gaussian`, `diagonal` or `sinkhorn_anchors`; fitted after the
+            predictor.
+        recipe: Training settings of a gated predictor.
 
     Raises:
         OptionError: If the preset is unknown.
@@ -63,21 +64,21 @@ class HeadSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A head and how good it is on held-out text; `None` where it was interrupted."""
+    """A head and its acceptance on held-out text, `None` if training was interrupted."""
 
     head: ShapeHead
-    quality: Quality | None
+    quality: ChainQuality | None
     progress: Progress | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """Who wants to know how far it is.
+    """Callbacks of a training.
 
     Args:
-        on_read: Told how many rows were read.
-        on_step: Told about progress.
-        should_stop: Asked after every step.
+        on_read: Receives the number of rows read.
+        on_step: Receives progress.
+        should_stop: Called after every step.
     """
 
     on_read: Callable[[int], None] = lambda count: None
@@ -89,10 +90,10 @@ NOBODY: Final = Watch()
 
 
 def feature_model(network: PreTrainedModel) -> FeatureModel:
-    """The network as a target that shows its hidden states.
+    """Wrap a network as a target with hidden states.
 
     Raises:
-        UnsupportedModelError: If it cannot.
+        UnsupportedModelError: If its hidden states are not available.
     """
     model = as_sequence_model(network)
     if not isinstance(model, FeatureModel):
@@ -104,7 +105,7 @@ def feature_model(network: PreTrainedModel) -> FeatureModel:
 
 
 def gradient_ends(network: PreTrainedModel) -> Ends:
-    """The two ends of a network, through which gradients pass but into which none flow."""
+    """The frozen embedding and output layer of a network; gradients pass through them."""
     network.requires_grad_(False)
     layer: Any = network.get_input_embeddings()
     output = OutputLayer(network)
@@ -125,12 +126,12 @@ def make_head(
 
     Args:
         network: The target.
-        rows: Text that it wrote.
-        settings: What kind of head.
-        folder: Where the head goes, and the state of its training.
-        watch: Who is told.
-        mixed: Type of autocast arithmetic.
-        about: What the saved head says of itself, beside its settings and figures.
+        rows: Text that the target wrote.
+        settings: Settings of a head.
+        folder: Folder of the head and of the checkpoint.
+        watch: Callbacks.
+        mixed: Autocast type; `None` disables autocast.
+        about: Further entries of the saved configuration.
     """
     target, ends = feature_model(network), gradient_ends(network)
     fitted, chosen, held_out = thirds(read_texts(target, rows, on_rows=watch.on_read))
@@ -170,7 +171,7 @@ def make_head(
 
 
 def training_figures(progress: Progress) -> dict[str, Any]:
-    """What a saved head says of its training."""
+    """Training figures for the saved configuration."""
     return {"steps": progress.step, "best_step": progress.best_step, "training_s": progress.seconds}
 
 
@@ -197,7 +198,7 @@ def _fresh(target: FeatureModel, settings: HeadSettings, device: torch.device) -
 
 
 def thirds(texts: Texts) -> tuple[Texts, Texts, Texts]:
-    """Text to fit, text to choose by, and text that only measures.
+    """Split texts into training, validation and test rows.
 
     Raises:
         OptionError: If there are fewer than three rows.

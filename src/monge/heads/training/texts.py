@@ -1,4 +1,4 @@
-"""Text with the target's hidden states: what heads are fitted on."""
+"""Text with the target's hidden states, the training data of heads."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from monge.core.model import FeatureModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ends:
-    """The two ends of the target's network, with gradients where the caller's states have them.
+    """The target's embedding and output layer; gradients pass through them.
 
     Args:
-        embed: Token ids to embeddings, in any float type.
-        unembed: Last hidden states, in float32 or wider, to logits.
+        embed: Maps token ids to embeddings of any float type.
+        unembed: Maps last hidden states, in float32 or wider, to logits.
     """
 
     embed: Callable[[Tensor], Tensor]
@@ -30,7 +30,7 @@ class Texts:
 
     Args:
         token_ids: The rows.
-        states: What the target's output layer reads after every token.
+        states: Inputs of the target's output layer at every token.
     """
 
     token_ids: Int64[Tensor, "rows seq"]
@@ -47,14 +47,14 @@ class Texts:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all rows."""
+        """Number of tokens."""
         return self.token_ids.numel()
 
     def split(self, held_out: float) -> tuple["Texts", "Texts"]:
-        """The first rows, and the last ones as held-out text: at least one each.
+        """Split off the last rows as held-out text; both parts have at least one row.
 
         Raises:
-            OptionError: If there is but one row.
+            OptionError: If there is only one row.
         """
         rows = len(self.token_ids)
         if rows < 2:
@@ -72,12 +72,12 @@ class Texts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Windows:
-    """Positions t of text, with the tokens and states of the steps after them, teacher-forced.
+    """Positions t of text, with the tokens and states of the following steps (teacher forcing).
 
     Args:
         states: h_t.
         tokens: Embeddings of x_{t+1} .. x_{t+N}.
-        token_ids: x_{t+2} .. x_{t+N+1}, what the N laws are about.
+        token_ids: x_{t+2} .. x_{t+N+1}, the tokens that the N steps predict.
         true: h_{t+1} .. h_{t+N}.
     """
 
@@ -88,7 +88,7 @@ class Windows:
 
 
 def num_windows(texts: Texts, num_steps: int) -> int:
-    """Positions of a text that have so many steps after them.
+    """Number of positions that `num_steps` steps follow.
 
     Raises:
         OptionError: If the rows are too short.
@@ -104,7 +104,7 @@ def num_windows(texts: Texts, num_steps: int) -> int:
 
 
 def windows_at(texts: Texts, which: Int64[Tensor, " nodes"], num_steps: int, ends: Ends) -> Windows:
-    """The windows with these numbers, counted row by row."""
+    """The windows with these indices, counted row by row."""
     per_row = num_windows(texts, num_steps) // len(texts.token_ids)
     row, first = which // per_row, which % per_row
     steps = first[:, None] + torch.arange(1, num_steps + 1, device=which.device)
@@ -118,7 +118,7 @@ def windows_at(texts: Texts, which: Int64[Tensor, " nodes"], num_steps: int, end
 
 
 def all_windows(texts: Texts, num_steps: int, ends: Ends, size: int = 1024) -> Iterator[Windows]:
-    """All windows, in parts."""
+    """All windows, in batches."""
     for part in torch.arange(num_windows(texts, num_steps), device=texts.token_ids.device).split(
         size
     ):
@@ -136,8 +136,8 @@ def read_texts(
     Args:
         target: The target; none of its sequences may be open.
         rows: Token ids, rows of one length.
-        batch_size: Rows of one forward.
-        on_rows: Told how many rows were read.
+        batch_size: Rows per forward.
+        on_rows: Receives the number of rows read.
     """
     target.watch((target.num_layers,))
     states: list[Tensor] = []
@@ -154,15 +154,5 @@ def read_texts(
 
 
 def _wide(states: Tensor) -> Tensor:
-    """At least float32: heads compute in it, whatever the target's type."""
+    """Convert to at least float32, in which heads compute."""
     return states if states.dtype == torch.float64 else states.float()
-
-
-def ends_of(target: FeatureModel) -> Ends:
-    """The ends of a target that gives no gradients: enough to calibrate and to measure."""
-
-    def embed(token_ids: Tensor) -> Tensor:
-        return target.embed(token_ids.flatten().tolist()).unflatten(0, token_ids.shape).clone()
-
-    kind = target.embed((0,)).dtype
-    return Ends(embed=embed, unembed=lambda states: target.unembed(states.to(kind)))

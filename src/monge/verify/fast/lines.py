@@ -25,8 +25,7 @@ class Lines:
 
     Args:
         widths: K of each node, as float64, `[nodes, 1]`.
-        missed: 1 - alpha, the mass that no draw of the node receives, `[nodes, 1]`.
-        floors: w0, `[nodes, 1]`.
+        floors: w0 = (1 - alpha)^(1/K), `[nodes, 1]`.
         masses: a = min(p, mu q), what the rule accepts of each token, `[nodes, support]`, tokens in
             the order of the input.
         ranks: Place of each token on the line, -1 for one without a place, `[nodes, support]`.
@@ -37,7 +36,6 @@ class Lines:
     """
 
     widths: Float64[Tensor, "nodes 1"]
-    missed: Float64[Tensor, "nodes 1"]
     floors: Float64[Tensor, "nodes 1"]
     masses: Float64[Tensor, "nodes support"]
     ranks: Int64[Tensor, "nodes support"]
@@ -86,7 +84,6 @@ class Lines:
         places = torch.arange(order.shape[1], device=order.device).expand_as(order)
         return cls(
             widths=power,
-            missed=missed,
             floors=floors,
             masses=torch.where(has_place, torch.minimum(p, line * q), 0.0),
             ranks=torch.empty_like(order).scatter_(1, order, torch.where(on_line, places, -1)),

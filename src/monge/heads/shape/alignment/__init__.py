@@ -1,1 +1,1 @@
-"""Maps that carry the law of predicted states onto the law of true ones, one a file."""
+"""Maps from the law of predicted states to the law of true states, one per file."""

@@ -12,16 +12,16 @@ from monge.heads.shape.sinkhorn import log_plan, mean_cost, squared_distances
 class SinkhornAnchors(Alignment):
     """The barycentric projection of an entropic plan from the predictions onto anchors.
 
-    The anchors are centres of clusters of true states, weighted by the clusters' masses. What a
-    state is mapped to depends on the other states that it is mapped with: a request's draft laws
-    then depend on its neighbours in the batch. That costs no exactness, since the law that is
-    declared is the law that is drawn from, but it costs reproducibility: an ablation.
+    The anchors are centres of clusters of true states, weighted by the clusters' masses. The
+    image of a state depends on the other states of the batch, and so do a request's draft laws.
+    Decoding stays lossless, since the declared law is the law that tokens are drawn from, but text
+    is not reproducible. This arm exists for ablations.
 
     Args:
-        size: Numbers per state.
-        num_anchors: Clusters.
+        size: Width of a state.
+        num_anchors: Number of clusters.
         blur: Entropy, in units of the mean cost.
-        num_iterations: Sinkhorn iterations at every use.
+        num_iterations: Sinkhorn iterations per call.
 
     Reference:
         The literal reading of SHAPE's "lightweight Sinkhorn iterations" (OpenReview FEttCBv3Ny);

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 
 class Alignment(nn.Module, ABC):
-    """A map of predicted states, fitted on predictions and the states that they were meant for.
+    """A map of predicted states, fitted on pairs of predicted and true states.
 
     Args:
-        size: Numbers per state.
+        size: Width of a state.
     """
 
     def __init__(self, size: int) -> None:
@@ -21,7 +21,7 @@ class Alignment(nn.Module, ABC):
     def fit(
         self, predicted: Float[Tensor, "nodes size"], true: Float[Tensor, "nodes size"]
     ) -> None:
-        """Choose the map; row i of `true` is what row i of `predicted` was meant to be."""
+        """Fit the map; row i of `predicted` predicts row i of `true`."""
 
     @abstractmethod
     def map(self, states: Float[Tensor, "nodes size"]) -> Float[Tensor, "nodes size"]:

@@ -8,9 +8,9 @@ from monge.heads.shape.alignment.base import Alignment
 
 
 class DiagonalMap(Alignment):
-    """The Gaussian map between laws whose coordinates are taken for independent: shift and scale.
+    """The Gaussian map under independent coordinates: shift and scale.
 
-    A coordinate in which the predictions do not vary keeps its scale.
+    A coordinate with constant predictions keeps its scale.
     """
 
     scale: Tensor

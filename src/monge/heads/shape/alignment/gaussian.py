@@ -17,17 +17,17 @@ Directions without variance get a map all the same.
 class GaussianMap(Alignment):
     """The optimal transport map, under squared Euclidean cost, from the law of the predictions to that of the true states.
 
-    Both are taken for Gaussian, N(mu', S') and N(mu, S):
+    Both laws are modelled as Gaussian, N(mu', S') and N(mu, S):
 
         map(z) = mu + A (z - mu'),  A = S'^(-1/2) (S'^(1/2) S S'^(1/2))^(1/2) S'^(-1/2)
 
     A is symmetric and positive definite, so this is the gradient of a convex function and hence
-    optimal (Brenier). It restores the scale and the correlations that regression shrinks; it cannot
-    know which prediction is wrong. Folded into one matrix.
+    optimal (Brenier). It restores the scale and the correlations that regression shrinks. It does not
+    correct single predictions.
 
     Args:
-        size: Numbers per state.
-        diagonal: See `DEFAULT_DIAGONAL`; with 0 mean and covariance are pushed exactly.
+        size: Width of a state.
+        diagonal: See `DEFAULT_DIAGONAL`; with 0, mean and covariance match exactly.
 
     Reference:
         Dowson and Landau, 1982; Takatsu, 2011; Peyre and Cuturi, Computational Optimal Transport,
