@@ -1,6 +1,4 @@
-"""Decode with the built-in pair: all at once, piece by piece, and inside `transformers`' own `generate`."""
-
-import torch
+"""Decode with the built-in pair: all at once, and piece by piece."""
 
 import monge
 
@@ -14,17 +12,3 @@ print(f"{result.stats.num_tokens} tokens in {result.stats.num_rounds} target for
 for piece in decoder.stream(PROMPT, max_new_tokens=32, temperature=0.7, seed=0):
     print(piece.text, end="", flush=True)
 print()
-
-from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
-
-from monge.api import built_in  # noqa: E402
-
-tokenizer = AutoTokenizer.from_pretrained(built_in("target"))
-target = AutoModelForCausalLM.from_pretrained(built_in("target"), dtype=torch.float32)
-draft = AutoModelForCausalLM.from_pretrained(built_in("draft"), dtype=torch.float32)
-inputs = tokenizer(PROMPT, return_tensors="pt")
-plain = target.generate(**inputs, max_new_tokens=32, do_sample=False)
-ours = target.generate(
-    **inputs, max_new_tokens=32, do_sample=False, custom_generate=monge.speculate, draft_model=draft
-)
-print("the same greedy tokens:", bool(torch.equal(plain, ours)))

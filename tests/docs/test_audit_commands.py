@@ -17,18 +17,24 @@ from monge.cli.app import app
 ROOT = Path(__file__).parents[2]
 WORKFLOW = ROOT / "examples" / "audit_in_ci.yml"
 PAGES = (
+    "acceptance.md",
     "audit.md",
     "chat.md",
+    "choosing.md",
     "getting_started.md",
     "gguf.md",
     "index.md",
     "migration.md",
+    "recipes.md",
+    "serving.md",
 )
 
 
 def commands(script: str) -> Iterator[list[str]]:
     """Words of every `monge` command of a shell script."""
     for line in script.replace("\\\n", " ").splitlines():
+        if not line.lstrip().startswith("monge "):
+            continue  # another program's line may be a part of a longer quotation
         lexer = shlex.shlex(line, posix=True, punctuation_chars=";|&<>")
         lexer.whitespace_split = True
         words = list(lexer)

@@ -3,6 +3,8 @@
 import gzip
 import json
 import os
+import re
+import runpy
 import struct
 import subprocess
 import sys
@@ -31,8 +33,27 @@ def run(name: str, *arguments: str, fails: bool = False) -> str:
     return done.stderr if fails else done.stdout
 
 
-def test_quickstart():
-    assert "the same greedy tokens: True" in run("quickstart.py")
+def run_here(name: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What an example prints, without a process of its own."""
+    runpy.run_path(str(EXAMPLES / name))
+    return capsys.readouterr().out
+
+
+def test_quickstart(capsys):
+    text, counts, streamed = run_here("quickstart.py", capsys).rsplit("\n", 3)[:3]
+    assert re.fullmatch(r"\d+ tokens in \d+ target forwards", counts)
+    assert text and text.endswith(streamed)
+
+
+def test_transformers_drop_in(capsys):
+    assert "the same greedy tokens: True" in run_here("transformers_drop_in.py", capsys)
+
+
+def test_chat(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["chat.py"])
+    printed = run_here("chat.py", capsys)
+    assert printed.count("> Name three") == 2
+    assert printed.endswith("\n4 messages\n")
 
 
 def test_prove_a_rule():

@@ -61,7 +61,7 @@ def acceptance(
 
     **A whole tree.** From a file with a small vocabulary, laws by prefix and a shape: the expected
     number of accepted tokens of every rule, the multi-step optimum, and the layer bound.
-    `docs/verifiers/which_verifier_when.md` shows such a file.
+    `docs/acceptance.md` shows such a file.
 
     **Examples**
 

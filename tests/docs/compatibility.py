@@ -1,0 +1,106 @@
+"""What the code decides about a tiny random network of every family: the table of `docs/compatibility.md`.
+
+`python -m tests.docs.compatibility` writes the table. It compiles networks, which takes minutes.
+"""
+
+import re
+import warnings
+from pathlib import Path
+from typing import Any, Final
+
+from transformers import PreTrainedModel
+
+from monge.core.errors import BackendError, UnsupportedModelError
+from monge.core.model import FeatureModel, SequenceModel
+from monge.engine.backends.compiled import compile_step, obstacle
+from monge.engine.backends.registry import Eager
+from monge.engine.models.hf_tree import HfTreeModel
+from tests.engine.tiny import CHAIN_FAMILIES, FAMILIES, STATEFUL, TREE_FAMILIES
+from tests.parity.test_other_families import CHAINS, PLAIN, REFUSED, TREES, made
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "compatibility.md"
+HEAD: Final = ("family", "drafts", "batch in one forward", "heads", "`compiled`")
+DRAFTS: Final = ("trees, chains", "chains", "none", "refused")
+"""What a round may verify, in the order of the table."""
+VARIANTS: Final = {
+    "falcon": "falcon, rotary positions",
+    "falcon_alibi": "falcon, ALiBi",
+    "mistral": "mistral, full attention",
+    "mistral_window": "mistral, sliding window",
+}
+"""Families that stand twice in the tests, with other settings."""
+
+_MARKS: Final = re.compile(r"(?<=<!-- families -->\n).*?(?=\n<!-- /families -->)", re.DOTALL)
+
+
+def families() -> dict[str, tuple[str, dict[str, Any]]]:
+    """The model type and the settings of a tiny network, by the name that the table gives it."""
+    found: dict[str, tuple[str, dict[str, Any]]] = {
+        VARIANTS.get(name, FAMILIES[name].model_type): (
+            FAMILIES[name].model_type,
+            FAMILIES[name].settings,
+        )
+        for name in (*TREE_FAMILIES, *CHAIN_FAMILIES)
+    }
+    found |= {name: (name, settings) for name, settings in (STATEFUL | TREES | CHAINS).items()}
+    found |= {name: (name, settings) for name, (settings, _) in (PLAIN | REFUSED).items()}
+    return found | {"bert, `is_decoder=True`": ("bert", TREES["bert"])}
+
+
+def cells(name: str, compiles: bool | None = None) -> tuple[str, ...]:
+    """The row of a family.
+
+    Args:
+        name: A key of `families`.
+        compiles: Whether a network that may be compiled can be; `None` tries it.
+    """
+    network = made(*families()[name])
+    try:
+        model = Eager().sequence_model(network)
+    except UnsupportedModelError:
+        return (name, "refused", "", "", "")
+    tried = obstacle(network) is None
+    flags = (
+        isinstance(model, HfTreeModel),
+        isinstance(model, FeatureModel),
+        tried and (can_compile(network) if compiles is None else compiles),
+    )
+    return (name, _drafts(model), *("yes" if flag else "no" for flag in flags))
+
+
+def can_compile(network: PreTrainedModel) -> bool:
+    """Whether the compiled step of a network passes its check."""
+    try:
+        compile_step(network, lambda _: None)
+    except BackendError as error:
+        print(error)
+        return False
+    return True
+
+
+def table() -> str:
+    """The whole table."""
+    rows = sorted(map(cells, families()), key=lambda row: (DRAFTS.index(row[1]), row[0]))
+    lines = (HEAD, ("---",) * len(HEAD), *rows)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def committed() -> dict[str, tuple[str, ...]]:
+    """The rows of the page, by family."""
+    (block,) = _MARKS.findall(PAGE.read_text())
+    rows = [
+        tuple(cell.strip() for cell in line.strip("|").split("|")) for line in block.splitlines()
+    ]
+    return {row[0]: row for row in rows[2:]}
+
+
+def _drafts(model: SequenceModel) -> str:
+    if model.no_draft_reason is not None:
+        return "none"
+    return "trees, chains" if model.no_tree_reason is None else "chains"
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")  # hints to install faster kernels
+    text = table()
+    PAGE.write_text(_MARKS.sub(lambda _: text, PAGE.read_text()))
