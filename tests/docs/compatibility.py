@@ -16,7 +16,7 @@ from monge.engine.backends.compiled import compile_step, obstacle
 from monge.engine.backends.registry import Eager
 from monge.engine.models.hf_tree import HfTreeModel
 from tests.engine.tiny import CHAIN_FAMILIES, FAMILIES, STATEFUL, TREE_FAMILIES
-from tests.parity.test_other_families import CHAINS, PLAIN, REFUSED, TREES, made
+from tests.parity.test_other_families import CHAINS, PLAIN, REFUSED, STATES, TREES, made
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "compatibility.md"
 HEAD: Final = ("family", "drafts", "batch in one forward", "heads", "`compiled`")
@@ -42,7 +42,9 @@ def families() -> dict[str, tuple[str, dict[str, Any]]]:
         )
         for name in (*TREE_FAMILIES, *CHAIN_FAMILIES)
     }
-    found |= {name: (name, settings) for name, settings in (STATEFUL | TREES | CHAINS).items()}
+    found |= {
+        name: (name, settings) for name, settings in (STATEFUL | TREES | CHAINS | STATES).items()
+    }
     found |= {name: (name, settings) for name, (settings, _) in (PLAIN | REFUSED).items()}
     return found | {"bert, `is_decoder=True`": ("bert", TREES["bert"])}
 
@@ -72,8 +74,7 @@ def can_compile(network: PreTrainedModel) -> bool:
     """Whether the compiled step of a network passes its check."""
     try:
         compile_step(network, lambda _: None)
-    except BackendError as error:
-        print(error)
+    except BackendError:
         return False
     return True
 

@@ -42,7 +42,8 @@ def run_here(name: str, capsys: pytest.CaptureFixture[str]) -> str:
 def test_quickstart(capsys):
     text, counts, streamed = run_here("quickstart.py", capsys).rsplit("\n", 3)[:3]
     assert re.fullmatch(r"\d+ tokens in \d+ target forwards", counts)
-    assert text and text.endswith(streamed)
+    assert text
+    assert text.endswith(streamed)
 
 
 def test_transformers_drop_in(capsys):

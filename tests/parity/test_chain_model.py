@@ -3,6 +3,8 @@
 Rollback, windows, recurrent state, long prompts.
 """
 
+import random
+
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -10,12 +12,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from monge.api import make_components
 from monge.core.model import NodeBlock
 from monge.engine.decoder import Decoder
+from monge.engine.models.cache_snapshot import CacheSnapshot
 from monge.engine.models.hf_chain import HfChainModel
 from monge.engine.models.hf_tree import HfTreeModel
 from tests.engine.tiny import COMMON, STATEFUL, network, perturbed, prompts, seeded
 from tests.parity.comparing import assert_same_tokens, fresh_logits, plain_greedy
 
 LARGEST_DIFFERENCE = 5e-5
+LARGEST_OF_STATES = 5e-4  # a state is read in parts of other sizes
 
 
 # As where the attention kernel takes no 4-D mask: the network could read trees, but not through
@@ -51,6 +55,59 @@ def test_recurrent_state_survives_a_long_prompt(monkeypatch, name):
         lambda: AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     )
     check_last_logits(HfChainModel(target), target, (11, 1, 6))
+
+
+@pytest.mark.filterwarnings("ignore")  # hints to install faster kernels
+@pytest.mark.parametrize("most_unread", [0, 3, 16])
+def test_recurrent_state_returns_to_the_committed_text(monkeypatch, most_unread):
+    """Rounds of chains, of which any number of nodes is accepted, in several texts."""
+    monkeypatch.setattr("monge.engine.models.hf_chain._MOST_UNREAD", most_unread)
+    config = AutoConfig.for_model("qwen3_next", **{**COMMON, **STATEFUL["qwen3_next"]})
+    target = seeded(
+        lambda: AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    )
+    check_rounds(HfChainModel(target), target)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("forgotten", ["recurrent_states", "conv_states", "keys"])
+def test_a_state_that_does_not_return_is_found(monkeypatch, forgotten):
+    restore = CacheSnapshot.restore
+
+    def forget(self, cache, num_read):
+        kept = [vars(layer).get(forgotten) for layer in cache.layers]
+        restore(self, cache, num_read)
+        for layer, value in zip(cache.layers, kept, strict=True):
+            if value is not None:
+                vars(layer)[forgotten] = value
+
+    monkeypatch.setattr(CacheSnapshot, "restore", forget)
+    config = AutoConfig.for_model("qwen3_next", **{**COMMON, **STATEFUL["qwen3_next"]})
+    target = seeded(
+        lambda: AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    )
+    with pytest.raises((AssertionError, RuntimeError)):
+        check_rounds(HfChainModel(target), target)
+
+
+def check_rounds(model, plain):
+    rng = random.Random(4)
+    texts = dict(enumerate(prompts((9, 1, 4), seed=3)))
+    model.open({row: text[:-1] for row, text in texts.items()})
+    for _ in range(12):
+        blocks = {
+            row: (text[-1], *rng.choices(range(3, 20), k=rng.randrange(5)))
+            for row, text in texts.items()
+        }
+        logits = model.extend({row: NodeBlock.chain(block) for row, block in blocks.items()})
+        accepted = {row: rng.randrange(len(block)) for row, block in blocks.items()}
+        for row, block in blocks.items():
+            expected = fresh_logits(plain, (*texts[row][:-1], *block))[-len(block) :]
+            torch.testing.assert_close(logits[row], expected, atol=LARGEST_OF_STATES, rtol=0)
+            emitted = rng.randrange(3, 20)
+            texts[row] = (*texts[row][:-1], *block[: accepted[row] + 1], emitted)
+        model.commit({row: range(count + 1) for row, count in accepted.items()})
+        assert all(model.length(row) == len(text) - 1 for row, text in texts.items())
 
 
 def check_last_logits(model, plain, lengths):

@@ -90,17 +90,32 @@ def test_chain_family_drafts_for_a_tree_family():
     assert check(target, draft=network("bloom"), tree="chain(3)") >= 1
 
 
-@pytest.mark.filterwarnings("ignore")  # hints to install faster kernels
-@pytest.mark.parametrize("name", STATEFUL)
-def test_recurrent_state_is_decoded_plainly_or_refused(name):
+def stateful(name):
     config = AutoConfig.for_model(name, **{**COMMON, **STATEFUL[name]})
     target = seeded(
         lambda: AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     )
-    assert check(target, drafter="none") == 1
     assert len(set(plain_greedy(target, PROMPTS[0], NUM_TOKENS))) > 4, (
         "a constant text would prove nothing"
     )
+    return target
+
+
+@pytest.mark.filterwarnings("ignore")  # hints to install faster kernels
+@pytest.mark.parametrize("name", [name for name in STATEFUL if name != "mamba"])
+def test_recurrent_state_reads_chains(name):
+    target = stateful(name)
+    assert check(target, drafter="none") == 1
+    assert 1.05 < check(target, draft=perturbed(target), tree="chain(4)") < 4
+    assert check(network("llama"), draft=target, tree="chain(3)") >= 1
+    with pytest.raises(UnsupportedModelError, match="recurrent state.*use tree='chain'"):
+        monge.load(target, perturbed(target), tree="best_first")
+
+
+@pytest.mark.filterwarnings("ignore")  # hints to install faster kernels
+def test_a_state_that_is_lost_is_decoded_plainly_or_refused():
+    target = stateful("mamba")
+    assert check(target, drafter="none") == 1
     for options in ({"drafter": "ngram"}, {"draft": network("llama")}):
         with pytest.raises(UnsupportedModelError, match="recurrent state.*use drafter='none'"):
             monge.load(target, **options)

@@ -127,12 +127,17 @@ RECURRENT = {
         "chunk_size": 4,
     },
 }
+LOSES_STATE = ("falcon_mamba", "jamba")
+"""Families whose networks of `transformers` do not continue from their state with several tokens."""
+STATES = {
+    **{name: settings for name, settings in RECURRENT.items() if name not in LOSES_STATE},
+    "glm_moe_dsa": {**LATENT, **MOE},
+}
 PLAIN = {
-    **{name: (settings, "keeps recurrent state") for name, settings in RECURRENT.items()},
-    "glm_moe_dsa": ({**LATENT, **MOE}, "keeps more than keys and values"),
+    **{name: (RECURRENT[name], "does not continue from its") for name in LOSES_STATE},
     "prophetnet": (
         {"num_decoder_layers": 2, "num_decoder_attention_heads": 4, "pad_token_id": 0},
-        "cannot read two tokens",
+        "cannot read several tokens",
     ),
 }
 REFUSED = {
@@ -191,9 +196,9 @@ def test_trees(name):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("name", CHAINS | STATES)
 def test_chains(name):
-    target = made(name, CHAINS[name])
+    target = made(name, (CHAINS | STATES)[name])
     check(target, draft_model=perturbed(target), tree="chain(3)")
     with pytest.raises(UnsupportedModelError, match="trees are not possible.*use tree='chain'"):
         check(target, draft_model=perturbed(target), tree=TREE)

@@ -98,7 +98,7 @@ def speculate(
         draft_model: A loaded model, folder or name, with the target's tokenizer, put into
             evaluation mode; or a head for the target, loaded or its folder. A folder is read again
             in every call. Without it, n-grams.
-        drafter: As for `monge.load`; models with recurrent state need `none`.
+        drafter: As for `monge.load`; models that cannot take tokens back need `none`.
         tree: As for `monge.load`.
         verifier: As for `monge.load`.
         controller: As for `monge.load`; `fixed` needs no measured costs. Its state ends with the
