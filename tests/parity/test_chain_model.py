@@ -22,6 +22,13 @@ LARGEST_DIFFERENCE = 5e-5
 LARGEST_OF_STATES = 5e-4  # a state is read in parts of other sizes
 
 
+def stateful(name):
+    config = AutoConfig.for_model(name, **{**COMMON, **STATEFUL[name]})
+    return seeded(
+        lambda: AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    )
+
+
 # As where the attention kernel takes no 4-D mask: the network could read trees, but not through
 # this kernel.
 @pytest.mark.parametrize("name", ["llama", "mistral_window", "gemma2", "gemma3"])
@@ -50,10 +57,7 @@ def test_prompts_of_any_length_are_read_in_parts(monkeypatch, cls, lengths):
 @pytest.mark.parametrize("name", STATEFUL)
 def test_recurrent_state_survives_a_long_prompt(monkeypatch, name):
     monkeypatch.setattr("monge.engine.models.hf_chain._PREFILL", 4)
-    config = AutoConfig.for_model(name, **{**COMMON, **STATEFUL[name]})
-    target = seeded(
-        lambda: AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
-    )
+    target = stateful(name)
     check_last_logits(HfChainModel(target), target, (11, 1, 6))
 
 
@@ -62,10 +66,7 @@ def test_recurrent_state_survives_a_long_prompt(monkeypatch, name):
 def test_recurrent_state_returns_to_the_committed_text(monkeypatch, most_unread):
     """Rounds of chains, of which any number of nodes is accepted, in several texts."""
     monkeypatch.setattr("monge.engine.models.hf_chain._MOST_UNREAD", most_unread)
-    config = AutoConfig.for_model("qwen3_next", **{**COMMON, **STATEFUL["qwen3_next"]})
-    target = seeded(
-        lambda: AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
-    )
+    target = stateful("qwen3_next")
     check_rounds(HfChainModel(target), target)
 
 
@@ -74,20 +75,36 @@ def test_recurrent_state_returns_to_the_committed_text(monkeypatch, most_unread)
 def test_a_state_that_does_not_return_is_found(monkeypatch, forgotten):
     restore = CacheSnapshot.restore
 
-    def forget(self, cache, num_read):
+    def forget(self, cache):
         kept = [vars(layer).get(forgotten) for layer in cache.layers]
-        restore(self, cache, num_read)
+        restore(self, cache)
         for layer, value in zip(cache.layers, kept, strict=True):
             if value is not None:
                 vars(layer)[forgotten] = value
 
     monkeypatch.setattr(CacheSnapshot, "restore", forget)
-    config = AutoConfig.for_model("qwen3_next", **{**COMMON, **STATEFUL["qwen3_next"]})
-    target = seeded(
-        lambda: AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
-    )
+    target = stateful("qwen3_next")
     with pytest.raises((AssertionError, RuntimeError)):
         check_rounds(HfChainModel(target), target)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_forward_that_fails_between_two_layers_leaves_no_trace():
+    target, (text,) = stateful("qwen3_next"), prompts((9,), seed=3)
+    model = HfChainModel(target)
+    model.open({0: text[:-1]})
+
+    def fail(*_):
+        raise RuntimeError("no memory")
+
+    handle = target.model.layers[-1].register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="no memory"):
+        model.extend({0: NodeBlock.chain((text[-1], 5, 6))})
+    handle.remove()
+    model.commit({0: ()})
+    logits = model.extend({0: NodeBlock.chain((text[-1], 5, 6))})[0]
+    expected = fresh_logits(target, (*text, 5, 6))[-3:]
+    torch.testing.assert_close(logits, expected, atol=LARGEST_OF_STATES, rtol=0)
 
 
 def check_rounds(model, plain):

@@ -47,7 +47,7 @@ class MongeLM(_Hf):
         tree: Shape of the proposals.
         verifier: Acceptance rule.
         controller: Controller of the draft length; `fixed` needs no measured costs.
-        costs: Folder of measured costs, for controllers that need costs; without it they are measured in
+        costs: Folder of measured costs, for controllers that need them; without it they are measured in
             every batch.
         draft_temperature: Draft at this temperature instead of the request's own.
         draft_top_k: Draft from this number of the draft model's most probable tokens.

@@ -97,7 +97,7 @@ class KSeqConstants:
 
     Args:
         rho: Divisor of the acceptance ratio, at least the optimal one.
-        accepted: Acceptance of K tests, `1 - (1 - beta)^K`, where one test has beta.
+        accepted: Acceptance of K tests, `1 - (1 - beta)^K`; beta is the acceptance of one test.
         gamma: `accepted / beta`, at most rho, so that the residual `p - gamma min(p / rho, q)` is
             non-negative.
     """

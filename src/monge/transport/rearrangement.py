@@ -228,7 +228,7 @@ def _ceiling(
 ) -> float:
     """The mu with `sum(min(p, mu q)) = total`, tokens by *decreasing* p/q.
 
-    The largest ratio where total is sum(p).
+    If total is sum(p), it is the largest ratio.
     """
     # With mu at the k-th ratio, the tokens before it receive mu q and the others keep p: the sum
     # falls with k.

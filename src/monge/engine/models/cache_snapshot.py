@@ -20,6 +20,9 @@ class CacheSnapshot:
 
     @torch.inference_mode()
     def __init__(self, cache: DynamicCache) -> None:
+        self._lengths = [
+            layer.get_seq_length() if _grows(layer) else None for layer in cache.layers
+        ]
         self._copies: list[dict[str, Any]] = [
             {
                 name: deepcopy(value)
@@ -30,16 +33,15 @@ class CacheSnapshot:
         ]
 
     @torch.inference_mode()
-    def restore(self, cache: DynamicCache, num_read: int) -> None:
-        """Return to this state, once.
+    def restore(self, cache: DynamicCache) -> None:
+        """Return to this state, once; also after a forward that failed between two layers.
 
         Args:
             cache: The cache that the snapshot was taken of.
-            num_read: Number of tokens read since.
         """
-        for layer, copied in zip(cache.layers, self._copies, strict=True):
-            if _grows(layer):
-                DynamicLayer.crop(layer, -num_read)
+        for layer, length, copied in zip(cache.layers, self._lengths, self._copies, strict=True):
+            if _grows(layer) and (added := layer.get_seq_length() - (length or 0)):
+                DynamicLayer.crop(layer, -added)
             vars(layer).update(copied)
 
 

@@ -28,13 +28,11 @@ from monge.engine.session import catch
 
 _PREFILL: Final = 1024
 _MOST_UNREAD: Final = 16
-"""Committed tokens behind a snapshot that are read again with every round; more are read for good."""
-_PROBE: Final = 30
-"""Tokens before the block that a recurrent network is tried with."""
-_BLOCK: Final = 8
-"""Tokens of that block."""
+"""Most accepted tokens that are read again with each round; more get a forward of their own."""
 _TRIAL: Final = -1
-"""Name of the sequence of a trial."""
+"""Name of the sequence that `_trial_logits` reads."""
+_TRIAL_PROMPT, _TRIAL_BLOCK = 30, 8
+"""Tokens of the prompt of a trial, and of the block behind it."""
 
 
 @dataclass(slots=True)
@@ -45,7 +43,7 @@ class _Row:
         cache: What has been read: the committed tokens but for `unread`, and `drafted`.
         length: Number of committed tokens.
         unread: The last committed tokens, if the cache had to return to the state before them.
-        drafted: Tokens of this round that are not committed.
+        drafted: Tokens read in this round, none of them committed.
         snapshot: State of the cache at the start of the round, if tokens cannot be cropped.
     """
 
@@ -90,7 +88,7 @@ class HfChainModel:
         self.no_tree_reason = tree_obstacle(model)
         self.no_draft_reason: str | None = None
         self._crops = rollback_obstacle(model) is None
-        if (error := catch(lambda: self._logits(3, (1,)))) is not None:
+        if (error := catch(lambda: self._trial_logits(3, (1,)))) is not None:
             name = type(model).__name__
             raise UnsupportedModelError(
                 f"{name} cannot read a token behind its cache: {_in_words(error)}"
@@ -145,18 +143,20 @@ class HfChainModel:
                 raise MongeError(
                     f"{dropped} read tokens cannot be taken back: {self.no_draft_reason}"
                 )
-            if dropped and self._crops:
-                row.cache.crop(-dropped)
-            elif dropped:
-                assert row.snapshot is not None
-                row.snapshot.restore(row.cache, len(row.unread) + len(row.drafted))
-                row.unread += accepted
-            elif row.drafted:
-                row.unread = ()
+            if self._crops:
+                if dropped:
+                    row.cache.crop(-dropped)
+            elif row.snapshot is not None:
+                if accepted and not dropped:
+                    row.unread = ()
+                else:
+                    row.snapshot.restore(row.cache)
+                    row.unread += accepted
             row.length += len(accepted)
             row.drafted, row.snapshot = (), None
             if len(row.unread) > _MOST_UNREAD:
-                self._forward(row, row.unread, keep_logits=False)
+                first = row.length - len(row.unread)
+                self._forward(row.cache, first, row.unread, keep_logits=False)
                 row.unread = ()
 
     def length(self, sequence: int) -> int:
@@ -173,32 +173,39 @@ class HfChainModel:
     def _chain_obstacle(self) -> str | None:
         """Why several tokens behind the cache cannot be read at once, or `None` if they can."""
         name, found = type(self._model).__name__, list[Tensor]()
-        length = 3 if self._crops else _PROBE
-        if (error := catch(lambda: found.append(self._logits(length, (_BLOCK,))))) is not None:
+        length = 3 if self._crops else _TRIAL_PROMPT
+        block = (_TRIAL_BLOCK,)
+        if (error := catch(lambda: found.append(self._trial_logits(length, block)))) is not None:
             return f"{name} cannot read several tokens behind its cache: {_in_words(error)}"
         if self._crops:
             return None
-        apart, without = self._logits(length, (1,) * _BLOCK), self._logits(0, (_BLOCK,))
-        error = (found[0] - apart).norm() / (without - apart).norm()
+        apart = self._trial_logits(length, (1,) * _TRIAL_BLOCK)
+        without_state = self._trial_logits(0, block)
+        error = (found[0] - apart).norm() / (without_state - apart).norm()
         # Rounding gives 1e-3 in float32 and 0.05 in bfloat16; a state that is lost gives 0.3.
         if error <= (0.01 if self.dtype.itemsize >= 4 else 0.1):
             return None
         return f"{name} does not continue from its recurrent state when it reads several tokens at once"
 
-    def _logits(self, length: int, sizes: Sequence[int]) -> Float[Tensor, "nodes vocab"]:
-        """Logits of a text behind its first `length` tokens, read in parts of these sizes."""
-        text = [7 * place % self.vocab_size for place in range(_PROBE + _BLOCK)]
-        self.open({_TRIAL: text[_PROBE - length : _PROBE]})
-        logits: list[Tensor] = []
+    def _trial_logits(self, length: int, sizes: Sequence[int]) -> Float[Tensor, "nodes vocab"]:
+        """Logits of a fixed block behind a prompt, read in parts.
+
+        Args:
+            length: Tokens of the prompt.
+            sizes: Tokens of each part of the block.
+        """
+        text = [7 * place % self.vocab_size for place in range(_TRIAL_PROMPT + _TRIAL_BLOCK)]
+        start, logits = _TRIAL_PROMPT, list[Tensor]()
         try:
+            self.open({_TRIAL: text[start - length : start]})
             for size in sizes:
-                start = self._rows[_TRIAL].length - length + _PROBE
-                part = self._read(self._rows[_TRIAL], text[start : start + size], keep_logits=True)
+                part = text[start : start + size]
+                logits.append(self._read(self._rows[_TRIAL], part, keep_logits=True).double())
                 self.commit({_TRIAL: range(size)})
-                logits.append(part.double())
+                start += size
             return torch.cat(logits)
         finally:
-            self.close(_TRIAL)
+            self._rows.pop(_TRIAL, None)
             self._forward_s = 0.0
 
     def _read(self, row: _Row, token_ids: Sequence[int], *, keep_logits: bool) -> Tensor:
@@ -206,22 +213,23 @@ class HfChainModel:
         waiting: tuple[int, ...] = () if row.drafted else row.unread
         if self.no_draft_reason is None and not self._crops and not row.drafted:
             row.snapshot = CacheSnapshot(row.cache)
-        row.drafted += tuple(token_ids)
-        logits = self._forward(row, (*waiting, *token_ids), keep_logits=keep_logits)
+        first = row.length + len(row.drafted) - len(waiting)
+        logits = self._forward(row.cache, first, (*waiting, *token_ids), keep_logits=keep_logits)
+        row.drafted += tuple(token_ids)  # only now: a forward that fails has read nothing
         return logits[-len(token_ids) :]
 
-    def _forward(self, row: _Row, token_ids: Sequence[int], *, keep_logits: bool) -> Tensor:
-        """Logits of tokens that end where the row ends."""
+    def _forward(
+        self, cache: DynamicCache, first: int, token_ids: Sequence[int], *, keep_logits: bool
+    ) -> Tensor:
+        """Logits of tokens from position `first` on, which the cache then holds."""
         inputs: dict[str, Any] = {
             "input_ids": torch.tensor([list(token_ids)]).to(self._device, non_blocking=True),
-            self._cache_keyword: row.cache,
+            self._cache_keyword: cache,
             "use_cache": True,
         }
         if self._takes_position_ids:
-            end = row.length + len(row.drafted)
-            inputs["position_ids"] = torch.arange(end - len(token_ids), end, device=self._device)[
-                None
-            ]
+            end = first + len(token_ids)
+            inputs["position_ids"] = torch.arange(first, end, device=self._device)[None]
         if self._chooses_logits and not keep_logits:
             inputs["logits_to_keep"] = 1
         start = now()

@@ -19,7 +19,8 @@ class EagleHead(ChainHead):
     """A decoder layer on fc([e(x_{t+1}) ; h_t]), whose output approximates h_{t+1}.
 
     h_t is the input of the target's output layer, which turns the prediction into the law of
-    x_{t+2}. The first layer has no norm before its attention. Positions are those of h_t; only their differences matter.
+    x_{t+2}. The first layer has no norm before its attention. Positions are those of h_t; only their
+    differences matter.
 
     Args:
         tensors: `fc.*`, `layers.{i}.*`, and optionally `embed_tokens.weight`, `norm.weight`,

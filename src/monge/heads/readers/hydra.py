@@ -20,7 +20,7 @@ _HEAD_DIM: Final = 128
 
 
 class HydraHead(StepHead):
-    """One small network per future token; it also reads the tokens drafted before.
+    """One small network per future token; grounded ones also read the tokens drafted before.
 
     With h_t the state after token x_t, head i (from 0) gives the law of x_{t+2+i} from [h_t,
     e(x_{t+1}), ..., e(x_{t+1+i})], e being the target's embedding. An optional prefix layer first attends over
