@@ -20,9 +20,6 @@ TASKS = (
     "What is the following text about?",
     "Write a short continuation of this text:",
     "Explain the following passage to a student:",
-)
-MORE_TASKS = (
-    *TASKS,
     "Correct the mistakes in this text:",
     "Repeat the following text, but replace every name in it:",
     "Turn this text into questions and answers:",
@@ -38,9 +35,7 @@ def instructions(folder: Path) -> Iterator[str]:
         yield row["instruction"] + (f"\n{given}" if given else "")
 
 
-def passages(
-    folder: Path, rng: random.Random, *, each: int, tasks: tuple[str, ...]
-) -> Iterator[str]:
+def passages(folder: Path, rng: random.Random, *, each: int) -> Iterator[str]:
     """Tasks about passages of the corpora."""
     for path in sorted(folder.glob("*.jsonl.gz")):
         with gzip.open(path, "rt", encoding="utf-8") as file:
@@ -50,7 +45,7 @@ def passages(
             if len(text) < 900:
                 continue
             start = rng.randrange(len(text) - 800)
-            task = rng.choice(tasks)
+            task = rng.choice(TASKS)
             yield f"{task}\n\n{text[start : start + rng.randrange(300, 800)].strip()}"
 
 
@@ -62,17 +57,14 @@ def _rows(path: Path) -> Iterator[dict[str, object]]:
 def main() -> None:
     data, out = Path(sys.argv[1]), Path(sys.argv[2])
     rng = random.Random(0)
-    questions = [row["question"] for row in _rows(data / "prompts" / "gsm8k_train.jsonl")]
-    first = [*instructions(data / "prompts"), *rng.sample(questions, 500)]
-    first += passages(data / "corpus", rng, each=110, tasks=TASKS)
-    rng.shuffle(first)
-    second = rng.sample(sorted(set(questions) - set(first)), 600)
-    second += passages(data / "corpus", rng, each=100, tasks=MORE_TASKS)
-    rng.shuffle(second)
+    questions = [str(row["question"]) for row in _rows(data / "prompts" / "gsm8k_train.jsonl")]
+    prompts = [*instructions(data / "prompts"), *rng.sample(questions, 2500)]
+    prompts += passages(data / "corpus", rng, each=500)
+    rng.shuffle(prompts)
     with out.open("w", encoding="utf-8") as file:
-        for prompt in (*first[:1920], *second):
+        for prompt in dict.fromkeys(prompts):
             file.write(json.dumps({"prompt": prompt}) + "\n")
-    print(f"{min(1920, len(first)) + len(second)} prompts in {out}")
+    print(f"{len(set(prompts))} prompts in {out}")
 
 
 if __name__ == "__main__":

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
+from monge.api import built_in
 from monge.core.errors import OptionError, UnsupportedModelError
 from monge.heads.shape.checkpoint import CONFIG, load_head
+from monge.heads.training.answers import ANSWERS
 from monge.heads.training.loop import STATE, Recipe
 from monge.heads.training.own_text import ROWS, TextSettings, cut_rows, write_own_text
 from monge.heads.training.shape import HeadSettings, feature_model, make_head
@@ -127,3 +130,27 @@ def test_the_built_in_head_fits_the_built_in_target_and_no_other(run, tiny_paths
     assert "this head is for a target of hidden size 256, 12 layers and 4096 tokens" in " ".join(
         refused.stderr.split()
     )
+
+
+def test_a_chat_model_writes_its_own_prompts(run, tmp_path: Path) -> None:
+    built_in_tokenizer = AutoTokenizer.from_pretrained(built_in("target"))
+    built_in_tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}<|end|>{% endfor %}assistant:"
+    )
+    target = network("llama", num_hidden_layers=6, vocab_size=len(built_in_tokenizer))
+    target.generation_config.eos_token_id = list(range(0, len(built_in_tokenizer), 16))
+    target.save_pretrained(tmp_path / "target")
+    built_in_tokenizer.save_pretrained(tmp_path / "target")
+    out, command = tmp_path / "head", ("train", "eagle3", "--target", tmp_path / "target")
+    sizes = ("--answer-tokens", "12", "--steps", "2", "--batch", "32", "--draft-vocabulary", "64")
+    result = run(*command, "--own-prompts", "24", *sizes, "--out", out)
+    assert result.exit_code == 0, result.output
+    turns = (out / "own_prompts" / ANSWERS).read_text().splitlines()
+    answers = (out / ANSWERS).read_text().splitlines()
+    assert len(turns) == 24
+    assert 0 < len(answers) <= 24
+    opening = json.loads(turns[0])["prompt"]
+    assert all(json.loads(line)["prompt"][: len(opening)] == opening for line in answers)
+    refused = run("train", "eagle3", "--own-prompts", "4", "--out", tmp_path / "other")
+    assert refused.exit_code == 2
+    assert "no chat template to write prompts by" in refused.stderr

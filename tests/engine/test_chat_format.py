@@ -43,6 +43,12 @@ def test_template(tokenizer):
     assert tokenizer.decode(ids[1:]) == "user: Name a colour.\nassistant:"
 
 
+def test_the_opening_ends_where_the_user_starts(tokenizer):
+    form = TemplateFormat(tokenizer, TEMPLATE)
+    assert form.opening() == form.encode(TURNS[1:2])[: len(form.opening())]
+    assert tokenizer.decode(form.opening(TURNS[:1])) == "<|end|>system: Be brief.\n<|end|>user:"
+
+
 def test_a_template_refuses_a_conversation(tokenizer):
     with pytest.raises(OptionError, match="refuses this conversation: no developers"):
         TemplateFormat(tokenizer, TEMPLATE).encode([{"role": "developer", "content": "x"}])

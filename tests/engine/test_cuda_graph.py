@@ -1,7 +1,9 @@
 """Steps captured as CUDA graphs: the same logits, each graph captured once, on a simulated device."""
 
 import copy
+import gc
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -103,6 +105,26 @@ def test_decoding_records_nothing_that_it_has(device):
     assert 1 <= moves <= 2, "the cache was to move, and seldom"
     assert counts[-1] - counts[0] == 3 * (1 + moves)
     assert counts[3] == counts[40], "widths 1, 2 and 4 were all there"
+
+
+def test_what_a_replay_reads_is_kept(device):
+    """A replay reads the addresses of its recording: memory that nobody held would be somebody else's by then."""
+    own, captures = placed(network("llama", "sdpa"), device), [pretend.Rerun()]
+    step = capture_step(own, lambda work: captures[-1](work), print)  # noqa: PLW0108 (the last one then)
+    captures.append(lambda work: (lambda: None, work()))  # keeps nothing of the work
+    module, read = step.module, []
+
+    def watched(token_ids, places, masks, kept):
+        read[:] = [weakref.ref(tensor) for tensor in (token_ids, *places, *masks, *kept)]
+        return module(token_ids, places, masks, kept)
+
+    step.module = watched
+    model = HfTreeModel(own, step)
+    model.open({0: (5, 6)})
+    model.extend({0: NodeBlock.chain((7, 8, 9))})
+    gc.collect()
+    assert len(read) > 4
+    assert all(one() is not None for one in read)
 
 
 def test_each_set_of_neighbouring_rows_has_its_own(device):

@@ -21,7 +21,8 @@ from monge.heads.readers.files import InMemory
 from monge.heads.readers.reading import Reading
 from monge.heads.readers.registry import load_head
 from monge.heads.readers.tensors import Settings, Tensors
-from monge.heads.training.answers import ANSWERS, AnswerSettings, write_answers
+from monge.heads.training import answers
+from monge.heads.training.answers import ANSWERS, AnswerSettings, write_answers, write_prompts
 from monge.heads.training.eagle3 import (
     Conversations,
     Eagle3Trainee,
@@ -205,6 +206,28 @@ def test_answers_are_written_once(target, tmp_path):
     (tmp_path / ANSWERS).write_text("{")
     with pytest.raises(OptionError, match="remove it to write the answers again"):
         write_answers(target, PROMPTS, ANSWERED, tmp_path)
+
+
+class Letters:
+    """Token 5 is a space, every other one a letter."""
+
+    def decode(self, ids):
+        return "".join(" " if token == 5 else chr(97 + token % 26) for token in ids)
+
+
+def test_the_target_writes_prompts(target, tmp_path, monkeypatch):
+    monkeypatch.setattr(answers, "_TURN", 6)
+    monkeypatch.setattr(target.generation_config, "eos_token_id", list(range(0, VOCAB, 4)))
+    counts = []
+    texts = write_prompts(target, Letters(), (3, 4), 60, tmp_path, seed=1, on_rows=counts.append)
+    written = write_answers(
+        target, [(3, 4)] * 60, AnswerSettings(num_tokens=6, temperatures=(1.0,), seed=1), tmp_path
+    )
+    ended = [one.answer[:-1] for one in written if len(one.answer) < 6]
+    assert counts == [0, 60]
+    assert 0 < len(ended) < 60, "some turns were to end, and some not"
+    assert set(texts) == {Letters().decode(ids).strip() for ids in ended} - {""}
+    assert len(texts) == len(set(texts))
 
 
 def test_greedy_answers_do_not_depend_on_their_neighbours(target, tmp_path):

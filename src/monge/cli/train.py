@@ -19,11 +19,11 @@ from monge.cli.console import notes, quiet_host, reported
 from monge.cli.out import check_out_folder
 from monge.cli.progress import bars
 from monge.core.errors import OptionError
-from monge.engine.chat_format import chat_format
+from monge.engine.chat_format import TemplateFormat, chat_format
 from monge.engine.loading import load_network, load_tokenizer
-from monge.heads.training.answers import AnswerSettings
+from monge.heads.training.answers import AnswerSettings, write_prompts
 from monge.heads.training.chain import ChainQuality
-from monge.heads.training.eagle3_run import DRAFT_VOCABULARY, train_eagle3
+from monge.heads.training.eagle3_run import DRAFT_VOCABULARY, faster_copy, train_eagle3
 from monge.heads.training.loop import Progress as TrainingProgress
 from monge.heads.training.loop import Recipe
 from monge.heads.training.losses import Weights
@@ -205,6 +205,15 @@ def eagle3(
     threads: options.Threads = None,
     data: Data = None,
     system: options.System = None,
+    own_prompts: Annotated[
+        int | None,
+        _text(
+            "--own-prompts",
+            "Also answer so many prompts that the target writes itself, by its chat template; "
+            "without --data, only these.",
+            "none",
+        ),
+    ] = None,
     answer_tokens: Annotated[
         int | None,
         _text("--answer-tokens", "Most tokens of an answer.", AnswerSettings().num_tokens),
@@ -234,12 +243,16 @@ def eagle3(
     **Examples**
 
         monge train eagle3 --target smollm2 --data questions.jsonl --out my-head
+        monge train eagle3 --target ./my-target --own-prompts 5000 --device cuda --batch 8192 --out my-head
         monge chat --target smollm2 --draft my-head
     """
     quiet_host()
     options.set_threads(threads)
     options.check_positive(
-        answer_tokens=answer_tokens, draft_vocabulary=draft_vocabulary, num_steps=num_steps
+        own_prompts=own_prompts,
+        answer_tokens=answer_tokens,
+        draft_vocabulary=draft_vocabulary,
+        num_steps=num_steps,
     )
     check_out_folder(out)
     source = built_in("target") if target is None else target
@@ -249,7 +262,9 @@ def eagle3(
     )
     chat = chat_format(tokenizer, is_built_in=target is None)
     before = [] if system is None else [{"role": "system", "content": system}]
-    texts = [prompt for path in data for prompt in read_prompts(path)] if data else list(shipped())
+    texts = [prompt for path in data or () for prompt in read_prompts(path)]
+    if not data and own_prompts is None:
+        texts = list(shipped())
     prompts = [
         chat.encode([*before, *(one.messages or ({"role": "user", "content": one.text},))])
         for one in texts
@@ -260,7 +275,22 @@ def eagle3(
         "target": "built-in" if target is None else Path(target).name,
         **versions("monge", "torch", "transformers"),
     }
+    if own_prompts is not None and not isinstance(chat, TemplateFormat):
+        raise OptionError(
+            "--own-prompts: the target has no chat template to write prompts by; give --data"
+        )
     with bars() as bar, _interrupts() as interrupted:
+        if own_prompts is not None and isinstance(chat, TemplateFormat):
+            turns = write_prompts(
+                faster_copy(network),
+                tokenizer,
+                chat.opening(before),
+                own_prompts,
+                out / "own_prompts",
+                seed=recipe.seed,
+                on_rows=bar("writing prompts", own_prompts),
+            )
+            prompts += [chat.encode([*before, {"role": "user", "content": one}]) for one in turns]
         on_read, on_step = (
             bar("reading answers", len(prompts)),
             _shown(bar("training steps", recipe.steps)),
@@ -283,10 +313,12 @@ def eagle3(
 def _recipe(
     steps: int | None, batch: int | None, learning_rate: float | None, seed: int | None
 ) -> Recipe:
-    return replace(
+    recipe = replace(
         Recipe(),
         **options.given(steps=steps, batch_size=batch, learning_rate=learning_rate, seed=seed),
     )
+    # Twenty evaluations of a long training: more would see noise as the end of improvement.
+    return replace(recipe, evaluate_every=max(recipe.evaluate_every, recipe.steps // 20))
 
 
 def _train(

@@ -78,9 +78,19 @@ class TemplateFormat:
         self.encode([{"role": "user", "content": "Hello"}])
 
     def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        return self._ids(self._text(messages))
+
+    def opening(self, before: Sequence[Message] = ()) -> tuple[int, ...]:
+        """Tokens of a conversation up to where the user's turn after `before` starts."""
+        mark = "\N{OBJECT REPLACEMENT CHARACTER}"
+        text = self._text([*before, {"role": "user", "content": mark}])
+        # Most tokenizers join a space to the word that follows.
+        return self._ids(text.split(mark)[0].rstrip(" "))
+
+    def _text(self, messages: Sequence[Message]) -> str:
         conversation = [dict(message) for message in messages]
         try:
-            text = self.tokenizer.apply_chat_template(
+            return self.tokenizer.apply_chat_template(
                 conversation,
                 chat_template=self.template,
                 tokenize=False,
@@ -94,6 +104,8 @@ class TemplateFormat:
             raise OptionError(
                 f"the chat template does not work: {type(error).__name__}: {error}"
             ) from error
+
+    def _ids(self, text: str) -> tuple[int, ...]:
         # The template writes special tokens itself.
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 

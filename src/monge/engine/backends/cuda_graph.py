@@ -4,7 +4,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -46,7 +46,9 @@ class GraphCapture:
                 f"steps on {device} are neither compiled nor captured: that is "
                 "done on CPUs and CUDA devices"
             )
-        self._device, self._pool = device, torch.cuda.graph_pool_handle()
+        self._device = device
+        # A bare handle would end with the last graph, although later graphs are to share it.
+        self._pool: Any = torch.cuda.MemPool()
 
     def __call__(self, work: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
         with torch.cuda.device(self._device):
@@ -59,19 +61,23 @@ class GraphCapture:
             graph = torch.cuda.CUDAGraph()
             # Other threads may use the device meanwhile: a server decodes in one and answers in
             # others.
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=self._pool.id, capture_error_mode="thread_local"):
                 outputs = work()
         return graph.replay, outputs
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedGraph:
-    """A captured step: the memory of its inputs, its replay, the memory of its outputs."""
+    """A captured step: the memory of its inputs, its replay, the memory of its outputs.
+
+    `constants` is whatever else the replay reads: memory that nobody holds is given to others.
+    """
 
     inputs: tuple[Tensor, ...]
     masks: tuple[Tensor, ...]
     replay: Callable[[], None]
     outputs: Outputs
+    constants: tuple[object, ...]
 
     def run(self, inputs: Sequence[Tensor], masks: Sequence[Tensor]) -> Outputs:
         """Copy the inputs in, replay, copy the outputs out: the next replay overwrites them."""
@@ -157,7 +163,9 @@ class CudaGraphStep:
         masks = tuple(mask.clone() for _ in self.spec.kinds)
         places, kept = (positions, columns, all_nodes(token_ids)), cache.kept()
         replay, outputs = self._capture(lambda: self.module(token_ids, places, masks, kept))
-        return CapturedGraph((token_ids, positions, columns), masks, replay, outputs)
+        return CapturedGraph(
+            (token_ids, positions, columns), masks, replay, outputs, (*places, *kept)
+        )
 
 
 def capture_step(

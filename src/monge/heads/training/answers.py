@@ -18,6 +18,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from monge.core.errors import OptionError
 
 ANSWERS: Final = "answers.jsonl"
+_TURN: Final = 160  # most tokens of a turn that the target writes for the user
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,14 +29,14 @@ class AnswerSettings:
         num_tokens: Maximum tokens per answer.
         prompt_length: Maximum tokens per prompt; longer prompts keep their end.
         temperatures: Temperatures of the batches, in turn; 0 is greedy.
-        batch_size: Answers per batch.
+        batch_size: Answers per batch; `None` chooses by the device.
         seed: Each batch derives its own seed.
     """
 
     num_tokens: int = 220
     prompt_length: int = 420
     temperatures: tuple[float, ...] = (1.0, 1.0, 0.6, 0.0)
-    batch_size: int = 192
+    batch_size: int | None = None
     seed: int = 0
 
 
@@ -80,12 +81,15 @@ def write_answers(
         folder / ANSWERS,
         [tuple(prompts[place][-settings.prompt_length :]) for place in places],
     )
+    batch_size = settings.batch_size or _rows_at_once(
+        network, min(max(map(len, prompts)), settings.prompt_length) + settings.num_tokens
+    )
     answers = _restored(path, cut)
     on_rows(len(answers))
     folder.mkdir(parents=True, exist_ok=True)
     while len(answers) < len(cut):
-        batch = list(islice(cut, len(answers), len(answers) + settings.batch_size))
-        number = len(answers) // settings.batch_size
+        batch = list(islice(cut, len(answers), len(answers) + batch_size))
+        number = len(answers) // batch_size
         temperature = settings.temperatures[number % len(settings.temperatures)]
         written = _answered(
             network, batch, settings, temperature, settings.seed * 1_000_003 + number
@@ -98,6 +102,50 @@ def write_answers(
         ]
         on_rows(len(batch))
     return [answer for _, answer in sorted(zip(places, answers, strict=True), key=itemgetter(0))]
+
+
+def _rows_at_once(network: PreTrainedModel, length: int) -> int:
+    """Rows of a batch: what half of a CUDA device's free memory holds, at most 4,096; 192 elsewhere."""
+    if network.device.type != "cuda":
+        return 192
+    config = network.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    cached = 2 * config.num_hidden_layers * heads * dim * network.dtype.itemsize
+    drawn = 20 * config.vocab_size  # logits, probabilities, their sums, and the mask
+    free = torch.cuda.mem_get_info(network.device)[0]
+    return max(1, min(4096, free // 2 // (length * cached + drawn)))
+
+
+def write_prompts(
+    network: PreTrainedModel,
+    tokenizer: Any,  # noqa: ANN401 (the host's type)
+    opening: Sequence[int],
+    count: int,
+    folder: Path,
+    *,
+    seed: int = 0,
+    on_rows: Callable[[int], None] = lambda count: None,
+) -> list[str]:
+    """Let a chat model write users' turns itself, by continuing its chat template where a user's turn starts.
+
+    Args:
+        network: The target.
+        tokenizer: Its tokenizer.
+        opening: Tokens of the template up to where the user's turn starts.
+        count: Number of turns drawn at temperature 1; empty, unfinished and repeated ones are left
+            out.
+        folder: Folder of the turns' `answers.jsonl`; a rerun goes on there.
+        seed: Seed of the draws.
+        on_rows: Receives the number of new turns.
+
+    Reference:
+        Xu et al., Magpie, arXiv 2406.08464.
+    """
+    settings = AnswerSettings(num_tokens=_TURN, temperatures=(1.0,), seed=seed)
+    written = write_answers(network, [opening] * count, settings, folder, on_rows)
+    ended = (tokenizer.decode(one.answer[:-1]) for one in written if len(one.answer) < _TURN)
+    return list(dict.fromkeys(text.strip() for text in ended if text.strip()))
 
 
 def _answered(

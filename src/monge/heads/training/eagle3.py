@@ -19,6 +19,7 @@ from monge.heads.training.chain import ChainQuality
 from monge.heads.training.loop import Trainee
 
 _ROWS: Final = 4  # rows of one measurement's forward
+_LOGITS: Final = 512  # rows of logits at a time while states are read
 _LAYER: Final = "midlayer"
 
 
@@ -413,7 +414,7 @@ def read_conversations(
     *,
     longest: int = 384,
     least: int = 1,
-    batch_size: int = 8,
+    batch_size: int | None = None,
     dtype: torch.dtype = torch.bfloat16,
     on_rows: Callable[[int], None] = lambda count: None,
 ) -> Conversations:
@@ -425,40 +426,47 @@ def read_conversations(
         layers: Indices of the fused hidden states.
         longest: Maximum tokens per conversation.
         least: Minimum tokens written by the target; shorter conversations are left out.
-        batch_size: Conversations per forward.
-        dtype: Type of the stored states; they take a few kilobytes per token.
+        batch_size: Conversations per forward; `None` chooses by the device.
+        dtype: Type of the stored states; they take a few kilobytes per token. They stay on a CUDA
+            device that has room for twice their size, and else on the host.
         on_rows: Receives the number of conversations read.
     """
     cut = [((*prompt, *answer)[:longest], len(prompt)) for prompt, answer in conversations]
     cut = sorted((one for one in cut if len(one[0]) - one[1] >= least), key=lambda one: len(one[0]))
     starts = [0, *accumulate(len(tokens) for tokens, _ in cut)]
     total, output = starts[-1], network.get_output_embeddings()
-    width = network.config.hidden_size
+    width, device = network.config.hidden_size, network.device
+    if batch_size is None:
+        batch_size = 64 if device.type == "cuda" else 8
+    size = total * ((len(layers) + 1) * width * dtype.itemsize + 16)
+    on = device if device.type == "cuda" and 2 * size < torch.cuda.mem_get_info(device)[0] else None
     # Allocated at once: small tensors that stay, between large ones that go, leave holes of gigabytes.
     read = Conversations(
         starts=tuple(starts),
-        token_ids=torch.empty(total, dtype=torch.long),
-        is_learnt=torch.empty(total, dtype=torch.bool),
-        features=torch.empty(total, len(layers) * width, dtype=dtype),
-        last=torch.empty(total, width, dtype=dtype),
-        log_z=torch.empty(total),
+        token_ids=torch.empty(total, dtype=torch.long, device=on),
+        is_learnt=torch.empty(total, dtype=torch.bool, device=on),
+        features=torch.empty(total, len(layers) * width, dtype=dtype, device=on),
+        last=torch.empty(total, width, dtype=dtype, device=on),
+        log_z=torch.empty(total, device=on),
     )
     for first in range(0, len(cut), batch_size):
         batch = cut[first : first + batch_size]
-        ids = pad_sequence([torch.tensor(tokens) for tokens, _ in batch], batch_first=True).to(
-            network.device
-        )
+        rows = [torch.tensor(tokens) for tokens, _ in batch]
+        ids = pad_sequence(rows, batch_first=True).to(device)
+        places = torch.arange(ids.shape[1], device=device)
+        sizes = torch.tensor([len(tokens) for tokens, _ in batch], device=device)
+        given = torch.tensor([num_given for _, num_given in batch], device=device)
+        is_text = places < sizes[:, None]
         with torch.inference_mode():
             # Padding is on the right: nothing that counts sees it.
             states = network.model(ids, use_cache=False, output_hidden_states=True).hidden_states
-            for row, (tokens, num_given) in enumerate(batch):
-                size = len(tokens)
-                at = slice(starts[first + row], starts[first + row + 1])
-                last = states[-1][row, :size]
-                read.token_ids[at] = ids[row, :size]
-                read.is_learnt[at] = torch.arange(size) >= num_given
-                read.features[at] = torch.cat([states[layer][row, :size] for layer in layers], -1)
-                read.last[at] = last
-                read.log_z[at] = output(last).float().logsumexp(dim=-1)
+            last = states[-1][is_text]
+            log_z = [output(part).float().logsumexp(dim=-1) for part in last.split(_LOGITS)]
+        at = slice(starts[first], starts[first + len(batch)])
+        read.token_ids[at] = ids[is_text]
+        read.is_learnt[at] = (places >= given[:, None])[is_text]
+        read.features[at] = torch.cat([states[layer][is_text] for layer in layers], dim=-1)
+        read.last[at] = last
+        read.log_z[at] = torch.cat(log_z)
         on_rows(len(batch))
     return read
