@@ -23,8 +23,8 @@ from monge.engine.components import Components
 from monge.engine.latency_files import load_latency, save_latency
 from monge.engine.loop import close_session, run_round
 from monge.engine.opening import open_sessions
-from monge.engine.run_in_thread import run_in_thread
 from monge.engine.session import Request, Session
+from monge.engine.threads import run_in_thread
 
 BUDGET_S: Final = 1.0
 _DEPTHS: Final = (0, 1, 2, 4, 8)

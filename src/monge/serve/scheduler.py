@@ -12,6 +12,7 @@ from monge.engine.batch import Batch
 from monge.engine.decoder import Decoder
 from monge.engine.garbage import trim_heap
 from monge.engine.session import Session, catch
+from monge.engine.threads import release_openmp_pool
 from monge.serve.controller_names import ControllerNames
 from monge.serve.generation import (
     GenerationFinish,
@@ -113,6 +114,7 @@ class Scheduler:
 
     def start(self) -> None:
         """Start the decoding thread; generations that were submitted before are decoded too."""
+        release_openmp_pool()  # of the thread that loaded the models
         self._thread.start()
 
     def submit(self, generation: GenerationRequest) -> RequestHandle:

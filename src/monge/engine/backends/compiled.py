@@ -40,7 +40,7 @@ from monge.engine.models.masks import chain_visibility
 from monge.engine.models.network_facts import chooses_logits
 from monge.engine.models.tree_cache import TreeCache
 from monge.engine.notices import waiting
-from monge.engine.run_in_thread import run_in_thread
+from monge.engine.threads import run_in_thread
 
 # Prompt tokens of a forward: with more, one thread is slower between products than eager operations
 # are.
