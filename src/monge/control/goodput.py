@@ -16,8 +16,12 @@ from monge.core.stopping import StopRule
 from monge.core.verdict import StepRecord
 
 _FIRST_WEIGHT: Final = 4.0  # rounds that the first guess of acceptance counts for
-# Weight that a round keeps with every later one, in a request's acceptance.
-_REQUEST_KEEP: Final = 0.9
+# Weight that a round keeps with every later one, in a request's acceptance of a network's drafts,
+# and rounds that the acceptance of all requests counts for in it: texts differ little, and the
+# acceptance of one hardly changes.
+_REQUEST_KEEP: Final = 0.97
+_OTHERS_WEIGHT: Final = 16.0
+_MODEL_FREE_KEEP: Final = 0.9  # the same of drafts without a network: copied passages come in runs
 _SHARED_KEEP: Final = 0.99  # the same in the acceptance of all requests
 _SPEED_KEEP: Final = 0.98  # the same in the running speed
 # One round in so many drafts to its full depth, so that deep levels stay known.
@@ -25,6 +29,10 @@ _UNSTOPPED: Final = 64
 _PROBE_SHARE: Final = 0.005  # share of the time that probes may take while drafting does not pay
 # The longest cooldown over the first, where a probe is slow: the network reads much missed text.
 _GROWTH: Final = 10
+_LONGEST_PROBE: Final = 16
+# Half a standard error of the expected speed after one round, as a share of it: the tokens of a
+# round have a standard deviation of about half their mean. Only worse speed pauses drafting.
+_DOUBT: Final = 0.25
 _SETTLED: Final = 8  # rounds after which drafting that pays again forgets earlier cooldowns
 _RETRY: Final = 16  # one round in so many asks model-free drafters that do not pay
 
@@ -42,6 +50,7 @@ class SharedEstimates:
         cooldown: Rounds left before the network is probed.
         backoff: Rounds of the last cooldown; 0 while drafting pays.
         probing: Rounds left of the present probe.
+        next_probe: Rounds of the probe that ends the cooldown.
         num_drafted: Rounds planned to draft since the last cooldown.
         num_planned: All rounds planned.
     """
@@ -54,6 +63,7 @@ class SharedEstimates:
     cooldown: int = 0
     backoff: int = 0
     probing: int = 0
+    next_probe: int = 0
     num_drafted: int = 0
     num_planned: int = 0
 
@@ -190,14 +200,12 @@ class Goodput(Controller[GoodputState]):
         learned.num_planned += 1
         if learned.cooldown > 0:
             learned.cooldown -= 1
-            learned.probing, learned.num_drafted = self.probe, 0
+            learned.probing, learned.num_drafted = learned.next_probe, 0
             return self._plain(states, learned, latency, at)
         forecast = self._forecast(states, at, learned, latency)
         price = max(info.batch_size * learned.speed, forecast.plain_speed)
         depth, own_price = forecast.best_depth(price), price / info.batch_size
-        if not self._drafts(
-            learned, forecast, latency.catch_up_s + self.probe * forecast.loss_s(depth)
-        ):
+        if not self._drafts(learned, forecast, latency.catch_up_s, forecast.loss_s(depth)):
             return self._plain(states, learned, latency, at)
         plans: list[DraftPlan] = []
         for state, acceptance, tokens in zip(
@@ -227,7 +235,7 @@ class Goodput(Controller[GoodputState]):
         seen = [(len(record.examined), record.num_accepted)]
         if record.drafter in state.shared.model_free:
             learned.model_free = learned.model_free.seen(seen, _SHARED_KEEP)
-            return replace(state, model_free=state.model_free.seen(seen, _REQUEST_KEEP))
+            return replace(state, model_free=state.model_free.seen(seen, _MODEL_FREE_KEEP))
         learned.network = learned.network.seen(seen, _SHARED_KEEP)
         learned.calibration = learned.calibration.update(
             record.confidences, record.num_accepted, len(record.examined)
@@ -269,7 +277,9 @@ class Goodput(Controller[GoodputState]):
     ) -> RoundForecast:
         deepest, batch_size = latency.within(self.max_window), at[0]
         usual = learned.network.acceptance(deepest, weight=_FIRST_WEIGHT)
-        acceptance = [state.network.acceptance(deepest, usual) for state in states]
+        acceptance = [
+            state.network.acceptance(deepest, usual, weight=_OTHERS_WEIGHT) for state in states
+        ]
         tokens, num_idle = [expected_tokens(own) for own in acceptance], batch_size - len(states)
         verify_s = [latency.verify_s(latency.num_nodes(depth), *at) for depth in range(deepest + 1)]
         return RoundForecast(
@@ -283,19 +293,27 @@ class Goodput(Controller[GoodputState]):
         )
 
     def _drafts(
-        self, learned: SharedEstimates, forecast: RoundForecast, probe_loss_s: float
+        self, learned: SharedEstimates, forecast: RoundForecast, catch_up_s: float, loss_s: float
     ) -> bool:
         """Return whether the network drafts in the coming round; update probes and cooldowns."""
+        reached = learned.network.reached[0] if learned.network.reached else 0.0
+        hope = 1.0 + _DOUBT / math.sqrt(reached + _FIRST_WEIGHT)
         if learned.probing > 0:
             learned.probing -= 1
-        elif forecast.draft_speed < (1.0 + self.margin) * forecast.plain_speed:
+        elif hope * forecast.draft_speed < (1.0 + self.margin) * forecast.plain_speed:
+            # A probe is as long as its rounds lose less than reading the missed text does.
+            probe = max(
+                self.probe,
+                min(_LONGEST_PROBE, int(catch_up_s / loss_s) if loss_s else _LONGEST_PROBE),
+            )
+            lost_s = catch_up_s + probe * loss_s
             longest = min(
-                self.last_cooldown, math.ceil(probe_loss_s / (_PROBE_SHARE * forecast.seconds[0]))
+                self.last_cooldown, math.ceil(lost_s / (_PROBE_SHARE * forecast.seconds[0]))
             )
             learned.backoff = max(
                 self.first_cooldown, longest // _GROWTH, min(2 * learned.backoff, longest)
             )
-            learned.cooldown = learned.backoff
+            learned.cooldown, learned.next_probe = learned.backoff, probe
             return False
         elif learned.num_drafted >= _SETTLED:
             learned.backoff = 0
