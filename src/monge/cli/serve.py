@@ -42,6 +42,8 @@ def serve(
     attention: options.Attention = None,
     backend: options.Backend = None,
     draft_backend: options.DraftBackend = None,
+    cross_tokenizer: options.CrossTokenizer = False,
+    exact_numerics: options.ExactNumerics = False,
     tensor_parallel: options.TensorParallel = False,
     drafter: options.Drafter = None,
     tree: options.Tree = None,
@@ -107,6 +109,8 @@ def _serve_here(given: Mapping[str, Any]) -> None:
         "attention",
         "backend",
         "draft_backend",
+        "cross_tokenizer",
+        "exact_numerics",
         "max_batch_size",
         "tensor_parallel",
     )

@@ -1,0 +1,141 @@
+"""The cases of `transformers`' own generation tests, through the wrapper, over a dozen architectures.
+
+Every case gives the text of plain `generate`, or is refused by name.
+"""
+
+import copy
+from functools import cache
+
+import pytest
+import torch
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+
+import monge
+from monge.core.errors import OptionError
+from tests.engine.tiny import PAD, VOCAB, network, padded, perturbed, prompts
+from tests.plugins.test_accelerate import ARCHITECTURES
+
+ROWS = prompts((9, 4), seed=11)
+SETTINGS = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": PAD}
+
+
+class Odd(LogitsProcessor):
+    """Only odd tokens."""
+
+    def __call__(self, input_ids, scores):
+        return scores.masked_fill(torch.arange(scores.shape[-1]) % 2 == 0, -torch.inf)
+
+
+class Seen(StoppingCriteria):
+    """Ends a text whose last token is a multiple of seven."""
+
+    def __call__(self, input_ids, scores, **_):
+        return input_ids[:, -1] % 7 == 0
+
+
+CASES = {
+    "greedy": {},
+    "one text": {"rows": ROWS[:1]},
+    "several ends": {"eos_token_id": [1, 17, 33, 71]},
+    "min_new_tokens": {"eos_token_id": list(range(0, VOCAB, 3)), "min_new_tokens": 6},
+    "min_length": {"eos_token_id": list(range(0, VOCAB, 3)), "min_length": 15},
+    "max_length": {"max_new_tokens": None, "max_length": 20},
+    "repetition_penalty": {"repetition_penalty": 1.3},
+    "encoder_repetition_penalty": {"encoder_repetition_penalty": 1.3},
+    "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
+    "bad_words_ids": {"bad_words_ids": [[5], [9, 3]]},
+    "suppress_tokens": {"suppress_tokens": list(range(0, VOCAB, 2))},
+    "begin_suppress_tokens": {"begin_suppress_tokens": list(range(VOCAB // 2))},
+    "sequence_bias": {"sequence_bias": [[[7], 4.0], [[3, 4], -6.0]]},
+    "forced_eos_token_id": {"forced_eos_token_id": 3},
+    "exponential decay": {
+        "eos_token_id": 3,
+        "exponential_decay_length_penalty": (4, 1.5),
+    },
+    "logits_processor": {"logits_processor": LogitsProcessorList([Odd()])},
+    "stopping_criteria": {"stopping_criteria": StoppingCriteriaList([Seen()])},
+    "max length criterion": {
+        "stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(max_length=14)])
+    },
+    "prefix_allowed_tokens_fn": {
+        "prefix_allowed_tokens_fn": lambda row, ids: list(range(3 + row, VOCAB, 2))
+    },
+    "remove_invalid_values": {"remove_invalid_values": True},
+    "renormalize_logits": {"renormalize_logits": True},
+    "use_cache": {"use_cache": True},
+    "dynamic cache": {"cache_implementation": "dynamic"},
+    "num_return_sequences": {"rows": ROWS[:1], "do_sample": True, "top_k": 1},
+}
+REFUSED = {
+    "beams": {"num_beams": 3},
+    "contrastive": {"penalty_alpha": 0.6, "top_k": 4},
+    "group beams": {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 1.0},
+    "constraints": {"force_words_ids": [[[3]]], "num_beams": 2},
+    "layers that vote": {"dola_layers": "low"},
+    "watermark of another sampling": {"custom_generate": "transformers-community/dola"},
+    "embeddings for a prompt": {"inputs_embeds": torch.zeros(2, 9, 32)},
+    "attentions": {"output_attentions": True, "return_dict_in_generate": True},
+    "hidden states": {"output_hidden_states": True, "return_dict_in_generate": True},
+}
+
+
+@cache
+def pair(family):
+    plain = network(family)
+    return plain, monge.accelerate(copy.deepcopy(plain), perturbed(plain))
+
+
+@pytest.mark.filterwarnings("ignore")  # the host's own, about settings of these cases
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_the_text_is_that_of_generate(family, case):
+    settings = SETTINGS | CASES[case]
+    inputs = padded(settings.pop("rows", ROWS))
+    settings = {name: value for name, value in settings.items() if value is not None}
+    plain, ours = pair(family)
+    expected = plain.generate(**inputs, **settings)
+    found = ours.generate(**inputs, **settings)
+    assert found.tolist() == expected.tolist()
+    assert expected.shape[1] > inputs["input_ids"].shape[1]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_decoded_is_refused(case):
+    _, ours = pair("llama")
+    with pytest.raises((OptionError, TypeError, ValueError)):
+        ours.generate(**padded(ROWS), **SETTINGS | REFUSED[case])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_left_padding_does_not_change_the_text(family):
+    _, ours = pair(family)
+    alone = padded(ROWS[1:])
+    settings = SETTINGS | {"eos_token_id": None}
+    wide = padded(ROWS)
+    found = ours.generate(**wide, **settings)[1, wide["input_ids"].shape[1] :]
+    expected = ours.generate(**alone, **settings)[0, alone["input_ids"].shape[1] :]
+    assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_the_fields_of_a_result(family):
+    plain, ours = pair(family)
+    settings = SETTINGS | {
+        "return_dict_in_generate": True,
+        "output_scores": True,
+        "output_logits": True,
+    }
+    expected, found = (model.generate(**padded(ROWS), **settings) for model in (plain, ours))
+    assert torch.equal(found.sequences, expected.sequences)
+    assert len(found.scores) == len(expected.scores)
+    assert len(found.logits) == len(expected.logits)
+    torch.testing.assert_close(found.scores[0], expected.scores[0], atol=2e-4, rtol=1e-4)
