@@ -1,4 +1,4 @@
-"""The cases of `transformers`' own generation tests, through the wrapper, over a dozen architectures.
+"""The cases of `transformers`' own generation tests, through the wrapper, over ten architectures.
 
 Every case gives the text of plain `generate`, or is refused by name.
 """
@@ -19,10 +19,21 @@ from transformers import (
 import monge
 from monge.core.errors import OptionError
 from tests.engine.tiny import PAD, VOCAB, network, padded, perturbed, prompts
-from tests.plugins.test_accelerate import ARCHITECTURES
 
+ARCHITECTURES = (
+    "llama",
+    "qwen2",
+    "qwen3",
+    "mistral_window",
+    "gemma3",
+    "phi3",
+    "gpt2",
+    "mixtral",
+    "bloom",
+    "falcon",
+)
 ROWS = prompts((9, 4), seed=11)
-SETTINGS = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": PAD}
+SETTINGS = {"do_sample": False, "max_new_tokens": 10, "pad_token_id": PAD}
 
 
 class Odd(LogitsProcessor):
@@ -45,7 +56,7 @@ CASES = {
     "several ends": {"eos_token_id": [1, 17, 33, 71]},
     "min_new_tokens": {"eos_token_id": list(range(0, VOCAB, 3)), "min_new_tokens": 6},
     "min_length": {"eos_token_id": list(range(0, VOCAB, 3)), "min_length": 15},
-    "max_length": {"max_new_tokens": None, "max_length": 20},
+    "max_length": {"max_new_tokens": None, "max_length": 18},
     "repetition_penalty": {"repetition_penalty": 1.3},
     "encoder_repetition_penalty": {"encoder_repetition_penalty": 1.3},
     "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
@@ -78,7 +89,7 @@ REFUSED = {
     "group beams": {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 1.0},
     "constraints": {"force_words_ids": [[[3]]], "num_beams": 2},
     "layers that vote": {"dola_layers": "low"},
-    "watermark of another sampling": {"custom_generate": "transformers-community/dola"},
+    "another decoding loop": {"custom_generate": "transformers-community/dola"},
     "embeddings for a prompt": {"inputs_embeds": torch.zeros(2, 9, 32)},
     "attentions": {"output_attentions": True, "return_dict_in_generate": True},
     "hidden states": {"output_hidden_states": True, "return_dict_in_generate": True},
