@@ -15,20 +15,6 @@ from tests.engine.tiny import PAD, network, padded, perturbed, prompts
 ROWS = prompts((9, 4, 7, 11), seed=7)
 GREEDY = {"do_sample": False, "max_new_tokens": 16}
 ENDS = [1, 17, 33, 71]
-ARCHITECTURES = (
-    "llama",
-    "qwen2",
-    "qwen3",
-    "mistral",
-    "mistral_window",
-    "gemma2",
-    "gemma3",
-    "phi3",
-    "gpt2",
-    "mixtral",
-    "bloom",
-    "falcon",
-)
 
 
 @pytest.fixture
@@ -121,13 +107,6 @@ class TestOutputs:
 
 
 class TestArguments:
-    @pytest.mark.parametrize("family", ARCHITECTURES)
-    def test_architectures(self, family):
-        model = network(family)
-        ours = monge.accelerate(copy.deepcopy(model), perturbed(model))
-        settings = {**padded(ROWS), **GREEDY, "repetition_penalty": 1.2, "eos_token_id": ENDS}
-        assert torch.equal(ours.generate(**settings), model.generate(**settings))
-
     def test_an_assistant_of_a_call_drafts(self, target):
         assistant = perturbed(target)
         calls = calls_of(assistant)
