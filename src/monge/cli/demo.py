@@ -49,6 +49,7 @@ _LOOKUP: Final = HostArm(
 )
 _OURS: Final = (MongeArm(name="monge none", settings={"drafter": "none"}), MongeArm(name=DEFAULT))
 REAL_MODEL: Final = "smollm2"
+ITS_HEAD: Final = "smollm2-head"
 MESSAGES: Final = (
     "Why is the sky blue?",
     "Write a Python function that returns the n-th Fibonacci number, and explain it.",
@@ -94,13 +95,13 @@ def demo() -> None:
 
 def _real_model() -> None:
     backend = "eager" if compiler_obstacle() else "compiled"
-    output().rule(f"[bold]SmolLM2-135M-Instruct, backend {backend}", align="left")
+    output().rule(f"[bold]SmolLM2-135M-Instruct with {ITS_HEAD}, backend {backend}", align="left")
     with working("loading the models"):
-        pair = load_pair(REAL_MODEL, backend=backend)
+        pair = load_pair(REAL_MODEL, ITS_HEAD, backend=backend)
     tokenizer: Any = pair.tokenizer
     ends = frozenset({int(tokenizer.eos_token_id)})
     decoder = Decoder(
-        make_components(pair.target_model, controller=None),
+        make_components(pair.target_model, drafter=pair.drafter(None), controller=None),
         tokenizer=tokenizer,
         eos_ids=ends,
         max_batch_size=1,
