@@ -144,3 +144,18 @@ def test_every_door_reads_the_file(run, config, arguments):
     result = run(*arguments, "--config", config("drafer = 'none'"))
     assert result.exit_code == 2
     assert "unknown key 'drafer'; did you mean 'drafter'?" in " ".join(result.stderr.split())
+
+
+def test_serve_loads_a_draft_with_another_tokenizer(run, config, monkeypatch):
+    """By its own option as by the file."""
+    told = []
+
+    def stop(*_, **options):
+        told.append(options["cross_tokenizer"])
+        raise monge.OptionError("seen")
+
+    monkeypatch.setattr("monge.cli.serve.loaded", stop)
+    path = config("cross_tokenizer = true\n")
+    for arguments in (["--cross-tokenizer"], ["--config", path], []):
+        assert run("serve", *arguments, "--port", "0").exit_code == 2
+    assert told == [True, True, False]

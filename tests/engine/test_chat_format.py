@@ -49,6 +49,11 @@ def test_the_opening_ends_where_the_user_starts(tokenizer):
     assert tokenizer.decode(form.opening(TURNS[:1])) == "<|end|>system: Be brief.\n<|end|>user:"
 
 
+def test_a_template_without_the_users_words_has_no_opening(tokenizer):
+    with pytest.raises(OptionError, match="does not show where a user's turn starts"):
+        TemplateFormat(tokenizer, "{{ messages | length }} turns").opening()
+
+
 def test_a_template_refuses_a_conversation(tokenizer):
     with pytest.raises(OptionError, match="refuses this conversation: no developers"):
         TemplateFormat(tokenizer, TEMPLATE).encode([{"role": "developer", "content": "x"}])

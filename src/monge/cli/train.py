@@ -275,12 +275,13 @@ def eagle3(
         "target": "built-in" if target is None else Path(target).name,
         **versions("monge", "torch", "transformers"),
     }
-    if own_prompts is not None and not isinstance(chat, TemplateFormat):
-        raise OptionError(
-            "--own-prompts: the target has no chat template to write prompts by; give --data"
-        )
     with bars() as bar, _interrupts() as interrupted:
-        if own_prompts is not None and isinstance(chat, TemplateFormat):
+        if own_prompts is not None:
+            if not isinstance(chat, TemplateFormat):
+                raise OptionError(
+                    "--own-prompts: the target has no chat template to write prompts by; give "
+                    "--data"
+                )
             turns = write_prompts(
                 faster_copy(network),
                 tokenizer,

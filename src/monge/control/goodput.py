@@ -145,14 +145,14 @@ class Goodput(Controller[GoodputState]):
     share one depth, because all wait for the deepest draft. Model-free drafters of a pool draft
     first if their candidates are worth more.
 
-    If the expected speed does not exceed that of plain decoding by `margin`, the network pauses for
-    a cooldown. A probe of a few rounds ends it; each probe that fails doubles the next cooldown,
-    until probes take half a percent of the time.
+    If the expected speed does not exceed that of plain decoding by `margin`, not even with half a
+    standard error added, the network pauses for a cooldown. A probe of a few rounds ends it; each
+    probe that fails doubles the next cooldown, until probes take half a percent of the time.
 
     Args:
         max_window: Largest depth; the tree builder's own depth is a limit too.
         margin: Share by which drafting must beat plain decoding.
-        probe: Rounds of a probe.
+        probe: Fewest rounds of a probe.
         first_cooldown: Rounds of the first cooldown.
         last_cooldown: Rounds of the longest cooldown.
 

@@ -81,11 +81,18 @@ class TemplateFormat:
         return self._ids(self._text(messages))
 
     def opening(self, before: Sequence[Message] = ()) -> tuple[int, ...]:
-        """Tokens of a conversation up to where the user's turn after `before` starts."""
+        """Tokens of a conversation up to where the user's turn after `before` starts.
+
+        Raises:
+            OptionError: If the template does not write the turn down as it is.
+        """
         mark = "\N{OBJECT REPLACEMENT CHARACTER}"
         text = self._text([*before, {"role": "user", "content": mark}])
+        start, found, _ = text.partition(mark)
+        if not found:
+            raise OptionError("the chat template does not show where a user's turn starts")
         # Most tokenizers join a space to the word that follows.
-        return self._ids(text.split(mark)[0].rstrip(" "))
+        return self._ids(start.rstrip(" "))
 
     def _text(self, messages: Sequence[Message]) -> str:
         conversation = [dict(message) for message in messages]
