@@ -19,7 +19,9 @@ from transformers import PreTrainedModel
 from monge.core.errors import BackendError
 from monge.core.model import Forward
 from monge.engine.backends.base import Notify, StepOutput, StepSpec
-from monge.engine.backends.packed_linear import compiler_options, load_packed_linear, pack_linears
+from monge.engine.backends import grouped_attention, packed_linear
+from monge.engine.backends.grouped_attention import load_grouped_attention
+from monge.engine.backends.packed_linear import load_packed_linear, pack_linears
 from monge.engine.backends.parity_check import (
     as_backend_error,
     check_module,
@@ -53,7 +55,10 @@ _OPTIONS: Final = {
     # Between two products a step has a few thousand numbers: threads would take longer to start
     # than to work.
     "cpp.threads": 1,
-    **compiler_options(),
+    # Our operations are calls of machine code, past torch's dispatch.
+    "aot_inductor.custom_ops_to_c_shims": {
+        one.OPERATION: [one.DECLARATION] for one in (packed_linear, grouped_attention)
+    },
 }
 
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
@@ -331,6 +336,7 @@ def load_program(stored: StoredProgram, tensors: Mapping[str, Tensor]) -> Run:
     Its inputs must be contiguous.
     """
     load_packed_linear()
+    load_grouped_attention()
     program: Any = torch._inductor.aoti_load_package(str(stored.path))
     known = {**tensors, **stored.constants}
     constants = {name: known[name].detach() for name in program.get_constant_fqns()}

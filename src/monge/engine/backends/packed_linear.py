@@ -7,11 +7,6 @@ panels hold float32 numbers, bfloat16 numbers, or integers of 8 bits with a scal
 """
 
 import ctypes
-import hashlib
-import platform
-import subprocess
-import sys
-import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -20,13 +15,7 @@ import torch
 from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
-from monge.engine.backends.program_cache import (
-    StoredProgram,
-    find_program,
-    machine,
-    scratch_folder,
-    store_program,
-)
+from monge.engine.backends.native_library import OPERATIONS, native_library
 
 COLUMNS: Final = 32
 """Columns of a panel, see `packed_linear.cpp`."""
@@ -39,21 +28,14 @@ _ZERO: Final = 128  # what an integer 0 is stored as
 _LARGEST: Final = 127
 _LOWER: Final = 0xFFFF  # half of a word
 _SOURCE: Final = Path(__file__).with_name("packed_linear.cpp")
-_NATIVE: Final = (
-    ()
-    if sys.platform == "darwin"
-    else ("-mcpu=native" if platform.machine() == "ppc64le" else "-march=native",)
-)
-"""For this very processor; compilers of macOS do not know the flag, and assume as much without it."""
-_FLAGS: Final = ("-O3", *_NATIVE, "-ffp-contract=fast", "-std=c++17", "-shared", "-fPIC")
-_DECLARATION: Final = (
+DECLARATION: Final = (
     "AOTITorchError aoti_torch_cpu_packed_linear("
     "AtenTensorHandle rows, AtenTensorHandle panels, int64_t width, AtenTensorHandle* out)"
 )
+"""Of the function that compiled programs call."""
 
-_LIBRARY: Final = torch.library.Library("monge", "DEF")  # operations are known as long as it lives
 # The machine code reads rows that lie one behind another.
-_LIBRARY.define(
+OPERATIONS.define(
     "packed_linear(Tensor rows, Tensor panels, int width) -> Tensor",
     tags=(torch.Tag.needs_exact_strides,),
 )
@@ -206,8 +188,8 @@ def _shape_of_packed_linear(rows: Tensor, panels: Tensor, width: int) -> Tensor:
 
 
 # What runs outside of compiled programs.
-_LIBRARY.impl("packed_linear", _packed_linear, "CPU")
-torch.library.register_fake("monge::packed_linear", _shape_of_packed_linear, lib=_LIBRARY)
+OPERATIONS.impl("packed_linear", _packed_linear, "CPU")
+torch.library.register_fake("monge::packed_linear", _shape_of_packed_linear, lib=OPERATIONS)
 
 _NAMESPACE: Any = torch.ops.monge
 OPERATION: Final = _NAMESPACE.packed_linear.default
@@ -271,10 +253,10 @@ def load_packed_linear() -> None:
     """Make the machine code known to the programs that this process loads later.
 
     Raises:
-        RuntimeError, OSError: As `packed_linear_library`; or it cannot be loaded.
+        RuntimeError, OSError: As `native_library`; or it cannot be loaded.
     """
     # Programs look for the function among all that the process knows.
-    library = ctypes.CDLL(str(packed_linear_library()), mode=ctypes.RTLD_GLOBAL)
+    library = ctypes.CDLL(str(native_library(_SOURCE)), mode=ctypes.RTLD_GLOBAL)
     call: Any = library.monge_packed_linear
     call.argtypes = (*(ctypes.c_void_p,) * 3, *(ctypes.c_int64,) * 3, ctypes.c_int32)
     _LOADED.append(call)
@@ -283,52 +265,3 @@ def load_packed_linear() -> None:
 def _machine_code() -> Any:
     """The function, where a program or a packed network has loaded it."""
     return _LOADED[-1] if _LOADED else None
-
-
-def packed_linear_library() -> Path:
-    """Where the machine code lies; it is compiled where that was not done before.
-
-    Raises:
-        RuntimeError: If the compiler refuses; the message has its words.
-        OSError: If there is no room for it.
-    """
-    key = hashlib.sha256(
-        repr((torch.__version__, machine(), _FLAGS, _SOURCE.read_text())).encode()
-    ).hexdigest()[:32]
-    stored, _ = find_program(key, ".so")
-    return (stored or _build(key)).path
-
-
-def compiler_options() -> dict[str, Any]:
-    """Options of the compiler of programs.
-
-    The operation is a call of the machine code, past torch's dispatch.
-    """
-    return {"aot_inductor.custom_ops_to_c_shims": {OPERATION: [_DECLARATION]}}
-
-
-def _build(key: str) -> StoredProgram:
-    from torch._inductor.cpp_builder import get_cpp_compiler
-
-    home = Path(torch.__file__).parent
-    with tempfile.TemporaryDirectory(dir=scratch_folder()) as scratch:
-        library = Path(scratch) / "packed_linear.so"
-        command = [
-            get_cpp_compiler(),
-            *_FLAGS,
-            f"-I{home / 'include'}",
-            str(_SOURCE),
-            f"-L{home / 'lib'}",
-            "-ltorch_cpu",
-        ]
-        done = subprocess.run(
-            [*command, "-o", str(library)], capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            raise RuntimeError(f"products of few rows do not compile: {_first_error(done.stderr)}")
-        return store_program(key, library, {})
-
-
-def _first_error(words: str) -> str:
-    lines = words.strip().splitlines() or ["the compiler says nothing"]
-    return next((line for line in lines if "error" in line), lines[0])

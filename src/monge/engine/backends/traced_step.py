@@ -15,6 +15,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from monge.engine.backends.base import StepOutput, StepSpec
+from monge.engine.backends import grouped_attention
 from monge.engine.backends.packed_linear import pack_linears
 from monge.engine.models.network_facts import cache_keyword, chooses_logits
 from monge.engine.models.tree_cache import TreeCache
@@ -158,7 +159,8 @@ def _copy_sharing_weights(network: PreTrainedModel) -> PreTrainedModel:
     if network.device.type == "cpu":
         pack_linears(twin)
     config = twin.config.get_text_config()
-    if str(config._attn_implementation) == "sdpa" and _shares_heads(config):
+    has_machine_code = network.device.type == "cpu" and network.dtype == torch.float32
+    if str(config._attn_implementation) == "sdpa" and (has_machine_code or _shares_heads(config)):
         attend_in_groups(twin)
     return twin
 
@@ -235,7 +237,10 @@ def _grouped_attention(
     """
     batch, heads, nodes, size = query.shape
     shared = key.shape[1]
-    scaled = query * (size**-0.5 if scaling is None else scaling)
+    scale = size**-0.5 if scaling is None else scaling
+    if query.dtype == torch.float32 and query.device.type == "cpu":
+        return grouped_attention.OPERATION(query, key, value, attention_mask, scale), None
+    scaled = query * scale
     queries = scaled.reshape(batch, shared, heads // shared * nodes, size)
     mask = attention_mask.repeat(1, 1, heads // shared, 1)
     attended = torch.nn.functional.scaled_dot_product_attention(
