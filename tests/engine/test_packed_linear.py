@@ -13,7 +13,9 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from monge.core.errors import BackendError
+from monge.engine.backends import native_library as native
 from monge.engine.backends import packed_linear
+from monge.engine.backends.native_library import native_library
 from monge.engine.backends.compiled import compile_module, compile_step
 from monge.engine.backends.packed_linear import (
     COLUMNS,
@@ -24,7 +26,7 @@ from monge.engine.backends.packed_linear import (
     panels_of,
     rounded_panels_of,
 )
-from monge.engine.backends.program_cache import FOLDER_VARIABLE, cache_folder
+from monge.engine.backends.program_cache import FOLDER_VARIABLE, StoredProgram, cache_folder
 from tests.engine.compiling import require, shared_programs
 from tests.engine.tiny import network
 
@@ -89,7 +91,7 @@ def code(request, folder, tmp_path_factory):
                 packed_linear._SOURCE.read_text().replace("#ifdef __AVX512F__", "#if 1")
             )
             patch.setattr(packed_linear, "_SOURCE", source)
-        return function(packed_linear.packed_linear_library())
+        return function(native_library(packed_linear._SOURCE))
 
 
 def multiplied(code, rows, panels, width):
@@ -192,9 +194,9 @@ class TestMachineCode:
 def portable_code(folder):
     """The machine code for any processor of the architecture, without its vector instructions."""
     with pytest.MonkeyPatch.context() as patch:
-        flags = tuple(one for one in packed_linear._FLAGS if one not in packed_linear._NATIVE)
-        patch.setattr(packed_linear, "_FLAGS", flags)
-        return function(packed_linear.packed_linear_library())
+        flags = tuple(one for one in native._FLAGS if one not in native._NATIVE)
+        patch.setattr(native, "_FLAGS", flags)
+        return function(native_library(packed_linear._SOURCE))
 
 
 class TestEightBits:
@@ -335,30 +337,30 @@ class TestOnDisk:
         monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
 
     def test_is_compiled_once(self, monkeypatch):
-        path = packed_linear.packed_linear_library()
+        path = native_library(packed_linear._SOURCE)
         monkeypatch.setattr(subprocess, "run", None)
-        assert packed_linear.packed_linear_library() == path
+        assert native_library(packed_linear._SOURCE) == path
 
     def test_is_compiled_again_if_damaged(self):
-        path = packed_linear.packed_linear_library()
+        path = native_library(packed_linear._SOURCE)
         whole = path.read_bytes()
         path.write_bytes(whole[:1000])
-        assert packed_linear.packed_linear_library().stat().st_size == len(whole)
+        assert native_library(packed_linear._SOURCE).stat().st_size == len(whole)
 
     def test_other_code_is_another_file(self, tmp_path, monkeypatch):
-        path = packed_linear.packed_linear_library()
+        path = native_library(packed_linear._SOURCE)
         other = tmp_path / "packed_linear.cpp"
         shutil.copy(packed_linear._SOURCE, other)
         other.write_text(other.read_text() + "// more\n")
         monkeypatch.setattr(packed_linear, "_SOURCE", other)
-        assert packed_linear.packed_linear_library() != path
+        assert native_library(packed_linear._SOURCE) != path
 
     def test_a_compiler_that_refuses(self, tmp_path, monkeypatch):
         broken = tmp_path / "packed_linear.cpp"
         broken.write_text("no program\n")
         monkeypatch.setattr(packed_linear, "_SOURCE", broken)
-        with pytest.raises(RuntimeError, match=r"products of few rows do not compile: .*error"):
-            packed_linear.packed_linear_library()
+        with pytest.raises(RuntimeError, match=r"packed_linear.cpp does not compile: .*error"):
+            native_library(packed_linear._SOURCE)
         assert not list(Path(tmp_path, "programs").glob("*.so"))
 
     def test_a_network_whose_products_do_not_compile_is_refused(self, monkeypatch):
@@ -368,7 +370,7 @@ class TestOnDisk:
         monkeypatch.setattr("monge.engine.backends.compiled.load_packed_linear", refuse)
         monkeypatch.setattr(
             "monge.engine.backends.compiled._compile",
-            lambda *_: packed_linear.StoredProgram(path=Path(), constants={}),
+            lambda *_: StoredProgram(path=Path(), constants={}),
         )
         with pytest.raises(
             BackendError,

@@ -95,11 +95,15 @@ class PromptStep(NodeStep, Protocol):
     """A step that also reads prompts, of which nobody wants the logits.
 
     Attributes:
-        prompt_tokens: Tokens of all rows that it reads sooner than the network does; more are the
+        spec: Shapes of its inputs.
+        prompt_tokens: Tokens of all rows that it reads instead of the network; more are the
             network's.
+        max_nodes: Nodes a row that it reads instead of the network where logits are wanted.
     """
 
+    spec: StepSpec
     prompt_tokens: int
+    max_nodes: int
 
     def read_prompt(
         self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
@@ -174,9 +178,6 @@ def backend_of(model: SequenceModel) -> str:
 
 def rounded_weights_of(model: SequenceModel) -> str | None:
     """Return the kind of a model's rounded weights, or `None` if it has those of its checkpoint."""
-    from monge.engine.backends.packed_linear import PackedLinear
+    from monge.engine.backends.packed_linear import rounded_weights_in
 
-    if not isinstance(model, NetworkModel):
-        return None
-    packed = (one for one in model.network.modules() if isinstance(one, PackedLinear))
-    return next((one.weights for one in packed if one.weights != "exact"), None)
+    return rounded_weights_in(model.network) if isinstance(model, NetworkModel) else None

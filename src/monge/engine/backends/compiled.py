@@ -21,7 +21,11 @@ from monge.core.model import Forward
 from monge.engine.backends.base import Notify, StepOutput, StepSpec
 from monge.engine.backends import grouped_attention, packed_linear
 from monge.engine.backends.grouped_attention import load_grouped_attention
-from monge.engine.backends.packed_linear import load_packed_linear, pack_linears
+from monge.engine.backends.packed_linear import (
+    load_packed_linear,
+    pack_linears,
+    rounded_weights_in,
+)
 from monge.engine.backends.parity_check import (
     as_backend_error,
     check_module,
@@ -47,6 +51,10 @@ from monge.engine.threads import run_in_thread
 # Prompt tokens of a forward: with more, one thread is slower between products than eager operations
 # are.
 _PROMPT: Final = 384
+# Nodes a row: in larger blocks arithmetic counts, not what lies between operations.
+_NODES: Final = 64
+_ALL: Final = 1 << 40
+"""Of rounded weights: the network's own kernels round numbers otherwise, which its weights amplify."""
 _START_S, _LAYER_S = 10, 3  # seconds of compiling: a constant, and for each layer of a network
 _MODULE_FORMAT: Final = "compiled module 3"  # raised whenever the trace or the files change
 _OPTIONS: Final = {
@@ -75,16 +83,22 @@ class CompiledStep:
         module: The traced module, which holds the weights.
         spec: Shapes of inputs and outputs.
         prompt_tokens: See `PromptStep`; 0 where the program gives logits of all nodes.
+        max_nodes: See `PromptStep`.
     """
 
     name = "compiled"
 
     def __init__(
-        self, stored: StoredProgram, module: TracedStep, spec: StepSpec, prompt_tokens: int = 0
+        self,
+        stored: StoredProgram,
+        module: TracedStep,
+        spec: StepSpec,
+        prompt_tokens: int = 0,
+        max_nodes: int = _NODES,
     ) -> None:
         self._run = load_program(stored, module.tensors())
         self.layers, self.module, self.spec = spec.layers, module, spec
-        self.prompt_tokens = prompt_tokens
+        self.prompt_tokens, self.max_nodes = prompt_tokens, max_nodes
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
@@ -197,10 +211,12 @@ def _load_or_compile(
             f"this processor has no bfloat16 instructions: {name} is several times faster with "
             "dtype='float32'"
         )
-    prompt = _PROMPT if chooses_logits(network) else 0
+    limits = (_PROMPT, _NODES) if rounded_weights_in(network) is None else (_ALL, _ALL)
+    if not chooses_logits(network):
+        limits = 0, limits[1]
     if stored is not None:
         try:
-            return CompiledStep(stored, step, spec, prompt)
+            return CompiledStep(stored, step, spec, *limits)
         except RuntimeError as error:  # of the loader: the program needs what is not here any more
             reason = str(error).splitlines()[0]
             notify(f"the stored program of {name} cannot be loaded, and is made again: {reason}")
@@ -211,7 +227,7 @@ def _load_or_compile(
     notify(f"compiling {what} for this machine, about {seconds} s; kept for the next start")
     with waiting(f"compiling {what}", seconds):
         stored = _compile(step, spec, key)
-    return CompiledStep(stored, step, spec, prompt)
+    return CompiledStep(stored, step, spec, *limits)
 
 
 def _compile(step: TracedStep, spec: StepSpec, key: str) -> StoredProgram:

@@ -91,7 +91,6 @@ class HfTreeModel:
         self._module_packer = module_packer
         config = model.config.get_text_config()
         self._windows = layer_windows(config)
-        self._use_step(step)
         self._attention = str(config._attn_implementation)
         self._device, self._dtype, self._embedding = (
             model.device,
@@ -99,8 +98,9 @@ class HfTreeModel:
             model.get_input_embeddings(),
         )
         self._form = MaskFormat(self._windows, self._attention, self._dtype, self._device)
-        growth = {"growth": _GROWTH} if self._widths else {}
+        growth = {"growth": _GROWTH} if isinstance(step, SizedStep) else {}
         self._cache = TreeCache(config.num_hidden_layers, model.device, **growth)
+        self._use_step(step)
         self._cache_keyword, self._chooses_logits = cache_keyword(model), chooses_logits(model)
         self._rows = RowTable(self._cache)
         self._forward_s = 0.0
@@ -176,7 +176,7 @@ class HfTreeModel:
         if len(blocks) == 1 and self._chain_step is not None and self._cache.is_settled:
             ((sequence, block),) = blocks.items()
             row, count = self._rows[sequence], len(block.token_ids)
-            if count <= _STEP and row.nodes.is_chain and block.continues(len(row.nodes)):
+            if count <= self._max_nodes and row.nodes.is_chain and block.continues(len(row.nodes)):
                 return {sequence: self._read_chain(row, block, self._chain_step)}
         logits = self._read(blocks, keep_logits=True)
         first = min(self._rows.index(sequence) for sequence in blocks)
@@ -307,6 +307,9 @@ class HfTreeModel:
         self._step = step
         self._prompt_step = step if isinstance(step, PromptStep) else None
         self._widths = step.widths if isinstance(step, SizedStep) else ()
+        self._max_nodes = _STEP if self._prompt_step is None else self._prompt_step.max_nodes
+        if self._prompt_step is not None and not self._cache.is_settled:
+            self._cache.lay_out(self._prompt_step.spec.cache_shapes, self._dtype)
         sees_all = all(window is None for window in self._windows.values())
         self._chain_step = step if sees_all and isinstance(step, ChainStep) else None
 
@@ -331,7 +334,7 @@ class HfTreeModel:
             ):
                 return self._prompt_step.read_prompt(*inputs)
             is_cheap = size * self.vocab_size <= _UNWANTED and not self._widths
-            if token_ids.shape[1] <= _STEP and (keep_logits or is_cheap):
+            if token_ids.shape[1] <= self._max_nodes and (keep_logits or is_cheap):
                 return self._step(*inputs)
         return self._eager_forward(token_ids, positions, masks, keep_logits=keep_logits)
 

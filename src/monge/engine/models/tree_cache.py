@@ -189,6 +189,24 @@ class TreeCache(Cache):
             self._resize(num_rows, num_columns)
         self._placement.set(rows, starts, width, (self._num_rows, self._num_columns), self._device)
 
+    def lay_out(self, shapes: Sequence[tuple[int, int]], dtype: torch.dtype) -> None:
+        """Do without a first forward: what each layer keeps is known.
+
+        Args:
+            shapes: `(heads, head_dim)` of keys and values, layer by layer, keys first; nothing is
+                done unless every layer keeps both.
+            dtype: Type of keys and values.
+        """
+        if len(shapes) != 2 * len(self._layers):
+            return
+        for layer, keys, values in zip(self._layers, shapes[::2], shapes[1::2], strict=True):
+            layer.keys, layer.values = (
+                torch.zeros(0, heads, 0, size, dtype=dtype, device=self._device)
+                for heads, size in (keys, values)
+            )
+            layer.is_initialized = True
+        self.settle()
+
     def settle(self) -> None:
         """After the first forward: gather the layers' memory into shared blocks."""
         if not self._slabs:
