@@ -39,6 +39,7 @@ from monge.engine.backends.registry import Backend
 from monge.engine.chat_format import chat_format
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder
+from monge.engine.exact_numerics import check_exact_numerics
 from monge.engine.latency_measurement import with_latency
 from monge.engine.loading import (
     AdaptedModel,
@@ -98,6 +99,7 @@ def load(
     max_batch_size: int = 8,
     trust_remote_code: bool = False,
     cross_tokenizer: bool = False,
+    exact_numerics: bool = False,
     chat_template: str | None = None,
 ) -> Decoder:
     """Load a target and its drafter.
@@ -149,6 +151,9 @@ def load(
         trust_remote_code: Run code that comes with a checkpoint.
         cross_tokenizer: Take a draft model with another tokenizer too: it drafts the tokens that
             both have, or with the drafter `retokenize` text.
+        exact_numerics: Refuse a target whose logits depend on how many tokens or requests a forward
+            reads, as a trial finds: then greedy text does not depend on drafts, not even at
+            near-ties.
         chat_template: How conversations are written: a file with a Jinja template, or
             `instruction`; `None` takes the tokenizer's own template.
 
@@ -169,6 +174,8 @@ def load(
     if tokenizer is None and not isinstance(target, PreTrainedModel):
         tokenizer = load_tokenizer(target, trust_remote_code=trust_remote_code)
     target_model = as_sequence_model(network, backend=backend)
+    if exact_numerics:
+        check_exact_numerics(target_model)
     draft_model, head = None, None
     if (found := drafter_of(draft, target)) is not None:
         drafter, head, draft = drafter or found, cast(AnyHead | str | Path, draft), None

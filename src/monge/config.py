@@ -27,6 +27,7 @@ KEYS: Final[Mapping[str, tuple[type, ...]]] = {
     "draft_backend": _TEXT,
     "max_batch_size": (int,),
     "cross_tokenizer": (bool,),
+    "exact_numerics": (bool,),
     "chat_template": _TEXT,
 }
 """Keys of a file and the types of their values; they mean what they mean for `monge.load`."""

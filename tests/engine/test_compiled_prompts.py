@@ -90,12 +90,22 @@ def test_hidden_states_of_whole_prompts_come(compiled, seen, monkeypatch, tmp_pa
     torch.testing.assert_close(states[1], states[0], atol=LARGEST_DIFFERENCE, rtol=0)
 
 
-def test_long_prompts_are_the_networks(compiled, seen):
-    step = compiled(target())
-    model = opened(HfTreeModel(target(), step))
+def test_programs_with_attention_of_their_own_read_prompts_of_all_lengths(compiled, seen):
+    model = HfTreeModel(target(), compiled(target()))
     seen.clear()
-    model.open({0: prompts((step.prompt_tokens + 1,), seed=4)[0]})
+    model.open({0: prompts((400,), seed=4)[0]})
+    assert seen == [(1, 1)]
+
+
+def test_longer_prompts_are_the_networks(compiled, seen):
+    step = compiled(target())
+    step.prompt_tokens = 20
+    model = HfTreeModel(target(), step)
+    seen.clear()
+    model.open({0: prompts((21,), seed=4)[0]})
     assert seen == []
+    model.open({1: prompts((20,), seed=4)[0]})
+    assert seen == [(1, 1)]
 
 
 @pytest.mark.slow

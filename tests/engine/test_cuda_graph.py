@@ -13,8 +13,14 @@ from monge.core.errors import BackendError
 from monge.core.model import NodeBlock
 from monge.engine import latency_measurement
 from monge.engine.backends import cuda_graph
-from monge.engine.backends.cuda_graph import GraphCapture, capture_step
+from monge.engine.backends.cuda_graph import (
+    GraphCapture,
+    ModuleGraph,
+    capture_module,
+    capture_step,
+)
 from monge.engine.models.hf_tree import HfTreeModel
+from monge.engine.models.network_facts import OutputLayer
 from tests.engine import pretend
 from tests.engine.tiny import network, perturbed, prompts
 from tests.parity.comparing import RandomGrowth
@@ -270,6 +276,29 @@ class TestRefusals:
     def test_a_device_without_graphs(self, device):
         with pytest.raises(BackendError, match="steps on meta are neither compiled nor captured"):
             GraphCapture(torch.device(device))
+
+
+class TestModules:
+    def test_a_program_has_the_numbers_of_the_module(self, device):
+        own = OutputLayer(placed(network("llama", "sdpa"), device))
+        capture = pretend.Rerun()
+        states = torch.randn(11, 32, generator=torch.Generator().manual_seed(0))
+        program = capture_module(capture, own, (states[:1].to(device),))
+        count = capture.num_captured
+        for rows in (1, 3, 11, 4, 11):
+            (logits,) = program(states[:rows].to(device))
+            (expected,) = own(states[:rows].to(device))
+            torch.testing.assert_close(logits.held, expected.held)
+        assert capture.num_captured - count <= 2  # widths 1 to 4 were captured by the check
+
+    def test_wide_inputs_run_as_they_are(self, device):
+        own = OutputLayer(placed(network("llama", "sdpa"), device))
+        program = ModuleGraph(own, no_capture)
+        assert len(program(torch.zeros(65, 32).to(device))[0]) == 65
+
+
+def no_capture(_):
+    raise AssertionError("nothing is to be captured")
 
 
 class TestTexts:

@@ -100,9 +100,7 @@ def test_the_usual_kernel_does_depend_on_it():
     mask = torch.ones(1, 1, 64, 200, dtype=torch.bool)
     together = plain_grouped_attention(queries, keys, values, mask, 0.125)
     alone = [
-        plain_grouped_attention(
-            queries[:, :, [node]], keys, values, mask[:, :, [node]], 0.125
-        )
+        plain_grouped_attention(queries[:, :, [node]], keys, values, mask[:, :, [node]], 0.125)
         for node in range(64)
     ]
     assert not torch.equal(torch.cat(alone, dim=1), together)

@@ -15,8 +15,8 @@ from transformers.pytorch_utils import Conv1D
 from monge.core.errors import BackendError
 from monge.engine.backends import native_library as native
 from monge.engine.backends import packed_linear
-from monge.engine.backends.native_library import native_library
 from monge.engine.backends.compiled import compile_module, compile_step
+from monge.engine.backends.native_library import native_library
 from monge.engine.backends.packed_linear import (
     COLUMNS,
     OPERATION,

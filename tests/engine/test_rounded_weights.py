@@ -90,6 +90,16 @@ class TestDecoding:
         ):
             assert ours.token_ids == theirs.token_ids
 
+    @pytest.mark.parametrize("kind", ["int8", pytest.param("bfloat16", marks=pytest.mark.slow)])
+    def test_logits_depend_on_the_text_alone(self, kind):
+        decoder = monge.load(
+            target=target(),
+            drafter="none",
+            backend=f"compiled(weights={kind!r})",
+            exact_numerics=True,
+        )
+        assert decoder.backend == f"compiled, {kind} weights"
+
     def test_results_name_the_weights(self):
         decoder = monge.load(target=target(), drafter="none", backend="compiled(weights='int8')")
         assert "int8 weights" in repr(decoder.components.target)

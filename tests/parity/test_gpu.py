@@ -12,6 +12,7 @@ import torch
 import monge
 from monge.engine.backends.cuda_graph import GraphCapture, capture_step
 from tests.engine.tiny import network, padded, perturbed, prompts
+from tests.heads.readers.published import eagle3
 from tests.parity.comparing import RandomGrowth
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # the compiler's own warnings
@@ -92,3 +93,22 @@ def test_captured_texts(rules):
         list(ROWS), max_new_tokens=24, seed=3, **rules
     )
     assert [result.token_ids for result in results] == [result.token_ids for result in expected]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_captured_steps_of_a_head(temperature, tmp_path):
+    own = network("llama", "sdpa")
+    config = own.config
+    folder = eagle3(config.hidden_size, config.vocab_size).write(tmp_path / "head")
+    settings = {"max_new_tokens": 24, "seed": 3, "temperature": temperature}
+
+    def texts(backend):
+        decoder = monge.load(
+            on_gpu(own), str(folder), tree="chain(3)", backend=backend, controller="fixed"
+        )
+        return [result.token_ids for result in decoder.generate(list(ROWS), **settings)]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # one would say that a part of the head runs eagerly
+        captured = texts("compiled")
+    assert captured == texts("eager")

@@ -99,6 +99,7 @@ def batch(
     target: options.Target = None,
     draft: options.Drafts = None,
     cross_tokenizer: options.CrossTokenizer = False,
+    exact_numerics: options.ExactNumerics = False,
     dtype: options.Dtype = None,
     device: options.Device = None,
     attention: options.Attention = None,
@@ -157,6 +158,7 @@ def batch(
         dtype=dtype, device=device, attention=attention, backend=backend, max_batch_size=batch_size
     )
     loading |= options.given(draft_backend=draft_backend, cross_tokenizer=cross_tokenizer or None)
+    loading |= options.given(exact_numerics=exact_numerics or None)
     wanted = options.given(
         max_new_tokens=max_new_tokens,
         temperature=temperature,

@@ -28,6 +28,7 @@ def chat(
     target: options.Target = None,
     draft: options.Drafts = None,
     cross_tokenizer: options.CrossTokenizer = False,
+    exact_numerics: options.ExactNumerics = False,
     system: options.System = None,
     chat_template: options.ChatTemplate = None,
     dtype: options.Dtype = None,
@@ -82,7 +83,9 @@ def chat(
         draft_backend=draft_backend,
     )
     loading |= options.given(chat_template=chat_template, max_batch_size=1)
-    loading |= options.given(cross_tokenizer=cross_tokenizer or None)
+    loading |= options.given(
+        cross_tokenizer=cross_tokenizer or None, exact_numerics=exact_numerics or None
+    )
     sampling = options.given(
         max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, min_p=min_p
     )

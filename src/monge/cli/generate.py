@@ -42,6 +42,7 @@ def generate(
     target: options.Target = None,
     draft: options.Drafts = None,
     cross_tokenizer: options.CrossTokenizer = False,
+    exact_numerics: options.ExactNumerics = False,
     dtype: options.Dtype = None,
     device: options.Device = None,
     attention: options.Attention = None,
@@ -116,6 +117,7 @@ def generate(
         chat_template=chat_template,
         draft_backend=draft_backend,
         cross_tokenizer=cross_tokenizer or None,
+        exact_numerics=exact_numerics or None,
     )
     parts |= options.given(draft_temperature=draft_temperature, draft_top_k=draft_top_k)
     limits = options.given(

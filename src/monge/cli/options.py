@@ -144,6 +144,14 @@ CrossTokenizer = Annotated[
         panel=MODELS,
     ),
 ]
+ExactNumerics = Annotated[
+    bool,
+    option(
+        "--exact-numerics",
+        help="Refuse a target whose logits depend on how many tokens a forward reads.",
+        panel=MODELS,
+    ),
+]
 ChatTemplate = Annotated[
     str | None,
     option(

@@ -43,6 +43,7 @@ def serve(
     backend: options.Backend = None,
     draft_backend: options.DraftBackend = None,
     cross_tokenizer: options.CrossTokenizer = False,
+    exact_numerics: options.ExactNumerics = False,
     tensor_parallel: options.TensorParallel = False,
     drafter: options.Drafter = None,
     tree: options.Tree = None,
@@ -109,6 +110,7 @@ def _serve_here(given: Mapping[str, Any]) -> None:
         "backend",
         "draft_backend",
         "cross_tokenizer",
+        "exact_numerics",
         "max_batch_size",
         "tensor_parallel",
     )

@@ -21,7 +21,7 @@ from monge.serve.settings import ServerSettings, served_name
 _LOADING = (
     *("drafter", "tree", "verifier", "controller", "costs", "draft_temperature", "draft_top_k"),
     *("dtype", "device", "attention", "backend", "draft_backend", "max_batch_size"),
-    "cross_tokenizer",
+    *("cross_tokenizer", "exact_numerics"),
 )
 _SETTINGS = ("logprobs_of", "max_choices", "max_request_bytes", "request_timeout_s")
 _SCALING = ("upscale_delay_s", "downscale_delay_s")
@@ -54,6 +54,7 @@ class AppArgs(BaseModel):
     draft_backend: str | None = None
     max_batch_size: int | None = Field(default=None, ge=1)
     cross_tokenizer: bool = False
+    exact_numerics: bool = False
     served_model_name: str | None = None
     api_keys: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = Field(

@@ -178,6 +178,9 @@ def backend_of(model: SequenceModel) -> str:
 
 def rounded_weights_of(model: SequenceModel) -> str | None:
     """Return the kind of a model's rounded weights, or `None` if it has those of its checkpoint."""
-    from monge.engine.backends.packed_linear import rounded_weights_in
+    from monge.engine.backends.packed_linear import PackedLinear
 
-    return rounded_weights_in(model.network) if isinstance(model, NetworkModel) else None
+    if not isinstance(model, NetworkModel):
+        return None
+    packed = (one for one in model.network.modules() if isinstance(one, PackedLinear))
+    return next((one.weights for one in packed if one.weights != "exact"), None)

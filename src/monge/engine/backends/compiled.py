@@ -18,14 +18,10 @@ from transformers import PreTrainedModel
 
 from monge.core.errors import BackendError
 from monge.core.model import Forward
-from monge.engine.backends.base import Notify, StepOutput, StepSpec
 from monge.engine.backends import grouped_attention, packed_linear
+from monge.engine.backends.base import Notify, StepOutput, StepSpec
 from monge.engine.backends.grouped_attention import load_grouped_attention
-from monge.engine.backends.packed_linear import (
-    load_packed_linear,
-    pack_linears,
-    rounded_weights_in,
-)
+from monge.engine.backends.packed_linear import load_packed_linear, pack_linears
 from monge.engine.backends.parity_check import (
     as_backend_error,
     check_module,
@@ -41,20 +37,23 @@ from monge.engine.backends.program_cache import (
     scratch_folder,
     store_program,
 )
-from monge.engine.backends.traced_step import TracedStep, UncompiledStep, export_module, export_step
+from monge.engine.backends.traced_step import (
+    TracedStep,
+    UncompiledStep,
+    attends_in_machine_code,
+    export_module,
+    export_step,
+)
 from monge.engine.models.masks import chain_visibility
 from monge.engine.models.network_facts import chooses_logits
 from monge.engine.models.tree_cache import TreeCache
 from monge.engine.notices import waiting
 from monge.engine.threads import run_in_thread
 
-# Prompt tokens of a forward: with more, one thread is slower between products than eager operations
-# are.
-_PROMPT: Final = 384
-# Nodes a row: in larger blocks arithmetic counts, not what lies between operations.
-_NODES: Final = 64
+# Where attention is not our own, more tokens of a prompt, or nodes of a row, are the network's: what
+# lies between products runs on one thread here.
+_PROMPT, _NODES = 384, 64
 _ALL: Final = 1 << 40
-"""Of rounded weights: the network's own kernels round numbers otherwise, which its weights amplify."""
 _START_S, _LAYER_S = 10, 3  # seconds of compiling: a constant, and for each layer of a network
 _MODULE_FORMAT: Final = "compiled module 3"  # raised whenever the trace or the files change
 _OPTIONS: Final = {
@@ -211,7 +210,7 @@ def _load_or_compile(
             f"this processor has no bfloat16 instructions: {name} is several times faster with "
             "dtype='float32'"
         )
-    limits = (_PROMPT, _NODES) if rounded_weights_in(network) is None else (_ALL, _ALL)
+    limits = (_ALL, _ALL) if attends_in_machine_code(network) else (_PROMPT, _NODES)
     if not chooses_logits(network):
         limits = 0, limits[1]
     if stored is not None:

@@ -11,9 +11,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from monge.core.errors import BackendError
+from monge.core.model import Forward
 from monge.engine.backends.base import Notify, StepOutput, StepSpec
 from monge.engine.backends.parity_check import (
     as_backend_error,
+    check_module,
     check_step,
     step_obstacle,
     step_spec,
@@ -166,6 +168,57 @@ class CudaGraphStep:
         return CapturedGraph(
             (token_ids, positions, columns), masks, replay, outputs, (*places, *kept)
         )
+
+
+class ModuleGraph:
+    """A small module beside a network, with one CUDA graph for each number of rows of `WIDTHS`.
+
+    Graphs are captured at first use.
+
+    Args:
+        module: Maps matrices with one row per node to others; see `ModuleHost.module_program`.
+        capture: Captures work on its device.
+    """
+
+    def __init__(self, module: torch.nn.Module, capture: Capture) -> None:
+        self._module, self._capture = module, capture
+        self._graphs: dict[int, CapturedGraph] = {}
+
+    def __call__(self, *inputs: Tensor) -> Outputs:
+        rows = len(inputs[0])
+        width = next((width for width in WIDTHS if width >= rows), None)
+        if width is None:
+            return self._module(*inputs)
+        with torch.inference_mode():
+            if width not in self._graphs:
+                self._graphs[width] = self._captured(inputs, width)
+            graph = self._graphs[width]
+            for own, given in zip(graph.inputs, inputs, strict=True):
+                own[:rows].copy_(given, non_blocking=True)
+            graph.replay()
+            return tuple(output[:rows].clone() for output in graph.outputs)
+
+    def _captured(self, inputs: Sequence[Tensor], width: int) -> CapturedGraph:
+        own = tuple(given.new_zeros(width, *given.shape[1:]) for given in inputs)
+        replay, outputs = self._capture(lambda: self._module(*own))
+        return CapturedGraph(own, (), replay, outputs, ())
+
+
+def capture_module(capture: Capture, module: torch.nn.Module, like: Sequence[Tensor]) -> Forward:
+    """Make a module's graphs, and check it against the module.
+
+    Args:
+        capture: Captures work on its device.
+        module: See `ModuleHost.module_program`.
+        like: Likewise.
+
+    Raises:
+        BackendError: If the module cannot be captured; the message says why.
+    """
+    program = ModuleGraph(module, capture)
+    with as_backend_error(f"{type(module).__name__} cannot be captured"):
+        check_module(module, program, like, "captured")
+    return program
 
 
 def capture_step(

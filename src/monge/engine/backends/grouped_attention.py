@@ -73,9 +73,7 @@ def _shape_of_grouped_attention(
 
 # What runs outside of compiled programs.
 OPERATIONS.impl("grouped_attention", _grouped_attention, "CPU")
-torch.library.register_fake(
-    "monge::grouped_attention", _shape_of_grouped_attention, lib=OPERATIONS
-)
+torch.library.register_fake("monge::grouped_attention", _shape_of_grouped_attention, lib=OPERATIONS)
 
 _NAMESPACE: Any = torch.ops.monge
 OPERATION: Final = _NAMESPACE.grouped_attention.default

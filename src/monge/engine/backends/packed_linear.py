@@ -198,12 +198,6 @@ OPERATION: Final = _NAMESPACE.packed_linear.default
 _TYPE_NUMBERS: Final = {torch.uint8: 0, torch.int32: 3, torch.float32: 6}
 
 
-def rounded_weights_in(module: torch.nn.Module) -> str | None:
-    """Return the kind of the rounded weights of a module's linear maps, or `None` if all are exact."""
-    packed = (one for one in module.modules() if isinstance(one, PackedLinear))
-    return next((one.weights for one in packed if one.weights != "exact"), None)
-
-
 def pack_linears(module: torch.nn.Module, weights: str = "exact") -> None:
     """Lay out anew the weights of linear maps inside a module, which is changed.
 

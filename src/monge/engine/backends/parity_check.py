@@ -259,4 +259,4 @@ def _rms(tensor: Tensor) -> float:
 def _wave(rows: int, index: int, like: Tensor) -> Tensor:
     """Numbers between -2 and 2, no two rows alike."""
     places = torch.arange(rows * like.shape[1], dtype=torch.float64).reshape(rows, -1)
-    return (2 * torch.sin((1.3 + index) * places + index)).to(like.dtype)
+    return (2 * torch.sin((1.3 + index) * places + index)).to(like)

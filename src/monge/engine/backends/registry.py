@@ -73,10 +73,11 @@ class Compiled(Backend):
         )
 
     def _on_gpu(self, network: PreTrainedModel) -> SequenceModel:
-        from monge.engine.backends.cuda_graph import GraphCapture, capture_step
+        from monge.engine.backends.cuda_graph import GraphCapture, capture_module, capture_step
 
-        make_step = partial(capture_step, network, GraphCapture(network.device), notify)
-        return HfTreeModel(network, make_step(), make_step)
+        capture = GraphCapture(network.device)
+        make_step = partial(capture_step, network, capture, notify)
+        return HfTreeModel(network, make_step(), make_step, partial(capture_module, capture))
 
 
 BACKENDS: Final[Registry[Backend]] = Registry(

@@ -14,8 +14,8 @@ from torch.fx.experimental import _config
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from monge.engine.backends.base import StepOutput, StepSpec
 from monge.engine.backends import grouped_attention
+from monge.engine.backends.base import StepOutput, StepSpec
 from monge.engine.backends.packed_linear import pack_linears
 from monge.engine.models.network_facts import cache_keyword, chooses_logits
 from monge.engine.models.tree_cache import TreeCache
@@ -158,11 +158,25 @@ def _copy_sharing_weights(network: PreTrainedModel) -> PreTrainedModel:
     twin = copy.deepcopy(network, {id(tensor): tensor for tensor in shared})
     if network.device.type == "cpu":
         pack_linears(twin)
-    config = twin.config.get_text_config()
-    has_machine_code = network.device.type == "cpu" and network.dtype == torch.float32
-    if str(config._attn_implementation) == "sdpa" and (has_machine_code or _shares_heads(config)):
+    if attends_in_machine_code(network) or _copies_keys(network):
         attend_in_groups(twin)
     return twin
+
+
+def attends_in_machine_code(network: PreTrainedModel) -> bool:
+    """Whether a network's step uses `monge.engine.backends.grouped_attention`.
+
+    Then logits of a node depend on its text alone, to the last bit.
+    """
+    return _runs_sdpa(network) and network.device.type == "cpu" and network.dtype == torch.float32
+
+
+def _runs_sdpa(network: PreTrainedModel) -> bool:
+    return str(network.config.get_text_config()._attn_implementation) == "sdpa"
+
+
+def _copies_keys(network: PreTrainedModel) -> bool:
+    return _runs_sdpa(network) and _shares_heads(network.config.get_text_config())
 
 
 def _shares_heads(config: Any) -> bool:

@@ -1,0 +1,38 @@
+"""`exact_numerics`: a target is taken if no logit depends on what else a forward reads, and refused by name otherwise."""
+
+import pytest
+import torch
+
+import monge
+from monge.core.errors import UnsupportedModelError
+from monge.engine.exact_numerics import check_exact_numerics
+from monge.engine.models.hf_tree import HfTreeModel
+from monge.testing.tabular import RandomTable, TabularModel
+from tests.engine.tiny import network
+
+
+def test_a_table_is_exact():
+    check_exact_numerics(TabularModel(RandomTable(7, 0), 7))
+
+
+class Nudged(HfTreeModel):
+    """Logits of blocks of several tokens are off by one bit."""
+
+    def extend(self, blocks):
+        found = super().extend(blocks)
+        return {
+            row: logits if len(logits) == 1 else torch.nextafter(logits, logits + 1)
+            for row, logits in found.items()
+        }
+
+
+def test_one_bit_is_found():
+    with pytest.raises(
+        UnsupportedModelError, match=r"depend on how many tokens.*backend='compiled'"
+    ):
+        check_exact_numerics(Nudged(network("llama")))
+
+
+def test_a_decoder_is_refused():
+    with pytest.raises(UnsupportedModelError, match="exact_numerics"):
+        monge.load(network("llama"), drafter="none", exact_numerics=True)
