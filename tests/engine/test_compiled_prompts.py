@@ -99,7 +99,7 @@ def test_programs_with_attention_of_their_own_read_prompts_of_all_lengths(compil
 
 def test_longer_prompts_are_the_networks(compiled, seen):
     step = compiled(target())
-    step.prompt_tokens = 20
+    step.prompt_tokens = step.max_nodes = 20
     model = HfTreeModel(target(), step)
     seen.clear()
     model.open({0: prompts((21,), seed=4)[0]})
