@@ -99,12 +99,14 @@ class RecordingDraws(ClockDraws, ChildDraws):
     Attributes:
         place: Uniforms drawn so far.
         rounds: One tape a round.
+        num_bytes: Memory of the arrays on the tapes.
     """
 
     def __init__(self, seed: int, row: int = 0) -> None:
         self._own = RequestDraws(seed, row)
         self.place, self._marked = 0, (0, 0)
         self.rounds: list[RoundTape] = []
+        self.num_bytes = 0
 
     def uniform(self) -> float:
         self.place += 1
@@ -136,11 +138,6 @@ class RecordingDraws(ClockDraws, ChildDraws):
     def has_drawn(self) -> bool:
         """See `RewindableDraws`."""
         return self._own.has_drawn
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the arrays on the tape."""
-        return sum(tape.num_bytes for tape in self.rounds)
 
     def clocks(self, depth: int, draft: int, num_tokens: int) -> Float64[Tensor, " vocab"]:
         return self._own.clocks(depth, draft, num_tokens)
@@ -205,7 +202,10 @@ class RecordingVerifier(Verifier):
                     "verify": [start, draws.place],
                     "verdict": _verdict_fields(verdict),
                 }
-                tape.num_bytes, tape.verifier = held.num_bytes, self.text
+                tape.verifier = self.text
+                # A round that is verified again replaces what it had.
+                draws.num_bytes += held.num_bytes - tape.num_bytes
+                tape.num_bytes = held.num_bytes
         return outcomes
 
 
