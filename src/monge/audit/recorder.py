@@ -270,7 +270,7 @@ class Recorder:
         self._parts, self._sessions = parts, list[Session]()
         self._header = {
             "target": target_fields(parts.target, target),
-            "drafter": repr(parts.drafter),
+            "drafter": type(parts.drafter).__name__,  # its settings may hold folders
             "backend": backend_of(parts.target),
             "max_batch_size": decoder.max_batch_size,
             "loading": None if loading is None else dict(loading),
