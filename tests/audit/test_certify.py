@@ -1,14 +1,17 @@
 """Certificates of toy runs: exact runs pass, changed records and wrong rules do not."""
 
+import subprocess
+import sys
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from monge.api import make_components
-from monge.audit.certificate import CertificateError, read_certificate
+from monge.audit.certificate import CertificateError, HeldArrays, read_certificate
 from monge.audit.coupling import Coupling, Level
 from monge.audit.recorder import Recorder
 from monge.core.errors import OptionError
@@ -220,6 +223,22 @@ def test_what_cannot_be_recorded_is_refused() -> None:
         Recorder(Decoder(combined("chain(3)", Lossy())()))
     with pytest.raises(OptionError, match="processors"):
         Recorder(decoder).generate([[0]], processors=[lambda ids, scores: scores])
+
+
+def test_a_held_array_does_not_keep_the_rest_of_its_batch() -> None:
+    rows, held = torch.arange(12.0).reshape(3, 4), HeldArrays()
+    kept = held.put(rows[1])
+    rows.zero_()
+    assert kept.tolist() == [4.0, 5.0, 6.0, 7.0]
+    assert kept.untyped_storage().nbytes() == held.num_bytes == 16
+
+
+@pytest.mark.slow
+def test_certificates_need_no_package_of_the_audit() -> None:
+    code = (
+        "import sys; sys.modules['httpx'] = None; import monge.audit.recorder, monge.audit.certify"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_bad_files_get_clear_errors(tmp_path: Any) -> None:

@@ -103,6 +103,21 @@ def test_args_mean_what_options_mean(replica):
         )
 
 
+def test_a_replica_returns_certificates_without_folders(replica, tmp_path):
+    (tmp_path / "small").mkdir()
+    named = {"draft": str(tmp_path / "small"), "drafter": "model", "controller": ("fixed",)}
+    with TestClient(replica("one", certificates=True, **named)) as client:
+        fields = {"prompt": "abc", "max_tokens": 6, "certificate": True}
+        certificate = client.post("/v1/completions", json=fields).json()["certificate"]
+    assert str(tmp_path) not in str(certificate["header"])
+    assert certificate["header"]["target"]["name"] == "built-in"
+    assert certificate["header"]["loading"] == {
+        **{"draft": ["small"], "drafter": "model", "controller": ["fixed"]},
+        "cross_tokenizer": False,
+    }
+    assert len(certificate["requests"][0]["token_ids"]) == 6
+
+
 def test_an_empty_name_is_refused_and_not_taken_for_none(monkeypatch):
     monkeypatch.setattr(DecoderSpec, "load", lambda _: toy_decoder())
     with pytest.raises(OptionError, match="must be one word"):

@@ -1,5 +1,19 @@
-"""Audits of servers: does this engine sample from the distribution of its target model?"""
+"""Audits of servers: does this engine sample from the distribution of its target model?
 
-from monge.audit.gate import UnclearError, assert_lossless
+Certificates of single requests are in `monge.audit.recorder` and `monge.audit.certify`.
+"""
+
+import typing
+from importlib import import_module as _import_module
+
+if typing.TYPE_CHECKING:
+    from monge.audit.gate import UnclearError, assert_lossless
 
 __all__ = ["UnclearError", "assert_lossless"]
+
+
+def __getattr__(name: str) -> object:
+    # Imported late: it needs httpx, which certificates do not.
+    if name in __all__:
+        return getattr(_import_module("monge.audit.gate"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -66,6 +66,23 @@ class CertificateError(MongeError, ValueError):
 
 
 @dataclass(slots=True)
+class HeldArrays:
+    """Arrays in memory, as they are; `encoded` names them later.
+
+    Attributes:
+        num_bytes: What they take.
+    """
+
+    num_bytes: int = 0
+
+    def put(self, array: Tensor) -> Tensor:
+        """Return the array, on the host, without the rest of a larger one that it is a part of."""
+        own = array.detach().cpu()
+        self.num_bytes += own.nbytes
+        return own if own.untyped_storage().nbytes() == own.nbytes else own.clone()
+
+
+@dataclass(slots=True)
 class Arrays:
     """One-dimensional arrays by digest.
 
@@ -108,7 +125,7 @@ class Arrays:
         return torch.frombuffer(bytearray(data), dtype=dtype)
 
 
-def law_fields(law: Law, arrays: Arrays) -> dict[str, Any]:
+def law_fields(law: Law, arrays: Arrays | HeldArrays) -> dict[str, Any]:
     """A law as JSON, exact to the last bit."""
     if isinstance(law, PointLaw):
         return {"token": law.token_id}
@@ -130,7 +147,7 @@ def law_of(stored: Mapping[str, Any], arrays: Arrays) -> Law:
     return SparseLaw(arrays.get(stored["ids"]), masses) if "ids" in stored else DenseLaw(masses)
 
 
-def proposal_fields(proposal: Proposal, arrays: Arrays) -> dict[str, Any] | None:
+def proposal_fields(proposal: Proposal, arrays: Arrays | HeldArrays) -> dict[str, Any] | None:
     """A proposal as JSON; `None` for no candidates.
 
     Raises:
@@ -180,7 +197,7 @@ def proposal_of(stored: Mapping[str, Any] | None, arrays: Arrays) -> Proposal:
     return KINDS[stored["kind"]](**made)
 
 
-def tree_fields(tree: TokenTree, arrays: Arrays) -> dict[str, Any]:
+def tree_fields(tree: TokenTree, arrays: Arrays | HeldArrays) -> dict[str, Any]:
     """A tree as JSON."""
     return {
         "tokens": list(tree.token_ids),
@@ -215,6 +232,15 @@ def tree_of(stored: Mapping[str, Any], arrays: Arrays) -> TokenTree:
         if len({tree.token_ids[child] for child in children}) != len(children):
             raise CertificateError(f"two children of node {node} have one token")
     return tree
+
+
+def encoded(part: Any, arrays: Arrays) -> Any:  # noqa: ANN401 (any JSON)
+    """Fields whose arrays were held, as JSON."""
+    if isinstance(part, Tensor):
+        return arrays.put(part)
+    if isinstance(part, dict):
+        return {key: encoded(own, arrays) for key, own in part.items()}
+    return [encoded(own, arrays) for own in part] if isinstance(part, list) else part
 
 
 def part_text(registry: Registry[Any], part: object) -> str:

@@ -1,8 +1,8 @@
-"""Record a run while it decodes, without touching the loop.
+"""Record requests while they are decoded, without touching the loop.
 
 Two seams are enough. The draws of a request see every uniform, every node that draws its children,
 and the beginning of every round. A verifier around the real one sees the tree, the target's laws and
-the verdict.
+the verdict of every request with these draws.
 """
 
 import hashlib
@@ -16,7 +16,16 @@ from jaxtyping import Float64
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from monge.audit.certificate import KINDS, Arrays, Certificate, law_fields, part_text, tree_fields
+from monge.audit.certificate import (
+    KINDS,
+    Arrays,
+    Certificate,
+    HeldArrays,
+    encoded,
+    law_fields,
+    part_text,
+    tree_fields,
+)
 from monge.core.child_draws import ChildDraws
 from monge.core.draws import ClockDraws, Draws, RequestDraws
 from monge.core.errors import NonFiniteLogitsError, OptionError
@@ -36,6 +45,10 @@ from monge.verify.base import Rule, Verifier, as_verifier
 from monge.verify.problem import ScoredTree
 from monge.verify.registry import VERIFIERS
 
+_LOADING: Final = (
+    *("drafter", "tree", "verifier", "controller", "draft_temperature", "draft_top_k"),
+    *("dtype", "cross_tokenizer", "max_batch_size"),
+)
 _PACKAGES: Final = ("monge", "torch", "transformers", "numpy")
 
 
@@ -63,21 +76,16 @@ class RoundTape:
     Attributes:
         start: Uniforms that were drawn before the round.
         children: Nodes that drew their children, in order.
-        tree: The tree.
-        laws: Target laws that the verifier looked at, by node, with the logits of their tokens.
-        verify: Uniforms drawn before and after the verdict.
-        verdict: The verdict; `None` where there was none.
+        decided: Fields of the record that the verdict completes: tree, laws, uniforms and verdict,
+            with arrays in memory. Empty where there was no verdict.
+        num_bytes: What these arrays take.
         verifier: Who decided.
     """
 
     start: int
     children: list[ChildrenDrawn] = field(default_factory=list[ChildrenDrawn])
-    tree: TokenTree | None = None
-    laws: dict[int, tuple[Law, Tensor | None]] = field(
-        default_factory=dict[int, tuple[Law, Tensor | None]]
-    )
-    verify: tuple[int, int] = (0, 0)
-    verdict: Verdict | None = None
+    decided: dict[str, Any] = field(default_factory=dict[str, Any])
+    num_bytes: int = 0
     verifier: str = ""
 
 
@@ -91,12 +99,14 @@ class RecordingDraws(ClockDraws, ChildDraws):
     Attributes:
         place: Uniforms drawn so far.
         rounds: One tape a round.
+        num_bytes: Memory of the arrays on the tapes.
     """
 
     def __init__(self, seed: int, row: int = 0) -> None:
         self._own = RequestDraws(seed, row)
         self.place, self._marked = 0, (0, 0)
         self.rounds: list[RoundTape] = []
+        self.num_bytes = 0
 
     def uniform(self) -> float:
         self.place += 1
@@ -146,7 +156,9 @@ class RecordingDraws(ClockDraws, ChildDraws):
 
 
 class RecordingVerifier(Verifier):
-    """A verifier whose verdicts are taped.
+    """A verifier that tapes the verdicts of requests with `RecordingDraws`.
+
+    Other requests are verified as without it.
 
     Args:
         rule: The verifier or node rule that decides.
@@ -159,6 +171,9 @@ class RecordingVerifier(Verifier):
         self.invariant_for = rule.invariant_for
         self.text = rule_text(rule)
 
+    def __repr__(self) -> str:
+        return repr(self.rule)
+
     @property
     def title(self) -> str:
         return self.rule.title
@@ -170,17 +185,27 @@ class RecordingVerifier(Verifier):
         return outcome
 
     def verify_many(self, scored: Sequence[ScoredTree]) -> Sequence[Verdict | NonFiniteLogitsError]:
-        watched = [_WatchedLaws(one.target_laws) for one in scored]
-        starts = [_place(one.draws) for one in scored]
-        outcomes = self._own.verify_many(
-            [replace(one, target_laws=laws) for one, laws in zip(scored, watched, strict=True)]
-        )
-        for one, laws, start, outcome in zip(scored, watched, starts, outcomes, strict=True):
-            if isinstance(one.draws, RecordingDraws) and isinstance(outcome, Verdict):
-                tape = one.draws.rounds[-1]
-                tape.tree, tape.verdict, tape.verifier = one.tree, outcome, self.text
-                tape.laws = laws.with_logits()
-                tape.verify = start, one.draws.place
+        asked, taped = list(scored), list[tuple[int, RecordingDraws, int, _WatchedLaws]]()
+        for row, one in enumerate(scored):
+            if isinstance(one.draws, RecordingDraws):
+                laws = _WatchedLaws(one.target_laws)
+                asked[row] = replace(one, target_laws=laws)
+                taped.append((row, one.draws, one.draws.place, laws))
+        outcomes = self._own.verify_many(asked)
+        for row, draws, start, laws in taped:
+            verdict = outcomes[row]
+            if isinstance(verdict, Verdict):
+                tape, held = draws.rounds[-1], HeldArrays()
+                tape.decided = {
+                    "tree": tree_fields(scored[row].tree, held),
+                    "laws": laws.fields(held),
+                    "verify": [start, draws.place],
+                    "verdict": _verdict_fields(verdict),
+                }
+                tape.verifier = self.text
+                # A round that is verified again replaces what it had.
+                draws.num_bytes += held.num_bytes - tape.num_bytes
+                tape.num_bytes = held.num_bytes
         return outcomes
 
 
@@ -199,23 +224,23 @@ class _WatchedLaws:
             self.seen[node] = self._laws[node]
         return self.seen[node]
 
-    def with_logits(self) -> dict[int, tuple[Law, Tensor | None]]:
-        """The laws that were looked at, each with a copy of the logits of its tokens."""
-        laws = self._laws
-        if not isinstance(laws, NodeLaws):
-            return {node: (law, None) for node, law in self.seen.items()}
-        # Copies, since a backend may write the next logits to the same place.
-        return {
-            node: (law, _logits_of(law, laws.logits[node]).detach().cpu().clone())
-            for node, law in self.seen.items()
-        }
+    def fields(self, held: HeldArrays) -> list[list[Any]]:
+        """The laws that were looked at, each with the logits of its tokens where there are any."""
+        logits = self._laws.logits if isinstance(self._laws, NodeLaws) else None
+        return [
+            [node, _target_fields(law, None if logits is None else logits[node], held)]
+            for node, law in sorted(self.seen.items())
+        ]
 
 
 class Recorder:
     """Records what a decoder does, for `monge certify`.
 
+    Requests of `sessions` and `generate` are recorded, and those that `recorded` returned. Others
+    may share their batches, and are not recorded.
+
     Args:
-        decoder: The decoder. It must not decode anything else meanwhile.
+        decoder: The decoder. While this one is used, nothing else may use it.
         target: Name of the target, for people.
         loading: Arguments of `load` that make the drafter again; `None` where they are unknown, so
             that its draft laws are taken as declared.
@@ -245,20 +270,33 @@ class Recorder:
         self._parts, self._sessions = parts, list[Session]()
         self._header = {
             "target": target_fields(parts.target, target),
-            "drafter": repr(parts.drafter),
+            "drafter": type(parts.drafter).__name__,  # its settings may hold folders
             "backend": backend_of(parts.target),
             "max_batch_size": decoder.max_batch_size,
             "loading": None if loading is None else dict(loading),
             "versions": {name: _version(name) for name in _PACKAGES},
         }
 
+    def recorded(self, request: Request) -> Request:
+        """The request with draws that record it.
+
+        Raises:
+            OptionError: If it has logits processors, which no file can hold.
+        """
+        if request.processors:
+            raise OptionError(
+                "a certificate cannot hold logits processors: leave them out, and penalties, logit_bias and min_tokens too"
+            )
+        return replace(request, draws=RecordingDraws(request.seed, request.row))
+
     def sessions(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> list[Session]:
         """Recorded sessions; arguments and errors as for `Decoder.sessions`.
 
         Raises:
-            OptionError: If a request has logits processors, which no file can hold.
+            OptionError: As `recorded`.
         """
-        made = [self._session(request) for request in self.decoder.requests_of(prompts, **options)]
+        requests = self.decoder.requests_of(prompts, **options)
+        made = [self.decoder.session(self.recorded(request)) for request in requests]
         self._sessions += made
         return made
 
@@ -272,25 +310,25 @@ class Recorder:
             pass
         return [result_of(session, decoder.backend) for session in sessions]
 
-    def certificate(self) -> Certificate:
-        """The record of all sessions so far."""
+    def num_bytes(self, session: Session) -> int:
+        """Memory that the record of a session takes so far, without its tokens."""
+        return _draws_of(session).num_bytes
+
+    def certificate(self, sessions: Sequence[Session] | None = None) -> Certificate:
+        """The record of sessions of recorded requests, which keep their records.
+
+        Args:
+            sessions: The sessions; `None` for all that `sessions` and `generate` made.
+        """
         arrays = Arrays()
-        requests = tuple(self._request(session, arrays) for session in self._sessions)
+        chosen = self._sessions if sessions is None else sessions
+        requests = tuple(self._request(session, arrays) for session in chosen)
         return Certificate(header=self._header, requests=requests, arrays=arrays).sealed()
 
-    def _session(self, request: Request) -> Session:
-        if request.processors:
-            raise OptionError(
-                "a certificate cannot hold logits processors: leave them out, and penalties, logit_bias and min_tokens too"
-            )
-        draws = RecordingDraws(request.seed, request.row)
-        return self.decoder.session(replace(request, draws=draws))
-
     def _request(self, session: Session, arrays: Arrays) -> dict[str, Any]:
-        request, draws = session.request, session.draws
-        assert isinstance(draws, RecordingDraws), "made by this recorder"
+        request = session.request
         # A round that failed has a tape and no record.
-        tapes = draws.rounds[: len(session.records)]
+        tapes = _draws_of(session).rounds[: len(session.records)]
         return {
             "prompt_ids": list(request.prompt_ids),
             "seed": request.seed,
@@ -308,6 +346,18 @@ class Recorder:
                 for tape, record in zip(tapes, session.records, strict=True)
             ],
         }
+
+
+def loading_of(draft: Sequence[str] | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of `load` that make a drafter again, for `Recorder`.
+
+    Args:
+        draft: Names of the draft models, for people.
+        options: Arguments of `load`; those that do not shape the drafter are left out.
+    """
+    named = {name: options.get(name) for name in _LOADING}
+    named["draft"] = None if draft is None else list(draft)
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def rule_text(rule: Rule) -> str:
@@ -358,49 +408,46 @@ def _check(decoder: Decoder) -> None:
         )
 
 
-def _place(draws: Draws) -> int:
-    return draws.place if isinstance(draws, RecordingDraws) else 0
+def _draws_of(session: Session) -> RecordingDraws:
+    assert isinstance(session.draws, RecordingDraws), "the session of a recorded request"
+    return session.draws
 
 
 def _round(tape: RoundTape, record: StepRecord, arrays: Arrays) -> dict[str, Any]:
-    tree, verdict = tape.tree, tape.verdict
-    assert tree is not None and verdict is not None, "a round with a record has a verdict"
+    assert tape.decided, "a round with a record has a verdict"
     return {
         "context_length": record.context_length,
         "batch_size": record.batch_size,
         "plan": asdict(record.plan),
         "drafter": record.drafter,
-        "tree": tree_fields(tree, arrays),
         "start": tape.start,
         "draws": [asdict(one) for one in tape.children],
-        "verify": list(tape.verify),
-        "laws": [
-            [node, _target_fields(law, logits, arrays)]
-            for node, (law, logits) in sorted(tape.laws.items())
-        ],
-        "verdict": {
-            "path": list(verdict.path),
-            "next_token": verdict.next_token,
-            "next_kind": verdict.next_kind,
-            "examined": list(verdict.examined),
-        },
+        **encoded(tape.decided, arrays),
         "token_ids": list(record.token_ids),
     }
 
 
-def _target_fields(law: Law, logits: Tensor | None, arrays: Arrays) -> dict[str, Any]:
+def _verdict_fields(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "path": list(verdict.path),
+        "next_token": verdict.next_token,
+        "next_kind": verdict.next_kind,
+        "examined": list(verdict.examined),
+    }
+
+
+def _target_fields(law: Law, logits: Tensor | None, held: HeldArrays) -> dict[str, Any]:
     """A target law, with the logits of its tokens.
 
     A law of all tokens is a function of its logits, which take half the room.
     """
     if logits is None:
-        return law_fields(law, arrays)
-    own = {} if isinstance(law, DenseLaw) else law_fields(law, arrays)
-    return {**own, "logits": arrays.put(logits)}
-
-
-def _logits_of(law: Law, logits: Tensor) -> Tensor:
-    return logits if isinstance(law, DenseLaw) else logits[law.sparse().token_ids]
+        return law_fields(law, held)
+    is_dense = isinstance(law, DenseLaw)
+    chosen = logits if is_dense else logits[law.sparse().token_ids]
+    # A copy, since a backend may write the next logits to the same place.
+    own = held.put(chosen.detach().to("cpu", copy=True))
+    return {**({} if is_dense else law_fields(law, held)), "logits": own}
 
 
 def _version(name: str) -> str | None:

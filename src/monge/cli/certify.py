@@ -12,18 +12,22 @@ from monge.cli import options
 from monge.cli.console import notes, output, quiet_host, reported
 from monge.cli.progress import call_bar, working
 from monge.core.errors import MongeError, OptionError
-from monge.engine.decoder import Decoder
 from monge.engine.loading import load_network
 
 if TYPE_CHECKING:
     from monge.audit.certificate import Certificate
     from monge.audit.certify import Report
-    from monge.audit.recorder import Recorder
     from monge.audit.redraft import Redrafter
 
 CERTIFY: Final = "Certify"
 BUILT_IN: Final = "built-in"
-Record = Annotated[Path, typer.Argument(help="The record of `monge generate --certificate`.")]
+Record = Annotated[
+    Path,
+    typer.Argument(
+        help="The record of `monge generate --certificate`, or the field `certificate` of an "
+        "answer of `monge serve --certificates`."
+    ),
+]
 Tolerance = Annotated[
     float | None,
     options.option(
@@ -96,8 +100,12 @@ def certify(
     raise typer.Exit(EXIT[report.answer])
 
 
-def check_certifiable(backend: str | None) -> None:
+def check_certifiable(backend: str | None, option: str) -> None:
     """Refuse rounded weights for a record, before minutes are spent on compiling.
+
+    Args:
+        backend: The backend.
+        option: The option that asks for records.
 
     Raises:
         OptionError: If the backend is unknown, or rounds the target's weights.
@@ -107,23 +115,9 @@ def check_certifiable(backend: str | None) -> None:
     made = None if backend is None else BACKENDS.parse(backend)
     if isinstance(made, Compiled) and made.weights != "exact":
         raise OptionError(
-            f"--certificate needs the checkpoint's own weights, and the backend {backend} rounds "
+            f"{option} needs the checkpoint's own weights, and the backend {backend} rounds "
             "them; use --backend eager or compiled"
         )
-
-
-def recorder_of(decoder: Decoder, target: str | None, loading: Mapping[str, Any]) -> "Recorder":
-    """A recorder for `monge generate`.
-
-    Args:
-        decoder: The decoder.
-        target: The target's name.
-        loading: Arguments of `load` that make the drafter again.
-    """
-    from monge.audit.recorder import Recorder
-
-    named = {name: value for name, value in loading.items() if value is not None}
-    return Recorder(decoder, target=BUILT_IN if target is None else target, loading=named)
 
 
 def say_certificate(path: Path) -> None:

@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 
 from monge.cli import options
-from monge.cli.certify import check_certifiable, recorder_of, say_certificate
+from monge.cli.certify import BUILT_IN, check_certifiable, say_certificate
 from monge.cli.completion import INTERRUPTED, Completion, completion_of, decode_until_interrupted
 from monge.cli.console import notes, output, quiet_host, reported, say_error, say_raw_text
 from monge.cli.live import LiveText
@@ -97,7 +97,7 @@ def generate(
     prompts = [one.text for one in asked]
     if certificate is not None:
         check_out_file(certificate, "--certificate", "run.json")
-        check_certifiable(backend)
+        check_certifiable(backend, "--certificate")
     parts = options.given(
         drafter=drafter, tree=tree, verifier=verifier, controller=_one(controller), costs=costs
     )
@@ -133,10 +133,10 @@ def generate(
     with loaded(target, draft, tensor_parallel=tensor_parallel, **parts, **loading) as made:
         recorder = None
         if certificate is not None:
-            drafting = {name: loading.get(name) for name in ("cross_tokenizer", "max_batch_size")}
-            recorder = recorder_of(
-                made, target, {"draft": draft, "dtype": dtype, **parts, **drafting}
-            )
+            from monge.audit.recorder import Recorder, loading_of
+
+            name = BUILT_IN if target is None else target
+            recorder = Recorder(made, target=name, loading=loading_of(draft, parts | loading))
         decoder = made if recorder is None else recorder.decoder
         given = [written(one, decoder.encode_chat) for one in asked]
         say_raw_text(decoder.tokenizer, asked, "--chat writes them as messages")

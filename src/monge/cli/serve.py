@@ -2,16 +2,20 @@
 
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monge.cli import options
 from monge.cli import serve_options as asked
+from monge.cli.certify import check_certifiable
 from monge.cli.console import notes, quiet_host, reported
 from monge.cli.generate import say_memory, say_parts
 from monge.cli.loading import follow, is_led, loaded
 from monge.cli.serve_ray import serves_with_ray
 from monge.core.errors import OptionError
 from monge.engine.decoder import Decoder
+
+if TYPE_CHECKING:
+    from monge.audit.recorder import Recorder
 
 
 @reported
@@ -28,6 +32,7 @@ def serve(
     served_model_name: asked.ServedModelName = None,
     chat_template: asked.ChatTemplate = None,
     logprobs_of: asked.LogprobsOf = None,
+    certificates: asked.Certificates = False,
     drain: asked.Drain = asked.DRAIN_S,
     access_log: asked.AccessLog = False,
     max_batch_size: asked.MaxBatchSize = None,
@@ -36,6 +41,7 @@ def serve(
     prefill_chunk: asked.PrefillChunk = None,
     max_choices: asked.MaxChoices = None,
     max_request_bytes: asked.MaxRequestBytes = None,
+    max_certificate_bytes: asked.MaxCertificateBytes = None,
     request_timeout: asked.RequestTimeout = None,
     dtype: options.Dtype = None,
     device: options.Device = None,
@@ -75,12 +81,15 @@ def serve(
         monge serve ./my-target ./my-draft --tree "chain(6)" --max-batch-size 16
         monge serve ./my-target --drafter ngram --controller goodput --port 8080
         monge serve --controller goodput --controller fixed
+        monge serve --certificates
         MONGE_API_KEY=secret monge serve ./my-target --host 0.0.0.0
         torchrun --nproc-per-node 2 -m monge serve ./my-target ./my-draft --tensor-parallel
         monge serve ./my-target --ray --address auto --autoscale 1:8 --gpus-per-replica 1
     """
     given = options.given(**locals())  # every parameter
     _server_room()
+    if certificates:
+        check_certifiable(backend, "--certificates")
     if not serves_with_ray(given):
         _serve_here(given)
 
@@ -94,7 +103,8 @@ def _serve_here(given: Mapping[str, Any]) -> None:
     if given["drain"] < 0:
         raise OptionError(f"--drain must be at least 0 seconds; got {given['drain']}")
     limits = _limits(
-        given.get("request_timeout"), **chosen("max_choices", "max_request_bytes", "logprobs_of")
+        given.get("request_timeout"),
+        **chosen("max_choices", "max_request_bytes", "max_certificate_bytes", "logprobs_of"),
     )
     name = (
         given["served_model_name"] if "served_model_name" in given else server.served_name(target)
@@ -128,8 +138,14 @@ def _serve_here(given: Mapping[str, Any]) -> None:
             decoder.tokenizer, given.get("chat_template"), is_built_in=target is None
         )
         budget = {"kv_budget_tokens": given["kv_budget"]} if "kv_budget" in given else {}
+        recorder = _recorder(decoder, given) if given["certificates"] else None
         app = server.create_app(
-            decoder, settings, chat, **chosen("max_waiting", "prefill_chunk"), **budget
+            decoder,
+            settings,
+            chat,
+            recorder=recorder,
+            **chosen("max_waiting", "prefill_chunk"),
+            **budget,
         )
         is_open = not (keys or server.is_loopback(host))
         where = f"serving {name} at {server.url_of(listener)}/v1"
@@ -137,6 +153,15 @@ def _serve_here(given: Mapping[str, Any]) -> None:
         server.serve_until_signal(
             app, listener, drain_s=given["drain"], access_log=given["access_log"]
         )
+
+
+def _recorder(decoder: Decoder, given: Mapping[str, Any]) -> "Recorder":
+    """A recorder whose certificates name the models without their folders, as clients know them."""
+    from monge.audit.recorder import Recorder, loading_of
+
+    named = _server_room().served_name
+    drafts = [named(one) for one in given["draft"]] if "draft" in given else None
+    return Recorder(decoder, target=named(given.get("target")), loading=loading_of(drafts, given))
 
 
 def _server_room() -> ModuleType:

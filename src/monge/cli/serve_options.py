@@ -79,6 +79,14 @@ LogprobsOf = Annotated[
         default="raw",
     ),
 ]
+Certificates = Annotated[
+    bool,
+    _server(
+        "--certificates",
+        help="Record requests that send `certificate: true`; the answer has the record, for "
+        "`monge certify`.",
+    ),
+]
 Controllers = Annotated[
     list[str] | None,
     option(
@@ -117,6 +125,14 @@ PrefillChunk = Annotated[
 MaxChoices = Annotated[
     int | None,
     _limit("--max-choices", help="Completions of one request: prompts times n.", default=32),
+]
+MaxCertificateBytes = Annotated[
+    int | None,
+    _limit(
+        "--max-certificate-bytes",
+        help="Memory for the record of one request; one that needs more gets a 400.",
+        default=256 * 1024 * 1024,
+    ),
 ]
 MaxRequestBytes = Annotated[
     int | None, _limit("--max-request-bytes", help="Largest body.", default=4 * 1024 * 1024)

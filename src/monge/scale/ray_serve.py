@@ -7,8 +7,10 @@ import torch
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field
 
+from monge.audit.recorder import Recorder, loading_of
 from monge.core.errors import OptionError
 from monge.engine.chat_format import chat_format
+from monge.engine.decoder import Decoder
 from monge.engine.garbage import settle_objects
 from monge.engine.logprobs import LogprobSource
 from monge.scale.ray_cluster import require_ray
@@ -23,7 +25,10 @@ _LOADING = (
     *("dtype", "device", "attention", "backend", "draft_backend", "max_batch_size"),
     *("cross_tokenizer", "exact_numerics"),
 )
-_SETTINGS = ("logprobs_of", "max_choices", "max_request_bytes", "request_timeout_s")
+_SETTINGS = (
+    *("logprobs_of", "max_choices", "max_request_bytes", "max_certificate_bytes"),
+    "request_timeout_s",
+)
 _SCALING = ("upscale_delay_s", "downscale_delay_s")
 _SCHEDULING = ("max_waiting", "kv_budget_tokens", "prefill_chunk")
 
@@ -62,8 +67,12 @@ class AppArgs(BaseModel):
     )
     chat_template: str | None = None
     logprobs_of: LogprobSource | None = None
+    certificates: bool = Field(
+        default=False, description="Whether requests may ask for their record."
+    )
     max_choices: int | None = None
     max_request_bytes: int | None = None
+    max_certificate_bytes: int | None = None
     request_timeout_s: float | None = Field(default=None, description="Seconds; 0 for no limit.")
     max_waiting: int | None = Field(default=None, ge=1)
     kv_budget_tokens: int | None = None
@@ -179,4 +188,16 @@ def replica_app(args: AppArgs, *, engine: str, gather: Gather) -> tuple[FastAPI,
     decoder = DecoderSpec(target=args.target, draft=args.draft, options=args.given(_LOADING)).load()
     chat = chat_format(decoder.tokenizer, args.chat_template, is_built_in=args.target is None)
     metrics = ServerMetrics(name, engine=engine, gather=gather)
-    return create_app(decoder, settings, chat, metrics=metrics, **args.given(_SCHEDULING)), metrics
+    recorder = _recorder(decoder, args) if args.certificates else None
+    app = create_app(
+        decoder, settings, chat, metrics=metrics, recorder=recorder, **args.given(_SCHEDULING)
+    )
+    return app, metrics
+
+
+def _recorder(decoder: Decoder, args: AppArgs) -> Recorder:
+    """A recorder whose certificates name the models without their folders."""
+    given = (args.draft,) if isinstance(args.draft, str) else args.draft
+    drafts = None if given is None else [served_name(one) for one in given]
+    loading = loading_of(drafts, args.given(_LOADING))
+    return Recorder(decoder, target=served_name(args.target), loading=loading)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final
 
-from monge.serve.errors import ApiError, internal
+from monge.serve.errors import ApiError, internal, refused
 from monge.serve.generation import Completion, Event, GenerationFinish, Summary
 from monge.serve.logprobs import LogprobWriter
 from monge.serve.request_parser import ParsedRequest
@@ -172,6 +172,12 @@ def failure(reason: GenerationFinish, response_id: str) -> ApiError:
     if reason == "deadline":
         text = "the request took longer than this server allows; ask for fewer tokens"
         return ApiError(HTTPStatus.GATEWAY_TIMEOUT, text, code="request_timeout")
+    if reason == "oversized":
+        text = (
+            "certificate: the record takes more memory than this server allows; ask for fewer "
+            "tokens, or send temperature 0 or top_k"
+        )
+        return refused(text, "certificate", "certificate_too_large")
     if reason == "cancelled":
         return ApiError(
             HTTPStatus.SERVICE_UNAVAILABLE,

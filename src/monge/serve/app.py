@@ -19,6 +19,7 @@ from monge.engine.chat_format import ChatFormat
 from monge.engine.decoder import Decoder
 from monge.serve.errors import ApiError, internal, of_monge
 from monge.serve.metrics import ServerMetrics
+from monge.serve.records import Recorder
 from monge.serve.scheduler import Scheduler
 from monge.serve.schemas import ChatRequest, CompletionRequest
 from monge.serve.security import AllowedHosts, ApiKeyGate, BoundedBodies, CountedAnswers
@@ -83,6 +84,7 @@ def create_app(
     chat: ChatFormat,
     *,
     metrics: ServerMetrics | None = None,
+    recorder: Recorder | None = None,
     **scheduling: Any,
 ) -> FastAPI:
     """The OpenAI-compatible application over one decoder; its scheduler starts and ends with it.
@@ -92,6 +94,8 @@ def create_app(
         settings: What the operator decided.
         chat: How conversations are written.
         metrics: What is measured; `None` for those of one server.
+        recorder: Records requests that ask for it, and decodes all requests in place of `decoder`;
+            `None` refuses them.
         **scheduling: Options of `Scheduler`.
 
     Returns:
@@ -99,8 +103,11 @@ def create_app(
         `app.state.end_generations()` ends all its generations; their clients get a 503.
     """
     metrics = metrics or ServerMetrics(settings.model_name)
+    decoder = decoder if recorder is None else recorder.decoder
     scheduler = Scheduler(decoder, sink=metrics.observe, **scheduling)
-    service = Service(decoder, scheduler, settings=settings, metrics=metrics, chat=chat)
+    service = Service(
+        decoder, scheduler, settings=settings, metrics=metrics, chat=chat, recorder=recorder
+    )
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

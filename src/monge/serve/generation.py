@@ -9,10 +9,12 @@ from monge.core.errors import MongeError, OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.engine.logprobs import LogprobSource, TokenLogprob
 from monge.engine.sampling import Processor
-from monge.engine.session import FinishReason
+from monge.engine.session import FinishReason, Session
+from monge.serve.records import Recording
 
-GenerationFinish = FinishReason | Literal["cancelled", "deadline"]
-"""`eos`, `stop`, `length`, `error`, or ended by the client (`cancelled`) or by its deadline."""
+GenerationFinish = FinishReason | Literal["cancelled", "deadline", "oversized"]
+"""`eos`, `stop`, `length`, `error`, or ended by the client (`cancelled`), by its deadline, or because
+its record takes too much memory (`oversized`)."""
 
 Measure = Literal[
     "queue_s",
@@ -69,6 +71,7 @@ class GenerationRequest:
         controller: Name of the controller that plans for it; `None` for the default one.
         deadline_s: Seconds after submission at which it ends with the text it has; `None` for no
             limit.
+        recording: How its rounds are recorded; `None` records nothing.
     """
 
     prompt_ids: tuple[int, ...]
@@ -87,6 +90,7 @@ class GenerationRequest:
     limits: DraftPlan = DraftPlan()
     controller: str | None = None
     deadline_s: float | int | None = None
+    recording: Recording | None = None
 
     def __post_init__(self) -> None:
         if self.deadline_s is not None and not self.deadline_s > 0:
@@ -194,6 +198,7 @@ class Event:
             second on.
         finish_reason: Set on the last event.
         summary: Set on the last event.
+        recorded: On the last event, the session with its record, if one is kept.
     """
 
     text: str = ""
@@ -203,6 +208,7 @@ class Event:
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     finish_reason: GenerationFinish | None = None
     summary: Summary | None = None
+    recorded: Session | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +222,7 @@ class Completion:
         prompt_logprobs: One entry per prompt token from the second on, if asked for.
         finish_reason: Why it ended.
         summary: Figures.
+        recorded: The session with its record, if one is kept.
     """
 
     text: str
@@ -224,6 +231,7 @@ class Completion:
     prompt_logprobs: tuple[TokenLogprob, ...] | None
     finish_reason: GenerationFinish
     summary: Summary
+    recorded: Session | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ _REASONS: Final[Mapping[GenerationFinish, str]] = {
     "length": "length",
     "cancelled": "abort",
     "deadline": "abort",
+    "oversized": "abort",
     "error": "error",
 }
 

@@ -106,6 +106,7 @@ def gather(events: Iterable[Event]) -> Completion:
         ),
         finish_reason=last.finish_reason,
         summary=last.summary,
+        recorded=last.recorded,
     )
 
 

@@ -16,6 +16,7 @@ from monge.engine.penalties import text_processors
 from monge.engine.sampling import Processor
 from monge.serve.errors import TOO_LONG, refused
 from monge.serve.generation import GenerationRequest
+from monge.serve.records import Recorder, Recording
 from monge.serve.schemas import ChatRequest, CompletionRequest, SamplingRequest
 from monge.serve.settings import ServerSettings
 
@@ -83,12 +84,14 @@ class RequestParser:
         settings: Limits.
         chat: Formats conversations.
         max_sequence_tokens: Largest number of tokens of a prompt and its completion.
+        recorder: Records requests that ask for it; `None` refuses them.
     """
 
     decoder: Decoder
     settings: ServerSettings
     chat: ChatFormat
     max_sequence_tokens: int
+    recorder: Recorder | None = None
     _longest_token: int | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -198,6 +201,7 @@ class RequestParser:
             for _ in range(each)
         ]
         scores_prompt = bool(texts) and logprobs is not None
+        recording = self._recording(len(rows)) if request.certificate else None
         stream = request.stream_options
         return ParsedRequest(
             kind=kind,
@@ -212,6 +216,7 @@ class RequestParser:
                     row,
                     logprobs=logprobs,
                     scores_prompt=scores_prompt,
+                    recording=recording,
                 )
                 for row, (prompt, limit) in enumerate(rows)
             ),
@@ -234,6 +239,7 @@ class RequestParser:
         *,
         logprobs: int | None,
         scores_prompt: bool,
+        recording: Recording | None,
     ) -> GenerationRequest:
         if not prompt:
             raise refused(
@@ -268,7 +274,18 @@ class RequestParser:
             logprobs_of=self.settings.logprobs_of,
             **self._drafting(request),
             deadline_s=self.settings.request_timeout_s,
+            recording=recording,
         )
+
+    def _recording(self, num_choices: int) -> Recording:
+        if self.recorder is None:
+            raise refused(
+                "certificate: this server keeps no records; start it with --certificates",
+                "certificate",
+            )
+        # The choices share the memory of the request.
+        max_bytes = self.settings.max_certificate_bytes // num_choices
+        return Recording(recorder=self.recorder, max_bytes=max_bytes)
 
     def _end_ids(self, request: SamplingRequest) -> frozenset[int]:
         vocab_size = self.decoder.components.target.vocab_size

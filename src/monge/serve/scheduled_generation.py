@@ -55,6 +55,12 @@ class ScheduledGeneration:
             and now - self.submitted_at >= self.generation.deadline_s
         )
 
+    @property
+    def is_oversized(self) -> bool:
+        """Whether its record takes more memory than it may."""
+        recording = self.generation.recording
+        return recording is not None and recording.is_over(self.session)
+
     def advance(self) -> tuple[Event, StepRecord | None]:
         """What the last round added, and the round's record if there is one."""
         now, session = time.perf_counter(), self.session
@@ -67,7 +73,8 @@ class ScheduledGeneration:
             self.counter.add(record)
         self.num_sent += len(token_ids)
         is_first = start == len(self.generation.prompt_ids)
-        text = self._new_text(last=session.finish_reason is not None)
+        is_last = session.finish_reason is not None
+        text = self._new_text(last=is_last)
         event = Event(
             text=text,
             token_ids=token_ids,
@@ -77,7 +84,8 @@ class ScheduledGeneration:
             if is_first and self.generation.prompt_logprobs is not None
             else None,
             finish_reason=session.finish_reason,
-            summary=None if session.finish_reason is None else self._summary(now),
+            summary=self._summary(now) if is_last else None,
+            recorded=session if is_last and self.generation.recording is not None else None,
         )
         return event, record
 
@@ -145,8 +153,12 @@ class ScheduledGeneration:
 
 
 def request_of(generation: GenerationRequest) -> Request:
-    """What a generation asks of a decoder."""
-    return Request(
+    """What a generation asks of a decoder.
+
+    Raises:
+        OptionError: If it asks for a record that cannot be kept.
+    """
+    made = Request(
         prompt_ids=generation.prompt_ids,
         max_new_tokens=generation.max_new_tokens,
         rules=generation.rules,
@@ -166,6 +178,8 @@ def request_of(generation: GenerationRequest) -> Request:
         if generation.prompt_logprobs is None
         else LogprobOptions(num_top=generation.prompt_logprobs, source="raw"),
     )
+    recording = generation.recording
+    return made if recording is None else recording.recorder.recorded(made)
 
 
 def _take(session: Session, *, last: bool) -> str:

@@ -207,7 +207,9 @@ class Scheduler:
                 "all caches together; "
                 "shorten the prompt or ask for fewer tokens"
             )
-        session = self._decoder.session(request_of(generation), keeps_records=False)
+        session = self._decoder.session(
+            request_of(generation), keeps_records=generation.recording is not None
+        )
         request_id = session.context.request_id
         return ScheduledGeneration(
             generation=generation,
@@ -276,24 +278,27 @@ class Scheduler:
         return bool(self._waiting or self._running or not self._is_open)
 
     def _sweep(self) -> None:
-        """End generations that were cancelled or passed their deadline."""
+        """End generations that were cancelled, passed their deadline, or have too large a record."""
         now = time.perf_counter()
         with self._changed:
             cancelled, self._cancelled = self._cancelled, set()
             known = [*self._waiting, *self._running.values()]
-            leaving = [
-                entry
-                for entry in known
-                if entry.handle.request_id in cancelled or entry.is_late(now)
-            ]
-            gone = {entry.handle.request_id for entry in leaving}
+            leaving: list[tuple[ScheduledGeneration, GenerationFinish]] = []
+            for entry in known:
+                if entry.handle.request_id in cancelled:
+                    leaving.append((entry, "cancelled"))
+                elif entry.is_late(now):
+                    leaving.append((entry, "deadline"))
+                elif entry.is_oversized:
+                    leaving.append((entry, "oversized"))
+            gone = {entry.handle.request_id for entry, _ in leaving}
             self._waiting = deque(
                 entry for entry in self._waiting if entry.handle.request_id not in gone
             )
-        for entry in leaving:
+        for entry, reason in leaving:
             if entry.handle.request_id in self._running:
                 self._batch.leave(entry.session)
-            self._end(entry, "cancelled" if entry.handle.request_id in cancelled else "deadline")
+            self._end(entry, reason)
 
     def _admit(self) -> None:
         """Admit generations in queue order while they fit."""

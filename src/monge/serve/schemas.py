@@ -178,6 +178,10 @@ class SamplingRequest(_Strict):
     )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    certificate: bool | None = Field(
+        default=None,
+        description="Whether the answer carries the record of its rounds, for `monge certify`.",
+    )
     user: str | None = label()
     best_of: Any = neutral("completions are not ranked against each other", 1)
     use_beam_search: Any = neutral("beams are not searched", False)
@@ -197,6 +201,13 @@ class SamplingRequest(_Strict):
     def _check_stream(cls, value: StreamOptions | None, info: Info) -> StreamOptions | None:
         if value is not None and not info.data.get("stream", True):  # absent: refused for itself
             raise ValueError("only with stream=true")
+        return value
+
+    @field_validator("certificate")
+    @classmethod
+    def _check_certificate(cls, value: bool | None, info: Info) -> bool | None:
+        if value and info.data.get("stream"):
+            raise ValueError("a stream carries none; leave stream out")
         return value
 
 

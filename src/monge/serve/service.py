@@ -19,7 +19,9 @@ from monge.serve.answers import Answers
 from monge.serve.bodies import is_json, parsed
 from monge.serve.controller_names import ControllerNames
 from monge.serve.errors import ApiError
+from monge.serve.generation import Completion
 from monge.serve.metrics import Asked, ServerMetrics
+from monge.serve.records import Recorder
 from monge.serve.request_handle import RequestHandle
 from monge.serve.request_parser import ParsedRequest, RequestParser
 from monge.serve.request_worker import RequestWorker, unless_disconnected
@@ -60,6 +62,7 @@ class Service:
         settings: Settings of the server.
         metrics: Metrics of the server.
         chat: Formats conversations.
+        recorder: Records requests that ask for it; `None` refuses them.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class Service:
         settings: ServerSettings,
         metrics: ServerMetrics,
         chat: ChatFormat,
+        recorder: Recorder | None = None,
     ) -> None:
         self._scheduler, self._settings, self._metrics = scheduler, settings, metrics
         lengths = [
@@ -86,6 +90,7 @@ class Service:
             settings=settings,
             chat=chat,
             max_sequence_tokens=self._max_sequence_tokens,
+            recorder=recorder,
         )
         self._controller_names = ControllerNames(decoder.components)
         self._texts = TokenTexts(decoder.tokenizer)
@@ -152,7 +157,12 @@ class Service:
             return EventStream(answers, handles)
         try:
             work = asyncio.gather(*(handle.completion_async() for handle in handles))
-            return JSONResponse(answers.whole(await unless_disconnected(request, work)))
+            completions = await unless_disconnected(request, work)
+            recording = parsed_request.generations[0].recording
+            if recording is None:
+                return JSONResponse(answers.whole(completions))
+            # Compressing a record may take seconds.
+            return await asyncio.to_thread(_certified, answers, completions, recording.recorder)
         finally:
             _cancel(handles)
 
@@ -178,6 +188,12 @@ class Service:
             "max_model_len": self._max_sequence_tokens,
             "backend": self._backend,
         }
+
+
+def _certified(answers: Answers, completions: Sequence[Completion], recorder: Recorder) -> Response:
+    whole = answers.whole(completions)
+    sessions = [one.recorded for one in completions if one.recorded is not None]
+    return JSONResponse(whole | {"certificate": recorder.certificate(sessions).document()})
 
 
 def _asked(body: SamplingRequest) -> Asked:

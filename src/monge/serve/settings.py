@@ -26,6 +26,8 @@ class ServerSettings:
             empty, any is allowed.
         max_request_bytes: Largest body.
         max_choices: Most completions of one request: prompts times `n`.
+        max_certificate_bytes: Most memory for the record of one request, where requests are
+            recorded.
         body_timeout_s: Seconds until a body must be complete.
         request_timeout_s: Seconds after which a request is ended; `None` for no limit.
         logprobs_of: `raw` reports the target at temperature 1; `processed` reports the law that
@@ -40,6 +42,7 @@ class ServerSettings:
     allowed_hosts: tuple[str, ...] = ()
     max_request_bytes: int = 4 * 1024 * 1024
     max_choices: int = 32
+    max_certificate_bytes: int = 256 * 1024 * 1024
     body_timeout_s: float | int = 30
     request_timeout_s: float | int | None = 600
     logprobs_of: LogprobSource = "raw"
@@ -77,7 +80,10 @@ class ServerSettings:
             )
         numbers = {
             name: getattr(self, name)
-            for name in ("max_request_bytes", "max_choices", "body_timeout_s", "request_timeout_s")
+            for name in (
+                *("max_request_bytes", "max_choices", "max_certificate_bytes"),
+                *("body_timeout_s", "request_timeout_s"),
+            )
         }
         for name, value in numbers.items():
             if value is not None and not (value > 0 and math.isfinite(value)):

@@ -1,0 +1,247 @@
+"""Records that a server returns: `certify` accepts them, whoever shares the rounds, and other requests are as without them."""
+
+import gc
+import json
+import weakref
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+
+from monge.audit import recorder as recording
+from monge.audit.certificate import Certificate, read_certificate
+from monge.audit.recorder import Recorder
+from monge.engine.decoder import Decoder
+from monge.serve.generation import GenerationRequest
+from monge.serve.records import Recording
+from monge.serve.scheduler import Scheduler
+from tests.audit.certified import certified, leaves, reread, tampered
+from tests.exact.test_every_drafter import MADE
+from tests.serve.served import toy_app, toy_decoder
+from tests.serve.toy import alone, decoder, generation
+
+pytestmark = pytest.mark.usefixtures("unchecked_types")
+PATHS = {
+    "/v1/completions": {"prompt": "once upon", "temperature": 0.8},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "temperature": 0},
+}
+PARTS: dict[str, dict[str, Any]] = {
+    "a chain": {},
+    "a tree": {"tree": "fixed_width((2, 2), 'iid')", "verifier": "rrs"},
+    "a whole-tree rule": {"tree": "fixed_width((2, 1))", "verifier": "traversal"},
+    "a controller that draws": {"controller": "on_the_fly"},
+}
+
+
+def server(made: Decoder, **settings: Any) -> TestClient:
+    return TestClient(
+        toy_app(made, settings=settings, recorder=Recorder(made)), raise_server_exceptions=False
+    )
+
+
+def ask(client: TestClient, path: str = "/v1/completions", **fields: Any) -> httpx.Response:
+    start = {"max_tokens": 8, "certificate": True}
+    return client.post(path, json=PATHS[path] | start | fields)
+
+
+def saved(answer: httpx.Response, path: Path) -> Certificate:
+    """The certificate of an answer, through a file."""
+    assert answer.status_code == 200, answer.text
+    path.write_text(json.dumps(answer.json()["certificate"]))
+    return read_certificate(path)
+
+
+@pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
+def test_the_certificate_of_an_answer_is_exact(parts: dict[str, Any], tmp_path: Path) -> None:
+    make = lambda: toy_decoder(**parts).components  # noqa: E731
+    with server(toy_decoder(**parts)) as client:
+        for path in PATHS:
+            answer = ask(client, path)
+            certificate = saved(answer, tmp_path / "run.json")
+            report = certified(certificate, make, num_nodes=4)
+            assert report.answer == "exact", report.findings
+            (request,) = certificate.requests
+            assert report.num_tokens == answer.json()["usage"]["completion_tokens"]
+            assert request["seed"] == answer.json()["seed"]
+
+
+@pytest.mark.parametrize("name", ["shape", "layer_skip", "ngram", "pool", "none"])
+def test_drafters_beside_a_draft_model(name: str, tmp_path: Path) -> None:
+    with server(Decoder(MADE[name]())) as client:
+        answer = ask(client, prompt=[0, 2, 0, 1, 0], seed=3)
+        assert certified(saved(answer, tmp_path / "run.json"), MADE[name]).answer == "exact"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 2, "prompt": ["once", "twice"], "max_tokens": 4},
+        {"stop": ["e"], "max_tokens": 40, "top_k": 3, "top_p": 0.9},
+        {"speculation": False, "stop_token_ids": [5], "logprobs": 2},
+        {"speculation": {"max_depth": 1, "adaptive": False}},
+        {"max_tokens": 0, "echo": True, "logprobs": 1},
+    ],
+    ids=", ".join,
+)
+def test_fields_beside_it(fields: dict[str, Any], tmp_path: Path) -> None:
+    with server(toy_decoder()) as client:
+        answer = ask(client, seed=5, **fields)
+        certificate = saved(answer, tmp_path / "run.json")
+        plain = ask(client, seed=5, certificate=False, **fields).json()
+    report = certified(certificate, lambda: toy_decoder().components, num_nodes=4)
+    assert report.answer == "exact", report.findings
+    assert len(certificate.requests) == len(plain["choices"])
+    assert answer.json()["choices"] == plain["choices"]
+    assert "certificate" not in plain
+
+
+def test_changed_answers_are_rejected(tmp_path: Path) -> None:
+    with server(toy_decoder()) as client:
+        certificate = saved(ask(client), tmp_path / "run.json")
+    make, pick = lambda: toy_decoder().components, Random(0)
+    for place in pick.sample(leaves(list(certificate.requests)), 12):
+        report = certified(tampered(certificate, place, pick), make, num_nodes=1)
+        assert report.answer != "exact", place
+
+
+def test_a_server_without_recorder_refuses() -> None:
+    with TestClient(toy_app()) as client:
+        error = ask(client).json()["error"]
+        assert error["param"] == "certificate"
+        assert "start it with --certificates" in error["message"]
+        assert ask(client, certificate=False).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"stream": True}, "leave stream out"),
+        ({"frequency_penalty": 1.0}, "a certificate cannot hold logits processors"),
+        ({"logit_bias": {"3": 1.0}}, "a certificate cannot hold logits processors"),
+        ({"min_tokens": 2}, "a certificate cannot hold logits processors"),
+        ({"certificate": "yes"}, "valid boolean"),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused_before_decoding(
+    fields: dict[str, Any], message: str
+) -> None:
+    app = toy_app(made := toy_decoder(), recorder=Recorder(made))
+    with TestClient(app) as client:
+        answer = ask(client, **fields)
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]["message"]
+    assert app.state.snapshot().num_prompt_tokens == 0
+
+
+def test_a_record_that_takes_too_much_memory_ends_its_request() -> None:
+    app = toy_app(
+        made := toy_decoder(),
+        recorder=Recorder(made),
+        settings={"max_certificate_bytes": 5000},
+    )
+    with TestClient(app) as client:
+        answer = ask(client, max_tokens=200, ignore_eos=True)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "certificate_too_large")  # fmt: skip
+        assert "fewer tokens" in answer.json()["error"]["message"]
+        assert ask(client, max_tokens=200, ignore_eos=True, temperature=0).status_code == 200
+        assert ask(client, max_tokens=200, certificate=None).status_code == 200
+    now = app.state.snapshot()
+    assert now.finished["oversized"] == 1
+    assert now.num_generated_tokens < 600
+    assert now.kv_used_tokens == 0
+
+
+def test_nothing_is_recorded_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = toy_decoder()
+    with TestClient(toy_app(made)) as client:
+        plain = ask(client, certificate=None, seed=1).json()
+    for name in ("RecordingDraws", "_WatchedLaws", "HeldArrays"):
+        monkeypatch.setattr(recording, name, type("Unused", (), {}))
+    with server(made) as client:
+        body = ask(client, certificate=None, seed=1).json()
+    assert "certificate" not in body
+    for name in ("choices", "system_fingerprint"):
+        assert body[name] == plain[name]
+
+
+def crowd(recorder: Recorder, *, recorded: int) -> list[GenerationRequest]:
+    """Generations of which every so many are recorded."""
+    how = Recording(recorder=recorder, max_bytes=1 << 20)
+    return [
+        generation(
+            *(1 + row, 2),
+            seed=row,
+            tokens=6 + row,
+            temperature=(0.0, 0.7, 1.0)[row % 3],
+            recording=how if row % recorded == 0 else None,
+        )
+        for row in range(5)
+    ]
+
+
+@pytest.mark.parametrize(("tree", "verifier"), [("chain(3)", "block"), ("fixed_width((2, 2), 'iid')", "rrs")])  # fmt: skip
+def test_a_crowd_writes_what_each_writes_alone(tree: str, verifier: str) -> None:
+    make = lambda: decoder(tree=tree, verifier=verifier)  # noqa: E731
+    recorder = Recorder(make())
+    generations = crowd(recorder, recorded=2)
+    scheduler = Scheduler(recorder.decoder)
+    handles = [scheduler.submit(one) for one in generations]  # together, since it does not run yet
+    with scheduler:
+        completions = [handle.completion(60) for handle in handles]
+    expected = [alone(one, tree=tree, verifier=verifier) for one in generations]
+    assert [one.token_ids for one in completions] == expected
+    assert [one.recorded is not None for one in completions] == [True, False, True, False, True]
+    sessions = [one.recorded for one in completions if one.recorded is not None]
+    certificate = reread(recorder.certificate(sessions))
+    assert certificate.requests[0]["rounds"][0]["batch_size"] == 5
+    report = certified(certificate, lambda: make().components)
+    assert report.answer == "exact", report.findings
+    assert report.num_tokens == 6 + 8 + 10
+
+
+def test_a_neighbour_that_fails_leaves_no_trace() -> None:
+    """The stage of all is tried again for each alone, and the tape has it once."""
+    made = decoder()
+    recorder = Recorder(made)
+    generations = crowd(recorder, recorded=1)
+    made.components.target.failing.add(generations[1].prompt_ids[0])
+    scheduler = Scheduler(recorder.decoder)
+    handles = [scheduler.submit(one) for one in generations]
+    with scheduler:
+        completions = [handle.completion(60) for handle in handles]
+    assert [one.finish_reason for one in completions] == ["length", "error", *["length"] * 3]
+    sessions = [one.recorded for one in completions[:1] + completions[2:]]
+    made.components.target.failing.clear()
+    certificate = reread(recorder.certificate([one for one in sessions if one is not None]))
+    report = certified(certificate, lambda: decoder().components)
+    assert report.answer == "exact", report.findings
+
+
+def test_records_of_requests_that_left_are_forgotten() -> None:
+    made = decoder()
+    recorder = Recorder(made)
+    draws: list[weakref.ref[Any]] = []
+
+    def watched(request: Any) -> Any:
+        changed = Recorder.recorded(recorder, request)
+        draws.append(weakref.ref(changed.draws))
+        return changed
+
+    recorder.recorded = watched  # pyright: ignore[reportAttributeAccessIssue]
+    how = Recording(recorder=recorder, max_bytes=1 << 20)
+
+    with Scheduler(recorder.decoder) as scheduler:
+        ended = scheduler.submit(generation(1, recording=how))
+        assert ended.completion(60).recorded is not None
+        cancelled = scheduler.submit(generation(2, tokens=30_000, recording=how))
+        next(iter(cancelled))
+        cancelled.cancel()
+        assert list(cancelled)[-1].finish_reason == "cancelled"
+        made.components.target.failing.add(3)
+        failed = scheduler.submit(generation(3, recording=how))
+        assert failed.completion(60).finish_reason == "error"
+        gc.collect()
+        assert [one() for one in draws] == [None] * 3
