@@ -65,18 +65,3 @@ def test_bad_input(record, certify, run, tiny_paths, tmp_path):
     ):
         assert result.exit_code == 2
         assert message in " ".join(result.stderr.split())
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("generate", "Once", "--certificate", "run.json", "--target", "no/such/model"),
-        ("serve", "no/such/model", "--certificates", "--port", "0"),
-    ],
-    ids=lambda command: command[0],
-)
-def test_rounded_weights_are_refused_before_they_are_compiled(run, command):
-    result = run(*command, "--backend", "compiled(weights='int8')")
-    assert result.exit_code == 2
-    message = " ".join(result.stderr.split())
-    assert f"{command[2]} needs the checkpoint's own weights" in message

@@ -6,10 +6,14 @@ import pytest
 import torch
 
 import monge
+from monge.audit.certify import certify
+from monge.audit.plain_forward import backend_forward
+from monge.audit.recorder import Recorder, weights_digest
 from monge.core.errors import BackendError, OptionError
 from monge.engine.backends.packed_linear import PackedLinear
 from monge.engine.backends.registry import BACKENDS
 from monge.engine.backends.rounded_weights import round_weights
+from monge.engine.loading import as_sequence_model
 from tests.engine.compiling import require, shared_programs
 from tests.engine.tiny import network, perturbed, prompts
 
@@ -103,6 +107,37 @@ class TestDecoding:
     def test_results_name_the_weights(self):
         decoder = monge.load(target=target(), drafter="none", backend="compiled(weights='int8')")
         assert "int8 weights" in repr(decoder.components.target)
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    decoder = monge.load(
+        target=target(), drafter="ngram(min_ngram=1)", backend="compiled(weights='int8')"
+    )
+    recorder = Recorder(decoder)
+    recorder.generate(prompts((3, 9, 5)), max_new_tokens=12, temperature=1.0, seed=2)
+    return decoder.components.target, recorder.certificate()
+
+
+class TestCertificates:
+    def test_logits_are_computed_again_to_the_last_bit(self, recorded):
+        model, certificate = recorded
+        assert certificate.header["target"]["weights"] == "int8"
+        report = certify(certificate, backend_forward(model), vocab_size=model.vocab_size)
+        assert report.answer == "exact", report.findings
+        assert report.num_tokens == 36
+        assert report.logit_difference == 0.0
+
+    def test_other_weights_are_found(self, recorded):
+        model, certificate = recorded
+        other = as_sequence_model(perturbed(target()), backend="compiled(weights='int8')")
+        report = certify(certificate, backend_forward(other), vocab_size=model.vocab_size)
+        assert report.answer == "not exact"
+        assert weights_digest(other.network) != certificate.header["target"]["digest"]
+
+    def test_panels_count_in_the_digest(self):
+        ours, others = (round_weights(target(), kind) for kind in KINDS)
+        assert weights_digest(ours) != weights_digest(others)
 
 
 class TestBadInput:

@@ -1,4 +1,4 @@
-"""Logits of a text by a plain forward in float64, without any of the engine's caches."""
+"""Logits of a text, computed again: by a plain forward in float64, or as plain decoding computes them."""
 
 import copy
 from collections.abc import Callable
@@ -9,6 +9,7 @@ from jaxtyping import Float64
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from monge.core.model import NodeBlock, SequenceModel
 from monge.engine.models.network_facts import chooses_logits
 
 Forward = Callable[[tuple[int, ...], int], Float64[Tensor, "nodes vocab"]]
@@ -33,5 +34,33 @@ def plain_forward(network: PreTrainedModel) -> Forward:
         with torch.inference_mode():
             logits = exact(torch.tensor([token_ids]), use_cache=False, **keep).logits[0]
         return logits[-(len(token_ids) - first) :].double()
+
+    return forward
+
+
+_TEXT = 0
+_PIECE = 64  # tokens
+
+
+def backend_forward(model: SequenceModel) -> Forward:
+    """The forward of a model with rounded weights, whose logits depend on the text alone.
+
+    Rounding to 8 bits is no continuous function, so a forward in float64 is no reference for it.
+
+    Args:
+        model: The model; nothing else may use it meanwhile.
+    """
+
+    def forward(token_ids: tuple[int, ...], first: int) -> Tensor:
+        model.open({_TEXT: token_ids[:first]})
+        try:
+            found: list[Tensor] = []
+            for start in range(first, len(token_ids), _PIECE):
+                piece = token_ids[start : start + _PIECE]
+                found.append(model.extend({_TEXT: NodeBlock.chain(piece)})[_TEXT].double())
+                model.commit({_TEXT: range(len(piece))})
+        finally:
+            model.close(_TEXT)
+        return torch.cat(found)
 
     return forward

@@ -35,6 +35,7 @@ from monge.core.proposal import Deterministic, Proposal
 from monge.core.tree import TokenTree
 from monge.core.verdict import StepRecord, Verdict
 from monge.engine.backends.base import NetworkModel, backend_of, rounded_weights_of
+from monge.engine.backends.program_cache import machine
 from monge.engine.batch import decode
 from monge.engine.decoder import Decoder, Prompt
 from monge.engine.result import GenerationResult, result_of
@@ -47,7 +48,7 @@ from monge.verify.registry import VERIFIERS
 
 _LOADING: Final = (
     *("drafter", "tree", "verifier", "controller", "draft_temperature", "draft_top_k"),
-    *("dtype", "cross_tokenizer", "max_batch_size"),
+    *("dtype", "backend", "draft_backend", "cross_tokenizer", "max_batch_size"),
 )
 _PACKAGES: Final = ("monge", "torch", "transformers", "numpy")
 
@@ -250,7 +251,7 @@ class Recorder:
 
     Raises:
         OptionError: If its runs cannot be recorded: the verifier is lossy, candidates are of an
-            unknown kind, weights are rounded by the backend, or lie in several processes.
+            unknown kind, or weights lie in several processes.
     """
 
     def __init__(
@@ -274,6 +275,7 @@ class Recorder:
             "backend": backend_of(parts.target),
             "max_batch_size": decoder.max_batch_size,
             "loading": None if loading is None else dict(loading),
+            "processor": processor_digest(),
             "versions": {name: _version(name) for name in _PACKAGES},
         }
 
@@ -353,7 +355,8 @@ def loading_of(draft: Sequence[str] | None, options: Mapping[str, Any]) -> dict[
 
     Args:
         draft: Names of the draft models, for people.
-        options: Arguments of `load`; those that do not shape the drafter are left out.
+        options: Arguments of `load`; those that do not shape the drafter are left out. The backend
+            does: it gives a head its hidden states, and may run it in 8 bits.
     """
     named = {name: options.get(name) for name in _LOADING}
     named["draft"] = None if draft is None else list(draft)
@@ -369,20 +372,27 @@ def rule_text(rule: Rule) -> str:
 
 
 def target_fields(target: SequenceModel, name: str) -> dict[str, Any]:
-    """Which target a model is: name, vocabulary, type and digest of its weights."""
+    """Which target a model is: name, vocabulary, type, rounding and digest of its weights."""
     dtype = dtype_of(target)
     return {
         "name": name,
+        "weights": rounded_weights_of(target) or "exact",
         "vocab_size": target.vocab_size,
         "dtype": str(torch.float64 if dtype is None else dtype).removeprefix("torch."),
         "digest": weights_digest(target.network) if isinstance(target, NetworkModel) else "",
     }
 
 
+def processor_digest() -> str:
+    """Digest of the instructions that this processor has: logits of rounded weights depend on them."""
+    return hashlib.blake2b(machine().encode(), digest_size=16).hexdigest()
+
+
 def weights_digest(network: PreTrainedModel) -> str:
-    """Digest of all weights of a network, in the type that they have."""
+    """Digest of all weights of a network, in the form that they have."""
     digest = hashlib.blake2b(digest_size=16)
-    for name, weight in sorted(network.named_parameters()):
+    panels = [one for one in network.named_buffers() if one[0].endswith(".panels")]
+    for name, weight in sorted([*network.named_parameters(), *panels]):
         digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
         digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
@@ -396,11 +406,6 @@ def _check(decoder: Decoder) -> None:
     unknown = sorted(kind.__name__ for kind in kinds if kind not in KINDS.values())
     if unknown:
         raise OptionError(f"a certificate cannot hold candidates drawn as {', '.join(unknown)}")
-    if rounded_weights_of(parts.target) is not None:
-        raise OptionError(
-            f"the backend ({backend_of(parts.target)}) rounds the target's weights, so what it "
-            "decodes cannot be compared with the checkpoint; use 'eager' or 'compiled'"
-        )
     if isinstance(parts.target, NetworkModel) and is_sharded(parts.target.network):
         raise OptionError(
             "the target's weights lie in several processes, and a certificate needs their digest; "

@@ -12,7 +12,7 @@ from monge.cli import options
 from monge.cli.console import notes, output, quiet_host, reported
 from monge.cli.progress import call_bar, working
 from monge.core.errors import MongeError, OptionError
-from monge.engine.loading import load_network
+from monge.engine.loading import as_sequence_model, load_network
 
 if TYPE_CHECKING:
     from monge.audit.certificate import Certificate
@@ -71,22 +71,25 @@ def certify(
     from monge.audit.certificate import read_certificate
     from monge.audit.certify import EXIT
     from monge.audit.certify import certify as replayed
-    from monge.audit.plain_forward import plain_forward
+    from monge.audit.plain_forward import backend_forward, plain_forward
+    from monge.engine.backends.base import rounded_weights_of
 
     options.check_positive(nodes=nodes)
     if tolerance is not None and not tolerance > 0:
         raise OptionError(f"--tolerance must be above 0; got {tolerance}")
     certificate = read_certificate(record)
     with working("loading the models"):
-        network = _target(certificate, target)
+        model = _target(certificate, target)
         redrafter, reason = _redrafter(certificate, target, draft)
     given = options.given(tolerance=tolerance, num_nodes=nodes)
     with call_bar() as watch:
         watch.total(sum(len(own.get("rounds", ())) for own in certificate.requests))
         report = replayed(
             certificate,
-            plain_forward(network),
-            vocab_size=int(network.config.get_text_config().vocab_size),
+            backend_forward(model)
+            if rounded_weights_of(model) is not None
+            else plain_forward(model.network),
+            vocab_size=model.vocab_size,
             redrafter=redrafter,
             on_round=lambda: watch.step("replaying rounds"),
             **given,
@@ -100,26 +103,6 @@ def certify(
     raise typer.Exit(EXIT[report.answer])
 
 
-def check_certifiable(backend: str | None, option: str) -> None:
-    """Refuse rounded weights for a record, before minutes are spent on compiling.
-
-    Args:
-        backend: The backend.
-        option: The option that asks for records.
-
-    Raises:
-        OptionError: If the backend is unknown, or rounds the target's weights.
-    """
-    from monge.engine.backends.registry import BACKENDS, Compiled
-
-    made = None if backend is None else BACKENDS.parse(backend)
-    if isinstance(made, Compiled) and made.weights != "exact":
-        raise OptionError(
-            f"{option} needs the checkpoint's own weights, and the backend {backend} rounds "
-            "them; use --backend eager or compiled"
-        )
-
-
 def say_certificate(path: Path) -> None:
     """Say where the record is."""
     size = path.stat().st_size / 1e6
@@ -131,32 +114,50 @@ def say_certificate(path: Path) -> None:
     )
 
 
-def _target(certificate: "Certificate", target: str | None) -> Any:  # noqa: ANN401 (the host's network)
+def _target(certificate: "Certificate", target: str | None) -> Any:  # noqa: ANN401 (a network's model)
     from monge.api import built_in
     from monge.audit.certificate import CertificateError
-    from monge.audit.recorder import weights_digest
+    from monge.audit.recorder import processor_digest, weights_digest
+    from monge.engine.backends.base import NetworkModel
 
     stated = _fields(certificate.header, "target")
     if target is None and stated.get("name") != BUILT_IN:
         raise OptionError(f"the record names the target {stated.get('name')!r}; give --target")
     source = str(built_in("target")) if target in {None, BUILT_IN} else str(target)
     network = load_network(source, dtype=str(stated.get("dtype", "auto")))
-    digest = weights_digest(network)
+    weights = stated.get("weights", "exact")
+    if weights != "exact" and certificate.header.get("processor") != processor_digest():
+        raise CertificateError(
+            f"the record was made on another kind of processor: logits of {weights} weights "
+            "depend on its instructions, so they can be computed again on the same kind only"
+        )
+    backend = "eager" if weights == "exact" else f"compiled(weights={weights!r})"
+    model = as_sequence_model(network, backend=backend)
+    assert isinstance(model, NetworkModel)
+    digest = weights_digest(model.network)
     if digest != stated.get("digest"):
         raise CertificateError(
             f"another target: the record was made with {stated.get('name')!r}, weights "
             f"{stated.get('digest')}; those of {target or BUILT_IN!r} are {digest}"
         )
-    return network
+    return model
 
 
 def _redrafter(
     certificate: "Certificate", target: str | None, draft: list[str] | None
 ) -> tuple["Redrafter | None", str | None]:
     """The drafter, made again, or why there is none."""
+    from monge.audit.recorder import processor_digest
     from monge.audit.redraft import TOLERANCES, Redrafter
+    from monge.engine.backends.base import backend_of
 
     loading = dict(_fields(certificate.header, "loading"))
+    is_here = certificate.header.get("processor") == processor_digest()
+    if str(loading.get("backend", "eager")) != "eager" and not is_here:
+        reason = (
+            "the drafter ran compiled on another kind of processor, where it can round otherwise"
+        )
+        return None, reason
     stated = loading.pop("draft", None)
     if stated is not None and draft is None:
         return None, f"the record names the draft model {', '.join(stated)}; --draft checks it"
@@ -166,6 +167,9 @@ def _redrafter(
         decoder = load(target, draft, **loading)
     except MongeError as error:
         return None, f"the drafter could not be made again: {error}"
+    backend, stated = backend_of(decoder.components.target), certificate.header.get("backend")
+    if backend != stated:
+        return None, f"the drafter ran beside a target on {stated}, which is {backend} here"
     dtype = str(_fields(certificate.header, "target").get("dtype"))
     return Redrafter(decoder.components, TOLERANCES.get(dtype, 0.0)), None
 

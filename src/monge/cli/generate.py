@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 
 from monge.cli import options
-from monge.cli.certify import BUILT_IN, check_certifiable, say_certificate
+from monge.cli.certify import BUILT_IN, say_certificate
 from monge.cli.completion import INTERRUPTED, Completion, completion_of, decode_until_interrupted
 from monge.cli.console import notes, output, quiet_host, reported, say_error, say_raw_text
 from monge.cli.live import LiveText
@@ -97,7 +97,6 @@ def generate(
     prompts = [one.text for one in asked]
     if certificate is not None:
         check_out_file(certificate, "--certificate", "run.json")
-        check_certifiable(backend, "--certificate")
     parts = options.given(
         drafter=drafter, tree=tree, verifier=verifier, controller=_one(controller), costs=costs
     )

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from monge.cli import options
 from monge.cli import serve_options as asked
-from monge.cli.certify import check_certifiable
 from monge.cli.console import notes, quiet_host, reported
 from monge.cli.generate import say_memory, say_parts
 from monge.cli.loading import follow, is_led, loaded
@@ -88,8 +87,6 @@ def serve(
     """
     given = options.given(**locals())  # every parameter
     _server_room()
-    if certificates:
-        check_certifiable(backend, "--certificates")
     if not serves_with_ray(given):
         _serve_here(given)
 
