@@ -49,7 +49,7 @@ from monge.engine.loading import (
     load_tokenizer,
     unwrapped,
 )
-from monge.engine.sources import resolve
+from monge.engine.sources import NAMED, resolve
 from monge.engine.text import Tokenizer
 from monge.verify.base import Rule
 from monge.verify.registry import VERIFIERS
@@ -115,8 +115,8 @@ def load(
             Arguments that are given win over those of the file.
         draft: Likewise for the draft model, or a head for the target: its folder, whose format is
             recognised, or loaded; `None` for the built-in draft model beside the built-in target,
-            and otherwise for none. A list of draft models drafts together, by the drafter
-            `ensemble`.
+            `smollm2-head` beside `smollm2` if no drafter is named, and otherwise for none. A list of
+            draft models drafts together, by the drafter `ensemble`.
         drafter: `model`, `ngram` or another, or several as `pool('ngram', 'model')`. `None` chooses
             `head` or `shape` for a head, `ensemble` for several draft models, and `ngram` without a
             draft model. With a draft model it chooses `model`, or `pool('ngram(min_ngram=2)',
@@ -316,9 +316,14 @@ def default_draft(
     draft: Source | AnyHead | tuple[Source, ...] | None,
     drafter: str | AnyDrafter | None,
 ) -> Source | AnyHead | tuple[Source, ...] | None:
-    """Return the given draft model, or the built-in one for the built-in target."""
+    """Return the given draft, or the one that comes with the target.
+
+    That is the built-in draft model for the built-in target, and a shipped head for `smollm2`.
+    """
     if draft is None and target is None and (drafter is None or _needs_model(drafter)):
         return built_in("draft")
+    if draft is None and drafter is None and isinstance(target, str) and target in NAMED:
+        return NAMED[target].head
     return draft
 
 

@@ -3,10 +3,12 @@
 A lookup beside the draft model, where somebody chooses between them.
 """
 
+from contextlib import nullcontext
+
 import pytest
 
 import monge
-from monge.api import make_components
+from monge.api import built_in, default_draft, make_components
 from monge.control.latency import Latency
 from monge.core.errors import OptionError
 from monge.core.proposal import Iid
@@ -14,6 +16,8 @@ from monge.draft.model import ModelDrafter
 from monge.draft.ngram import NgramDrafter
 from monge.draft.pool import PoolDrafter
 from monge.engine.decoder import Decoder
+from monge.engine.loading import load_network
+from monge.engine.notices import watched_by
 from monge.testing.tabular import RandomTable, TabularModel
 from monge.verify.single_draft import SingleDraft
 
@@ -129,3 +133,32 @@ def test_the_built_in_pair_has_both():
     assert [member.name for member in made.shared.members] == ["ngram", "model"]
     with pytest.raises(OptionError, match="draft model"):
         monge.load(drafter="ngram", draft_backend="eager")
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "drafter", "expected"),
+    [
+        ("smollm2", None, None, "smollm2-head"),
+        ("smollm2", None, "ngram", None),
+        ("smollm2", "other", None, "other"),
+        ("./smollm2", None, None, None),
+        (None, None, None, built_in("draft")),
+        (None, None, "ngram", None),
+    ],
+)
+def test_drafts_that_come_with_a_target(target, draft, drafter, expected):
+    assert default_draft(target, draft, drafter) == expected
+
+
+def test_reading_weights_says_how_long_it_takes():
+    seen = []
+
+    def watch(name, expected_s):
+        seen.append((name, expected_s))
+        return nullcontext()
+
+    with watched_by(watch):
+        load_network(built_in("draft"))
+    ((name, expected_s),) = seen
+    assert name == "reading draft"
+    assert expected_s > 0

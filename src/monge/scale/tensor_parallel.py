@@ -91,7 +91,7 @@ def tensor_parallel(
         try:
             yield load(
                 network,
-                draft if draft is not None else default_draft(target, None, drafter),
+                default_draft(None, draft, drafter) if target is None else draft,
                 tokenizer=load_tokenizer(source, **trust),
                 backend=RankZeroBackend(ranks),
                 drafter=drafter,
