@@ -38,12 +38,12 @@ class PackagedModel:
     Args:
         package: Name of the distribution.
         install: The command that installs it.
-        head: Name of the head that drafts for it by default.
+        head: Name of the head that drafts for it by default; `None` for none.
     """
 
     package: str
     install: str
-    head: str
+    head: str | None = None
 
     def path(self) -> Path:
         """The file.
