@@ -19,8 +19,8 @@ from monge.engine.backends.registry import BACKENDS, Backend
 from monge.engine.models.cross_tokenizer import CrossTokenizerModel
 from monge.engine.models.resized_vocabulary import ResizedVocabulary
 from monge.engine.models.vocabulary_mapping import map_vocabulary
-from monge.engine.sharding import is_sharded
 from monge.engine.notices import waiting
+from monge.engine.sharding import is_sharded
 from monge.engine.sources import resolve, tokenizer_obstacle
 
 DTYPES: Final = ("float32", "float16", "bfloat16", "float64")
