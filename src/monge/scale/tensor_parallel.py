@@ -79,6 +79,7 @@ def tensor_parallel(
         )
     ranks = Ranks()
     source = built_in("target") if target is None else target
+    usual = default_draft(None, None, drafter) if target is None else None
     loading: dict[str, Any] = {"dtype": dtype, "attention": attention}
     trust = {"trust_remote_code": options.get("trust_remote_code", False)}
     network = load_network(source, tensor_parallel=ranks.size, **loading, **trust)
@@ -91,7 +92,7 @@ def tensor_parallel(
         try:
             yield load(
                 network,
-                default_draft(None, draft, drafter) if target is None else draft,
+                draft if draft is not None else usual,
                 tokenizer=load_tokenizer(source, **trust),
                 backend=RankZeroBackend(ranks),
                 drafter=drafter,
