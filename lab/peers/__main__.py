@@ -9,7 +9,7 @@ import torch
 
 from lab.command import run
 from lab.peers.compare import PeerSettings, compare_peers
-from lab.peers.engines import PEERS, peer_named
+from lab.peers.engines import PEERS, ROUNDED, peer_named
 from lab.peers.report import peer_table
 from monge.api import built_in
 from monge.bench.provenance import busy_note
@@ -18,7 +18,10 @@ from monge.cli import options
 from monge.cli.console import notes, output, quiet_host, reported
 from monge.cli.out import check_out_folder, write_document
 from monge.core.errors import OptionError
+from monge.engine.chat_format import chat_format
 from monge.engine.loading import load_tokenizer
+from monge.engine.sources import resolve
+from monge.heads.readers.files import head_path
 from monge.prompts import asked_prompts, encode
 
 OUT: Final = Path("bench-peers")
@@ -36,6 +39,14 @@ Install = Annotated[
         "--install",
         help="Install missing engines, each in an environment of its own.",
         panel=options.RUNNING,
+    ),
+]
+Rounded = Annotated[
+    bool,
+    options.option(
+        "--rounded",
+        help="Compare weights of 4, 8 and 16 bits: this library with a head, and llama.cpp.",
+        panel=options.MODELS,
     ),
 ]
 Work = Annotated[
@@ -56,6 +67,8 @@ def main(
     target: options.Target = None,
     draft: options.Draft = None,
     prompts: asked.Prompts = None,
+    rounded: Rounded = False,
+    is_chat: options.Chat = False,
     quick: asked.Quick = False,
     max_new_tokens: asked.MaxNewTokens = None,
     repeats: asked.Repeats = None,
@@ -79,15 +92,18 @@ def main(
     **Examples**
 
         python -m lab.peers --install --quick
+        python -m lab.peers --rounded --chat --target FOLDER --draft HEAD --prompts examples/questions.txt
         python -m lab.peers --peer monge --peer llama_cpp --temperature 0 --json | tail -n 1
     """
     quiet_host()
     options.check_positive(threads=threads)
     check_out_folder(out)
-    chosen = [peer_named(name) for name in peer] if peer else list(PEERS)
+    known = ROUNDED if rounded else PEERS
+    chosen = [peer_named(name, known) for name in peer] if peer else list(known)
     source, other = _folder(target, "target"), _folder(draft, "draft")
     shown = asked_prompts(prompts, per_task=per_task, default=QUICK_PROMPTS if quick else PROMPTS)
     tokenizer = load_tokenizer(source)
+    chat = chat_format(tokenizer, is_built_in=target is None)
     given: dict[str, Any] = (QUICK if quick else {}) | options.given(
         max_new_tokens=max_new_tokens, repeats=repeats, seed=seed
     )
@@ -104,7 +120,12 @@ def main(
     )
     document = compare_peers(
         chosen,
-        tuple(encode(tokenizer, prompt.text) for prompt in shown),
+        tuple(
+            chat.encode([{"role": "user", "content": prompt.text}])
+            if is_chat
+            else encode(tokenizer, prompt.text)
+            for prompt in shown
+        ),
         settings,
         notify=notes().print,
     )
@@ -119,9 +140,7 @@ def _report(document: dict[str, Any], file: Path) -> None:
     for temperature in document["settings"]["temperatures"]:
         cell = [arm for arm in document["arms"] if arm["temperature"] == temperature]
         mode = "greedy" if temperature == 0 else f"temperature {temperature:g}"
-        console.print(
-            peer_table(cell, f"{mode}, batch 1, {document['num_prompts']} prompts, float32")
-        )
+        console.print(peer_table(cell, f"{mode}, batch 1, {document['num_prompts']} prompts"))
         for arm in cell:
             if arm["failure"] is not None:
                 console.print(
@@ -151,7 +170,8 @@ def _report(document: dict[str, Any], file: Path) -> None:
 
 def _folder(given: str | None, which: str) -> str:
     """A checkpoint's folder: other engines cannot take anything else."""
-    folder = built_in(which) if given is None else Path(given).expanduser().resolve()
+    named = built_in(which) if given is None else head_path(resolve(given))
+    folder = Path(named).expanduser().resolve()
     if not (folder / "config.json").is_file():
         raise OptionError(
             f"--{which} {str(given)!r}: peers need the folder of a checkpoint, with "

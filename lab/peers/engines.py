@@ -1,6 +1,6 @@
 """Which engines are compared, and with which of their settings."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Final
@@ -76,6 +76,19 @@ _BIASED_GENAI: Final = (
 _BIASED_VLLM: Final = (
     "its CPU build verifies with uninitialised temperatures wherever a request samples (vllm#55005)"
 )
+
+
+def peer_named(name: str, peers: Sequence[Peer]) -> Peer:
+    """The peer of this name.
+
+    Raises:
+        OptionError: If there is none.
+    """
+    for peer in peers:
+        if peer.name == name:
+            return peer
+    raise unknown_name("peer", name, [peer.name for peer in peers])
+
 
 PEERS: Final = (
     Peer(
@@ -162,13 +175,35 @@ PEERS: Final = (
 )
 
 
-def peer_named(name: str) -> Peer:
-    """The peer of this name.
+def _of_weights(kinds: tuple[str, ...], methods: Mapping[str, Method]) -> dict[str, Method]:
+    return {f"{kind} {name}": method for kind in kinds for name, method in methods.items()}
 
-    Raises:
-        OptionError: If there is none.
-    """
-    for peer in PEERS:
-        if peer.name == name:
-            return peer
-    raise unknown_name("peer", name, [peer.name for peer in PEERS])
+
+_HEADS: Final = ({"drafter": "head"}, *_steady({"drafter": "head", "tree": "chain(3)"}))
+ROUNDED: Final = (
+    Peer(
+        name=OURS,
+        methods=_of_weights(
+            ("int8", "bfloat16"),
+            {
+                "plain": Method(candidates=({"drafter": "none"},)),
+                "head": Method(candidates=_HEADS),
+                "lookup": Method(candidates=({"drafter": "suffix"},)),
+            },
+        ),
+    ),
+    Peer(
+        name="llama_cpp",
+        methods=_of_weights(
+            ("q4_1", "q4_0", "q8_0"),
+            {
+                "plain": Method(),
+                "lookup": Method(
+                    candidates=({"size_n": 3, "size_m": 5}, {"size_n": 2, "size_m": 5})
+                ),
+            },
+        ),
+        packages=peer_named("llama_cpp", PEERS).packages,
+    ),
+)
+"""Engines with weights of few bits. Each rounds otherwise, so their texts differ."""

@@ -132,6 +132,29 @@ def test_channels_of_heads_are_reordered_for_the_other_rotation():
     assert not converted["token_embd.weight"][-1].any()
 
 
+def test_weights_of_four_bits_lie_beside_embeddings_of_eight(tmp_path):
+    gguf = pytest.importorskip("gguf")
+    path = llama_cpp().converted(str(built_in("target")), str(tmp_path), "q4_1")
+    kinds = {one.name: one.tensor_type.name for one in gguf.GGUFReader(path).tensors}
+    assert kinds["blk.0.attn_q.weight"] == "Q4_1"
+    assert kinds["token_embd.weight"] == "Q8_0"
+    assert kinds["output_norm.weight"] == "F32"
+    assert path.endswith("-q4_1.gguf")
+
+
+@pytest.mark.slow
+def test_rounded_weights_draft_with_a_draft_model(tmp_path):
+    folders = {
+        "target": str(built_in("target")),
+        "draft": str(built_in("draft")),
+        "work": str(tmp_path),
+    }
+    with PeerProcess(Path(sys.executable), "monge") as process:
+        process.open(**folders, threads=1, method="int8 draft", settings={})
+        found = process.generate((340, 1204, 290), max_new_tokens=8, temperature=0, seed=0)
+    assert len(found.token_ids) == 8
+
+
 @pytest.mark.slow
 def test_ours_and_transformers_give_one_greedy_text(tmp_path):
     texts = {}

@@ -206,7 +206,7 @@ class TestComparing:
 
 class TestEnvironments:
     def test_ours_is_this_one(self, tmp_path):
-        assert str(python_of(peer_named("monge"), tmp_path)) == sys.executable
+        assert str(python_of(peer_named("monge", PEERS), tmp_path)) == sys.executable
 
     def test_an_installation_that_fails_says_why(self, tmp_path, monkeypatch):
         def create(folder, **_):
@@ -237,7 +237,7 @@ class TestEnvironments:
 
     def test_unknown_peer(self):
         with pytest.raises(OptionError, match="unknown peer 'lama_cpp'; did you mean 'llama_cpp'"):
-            peer_named("lama_cpp")
+            peer_named("lama_cpp", PEERS)
 
     def test_what_is_not_sampled_says_why(self):
         for peer in PEERS:

@@ -1,6 +1,7 @@
 """llama.cpp through the wheel `xllamacpp`, for `worker.py`.
 
-Float32 weights and cache, its server's own speculation.
+Float32 cache, its server's own speculation. A method that begins with `q4_0`, `q4_1` or `q8_0` has
+weights of that kind, others have float32.
 """
 
 import json
@@ -12,6 +13,7 @@ from urllib.request import Request, urlopen
 import numpy as np
 
 _JSON: Final = {"Content-Type": "application/json"}
+_FLOATS: Final = "f32"
 
 
 class Engine:
@@ -28,9 +30,11 @@ class Engine:
         settings: dict[str, Any],
     ) -> None:
         host: Any = import_module("xllamacpp")
+        *kind, method = method.split()
+        weights = kind[0] if kind else _FLOATS
         self.version = host.__version__
         params = host.CommonParams()
-        params.model.path = converted(target, work)
+        params.model.path = converted(target, work, weights)
         params.n_ctx, params.n_parallel, params.n_gpu_layers = 1024, 1, 0
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
         params.cache_type_k = params.cache_type_v = host.ggml_type.GGML_TYPE_F32
@@ -81,16 +85,17 @@ class Engine:
             return list(json.load(answer)["tokens"])
 
 
-def converted(folder: str, work: str) -> str:
+def converted(folder: str, work: str, weights: str = _FLOATS) -> str:
     """A GGUF file of a Llama checkpoint with a byte-level tokenizer.
 
-    Ids are what is asked and answered.
+    Ids are what is asked and answered. Beside layers of four bits, embeddings have eight.
 
     The program forbids every token that ends a text instead of reading on, and knows such tokens by
     their names too. So all tokens of the checkpoint get plain names, and one more token is there to
     be the forbidden one: laws stay as they are.
     """
-    out = Path(work) / f"{Path(folder).name}.gguf"
+    suffix = "" if weights == _FLOATS else f"-{weights}"
+    out = Path(work) / f"{Path(folder).name}{suffix}.gguf"
     if out.exists():
         return str(out)
     gguf: Any = import_module("gguf")
@@ -107,7 +112,13 @@ def converted(folder: str, work: str) -> str:
         config["vocab_size"],
     )
     for name, tensor in _tensors(folder, config):
-        writer.add_tensor(name, tensor)
+        if weights == _FLOATS or tensor.ndim < 2:
+            writer.add_tensor(name, tensor)
+            continue
+        kind = getattr(
+            gguf.GGMLQuantizationType, (weights if name.startswith("blk.") else "q8_0").upper()
+        )
+        writer.add_tensor(name, gguf.quants.quantize(tensor, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -1,4 +1,7 @@
-"""This library, for `worker.py`: the method names the backend, the settings are parts by name."""
+"""This library, for `worker.py`: the method names the backend, the settings are parts by name.
+
+A method that begins with `int8` or `bfloat16` has rounded weights in the compiled backend.
+"""
 
 import warnings
 from typing import Any
@@ -7,6 +10,7 @@ import torch
 
 from monge.api import load
 from monge.bench.provenance import versions
+from monge.engine.backends.packed_linear import WEIGHTS
 
 
 class Engine:
@@ -24,14 +28,17 @@ class Engine:
     ) -> None:
         torch.set_num_threads(threads)
         names: dict[str, Any] = {"drafter": "model"} | settings
-        pair: dict[str, Any] = {"draft": draft} if "model" in names["drafter"] else {}
+        # A head names its own drafter.
+        is_head = names["drafter"] == "head"
+        names = {name: own for name, own in names.items() if not (is_head and name == "drafter")}
+        pair: dict[str, Any] = {"draft": draft} if is_head or "model" in names["drafter"] else {}
+        kind = method.split(maxsplit=1)[0]
+        backend = f"compiled(weights={kind!r})" if kind in WEIGHTS else kind
         self.version = versions("monge")["monge"]
         with warnings.catch_warnings():
             # A backend that is not used would be measured under its name.
             warnings.simplefilter("error", UserWarning)
-            self._decoder = load(
-                target, **pair, **names, backend=method.split(maxsplit=1)[0], dtype="float32"
-            )
+            self._decoder = load(target, **pair, **names, backend=backend, dtype="float32")
 
     def generate(
         self, *, prompt_ids: list[int], max_new_tokens: int, temperature: float, seed: int
