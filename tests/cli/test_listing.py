@@ -51,3 +51,13 @@ def test_trees_name_their_verifiers(run, monkeypatch):
     ]
     assert len(lines) == 1
     assert lines[0].endswith(": target_walk, rrs_without_replacement, gumbel, traversal, layer")
+
+
+def test_models_say_what_rounding_changes(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    result = run("list", "--models")
+    assert result.exit_code == 0
+    assert "smollm2-head" in result.stdout
+    assert "93.4 % equal argmax" in " ".join(result.stdout.split())
+    models = json.loads(run("list", "--models", "--json").stdout)
+    assert models["smollm2"]["rounded"].keys() == {"bfloat16", "int8"}

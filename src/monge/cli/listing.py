@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from rich.console import Console
 from rich.table import Table
@@ -24,6 +24,7 @@ from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.by_request import ByRequest
 from monge.draft.tree.children import CHILDREN
 from monge.draft.tree.registry import TREES
+from monge.engine.sources import NAMED, obstacle
 from monge.verify.base import unsupported_reason
 from monge.verify.registry import VERIFIERS
 
@@ -46,13 +47,27 @@ PROPOSALS: Final = (
 )
 
 
+Models = Annotated[
+    bool,
+    options.option("--models", help="Show the models that can be named.", panel=options.OUTPUT),
+]
+
+
 @reported
-def list_parts(*, as_json: options.Json = False, markdown: options.Markdown = False) -> None:
+def list_parts(
+    *,
+    models: Models = False,
+    as_json: options.Json = False,
+    markdown: options.Markdown = False,
+) -> None:
     """Show the verifiers, drafters, trees and controllers that can be named.
 
     Settings are shown too. They are written in parentheses after a name: `--tree "fixed_width((4,
     2), children='iid')"`.
     """
+    if models:
+        _list_models(as_json=as_json, markdown=markdown)
+        return
     rooms = {room: [describe(registry, name) for name in registry] for room, registry in ROOMS}
     if as_json:
         print(json.dumps(rooms | {"legal": legality(), "defaults": default_verifiers()}))
@@ -60,6 +75,29 @@ def list_parts(*, as_json: options.Json = False, markdown: options.Markdown = Fa
     tables = [_room_table(room, parts) for room, parts in rooms.items()]
     print_tables([*tables, _legality_table()], markdown=markdown)
     _print_defaults(output())
+
+
+def _list_models(*, as_json: bool, markdown: bool) -> None:
+    """Targets by name: which they are, what drafts for them, and what rounding changes."""
+    known = {
+        name: {
+            "about": model.about,
+            "head": model.head,
+            "rounded": dict(model.rounded),
+            "obstacle": obstacle(name),
+        }
+        for name, model in NAMED.items()
+    }
+    if as_json:
+        print(json.dumps(known))
+        return
+    table = plain_table("models", "name")
+    for column in ("model", "drafted by", "rounded weights beside exact ones", "here"):
+        table.add_column(column)
+    for name, model in known.items():
+        rounded = "\n".join(f"{kind}: {words}" for kind, words in model["rounded"].items())
+        table.add_row(name, model["about"], model["head"], rounded, model["obstacle"] or "yes")
+    print_tables([table], markdown=markdown)
 
 
 def describe(registry: Registry[Any], name: str) -> dict[str, Any]:
