@@ -63,7 +63,7 @@ def attend(queries, keys, values, mask):
     return OPERATION(queries, keys, values, mask, queries.shape[-1] ** -0.5)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(shape=SHAPES, seed=st.integers(0, 99))
 def test_agrees_with_float64(code, shape, seed):
     queries, keys, values, mask = inputs(shape, seed)
@@ -75,7 +75,7 @@ def test_agrees_with_float64(code, shape, seed):
     )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(shape=SHAPES, seed=st.integers(0, 99))
 def test_depends_on_what_is_seen_and_on_nothing_else(code, shape, seed):
     queries, keys, values, mask = inputs(shape, seed)
