@@ -7,7 +7,7 @@ import pytest
 from lab.control.simulation import WORLDS, speed
 from monge.control.base import RoundInfo, SharedState
 from monge.control.fixed import Fixed
-from monge.control.goodput import Goodput, GoodputState
+from monge.control.goodput import Goodput, GoodputState, Offers
 from monge.control.latency import Latency
 from monge.control.registry import CONTROLLERS
 from monge.control.windows import WINDOWS
@@ -241,3 +241,36 @@ def test_the_old_name_says_the_new_one() -> None:
 def test_impossible_settings(settings: dict[str, Any]) -> None:
     with pytest.raises(OptionError):
         Goodput(**settings)
+
+
+def test_seconds_are_charged_to_the_requests_that_draft() -> None:
+    seconds = [1.0, 1.5, 3.0]
+    assert Offers().charged(seconds, 16) == pytest.approx(seconds)  # all draft
+    rare = Offers(drafted=1.0, asked=100.0)
+    assert rare.charged(seconds, 1) == pytest.approx(seconds)
+    # One in a hundred drafts: a round of sixteen is longer in one of seven, for one of them.
+    charged = rare.charged(seconds, 16)
+    assert charged[0] == 1.0
+    assert charged[2] == pytest.approx(1.0 + 2.0 * (1 - 0.99**16) / 0.01)
+    assert Offers(drafted=0.0, asked=50.0).charged(seconds, 16)[2] == 1.0 + 2.0 * 16
+
+
+def test_a_batch_does_not_wait_for_drafts_that_few_requests_have() -> None:
+    """Matches are good, but only one request of sixteen has one."""
+    controller, shared = Goodput(), shared_of(node=0.1, draft=0.0)
+    states = [controller.init(shared) for _ in range(16)]
+    drafted = []
+    for _ in range(200):
+        info = RoundInfo(context_lengths=(20,) * 16, batch_size=16, num_waiting=0)
+        plans = controller.plan(states, info, [draws()] * 16)
+        drafted.append(plans[0].max_depth or 0)
+        states = [
+            controller.update(
+                state,
+                chain_round(
+                    window := (plan.max_depth or 0) if place == 0 else 0, window, plan=plan
+                ),
+            )
+            for place, (state, plan) in enumerate(zip(states, plans, strict=True))
+        ]
+    assert sum(depth > 0 for depth in drafted[20:]) < 0.2 * 180

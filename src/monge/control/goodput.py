@@ -34,7 +34,39 @@ _LONGEST_PROBE: Final = 16
 # round have a standard deviation of about half their mean. Only worse speed pauses drafting.
 _DOUBT: Final = 0.25
 _SETTLED: Final = 8  # rounds after which drafting that pays again forgets earlier cooldowns
+_RARE: Final = 1e-6
 _RETRY: Final = 16  # one round in so many asks model-free drafters that do not pay
+
+
+@dataclass(frozen=True, slots=True)
+class Offers:
+    """How often a request drafts that is asked to: a lookup finds no match in most rounds.
+
+    Args:
+        drafted: Requests that drafted, recent ones weighing most.
+        asked: Requests that were asked, likewise.
+    """
+
+    drafted: float = 1.0
+    asked: float = 1.0
+
+    def seen(self, has_drafted: bool) -> "Offers":
+        """With one more request."""
+        return Offers(_SHARED_KEEP * self.drafted + has_drafted, _SHARED_KEEP * self.asked + 1.0)
+
+    def charged(self, seconds: Sequence[float], num_asked: int) -> list[float]:
+        """Seconds by depth, charged to the requests that draft.
+
+        A round is as long as its deepest draft, also for the requests that do not draft.
+
+        Args:
+            seconds: Seconds of a round by depth, from 0 on.
+            num_asked: Requests that are asked to draft.
+        """
+        share = self.drafted / self.asked
+        # The chance that anybody drafts, for each request that does.
+        weight = (1.0 - (1.0 - share) ** num_asked) / share if share > _RARE else float(num_asked)
+        return [seconds[0] + weight * (spent - seconds[0]) for spent in seconds]
 
 
 @dataclass(slots=True)
@@ -44,6 +76,8 @@ class SharedEstimates:
     Args:
         network: Acceptance by depth of drafts that a network made.
         model_free: Acceptance by depth of drafts that no network made.
+        offers: How often a request drafts that is asked to.
+        model_free_offers: The same of model-free drafters of a pool.
         calibration: From the draft network's confidence to acceptance.
         tokens: Tokens of rounds in which a network drafted, recent rounds weighing most.
         seconds: Predicted seconds of these rounds.
@@ -57,6 +91,8 @@ class SharedEstimates:
 
     network: DepthCounts = DepthCounts()
     model_free: DepthCounts = DepthCounts()
+    offers: Offers = Offers()
+    model_free_offers: Offers = Offers()
     calibration: Calibration = field(default_factory=Calibration)
     tokens: float = 0.0
     seconds: float = 0.0
@@ -224,7 +260,12 @@ class Goodput(Controller[GoodputState]):
         return plans
 
     def update(self, state: GoodputState, record: StepRecord) -> GoodputState:
-        learned = _learned(state.shared)
+        learned, plan = _learned(state.shared), record.plan
+        is_model_free = record.depth > 0 and record.drafter in state.shared.model_free
+        if plan.model_free_depth:
+            learned.model_free_offers = learned.model_free_offers.seen(is_model_free)
+        if plan.max_depth != 0 and not is_model_free:
+            learned.offers = learned.offers.seen(record.depth > 0)
         if record.depth == 0:
             # Old acceptance of a request is worth less than recent acceptance of others.
             return (
@@ -233,7 +274,7 @@ class Goodput(Controller[GoodputState]):
                 else state
             )
         seen = [(len(record.examined), record.num_accepted)]
-        if record.drafter in state.shared.model_free:
+        if is_model_free:
             learned.model_free = learned.model_free.seen(seen, _SHARED_KEEP)
             return replace(state, model_free=state.model_free.seen(seen, _MODEL_FREE_KEEP))
         learned.network = learned.network.seen(seen, _SHARED_KEEP)
@@ -281,7 +322,10 @@ class Goodput(Controller[GoodputState]):
             state.network.acceptance(deepest, usual, weight=_OTHERS_WEIGHT) for state in states
         ]
         tokens, num_idle = [expected_tokens(own) for own in acceptance], batch_size - len(states)
-        verify_s = [latency.verify_s(latency.num_nodes(depth), *at) for depth in range(deepest + 1)]
+        verify_s = learned.offers.charged(
+            [latency.verify_s(latency.num_nodes(depth), *at) for depth in range(deepest + 1)],
+            len(states),
+        )
         return RoundForecast(
             acceptance=acceptance,
             tokens=tokens,
@@ -365,11 +409,14 @@ class Goodput(Controller[GoodputState]):
         tokens = expected_tokens(
             state.model_free.acceptance(deepest, learned.model_free.acceptance(deepest))
         )
-        worths = [
-            tokens[depth] - price * latency.verify_s(depth, *at) for depth in range(deepest + 1)
-        ]
+        seconds = learned.model_free_offers.charged(
+            [latency.verify_s(depth, *at) for depth in range(deepest + 1)], at[0]
+        )
+        worths = [tokens[depth] - price * spent for depth, spent in enumerate(seconds)]
         best = max(range(1, deepest + 1), key=worths.__getitem__)
-        return best if worths[best] > worth or learned.num_planned % _RETRY == 0 else 0
+        # All requests of a round learn from a retry.
+        is_retry = learned.num_planned % (_RETRY * at[0]) == 0
+        return best if worths[best] > worth or is_retry else 0
 
 
 def _learned(shared: SharedState) -> SharedEstimates:
