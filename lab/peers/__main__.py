@@ -86,8 +86,8 @@ def main(
 ) -> None:
     """Compare engines: this library and transformers, OpenVINO GenAI, llama.cpp and vLLM, with the same two models.
 
-    Every engine runs in a process and an environment of its own, in float32, and looks for its best
-    settings first. An engine that cannot be installed or fails is listed with the reason.
+    Every engine runs in a process and an environment of its own, in float32 or with rounded weights,
+    and looks for its best settings first. An engine that cannot be installed or fails is listed with the reason.
 
     **Examples**
 

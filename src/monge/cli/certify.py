@@ -57,9 +57,9 @@ def certify(
 ) -> None:
     """Replay the record of a run, and check that every round of it is exact.
 
-    Draft laws, draws, target laws (in float64), verdicts, couplings and the committed text are
-    computed again. The exit status is 0 if the run is exact, 1 if it is not, and 2 if this could
-    not be told. docs/audit.md says what that proves.
+    Draft laws, draws, target laws (in float64; those of rounded weights by the same backend),
+    verdicts, couplings and the committed text are computed again. The exit status is 0 if the run
+    is exact, 1 if it is not, and 2 if this could not be told. docs/audit.md says what that proves.
 
     **Examples**
 

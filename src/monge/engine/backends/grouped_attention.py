@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from monge.engine.backends.native_library import OPERATIONS, native_library
+from monge.engine.backends.native_library import OPERATIONS, native_function
 
 _SOURCE: Final = Path(__file__).with_name("grouped_attention.cpp")
 DECLARATION: Final = (
@@ -92,10 +92,7 @@ def load_grouped_attention() -> None:
     """Make the machine code known to the programs that this process loads later.
 
     Raises:
-        RuntimeError, OSError: As `native_library`; or it cannot be loaded.
+        RuntimeError, OSError: As `native_function`.
     """
-    # Programs look for the function among all that the process knows.
-    library = ctypes.CDLL(str(native_library(_SOURCE)), mode=ctypes.RTLD_GLOBAL)
-    call: Any = library.monge_grouped_attention
-    call.argtypes = (*(ctypes.c_void_p,) * 5, ctypes.POINTER(ctypes.c_int64), ctypes.c_double)
-    _LOADED.append(call)
+    arguments = (*(ctypes.c_void_p,) * 5, ctypes.POINTER(ctypes.c_int64), ctypes.c_double)
+    _LOADED.append(native_function(_SOURCE, "monge_grouped_attention", arguments))

@@ -1,12 +1,14 @@
 """Machine code for this processor: C++ sources of this folder, compiled at first use and kept."""
 
+import ctypes
 import hashlib
 import platform
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -41,6 +43,23 @@ def native_library(source: Path) -> Path:
     ).hexdigest()[:32]
     stored, _ = find_program(key, ".so")
     return stored.path if stored is not None else _build(source, key)
+
+
+def native_function(source: Path, name: str, arguments: Sequence[Any]) -> Any:
+    """A function of a source file; compiled programs that are loaded later find all of its functions.
+
+    Args:
+        source: The file.
+        name: Name of the function.
+        arguments: Types of its arguments.
+
+    Raises:
+        RuntimeError, OSError: As `native_library`; or the machine code cannot be loaded.
+    """
+    # Programs look for a function among all that the process knows.
+    found: Any = getattr(ctypes.CDLL(str(native_library(source)), mode=ctypes.RTLD_GLOBAL), name)
+    found.argtypes = tuple(arguments)
+    return found
 
 
 def _build(source: Path, key: str) -> Path:

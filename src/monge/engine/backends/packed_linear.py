@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
-from monge.engine.backends.native_library import OPERATIONS, native_library
+from monge.engine.backends.native_library import OPERATIONS, native_function
 
 COLUMNS: Final = 32
 """Columns of a panel, see `packed_linear.cpp`."""
@@ -253,13 +253,10 @@ def load_packed_linear() -> None:
     """Make the machine code known to the programs that this process loads later.
 
     Raises:
-        RuntimeError, OSError: As `native_library`; or it cannot be loaded.
+        RuntimeError, OSError: As `native_function`.
     """
-    # Programs look for the function among all that the process knows.
-    library = ctypes.CDLL(str(native_library(_SOURCE)), mode=ctypes.RTLD_GLOBAL)
-    call: Any = library.monge_packed_linear
-    call.argtypes = (*(ctypes.c_void_p,) * 3, *(ctypes.c_int64,) * 3, ctypes.c_int32)
-    _LOADED.append(call)
+    arguments = (*(ctypes.c_void_p,) * 3, *(ctypes.c_int64,) * 3, ctypes.c_int32)
+    _LOADED.append(native_function(_SOURCE, "monge_packed_linear", arguments))
 
 
 def _machine_code() -> Any:

@@ -243,9 +243,9 @@ def _grouped_attention(
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """The host's `sdpa` without its copies of keys and values.
+    """The host's `sdpa` without its copies of keys and values; in float32 on a CPU, machine code.
 
-    Heads that share keys are further queries of one head.
+    Elsewhere, heads that share keys are further queries of one head.
 
     The few queries are scaled here: a backend that takes attention apart would scale all keys.
     """
