@@ -268,6 +268,17 @@ def test_measured_tables_cover_depths_and_batches() -> None:
     assert costs.round_s(2) > 0
 
 
+@pytest.mark.parametrize("drafter", ["ngram", "suffix"])
+def test_nodes_are_measured_though_a_lookup_finds_nothing(drafter: str) -> None:
+    slow = Clocked(1e-3, 1e-3)
+    parts = make_components(slow, drafter=drafter)
+    with measured_by(lambda: slow.seconds):
+        found = measure_latency(parts, batch_sizes=(1, 2))
+    for batch_size in (1, 2):
+        assert found.verify_s(8, batch_size) == pytest.approx(1e-3 + 9e-3 * batch_size, rel=0.2)
+        assert found.verify_s(0, batch_size) == pytest.approx(1e-3 + 1e-3 * batch_size, rel=0.2)
+
+
 @pytest.mark.parametrize(
     ("budget_s", "num_run", "num_kept"),
     [(100.0, 30, 25), (28.0, 29, 23), (8.0, 11, 5), (3.0, 11, 5), (1.0, 6, 5)],

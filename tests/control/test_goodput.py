@@ -7,7 +7,7 @@ import pytest
 from lab.control.simulation import WORLDS, speed
 from monge.control.base import RoundInfo, SharedState
 from monge.control.fixed import Fixed
-from monge.control.goodput import Goodput, GoodputState, Offers
+from monge.control.goodput import Goodput, GoodputState
 from monge.control.latency import Latency
 from monge.control.registry import CONTROLLERS
 from monge.control.windows import WINDOWS
@@ -243,21 +243,12 @@ def test_impossible_settings(settings: dict[str, Any]) -> None:
         Goodput(**settings)
 
 
-def test_seconds_are_charged_to_the_requests_that_draft() -> None:
-    seconds = [1.0, 1.5, 3.0]
-    assert Offers().charged(seconds, 16) == pytest.approx(seconds)  # all draft
-    rare = Offers(drafted=1.0, asked=100.0)
-    assert rare.charged(seconds, 1) == pytest.approx(seconds)
-    # One in a hundred drafts: a round of sixteen is longer in one of seven, for one of them.
-    charged = rare.charged(seconds, 16)
-    assert charged[0] == 1.0
-    assert charged[2] == pytest.approx(1.0 + 2.0 * (1 - 0.99**16) / 0.01)
-    assert Offers(drafted=0.0, asked=50.0).charged(seconds, 16)[2] == 1.0 + 2.0 * 16
-
-
-def test_a_batch_does_not_wait_for_drafts_that_few_requests_have() -> None:
+@pytest.mark.parametrize(("node", "pays"), [(0.1, False), (0.02, True)])
+def test_a_batch_waits_for_drafts_that_few_requests_have_only_where_they_pay(
+    node: float, pays: bool
+) -> None:
     """Matches are good, but only one request of sixteen has one."""
-    controller, shared = Goodput(), shared_of(node=0.1, draft=0.0)
+    controller, shared = Goodput(), shared_of(node=node, draft=0.0)
     states = [controller.init(shared) for _ in range(16)]
     drafted = []
     for _ in range(200):
@@ -273,4 +264,5 @@ def test_a_batch_does_not_wait_for_drafts_that_few_requests_have() -> None:
             )
             for place, (state, plan) in enumerate(zip(states, plans, strict=True))
         ]
-    assert sum(depth > 0 for depth in drafted[20:]) < 0.2 * 180
+    share = sum(depth > 0 for depth in drafted[20:]) / 180
+    assert share > 0.8 if pays else share < 0.2

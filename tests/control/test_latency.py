@@ -89,6 +89,16 @@ def test_reading_missed_text_is_no_cost_of_a_draft() -> None:
     assert latency.of("model").catch_up_s == pytest.approx(5.0), "views share it"
 
 
+def test_a_lookup_has_no_text_to_read_first() -> None:
+    """Its rounds after plain ones are as long as all others, and count."""
+    latency = Latency(verify_s=TABLE, draft_s=DRAFT)
+    for _ in range(30):
+        latency.observe(round_of(0, 0, rest_s=1.0))
+        latency.observe(round_of(2, 2, rest_s=1.8, catches_up=False))
+    assert latency.verify_s(2) == pytest.approx(1.8, rel=0.05)
+    assert latency.catch_up_s == 0.0
+
+
 def test_networks_of_a_pool_have_tables_of_their_own() -> None:
     latency = Latency(
         verify_s=TABLE,
@@ -110,6 +120,14 @@ def test_nodes_follow_the_trees_that_are_drafted() -> None:
     assert latency.num_nodes(1) == 2
     assert latency.num_nodes(2) == 6
     assert latency.num_nodes(4) == 8, "a chain continues"
+
+
+def test_nodes_of_depths_that_were_not_measured_are_learnt() -> None:
+    """A lookup whose matches branch: four candidates of the root, measured as a chain."""
+    latency = Latency(verify_s=TABLE, draft_s=DRAFT)
+    for _ in range(10):
+        latency.observe(round_of(4, 1, rest_s=1.6, catches_up=False))
+    assert [latency.num_nodes(depth) for depth in range(4)] == [0, 4, 5, 6]
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.floats(0.01, 10.0)), max_size=30))

@@ -34,7 +34,6 @@ _LONGEST_PROBE: Final = 16
 # round have a standard deviation of about half their mean. Only worse speed pauses drafting.
 _DOUBT: Final = 0.25
 _SETTLED: Final = 8  # rounds after which drafting that pays again forgets earlier cooldowns
-_RARE: Final = 1e-6
 _RETRY: Final = 16  # one round in so many asks model-free drafters that do not pay
 
 
@@ -43,30 +42,20 @@ class Offers:
     """How often a request drafts that is asked to: a lookup finds no match in most rounds.
 
     Args:
-        drafted: Requests that drafted, recent ones weighing most.
-        asked: Requests that were asked, likewise.
+        drafted: Rounds in which it drafted, recent ones weighing most.
+        asked: Rounds in which it was asked, likewise.
     """
 
-    drafted: float = 1.0
-    asked: float = 1.0
+    drafted: float = 0.0
+    asked: float = 0.0
 
-    def seen(self, has_drafted: bool) -> "Offers":
-        """With one more request."""
-        return Offers(_SHARED_KEEP * self.drafted + has_drafted, _SHARED_KEEP * self.asked + 1.0)
+    def seen(self, has_drafted: bool, keep: float) -> "Offers":
+        """With one more round; earlier ones count `keep` times as much as before."""
+        return Offers(keep * self.drafted + has_drafted, keep * self.asked + 1.0)
 
-    def charged(self, seconds: Sequence[float], num_asked: int) -> list[float]:
-        """Seconds by depth, charged to the requests that draft.
-
-        A round is as long as its deepest draft, also for the requests that do not draft.
-
-        Args:
-            seconds: Seconds of a round by depth, from 0 on.
-            num_asked: Requests that are asked to draft.
-        """
-        share = self.drafted / self.asked
-        # The chance that anybody drafts, for each request that does.
-        weight = (1.0 - (1.0 - share) ** num_asked) / share if share > _RARE else float(num_asked)
-        return [seconds[0] + weight * (spent - seconds[0]) for spent in seconds]
+    def share(self, usual: float = 1.0) -> float:
+        """The share of rounds; `usual` counts as one more round."""
+        return (self.drafted + usual) / (self.asked + 1.0)
 
 
 @dataclass(slots=True)
@@ -76,7 +65,7 @@ class SharedEstimates:
     Args:
         network: Acceptance by depth of drafts that a network made.
         model_free: Acceptance by depth of drafts that no network made.
-        offers: How often a request drafts that is asked to.
+        offers: How often requests draft that are asked to.
         model_free_offers: The same of model-free drafters of a pool.
         calibration: From the draft network's confidence to acceptance.
         tokens: Tokens of rounds in which a network drafted, recent rounds weighing most.
@@ -120,11 +109,15 @@ class GoodputState:
         shared: What the decoder's requests share.
         network: This request's acceptance of drafts that a network made.
         model_free: The same of drafts that no network made.
+        offers: How often it drafts if it is asked to.
+        model_free_offers: The same of model-free drafters of a pool.
     """
 
     shared: SharedState
     network: DepthCounts = DepthCounts()
     model_free: DepthCounts = DepthCounts()
+    offers: Offers = Offers()
+    model_free_offers: Offers = Offers()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +127,8 @@ class RoundForecast:
     Args:
         acceptance: Acceptance of each request's levels, from depth 1 on.
         tokens: Tokens of each request.
-        batch_tokens: Tokens of the batch if all planned requests draft to this depth.
+        batch_tokens: Tokens of the batch if all planned requests draft to this depth; gains of those
+            that draft often weigh most.
         verify_s: Seconds without drafting.
         seconds: Seconds of the round.
     """
@@ -243,15 +237,15 @@ class Goodput(Controller[GoodputState]):
         depth, own_price = forecast.best_depth(price), price / info.batch_size
         if not self._drafts(learned, forecast, latency.catch_up_s, forecast.loss_s(depth)):
             return self._plain(states, learned, latency, at)
+        worths = [own[depth] - own_price * forecast.seconds[depth] for own in forecast.tokens]
+        model_free_depths = self._model_free_depths(
+            states, learned, latency, at, worths=worths, price=own_price
+        )
         plans: list[DraftPlan] = []
-        for state, acceptance, tokens in zip(
-            states, forecast.acceptance, forecast.tokens, strict=True
+        for acceptance, model_free_depth in zip(
+            forecast.acceptance, model_free_depths, strict=True
         ):
-            worth = tokens[depth] - own_price * forecast.seconds[depth]
             window, stop = self._limits(learned, forecast, depth, acceptance, own_price)
-            model_free_depth = self._model_free_depth(
-                state, learned, latency, at, worth=worth, price=own_price
-            )
             plans.append(
                 DraftPlan(
                     max_depth=window, stop=stop, model_free_depth=model_free_depth, price=price
@@ -263,9 +257,12 @@ class Goodput(Controller[GoodputState]):
         learned, plan = _learned(state.shared), record.plan
         is_model_free = record.depth > 0 and record.drafter in state.shared.model_free
         if plan.model_free_depth:
-            learned.model_free_offers = learned.model_free_offers.seen(is_model_free)
+            learned.model_free_offers = learned.model_free_offers.seen(is_model_free, _SHARED_KEEP)
+            offers = state.model_free_offers.seen(is_model_free, _MODEL_FREE_KEEP)
+            state = replace(state, model_free_offers=offers)
         if plan.max_depth != 0 and not is_model_free:
-            learned.offers = learned.offers.seen(record.depth > 0)
+            learned.offers = learned.offers.seen(record.depth > 0, _SHARED_KEEP)
+            state = replace(state, offers=state.offers.seen(record.depth > 0, _MODEL_FREE_KEEP))
         if record.depth == 0:
             # Old acceptance of a request is worth less than recent acceptance of others.
             return (
@@ -299,11 +296,10 @@ class Goodput(Controller[GoodputState]):
         """Return plans without the network; model-free drafters may draft."""
         batch_size, plain_s = at[0], latency.verify_s(0, *at)
         own_price = max(learned.speed, 1.0 / plain_s)
-        worth = 1.0 - own_price * plain_s
-        depths = [
-            self._model_free_depth(state, learned, latency, at, worth=worth, price=own_price)
-            for state in states
-        ]
+        worths = [1.0 - own_price * plain_s] * len(states)
+        depths = self._model_free_depths(
+            states, learned, latency, at, worths=worths, price=own_price
+        )
         return [
             DraftPlan(max_depth=0, model_free_depth=depth, price=batch_size * own_price)
             for depth in depths
@@ -321,15 +317,24 @@ class Goodput(Controller[GoodputState]):
         acceptance = [
             state.network.acceptance(deepest, usual, weight=_OTHERS_WEIGHT) for state in states
         ]
-        tokens, num_idle = [expected_tokens(own) for own in acceptance], batch_size - len(states)
-        verify_s = learned.offers.charged(
+        tokens = [expected_tokens(own) for own in acceptance]
+        shares = [state.offers.share(learned.offers.share()) for state in states]
+        usual_share = sum(shares) / len(shares)
+        verify_s = _charged(
             [latency.verify_s(latency.num_nodes(depth), *at) for depth in range(deepest + 1)],
-            len(states),
+            shares,
         )
         return RoundForecast(
             acceptance=acceptance,
             tokens=tokens,
-            batch_tokens=[num_idle + sum(own) for own in zip(*tokens, strict=True)],
+            batch_tokens=[
+                batch_size
+                + sum(
+                    share / usual_share * (own[depth] - 1.0)
+                    for share, own in zip(shares, tokens, strict=True)
+                )
+                for depth in range(deepest + 1)
+            ],
             verify_s=verify_s,
             seconds=[
                 spent + latency.draft_s(depth, batch_size) for depth, spent in enumerate(verify_s)
@@ -388,39 +393,56 @@ class Goodput(Controller[GoodputState]):
             following=calibration.following,
         )
 
-    def _model_free_depth(
+    def _model_free_depths(
         self,
-        state: GoodputState,
+        states: Sequence[GoodputState],
         learned: SharedEstimates,
         latency: Latency,
         at: tuple[int, int],
         *,
-        worth: float,
+        worths: Sequence[float],
         price: float,
-    ) -> int | None:
-        """Return the depth of model-free drafts; `None` without such drafters."""
-        shared = state.shared
+    ) -> Sequence[int | None]:
+        """Return the depths of model-free drafts; `None` without such drafters."""
+        shared = states[0].shared
         limit = max(
             (one.max_depth for one in shared.members if one.name in shared.model_free), default=0
         )
         deepest = min(self.max_window, limit)
         if not deepest:
-            return None
-        tokens = expected_tokens(
-            state.model_free.acceptance(deepest, learned.model_free.acceptance(deepest))
+            return [None] * len(states)
+        usual = learned.model_free.acceptance(deepest)
+        seconds = _charged(
+            [latency.verify_s(depth, *at) for depth in range(deepest + 1)],
+            [state.model_free_offers.share(learned.model_free_offers.share()) for state in states],
         )
-        seconds = learned.model_free_offers.charged(
-            [latency.verify_s(depth, *at) for depth in range(deepest + 1)], at[0]
-        )
-        worths = [tokens[depth] - price * spent for depth, spent in enumerate(seconds)]
-        best = max(range(1, deepest + 1), key=worths.__getitem__)
         # All requests of a round learn from a retry.
         is_retry = learned.num_planned % (_RETRY * at[0]) == 0
-        return best if worths[best] > worth or is_retry else 0
+        depths: list[int | None] = []
+        for state, worth in zip(states, worths, strict=True):
+            tokens = expected_tokens(state.model_free.acceptance(deepest, usual))
+            own = [tokens[depth] - price * spent for depth, spent in enumerate(seconds)]
+            best = max(range(1, deepest + 1), key=own.__getitem__)
+            depths.append(best if own[best] > worth or is_retry else 0)
+        return depths
 
 
 def _learned(shared: SharedState) -> SharedEstimates:
     return shared.notes.setdefault("goodput", SharedEstimates())
+
+
+def _charged(seconds: Sequence[float], shares: Sequence[float]) -> list[float]:
+    """Return seconds by depth, from 0 on, charged to the requests that draft.
+
+    A round is as long as its deepest draft, also for the requests that do not draft.
+
+    Args:
+        seconds: Seconds of a round by depth, from 0 on.
+        shares: How often each request drafts, above 0.
+    """
+    chance_of_any = 1.0 - math.prod(1.0 - share for share in shares)
+    weight = chance_of_any * len(shares) / sum(shares)
+    return [seconds[0] + weight * (spent - seconds[0]) for spent in seconds]
 
 
 def _marginal(price: float, seconds: Sequence[float]) -> tuple[float, ...]:

@@ -174,10 +174,8 @@ class Latency:
         Times that are not positive numbers are ignored.
         """
         drafter = (timing.drafter, timing.batch_size) if timing.depth else None
-        is_first_draft, self._last_drafter = (
-            drafter != self._last_drafter and drafter is not None,
-            drafter,
-        )
+        is_first_draft = timing.catches_up and drafter is not None and drafter != self._last_drafter
+        self._last_drafter = drafter
         if not self.learns:
             return
         at = timing.batch_size, timing.context_length
@@ -241,8 +239,10 @@ class Latency:
 
     def _note_nodes(self, name: str | None, depth: int, num_nodes: int) -> None:
         """Let the nodes of a depth follow those of a finished round."""
-        known = self._nodes[name]
-        if depth < len(known) and num_nodes != known[depth]:
+        known = self._nodes[name] or (0,)
+        # A chain so far.
+        known += tuple(range(known[-1] + 1, known[-1] + 1 + depth + 1 - len(known)))
+        if num_nodes != known[depth]:
             moved = known[depth] + (1 if num_nodes > known[depth] else -1)
             self._nodes[name] = tuple(accumulate((*known[:depth], moved, *known[depth + 1 :]), max))
 

@@ -116,6 +116,7 @@ class RoundTiming:
         draft_s: Drafting.
         rest_s: All else: scoring, verifying, committing, the loop's own overhead.
         drafter: Name of the drafter of a pool that drafted; `None` without a pool.
+        catches_up: Whether the drafter first reads the text that it missed, as a network does.
     """
 
     num_nodes: int
@@ -125,3 +126,4 @@ class RoundTiming:
     draft_s: float
     rest_s: float
     drafter: str | None = None
+    catches_up: bool = True

@@ -12,12 +12,16 @@ import torch
 
 from monge.control.base import RoundInfo, SharedState, SoloController
 from monge.control.latency import Latency
-from monge.core.context import DraftPlan
+from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.model import SizedModel
+from monge.core.proposal import Deterministic
 from monge.core.sampling_rules import SamplingRules
+from monge.core.tree import fixed_chain
 from monge.core.verdict import StepRecord
+from monge.draft.base import Capabilities, Draft
+from monge.draft.none import NoDrafter
 from monge.engine.clock import now
 from monge.engine.components import Components
 from monge.engine.latency_files import load_latency, save_latency
@@ -106,7 +110,10 @@ def measure_latency(
         if size * cycle_s > _PATIENCE * budget_s:
             continue
         verifying = defaultdict[int, list[float]](list)
-        for record in first.measure(components, size, share):
+        records = first.measure(components, size, share)
+        if not any(record.num_nodes for record in records):
+            records = [*records, *_repeated(components, size, share)]
+        for record in records:
             verifying[record.num_nodes].append(record.times.total_s - record.times.draft_s)
         verify[size] = {nodes: median(times) for nodes, times in verifying.items()}
         for other in others:
@@ -126,6 +133,47 @@ def measure_latency(
             if one.name is not None
         },
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Repeat(NoDrafter):
+    """Propose the last token again and again.
+
+    Args:
+        own: The capabilities of the drafter in whose place it drafts.
+    """
+
+    own: Capabilities
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(self.own, proposes=frozenset({Deterministic}))
+
+    def draft(
+        self,
+        contexts: Sequence[Context],
+        states: Sequence[None],
+        plans: Sequence[DraftPlan],
+        draws: Sequence[Draws],
+    ) -> Sequence[Draft[None]]:
+        last = [context.token_ids[-1] for context in contexts]
+        return [
+            Draft(fixed_chain(token, (token,) * plan.depth(self.own.max_depth), row_draws), None)
+            for token, plan, row_draws in zip(last, plans, draws, strict=True)
+        ]
+
+
+def _repeated(components: Components, batch_size: int, budget_s: float) -> Sequence[StepRecord]:
+    """Records of rounds that verify chains, for a drafter that found nothing in the text.
+
+    A lookup drafts where the text repeats itself, which the measured text does not.
+    """
+    own = components.drafter.capabilities
+    if not own.max_depth or Deterministic not in own.proposes:
+        return ()
+    trial = replace(components, drafter=_Repeat(own))
+    depths = tuple(sorted({min(depth, own.max_depth) for depth in _DEPTHS}))
+    return _rounds(trial, _Cycle(depths), batch_size, _PROMPT, budget_s)
 
 
 def latency_key(components: Components) -> str:

@@ -266,5 +266,6 @@ def _learn_latency(records: Sequence[StepRecord], components: Components) -> Non
             draft_s=first.times.draft_s,
             rest_s=first.times.total_s - first.times.draft_s,
             drafter=next(iter(networks), None),
+            catches_up=components.catches_up,
         )
     )
