@@ -111,7 +111,7 @@ def measure_latency(
             continue
         verifying = defaultdict[int, list[float]](list)
         records = first.measure(components, size, share)
-        if not any(record.num_nodes for record in records):
+        if max(record.num_nodes for record in records) < _deepest(components.drafter.capabilities):
             records = [*records, *_repeated(components, size, share)]
         for record in records:
             verifying[record.num_nodes].append(record.times.total_s - record.times.draft_s)
@@ -163,13 +163,17 @@ class _Repeat(NoDrafter):
         ]
 
 
-def _repeated(components: Components, batch_size: int, budget_s: float) -> Sequence[StepRecord]:
-    """Records of rounds that verify chains, for a drafter that found nothing in the text.
+def _deepest(own: Capabilities) -> int:
+    return min(own.max_depth, _DEPTHS[-1])
 
-    A lookup drafts where the text repeats itself, which the measured text does not.
+
+def _repeated(components: Components, batch_size: int, budget_s: float) -> Sequence[StepRecord]:
+    """Records of rounds that verify chains, for a drafter that found little in the text.
+
+    A lookup drafts where the text repeats itself, which the measured text hardly does.
     """
     own = components.drafter.capabilities
-    if not own.max_depth or Deterministic not in own.proposes:
+    if Deterministic not in own.proposes:
         return ()
     trial = replace(components, drafter=_Repeat(own))
     depths = tuple(sorted({min(depth, own.max_depth) for depth in _DEPTHS}))
@@ -224,7 +228,7 @@ class _Drafting:
 def _rounds(
     components: Components, cycle: _Cycle, batch_size: int, prompt: int, budget_s: float
 ) -> Sequence[StepRecord]:
-    """Records of rounds of all depths, one request's of each round.
+    """Records of rounds of all depths: one of each round, with the depth and nodes of the largest tree.
 
     The first cycle is warm-up: a network that runs for the first time can take many times its later
     time. It is counted only where rounds are so slow that two cycles take several budgets.
@@ -267,7 +271,14 @@ def _rounds(
     finally:
         for session in sessions:
             close_session(session, trial)
-    records = sessions[0].records
+    records = [
+        replace(
+            rows[0],
+            num_nodes=max(record.num_nodes for record in rows),
+            depth=max(record.depth for record in rows),
+        )
+        for rows in zip(*(session.records for session in sessions), strict=False)
+    ]
     return records[size:] if len(records) >= 2 * size else records
 
 
