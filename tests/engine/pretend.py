@@ -9,12 +9,12 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from traceback import extract_stack
+from functools import cache
+from traceback import walk_stack
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
 
 NAME = "meta"
 """The name of torch's device without memory.
@@ -128,14 +128,18 @@ class _Makers(TorchFunctionMode):
 
 
 def _run(func, args, kwargs):
+    tensors = list(_tensors((*args, *kwargs.values())))
+    ours = [one for one in tensors if isinstance(one, Tensor)]
+    if not ours and not any(
+        isinstance(one, torch.device) and _is_ours(one) for one in (*args, *kwargs.values())
+    ):
+        return func(*args, **kwargs)  # the host's own
     name = func._schema.name
-    if func._can_decompose():
+    if _can_decompose(func):
         with _Dispatch():
             result = func.decompose(*args, **kwargs)
         if result is not NotImplemented:
             return result
-    flat, _ = tree_flatten((args, kwargs))
-    ours = [one for one in flat if isinstance(one, Tensor)]
     if name == "aten::_to_copy":
         return _moved(func, args, kwargs)
     if ours and name == "aten::copy_":
@@ -145,11 +149,7 @@ def _run(func, args, kwargs):
         ):
             _wait(name)
     elif ours:
-        strangers = [
-            one
-            for one in flat
-            if isinstance(one, torch.Tensor) and not isinstance(one, Tensor) and one.ndim
-        ]
+        strangers = [one for one in tensors if not isinstance(one, Tensor) and one.ndim]
         assert not strangers, (
             f"{name} has tensors of two devices: {[tuple(one.shape) for one in strangers]} are on "
             "the host"
@@ -159,20 +159,45 @@ def _run(func, args, kwargs):
         )
         if name in WAITS or picks:
             _wait(name)
-    on_device = bool(ours) or _is_ours(kwargs.get("device"))
     if _is_ours(kwargs.get("device")):
         kwargs = {**kwargs, "device": "cpu"}
     if name == "aten::histc":
         args = (args[0].float(), *args[1:])  # of whole numbers an accelerator makes it too
-    plain_args, plain_kwargs = tree_map(
-        lambda one: one.held if isinstance(one, Tensor) else one, (args, kwargs)
-    )
-    result = func(*plain_args, **plain_kwargs)
-    if not on_device or name == "aten::_local_scalar_dense":
+    plain = {key: _each(_held, one) for key, one in kwargs.items()}
+    result = func(*_each(_held, args), **plain)
+    if name == "aten::_local_scalar_dense":
         return result
     if func._schema.is_mutable and isinstance(result, torch.Tensor):
         return args[0]
-    return tree_map(lambda one: Tensor(one) if isinstance(one, torch.Tensor) else one, result)
+    return _each(_placed, result)
+
+
+@cache
+def _can_decompose(func):
+    return func._can_decompose()
+
+
+def _tensors(values):
+    for one in values:
+        if isinstance(one, torch.Tensor):
+            yield one
+        elif isinstance(one, list | tuple):
+            yield from _tensors(one)
+
+
+def _each(change, value):
+    """Arguments and results of an operation are nested in lists and tuples only."""
+    if isinstance(value, list | tuple):
+        return type(value)([_each(change, one) for one in value])
+    return change(value)
+
+
+def _held(one):
+    return one.held if isinstance(one, Tensor) else one
+
+
+def _placed(one):
+    return Tensor(one) if isinstance(one, torch.Tensor) else one
 
 
 def _moved(func, args, kwargs):
@@ -201,13 +226,11 @@ def _is_asynchronous(args, kwargs):
 def _wait(what):
     if getattr(_recording, "is_on", False):
         raise RuntimeError(f"{what}: the host waits for a number while the work is captured")
-    inside = [
-        frame
-        for frame in extract_stack()
-        if "/monge/" in frame.filename and "/tests/" not in frame.filename
-    ]
-    if inside:
-        waits[inside[-1].filename.rsplit("/monge/", 1)[1], inside[-1].lineno, what] += 1
+    for frame, line in walk_stack(None):
+        name = frame.f_code.co_filename
+        if "/monge/" in name and "/tests/" not in name:
+            waits[name.rsplit("/monge/", 1)[1], line, what] += 1
+            break
 
 
 def _is_ours(device):
