@@ -36,10 +36,12 @@ def shared_programs(tmp_path_factory: pytest.TempPathFactory, make=None):
     with pytest.MonkeyPatch.context() as patch, (folder / "lock").open("w") as lock:
         patch.setenv(FOLDER_VARIABLE, str(folder))
 
-        def compiled(network):
+        def compiled(network, *layers):
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
-                return compile_step(network, lambda _: None) if make is None else make(network)
+                if make is not None:
+                    return make(network)
+                return compile_step(network, lambda _: None, layers)
             finally:
                 fcntl.flock(lock, fcntl.LOCK_UN)
 

@@ -11,9 +11,8 @@ import torch
 from monge.core.errors import BackendError
 from monge.core.model import NodeBlock
 from monge.engine.backends.base import StepOutput
-from monge.engine.backends.compiled import CompiledStep, compile_step
+from monge.engine.backends.compiled import CompiledStep
 from monge.engine.backends.parity_check import check_step
-from monge.engine.backends.program_cache import FOLDER_VARIABLE
 from monge.engine.models.hf_tree import HfTreeModel
 from tests.engine.compiling import require, shared_programs
 from tests.engine.tiny import network, prompts
@@ -70,17 +69,15 @@ def test_what_follows_a_prompt(compiled, seen, lengths):
         torch.testing.assert_close(found[row], expected[row], atol=LARGEST_DIFFERENCE, rtol=0)
 
 
-def test_hidden_states_of_whole_prompts_come(compiled, seen, monkeypatch, tmp_path):
+def test_hidden_states_of_whole_prompts_come(compiled, seen):
     def watching(layers):
-        return compile_step(target(), lambda _: None, layers)
+        return compiled(target(), *layers)
 
     models = HfTreeModel(target()), HfTreeModel(target(), compiled(target()), watching)
-    # What is made without the lock is not for other processes.
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     text = prompts((40,), seed=4)[0]
     states = []
     for model in models:
-        model.watch((1,))
+        model.watch((2,))
         opened(model)
         seen.clear()
         model.open({0: text})
