@@ -1,7 +1,6 @@
 """Products of few rows: the machine code beside exact sums and beside its plain twin."""
 
 import ctypes
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -336,24 +335,28 @@ class TestOnDisk:
         require("compiled")
         monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
 
-    def test_is_compiled_once(self, monkeypatch):
-        path = native_library(packed_linear._SOURCE)
-        monkeypatch.setattr(subprocess, "run", None)
-        assert native_library(packed_linear._SOURCE) == path
+    @pytest.fixture
+    def source(self, tmp_path):
+        """A small file: what is on disk does not depend on the code."""
+        path = tmp_path / "one.cpp"
+        path.write_text('extern "C" int one() { return 1; }\n')
+        return path
 
-    def test_is_compiled_again_if_damaged(self):
-        path = native_library(packed_linear._SOURCE)
+    def test_is_compiled_once(self, source, monkeypatch):
+        path = native_library(source)
+        monkeypatch.setattr(subprocess, "run", None)
+        assert native_library(source) == path
+
+    def test_is_compiled_again_if_damaged(self, source):
+        path = native_library(source)
         whole = path.read_bytes()
         path.write_bytes(whole[:1000])
-        assert native_library(packed_linear._SOURCE).stat().st_size == len(whole)
+        assert native_library(source).stat().st_size == len(whole)
 
-    def test_other_code_is_another_file(self, tmp_path, monkeypatch):
-        path = native_library(packed_linear._SOURCE)
-        other = tmp_path / "packed_linear.cpp"
-        shutil.copy(packed_linear._SOURCE, other)
-        other.write_text(other.read_text() + "// more\n")
-        monkeypatch.setattr(packed_linear, "_SOURCE", other)
-        assert native_library(packed_linear._SOURCE) != path
+    def test_other_code_is_another_file(self, source):
+        path = native_library(source)
+        source.write_text(source.read_text() + "// more\n")
+        assert native_library(source) != path
 
     def test_a_compiler_that_refuses(self, tmp_path, monkeypatch):
         broken = tmp_path / "packed_linear.cpp"
