@@ -124,13 +124,13 @@ def targets(tmp_path_factory):
 
 def output_law(target, tree, verifier):
     draft = TabularModel(TwoTokens(), VOCAB)
+    parts = make_components(target, draft, tree=tree, verifier=verifier, controller="fixed")
 
     def program(draws):
         request = Request(
             prompt_ids=PROMPT, max_new_tokens=HORIZON + 1, rules=RULES, seed=0, draws=draws
         )
         session = Session(request, 0)
-        parts = make_components(target, draft, tree=tree, verifier=verifier, controller="fixed")
         for _ in decode([session], parts, max_batch_size=1):
             if session.num_generated >= HORIZON:
                 break
@@ -162,8 +162,10 @@ def plain_law(logits_after):
             for rule in ("rrs", "layer", "optimal('candidates')")
         ),
         (TREE, "rrs"),
-        (TREE, "layer('rrs')"),
-        (TREE, "optimal('candidates')"),
+        *(
+            pytest.param(TREE, rule, marks=pytest.mark.slow)
+            for rule in ("layer('rrs')", "optimal('candidates')")
+        ),
     ],
 )
 def test_the_law_is_that_of_the_rounded_network(targets, kind, tree, verifier):
