@@ -21,6 +21,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Byte code is made when a module is first imported: most of these packages' modules never are.
 INSTALL := $(PIP) install --no-compile
+# Each process that a test starts would compile the modules of torch again, which takes 10 s.
+unexport PYTHONDONTWRITEBYTECODE
 # One thread per process: the workers already share the cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses=8
 
