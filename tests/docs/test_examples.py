@@ -2,12 +2,11 @@
 
 import gzip
 import json
-import os
 import re
 import runpy
 import struct
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,51 +18,42 @@ from monge.prompts import read_prompts
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def run(name: str, *arguments: str, fails: bool = False) -> str:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=environment,
-    )
-    assert (done.returncode != 0) == fails, done.stderr
-    return done.stderr if fails else done.stdout
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """What an example prints, run as a script, without a process of its own."""
+
+    def call(name: str, *arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return call
 
 
-def run_here(name: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """What an example prints, without a process of its own."""
-    runpy.run_path(str(EXAMPLES / name))
-    return capsys.readouterr().out
-
-
-def test_quickstart(capsys):
-    text, counts, streamed = run_here("quickstart.py", capsys).rsplit("\n", 3)[:3]
+def test_quickstart(run):
+    text, counts, streamed = run("quickstart.py").rsplit("\n", 3)[:3]
     assert re.fullmatch(r"\d+ tokens in \d+ target forwards", counts)
     assert text
     assert text.endswith(streamed)
 
 
-def test_transformers_drop_in(capsys):
-    assert "the same greedy tokens: True" in run_here("transformers_drop_in.py", capsys)
+def test_transformers_drop_in(run):
+    assert "the same greedy tokens: True" in run("transformers_drop_in.py")
 
 
-def test_chat(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["chat.py"])
-    printed = run_here("chat.py", capsys)
+def test_chat(run):
+    printed = run("chat.py")
     assert printed.count("> Name three") == 2
     assert printed.endswith("\n4 messages\n")
 
 
-def test_prove_a_rule():
+def test_prove_a_rule(run):
     right, wrong = run("prove_a_rule.py").splitlines()
     assert float(right.rsplit(" ", 1)[1]) < 1e-12
     assert float(wrong.rsplit(" ", 1)[1]) > 1e-3
 
 
-def test_compare_draft_laws():
+def test_compare_draft_laws(run):
     head, _, *rows = run("compare_draft_laws.py", "3").splitlines()
     assert len(rows) == 8
     best = head.split(" | ").index("i.i.d.")
@@ -95,7 +85,7 @@ def published_prompts(folder: Path) -> None:
     write("spec_bench_question.jsonl", turns)
 
 
-def test_mixed_prompts(tmp_path):
+def test_mixed_prompts(run, tmp_path):
     published_prompts(tmp_path)
     run(
         "mixed_prompts.py", str(tmp_path), "--per-task", "2", "--out", str(tmp_path / "mixed.jsonl")
@@ -113,28 +103,24 @@ def test_mixed_prompts(tmp_path):
     assert [prompt.text for prompt in prompts[6:10:2]] == ["summarization 0", "translation 0"]
 
 
-def test_mixed_prompts_says_what_is_missing(tmp_path):
+def test_mixed_prompts_says_what_is_missing(run, capsys, tmp_path):
     published_prompts(tmp_path)
     out = tmp_path / "out"
-    few = run(
-        "mixed_prompts.py",
-        str(tmp_path),
-        "--per-task",
-        "2",
-        "--longest",
-        "100",
-        "--out",
-        str(out),
-        fails=True,
-    )
-    assert "there are 1 prompts of summarization of at most 100 characters; expected 2" in few
+    limits = ("--per-task", "2", "--longest", "100")
+    with pytest.raises(
+        SystemExit,
+        match="there are 1 prompts of summarization of at most 100 characters; expected 2",
+    ):
+        run("mixed_prompts.py", str(tmp_path), *limits, "--out", str(out))
     (tmp_path / "humaneval.jsonl.gz").unlink()
-    assert "lacks humaneval.jsonl.gz" in run("mixed_prompts.py", str(tmp_path), fails=True)
+    with pytest.raises(SystemExit, match="2"):
+        run("mixed_prompts.py", str(tmp_path))
+    assert "lacks humaneval.jsonl.gz" in capsys.readouterr().err
     assert not out.exists()
 
 
 @pytest.mark.slow
-def test_second_target(tmp_path):
+def test_second_target(run, tmp_path):
     dim, hidden, layers, heads, kv_heads, vocab, length = sizes = (8, 12, 2, 2, 1, 262, 32)
     per_layer = 2 * dim + dim * dim * 2 + 2 * dim * (dim * kv_heads // heads) + 3 * dim * hidden
     numbers = [
