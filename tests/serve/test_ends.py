@@ -44,27 +44,6 @@ def test_a_server_that_stops_tells_those_whom_it_ends():
             idle.get(f"{url}/health")
 
 
-def is_refused(url):
-    try:
-        httpx.get(f"{url}/health")
-    except httpx.ConnectError:
-        return True
-    except httpx.TransportError:  # it came just before
-        pass
-    return False
-
-
-def test_no_connection_is_taken_while_the_last_requests_run():
-    with served("--drain", "20") as (process, url):
-        body = {"prompt": "The", "max_tokens": 200, "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
-            lines = answer.iter_lines()
-            next(lines)
-            process.send_signal(signal.SIGTERM)
-            wait_for(lambda: is_refused(url))
-            assert [line for line in lines if line][-1] == "data: [DONE]"
-
-
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_late_request_is_ended(caplog, count):
     with live(toy_app(slow_decoder(), settings={"request_timeout_s": 0.2})) as url:
