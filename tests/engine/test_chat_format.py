@@ -59,6 +59,21 @@ def test_a_template_refuses_a_conversation(tokenizer):
         TemplateFormat(tokenizer, TEMPLATE).encode([{"role": "developer", "content": "x"}])
 
 
+PARTS = """{% for m in messages %}{{ m.role }}:{% for part in m.content if part.type == "text" %}
+{{ " " + part.text + "\\n" }}{% endfor %}{% endfor %}assistant:"""
+
+
+def test_a_template_that_reads_lists_of_parts_gets_them(tokenizer):
+    form = TemplateFormat(tokenizer, PARTS)
+    assert tokenizer.decode(form.encode(TURNS[1:2])) == "user: Name a colour.\nassistant:"
+    assert tokenizer.decode(form.opening(TURNS[:1])) == "system: Be brief.\nuser:"
+
+
+def test_a_template_may_rewrite_a_text(tokenizer):
+    form = TemplateFormat(tokenizer, "{{ 'user: ' + messages[0].content.upper() }}")
+    assert tokenizer.decode(form.encode(TURNS[1:2])) == "user: NAME A COLOUR."
+
+
 def test_no_template():
     with pytest.raises(OptionError, match="no chat template; complete a plain prompt"):
         NoFormat().encode(TURNS)

@@ -95,14 +95,8 @@ class TemplateFormat:
         return self._ids(start.rstrip(" "))
 
     def _text(self, messages: Sequence[Message]) -> str:
-        conversation = [dict(message) for message in messages]
         try:
-            return self.tokenizer.apply_chat_template(
-                conversation,
-                chat_template=self.template,
-                tokenize=False,
-                add_generation_prompt=True,
-            )
+            text = self._rendered([dict(message) for message in messages])
         except TemplateError as error:
             if type(error) is TemplateError:  # by its `raise_exception`
                 raise OptionError(
@@ -111,6 +105,25 @@ class TemplateFormat:
             raise OptionError(
                 f"the chat template does not work: {type(error).__name__}: {error}"
             ) from error
+        last = messages[-1]["content"].strip()
+        if last in text:
+            return text
+        # Templates of some vision-language models read lists of parts, and drop plain text.
+        try:
+            in_parts = self._rendered(
+                [
+                    {**message, "content": [{"type": "text", "text": message["content"]}]}
+                    for message in messages
+                ]
+            )
+        except (TemplateError, TypeError):
+            return text
+        return in_parts if last in in_parts else text
+
+    def _rendered(self, conversation: list[dict[str, Any]]) -> str:
+        return self.tokenizer.apply_chat_template(
+            conversation, chat_template=self.template, tokenize=False, add_generation_prompt=True
+        )
 
     def _ids(self, text: str) -> tuple[int, ...]:
         # The template writes special tokens itself.

@@ -4,7 +4,15 @@ from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMultimodalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+)
 from transformers.distributed.configuration_utils import DistributedConfig
 
 from monge.core.errors import (
@@ -105,7 +113,7 @@ def load_network(
             loaded: Any = (
                 (None, {})
                 if config.is_encoder_decoder
-                else AutoModelForCausalLM.from_pretrained(source, **options)
+                else _auto_class(config).from_pretrained(source, **options)
             )
         model, info = loaded
     except (OSError, ValueError, RuntimeError, KeyError, _safetensors_error()) as error:
@@ -126,6 +134,17 @@ def load_network(
     if device is not None:
         torch.nn.Module.to(model, device)
     return model.eval()
+
+
+def _auto_class(config: Any) -> Any:
+    """The class of `transformers` that reads a checkpoint.
+
+    Vision-language models are read whole where they have no class for text alone.
+    """
+    kind = type(config)
+    if kind in MODEL_FOR_MULTIMODAL_LM_MAPPING and kind not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return AutoModelForMultimodalLM
+    return AutoModelForCausalLM
 
 
 def usable_device(device: str | torch.device) -> torch.device:

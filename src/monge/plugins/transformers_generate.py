@@ -3,7 +3,7 @@
 The loop of this library inside `transformers`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
@@ -47,6 +47,8 @@ from monge.verify.base import Rule
 
 _PREPARED: Final = frozenset({"attention_mask", "position_ids", "use_cache", "logits_to_keep"})
 """What `generate` itself prepares for every decoder-only model, beside a cache."""
+_TEXT_MARKS: Final = frozenset({"mm_token_type_ids", "token_type_ids"})
+"""What processors of vision-language models give beside the text: the kind of every token, 0 for text."""
 
 
 def speculate(
@@ -192,9 +194,11 @@ class _Prompts:
                 )
         positions = model_kwargs.get("position_ids")
         if positions is not None:
+            # Some vision-language models count in several dimensions, `[dimensions, batch, seq]`,
+            # which are equal for text.
             first = torch.tensor(starts, device=positions.device)[:, None]
             usual = torch.arange(length, device=positions.device) - first
-            if not torch.equal(torch.where(usual >= 0, positions, usual), usual):
+            if bool(((positions != usual) & (usual >= 0)).any()):
                 raise OptionError(
                     "speculate: position_ids other than 0, 1, 2, ... after the "
                     "padding are not supported"
@@ -349,8 +353,9 @@ def _check_settings(model: Any, config: GenerationConfig, model_kwargs: dict[str
         "a cache that holds text already; give the whole text as input_ids": any(
             map(_holds_text, caches)
         ),
-        f"model inputs beside the text: {', '.join(unknown)}; leave them out, or, where you gave "
-        "none, report this with "
+        f"model inputs beside the text: {', '.join(unknown)}; leave them out, since only text is "
+        "read here, and give prompts with images, video or audio to plain `generate`; where you "
+        "gave none, report this with "
         f"'transformers {transformers.__version__}'": bool(unknown),
         "weights sharded by FSDP or ZeRO-3, whose ranks must step together": sharded
         and torch.distributed.is_initialized(),
@@ -363,10 +368,11 @@ def _check_settings(model: Any, config: GenerationConfig, model_kwargs: dict[str
 def _other_inputs(model: Any, model_kwargs: dict[str, Any]) -> list[str]:
     """Names of inputs that the model's forward would need.
 
-    Caches are recognised by type, because the host renames their keyword. `None` and inputs that the
-    forward receives anyway are harmless.
+    Caches are recognised by type, because the host renames their keyword. `None`, an empty mapping,
+    inputs that the forward receives anyway, and marks that say "text" of every token are harmless.
     """
     parameters = forward_parameters(model)
+    marks = _TEXT_MARKS if "pixel_values" in parameters else frozenset[str]()
     found: list[str] = []
     for name, value in model_kwargs.items():
         usual = parameters[name].default if name in parameters else None
@@ -374,9 +380,13 @@ def _other_inputs(model: Any, model_kwargs: dict[str, Any]) -> list[str]:
             value is None
             or value is usual
             or (isinstance(value, bool | int | float | str) and value == usual)
+            or (isinstance(value, Mapping) and not value)
+            or (name in marks and isinstance(value, Tensor) and not value.any())
         )
         if name not in _PREPARED and not isinstance(value, Cache) and not changes_nothing:
-            found.append(name)
+            # What the host has encoded already is named by what it was: an image, a video.
+            what = f" ({', '.join(map(str, value))})" if isinstance(value, Mapping) else ""
+            found.append(name + what)
     return sorted(found)
 
 

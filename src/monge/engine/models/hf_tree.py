@@ -278,7 +278,15 @@ class HfTreeModel:
         )
         start = now()
         with torch.inference_mode():
-            output = self._forward(token_ids, positions, masks, keep_logits=keep_logits)
+            try:
+                output = self._forward(token_ids, positions, masks, keep_logits=keep_logits)
+            except (TypeError, ValueError, AttributeError) as error:
+                if self._cache.is_settled or isinstance(error, MongeError):
+                    raise
+                raise UnsupportedModelError(
+                    f"{type(self._model).__name__} cannot read text with position ids and a 4-D "
+                    f"mask: {type(error).__name__}: {error}; use the network without monge"
+                ) from error
             if self._features is not None:
                 for index, (row, block) in enumerate(zip(members, row_blocks, strict=True)):
                     self._features.read(

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from monge.core.errors import OptionError
+from monge.core.errors import OptionError, UnsupportedModelError
 from monge.engine.backends.base import StepOutput
 
 
@@ -34,6 +34,7 @@ class HiddenStateLog:
                 "(what its output layer reads)"
             )
         self.layers, self._is_last = tuple(layers), tuple(layers) == (num_layers,)
+        self._num_layers = num_layers
         self._only_last = only_last
         # Whether a hook on its decoder sees the last state, once a network was asked.
         self._shows_last: bool | None = None
@@ -54,6 +55,13 @@ class HiddenStateLog:
         if self._is_last and self._shows_last:
             return _with_last(network, inputs)
         output = network(**inputs, output_hidden_states=True)
+        # Layers that read images only are left out of a text's.
+        if len(output.hidden_states) <= self._num_layers:
+            raise UnsupportedModelError(
+                f"{type(network).__name__} gives {len(output.hidden_states)} hidden states for "
+                f"{self._num_layers} layers, so they cannot be told apart; use another drafter "
+                "than a head"
+            )
         return StepOutput(
             logits=output.logits, states=tuple(output.hidden_states[layer] for layer in self.layers)
         )

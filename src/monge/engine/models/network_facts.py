@@ -164,11 +164,15 @@ def own_cache(network: PreTrainedModel) -> DynamicCache:
 
 
 def check_causal(network: PreTrainedModel) -> None:
-    """Refuse a network whose tokens see those behind them.
+    """Refuse an encoder-decoder, and a network whose tokens see those behind them.
 
     Raises:
         UnsupportedModelError: If it is one.
     """
+    if network.config.is_encoder_decoder:
+        raise UnsupportedModelError(
+            f"{type(network).__name__} is an encoder-decoder; a decoder-only model is needed"
+        )
     config = network.config.get_text_config()
     is_two_sided = (
         getattr(config, "use_bidirectional_attention", None) in {True, "all"}
@@ -179,8 +183,8 @@ def check_causal(network: PreTrainedModel) -> None:
     ):
         raise UnsupportedModelError(
             f"{type(network).__name__}: tokens see those behind them, so the network gives no law "
-            "of the next token; load it "
-            "with is_decoder=True, or what its settings call that, if it was trained so"
+            "of the next token; use it without monge, or, if it was trained so, load it "
+            "with is_decoder=True, or what its settings call that"
         )
 
 

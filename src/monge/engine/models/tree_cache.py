@@ -96,7 +96,8 @@ class _Layer(CacheLayerMixin):
         return self._placement.end, 0
 
     def get_seq_length(self) -> int:
-        return max(self._placement.starts, default=0)
+        # A layer that reads images keeps nothing of a text, and says so by its length.
+        return max(self._placement.starts, default=0) if self.is_initialized else 0
 
     def get_max_length(self) -> int:
         return -1
