@@ -15,6 +15,7 @@ from monge.core.model import FeatureModel, SequenceModel
 from monge.engine.backends.compiled import compile_step, obstacle
 from monge.engine.backends.registry import Eager
 from monge.engine.models.hf_tree import HfTreeModel
+from tests.engine import vision_language
 from tests.engine.tiny import CHAIN_FAMILIES, FAMILIES, STATEFUL, TREE_FAMILIES
 from tests.parity.test_other_families import CHAINS, PLAIN, REFUSED, STATES, TREES, made
 
@@ -29,6 +30,9 @@ VARIANTS: Final = {
     "mistral_window": "mistral, sliding window",
 }
 """Families that stand twice in the tests, with other settings."""
+
+IMAGES: Final = vision_language.TREES | vision_language.CHAINS | vision_language.REFUSED
+"""Vision-language models."""
 
 _MARKS: Final = re.compile(r"(?<=<!-- families -->\n).*?(?=\n<!-- /families -->)", re.DOTALL)
 
@@ -46,6 +50,7 @@ def families() -> dict[str, tuple[str, dict[str, Any]]]:
         name: (name, settings) for name, settings in (STATEFUL | TREES | CHAINS | STATES).items()
     }
     found |= {name: (name, settings) for name, (settings, _) in (PLAIN | REFUSED).items()}
+    found |= {name: (name, settings) for name, settings in IMAGES.items()}
     return found | {"bert, `is_decoder=True`": ("bert", TREES["bert"])}
 
 
@@ -56,7 +61,7 @@ def cells(name: str, compiles: bool | None = None) -> tuple[str, ...]:
         name: A key of `families`.
         compiles: Whether a network that may be compiled can be; `None` tries it.
     """
-    network = made(*families()[name])
+    network = vision_language.made(name) if name in IMAGES else made(*families()[name])
     try:
         model = Eager().sequence_model(network)
     except UnsupportedModelError:

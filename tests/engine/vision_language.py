@@ -56,7 +56,8 @@ TREES: dict[str, dict[str, Any]] = {
 CHAINS: dict[str, dict[str, Any]] = {
     "lfm2_vl": {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention"] * 2},
 }
-REFUSED: dict[str, dict[str, Any]] = {"paligemma": {"head_dim": 8}, "idefics": {}}
+REFUSED: dict[str, dict[str, Any]] = {"paligemma": {"head_dim": 8}}
+NEEDS_IMAGES: dict[str, dict[str, Any]] = {"idefics": {}}
 
 
 def made(name: str, attention: str = "eager") -> PreTrainedModel:
@@ -67,7 +68,7 @@ def made(name: str, attention: str = "eager") -> PreTrainedModel:
         attention: Name of the attention.
     """
     usual = AutoConfig.for_model(name)
-    text = (TREES | CHAINS | REFUSED)[name]
+    text = (TREES | CHAINS | REFUSED | NEEDS_IMAGES)[name]
     parts: dict[str, Any] = {}
     for part in usual.sub_configs:
         if (config := getattr(usual, part)) is not None:

@@ -435,7 +435,7 @@ def read_conversations(
     cut = sorted((one for one in cut if len(one[0]) - one[1] >= least), key=lambda one: len(one[0]))
     starts = [0, *accumulate(len(tokens) for tokens, _ in cut)]
     total, output = starts[-1], network.get_output_embeddings()
-    width, device = network.config.hidden_size, network.device
+    width, device = network.config.get_text_config().hidden_size, network.device
     if batch_size is None:
         batch_size = 64 if device.type == "cuda" else 8
     size = total * ((len(layers) + 1) * width * dtype.itemsize + 16)
