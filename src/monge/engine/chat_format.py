@@ -120,7 +120,7 @@ class TemplateFormat:
             return text
         return in_parts if last in in_parts else text
 
-    def _rendered(self, conversation: list[dict[str, Any]]) -> str:
+    def _rendered(self, conversation: Sequence[Mapping[str, Any]]) -> str:
         return self.tokenizer.apply_chat_template(
             conversation, chat_template=self.template, tokenize=False, add_generation_prompt=True
         )
