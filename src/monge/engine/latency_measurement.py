@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median
 from typing import Final
 
 import torch
@@ -34,7 +33,7 @@ BUDGET_S: Final = 1.0
 _DEPTHS: Final = (0, 1, 2, 4, 8)
 _PROMPT: Final = 32  # tokens of the text that the table is measured on
 _LONG_PROMPT: Final = 512  # tokens of the text that shows what context costs
-_CYCLES: Final = 6  # most rounds of each depth; those of the first cycle are warm-up
+_CYCLES: Final = 6  # most rounds of each depth
 _PATIENCE: Final = 4.0  # budgets after which a batch size is left out, or one cycle has to do
 _REQUESTS: Final = -1_000_000  # ids of the measured requests: below those of real ones
 
@@ -89,7 +88,9 @@ def with_latency(
 def measure_latency(
     components: Components, *, batch_sizes: Sequence[int] = (1,), budget_s: float = BUDGET_S
 ) -> Latency:
-    """Run real rounds of several depths on random text, and tabulate their median times.
+    """Run real rounds of several depths on random text, and tabulate their shortest times.
+
+    What else runs on the machine makes a round longer, never shorter.
 
     Batch sizes whose rounds would take several budgets are left out: decoding corrects the table.
 
@@ -112,10 +113,10 @@ def measure_latency(
         verifying = defaultdict[int, list[float]](list)
         records = first.measure(components, size, share)
         if max(record.num_nodes for record in records) < _deepest(components.drafter.capabilities):
-            records = [*records, *_repeated(components, size, share)]
+            records = _repeated(components, size, share) or records
         for record in records:
             verifying[record.num_nodes].append(record.times.total_s - record.times.draft_s)
-        verify[size] = {nodes: median(times) for nodes, times in verifying.items()}
+        verify[size] = {nodes: min(times) for nodes, times in verifying.items()}
         for other in others:
             other.measure(components, size, share)
         cycle_s = cycle_s or (sum(verify[size].values()) + sum(first.seconds[size].values())) / size
@@ -221,7 +222,7 @@ class _Drafting:
         for record in records:
             times[record.depth].append(record.times.draft_s)
             self.nodes[record.depth] = max(record.num_nodes, self.nodes.get(record.depth, 0))
-        self.seconds[batch_size] = {depth: median(own) for depth, own in times.items()}
+        self.seconds[batch_size] = {depth: min(own) for depth, own in times.items()}
         return records
 
 
@@ -230,8 +231,8 @@ def _rounds(
 ) -> Sequence[StepRecord]:
     """Records of rounds of all depths: one of each round, with the depth and nodes of the largest tree.
 
-    The first cycle is warm-up: a network that runs for the first time can take many times its later
-    time. It is counted only where rounds are so slow that two cycles take several budgets.
+    A network that runs for the first time can take many times its later time, so there are at least
+    two cycles, except where these would take several budgets.
     """
     trial, size = replace(components, controller=cycle, shared=SharedState()), len(cycle.depths)
     longest = min(
@@ -271,7 +272,7 @@ def _rounds(
     finally:
         for session in sessions:
             close_session(session, trial)
-    records = [
+    return [
         replace(
             rows[0],
             num_nodes=max(record.num_nodes for record in rows),
@@ -279,7 +280,6 @@ def _rounds(
         )
         for rows in zip(*(session.records for session in sessions), strict=False)
     ]
-    return records[size:] if len(records) >= 2 * size else records
 
 
 def _context_s(
