@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import httpx
 import pytest
@@ -25,6 +26,7 @@ from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.testing.wrong_engines import EXACT_ENGINES, PlainEngine, ToyTable
 from monge.testing.wrong_servers import ToyServer
+from tests.audit.replayed import replayed, texts_of
 from tests.audit.toy import EOS_NAMES, PROMPTS, client_of, judge, local_reference
 
 PLAIN = EXACT_ENGINES["plain"]
@@ -56,6 +58,60 @@ def test_a_server_that_is_down_is_named():
 
     with pytest.raises(ServerError, match="127.0.0.1:9"):
         asyncio.run(ask())
+
+
+def asked_over_a_socket(
+    answers: list[bytes], num_requests: int, **options: Any
+) -> tuple[list[str], int]:
+    """Texts of a server that writes each answer after a request and then closes the connection."""
+
+    async def run() -> tuple[list[str], int]:
+        waiting, num_connections = iter(answers), 0
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal num_connections
+            num_connections += 1
+            try:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().split(b"content-length:")[1].split()[0])
+                await reader.readexactly(length)
+                writer.write(next(waiting))
+                if not answers[-1]:
+                    await reader.read()  # until the client gives up
+            finally:
+                writer.close()
+
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            async with Client(url, model="m", attempts=1, **options) as client:
+                texts = list[str]()
+                for _ in range(num_requests):
+                    texts.append((await client.complete("abc")).text)
+                    await asyncio.sleep(0.02)  # the end of the connection has arrived
+        return texts, num_connections
+
+    return asyncio.run(run())
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+WHOLE = b'19\r\n{"choices": [{"text": "a"\r\n3\r\n}]}\r\n0\r\n\r\n'
+
+
+def test_a_closed_connection_is_opened_again():
+    assert asked_over_a_socket([CHUNKED + WHOLE] * 3, 3) == (["a"] * 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("answer", "match"),
+    [
+        (CHUNKED + WHOLE[:10], "RemoteProtocolError"),
+        (b"not http\r\n\r\n", "RemoteProtocolError"),
+        (b"", "ReadTimeout"),
+    ],
+)
+def test_half_answers_are_errors(answer, match):
+    with pytest.raises(ServerError, match=match):
+        asked_over_a_socket([answer], 1, timeout_s=0.2)
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://a", "http://a:bad"])
@@ -236,10 +292,32 @@ def test_the_audit_costs_little_beside_the_server():
             report = await audit(client, local_reference(), Settings(budget=10_000, played=played))
             return time.perf_counter() - start, report
 
-    with served(ToyServer(PLAIN, latency_s=0.05)) as url:
-        seconds, report = asyncio.run(run(url))
-    needed = (report.situations[0].num_texts / 16 + 2 * len(PROMPTS)) * 0.05
-    print(f"{report.num_tokens} tokens in {seconds:.2f} s; the server alone needs {needed:.2f} s")  # noqa: T201 (shown by -s)
+    async def read(url: str, num_texts: int) -> float:
+        left = iter(range(num_texts))
+
+        async def ask() -> None:
+            for index in left:
+                prompt = PROMPTS[index % len(PROMPTS)]
+                await client.complete(prompt, temperature=1.0, max_tokens=32, logprobs=1)
+
+        async with Client(url) as client:
+            start = time.perf_counter()
+            await asyncio.gather(*(ask() for _ in range(16)))
+            return time.perf_counter() - start
+
+    answers = texts_of(ToyServer(PLAIN), PROMPTS, num_texts=150, max_tokens=32, logprobs=1)
+    with replayed(answers, latency_s=0.05) as url:
+        asyncio.run(read(url, 64))  # the server's process has started
+        for _ in range(3):
+            seconds, report = asyncio.run(run(url))
+            num_texts = report.situations[0].num_texts
+            needed = num_texts / 16 * 0.05
+            needed_first = 2 * len(PROMPTS) * 0.05
+            print(  # noqa: T201 (shown by -s)
+                f"{report.num_tokens} tokens in {seconds:.2f} s; the server alone needs "
+                f"{needed:.2f} s, and {needed_first:.2f} s for the first stages; reading takes "
+                f"{asyncio.run(read(url, num_texts)):.2f} s"
+            )
 
 
 def test_the_page_shows_the_verdict():

@@ -170,32 +170,28 @@ class Wealth:
     """The wealth of all bets. It is the only changing object of an audit's statistics."""
 
     def __init__(self) -> None:
-        self._log: dict[str, np.ndarray] = {name: np.zeros(_num_options(name)) for name in WEIGHTS}
+        self._logs = np.full((len(WEIGHTS), len(STRENGTHS)), -np.inf)
+        self._log = {
+            name: row[: _num_options(name)] for name, row in zip(WEIGHTS, self._logs, strict=True)
+        }
+        for row in self._log.values():
+            row[:] = 0.0
         self._bins = np.zeros(_NUM_BINS)
         self._prefixes: dict[tuple[str, ...], dict[int, int]] = {}
         self._numbers: dict[str, int] = {}
         self._counts = np.zeros((2, 256))  # observed and expected, by number of the token
         self.num_tokens = 0
         self.num_impossible = 0
-        self.peak = 0.0
-
-    @property
-    def log_e(self) -> float:
+        self.log_e = 0.0
         """Logarithm of the joint e-process; infinite after a token that its law excludes."""
-        if self.num_impossible:
-            return math.inf
-        return float(
-            np.logaddexp.reduce(
-                [math.log(WEIGHTS[name]) + value for name, value in self.by_bet().items()]
-            )
-        )
+        self.peak = 0.0
 
     def by_bet(self) -> dict[str, float]:
         """Logarithm of each bet's own e-process."""
-        return {
-            name: float(np.logaddexp.reduce(logs)) - math.log(len(logs))
-            for name, logs in self._log.items()
-        }
+        return dict(zip(WEIGHTS, self._values().tolist(), strict=True))
+
+    def _values(self) -> Float64[np.ndarray, " bets"]:
+        return np.logaddexp.reduce(self._logs, axis=1) - _LOG_OPTIONS
 
     def finding(self) -> str:
         """The fault that the richest bet names."""
@@ -228,6 +224,10 @@ class Wealth:
             self._bet_on_quantiles(text)
             self._bet_on_counts(text)
             self._bet_on_prefixes(prompt, names, text)
+        if self.num_impossible:
+            self.log_e = math.inf
+        else:
+            self.log_e = float(np.logaddexp.reduce(_LOG_WEIGHTS + self._values()))
         self.peak = max(self.peak, self.log_e)
 
     def _bet_in_context(self, text: JudgedText, factors: np.ndarray) -> None:
@@ -318,3 +318,7 @@ def _num_options(name: str) -> int:
         "prefixes": _PREFIX_COUNTS,
     }
     return len(learned.get(name, STRENGTHS))
+
+
+_LOG_WEIGHTS: Final = np.log(list(WEIGHTS.values()))
+_LOG_OPTIONS: Final = np.log([_num_options(name) for name in WEIGHTS])

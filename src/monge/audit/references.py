@@ -137,15 +137,21 @@ class LocalReference:
                 scores[:, ends] = -torch.inf
                 scores[:, ends[0]] = together
             values, ids = torch.topk(torch.softmax(scores, dim=-1), min(_SORTED, scores.shape[-1]))
-        rows = zip(values.cpu().numpy(), ids.tolist(), strict=True)
+            counts = (values > 0.0).sum(dim=-1)
+            rests = (1.0 - values.sum(dim=-1)).clamp(min=0.0)
+            if ids.shape[-1] == self._model.vocab_size:
+                rests.zero_()
         tempered = replace(rules, temperature=1.0)
-        return [self._law(probs, tokens, tempered) for probs, tokens in rows]
+        rows = zip(values.cpu().numpy(), ids.tolist(), counts.tolist(), rests.tolist(), strict=True)
+        return [
+            self._law(probs[:num_positive], tokens[:num_positive], rest, tempered)
+            for probs, tokens, num_positive, rest in rows
+        ]
 
-    def _law(self, probs: np.ndarray, ids: list[int], rules: SamplingRules) -> TokenLaw | None:
-        rest = max(0.0, 1.0 - float(probs.sum())) if len(ids) < self._model.vocab_size else 0.0
-        num_positive = int((probs > 0.0).sum())
-        names = [self._names[i] for i in ids[:num_positive]]
-        law = truncated(names, probs[:num_positive], rest, rules)
+    def _law(
+        self, probs: np.ndarray, ids: list[int], rest: float, rules: SamplingRules
+    ) -> TokenLaw | None:
+        law = truncated([self._names[i] for i in ids], probs, rest, rules)
         if law is None or "" not in law.places:
             return law
         is_named = np.array([name != "" for name in law.names], dtype=bool)

@@ -51,8 +51,9 @@ class TokenLaw:
     masses: Float64[np.ndarray, " categories"] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "places", {name: place for place, name in enumerate(self.names)})
-        object.__setattr__(self, "masses", np.append(self.probs, self.rest))
+        places = dict(zip(self.names, range(len(self.names)), strict=True))
+        object.__setattr__(self, "places", places)
+        object.__setattr__(self, "masses", np.concatenate((self.probs, (self.rest,))))
 
     def place(self, name: str) -> int:
         """Index of a token's category in `masses`."""
@@ -93,7 +94,8 @@ def truncated(
         return None
     if rules.temperature != 1:
         probs = probs ** (1.0 / rules.temperature)
-    probs, rest = probs / (probs.sum() + rest), rest / (probs.sum() + rest)
+    total = probs.sum() + rest
+    probs, rest = probs / total, rest / total
     if rules.top_p < 1:
         cumulative = probs.cumsum()
         if (
@@ -112,7 +114,8 @@ def shortened(
     names: Sequence[str], probs: Float64[np.ndarray, " support"], rest: float, *, is_truncated: bool
 ) -> TokenLaw:
     """A `TokenLaw` of at most `MOST_NAMED` named tokens."""
-    rest = float(rest + probs[MOST_NAMED:].sum())
-    if not is_truncated:
-        rest = max(rest, SMALLEST_REST)
-    return TokenLaw(tuple(names[:MOST_NAMED]), probs[:MOST_NAMED], rest)
+    if len(names) > MOST_NAMED:
+        rest += probs[MOST_NAMED:].sum()
+        names, probs = names[:MOST_NAMED], probs[:MOST_NAMED]
+    rest = float(rest)
+    return TokenLaw(tuple(names), probs, rest if is_truncated else max(rest, SMALLEST_REST))
