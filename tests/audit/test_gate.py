@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import unittest
+from typing import Any
 
 import httpx
 import pytest
@@ -11,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from monge.audit import UnclearError, assert_lossless
-from monge.audit.client import Client
+from monge.audit.client import Client, ServerError
 from monge.audit.engines import ASSISTED, HOW_TO_START, LOOKUP, STARTED, TransformersEngine
 from monge.audit.gate import audited, settings_of
 from monge.audit.situations import Situation
@@ -19,7 +20,7 @@ from monge.cli.app import app
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.testing.wrong_engines import EXACT_ENGINES, WRONG_ENGINES, PlainEngine, ToyTable
-from monge.testing.wrong_servers import ToyServer
+from monge.testing.wrong_servers import LETTERS, Letters, ToyServer
 from tests.audit.toy import EOS_NAMES, PROMPTS, local_reference
 
 SHORT = (Situation(name="16 at once", prompts=PROMPTS, concurrency=16),)
@@ -198,3 +199,92 @@ def test_our_engine_by_the_command(monkeypatch):
     report = json.loads(result.stdout)
     assert report["verdict"] == "lossless"
     assert report["num_tokens"] >= 60
+
+
+class OwnDefaults(ToyServer):
+    """A server with a default of its own for top-k, which does not know `min_p`."""
+
+    def _answer(self, fields: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        if "min_p" in fields:
+            return 400, {"error": {"message": "unknown field min_p"}}
+        return super()._answer({"top_k": 3, **fields})
+
+
+def test_defaults_of_a_server_are_no_faults():
+    report = assert_lossless(
+        place(OwnDefaults(EXACT_ENGINES["plain"], seed=3)),
+        twin(),
+        budget=1000,
+        played=SHORT,
+        eos=EOS_NAMES,
+    )
+    assert report.verdict == "lossless"
+
+
+class LikeLlama(ToyServer):
+    """Answers as llama.cpp does.
+
+    It ignores `echo`, reads prompts of text and ids, lists tokens with their ids, and gives no
+    log-probabilities of drafted tokens.
+    """
+
+    def _answer(self, fields: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        given = fields["prompt"]
+        text, *ids = [given] if isinstance(given, str) else given
+        asked = {
+            **fields,
+            "prompt": [*Letters()(text)["input_ids"], *ids],
+            "return_tokens_as_token_ids": True,
+            "echo": False,
+        }
+        status, answer = super()._answer(asked)
+        listed = answer["choices"][0].pop("logprobs", None)
+        if listed is not None:
+            rows = zip(
+                listed["tokens"], listed["token_logprobs"], listed["top_logprobs"], strict=True
+            )
+            answer["choices"][0]["logprobs"] = {
+                "content": [
+                    self._entry(name, logprob if place % 2 == 0 else 0.0)
+                    | {
+                        "top_logprobs": [self._entry(*pair) for pair in top.items()]
+                        if place % 2 == 0
+                        else []
+                    }
+                    for place, (name, logprob, top) in enumerate(rows)
+                ]
+            }
+        return status, answer
+
+    @staticmethod
+    def _entry(name: str, logprob: float) -> dict[str, Any]:
+        token = int(name.removeprefix("token_id:"))
+        return {"id": token, "token": LETTERS[token], "logprob": logprob}
+
+
+@pytest.mark.parametrize(
+    ("engine", "verdict"),
+    [
+        (EXACT_ENGINES["single draft"], "lossless"),
+        (WRONG_ENGINES["sampled requests decoded greedily"], "not lossless"),
+    ],
+)
+def test_a_twin_like_llama_cpp_is_asked_for_every_token(engine, verdict):
+    settings = settings_of("http://b", {"budget": 400, "played": SHORT}, quick=False, minutes=None)
+    report = asyncio.run(
+        audited(
+            place(LikeLlama(engine, seed=3, by_id=True)),
+            place(LikeLlama(EXACT_ENGINES["plain"], by_id=True), "http://twin"),
+            settings,
+            eos={"token_id:0"},
+        )
+    )
+    assert report.verdict == verdict, report.reason
+    assert any("log-probabilities" in note for note in report.notes)
+
+
+def test_a_twin_like_llama_cpp_needs_the_id_of_the_end():
+    server = place(LikeLlama(EXACT_ENGINES["plain"], by_id=True))
+    other = place(LikeLlama(EXACT_ENGINES["plain"], by_id=True), "http://twin")
+    with pytest.raises(ServerError, match="--eos token_id:2"):
+        assert_lossless(server, other, budget=800, played=SHORT)

@@ -67,7 +67,7 @@ class Server(Protocol):
     """Its address, or a name for reports."""
     model: str | None
 
-    async def complete(self, prompt: str | Sequence[int], **fields: Any) -> Completion:
+    async def complete(self, prompt: str | Sequence[int | str], **fields: Any) -> Completion:
         """One completion; see `Client.complete`."""
         ...
 
@@ -122,11 +122,11 @@ class Client:
     async def __aexit__(self, *error: object) -> None:
         await self._http.aclose()
 
-    async def complete(self, prompt: str | Sequence[int], **fields: Any) -> Completion:
+    async def complete(self, prompt: str | Sequence[int | str], **fields: Any) -> Completion:
         """One completion.
 
         Args:
-            prompt: Text or token ids.
+            prompt: Text or token ids; for llama.cpp also text followed by token ids.
             **fields: Further fields of the request; those that are `None` are left out.
 
         Raises:
@@ -138,7 +138,7 @@ class Client:
             "POST", "/completions", {"model": self.model, "prompt": prompt, **given}
         )
         try:
-            return _completion(answer)
+            return _completion(answer, by_id=bool(given.get("return_tokens_as_token_ids")))
         except (KeyError, IndexError, TypeError) as error:
             raise ServerError(
                 f"{self.url}: the answer has no completion: {str(answer)[:200]}"
@@ -183,17 +183,30 @@ def _object(answer: httpx.Response) -> dict[str, Any]:
     return found
 
 
-def _completion(answer: Mapping[str, Any]) -> Completion:
+def _completion(answer: Mapping[str, Any], *, by_id: bool) -> Completion:
     choice, metrics = answer["choices"][0], answer.get("metrics") or {}
     found = choice.get("logprobs") or {}
-    tokens, logprobs = found.get("tokens"), found.get("token_logprobs")
+    tokens, logprobs, top = (
+        found.get("tokens"),
+        found.get("token_logprobs"),
+        found.get("top_logprobs"),
+    )
     if (content := found.get("content")) is not None:  # as in chats: llama.cpp has it here as well
-        tokens, logprobs = [one["token"] for one in content], [one["logprob"] for one in content]
+
+        def name(one: Mapping[str, Any]) -> str:
+            return f"{TOKEN_ID}{one['id']}" if by_id and "id" in one else one["token"]
+
+        tokens, logprobs = [name(one) for one in content], [one["logprob"] for one in content]
+        top = [
+            {name(other): other["logprob"] for other in one.get("top_logprobs") or ()}
+            for one in content
+        ]
     return Completion(
         text=choice["text"],
         finish=choice.get("finish_reason"),
         tokens=None if tokens is None else tuple(tokens),
         logprobs=tuple(logprobs or ()),
-        top=tuple(found.get("top_logprobs") or ()),
-        speculates=metrics.get("speculative_decoding") is not None,
+        top=tuple(top or ()),
+        speculates=metrics.get("speculative_decoding") is not None
+        or "draft_n" in (answer.get("timings") or {}),  # llama.cpp
     )

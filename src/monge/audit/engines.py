@@ -28,8 +28,10 @@ HOW_TO_START: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
             "monge audit --url http://localhost:8000/v1 --target TARGET",
         ),
         "llama-cpp": (
-            "llama-server -m TARGET.gguf -md DRAFT.gguf --port 8000",
-            "monge audit --url http://localhost:8000/v1 --target TARGET.gguf",
+            "llama-server -m TARGET.gguf -md DRAFT.gguf --port 8000 & "
+            "llama-server -m TARGET.gguf --port 8001 --parallel 16",
+            "monge audit --url http://localhost:8000/v1 --reference-url http://localhost:8001/v1 "
+            "--eos token_id:ID",
         ),
         "openvino-genai": (
             "ovms --rest_port 8000 --task text_generation --source_model TARGET "
@@ -112,7 +114,7 @@ class TransformersEngine:
             sampling = {
                 "do_sample": True,
                 "temperature": fields.get("temperature", 1.0),
-                "top_k": fields.get("top_k") or 0,  # left out, it would be 50
+                "top_k": max(0, fields.get("top_k") or 0),  # left out, it would be 50
                 "top_p": fields.get("top_p") or 1.0,
             }
         seed = fields.get("seed")

@@ -15,7 +15,7 @@ from monge.audit.client import TOKEN_ID, Client, Server
 from monge.audit.page import page
 from monge.audit.references import LocalReference, Reference, ServerReference
 from monge.audit.report import Report
-from monge.audit.run import ALPHA, BUDGET, QUICK_BUDGET, Settings, audit, probe
+from monge.audit.run import ALPHA, BUDGET, QUICK_BUDGET, Settings, audit, neutral_fields, probe
 from monge.audit.situations import Situation, situations
 from monge.core.errors import MongeError, OptionError
 
@@ -169,7 +169,8 @@ async def audited(
     async with AsyncExitStack() as stack:
         if isinstance(server, str | Mapping):
             server = await stack.enter_async_context(Client(**_options(server)))
-        naming = await probe(server, settings.played[0].prompts[0])
+        prompt = settings.played[0].prompts[0]
+        naming, neutral = await probe(server, prompt), await neutral_fields(server, prompt)
         if isinstance(reference, Mapping) and "target" in reference:
             loading = dict(reference)
             target = loading.pop("target")
@@ -183,7 +184,8 @@ async def audited(
             if naming == "ids" and not all(name.startswith(TOKEN_ID) for name in names):
                 naming = "names"  # the id of the end of text is unknown
             reference = ServerReference(twin, eos_names=names, by_id=naming == "ids")
-        return await audit(server, reference, replace(settings, naming=naming), on_tokens=on_tokens)
+        settings = replace(settings, naming=naming, neutral=neutral)
+        return await audit(server, reference, settings, on_tokens=on_tokens)
 
 
 def name_of(place: object) -> str:

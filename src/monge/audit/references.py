@@ -7,6 +7,7 @@ log-probabilities under speculation.
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from typing import Any, Final, Protocol, runtime_checkable
@@ -14,7 +15,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from monge.audit.client import TOKEN_ID, Client, Completion, ServerError
+from monge.audit.client import TOKEN_ID, Client, Completion, RefusedError, ServerError
 from monge.audit.token_law import END, TokenLaw, law_of_logprobs, truncated
 from monge.core.model import NodeBlock, SequenceModel
 from monge.core.sampling_rules import SamplingRules
@@ -163,7 +164,11 @@ class LocalReference:
 
 
 class ServerReference:
-    """Laws from a server that returns the log-probabilities of a prompt (`echo` with `logprobs`).
+    """Laws from a server that returns log-probabilities.
+
+    One request tells the laws of a whole text where the server returns the log-probabilities of
+    prompts (`echo` with `logprobs`). A server without `echo` that reads prompts of text and token
+    ids, such as llama.cpp, is asked for every next token.
 
     Args:
         client: The server; speculation must be off.
@@ -176,7 +181,7 @@ class ServerReference:
         self, client: Client, *, eos_names: frozenset[str], by_id: bool = False, num_top: int = 20
     ) -> None:
         self._client, self.eos_names, self._by_id, self._num_top = client, eos_names, by_id, num_top
-        self._prompts: dict[str, tuple[str, ...]] = {}
+        self._prompts: dict[str, tuple[str, ...] | None] = {}  # None: asked for every next token
         self._crowd = asyncio.Semaphore(16)
         self.speculates = False
 
@@ -186,15 +191,16 @@ class ServerReference:
         if prompt not in self._prompts:
             self._prompts[prompt] = await self._prompt_tokens(prompt)
         known = self._prompts[prompt]
+        if known is None:
+            return await self._next_laws(prompt, tokens, rules)
         # Of a text that is tokenized in another way, the longest beginning is judged that is
         # tokenized as it was generated. It depends on the earlier tokens only, since a beginning of
         # a canonical tokenization is canonical.
         for end in range(len(tokens) - 1, -1, -1):
             echoed = await self._echo(prompt, known, tokens[:end])
-            if (
-                echoed is not None
-                and echoed.tokens is not None
-                and echoed.tokens[: len(known) + end] == (*known, *tokens[:end])
+            if echoed.tokens is not None and echoed.tokens[: len(known) + end] == (
+                *known,
+                *tokens[:end],
             ):
                 return [
                     self._law(top, rules) for top in echoed.top[len(known) : len(known) + end + 1]
@@ -215,34 +221,48 @@ class ServerReference:
             (_difference(a, b) for a, b in pairs if a is not None and b is not None), default=0.0
         )
 
-    async def _prompt_tokens(self, prompt: str) -> tuple[str, ...]:
-        echoed = await self._echo(prompt, (), ())
-        if echoed is None or not echoed.tokens or len(echoed.top) != len(echoed.tokens):
-            raise ServerError(
-                f"{self._client.url} does not return the log-probabilities of prompts: an audit "
-                "needs `echo` with `logprobs`; "
-                "give --target instead"
-            )
-        return echoed.tokens[:-1]
-
-    async def _echo(
-        self, prompt: str, known: Sequence[str], tokens: Sequence[str]
-    ) -> Completion | None:
-        text = prompt + "".join(tokens)
-        ids = (
-            [int(name.removeprefix(TOKEN_ID)) for name in (*known, *tokens)]
-            if self._by_id and known
-            else None
+    async def _prompt_tokens(self, prompt: str) -> tuple[str, ...] | None:
+        with suppress(RefusedError):
+            echoed = await self._echo(prompt, (), ())
+            # One token is the generated one: the field was ignored.
+            if echoed.tokens and len(echoed.top) == len(echoed.tokens) > 1:
+                return echoed.tokens[:-1]
+        if self._by_id:
+            with suppress(RefusedError):
+                await self._ask([prompt, 0])
+                return None
+        raise ServerError(
+            f"{self._client.url} does not return the log-probabilities of prompts: an audit "
+            "needs `echo` with `logprobs`, or a llama.cpp server and its ends of text by their "
+            "ids (--eos token_id:2); give --target instead"
         )
+
+    async def _echo(self, prompt: str, known: Sequence[str], tokens: Sequence[str]) -> Completion:
+        text = prompt + "".join(tokens)
         async with self._crowd:
-            found = await self._client.complete(
-                text if ids is None else ids,
-                max_tokens=1,
-                temperature=1.0,
-                echo=True,
-                logprobs=self._num_top,
-                return_tokens_as_token_ids=True if self._by_id else None,
+            return await self._ask(
+                _ids((*known, *tokens)) if self._by_id and known else text, echo=True
             )
+
+    async def _next_laws(
+        self, prompt: str, tokens: Sequence[str], rules: SamplingRules
+    ) -> list[TokenLaw | None]:
+        async with self._crowd:  # one after another: the server keeps the text before a token
+            answers = [
+                await self._ask([prompt, *_ids(tokens[:place])] if place else prompt)
+                for place in range(len(tokens))
+            ]
+        return [self._law(answer.top[0] if answer.top else None, rules) for answer in answers]
+
+    async def _ask(self, prompt: str | Sequence[int | str], **fields: Any) -> Completion:
+        found = await self._client.complete(
+            prompt,
+            max_tokens=1,
+            temperature=1.0,
+            logprobs=self._num_top,
+            return_tokens_as_token_ids=True if self._by_id else None,
+            **fields,
+        )
         self.speculates |= found.speculates
         return found
 
@@ -262,6 +282,10 @@ class ServerReference:
         # Of several tokens with this name, the server lists one: how many of them are kept is
         # unknown.
         return None if law is not None and any(_UNNAMED in name for name in law.names) else law
+
+
+def _ids(names: Sequence[str]) -> list[int]:
+    return [int(name.removeprefix(TOKEN_ID)) for name in names]
 
 
 def _difference(a: TokenLaw, b: TokenLaw) -> float:

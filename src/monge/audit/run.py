@@ -4,10 +4,11 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, Literal, TypeVar
 
 from monge.audit.bets import Wealth, judged, log_factors
@@ -42,6 +43,15 @@ _TEXT_NOTE: Final = (
     "audit needs `logprobs` on /v1/completions"
 )
 
+_NEUTRAL: Final[Mapping[str, float]] = MappingProxyType(
+    {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+)
+"""Values that switch sampling rules off.
+
+Left out, they mean 1 or nothing in some servers, and defaults of the server or of the checkpoint in
+others. Such a default is no fault of speculation.
+"""
+
 Naming = Literal["ids", "names", "text"]
 T = TypeVar("T")
 
@@ -59,6 +69,7 @@ class Settings:
         seed: Of the numbers that break ties, and of requests with seeds.
         naming: How the audited server names tokens, as `probe` says. Of servers that return no
             tokens, only the first token of each text is judged.
+        neutral: Fields of every request that switch sampling rules off, as `neutral_fields` says.
         log: File for the texts.
         greedy_budget: Greedy tokens to compare at least; one text for each prompt is always
             compared.
@@ -72,6 +83,7 @@ class Settings:
     played: tuple[Situation, ...] = situations()
     seed: int = 0
     naming: Naming = "names"
+    neutral: Mapping[str, object] = field(default_factory=dict)
     log: Path | None = None
     greedy_budget: int = 0
     seconds: float | None = None
@@ -104,6 +116,16 @@ async def probe(client: Server, prompt: str) -> Naming:
     raise ServerError(f"{client.url} returned {_NUM_PROBES} empty texts for the prompt {prompt!r}")
 
 
+async def neutral_fields(client: Server, prompt: str) -> dict[str, object]:
+    """The fields that switch sampling rules off, as far as a server takes them."""
+    found = dict[str, object]()
+    for name, value in _NEUTRAL.items():
+        with suppress(ServerError):
+            await client.complete(prompt, max_tokens=1, temperature=1.0, **{name: value})
+            found[name] = value
+    return found
+
+
 async def audit(
     client: Server,
     reference: Reference,
@@ -131,7 +153,7 @@ async def audit(
         client,
         reference,
         longest.prompts,
-        fields=fields,
+        fields={**settings.neutral, **fields},
         tolerance=settings.tolerance,
         num_greedy_tokens=settings.greedy_budget,
     )
@@ -323,12 +345,16 @@ class _Sampled:
         completion = self._log.find(situation.name, index)
         if completion is None:
             async with limit:
+                asked = dict(self._settings.neutral)
+                if rules.top_p < 1:
+                    asked["top_p"] = float(rules.top_p)
+                if rules.top_k is not None:
+                    asked["top_k"] = rules.top_k
                 completion = await self._client.complete(
                     prompt,
                     temperature=float(rules.temperature),
-                    top_p=float(rules.top_p) if rules.top_p < 1 else None,
-                    top_k=rules.top_k,
                     seed=self._seeds[situation.name] + index if situation.is_seeded else None,
+                    **asked,
                     **request_fields(situation.max_tokens, self._settings.naming),
                 )
             self._log.keep(situation.name, index, completion)

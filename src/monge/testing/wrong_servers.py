@@ -113,9 +113,10 @@ class ToyServer:
             return 400, {"error": {"message": "unknown field return_tokens_as_token_ids"}}
         given = fields["prompt"]
         prompt = tuple(Letters()(given)["input_ids"]) if isinstance(given, str) else tuple(given)
+        top_k = fields.get("top_k")
         rules = SamplingRules(
             temperature=fields.get("temperature", 1.0),
-            top_k=fields.get("top_k"),
+            top_k=None if top_k == -1 else top_k,
             top_p=fields.get("top_p", 1.0),
         )
         row, seed = (self.num_requests, self._seed) if "seed" not in fields else (0, fields["seed"])
