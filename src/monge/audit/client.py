@@ -67,7 +67,7 @@ class Server(Protocol):
     """Its address, or a name for reports."""
     model: str | None
 
-    async def complete(self, prompt: str | Sequence[int | str], **fields: Any) -> Completion:
+    async def complete(self, prompt: str | Sequence[int], **fields: Any) -> Completion:
         """One completion; see `Client.complete`."""
         ...
 
