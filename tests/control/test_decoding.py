@@ -326,9 +326,8 @@ class Clocked(TabularModel):
         super().append(pieces)
 
     def extend(self, blocks: Any) -> Any:
-        self.seconds += self.forward + self.token * sum(
-            len(block.token_ids) for block in blocks.values()
-        )
+        longest = max(len(block.token_ids) for block in blocks.values())
+        self.seconds += self.forward + self.token * longest * len(blocks)  # rows are padded
         return super().extend(blocks)
 
 
