@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import httpx
 import pytest
@@ -58,60 +57,6 @@ def test_a_server_that_is_down_is_named():
 
     with pytest.raises(ServerError, match="127.0.0.1:9"):
         asyncio.run(ask())
-
-
-def asked_over_a_socket(
-    answers: list[bytes], num_requests: int, **options: Any
-) -> tuple[list[str], int]:
-    """Texts of a server that writes each answer after a request and then closes the connection."""
-
-    async def run() -> tuple[list[str], int]:
-        waiting, num_connections = iter(answers), 0
-
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            nonlocal num_connections
-            num_connections += 1
-            try:
-                head = await reader.readuntil(b"\r\n\r\n")
-                length = int(head.lower().split(b"content-length:")[1].split()[0])
-                await reader.readexactly(length)
-                writer.write(next(waiting))
-                if not answers[-1]:
-                    await reader.read()  # until the client gives up
-            finally:
-                writer.close()
-
-        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            async with Client(url, model="m", attempts=1, **options) as client:
-                texts = list[str]()
-                for _ in range(num_requests):
-                    texts.append((await client.complete("abc")).text)
-                    await asyncio.sleep(0.02)  # the end of the connection has arrived
-        return texts, num_connections
-
-    return asyncio.run(run())
-
-
-CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
-WHOLE = b'19\r\n{"choices": [{"text": "a"\r\n3\r\n}]}\r\n0\r\n\r\n'
-
-
-def test_a_closed_connection_is_opened_again():
-    assert asked_over_a_socket([CHUNKED + WHOLE] * 3, 3) == (["a"] * 3, 3)
-
-
-@pytest.mark.parametrize(
-    ("answer", "match"),
-    [
-        (CHUNKED + WHOLE[:10], "RemoteProtocolError"),
-        (b"not http\r\n\r\n", "RemoteProtocolError"),
-        (b"", "ReadTimeout"),
-    ],
-)
-def test_half_answers_are_errors(answer, match):
-    with pytest.raises(ServerError, match=match):
-        asked_over_a_socket([answer], 1, timeout_s=0.2)
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://a", "http://a:bad"])

@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final, Protocol, Self, runtime_checkable
-from urllib.request import getproxies
 
 import httpx
 
-from monge.audit.connections import Connections
 from monge.core.errors import MongeError
 
 ATTEMPTS: Final = 6
@@ -99,13 +97,8 @@ class Client:
         self.model, self._attempts = model, attempts
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-        is_direct = transport is None and not {"http", "all"} & getproxies().keys()
         self._http = httpx.AsyncClient(
-            headers=headers,
-            timeout=timeout_s,
-            limits=limits,
-            transport=transport,
-            mounts={"http://": Connections()} if is_direct else None,
+            headers=headers, timeout=timeout_s, limits=limits, transport=transport
         )
 
     async def __aenter__(self) -> Self:
