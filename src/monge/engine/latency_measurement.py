@@ -18,9 +18,8 @@ from monge.core.model import SizedModel
 from monge.core.proposal import Deterministic
 from monge.core.sampling_rules import SamplingRules
 from monge.core.tree import fixed_chain
-from monge.core.verdict import StepRecord
-from monge.draft.base import Capabilities, Draft
-from monge.draft.none import NoDrafter
+from monge.core.verdict import StepRecord, Verdict
+from monge.draft.base import Capabilities, Draft, Drafter
 from monge.engine.clock import now
 from monge.engine.components import Components
 from monge.engine.latency_files import load_latency, save_latency
@@ -137,7 +136,7 @@ def measure_latency(
 
 
 @dataclass(frozen=True, slots=True)
-class _Repeat(NoDrafter):
+class _Repeat(Drafter[None]):
     """Propose the last token again and again.
 
     Args:
@@ -149,6 +148,9 @@ class _Repeat(NoDrafter):
     @property
     def capabilities(self) -> Capabilities:
         return replace(self.own, proposes=frozenset({Deterministic}))
+
+    def open(self, contexts: Sequence[Context]) -> Sequence[None]:
+        return [None] * len(contexts)
 
     def draft(
         self,
@@ -162,6 +164,17 @@ class _Repeat(NoDrafter):
             Draft(fixed_chain(token, (token,) * plan.depth(self.own.max_depth), row_draws), None)
             for token, plan, row_draws in zip(last, plans, draws, strict=True)
         ]
+
+    def observe(
+        self,
+        contexts: Sequence[Context],
+        drafts: Sequence[Draft[None]],
+        verdicts: Sequence[Verdict],
+    ) -> Sequence[None]:
+        return [None] * len(contexts)
+
+    def close(self, context: Context) -> None:
+        return None
 
 
 def _deepest(own: Capabilities) -> int:
