@@ -111,7 +111,8 @@ def measure_latency(
             continue
         verifying = defaultdict[int, list[float]](list)
         records = first.measure(components, size, share)
-        if max(record.num_nodes for record in records) < _deepest(components.drafter.capabilities):
+        deepest = min(components.drafter.capabilities.max_depth, _DEPTHS[-1])
+        if max((record.num_nodes for record in records), default=0) < deepest:
             records = _repeated(components, size, share) or records
         for record in records:
             verifying[record.num_nodes].append(record.times.total_s - record.times.draft_s)
@@ -175,10 +176,6 @@ class _Repeat(Drafter[None]):
 
     def close(self, context: Context) -> None:
         return None
-
-
-def _deepest(own: Capabilities) -> int:
-    return min(own.max_depth, _DEPTHS[-1])
 
 
 def _repeated(components: Components, batch_size: int, budget_s: float) -> Sequence[StepRecord]:
@@ -285,13 +282,18 @@ def _rounds(
     finally:
         for session in sessions:
             close_session(session, trial)
+    # A request that fails has fewer records than the others.
+    rounds = [
+        [session.records[number] for session in sessions if number < len(session.records)]
+        for number in range(max(len(session.records) for session in sessions))
+    ]
     return [
         replace(
             rows[0],
             num_nodes=max(record.num_nodes for record in rows),
             depth=max(record.depth for record in rows),
         )
-        for rows in zip(*(session.records for session in sessions), strict=False)
+        for rows in rounds
     ]
 
 
