@@ -159,3 +159,39 @@ def test_serve_loads_a_draft_with_another_tokenizer(run, config, monkeypatch):
     for arguments in (["--cross-tokenizer"], ["--config", path], []):
         assert run("serve", *arguments, "--port", "0").exit_code == 2
     assert told == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "models"),
+    [
+        ([], ("a", ["b"])),
+        (["--target", "c"], ("c", ["b"])),
+        (["c"], ("c", ["b"])),
+        (["c", "--draft", "d"], ("c", ["d"])),
+        (["c", "d", "e"], ("c", ["d", "e"])),
+    ],
+)
+def test_serve_takes_models_by_place_and_by_name(run, config, monkeypatch, arguments, models):
+    told = []
+
+    def stop(*models, **_):
+        told.append(models)
+        raise monge.OptionError("seen")
+
+    monkeypatch.setattr("monge.cli.serve.loaded", stop)
+    path = config("target = 'a'\ndraft = 'b'\n")
+    assert "seen" in run("serve", *arguments, "--config", path, "--port", "0").stderr
+    assert told == [models]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["a", "--target", "b"], "--target 'b' is given as 'a' too; give it once"),
+        (["a", "b", "--draft", "c"], "--draft ['c'] is given as ['b'] too; give it once"),
+    ],
+)
+def test_serve_refuses_models_given_twice(run, arguments, said):
+    result = run("serve", *arguments)
+    assert result.exit_code == 2
+    assert said in " ".join(result.stderr.split())

@@ -63,7 +63,10 @@ def configured(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(*args: Any, config: Path | None = None, **given: Any) -> None:
+        by_place = given.get("models") or ()  # the target, then its drafts
         for key, value in ({} if config is None else read_config(config)).items():
+            if (key == "target" and by_place) or (key == "draft" and len(by_place) > 1):
+                continue
             name = next((one for one in _PARAMETERS.get(key, (key,)) if one in parameters), None)
             if key == "chat_template" and (name is None or given.get("is_chat") is False):
                 continue  # this command writes no messages

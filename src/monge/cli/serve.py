@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 @reported
 @options.configured
 def serve(
-    target: asked.Target = None,
-    draft: asked.Drafts = None,
+    models: asked.Models = None,
     *,
+    target: options.Target = None,
+    draft: options.Drafts = None,
     config: options.Config = None,
     host: asked.Host = asked.HOST,
     port: asked.Port = asked.PORT,
@@ -77,6 +78,7 @@ def serve(
     **Examples**
 
         monge serve
+        monge serve --target smollm2 --backend compiled
         monge serve ./my-target ./my-draft --tree "chain(6)" --max-batch-size 16
         monge serve ./my-target --drafter ngram --controller goodput --port 8080
         monge serve --controller goodput --controller fixed
@@ -85,7 +87,7 @@ def serve(
         torchrun --nproc-per-node 2 -m monge serve ./my-target ./my-draft --tensor-parallel
         monge serve ./my-target --ray --address auto --autoscale 1:8 --gpus-per-replica 1
     """
-    given = options.given(**locals())  # every parameter
+    given = asked.with_models(options.given(**locals()))  # every parameter
     _server_room()
     if not serves_with_ray(given):
         _serve_here(given)

@@ -1,11 +1,13 @@
 """Options of `monge serve`."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 import typer
 
 from monge.api import load
 from monge.cli.options import CONTROLLERS, SPECULATION, default_of, option
+from monge.core.errors import OptionError
 from monge.engine.logprobs import LogprobSource
 
 SERVER: Final = "Server"
@@ -28,12 +30,12 @@ def _ray(*names: str, help: str, default: object = None) -> Any:  # noqa: ANN401
     return option(*names, help=help, panel=RAY, default=default)
 
 
-Target = Annotated[
-    str | None, typer.Argument(help="Folder or name of the target; without it, the built-in pair.")
-]
-Drafts = Annotated[
+Models = Annotated[
     list[str] | None,
-    typer.Argument(help="Draft model with the target's tokenizer; several draft together."),
+    typer.Argument(
+        help="The target and its draft models, by place: as --target and --draft.",
+        metavar="TARGET DRAFT",
+    ),
 ]
 Host = Annotated[
     str,
@@ -181,3 +183,22 @@ CpusPerReplica = Annotated[
 GpusPerReplica = Annotated[
     float | None, _ray("--gpus-per-replica", help="GPUs of a replica.", default=0)
 ]
+
+
+def with_models(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options in which models given by place have their names.
+
+    Raises:
+        OptionError: If a model is given in both ways.
+    """
+    named = {name: value for name, value in given.items() if name != "models"}
+    target, *drafts = given.get("models") or (None,)
+    for name, by_place in (("target", target), ("draft", drafts)):
+        if not by_place:
+            continue
+        if name in named:
+            raise OptionError(
+                f"--{name} {named[name]!r} is given as {by_place!r} too; give it once"
+            )
+        named[name] = by_place
+    return named
