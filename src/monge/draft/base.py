@@ -118,6 +118,24 @@ class Drafter(ABC, Generic[State]):
         """Release everything that the drafter keeps for a request."""
 
 
+class StatelessDrafter(Drafter[None]):
+    """A drafter that keeps nothing of a request between rounds."""
+
+    def open(self, contexts: Sequence[Context]) -> Sequence[None]:
+        return [None] * len(contexts)
+
+    def observe(
+        self,
+        contexts: Sequence[Context],
+        drafts: Sequence[Draft[None]],
+        verdicts: Sequence[Verdict],
+    ) -> Sequence[None]:
+        return [None] * len(contexts)
+
+    def close(self, context: Context) -> None:
+        return None
+
+
 class PieceReader(Drafter[State]):
     """A drafter whose network can read a prompt in chunks.
 

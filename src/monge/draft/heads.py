@@ -14,8 +14,7 @@ from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.model import FeatureModel, Forward, ModuleHost, SequenceModel
 from monge.core.sampling_rules import SamplingRules
-from monge.core.verdict import Verdict
-from monge.draft.base import Capabilities, Draft, Drafter
+from monge.draft.base import Capabilities, Draft, StatelessDrafter
 from monge.draft.growth import Growth, LevelReader, check_top_k, draft_rules, grow_together
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.best_first import BestFirst
@@ -29,7 +28,7 @@ _DEFAULT_TREE: Final = ByRequest(BestFirst(num_nodes=3, depth=1, width=3, beam=1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShapeDrafter(Drafter[None]):
+class ShapeDrafter(StatelessDrafter):
     """Predict the target's next hidden states and read them with its own output layer.
 
     The target's pass over a round's tree leaves the hidden state of the last accepted token behind.
@@ -121,9 +120,6 @@ class ShapeDrafter(Drafter[None]):
             reads_states=True,
         )
 
-    def open(self, contexts: Sequence[Context]) -> Sequence[None]:
-        return [None] * len(contexts)
-
     def draft(
         self,
         contexts: Sequence[Context],
@@ -149,14 +145,6 @@ class ShapeDrafter(Drafter[None]):
         with torch.inference_mode():
             self._grow([row for row, _ in known], [state for _, state in known])
         return [Draft(row.finish(), None, row.evidence, error=row.error) for row in rows]
-
-    def observe(
-        self,
-        contexts: Sequence[Context],
-        drafts: Sequence[Draft[None]],
-        verdicts: Sequence[Verdict],
-    ) -> Sequence[None]:
-        return [None] * len(contexts)
 
     def close(self, context: Context) -> None:
         del context  # the hidden states are the target's, which forgets them with its sequence

@@ -7,12 +7,11 @@ from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.proposal import Deterministic
 from monge.core.tree import root_only
-from monge.core.verdict import Verdict
-from monge.draft.base import Capabilities, Draft, Drafter
+from monge.draft.base import Capabilities, Draft, StatelessDrafter
 
 
 @dataclass(frozen=True, slots=True)
-class NoDrafter(Drafter[None]):
+class NoDrafter(StatelessDrafter):
     """Propose nothing: every round is one plain step of the target."""
 
     @property
@@ -25,9 +24,6 @@ class NoDrafter(Drafter[None]):
             runs_network=False,
         )
 
-    def open(self, contexts: Sequence[Context]) -> Sequence[None]:
-        return [None] * len(contexts)
-
     def draft(
         self,
         contexts: Sequence[Context],
@@ -36,14 +32,3 @@ class NoDrafter(Drafter[None]):
         draws: Sequence[Draws],
     ) -> Sequence[Draft[None]]:
         return [Draft(root_only(context.token_ids[-1]), None) for context in contexts]
-
-    def observe(
-        self,
-        contexts: Sequence[Context],
-        drafts: Sequence[Draft[None]],
-        verdicts: Sequence[Verdict],
-    ) -> Sequence[None]:
-        return [None] * len(contexts)
-
-    def close(self, context: Context) -> None:
-        return None

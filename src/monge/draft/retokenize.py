@@ -8,13 +8,12 @@ from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.model import ForeignModel, NodeBlock, SequenceModel
 from monge.core.proposal import Deterministic
-from monge.core.verdict import Verdict
-from monge.draft.base import Capabilities, Draft, Drafter
+from monge.draft.base import Capabilities, Draft, StatelessDrafter
 from monge.draft.tree_of_paths import tree_of_paths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RetokenizeDrafter(Drafter[None]):
+class RetokenizeDrafter(StatelessDrafter):
     """Let a draft model with another tokenizer continue the text greedily, and propose that text in the target's tokens.
 
     Unlike `model` across vocabularies, it can propose tokens that only the target has. The
@@ -101,14 +100,6 @@ class RetokenizeDrafter(Drafter[None]):
             )
             for context, size, row_draws in zip(contexts, sizes, draws, strict=True)
         ]
-
-    def observe(
-        self,
-        contexts: Sequence[Context],
-        drafts: Sequence[Draft[None]],
-        verdicts: Sequence[Verdict],
-    ) -> Sequence[None]:
-        return [None] * len(contexts)
 
     def close(self, context: Context) -> None:
         self.model.close(context.request_id)

@@ -17,9 +17,9 @@ from monge.core.errors import OptionError
 from monge.core.model import SizedModel
 from monge.core.proposal import Deterministic
 from monge.core.sampling_rules import SamplingRules
-from monge.core.tree import fixed_chain
-from monge.core.verdict import StepRecord, Verdict
-from monge.draft.base import Capabilities, Draft, Drafter
+from monge.core.tree import GrowingTree
+from monge.core.verdict import StepRecord
+from monge.draft.base import Capabilities, Draft, StatelessDrafter
 from monge.engine.clock import now
 from monge.engine.components import Components
 from monge.engine.latency_files import load_latency, save_latency
@@ -113,7 +113,7 @@ def measure_latency(
         records = first.measure(components, size, share)
         deepest = min(components.drafter.capabilities.max_depth, _DEPTHS[-1])
         if max((record.num_nodes for record in records), default=0) < deepest:
-            records = _repeated(components, size, share) or records
+            records = _filled_rounds(components, size, share) or records
         for record in records:
             verifying[record.num_nodes].append(record.times.total_s - record.times.draft_s)
         verify[size] = {nodes: min(times) for nodes, times in verifying.items()}
@@ -137,21 +137,25 @@ def measure_latency(
 
 
 @dataclass(frozen=True, slots=True)
-class _Repeat(Drafter[None]):
-    """Propose the last token again and again.
+class FillerDrafter(StatelessDrafter):
+    """Propose meaningless candidates, so that a round of any size can be timed.
 
     Args:
-        own: The capabilities of the drafter in whose place it drafts.
+        max_depth: Depth of the first path.
+        width: Candidates of every node on the first path.
     """
 
-    own: Capabilities
+    max_depth: int
+    width: int = 1
 
     @property
     def capabilities(self) -> Capabilities:
-        return replace(self.own, proposes=frozenset({Deterministic}))
-
-    def open(self, contexts: Sequence[Context]) -> Sequence[None]:
-        return [None] * len(contexts)
+        return Capabilities(
+            proposes=frozenset({Deterministic}),
+            max_width=self.width,
+            max_depth=self.max_depth,
+            needs_trees=self.width > 1,
+        )
 
     def draft(
         self,
@@ -160,25 +164,18 @@ class _Repeat(Drafter[None]):
         plans: Sequence[DraftPlan],
         draws: Sequence[Draws],
     ) -> Sequence[Draft[None]]:
-        last = [context.token_ids[-1] for context in contexts]
-        return [
-            Draft(fixed_chain(token, (token,) * plan.depth(self.own.max_depth), row_draws), None)
-            for token, plan, row_draws in zip(last, plans, draws, strict=True)
-        ]
-
-    def observe(
-        self,
-        contexts: Sequence[Context],
-        drafts: Sequence[Draft[None]],
-        verdicts: Sequence[Verdict],
-    ) -> Sequence[None]:
-        return [None] * len(contexts)
-
-    def close(self, context: Context) -> None:
-        return None
+        drafts: list[Draft[None]] = []
+        for context, plan, row_draws in zip(contexts, plans, draws, strict=True):
+            tree, node = GrowingTree(context.token_ids[-1]), 0
+            for _ in range(plan.depth(self.max_depth)):
+                node, *_ = tree.grow(node, Deterministic(tuple(range(self.width))), row_draws)
+            drafts.append(Draft(tree.finish(), None))
+        return drafts
 
 
-def _repeated(components: Components, batch_size: int, budget_s: float) -> Sequence[StepRecord]:
+def _filled_rounds(
+    components: Components, batch_size: int, budget_s: float
+) -> Sequence[StepRecord]:
     """Records of rounds that verify chains, for a drafter that found little in the text.
 
     A lookup drafts where the text repeats itself, which the measured text hardly does.
@@ -186,8 +183,8 @@ def _repeated(components: Components, batch_size: int, budget_s: float) -> Seque
     own = components.drafter.capabilities
     if Deterministic not in own.proposes:
         return ()
-    trial = replace(components, drafter=_Repeat(own))
     depths = tuple(sorted({min(depth, own.max_depth) for depth in _DEPTHS}))
+    trial = replace(components, drafter=FillerDrafter(depths[-1]), shared=SharedState())
     return _rounds(trial, _Cycle(depths), batch_size, _PROMPT, budget_s)
 
 

@@ -1,20 +1,13 @@
 """Measures rounds for a log: the target's rounds by drafted nodes, and the cost of each drafter."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final
 
 from monge.control.fixed import Fixed
-from monge.core.context import Context, DraftPlan
-from monge.core.draws import Draws
 from monge.core.model import SequenceModel
-from monge.core.proposal import Deterministic
-from monge.core.tree import GrowingTree
-from monge.core.verdict import Verdict
-from monge.draft.base import Capabilities, Draft, Drafter
 from monge.engine.components import Components
-from monge.engine.latency_measurement import measure_latency
+from monge.engine.latency_measurement import FillerDrafter, measure_latency
 from monge.replay.configuration import MODEL, Configuration
 from monge.verify.target_walk import TargetWalk
 
@@ -26,55 +19,6 @@ TIMED: Final = {
     MODEL: Configuration(tree=f"chain({_DEEPEST})"),
 }
 """Configurations that are always timed; `model` if there is a draft model."""
-
-
-@dataclass(frozen=True, slots=True)
-class FillerDrafter(Drafter[None]):
-    """Proposes meaningless candidates, so that a round of any size can be timed.
-
-    Args:
-        width: Candidates of every node on the first path.
-    """
-
-    width: int
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(
-            proposes=frozenset({Deterministic}),
-            max_width=self.width,
-            max_depth=_DEEPEST,
-            needs_trees=self.width > 1,
-        )
-
-    def open(self, contexts: Sequence[Context]) -> Sequence[None]:
-        return [None] * len(contexts)
-
-    def draft(
-        self,
-        contexts: Sequence[Context],
-        states: Sequence[None],
-        plans: Sequence[DraftPlan],
-        draws: Sequence[Draws],
-    ) -> Sequence[Draft[None]]:
-        drafts: list[Draft[None]] = []
-        for context, plan, row_draws in zip(contexts, plans, draws, strict=True):
-            tree, node = GrowingTree(context.token_ids[-1]), 0
-            for _ in range(plan.depth(_DEEPEST)):
-                node, *_ = tree.grow(node, Deterministic(tuple(range(self.width))), row_draws)
-            drafts.append(Draft(tree.finish(), None))
-        return drafts
-
-    def observe(
-        self,
-        contexts: Sequence[Context],
-        drafts: Sequence[Draft[None]],
-        verdicts: Sequence[Verdict],
-    ) -> Sequence[None]:
-        return [None] * len(contexts)
-
-    def close(self, context: Context) -> None:
-        return None
 
 
 def measured_costs(
@@ -130,7 +74,7 @@ def measured_costs(
 
 def _filled(target: SequenceModel, width: int) -> Components:
     return Components(
-        target=target, drafter=FillerDrafter(width), rule=TargetWalk(), controller=Fixed()
+        target=target, drafter=FillerDrafter(_DEEPEST, width), rule=TargetWalk(), controller=Fixed()
     )
 
 
