@@ -27,21 +27,15 @@ class Engine:
         self._tensors: Any = import_module("openvino")
         self.version = version("openvino-genai")
         self._settings = settings
-        options: dict[str, Any] = {
-            "INFERENCE_NUM_THREADS": threads,
-            "INFERENCE_PRECISION_HINT": "f32",
-            "KV_CACHE_PRECISION": "f32",
-            "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
-            "PERFORMANCE_HINT": "LATENCY",
-        }
+        options = float32(threads)
         extra: dict[str, Any] = {}
         if method == "draft":
-            extra["draft_model"] = self._host.draft_model(_exported(draft, work), "CPU", **options)
+            extra["draft_model"] = self._host.draft_model(exported(draft, work), "CPU", **options)
         elif method == "lookup":
             extra["prompt_lookup"] = True
         if extra:
             extra["scheduler_config"] = self._host.SchedulerConfig()
-        self._pipeline = self._host.LLMPipeline(_exported(target, work), "CPU", **extra, **options)
+        self._pipeline = self._host.LLMPipeline(exported(target, work), "CPU", **extra, **options)
 
     def generate(
         self, *, prompt_ids: list[int], max_new_tokens: int, temperature: float, seed: int
@@ -70,7 +64,19 @@ class Engine:
         return list(self._pipeline.generate(inputs, config).tokens[0])
 
 
-def _exported(folder: str, work: str) -> str:
+def float32(threads: int) -> dict[str, Any]:
+    """Properties of a model."""
+    return {
+        "INFERENCE_NUM_THREADS": threads,
+        "INFERENCE_PRECISION_HINT": "f32",
+        "KV_CACHE_PRECISION": "f32",
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+
+
+def exported(folder: str, work: str) -> str:
+    """Folder of the exported checkpoint."""
     out = Path(work) / f"openvino-{Path(folder).name}"
     if not (out / "openvino_model.xml").exists():
         task = ["--task", "text-generation-with-past", "--weight-format", "fp32"]
