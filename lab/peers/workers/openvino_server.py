@@ -171,7 +171,7 @@ def handler(completions: Completions, name: str) -> type[BaseHTTPRequestHandler]
 
 def main() -> None:
     """Serve until interrupted."""
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser = ArgumentParser(description="OpenVINO GenAI behind /v1/completions.")
     parser.add_argument("target", help="folder of the target's checkpoint")
     parser.add_argument("--draft", help="folder of the draft model's checkpoint")
     parser.add_argument("--lookup", action="store_true", help="look drafts up in the text")
