@@ -266,3 +266,22 @@ def test_a_batch_waits_for_drafts_that_few_requests_have_only_where_they_pay(
         ]
     share = sum(depth > 0 for depth in drafted[20:]) / 180
     assert share > 0.8 if pays else share < 0.2
+
+
+def test_a_batch_counts_gains_of_the_requests_that_draft() -> None:
+    """One request always has a good match; the others seldom have one, and it is wrong."""
+    controller, shared = Goodput(), shared_of(node=0.06, draft=0.0)
+    states = [controller.init(shared) for _ in range(16)]
+    drafted = []
+    for number in range(200):
+        info = RoundInfo(context_lengths=(20,) * 16, batch_size=16, num_waiting=0)
+        plans = controller.plan(states, info, [draws()] * 16)
+        drafted.append(plans[0].max_depth or 0)
+        rounds = []
+        for place, plan in enumerate(plans):
+            window = plan.max_depth or 0 if place == 0 or (number + place) % 16 == 0 else 0
+            rounds.append(chain_round(window, window if place == 0 else 0, plan=plan))
+        states = [
+            controller.update(state, record) for state, record in zip(states, rounds, strict=True)
+        ]
+    assert sum(depth > 0 for depth in drafted[100:]) > 80
