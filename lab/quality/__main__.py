@@ -21,7 +21,7 @@ from monge.engine.chat_format import chat_format
 from monge.engine.loading import load_network, load_tokenizer
 from monge.prompts import read_prompts
 
-KINDS = ("bfloat16", "int8")
+KINDS = ("bfloat16", "int8", "int4")
 NUM_TOKENS = 4000
 
 

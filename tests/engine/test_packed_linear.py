@@ -20,16 +20,19 @@ from monge.engine.backends.packed_linear import (
     COLUMNS,
     OPERATION,
     PackedLinear,
+    eight_bit_panels_of,
+    four_bit_panels_of,
     matrix_of,
     pack_linears,
     panels_of,
-    rounded_panels_of,
 )
 from monge.engine.backends.program_cache import FOLDER_VARIABLE, StoredProgram, cache_folder
 from tests.engine.compiling import require, shared_programs
 from tests.engine.tiny import network
 
 KINDS = ("bfloat16", "float32")
+MAKERS = {"int8": eight_bit_panels_of, "int4": four_bit_panels_of}
+"""Panels of rounded weights."""
 
 
 def matrix(width, depth, kind, seed=0):
@@ -198,24 +201,30 @@ def portable_code(folder):
         return function(native_library(packed_linear._SOURCE))
 
 
-class TestEightBits:
-    def integers(self, *shape, seed):
+@pytest.mark.parametrize("kind", MAKERS)
+class TestEveryBuild:
+    """Rounded panels: the same with and without the instructions of this processor."""
+
+    def integers(self, *shape, seed, least=-127, largest=127):
         """Whole numbers whose groups have the scale 1, so that all products are exact."""
-        drawn = torch.randint(-127, 128, shape, generator=torch.Generator().manual_seed(seed))
-        drawn[..., ::64] = 127
+        draws = torch.Generator().manual_seed(seed)
+        drawn = torch.randint(least, largest + 1, shape, generator=draws)
+        drawn[..., ::32], drawn[..., 1::32] = largest, least
         return drawn.float()
 
     @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 13, 16, 27])
-    def test_integers_are_those_of_every_build(self, code, portable_code, count):
-        rows, given = self.integers(count, 150, seed=1), self.integers(70, 150, seed=2)
-        panels = rounded_panels_of(given)
+    def test_integers_are_those_of_every_build(self, code, portable_code, count, kind):
+        rows = self.integers(count, 150, seed=1)
+        least, largest = {"int8": (-127, 127), "int4": (-9, 6)}[kind]
+        given = self.integers(70, 150, seed=2, least=least, largest=largest)
+        panels = MAKERS[kind](given)
         exact = rows @ given.T
         for build in (code, portable_code):
             assert torch.equal(multiplied(build, rows, panels, 70), exact)
 
-    def test_several_threads_give_the_same(self, code):
+    def test_several_threads_give_the_same(self, code, kind):
         given, rows = matrix(4099, 512, "float32"), numbers(5, 512)
-        panels, threads, results = rounded_panels_of(given), torch.get_num_threads(), []
+        panels, threads, results = MAKERS[kind](given), torch.get_num_threads(), []
         try:
             for count in (1, 2, 3):
                 torch.set_num_threads(count)
@@ -226,8 +235,8 @@ class TestEightBits:
         assert torch.equal(results[0], results[2])
 
     @pytest.mark.parametrize("size", [1e-37, 2.0**-140, 1e36])
-    def test_extreme_numbers(self, code, portable_code, size):
-        panels = rounded_panels_of(self.integers(40, 64, seed=3) / 127)
+    def test_extreme_numbers(self, code, portable_code, size, kind):
+        panels = MAKERS[kind](self.integers(40, 64, seed=3) / 127)
         rows = numbers(3, 64)
         rows *= size / rows.abs().amax(dim=1, keepdim=True)
         expected = packed_linear.plain_packed_linear(rows, panels, 40)
@@ -236,8 +245,8 @@ class TestEightBits:
             assert (found - expected).abs().max() <= 1e-6 * expected.abs().max()
 
     @pytest.mark.parametrize("wrong", [torch.inf, -torch.inf, torch.nan])
-    def test_what_is_not_finite_shows(self, code, portable_code, wrong):
-        panels, rows = rounded_panels_of(matrix(40, 130, "float32")), numbers(3, 130)
+    def test_what_is_not_finite_shows(self, code, portable_code, wrong, kind):
+        panels, rows = MAKERS[kind](matrix(40, 130, "float32")), numbers(3, 130)
         alone = multiplied(code, rows, panels, 40)
         rows[1, 70] = wrong
         for build in (code, portable_code):
@@ -382,22 +391,23 @@ class TestOnDisk:
             compile_step(network("llama", "sdpa"), lambda _: None)
 
 
+@pytest.mark.parametrize("kind", MAKERS)
 class TestRoundedWeights:
-    """Panels of 8-bit integers: the machine code against its plain twin, and what rounding costs."""
+    """Panels of integers: the machine code against its plain twin."""
 
     @pytest.mark.parametrize(
         ("width", "depth"), [(1, 1), (31, 7), (32, 64), (33, 65), (200, 129), (96, 300)]
     )
-    def test_machine_code_equals_the_plain_twin(self, code, width, depth):
-        panels = packed_linear.rounded_panels_of(matrix(width, depth, "float32"))
+    def test_machine_code_equals_the_plain_twin(self, code, width, depth, kind):
+        panels = MAKERS[kind](matrix(width, depth, "float32"))
         for count in (*range(1, 11), 24, 25):
             rows = numbers(count, depth)
             twin = packed_linear.plain_packed_linear(rows.double(), panels, width)
             found = multiplied(code, rows, panels, width)
             assert (found.double() - twin).abs().max() <= 1e-5 * twin.abs().max()
 
-    def test_a_row_does_not_depend_on_its_neighbours(self, code):
-        panels = packed_linear.rounded_panels_of(matrix(70, 150, "float32"))
+    def test_a_row_does_not_depend_on_its_neighbours(self, code, kind):
+        panels = MAKERS[kind](matrix(70, 150, "float32"))
         rows = numbers(27, 150)
         alone = torch.cat([multiplied(code, row[None], panels, 70) for row in rows])
         for count in range(1, 28):
@@ -409,10 +419,34 @@ class TestRoundedWeights:
         assert torch.equal(found[kept], alone[kept])
         assert not found[3:5].isfinite().any()
 
+    def test_zeros_stay_zero(self, code, kind):
+        panels = MAKERS[kind](torch.zeros(40, 70))
+        assert not matrix_of(panels, 40, 70).any()
+        assert not multiplied(code, numbers(3, 70), panels, 40).any()
+        other = MAKERS[kind](numbers(40, 70))
+        assert not multiplied(code, torch.zeros(3, 70), other, 40).any()
+
+    def test_a_group_mismatch_is_refused(self, code, kind):
+        panels = MAKERS[kind](numbers(40, 64))
+        with pytest.raises(RuntimeError, match="refused"):
+            multiplied(code, numbers(2, 65), panels, 40)
+
+    def test_operation_runs_the_machine_code_outside_of_programs(self, code, kind):
+        packed_linear.load_packed_linear()
+        for weights in (kind, "exact", "bfloat16"):
+            linear = packed_linear.PackedLinear(numbers(40, 70), numbers(40), weights=weights)
+            assert linear.weights == weights
+            rows = numbers(2, 3, 70)
+            twin = packed_linear.plain_packed_linear(rows, linear.panels, 40) + linear.bias
+            torch.testing.assert_close(linear(rows), twin, rtol=1e-4, atol=1e-4)
+        assert linear.weight.shape == (40, 70)
+
+
+class TestEightBits:
     @pytest.mark.parametrize("depth", [1, 64, 150])
     def test_numbers_are_within_half_a_step(self, depth):
         given = numbers(70, depth)
-        panels = packed_linear.rounded_panels_of(given)
+        panels = eight_bit_panels_of(given)
         assert panels.dtype == torch.uint8
         found = matrix_of(panels, 70, depth)
         # A scale is rounded up to bfloat16, by at most one part in 128.
@@ -423,25 +457,45 @@ class TestRoundedWeights:
     def test_multiples_of_a_scale_stay(self):
         given = torch.arange(-127.0, 128.0).repeat(3, 1)[:, :64] / 32
         given[:, 0] = 127.0 / 32  # so that the scale is 1 / 32, which bfloat16 holds
-        assert torch.equal(matrix_of(packed_linear.rounded_panels_of(given), 3, 64), given)
+        assert torch.equal(matrix_of(eight_bit_panels_of(given), 3, 64), given)
 
-    def test_zeros_stay_zero(self, code):
-        panels = packed_linear.rounded_panels_of(torch.zeros(40, 70))
-        assert not matrix_of(panels, 40, 70).any()
-        assert not multiplied(code, numbers(3, 70), panels, 40).any()
-        other = packed_linear.rounded_panels_of(numbers(40, 70))
-        assert not multiplied(code, torch.zeros(3, 70), other, 40).any()
 
-    def test_a_group_mismatch_is_refused(self, code):
-        panels = packed_linear.rounded_panels_of(numbers(40, 64))
-        with pytest.raises(RuntimeError, match="refused"):
-            multiplied(code, numbers(2, 65), panels, 40)
+class TestFourBits:
+    @pytest.mark.parametrize("depth", [1, 32, 150])
+    def test_numbers_are_within_half_a_step(self, depth):
+        given = numbers(70, depth)
+        found = matrix_of(four_bit_panels_of(given), 70, depth)
+        groups = torch.nn.functional.pad(given, (0, -depth % 32)).unflatten(1, (-1, 32))
+        least, largest = groups.aminmax(dim=-1)
+        errors = torch.nn.functional.pad(found - given, (0, -depth % 32)).unflatten(1, (-1, 32))
+        # Where the integers are those of Q4_0, the error of a whole group is smaller, not of each number.
+        half_a_step = (largest - least) / 30 * (1 + 2**-9)
+        assert (errors.norm(dim=-1) <= half_a_step * 32**0.5).all()
 
-    def test_operation_runs_the_machine_code_outside_of_programs(self, code):
-        packed_linear.load_packed_linear()
-        for weights in packed_linear.WEIGHTS:
-            linear = packed_linear.PackedLinear(numbers(40, 70), numbers(40), weights=weights)
-            rows = numbers(2, 3, 70)
-            twin = packed_linear.plain_packed_linear(rows, linear.panels, 40) + linear.bias
-            torch.testing.assert_close(linear(rows), twin, rtol=1e-4, atol=1e-4)
-        assert linear.weight.shape == (40, 70)
+    @settings(deadline=None)
+    @given(st.integers(0, 2**32 - 1), st.sampled_from([-1, 1]))
+    def test_blocks_of_gguf_files_stay(self, seed, sign):
+        draws = torch.Generator().manual_seed(seed)
+        scale = sign * torch.exp(torch.randn(40, 3, 1, generator=draws) - 5).half().float()
+        least = (torch.randn(40, 3, 1, generator=draws) / 16).half().float()
+        integers = torch.randint(0, 16, (40, 3, 32), generator=draws)
+        integers[..., 5] = 0
+        # Q4_0: 0 is the number that is farthest from zero.
+        around_zero = (scale * (integers - 8)).flatten(1)
+        assert torch.equal(matrix_of(four_bit_panels_of(around_zero), 40, 96), around_zero)
+        # Q4_1: 0 and 15 are the least and the largest number.
+        integers[..., 9] = 15
+        unequal = (scale.abs() * integers + least).flatten(1)
+        assert torch.equal(matrix_of(four_bit_panels_of(unequal), 40, 96), unequal)
+
+    @pytest.mark.parametrize("wrong", ["unequal", "too large"])
+    def test_a_matrix_that_loses_too_much_has_eight_bits(self, wrong):
+        given = numbers(40, 96)
+        if wrong == "unequal":
+            given[:, ::32] = 12.0
+        else:
+            given[3, 5] = 1e6  # float16 ends at 65504
+        assert four_bit_panels_of(given) is None
+        linear = PackedLinear(given, weights="int4")
+        assert linear.weights == "int8"
+        assert torch.equal(linear.panels, eight_bit_panels_of(given))

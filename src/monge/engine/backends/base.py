@@ -178,9 +178,11 @@ def backend_of(model: SequenceModel) -> str:
 
 def rounded_weights_of(model: SequenceModel) -> str | None:
     """Return the kind of a model's rounded weights, or `None` if it has those of its checkpoint."""
-    from monge.engine.backends.packed_linear import PackedLinear
+    from monge.engine.backends.packed_linear import WEIGHTS, PackedLinear
 
     if not isinstance(model, NetworkModel):
         return None
-    packed = (one for one in model.network.modules() if isinstance(one, PackedLinear))
-    return next((one.weights for one in packed if one.weights != "exact"), None)
+    kinds = {one.weights for one in model.network.modules() if isinstance(one, PackedLinear)}
+    # Beside maps of 4 bits there are some of 8.
+    coarsest = max(kinds, key=WEIGHTS.index, default="exact")
+    return None if coarsest == "exact" else coarsest

@@ -5,7 +5,9 @@
 // A sum is taken in the order of the lines, whatever the number of rows: a row's result does not depend on its neighbours.
 //
 // Panels of 8 bits come in groups of 64 numbers of a row: a line of bfloat16 scales, then 16 lines of 32 columns with four numbers
-// each, stored as number + 128. Rows are rounded to 8 bits as well, with one scale a group; a group's products are summed in integers.
+// each, stored as number + 128. Those of 4 bits come in groups of 32: 32 scales and 32 least numbers, all float16, then 4 lines of 32
+// columns with eight numbers each, stored as (number - least) / scale, the first four in the lower halves of the bytes. Rows are
+// rounded to 8 bits in groups of the same size, with one scale a group; a group's products are summed in integers.
 
 #include <cfloat>
 #include <cmath>
@@ -124,28 +126,52 @@ void multiply_panels(int64_t begin, int64_t end, void* context) {
     }
 }
 
-// Rows in groups of 8-bit numbers, every group padded to 64.
-constexpr int64_t group_size = 64, quads = group_size / 4, group_bytes = 4 * words + 2 * words * group_size;
+// How a panel stores the groups of a row, each padded to its size; `parts` are the quads of numbers in a word.
+struct Eight {
+  static constexpr int64_t group_size = 64, quads = group_size / 4, parts = 1, header = 4 * words, bytes = header + 2 * words * group_size;
+  static Words part(const Words& line, int) { return line; }
+};
 
-constexpr int most_rows8 = lanes == 16 ? 8 : 4;
+struct Four {
+  static constexpr int64_t group_size = 32, quads = group_size / 4, parts = 2, header = 8 * words, bytes = header + words * group_size;
+  static Words part(const Words& line, int which) { return (which ? line >> 4 : line) & 0x0f0f0f0fu; }
+};
+
+// float16 numbers of one group of lanes, all finite.
+inline Floats half_floats(const char* from) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#else
+  typedef uint16_t Halves __attribute__((vector_size(2 * lanes)));
+  Halves halves;
+  std::memcpy(&halves, from, sizeof halves);
+  const Words bits = __builtin_convertvector(halves, Words);
+  const Floats size = (Floats)((bits & 0x7fffu) << 13) * 0x1p112f;  // the exponents' biases are 112 apart
+  return (Floats)((Words)size | (bits & 0x8000u) << 16);
+#endif
+}
+
+constexpr int most_rounded_rows = lanes == 16 ? 8 : 4;
 
 // Rows that are multiplied together are a block. A block's numbers lie quad by quad, its scales and starts group by group, those of
 // all of its rows side by side.
-struct Product8 {
+struct RoundedProduct {
   const int32_t* numbers;  // four to a word
   const float* scales;
-  const int32_t* starts;  // -128 times the sum of a group: what products begin with, as the matrix stores number + 128
+  const int32_t* starts;  // of 8 bits: -128 times the sum of a group, what products begin with, as the matrix stores number + 128
+  const float* totals;    // of 4 bits: the sum of a group times its scale
   const char* panels;
   float* out;
   int64_t num_rows, num_groups, width;
-  int64_t num_blocks() const { return (num_rows + most_rows8 - 1) / most_rows8; }
+  int64_t num_blocks() const { return (num_rows + most_rounded_rows - 1) / most_rounded_rows; }
   int64_t first_row(int64_t block) const { return num_rows * block / num_blocks(); }
 };
 
 // A group's numbers divided by their scale, to the nearest integer, ties to even; the scale is the largest of them / 127. A group
 // whose largest number is too small for 127 / largest to be finite counts as zeros.
-struct Group8 {
-  alignas(64) int8_t numbers[group_size];
+template <int64_t size>
+struct RoundedGroup {
+  alignas(64) int8_t numbers[size];
   float scale;
   int32_t sum;
 
@@ -154,8 +180,9 @@ struct Group8 {
   // NaN and infinity reach the result by the scale; their own integers are 0.
   void round(const float* from) {
 #if defined(__AVX512F__)
-    __m512 values[4], sizes = _mm512_setzero_ps();
-    for (int part = 0; part < 4; part++) {
+    constexpr int parts = size / 16;
+    __m512 values[parts], sizes = _mm512_setzero_ps();
+    for (int part = 0; part < parts; part++) {
       values[part] = _mm512_loadu_ps(from + 16 * part);
       sizes = _mm512_max_ps(_mm512_abs_ps(values[part]), sizes);
     }
@@ -163,7 +190,7 @@ struct Group8 {
     const __m512 inverse = _mm512_set1_ps(inverse_of(largest));
     __m512i sums = _mm512_setzero_si512();
     float wrong = 0.0f;
-    for (int part = 0; part < 4; part++) {
+    for (int part = 0; part < parts; part++) {
       const __m512 scaled = _mm512_mul_ps(values[part], inverse);
       const __m512i rounded = _mm512_maskz_cvtps_epi32(_mm512_cmp_ps_mask(scaled, scaled, _CMP_ORD_Q), scaled);
       sums = _mm512_add_epi32(sums, rounded);
@@ -174,14 +201,14 @@ struct Group8 {
     sum = _mm512_reduce_add_epi32(sums);
 #else
     float largest = 0.0f, wrong = 0.0f;
-    for (int64_t k = 0; k < group_size; k++) {
-      const float size = std::fabs(from[k]);
-      largest = size > largest ? size : largest;
-      if (size != size) wrong = NAN;
+    for (int64_t k = 0; k < size; k++) {
+      const float absolute = std::fabs(from[k]);
+      largest = absolute > largest ? absolute : largest;
+      if (absolute != absolute) wrong = NAN;
     }
     const float inverse = inverse_of(largest);
     sum = 0;
-    for (int64_t k = 0; k < group_size; k++) {
+    for (int64_t k = 0; k < size; k++) {
       const float number = std::nearbyint(from[k] * inverse);
       numbers[k] = number == number ? (int8_t)number : 0;
       sum += numbers[k];
@@ -223,34 +250,44 @@ inline Sum dot(Sum sum, Matrix matrix, int32_t row) {
 }
 
 // A block of R rows with one panel, for one group of lanes of both halves of its columns.
-template <int R>
-[[gnu::noinline]] void multiply8_lanes(const Product8& all, int64_t row, int64_t panel, int lane_group) {
-  const char* from = all.panels + panel * all.num_groups * group_bytes;
-  const int32_t* numbers = all.numbers + row * all.num_groups * quads;
-  const float* scales = all.scales + row * all.num_groups;
-  const int32_t* starts = all.starts + row * all.num_groups;
+template <typename Kind, int R>
+[[gnu::noinline]] void multiply_rounded_lanes(const RoundedProduct& all, int64_t row, int64_t panel, int lane_group) {
+  constexpr bool has_least = Kind::parts == 2;
+  const char* from = all.panels + panel * all.num_groups * Kind::bytes;
+  const int32_t* numbers = all.numbers + row * all.num_groups * Kind::quads;
+  int64_t place = row * all.num_groups;
   Floats sums[R][2] = {};
-  for (int64_t group = 0; group < all.num_groups; group++, from += group_bytes, scales += R, starts += R) {
+  for (int64_t group = 0; group < all.num_groups; group++, from += Kind::bytes, place += R) {
     Ints products[R][2];
-    for (int r = 0; r < R; r++) products[r][0] = products[r][1] = starts[r] - Ints{};
-    const char* line = from + 4 * words + 4 * lanes * lane_group;
-    for (int64_t quad = 0; quad < quads; quad++, line += 8 * words, numbers += R) {
+    for (int r = 0; r < R; r++) products[r][0] = products[r][1] = has_least ? Ints{} : all.starts[place + r] - Ints{};
+    const char* line = from + Kind::header + 4 * lanes * lane_group;
+    for (int64_t quad = 0; quad < Kind::quads; quad += Kind::parts, line += 8 * words) {
       Words first, second;
       std::memcpy(&first, line, sizeof first);
       std::memcpy(&second, line + 4 * words, sizeof second);
-      __builtin_prefetch(line + 2 * group_bytes);
-      __builtin_prefetch(line + 2 * group_bytes + 4 * words);
-      for (int r = 0; r < R; r++) {
-        products[r][0] = dot(products[r][0], first, numbers[r]);
-        products[r][1] = dot(products[r][1], second, numbers[r]);
+      __builtin_prefetch(line + chunk);
+      __builtin_prefetch(line + chunk + 4 * words);
+      for (int part = 0; part < Kind::parts; part++, numbers += R) {
+        const Words lower = Kind::part(first, part), upper = Kind::part(second, part);
+        for (int r = 0; r < R; r++) {
+          products[r][0] = dot(products[r][0], lower, numbers[r]);
+          products[r][1] = dot(products[r][1], upper, numbers[r]);
+        }
       }
     }
-    Floats first, second;
-    Bfloat16::load(from, lane_group, first, second);
-    for (int r = 0; r < R; r++) {
-      sums[r][0] += __builtin_convertvector(products[r][0], Floats) * (first * scales[r]);
-      sums[r][1] += __builtin_convertvector(products[r][1], Floats) * (second * scales[r]);
-    }
+    Floats scales[2], least[2];
+    if constexpr (has_least)
+      for (int half = 0; half < 2; half++) {
+        const char* halves = from + 2 * (half * words + lane_group * lanes);
+        scales[half] = half_floats(halves), least[half] = half_floats(halves + 4 * words);
+      }
+    else
+      Bfloat16::load(from, lane_group, scales[0], scales[1]);
+    for (int r = 0; r < R; r++)
+      for (int half = 0; half < 2; half++) {
+        sums[r][half] += __builtin_convertvector(products[r][half], Floats) * (scales[half] * all.scales[place + r]);
+        if constexpr (has_least) sums[r][half] += least[half] * all.totals[place + r];
+      }
   }
   for (int r = 0; r < R; r++)
     for (int half = 0; half < 2; half++) {
@@ -260,20 +297,21 @@ template <int R>
     }
 }
 
-template <int R>
-void multiply8(const Product8& all, int64_t row, int64_t num_rows, int64_t panel) {
+template <typename Kind, int R>
+void multiply_rounded(const RoundedProduct& all, int64_t row, int64_t num_rows, int64_t panel) {
   if constexpr (R > 1) {
-    if (num_rows < R) return multiply8<R - 1>(all, row, num_rows, panel);
+    if (num_rows < R) return multiply_rounded<Kind, R - 1>(all, row, num_rows, panel);
   }
-  for (int lane_group = 0; lane_group < groups; lane_group++) multiply8_lanes<R>(all, row, panel, lane_group);
+  for (int lane_group = 0; lane_group < groups; lane_group++) multiply_rounded_lanes<Kind, R>(all, row, panel, lane_group);
 }
 
-void multiply8_panels(int64_t begin, int64_t end, void* context) {
-  const Product8& all = *static_cast<const Product8*>(context);
+template <typename Kind>
+void multiply_rounded_panels(int64_t begin, int64_t end, void* context) {
+  const RoundedProduct& all = *static_cast<const RoundedProduct*>(context);
   for (int64_t panel = begin; panel < end; panel++)
     for (int64_t block = 0; block < all.num_blocks(); block++) {
       const int64_t row = all.first_row(block);
-      multiply8<most_rows8>(all, row, all.first_row(block + 1) - row, panel);
+      multiply_rounded<Kind, most_rounded_rows>(all, row, all.first_row(block + 1) - row, panel);
     }
 }
 
@@ -296,13 +334,16 @@ AOTITorchError multiply_all(Product& all) {
   return run_panels(panels, 2 * words * all.depth * all.num_rows, all.depth * Kind::bytes, multiply_panels<Kind>, &all);
 }
 
-AOTITorchError multiply_all8(const Product& all) {
+template <typename Kind>
+AOTITorchError multiply_all_rounded(const Product& all) {
   if (all.num_rows == 0) return AOTI_TORCH_SUCCESS;
+  constexpr int64_t group_size = Kind::group_size, quads = Kind::quads;
   const int64_t num_groups = (all.depth + group_size - 1) / group_size, panels = (all.width + 2 * words - 1) / (2 * words);
   thread_local std::vector<int32_t> numbers, starts;
-  thread_local std::vector<float> scales;
-  numbers.resize(all.num_rows * num_groups * quads), starts.resize(all.num_rows * num_groups), scales.resize(all.num_rows * num_groups);
-  Product8 rounded{numbers.data(), scales.data(), starts.data(), all.panels, all.out, all.num_rows, num_groups, all.width};
+  thread_local std::vector<float> scales, totals;
+  const int64_t places = all.num_rows * num_groups;
+  numbers.resize(places * quads), starts.resize(places), scales.resize(places), totals.resize(places);
+  RoundedProduct rounded{numbers.data(), scales.data(), starts.data(), totals.data(), all.panels, all.out, all.num_rows, num_groups, all.width};
   for (int64_t block = 0; block < rounded.num_blocks(); block++) {
     const int64_t first = rounded.first_row(block), count = rounded.first_row(block + 1) - first;
     for (int64_t r = 0; r < count; r++)
@@ -311,21 +352,31 @@ AOTITorchError multiply_all8(const Product& all) {
         const int64_t left = all.depth - group * group_size;
         alignas(64) float filled[group_size] = {};
         if (left < group_size) from = static_cast<float*>(std::memcpy(filled, from, 4 * left));
-        Group8 one;
+        RoundedGroup<group_size> one;
         one.round(from);
         const int64_t place = (first * num_groups + group * count) + r;
         for (int64_t quad = 0; quad < quads; quad++)
           std::memcpy(&numbers[(first * num_groups + group * count) * quads + quad * count + r], one.numbers + 4 * quad, 4);
-        scales[place] = one.scale, starts[place] = -128 * one.sum;
+        scales[place] = one.scale, starts[place] = -128 * one.sum, totals[place] = one.scale * one.sum;
       }
   }
   // A product of 8 bits takes a quarter of the time of one of 32.
-  return run_panels(panels, words * group_size * num_groups * all.num_rows / 2, num_groups * group_bytes, multiply8_panels, &rounded);
+  return run_panels(panels, words * group_size * num_groups * all.num_rows / 2, num_groups * Kind::bytes, multiply_rounded_panels<Kind>, &rounded);
 }
 
-AOTITorchError multiply_kind(Product& all, int32_t type) {
-  if (type == aoti_torch_dtype_uint8()) return multiply_all8(all);
-  return type == aoti_torch_dtype_int32() ? multiply_all<Bfloat16>(all) : multiply_all<Float32>(all);
+// The bytes of a line, or of a group, tell how panels store their numbers.
+AOTITorchError multiply_kind(Product& all, int64_t line_bytes) {
+  switch (line_bytes) {
+    case Bfloat16::bytes: return multiply_all<Bfloat16>(all);
+    case Float32::bytes: return multiply_all<Float32>(all);
+    case Eight::bytes: return multiply_all_rounded<Eight>(all);
+    case Four::bytes: return multiply_all_rounded<Four>(all);
+    default: return AOTI_TORCH_FAILURE;
+  }
+}
+
+int64_t group_size_of(int64_t line_bytes) {
+  return line_bytes == Eight::bytes ? Eight::group_size : line_bytes == Four::bytes ? Four::group_size : 1;
 }
 
 }  // namespace
@@ -342,9 +393,10 @@ extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_
       aoti_torch_get_dtype(rows, &type) || aoti_torch_get_dtype(panels, &panels_type) ||
       aoti_torch_is_contiguous(rows, &rows_dense) || aoti_torch_is_contiguous(panels, &panels_dense))
     return AOTI_TORCH_FAILURE;
-  const bool is_rounded = panels_type == aoti_torch_dtype_uint8();
-  const int64_t depth = dim < 1 ? 0 : sizes[dim - 1], depth_of_panels = is_rounded ? (depth + group_size - 1) / group_size : depth;
-  if (dim < 1 || dim > most || type != aoti_torch_dtype_float32() || depth_of_panels != shape[1] || !rows_dense || !panels_dense)
+  const int64_t line_bytes = shape[2] * (panels_type == aoti_torch_dtype_uint8() ? 1 : 4), group_size = group_size_of(line_bytes);
+  const int64_t depth = dim < 1 ? 0 : sizes[dim - 1];
+  if (dim < 1 || dim > most || type != aoti_torch_dtype_float32() || (depth + group_size - 1) / group_size != shape[1] || !rows_dense ||
+      !panels_dense)
     return AOTI_TORCH_FAILURE;
   int64_t num_rows = 1, stride = 1;
   for (int64_t d = dim - 1; d >= 0; d--) {
@@ -357,12 +409,12 @@ extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_
       aoti_torch_get_data_ptr(rows, &from) || aoti_torch_get_data_ptr(panels, &matrix) || aoti_torch_get_data_ptr(*out, &to))
     return AOTI_TORCH_FAILURE;
   Product all{static_cast<float*>(from), static_cast<char*>(matrix), static_cast<float*>(to), num_rows, depth, width};
-  return multiply_kind(all, panels_type);
+  return multiply_kind(all, line_bytes);
 }
 
-// The same outside of compiled programs, on memory that the caller owns; `type` is that of the panels.
+// The same outside of compiled programs, on memory that the caller owns.
 extern "C" __attribute__((visibility("default"))) AOTITorchError monge_packed_linear(
-    const float* rows, const char* panels, float* out, int64_t num_rows, int64_t depth, int64_t width, int32_t type) {
+    const float* rows, const char* panels, float* out, int64_t num_rows, int64_t depth, int64_t width, int64_t line_bytes) {
   Product all{rows, panels, out, num_rows, depth, width};
-  return multiply_kind(all, type);
+  return multiply_kind(all, line_bytes);
 }

@@ -3,7 +3,7 @@
 A torch operation, a module, and its machine code.
 
 A forward of a few tokens is bound by reading the weights, so their size decides how long it takes:
-panels hold float32 numbers, bfloat16 numbers, or integers of 8 bits with a scale for every 64.
+panels hold float32 numbers, bfloat16 numbers, or integers of 8 or 4 bits with a scale for every 64 or 32.
 """
 
 import ctypes
@@ -19,13 +19,16 @@ from monge.engine.backends.native_library import OPERATIONS, native_function
 
 COLUMNS: Final = 32
 """Columns of a panel, see `packed_linear.cpp`."""
-GROUP: Final = 64
-"""Numbers of a row that share a scale where weights have 8 bits."""
-WEIGHTS: Final = ("exact", "bfloat16", "int8")
-"""How the numbers of a matrix are stored: as they are, or rounded."""
+GROUPS: Final = {"int8": 64, "int4": 32}
+"""Numbers of a row that share a scale, by kind of weights."""
+WEIGHTS: Final = ("exact", "bfloat16", "int8", "int4")
+"""How the numbers of a matrix are stored: as they are, or rounded; the finest first."""
 _SCALES: Final = 2 * COLUMNS  # bytes
-_ZERO: Final = 128  # what an integer 0 is stored as
+_ZERO: Final = 128  # what an integer 0 of 8 bits is stored as
 _LARGEST: Final = 127
+_LARGEST_STORED: Final = 15  # in 4 bits
+_MIDDLE: Final = 8  # what 0 is stored as in Q4_0
+_MOST_LOST: Final = 0.1  # of the norm of a matrix, in 4 bits
 _LOWER: Final = 0xFFFF  # half of a word
 _SOURCE: Final = Path(__file__).with_name("packed_linear.cpp")
 DECLARATION: Final = (
@@ -48,7 +51,8 @@ class PackedLinear(torch.nn.Module):
         matrix: `[width, depth]`, float32. Where all of its numbers are bfloat16 numbers, the panels
             hold 16 bits of each.
         bias: `[width]`, if any.
-        weights: One of `WEIGHTS`. With `int8` the rows that are multiplied are rounded as well.
+        weights: One of `WEIGHTS`. With `int8` and `int4` the rows that are multiplied are rounded to
+            8 bits. A matrix that `four_bit_panels_of` refuses has `int8`.
     """
 
     panels: Tensor
@@ -58,11 +62,8 @@ class PackedLinear(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.width, self.depth = matrix.shape
-        self.bias, self.weights = bias, weights
-        if weights == "int8":
-            panels = rounded_panels_of(matrix)
-        else:
-            panels = panels_of(matrix.bfloat16().float() if weights == "bfloat16" else matrix)
+        panels, self.weights = _rounded(matrix, weights)
+        self.bias = bias
         self.register_buffer("panels", panels)
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -74,6 +75,15 @@ class PackedLinear(torch.nn.Module):
     def weight(self) -> Tensor:
         """The matrix, for networks that look at it."""
         return matrix_of(self.panels, self.width, self.depth)
+
+
+def _rounded(matrix: Tensor, weights: str) -> tuple[Tensor, str]:
+    """Panels, and the kind of weights that they store."""
+    if weights == "int4" and (panels := four_bit_panels_of(matrix)) is not None:
+        return panels, weights
+    if weights in GROUPS:
+        return eight_bit_panels_of(matrix), "int8"
+    return panels_of(matrix.bfloat16().float() if weights == "bfloat16" else matrix), weights
 
 
 def panels_of(matrix: Tensor) -> Tensor:
@@ -96,7 +106,7 @@ def panels_of(matrix: Tensor) -> Tensor:
     return (lower | upper << 16).contiguous()
 
 
-def rounded_panels_of(matrix: Tensor) -> Tensor:
+def eight_bit_panels_of(matrix: Tensor) -> Tensor:
     """A matrix in panels of 8-bit integers, `[panels, groups, bytes]` of uint8.
 
     A group is 64 numbers of each of 32 rows: 32 bfloat16 scales, in the order of a bfloat16 line,
@@ -106,9 +116,7 @@ def rounded_panels_of(matrix: Tensor) -> Tensor:
     Args:
         matrix: `[width, depth]`, float32.
     """
-    width, depth = matrix.shape
-    filled = torch.nn.functional.pad(matrix.detach(), (0, -depth % GROUP, 0, -width % COLUMNS))
-    groups = filled.reshape(-1, COLUMNS, filled.shape[1] // GROUP, GROUP).transpose(1, 2)
+    groups = _groups_of(matrix, GROUPS["int8"])
     scales = groups.abs().amax(dim=-1) / _LARGEST
     # Towards infinity: the largest number must not round to 128.
     raised = ((scales.view(torch.int32) + _LOWER) >> 16).to(torch.int16)
@@ -120,13 +128,76 @@ def rounded_panels_of(matrix: Tensor) -> Tensor:
     return torch.cat([paired.view(torch.uint8).flatten(2), stored], dim=-1)
 
 
+def four_bit_panels_of(matrix: Tensor) -> Tensor | None:
+    """A matrix in panels of 4-bit integers, `[panels, groups, bytes]` of uint8.
+
+    A group is 32 numbers of each of 32 rows: 32 float16 scales, 32 float16 bases, then the integers,
+    eight of each row side by side; a number is base + scale x integer. Scale and base are those of
+    Q4_1 or Q4_0 in GGUF files, whichever is closer: the integers 0 and 15 are the least and the
+    largest number, or 0 is the number that is farthest from zero and 8 is zero. So blocks of both
+    kinds keep their numbers, if the file was made from least and largest numbers.
+
+    Args:
+        matrix: `[width, depth]`, float32.
+
+    Returns:
+        The panels, or `None` if the numbers are too unequal: the norm of the errors is above 10 % of
+        their own (it is 8 % for normal numbers), or float16 cannot hold a scale.
+    """
+    groups = _groups_of(matrix, GROUPS["int4"])
+    least, largest = groups.aminmax(dim=-1)
+    farthest = torch.where(largest > -least, largest, least) / -_MIDDLE
+    unequal = (((largest - least) / _LARGEST_STORED).half(), least.half())
+    around_zero = (farthest.half(), farthest.half() * -_MIDDLE)
+    integers, error = _integers_of(groups, *unequal)
+    others, other_error = _integers_of(groups, *around_zero)
+    is_other = other_error < error
+    lost = torch.minimum(error, other_error).sum().sqrt()
+    if not lost <= _MOST_LOST * matrix.norm():  # not a number, where float16 is infinite
+        return None
+    scale, base = (torch.where(is_other, *pair) for pair in zip(around_zero, unequal, strict=True))
+    integers = torch.where(is_other[..., None], others, integers)
+    # Bytes of two: number k of a quad, and number k of the next quad in the upper half.
+    lower, upper = integers.unflatten(-1, (-1, 2, 4)).unbind(dim=-2)
+    stored = (lower | upper << 4).transpose(2, 3).flatten(2)
+    head = torch.cat([scale, base], dim=-1).view(torch.uint8)
+    return torch.cat([head, stored], dim=-1)
+
+
+def _groups_of(matrix: Tensor, size: int) -> Tensor:
+    """`[panels, groups, columns, size]`; zeros fill the last group and the last panel."""
+    width, depth = matrix.shape
+    filled = torch.nn.functional.pad(matrix.detach(), (0, -depth % size, 0, -width % COLUMNS))
+    return filled.reshape(-1, COLUMNS, filled.shape[1] // size, size).transpose(1, 2)
+
+
+def _integers_of(groups: Tensor, scale: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
+    """The nearest integers, uint8, and the squared error of each group."""
+    scale, base = scale.float()[..., None], base.float()[..., None]
+    steps = torch.where(scale == 0, 0.0, (groups - base) / scale)
+    integers = steps.round_().clamp_(0, _LARGEST_STORED)
+    error = (base + scale * integers - groups).square_().sum(dim=-1)
+    return integers.to(torch.uint8), error
+
+
+def group_size_of(panels: Tensor) -> int | None:
+    """Numbers of a row that share a scale, or `None` where panels hold floats."""
+    if panels.dtype != torch.uint8:
+        return None
+    eight = _SCALES + COLUMNS * GROUPS["int8"]
+    return GROUPS["int8" if panels.shape[2] == eight else "int4"]
+
+
 def matrix_of(panels: Tensor, width: int, depth: int | None = None) -> Tensor:
-    """The inverse of `panels_of` and `rounded_panels_of`: `[width, depth]`, float32."""
-    if panels.dtype == torch.uint8:
-        raised = panels[..., :_SCALES].contiguous().view(torch.int16)
-        scales = raised.unflatten(-1, (COLUMNS // 2, 2)).transpose(2, 3).flatten(2)
-        numbers = panels[..., _SCALES:].unflatten(-1, (-1, COLUMNS, 4)).transpose(2, 3).flatten(3)
-        groups = (numbers.float() - _ZERO) * scales.contiguous().view(torch.bfloat16)[..., None]
+    """The matrix that panels hold: `[width, depth]`, float32."""
+    size = group_size_of(panels)
+    if size is not None:
+        is_eight = size == GROUPS["int8"]
+        head = _SCALES if is_eight else 2 * _SCALES
+        stored = panels[..., head:].unflatten(-1, (-1, COLUMNS, 4)).transpose(2, 3)
+        groups = (_eight_bit_groups if is_eight else _four_bit_groups)(
+            panels[..., :head].contiguous(), stored
+        )
         return groups.transpose(1, 2).flatten(2).flatten(0, 1)[:width, :depth]
     if panels.dtype == torch.int32:
         panels = torch.cat(
@@ -135,14 +206,31 @@ def matrix_of(panels: Tensor, width: int, depth: int | None = None) -> Tensor:
     return panels.transpose(1, 2).reshape(-1, panels.shape[1])[:width]
 
 
-def rounded_rows(rows: Tensor) -> Tensor:
-    """Rows as products with 8-bit panels read them.
+def _eight_bit_groups(head: Tensor, stored: Tensor) -> Tensor:
+    raised = head.view(torch.int16)
+    scales = raised.unflatten(-1, (COLUMNS // 2, 2)).transpose(2, 3).flatten(2)
+    numbers = stored.flatten(3).float() - _ZERO
+    return numbers * scales.contiguous().view(torch.bfloat16)[..., None]
 
-    Every 64 numbers are multiples of their largest one / 127. They count as zeros where 127 / the
-    largest one is not finite.
+
+def _four_bit_groups(head: Tensor, stored: Tensor) -> Tensor:
+    scale, base = head.view(torch.float16).float()[..., None].split(COLUMNS, dim=2)
+    integers = torch.stack([stored & _LARGEST_STORED, stored >> 4], dim=-2).flatten(3)
+    return base + scale * integers
+
+
+def rounded_rows(rows: Tensor, size: int) -> Tensor:
+    """Rows as products with rounded panels read them.
+
+    The numbers of a group are multiples of their largest one / 127. They count as zeros where 127 /
+    the largest one is not finite.
+
+    Args:
+        rows: `[..., depth]`.
+        size: Numbers of a group.
     """
     depth = rows.shape[-1]
-    groups = torch.nn.functional.pad(rows, (0, -depth % GROUP)).unflatten(-1, (-1, GROUP))
+    groups = torch.nn.functional.pad(rows, (0, -depth % size)).unflatten(-1, (-1, size))
     largest = groups.abs().amax(dim=-1, keepdim=True)
     is_rounded = largest > _LARGEST / torch.finfo(rows.dtype).max
     numbers = torch.where(is_rounded, groups * (_LARGEST / largest), 0.0).round()
@@ -150,9 +238,9 @@ def rounded_rows(rows: Tensor) -> Tensor:
 
 
 def _packed_linear(rows: Tensor, panels: Tensor, width: int) -> Tensor:
-    is_rounded = panels.dtype == torch.uint8
-    wanted = -(-rows.shape[-1] // GROUP) if is_rounded else rows.shape[-1]
-    if panels.shape[1] != wanted:  # the machine code would read past the panels
+    if panels.shape[1] != -(
+        -rows.shape[-1] // (group_size_of(panels) or 1)
+    ):  # the machine code would read past the panels
         raise ValueError(
             f"rows of {rows.shape[-1]} numbers do not fit panels {tuple(panels.shape)}"
         )
@@ -167,7 +255,7 @@ def _packed_linear(rows: Tensor, panels: Tensor, width: int) -> Tensor:
             rows.numel() // max(depth, 1),
             depth,
             width,
-            _TYPE_NUMBERS[panels.dtype],
+            panels.shape[2] * panels.itemsize,
         )
         if failed:
             raise RuntimeError("products of few rows failed")
@@ -177,10 +265,9 @@ def _packed_linear(rows: Tensor, panels: Tensor, width: int) -> Tensor:
 
 def plain_packed_linear(rows: Tensor, panels: Tensor, width: int) -> Tensor:
     """The plain twin of the machine code, in the type of the rows."""
-    matrix = matrix_of(panels, width, rows.shape[-1]).to(rows.dtype)
-    return torch.nn.functional.linear(
-        rounded_rows(rows) if panels.dtype == torch.uint8 else rows, matrix
-    )
+    size, matrix = group_size_of(panels), matrix_of(panels, width, rows.shape[-1])
+    read = rows if size is None else rounded_rows(rows, size)
+    return torch.nn.functional.linear(read, matrix.to(rows.dtype))
 
 
 def _shape_of_packed_linear(rows: Tensor, panels: Tensor, width: int) -> Tensor:
@@ -194,11 +281,11 @@ torch.library.register_fake("monge::packed_linear", _shape_of_packed_linear, lib
 _NAMESPACE: Any = torch.ops.monge
 OPERATION: Final = _NAMESPACE.packed_linear.default
 """`(rows, panels, width) -> rows x matrix`."""
-# Of `aoti_torch_dtype_*`.
-_TYPE_NUMBERS: Final = {torch.uint8: 0, torch.int32: 3, torch.float32: 6}
 
 
-def pack_linears(module: torch.nn.Module, weights: str = "exact") -> None:
+def pack_linears(
+    module: torch.nn.Module, weights: str = "exact", output: torch.nn.Module | None = None
+) -> None:
     """Lay out anew the weights of linear maps inside a module, which is changed.
 
     The tensors that it had are not.
@@ -209,13 +296,16 @@ def pack_linears(module: torch.nn.Module, weights: str = "exact") -> None:
 
     Args:
         module: A module; itself no linear map.
-        weights: How the maps that become `PackedLinear` store their matrix, one of `WEIGHTS`.
+        weights: How the maps that become `PackedLinear` store their matrix, one of `WEIGHTS`. Those
+            that lose too much in 4 bits store 8.
+        output: The output layer of a network: logits lose most, so it has 8 bits in place of 4.
     """
     made = dict[int, torch.nn.Module]()  # a map that is used in several places stays one
     for parent in tuple(module.modules()):
         for name, child in tuple(parent.named_children()):
             if id(child) not in made:
-                made[id(child)] = _packed(child, weights)
+                finer = weights == "int4" and child is output
+                made[id(child)] = _packed(child, "int8" if finer else weights)
             if made[id(child)] is not child:
                 parent.add_module(name, made[id(child)])
 
@@ -255,7 +345,7 @@ def load_packed_linear() -> None:
     Raises:
         RuntimeError, OSError: As `native_function`.
     """
-    arguments = (*(ctypes.c_void_p,) * 3, *(ctypes.c_int64,) * 3, ctypes.c_int32)
+    arguments = (*(ctypes.c_void_p,) * 3, *(ctypes.c_int64,) * 4)
     _LOADED.append(native_function(_SOURCE, "monge_packed_linear", arguments))
 
 

@@ -34,8 +34,8 @@ class Compiled(Backend):
     A network that supports neither runs eagerly, with a warning.
 
     Args:
-        weights: How linear maps store their weights on a CPU: `exact`, or rounded to `bfloat16` or
-            `int8`, which is faster. Decoding keeps the distribution of the rounded network.
+        weights: How linear maps store their weights on a CPU: `exact`, or rounded to `bfloat16`,
+            `int8` or `int4`, which is faster. Decoding keeps the distribution of the rounded network.
 
     Raises:
         OptionError: If there is no such kind of weights.

@@ -12,7 +12,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from monge.core.errors import BackendError, unknown_name
-from monge.engine.backends.packed_linear import WEIGHTS, load_packed_linear, pack_linears
+from monge.engine.backends.packed_linear import (
+    WEIGHTS,
+    PackedLinear,
+    load_packed_linear,
+    pack_linears,
+)
+from monge.engine.notices import notify
 
 _FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -34,8 +40,9 @@ def round_weights(network: PreTrainedModel, weights: str) -> PreTrainedModel:
 
     Args:
         network: The network on the CPU; it is left as it is, and shares the tensors that stay.
-        weights: `bfloat16`, or `int8`: integers of 8 bits with one scale for every 64. With `int8`
-            the inputs of a map are rounded to 8 bits as well, with a scale for every 64.
+        weights: `bfloat16`, `int8` or `int4`: integers with a scale for every 64 or 32 of a row. With
+            integers the inputs of a map are rounded to 8 bits as well. With `int4` the output layer
+            has 8 bits, and so has every map that would lose too much; a message lists these.
 
     Raises:
         BackendError: If the network is not on the CPU or has weights of another type, or there is
@@ -71,6 +78,18 @@ def round_weights(network: PreTrainedModel, weights: str) -> PreTrainedModel:
     }
     with torch.inference_mode(mode=False), torch.no_grad():
         twin: PreTrainedModel = copy.deepcopy(network, dict(tensors))
-        pack_linears(twin, weights)
+        output = twin.get_output_embeddings()
+        pack_linears(twin, weights, output)
+        output = twin.get_output_embeddings()
+    finer = [
+        name
+        for name, one in twin.named_modules()
+        if weights == "int4"
+        and isinstance(one, PackedLinear)
+        and one.weights != weights
+        and one is not output
+    ]
+    if finer:
+        notify(f"{name} loses too much in 4 bits, these maps have 8: {', '.join(finer)}")
     twin.config.dtype = torch.float32
     return twin.eval()
