@@ -23,6 +23,7 @@ from monge.engine.backends.packed_linear import (
     eight_bit_panels_of,
     four_bit_panels_of,
     matrix_of,
+    merge_products,
     pack_linears,
     panels_of,
 )
@@ -77,7 +78,10 @@ def folder(tmp_path_factory):
 def function(path):
     found = ctypes.CDLL(str(path)).aoti_torch_cpu_packed_linear
     found.argtypes, found.restype = (
-        [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p],
+        [
+            *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64),
+            *(ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p),
+        ],
         ctypes.c_int32,
     )
     return found
@@ -98,10 +102,17 @@ def code(request, folder, tmp_path_factory):
 
 def multiplied(code, rows, panels, width):
     """What the machine code makes of tensors, called as compiled programs call it."""
-    owned = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors([rows, panels])
+    return multiplied_with_all(code, rows, [panels], [width])
+
+
+def multiplied_with_all(code, rows, panels, widths):
+    owned = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors([rows, *panels])
+    first, *others = map(_address, owned)
     out = ctypes.c_void_p()
+    matrices = (ctypes.c_void_p * len(others))(*others)
+    columns = (ctypes.c_int64 * len(widths))(*widths)
     try:
-        if code(*map(_address, owned), width, ctypes.byref(out)):
+        if code(first, matrices, len(others), columns, len(widths), ctypes.byref(out)):
             raise RuntimeError("refused")
         return torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(
             _capsule(out.value, None, None)
@@ -255,16 +266,86 @@ class TestEveryBuild:
         assert torch.equal(multiplied(code, rows, panels, 40)[[0, 2]], alone[[0, 2]])
 
 
+PANELS = {"float32": panels_of, **MAKERS}
+
+
+@pytest.mark.parametrize("kind", PANELS)
+class TestSeveralMatrices:
+    """One call for all matrices that multiply the same rows."""
+
+    @pytest.mark.parametrize("widths", [(40, 7, 7), (1, 33), (1500, 4, 900)])
+    def test_give_what_each_gives_alone(self, code, kind, widths):
+        given = [PANELS[kind](matrix(width, 96, "float32", seed=width)) for width in widths]
+        threads = torch.get_num_threads()
+        try:
+            torch.set_num_threads(2)
+            for count in (1, 5, 13):
+                rows = numbers(count, 96)
+                alone = [multiplied(code, rows, *one) for one in zip(given, widths, strict=True)]
+                together = multiplied_with_all(code, rows, given, widths)
+                assert torch.equal(together, torch.cat(alone, dim=-1))
+                twin = OPERATION(rows, given, list(widths))
+                torch.testing.assert_close(twin, together, rtol=1e-4, atol=1e-4)
+        finally:
+            torch.set_num_threads(threads)
+
+    def test_of_two_kinds_are_refused(self, code, kind):
+        other = panels_of(matrix(40, 96, "bfloat16"))
+        given = PANELS[kind](matrix(40, 96, "float32"))
+        with pytest.raises(RuntimeError, match="refused"):
+            multiplied_with_all(code, numbers(2, 96), [given, other], [40, 40])
+
+    def test_of_two_depths_are_refused(self, code, kind):
+        given = [PANELS[kind](matrix(40, depth, "float32")) for depth in (96, 192)]
+        with pytest.raises(RuntimeError, match="refused"):
+            multiplied_with_all(code, numbers(2, 96), given, [40, 40])
+
+    def test_a_width_for_each_is_wanted(self, code, kind):
+        given = PANELS[kind](matrix(40, 96, "float32"))
+        with pytest.raises(RuntimeError, match="refused"):
+            multiplied_with_all(code, numbers(2, 96), [given, given], [40])
+
+
+class TestMergedProducts:
+    """Graphs of modules in which several maps read the same rows."""
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(20, 40), nn.Linear(20, 7, bias=False)
+            self.third = nn.Linear(47, 5)
+            self.bare = nn.Linear(20, 3)
+
+        def forward(self, rows):
+            both = torch.cat([self.first(rows), self.second(rows)], dim=-1)
+            return self.third(both), self.bare(rows * 2)
+
+    def test_products_of_the_same_rows_become_one(self):
+        module, rows = self.Twice().eval(), numbers(3, 20)
+        pack_linears(module)
+        with torch.no_grad():
+            program = torch.export.export(module, (rows,), strict=False)
+            expected = program.module()(rows)
+            merge_products(program.graph)
+            program.graph.lint()
+            program.graph_module.recompile()
+            found = program.module()(rows)
+        calls = program.graph.find_nodes(op="call_function", target=OPERATION)
+        assert sorted(len(one.args[1]) for one in calls) == [1, 1, 2]
+        assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
 class TestTwin:
     @pytest.mark.parametrize("kind", KINDS)
     def test_gives_the_same_to_rounding(self, code, kind):
         given, rows = matrix(90, 140, kind), numbers(2, 5, 140)
-        expected = OPERATION(rows, panels_of(given), 90)
+        expected = OPERATION(rows, [panels_of(given)], [90])
         torch.testing.assert_close(multiplied(code, rows, panels_of(given), 90), expected)
         torch.testing.assert_close(expected, nn.functional.linear(rows, given))
 
     def test_is_a_proper_operation(self):
-        torch.library.opcheck(OPERATION, (numbers(3, 20), panels_of(matrix(40, 20, "float32")), 40))
+        panels = panels_of(matrix(40, 20, "float32")), panels_of(matrix(7, 20, "float32"))
+        torch.library.opcheck(OPERATION, (numbers(3, 20), list(panels), [40, 7]))
 
 
 class Maps(nn.Module):

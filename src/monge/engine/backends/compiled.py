@@ -21,7 +21,11 @@ from monge.core.model import Forward
 from monge.engine.backends import grouped_attention, packed_linear
 from monge.engine.backends.base import Notify, StepOutput, StepSpec
 from monge.engine.backends.grouped_attention import load_grouped_attention
-from monge.engine.backends.packed_linear import load_packed_linear, pack_linears
+from monge.engine.backends.packed_linear import (
+    load_packed_linear,
+    merge_products,
+    pack_linears,
+)
 from monge.engine.backends.parity_check import (
     as_backend_error,
     check_module,
@@ -55,7 +59,7 @@ from monge.engine.threads import run_in_thread
 _PROMPT, _NODES = 384, 64
 _ALL: Final = 1 << 40
 _START_S, _LAYER_S = 10, 3  # seconds of compiling: a constant, and for each layer of a network
-_MODULE_FORMAT: Final = "compiled module 3"  # raised whenever the trace or the files change
+_MODULE_FORMAT: Final = "compiled module 4"  # raised whenever the trace or the files change
 _OPTIONS: Final = {
     # Weights are not stored: a program receives them when it is loaded.
     "aot_inductor.package_constants_in_so": False,
@@ -332,6 +336,7 @@ def compile_program(
         tensors: Its weights and buffers by name, which are not stored.
         key: Its name in the program cache.
     """
+    merge_products(program.graph)
     with tempfile.TemporaryDirectory(dir=scratch_folder()) as scratch:
         package = Path(scratch) / "program.pt2"
         torch._inductor.aoti_compile_and_package(

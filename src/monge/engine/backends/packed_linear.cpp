@@ -60,11 +60,13 @@ struct Float32 {
   }
 };
 
+// One of the matrices that rows are multiplied with; results of a row are `stride` apart.
 struct Product {
   const float* rows;
   const char* panels;
   float* out;
-  int64_t num_rows, depth, width;
+  int64_t num_rows, depth, width, stride;
+  int64_t num_panels() const { return (width + 2 * words - 1) / (2 * words); }
 };
 
 // Adds the products of `count` lines to the sums of R rows, for G groups of lanes from `group` on. The next chunk is asked for
@@ -111,19 +113,17 @@ void multiply(const Product& all, int64_t row, int64_t num_rows, int64_t panel) 
       const int group = part / 2, half = part % 2;
       const int64_t column = (panel * 2 + half) * words + group * lanes, left = all.width - column;
       const Floats& sum = sums[group / together][r][2 * (group % together) + half];
-      if (left > 0) std::memcpy(all.out + (row + r) * all.width + column, &sum, 4 * (left < lanes ? left : lanes));
+      if (left > 0) std::memcpy(all.out + (row + r) * all.stride + column, &sum, 4 * (left < lanes ? left : lanes));
     }
 }
 
 template <typename Kind>
-void multiply_panels(int64_t begin, int64_t end, void* context) {
-  const Product& all = *static_cast<const Product*>(context);
+void multiply_panel(const Product& all, int64_t panel) {
   const int64_t blocks = (all.num_rows + most_rows - 1) / most_rows;  // of rows, about equally large
-  for (int64_t panel = begin; panel < end; panel++)
-    for (int64_t block = 0; block < blocks; block++) {
-      const int64_t row = all.num_rows * block / blocks;
-      multiply<Kind, most_rows>(all, row, all.num_rows * (block + 1) / blocks - row, panel);
-    }
+  for (int64_t block = 0; block < blocks; block++) {
+    const int64_t row = all.num_rows * block / blocks;
+    multiply<Kind, most_rows>(all, row, all.num_rows * (block + 1) / blocks - row, panel);
+  }
 }
 
 // How a panel stores the groups of a row, each padded to its size; `parts` are the quads of numbers in a word.
@@ -155,14 +155,12 @@ constexpr int most_rounded_rows = lanes == 16 ? 8 : 4;
 
 // Rows that are multiplied together are a block. A block's numbers lie quad by quad, its scales and starts group by group, those of
 // all of its rows side by side.
-struct RoundedProduct {
+struct RoundedRows {
   const int32_t* numbers;  // four to a word
   const float* scales;
   const int32_t* starts;  // of 8 bits: -128 times the sum of a group, what products begin with, as the matrix stores number + 128
   const float* totals;    // of 4 bits: the sum of a group times its scale
-  const char* panels;
-  float* out;
-  int64_t num_rows, num_groups, width;
+  int64_t num_rows, num_groups;
   int64_t num_blocks() const { return (num_rows + most_rounded_rows - 1) / most_rounded_rows; }
   int64_t first_row(int64_t block) const { return num_rows * block / num_blocks(); }
 };
@@ -249,17 +247,24 @@ inline Sum dot(Sum sum, Matrix matrix, int32_t row) {
   return sum;
 }
 
+struct RoundedProduct {
+  const RoundedRows* rows;
+  const Product* matrix;
+  int64_t num_panels() const { return matrix->num_panels(); }
+};
+
 // A block of R rows with one panel, for one group of lanes of both halves of its columns.
 template <typename Kind, int R>
 [[gnu::noinline]] void multiply_rounded_lanes(const RoundedProduct& all, int64_t row, int64_t panel, int lane_group) {
   constexpr bool has_least = Kind::parts == 2;
-  const char* from = all.panels + panel * all.num_groups * Kind::bytes;
-  const int32_t* numbers = all.numbers + row * all.num_groups * Kind::quads;
-  int64_t place = row * all.num_groups;
+  const RoundedRows& rows = *all.rows;
+  const char* from = all.matrix->panels + panel * rows.num_groups * Kind::bytes;
+  const int32_t* numbers = rows.numbers + row * rows.num_groups * Kind::quads;
+  int64_t place = row * rows.num_groups;
   Floats sums[R][2] = {};
-  for (int64_t group = 0; group < all.num_groups; group++, from += Kind::bytes, place += R) {
+  for (int64_t group = 0; group < rows.num_groups; group++, from += Kind::bytes, place += R) {
     Ints products[R][2];
-    for (int r = 0; r < R; r++) products[r][0] = products[r][1] = has_least ? Ints{} : all.starts[place + r] - Ints{};
+    for (int r = 0; r < R; r++) products[r][0] = products[r][1] = has_least ? Ints{} : rows.starts[place + r] - Ints{};
     const char* line = from + Kind::header + 4 * lanes * lane_group;
     for (int64_t quad = 0; quad < Kind::quads; quad += Kind::parts, line += 8 * words) {
       Words first, second;
@@ -285,15 +290,15 @@ template <typename Kind, int R>
       Bfloat16::load(from, lane_group, scales[0], scales[1]);
     for (int r = 0; r < R; r++)
       for (int half = 0; half < 2; half++) {
-        sums[r][half] += __builtin_convertvector(products[r][half], Floats) * (scales[half] * all.scales[place + r]);
-        if constexpr (has_least) sums[r][half] += least[half] * all.totals[place + r];
+        sums[r][half] += __builtin_convertvector(products[r][half], Floats) * (scales[half] * rows.scales[place + r]);
+        if constexpr (has_least) sums[r][half] += least[half] * rows.totals[place + r];
       }
   }
   for (int r = 0; r < R; r++)
     for (int half = 0; half < 2; half++) {
-      const int64_t column = (panel * 2 + half) * words + lane_group * lanes, left = all.width - column;
+      const int64_t column = (panel * 2 + half) * words + lane_group * lanes, left = all.matrix->width - column;
       if (left > 0)
-        std::memcpy(all.out + (row + r) * all.width + column, &sums[r][half], 4 * (left < lanes ? left : lanes));
+        std::memcpy(all.matrix->out + (row + r) * all.matrix->stride + column, &sums[r][half], 4 * (left < lanes ? left : lanes));
     }
 }
 
@@ -306,16 +311,28 @@ void multiply_rounded(const RoundedProduct& all, int64_t row, int64_t num_rows, 
 }
 
 template <typename Kind>
-void multiply_rounded_panels(int64_t begin, int64_t end, void* context) {
-  const RoundedProduct& all = *static_cast<const RoundedProduct*>(context);
-  for (int64_t panel = begin; panel < end; panel++)
-    for (int64_t block = 0; block < all.num_blocks(); block++) {
-      const int64_t row = all.first_row(block);
-      multiply_rounded<Kind, most_rounded_rows>(all, row, all.first_row(block + 1) - row, panel);
-    }
+void multiply_rounded_panel(const RoundedProduct& all, int64_t panel) {
+  const RoundedRows& rows = *all.rows;
+  for (int64_t block = 0; block < rows.num_blocks(); block++) {
+    const int64_t row = rows.first_row(block);
+    multiply_rounded<Kind, most_rounded_rows>(all, row, rows.first_row(block + 1) - row, panel);
+  }
 }
 
-AOTITorchError run_panels(int64_t panels, int64_t products, int64_t bytes, void (*work)(int64_t, int64_t, void*), void* context) {
+// The panels of several products, one product behind another, between the threads. `products` and `bytes` are those of a panel.
+template <typename One, void (*multiply_one)(const One&, int64_t)>
+AOTITorchError run_panels(const std::vector<One>& all, int64_t products, int64_t bytes) {
+  int64_t panels = 0;
+  for (const One& one : all) panels += one.num_panels();
+  const auto work = [](int64_t begin, int64_t end, void* context) {
+    int64_t first = 0;  // of a product
+    for (const One& one : *static_cast<const std::vector<One>*>(context)) {
+      const int64_t behind = first + one.num_panels();
+      for (int64_t panel = begin > first ? begin : first; panel < end && panel < behind; panel++) multiply_one(one, panel - first);
+      first = behind;
+    }
+  };
+  void* context = const_cast<std::vector<One>*>(&all);
 #if defined(TORCH_VERSION_2_10_0) && TORCH_FEATURE_VERSION >= TORCH_VERSION_2_10_0
   const int64_t by_products = thread_products / (products + 1) + 1, by_bytes = thread_bytes / (bytes + 1) + 1;
   const int64_t grain = by_products < by_bytes ? by_products : by_bytes;
@@ -327,29 +344,28 @@ AOTITorchError run_panels(int64_t panels, int64_t products, int64_t bytes, void 
 }
 
 template <typename Kind>
-AOTITorchError multiply_all(Product& all) {
-  if (all.num_rows == 0) return AOTI_TORCH_SUCCESS;
-  const int64_t panels = (all.width + 2 * words - 1) / (2 * words);
-  // Products and bytes of a panel; none where there is nothing to sum.
-  return run_panels(panels, 2 * words * all.depth * all.num_rows, all.depth * Kind::bytes, multiply_panels<Kind>, &all);
+AOTITorchError multiply_all(const std::vector<Product>& all) {
+  const Product& any = all.front();
+  // None where there is nothing to sum.
+  return run_panels<Product, multiply_panel<Kind>>(all, 2 * words * any.depth * any.num_rows, any.depth * Kind::bytes);
 }
 
 template <typename Kind>
-AOTITorchError multiply_all_rounded(const Product& all) {
-  if (all.num_rows == 0) return AOTI_TORCH_SUCCESS;
+AOTITorchError multiply_all_rounded(const std::vector<Product>& all) {
   constexpr int64_t group_size = Kind::group_size, quads = Kind::quads;
-  const int64_t num_groups = (all.depth + group_size - 1) / group_size, panels = (all.width + 2 * words - 1) / (2 * words);
+  const float* from_rows = all.front().rows;
+  const int64_t num_rows = all.front().num_rows, depth = all.front().depth;
+  const int64_t num_groups = (depth + group_size - 1) / group_size, places = num_rows * num_groups;
   thread_local std::vector<int32_t> numbers, starts;
   thread_local std::vector<float> scales, totals;
-  const int64_t places = all.num_rows * num_groups;
   numbers.resize(places * quads), starts.resize(places), scales.resize(places), totals.resize(places);
-  RoundedProduct rounded{numbers.data(), scales.data(), starts.data(), totals.data(), all.panels, all.out, all.num_rows, num_groups, all.width};
-  for (int64_t block = 0; block < rounded.num_blocks(); block++) {
-    const int64_t first = rounded.first_row(block), count = rounded.first_row(block + 1) - first;
+  const RoundedRows rows{numbers.data(), scales.data(), starts.data(), totals.data(), num_rows, num_groups};
+  for (int64_t block = 0; block < rows.num_blocks(); block++) {
+    const int64_t first = rows.first_row(block), count = rows.first_row(block + 1) - first;
     for (int64_t r = 0; r < count; r++)
       for (int64_t group = 0; group < num_groups; group++) {
-        const float* from = all.rows + (first + r) * all.depth + group * group_size;
-        const int64_t left = all.depth - group * group_size;
+        const float* from = from_rows + (first + r) * depth + group * group_size;
+        const int64_t left = depth - group * group_size;
         alignas(64) float filled[group_size] = {};
         if (left < group_size) from = static_cast<float*>(std::memcpy(filled, from, 4 * left));
         RoundedGroup<group_size> one;
@@ -360,12 +376,16 @@ AOTITorchError multiply_all_rounded(const Product& all) {
         scales[place] = one.scale, starts[place] = -128 * one.sum, totals[place] = one.scale * one.sum;
       }
   }
+  std::vector<RoundedProduct> rounded;
+  for (const Product& one : all) rounded.push_back({&rows, &one});
   // A product of 8 bits takes a quarter of the time of one of 32.
-  return run_panels(panels, words * group_size * num_groups * all.num_rows / 2, num_groups * Kind::bytes, multiply_rounded_panels<Kind>, &rounded);
+  return run_panels<RoundedProduct, multiply_rounded_panel<Kind>>(
+      rounded, words * group_size * num_groups * num_rows / 2, num_groups * Kind::bytes);
 }
 
 // The bytes of a line, or of a group, tell how panels store their numbers.
-AOTITorchError multiply_kind(Product& all, int64_t line_bytes) {
+AOTITorchError multiply_kind(const std::vector<Product>& all, int64_t line_bytes) {
+  if (all.front().num_rows == 0) return AOTI_TORCH_SUCCESS;
   switch (line_bytes) {
     case Bfloat16::bytes: return multiply_all<Bfloat16>(all);
     case Float32::bytes: return multiply_all<Float32>(all);
@@ -381,40 +401,53 @@ int64_t group_size_of(int64_t line_bytes) {
 
 }  // namespace
 
-// rows [..., depth] float32 x panels [panels, depth, 16 words or 32 numbers], or [panels, groups, bytes] -> [..., width] float32
+// rows [..., depth] float32 x panels [panels, depth, 16 words or 32 numbers], or [panels, groups, bytes], of one or several matrices
+// of one kind -> [..., sum of widths] float32
 extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_packed_linear(
-    AtenTensorHandle rows, AtenTensorHandle panels, int64_t width, AtenTensorHandle* out) {
+    AtenTensorHandle rows, const AtenTensorHandle* panels, int64_t num_matrices, const int64_t* widths, int64_t num_widths,
+    AtenTensorHandle* out) {
   constexpr int64_t most = 8;
-  int64_t dim, *sizes, *shape, out_sizes[most], strides[most];
-  int32_t type, panels_type;
-  bool rows_dense, panels_dense;
-  void *from, *matrix, *to;
-  if (aoti_torch_get_dim(rows, &dim) || aoti_torch_get_sizes(rows, &sizes) || aoti_torch_get_sizes(panels, &shape) ||
-      aoti_torch_get_dtype(rows, &type) || aoti_torch_get_dtype(panels, &panels_type) ||
-      aoti_torch_is_contiguous(rows, &rows_dense) || aoti_torch_is_contiguous(panels, &panels_dense))
+  int64_t dim, *sizes, out_sizes[most], strides[most], line_bytes = 0;
+  int32_t type;
+  bool rows_dense;
+  void *from, *to;
+  if (aoti_torch_get_dim(rows, &dim) || aoti_torch_get_sizes(rows, &sizes) || aoti_torch_get_dtype(rows, &type) ||
+      aoti_torch_is_contiguous(rows, &rows_dense) || aoti_torch_get_data_ptr(rows, &from))
     return AOTI_TORCH_FAILURE;
-  const int64_t line_bytes = shape[2] * (panels_type == aoti_torch_dtype_uint8() ? 1 : 4), group_size = group_size_of(line_bytes);
-  const int64_t depth = dim < 1 ? 0 : sizes[dim - 1];
-  if (dim < 1 || dim > most || type != aoti_torch_dtype_float32() || (depth + group_size - 1) / group_size != shape[1] || !rows_dense ||
-      !panels_dense)
+  if (dim < 1 || dim > most || type != aoti_torch_dtype_float32() || !rows_dense || num_matrices < 1 || num_matrices != num_widths)
     return AOTI_TORCH_FAILURE;
-  int64_t num_rows = 1, stride = 1;
+  const int64_t depth = sizes[dim - 1];
+  int64_t num_rows = 1, width = 0, stride = 1;
+  for (int64_t d = 0; d < dim - 1; d++) num_rows *= sizes[d];
+  std::vector<Product> all;
+  for (int64_t i = 0; i < num_matrices; i++) {
+    int64_t* shape;
+    int32_t panels_type;
+    bool panels_dense;
+    void* matrix;
+    if (aoti_torch_get_sizes(panels[i], &shape) || aoti_torch_get_dtype(panels[i], &panels_type) ||
+        aoti_torch_is_contiguous(panels[i], &panels_dense) || aoti_torch_get_data_ptr(panels[i], &matrix))
+      return AOTI_TORCH_FAILURE;
+    const int64_t bytes = shape[2] * (panels_type == aoti_torch_dtype_uint8() ? 1 : 4), group_size = group_size_of(bytes);
+    if ((depth + group_size - 1) / group_size != shape[1] || !panels_dense || (i > 0 && bytes != line_bytes)) return AOTI_TORCH_FAILURE;
+    line_bytes = bytes;
+    all.push_back({static_cast<float*>(from), static_cast<char*>(matrix), nullptr, num_rows, depth, widths[i], 0});
+    width += widths[i];
+  }
   for (int64_t d = dim - 1; d >= 0; d--) {
     out_sizes[d] = d == dim - 1 ? width : sizes[d];
-    num_rows *= d == dim - 1 ? 1 : sizes[d];
     strides[d] = stride;
     stride *= out_sizes[d];
   }
-  if (aoti_torch_empty_strided(dim, out_sizes, strides, type, aoti_torch_device_type_cpu(), 0, out) ||
-      aoti_torch_get_data_ptr(rows, &from) || aoti_torch_get_data_ptr(panels, &matrix) || aoti_torch_get_data_ptr(*out, &to))
+  if (aoti_torch_empty_strided(dim, out_sizes, strides, type, aoti_torch_device_type_cpu(), 0, out) || aoti_torch_get_data_ptr(*out, &to))
     return AOTI_TORCH_FAILURE;
-  Product all{static_cast<float*>(from), static_cast<char*>(matrix), static_cast<float*>(to), num_rows, depth, width};
+  float* column = static_cast<float*>(to);
+  for (Product& one : all) one.out = column, one.stride = width, column += one.width;
   return multiply_kind(all, line_bytes);
 }
 
-// The same outside of compiled programs, on memory that the caller owns.
+// The same for one matrix outside of compiled programs, on memory that the caller owns.
 extern "C" __attribute__((visibility("default"))) AOTITorchError monge_packed_linear(
     const float* rows, const char* panels, float* out, int64_t num_rows, int64_t depth, int64_t width, int64_t line_bytes) {
-  Product all{rows, panels, out, num_rows, depth, width};
-  return multiply_kind(all, line_bytes);
+  return multiply_kind({{rows, panels, out, num_rows, depth, width, width}}, line_bytes);
 }

@@ -7,12 +7,15 @@ panels hold float32 numbers, bfloat16 numbers, or integers of 8 or 4 bits with a
 """
 
 import ctypes
+from collections import defaultdict
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.fx import Graph, Node
 from transformers.pytorch_utils import Conv1D
 
 from monge.engine.backends.native_library import OPERATIONS, native_function
@@ -30,16 +33,18 @@ _LARGEST_STORED: Final = 15  # in 4 bits
 _MIDDLE: Final = 8  # what 0 is stored as in Q4_0
 _MOST_LOST: Final = 0.1  # of the norm of a matrix, in 4 bits
 _LOWER: Final = 0xFFFF  # half of a word
+_PAGE: Final = 4096  # bytes
 _SOURCE: Final = Path(__file__).with_name("packed_linear.cpp")
 DECLARATION: Final = (
     "AOTITorchError aoti_torch_cpu_packed_linear("
-    "AtenTensorHandle rows, AtenTensorHandle panels, int64_t width, AtenTensorHandle* out)"
+    "AtenTensorHandle rows, const AtenTensorHandle* panels, int64_t num_matrices, "
+    "const int64_t* widths, int64_t num_widths, AtenTensorHandle* out)"
 )
 """Of the function that compiled programs call."""
 
 # The machine code reads rows that lie one behind another.
 OPERATIONS.define(
-    "packed_linear(Tensor rows, Tensor panels, int width) -> Tensor",
+    "packed_linear(Tensor rows, Tensor[] panels, int[] widths) -> Tensor",
     tags=(torch.Tag.needs_exact_strides,),
 )
 
@@ -68,7 +73,7 @@ class PackedLinear(torch.nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """`[..., depth]` -> `[..., width]`."""
-        out = OPERATION(rows.contiguous(), self.panels, self.width)
+        out = OPERATION(rows.contiguous(), [self.panels], [self.width])
         return out if self.bias is None else out + self.bias
 
     @property
@@ -237,16 +242,18 @@ def rounded_rows(rows: Tensor, size: int) -> Tensor:
     return (numbers * (largest / _LARGEST)).flatten(-2)[..., :depth]
 
 
-def _packed_linear(rows: Tensor, panels: Tensor, width: int) -> Tensor:
-    if panels.shape[1] != -(
-        -rows.shape[-1] // (group_size_of(panels) or 1)
-    ):  # the machine code would read past the panels
-        raise ValueError(
-            f"rows of {rows.shape[-1]} numbers do not fit panels {tuple(panels.shape)}"
-        )
+def _packed_linear(rows: Tensor, panels: Sequence[Tensor], widths: Sequence[int]) -> Tensor:
+    made = [_product(rows, *one) for one in zip(panels, widths, strict=True)]
+    return made[0] if len(made) == 1 else torch.cat(made, dim=-1)
+
+
+def _product(rows: Tensor, panels: Tensor, width: int) -> Tensor:
+    depth = rows.shape[-1]
+    # The machine code would read past the panels.
+    if panels.shape[1] != -(-depth // (group_size_of(panels) or 1)):
+        raise ValueError(f"rows of {depth} numbers do not fit panels {tuple(panels.shape)}")
     if rows.dtype == torch.float32 and (run := _machine_code()) is not None:
         out = rows.new_empty(*rows.shape[:-1], width)
-        depth = rows.shape[-1]
         rows = rows.contiguous()
         failed = run(
             rows.data_ptr(),
@@ -264,14 +271,16 @@ def _packed_linear(rows: Tensor, panels: Tensor, width: int) -> Tensor:
 
 
 def plain_packed_linear(rows: Tensor, panels: Tensor, width: int) -> Tensor:
-    """The plain twin of the machine code, in the type of the rows."""
+    """The plain twin of the machine code for one matrix, in the type of the rows."""
     size, matrix = group_size_of(panels), matrix_of(panels, width, rows.shape[-1])
     read = rows if size is None else rounded_rows(rows, size)
     return torch.nn.functional.linear(read, matrix.to(rows.dtype))
 
 
-def _shape_of_packed_linear(rows: Tensor, panels: Tensor, width: int) -> Tensor:
-    return rows.new_empty(*rows.shape[:-1], width)
+def _shape_of_packed_linear(
+    rows: Tensor, panels: Sequence[Tensor], widths: Sequence[int]
+) -> Tensor:
+    return rows.new_empty(*rows.shape[:-1], sum(widths))
 
 
 # What runs outside of compiled programs.
@@ -280,7 +289,43 @@ torch.library.register_fake("monge::packed_linear", _shape_of_packed_linear, lib
 
 _NAMESPACE: Any = torch.ops.monge
 OPERATION: Final = _NAMESPACE.packed_linear.default
-"""`(rows, panels, width) -> rows x matrix`."""
+"""`(rows, panels, widths) -> rows x matrices`, the results of a row one behind another."""
+
+
+def merge_products(graph: Graph) -> None:
+    """Make one operation of the products that read the same rows, such as queries, keys and values.
+
+    The rows are rounded once, and threads start once.
+
+    Args:
+        graph: A traced program, which is changed.
+    """
+    same_rows = defaultdict[tuple[Any, ...], list[Node]](list)
+    for node in graph.find_nodes(op="call_function", target=OPERATION):
+        rows, (panels,), _ = node.args
+        while rows.target is torch.ops.aten.contiguous.default:
+            rows = rows.args[0]
+        stored = panels.meta["val"]
+        same_rows[rows, stored.dtype, stored.shape[2]].append(node)
+    for first, *others in same_rows.values():
+        if not others:
+            continue
+        rows = first.args[0]
+        panels = [node.args[1][0] for node in (first, *others)]
+        widths = [node.args[2][0] for node in (first, *others)]
+        with graph.inserting_before(first):
+            merged = graph.call_function(OPERATION, (rows, panels, widths))
+            last = first.meta["val"].ndim - 1
+            end = 0
+            for node, width in zip((first, *others), widths, strict=True):
+                part = graph.call_function(
+                    torch.ops.aten.slice.Tensor, (merged, last, end, end + width)
+                )
+                end += width
+                part.meta["val"] = node.meta["val"]
+                node.replace_all_uses_with(part)
+        for node in (first, *others):
+            graph.erase_node(node)
 
 
 def pack_linears(
@@ -301,13 +346,27 @@ def pack_linears(
         output: The output layer of a network: logits lose most, so it has 8 bits in place of 4.
     """
     made = dict[int, torch.nn.Module]()  # a map that is used in several places stays one
+    new = list[PackedLinear]()
     for parent in tuple(module.modules()):
         for name, child in tuple(parent.named_children()):
             if id(child) not in made:
                 finer = weights == "int4" and child is output
-                made[id(child)] = _packed(child, "int8" if finer else weights)
+                packed = _packed(child, "int8" if finer else weights)
+                made[id(child)] = packed
+                if packed is not child and isinstance(packed, PackedLinear):
+                    new.append(packed)
             if made[id(child)] is not child:
                 parent.add_module(name, made[id(child)])
+    _lay_together(new)
+
+
+def _lay_together(layers: Sequence[PackedLinear]) -> None:
+    """Move panels into one block of memory, in their order: they are read up to a tenth faster."""
+    sizes = [-(-one.panels.nbytes // _PAGE) * _PAGE for one in layers]
+    block = torch.empty(sum(sizes), dtype=torch.uint8)
+    for one, place in zip(layers, block.split(sizes), strict=True):
+        moved = place[: one.panels.nbytes].view(one.panels.dtype).view(one.panels.shape)
+        one.panels = moved.copy_(one.panels)
 
 
 def pack_draft_module(module: torch.nn.Module) -> None:

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from monge.engine.backends.base import StepSpec
 
 FOLDER_VARIABLE: Final = "MONGE_CACHE"
-_FORMAT: Final = 6  # raised whenever the traced step, its inputs or the files change
+_FORMAT: Final = 7  # raised whenever the traced step, its inputs or the files change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
