@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import httpx
 import pytest
@@ -16,15 +17,16 @@ from typer.testing import CliRunner
 
 from monge.audit.client import Client, RefusedError, ServerError
 from monge.audit.page import page
-from monge.audit.references import ServerReference, token_names
+from monge.audit.references import LocalReference, ServerReference, token_names
 from monge.audit.report import Report
 from monge.audit.run import Settings, audit, in_order, probe
 from monge.audit.situations import Situation
 from monge.cli.app import app
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
-from monge.testing.wrong_engines import EXACT_ENGINES, PlainEngine, ToyTable
-from monge.testing.wrong_servers import ToyServer
+from monge.testing.tabular import TabularModel
+from monge.testing.wrong_engines import END, EXACT_ENGINES, TARGET, VOCAB, PlainEngine, ToyTable
+from monge.testing.wrong_servers import Letters, ToyServer
 from tests.audit.replayed import replayed, texts_of
 from tests.audit.toy import EOS_NAMES, PROMPTS, client_of, judge, local_reference
 
@@ -195,6 +197,37 @@ def test_results_come_in_order():
         return [one async for one in in_order((slow(index) for index in range(12)), 4)]
 
     assert asyncio.run(every()) == list(range(12))
+
+
+def test_a_cancelled_forward_ends_before_the_next_one_begins():
+    ended, at_once = threading.Event(), list[bool]()
+
+    class Slow(TabularModel):
+        is_busy = False
+
+        def extend(self, blocks: Any) -> Any:
+            at_once.append(self.is_busy)
+            self.is_busy = True
+            ended.wait(10)
+            self.is_busy = False
+            return super().extend(blocks)
+
+    reference = LocalReference(Slow(TARGET, VOCAB), Letters(), frozenset({END}))
+
+    async def both() -> None:
+        first, second = (
+            asyncio.ensure_future(reference.laws("abc", ["a"], SamplingRules())) for _ in range(2)
+        )
+        while not at_once:
+            await asyncio.sleep(0.001)
+        first.cancel()
+        await asyncio.sleep(0.01)
+        ended.set()
+        await second
+        assert first.cancelled()
+
+    asyncio.run(both())
+    assert at_once == [False, False]
 
 
 @contextmanager

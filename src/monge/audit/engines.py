@@ -10,6 +10,7 @@ import torch
 
 from monge.api import built_in, eos_ids_of
 from monge.audit.client import TOKEN_ID, Completion
+from monge.audit.threads import one_at_a_time
 from monge.core.errors import OptionError
 from monge.engine.loading import load_network, load_tokenizer
 from monge.engine.sources import resolve
@@ -103,8 +104,7 @@ class TransformersEngine:
 
     async def complete(self, prompt: str | Sequence[int], **fields: Any) -> Completion:
         """One completion, whose tokens are named by their ids. See `Server`."""
-        async with self._lock:
-            return await asyncio.to_thread(self._complete, prompt, fields)
+        return await one_at_a_time(self._lock, self._complete, prompt, fields)
 
     def _complete(self, prompt: str | Sequence[int], fields: Mapping[str, Any]) -> Completion:
         given = self._tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt

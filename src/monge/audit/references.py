@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from monge.audit.client import TOKEN_ID, Client, Completion, RefusedError, ServerError
+from monge.audit.threads import one_at_a_time
 from monge.audit.token_law import END, TokenLaw, law_of_logprobs, truncated
 from monge.core.model import NodeBlock, SequenceModel
 from monge.core.sampling_rules import SamplingRules
@@ -109,8 +110,7 @@ class LocalReference:
     async def laws(
         self, prompt: str, tokens: Sequence[str], rules: SamplingRules
     ) -> list[TokenLaw | None]:
-        async with self._lock:  # one forward at a time
-            return await asyncio.to_thread(self._laws, prompt, tokens, rules)
+        return await one_at_a_time(self._lock, self._laws, prompt, tokens, rules)
 
     async def noise(self, prompts: Sequence[str]) -> float:
         return 0.0
