@@ -61,6 +61,34 @@ def test_a_server_that_is_down_is_named():
         asyncio.run(ask())
 
 
+def test_a_server_that_dies_is_described():
+    plain = ToyServer(PLAIN)
+
+    class Dying:
+        num_sampled = 0
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            """Answers 500 to a sampled request, and afterwards is gone."""
+            self.num_sampled += scope["path"].endswith("/completions")
+            if self.num_sampled > 60:
+                raise httpx.ConnectError("refused")
+            if self.num_sampled == 60:
+                await send({"type": "http.response.start", "status": 500, "headers": []})
+                await send({"type": "http.response.body", "body": b"the engine is dead"})
+            else:
+                await plain(scope, receive, send)
+
+    async def run() -> None:
+        async with Client(
+            "http://toy", attempts=2, transport=httpx.ASGITransport(app=Dying())
+        ) as client:
+            await audit(client, local_reference(), Settings(budget=10**4, played=SHORT))
+
+    said = "status 500: the engine is dead, then ConnectError: refused .in situation 'short', after"
+    with pytest.raises(ServerError, match=said):
+        asyncio.run(run())
+
+
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://a", "http://a:bad"])
 def test_an_address_of_no_server_is_refused_at_once(url):
     async def ask() -> None:

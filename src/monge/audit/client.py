@@ -140,7 +140,7 @@ class Client:
     async def _send(
         self, method: str, path: str, body: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        failure = ""
+        failures = dict[str, None]()  # in order: the first one may tell why a server died
         for attempt in range(self._attempts):
             wait_s = min(_FIRST_WAIT_S * 2.0**attempt, _LONGEST_WAIT_S)
             try:
@@ -151,18 +151,21 @@ class Client:
                     "http://localhost:8000/v1"
                 ) from error
             except httpx.TransportError as error:
-                failure = f"{type(error).__name__}: {error}"
+                failures[f"{type(error).__name__}: {error}"] = None
             else:
                 if answer.is_success:
                     return _object(answer)
                 failure = f"status {answer.status_code}: {answer.text[:300]}"
+                failures[failure] = None
                 if answer.status_code not in _RETRIED:
                     raise RefusedError(f"{self.url}{path} refuses the request: {failure}")
                 asked = answer.headers.get("retry-after", "")
                 wait_s = float(asked) if asked.replace(".", "", 1).isdigit() else wait_s
             if attempt + 1 < self._attempts:
                 await asyncio.sleep(wait_s)
-        raise ServerError(f"{self.url}{path} fails after {self._attempts} attempts: {failure}")
+        raise ServerError(
+            f"{self.url}{path} fails after {self._attempts} attempts: {', then '.join(failures)}"
+        )
 
 
 def _object(answer: httpx.Response) -> dict[str, Any]:

@@ -264,15 +264,21 @@ class _Sampled:
             index = 0
             # Texts are judged in the order of their requests: the order of arrival depends on what
             # was drawn.
-            async with aclosing(in_order(makers, _AHEAD * situation.concurrency)) as texts:
-                async for completion, laws in texts:
-                    self._judge(number, situation, index, completion, laws)
-                    index += 1
-                    if self.is_rejected:
-                        return
-                    is_late = time.monotonic() >= end
-                    if is_late or self._own[situation.name].num_tokens >= budget:
-                        break
+            try:
+                async with aclosing(in_order(makers, _AHEAD * situation.concurrency)) as texts:
+                    async for completion, laws in texts:
+                        self._judge(number, situation, index, completion, laws)
+                        index += 1
+                        if self.is_rejected:
+                            return
+                        is_late = time.monotonic() >= end
+                        if is_late or self._own[situation.name].num_tokens >= budget:
+                            break
+            except ServerError as error:
+                raise type(error)(
+                    f"{error} (in situation {situation.name!r}, after "
+                    f"{self._joint.num_tokens} judged tokens)"
+                ) from error
 
     def report(self, first: Deterministic, notes: Sequence[str]) -> Report:
         """The verdict."""
