@@ -45,7 +45,7 @@ Rounded = Annotated[
     bool,
     options.option(
         "--rounded",
-        help="Compare weights of 4, 8 and 16 bits: this library with a head, and llama.cpp.",
+        help="Compare weights of 4 and 8 bits: this library with a head, llama.cpp, OpenVINO GenAI.",
         panel=options.MODELS,
     ),
 ]

@@ -70,9 +70,7 @@ _LOOKUPS: Final = _steady(
     *({"drafter": f"ngram(num_draft_tokens={count})"} for count in (3, 5, 10))
 )
 _OUR_LOOKUP: Final = Method(candidates=_LOOKUPS, quick=2)
-_BIASED_GENAI: Final = (
-    "its sampled speculation tests another ratio than p/q and resamples from another row"
-)
+_BIASED_GENAI: Final = "its sampled speculation with a draft model tests another ratio than p/q and resamples from another row"
 _BIASED_VLLM: Final = (
     "its CPU build verifies with uninitialised temperatures wherever a request samples (vllm#55005)"
 )
@@ -117,9 +115,7 @@ PEERS: Final = (
                 why_not_sampled=_BIASED_GENAI,
             ),
             "lookup": Method(
-                candidates=_counts("num_assistant_tokens", (5, 3, 8), max_ngram_size=3),
-                is_sampled=False,
-                why_not_sampled=_BIASED_GENAI,
+                candidates=_counts("num_assistant_tokens", (5, 3, 8), max_ngram_size=3)
             ),
         },
         packages=("openvino-genai==2026.4.1.0", "optimum-intel==2.2.0"),
@@ -184,7 +180,7 @@ ROUNDED: Final = (
     Peer(
         name=OURS,
         methods=_of_weights(
-            ("int8", "bfloat16"),
+            ("int4", "int8"),
             {
                 "plain": Method(candidates=({"drafter": "none"},)),
                 "head": Method(candidates=_HEADS),
@@ -204,6 +200,20 @@ ROUNDED: Final = (
             },
         ),
         packages=peer_named("llama_cpp", PEERS).packages,
+    ),
+    Peer(
+        name="openvino_genai",
+        methods=_of_weights(
+            ("int4", "int8"),
+            {
+                "plain": Method(),
+                "lookup": Method(
+                    candidates=_counts("num_assistant_tokens", (5, 3), max_ngram_size=3)
+                ),
+            },
+        ),
+        packages=peer_named("openvino_genai", PEERS).packages,
+        removed=peer_named("openvino_genai", PEERS).removed,
     ),
 )
 """Engines with weights of few bits. Each rounds otherwise, so their texts differ."""

@@ -60,4 +60,4 @@ def test_models_say_what_rounding_changes(run, monkeypatch):
     assert "smollm2-head" in result.stdout
     assert "93.4 % equal argmax" in " ".join(result.stdout.split())
     models = json.loads(run("list", "--models", "--json").stdout)
-    assert models["smollm2"]["rounded"].keys() == {"bfloat16", "int8"}
+    assert models["smollm2"]["rounded"].keys() == {"bfloat16", "int8", "int4"}

@@ -1,6 +1,6 @@
 """This library, for `worker.py`: the method names the backend, the settings are parts by name.
 
-A method that begins with `int8` or `bfloat16` has rounded weights in the compiled backend.
+A method that begins with a kind of weights, such as `int4`, has rounded weights in the compiled backend.
 """
 
 import warnings

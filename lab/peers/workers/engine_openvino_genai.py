@@ -1,4 +1,8 @@
-"""OpenVINO GenAI, for `worker.py`: float32 weights, arithmetic and cache."""
+"""OpenVINO GenAI, for `worker.py`.
+
+A method that begins with `int8` or `int4` has weights of so many bits, and the arithmetic and cache
+that the engine chooses itself. All others are in float32.
+"""
 
 import subprocess
 import sys
@@ -8,6 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+_OF_BITS = {
+    "int8": ("--weight-format", "int8"),
+    "int4": ("--weight-format", "int4", "--group-size", "32", "--ratio", "1.0"),
+}
+"""Options of the export; as in Q4_1, 32 numbers share a scale and a base, and the output layer has 8 bits."""
 
 
 class Engine:
@@ -27,7 +37,14 @@ class Engine:
         self._tensors: Any = import_module("openvino")
         self.version = version("openvino-genai")
         self._settings = settings
+        first, _, rest = method.partition(" ")
+        kind = first if first in _OF_BITS else "fp32"
+        method = rest if kind == first else method
         options = float32(threads)
+        if kind != "fp32":
+            options = {
+                name: options[name] for name in ("INFERENCE_NUM_THREADS", "PERFORMANCE_HINT")
+            }
         extra: dict[str, Any] = {}
         if method == "draft":
             extra["draft_model"] = self._host.draft_model(exported(draft, work), "CPU", **options)
@@ -35,7 +52,8 @@ class Engine:
             extra["prompt_lookup"] = True
         if extra:
             extra["scheduler_config"] = self._host.SchedulerConfig()
-        self._pipeline = self._host.LLMPipeline(exported(target, work), "CPU", **extra, **options)
+        folder = exported(target, work, kind)
+        self._pipeline = self._host.LLMPipeline(folder, "CPU", **extra, **options)
 
     def generate(
         self, *, prompt_ids: list[int], max_new_tokens: int, temperature: float, seed: int
@@ -75,11 +93,13 @@ def float32(threads: int) -> dict[str, Any]:
     }
 
 
-def exported(folder: str, work: str) -> str:
+def exported(folder: str, work: str, kind: str = "fp32") -> str:
     """Folder of the exported checkpoint."""
-    out = Path(work) / f"openvino-{Path(folder).name}"
+    suffix = "" if kind == "fp32" else f"-{kind}"
+    out = Path(work) / f"openvino-{Path(folder).name}{suffix}"
     if not (out / "openvino_model.xml").exists():
-        task = ["--task", "text-generation-with-past", "--weight-format", "fp32"]
+        bits = _OF_BITS.get(kind, ("--weight-format", "fp32"))
+        task = ["--task", "text-generation-with-past", *bits]
         command = [
             str(Path(sys.executable).with_name("optimum-cli")),
             "export",
