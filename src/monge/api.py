@@ -143,7 +143,7 @@ def load(
         device: Where to put the models.
         attention: `eager`, `sdpa` or `flex_attention`.
         backend: `eager` runs the networks as `transformers` does; `compiled` compiles their steps
-            for this machine, once. `compiled(weights='int8')` decodes a faster network with rounded
+            for this machine, once. `compiled(weights='int4')` decodes a faster network with rounded
             weights instead, on CPUs. An instance of `monge.engine.backends.base.Backend` is accepted
             as well.
         draft_backend: The backend of the draft model; `None` for that of the target.

@@ -151,17 +151,19 @@ def four_bit_panels_of(matrix: Tensor) -> Tensor | None:
     """
     groups = _groups_of(matrix, GROUPS["int4"])
     least, largest = groups.aminmax(dim=-1)
-    farthest = torch.where(largest > -least, largest, least) / -_MIDDLE
-    unequal = (((largest - least) / _LARGEST_STORED).half(), least.half())
-    around_zero = (farthest.half(), farthest.half() * -_MIDDLE)
-    integers, error = _integers_of(groups, *unequal)
-    others, other_error = _integers_of(groups, *around_zero)
-    is_other = other_error < error
-    lost = torch.minimum(error, other_error).sum().sqrt()
-    if not lost <= _MOST_LOST * matrix.norm():  # not a number, where float16 is infinite
+    scale, base = ((largest - least) / _LARGEST_STORED).half(), least.half()
+    integers, error = _integers_of(groups, scale, base)
+    if error.any():  # otherwise nothing is closer
+        farthest = (torch.where(largest > -least, largest, least) / -_MIDDLE).half()
+        other = farthest, farthest * -_MIDDLE
+        others, other_error = _integers_of(groups, *other)
+        is_other = other_error < error
+        scale, base = torch.where(is_other, other[0], scale), torch.where(is_other, other[1], base)
+        integers = torch.where(is_other[..., None], others, integers)
+        error = torch.minimum(error, other_error)
+    # An error is not a number where float16 is infinite.
+    if not error.sum().sqrt() <= _MOST_LOST * matrix.norm():
         return None
-    scale, base = (torch.where(is_other, *pair) for pair in zip(around_zero, unequal, strict=True))
-    integers = torch.where(is_other[..., None], others, integers)
     # Bytes of two: number k of a quad, and number k of the next quad in the upper half.
     lower, upper = integers.unflatten(-1, (-1, 2, 4)).unbind(dim=-2)
     stored = (lower | upper << 4).transpose(2, 3).flatten(2)

@@ -40,7 +40,7 @@ def round_weights(network: PreTrainedModel, weights: str) -> PreTrainedModel:
 
     Args:
         network: The network on the CPU; it is left as it is, and shares the tensors that stay.
-        weights: `bfloat16`, `int8` or `int4`: integers with a scale for every 64 or 32 of a row. With
+        weights: `bfloat16`; or `int8` or `int4`, integers with a scale for every 64 or 32 of a row. With
             integers the inputs of a map are rounded to 8 bits as well. With `int4` the output layer
             has 8 bits, and so has every map that would lose too much; a message lists these.
 
