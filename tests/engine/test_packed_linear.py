@@ -20,6 +20,7 @@ from monge.engine.backends.packed_linear import (
     COLUMNS,
     OPERATION,
     PackedLinear,
+    PlainLinear,
     eight_bit_panels_of,
     four_bit_panels_of,
     matrix_of,
@@ -521,6 +522,13 @@ class TestRoundedWeights:
             twin = packed_linear.plain_packed_linear(rows, linear.panels, 40) + linear.bias
             torch.testing.assert_close(linear(rows), twin, rtol=1e-4, atol=1e-4)
         assert linear.weight.shape == (40, 70)
+
+    def test_a_map_laid_out_gives_what_the_plain_twin_gives(self, kind):
+        for weights in (kind, "exact"):
+            linear = PackedLinear(numbers(40, 70), numbers(40), weights=weights)
+            rows = numbers(3, 70).double()
+            twin = packed_linear.plain_packed_linear(rows, linear.panels, 40) + linear.bias
+            assert torch.equal(PlainLinear(linear, torch.float64)(rows), twin)
 
 
 class TestEightBits:

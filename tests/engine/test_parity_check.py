@@ -10,8 +10,10 @@ from monge.engine.backends import compiled, parity_check
 from monge.engine.backends.base import StepOutput
 from monge.engine.backends.parity_check import check_module, check_step, difference, step_spec
 from monge.engine.backends.program_cache import FOLDER_VARIABLE
+from monge.engine.backends.rounded_weights import round_weights
 from monge.engine.backends.traced_step import TracedStep, UncompiledStep
 from monge.engine.models.network_facts import OutputLayer
+from tests.engine.compiling import require
 from tests.engine.tiny import network
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -63,6 +65,27 @@ def test_larger_errors_are_refused(dtype, is_small, monkeypatch):
         check_step(model, noisy(trace(model), 0.5), "noisy")
 
 
+@pytest.mark.parametrize("is_small", [True, False])
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_rounded_networks(kind, is_small, monkeypatch):
+    require("compiled")
+    model = round_weights(target(), kind)
+    monkeypatch.setattr(parity_check, "_is_small", lambda _: is_small)
+    check_step(model, trace(model), "traced")
+    with pytest.raises(BackendError, match="has other logits than the network"):
+        check_step(model, noisy(trace(model), 0.5), "noisy")
+
+
+def test_packed_maps_count_as_weights(monkeypatch):
+    require("compiled")
+    model = target()
+    num_bytes = 8 * sum(one.numel() for one in model.parameters())
+    monkeypatch.setattr(parity_check, "_MAX_BYTES", num_bytes)
+    assert parity_check._is_small(round_weights(model, "int8"))
+    monkeypatch.setattr(parity_check, "_MAX_BYTES", num_bytes - 1)
+    assert not parity_check._is_small(round_weights(model, "int8"))
+
+
 def test_the_mask_is_checked():
     class Blind(UncompiledStep):
         def __call__(self, token_ids, positions, masks, cache):
@@ -82,7 +105,9 @@ def test_four_times_the_error_of_the_network_is_rounding(error):
     eager, ours = exact.clone(), exact.clone()
     eager[1, 7] += 0.05
     ours[2, 9] += 0.05 * error
-    reason = difference([ours.bfloat16().float()], [eager.float()], lambda: [exact], torch.float32)
+    reason = difference(
+        [ours.bfloat16().float()], [eager.float()], lambda: [exact], torch.float32, 1e-3
+    )
     assert (reason is None) is (error < 4)
 
 
@@ -94,17 +119,17 @@ def test_another_largest_logit_is_refused_where_it_is_clear():
     ours[0, 0] -= 0.3
     ours[0, 1] += 0.3
     assert "the largest is another one" in difference(
-        [ours], [eager], lambda: [exact], torch.float32
+        [ours], [eager], lambda: [exact], torch.float32, 1e-3
     )
     exact[0, 0] = eager[0, 0] = 0.35  # within four errors of the network: a tie
     ours[0, 0] = 0.05
-    assert difference([ours], [eager], lambda: [exact], torch.float32) is None
+    assert difference([ours], [eager], lambda: [exact], torch.float32, 1e-3) is None
 
 
 def test_not_a_number_is_refused():
     nan = torch.full((2, 3), float("nan"), dtype=torch.float64)
     for exact in (lambda: [torch.ones(2, 3, dtype=torch.float64)], lambda: None):
-        assert difference([nan], [torch.ones(2, 3)], exact, torch.float32) is not None
+        assert difference([nan], [torch.ones(2, 3)], exact, torch.float32, 1e-3) is not None
 
 
 def test_rounding_needs_no_float64_copy():
@@ -112,7 +137,7 @@ def test_rounding_needs_no_float64_copy():
         raise AssertionError("no copy was to be made")
 
     eager = torch.linspace(-8, 8, 40).repeat(3, 1)
-    assert difference([eager * (1 + 5e-6)], [eager], exact, torch.float32) is None
+    assert difference([eager * (1 + 5e-6)], [eager], exact, torch.float32, 1e-3) is None
 
 
 def test_nothing_is_compiled_that_is_refused(monkeypatch, tmp_path):

@@ -82,6 +82,25 @@ class PackedLinear(torch.nn.Module):
         return matrix_of(self.panels, self.width, self.depth)
 
 
+class PlainLinear(torch.nn.Module):
+    """A `PackedLinear` whose matrix is laid out, for many reads in another type.
+
+    Args:
+        packed: The map.
+        dtype: Type of the rows.
+    """
+
+    def __init__(self, packed: PackedLinear, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._size, self.weight = group_size_of(packed.panels), packed.weight.to(dtype)
+        self._bias = None if packed.bias is None else packed.bias.to(dtype)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """`[..., depth]` -> `[..., width]`."""
+        read = rows if self._size is None else rounded_rows(rows, self._size)
+        return torch.nn.functional.linear(read, self.weight, self._bias)
+
+
 def _rounded(matrix: Tensor, weights: str) -> tuple[Tensor, str]:
     """Panels, and the kind of weights that they store."""
     if weights == "int4" and (panels := four_bit_panels_of(matrix)) is not None:
@@ -382,6 +401,8 @@ def pack_draft_module(module: torch.nn.Module) -> None:
 
 
 def _packed(child: torch.nn.Module, weights: str) -> torch.nn.Module:
+    if isinstance(child, PackedLinear):
+        return child
     weight: Any = getattr(child, "weight", None)
     is_map = type(child) is torch.nn.Linear or getattr(child, "is_linear_map", False)
     if is_map and weight.dtype == torch.float32 and weight.device.type == "cpu":
