@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, Node
+from torch.fx import Graph
 from transformers.pytorch_utils import Conv1D
 
 from monge.engine.backends.native_library import OPERATIONS, native_function
@@ -321,32 +321,34 @@ def merge_products(graph: Graph) -> None:
     Args:
         graph: A traced program, which is changed.
     """
-    same_rows = defaultdict[tuple[Any, ...], list[Node]](list)
+    same_rows = defaultdict[tuple[Any, ...], list[Any]](list)
     for node in graph.find_nodes(op="call_function", target=OPERATION):
-        rows, (panels,), _ = node.args
+        arguments: Any = node.args
+        rows, (panels,), _ = arguments
         while rows.target is torch.ops.aten.contiguous.default:
             rows = rows.args[0]
         stored = panels.meta["val"]
         same_rows[rows, stored.dtype, stored.shape[2]].append(node)
-    for first, *others in same_rows.values():
-        if not others:
-            continue
-        rows = first.args[0]
-        panels = [node.args[1][0] for node in (first, *others)]
-        widths = [node.args[2][0] for node in (first, *others)]
-        with graph.inserting_before(first):
-            merged = graph.call_function(OPERATION, (rows, panels, widths))
-            last = first.meta["val"].ndim - 1
-            end = 0
-            for node, width in zip((first, *others), widths, strict=True):
-                part = graph.call_function(
-                    torch.ops.aten.slice.Tensor, (merged, last, end, end + width)
-                )
-                end += width
-                part.meta["val"] = node.meta["val"]
-                node.replace_all_uses_with(part)
-        for node in (first, *others):
-            graph.erase_node(node)
+    for nodes in same_rows.values():
+        if len(nodes) > 1:
+            _merge(graph, nodes)
+
+
+def _merge(graph: Graph, nodes: Sequence[Any]) -> None:
+    """Replace calls for one matrix each by one for all, and its slices."""
+    first, slice_of = nodes[0], torch.ops.aten.slice.Tensor
+    panels = [node.args[1][0] for node in nodes]
+    widths = [node.args[2][0] for node in nodes]
+    with graph.inserting_before(first):
+        merged = graph.call_function(OPERATION, (first.args[0], panels, widths))
+        last, end = first.meta["val"].ndim - 1, 0
+        for node, width in zip(nodes, widths, strict=True):
+            part = graph.call_function(slice_of, (merged, last, end, end + width))
+            part.meta["val"] = node.meta["val"]
+            node.replace_all_uses_with(part)
+            end += width
+    for node in nodes:
+        graph.erase_node(node)
 
 
 def pack_linears(
