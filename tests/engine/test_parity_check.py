@@ -76,6 +76,15 @@ def test_rounded_networks(kind, is_small, monkeypatch):
         check_step(model, noisy(trace(model), 0.5), "noisy")
 
 
+def test_large_rounded_networks_may_differ_by_integers(monkeypatch):
+    require("compiled")
+    monkeypatch.setattr(parity_check, "_is_small", lambda _: False)
+    rounded = round_weights(target(), "int8")
+    check_step(rounded, noisy(trace(rounded), 0.02), "noisy")
+    with pytest.raises(BackendError, match="has other logits than the network"):
+        check_step(target(), noisy(trace(target()), 0.02), "noisy")
+
+
 def test_packed_maps_count_as_weights(monkeypatch):
     require("compiled")
     model = target()

@@ -12,8 +12,10 @@ from monge.audit.recorder import Recorder, weights_digest
 from monge.core.errors import BackendError, OptionError
 from monge.engine.backends.base import rounded_weights_of
 from monge.engine.backends.packed_linear import PackedLinear
+from monge.engine.backends.parity_check import step_spec
 from monge.engine.backends.registry import BACKENDS
 from monge.engine.backends.rounded_weights import round_weights
+from monge.engine.backends.traced_step import TracedStep
 from monge.engine.loading import as_sequence_model
 from monge.engine.models.hf_tree import HfTreeModel
 from tests.engine.compiling import require, shared_programs
@@ -70,6 +72,24 @@ class TestRounding:
         rows = torch.randn(17, layer.depth, generator=torch.Generator().manual_seed(0))
         together = layer(rows)
         assert all(torch.equal(layer(rows[i : i + 1])[0], together[i]) for i in range(17))
+
+
+class TestMemory:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_a_step_shares_the_panels_of_its_network(self, kind):
+        rounded = round_weights(target(), kind)
+        step = TracedStep(rounded, step_spec(rounded))
+        ours, theirs = (
+            [one.panels.data_ptr() for one in module.modules() if isinstance(one, PackedLinear)]
+            for module in (step, rounded)
+        )
+        assert ours == theirs
+        assert len(set(ours)) == len(ours)
+
+    def test_panels_lie_in_one_block(self):
+        rounded = round_weights(target(), "int8")
+        panels = [one.panels for one in rounded.modules() if isinstance(one, PackedLinear)]
+        assert len({one.untyped_storage().data_ptr() for one in panels}) == 1
 
 
 class TestFourBits:
