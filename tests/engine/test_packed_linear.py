@@ -335,6 +335,28 @@ class TestMergedProducts:
         assert sorted(len(one.args[1]) for one in calls) == [1, 1, 2]
         assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
+    def test_rows_that_change_in_between_are_read_twice(self):
+        class Changes(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.second = nn.Linear(20, 40), nn.Linear(20, 7)
+
+            def forward(self, given):
+                rows = given * 2
+                before = self.first(rows)
+                rows.add_(1)
+                return before, self.second(rows)
+
+        module, rows = Changes().eval(), numbers(3, 20)
+        pack_linears(module)
+        with torch.no_grad():
+            program = torch.export.export(module, (rows,), strict=False)
+            expected = module(rows)
+            merge_products(program.graph)
+            program.graph_module.recompile()
+            found = program.module()(rows)
+        assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
 
 class TestTwin:
     @pytest.mark.parametrize("kind", KINDS)

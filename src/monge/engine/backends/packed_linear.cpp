@@ -5,8 +5,8 @@
 // A sum is taken in the order of the lines, whatever the number of rows: a row's result does not depend on its neighbours.
 //
 // Panels of 8 bits come in groups of 64 numbers of a row: a line of bfloat16 scales, then 16 lines of 32 columns with four numbers
-// each, stored as number + 128. Those of 4 bits come in groups of 32: 32 scales and 32 least numbers, all float16, then 4 lines of 32
-// columns with eight numbers each, stored as (number - least) / scale, the first four in the lower halves of the bytes. Rows are
+// each, stored as number + 128. Those of 4 bits come in groups of 32: 32 scales and 32 bases, all float16, then 4 lines of 32
+// columns with eight numbers each, stored as (number - base) / scale, the first four in the lower halves of the bytes. Rows are
 // rounded to 8 bits in groups of the same size, with one scale a group; a group's products are summed in integers.
 
 #include <cfloat>
@@ -256,7 +256,7 @@ struct RoundedProduct {
 // A block of R rows with one panel, for one group of lanes of both halves of its columns.
 template <typename Kind, int R>
 [[gnu::noinline]] void multiply_rounded_lanes(const RoundedProduct& all, int64_t row, int64_t panel, int lane_group) {
-  constexpr bool has_least = Kind::parts == 2;
+  constexpr bool has_base = Kind::parts == 2;
   const RoundedRows& rows = *all.rows;
   const char* from = all.matrix->panels + panel * rows.num_groups * Kind::bytes;
   const int32_t* numbers = rows.numbers + row * rows.num_groups * Kind::quads;
@@ -264,7 +264,7 @@ template <typename Kind, int R>
   Floats sums[R][2] = {};
   for (int64_t group = 0; group < rows.num_groups; group++, from += Kind::bytes, place += R) {
     Ints products[R][2];
-    for (int r = 0; r < R; r++) products[r][0] = products[r][1] = has_least ? Ints{} : rows.starts[place + r] - Ints{};
+    for (int r = 0; r < R; r++) products[r][0] = products[r][1] = has_base ? Ints{} : rows.starts[place + r] - Ints{};
     const char* line = from + Kind::header + 4 * lanes * lane_group;
     for (int64_t quad = 0; quad < Kind::quads; quad += Kind::parts, line += 8 * words) {
       Words first, second;
@@ -280,18 +280,18 @@ template <typename Kind, int R>
         }
       }
     }
-    Floats scales[2], least[2];
-    if constexpr (has_least)
+    Floats scales[2], bases[2];
+    if constexpr (has_base)
       for (int half = 0; half < 2; half++) {
         const char* halves = from + 2 * (half * words + lane_group * lanes);
-        scales[half] = half_floats(halves), least[half] = half_floats(halves + 4 * words);
+        scales[half] = half_floats(halves), bases[half] = half_floats(halves + 4 * words);
       }
     else
       Bfloat16::load(from, lane_group, scales[0], scales[1]);
     for (int r = 0; r < R; r++)
       for (int half = 0; half < 2; half++) {
         sums[r][half] += __builtin_convertvector(products[r][half], Floats) * (scales[half] * rows.scales[place + r]);
-        if constexpr (has_least) sums[r][half] += least[half] * rows.totals[place + r];
+        if constexpr (has_base) sums[r][half] += bases[half] * rows.totals[place + r];
       }
   }
   for (int r = 0; r < R; r++)
