@@ -20,7 +20,7 @@ from monge.core.model import Forward, NodeBlock
 from monge.engine.backends.base import NodeStep, StepSpec
 from monge.engine.backends.packed_linear import GROUPS, PackedLinear, PlainLinear
 from monge.engine.models.hf_tree import HfTreeModel
-from monge.engine.models.network_facts import tree_obstacle
+from monge.engine.models.network_facts import adapter_obstacle, tree_obstacle
 
 _CLOSE: Final = {
     torch.float64: 1e-9,
@@ -68,6 +68,8 @@ def step_obstacle(network: PreTrainedModel, done: str) -> str | None:
     """
     if (reason := tree_obstacle(network)) is not None:
         return f"{reason}; only networks that read trees are {done}"
+    if (reason := adapter_obstacle(network)) is not None:
+        return reason
     name, attention = (
         type(network).__name__,
         str(network.config.get_text_config()._attn_implementation),

@@ -22,6 +22,7 @@ from monge.engine.backends.base import (
     backend_of,
 )
 from monge.engine.backends.module_runner import ModuleMaker, ModuleRunner
+from monge.engine.backends.source_weights import SourceWeights
 from monge.engine.clock import now
 from monge.engine.models.group_by_length import group_by_length
 from monge.engine.models.hidden_states import HiddenStateLog
@@ -70,6 +71,8 @@ class HfTreeModel:
 
     no_draft_reason: str | None = None
     no_tree_reason: str | None = None
+    source: SourceWeights | None = None
+    """Checked whenever texts are opened."""
 
     def __init__(
         self,
@@ -147,6 +150,8 @@ class HfTreeModel:
         return self._step
 
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
+        if self.source is not None:
+            self.source.check()
         for sequence in prefixes:
             self._rows.open(sequence)
         self.append(prefixes)
@@ -155,6 +160,8 @@ class HfTreeModel:
         row = self._rows[sequence]
         if self._features is not None or len(row.nodes) or length > row.length:
             return False
+        if self.source is not None:
+            self.source.check()
         self._rows.rename(sequence, new, length)
         return True
 
