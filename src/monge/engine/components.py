@@ -53,6 +53,7 @@ class Components:
     Attributes:
         num_successors: As the drafter's capabilities say.
         drafts: Whether the drafter may propose anything at all, by its capabilities.
+        draft_length: Longest text that the drafter drafts for, by its capabilities.
         catches_up: Whether it first reads the text that it missed, as a network does.
 
     Raises:
@@ -74,6 +75,7 @@ class Components:
     # Asked for in every round, and capabilities may take long to tell.
     num_successors: int = field(init=False)
     drafts: bool = field(init=False)
+    draft_length: int | None = field(init=False)
     catches_up: bool = field(init=False)
     greedy_verifier: Verifier = field(init=False, repr=False)
     _usual: Planner = field(init=False, repr=False)
@@ -89,6 +91,7 @@ class Components:
         object.__setattr__(self, "_networks", networks)
         object.__setattr__(self, "num_successors", can.num_successors)
         object.__setattr__(self, "drafts", can.max_depth > 0)
+        object.__setattr__(self, "draft_length", can.max_length)
         object.__setattr__(self, "catches_up", can.runs_network)
         # Where the target's laws are point masses all lossless rules give the same text, and none
         # keeps more than a walk.

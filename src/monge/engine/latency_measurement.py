@@ -34,6 +34,7 @@ _PROMPT: Final = 32  # tokens of the text that the table is measured on
 _LONG_PROMPT: Final = 512  # tokens of the text that shows what context costs
 _CYCLES: Final = 6  # most rounds of each depth
 _PATIENCE: Final = 4.0  # budgets after which a batch size is left out, or one cycle has to do
+_UNBOUNDED: Final = 1 << 30  # tokens of a context
 _REQUESTS: Final = -1_000_000  # ids of the measured requests: below those of real ones
 
 
@@ -242,15 +243,12 @@ def _rounds(
     two cycles, except where these would take several budgets.
     """
     trial, size = replace(components, controller=cycle, shared=SharedState()), len(cycle.depths)
-    longest = min(
-        length
-        for length in (
-            components.target.max_length,
-            components.drafter.capabilities.max_length,
-            1 << 30,
-        )
-        if length
+    bounds = (
+        components.target.max_length,
+        components.draft_length,
+        *(member.max_length for member in components.shared.members),
     )
+    longest = min((bound for bound in bounds if bound is not None), default=_UNBOUNDED)
     most = min(_CYCLES * (sum(cycle.depths) + size) + 1, longest - 1)
     prompt = max(1, min(prompt, longest - most))
     sessions = [

@@ -11,6 +11,7 @@ from monge.core.prompt import PromptProfile
 from monge.draft.base import piece_reader
 from monge.engine.clock import now
 from monge.engine.components import Components
+from monge.engine.drafting import leave_long_prompts, start_all
 from monge.engine.prompts import open_profiled
 from monge.engine.session import Session
 
@@ -22,14 +23,10 @@ def open_sessions(sessions: Sequence[Session], components: Components) -> None:
     """
     start = now()
     prompts = _open_target(sessions, components)
+    leave_long_prompts(sessions, components)
     drafting = [session for session in sessions if session.drafting != "off"]
-    states = (
-        components.drafter.open([_opening(session, components) for session in drafting])
-        if drafting
-        else ()
-    )
-    for session, state in zip(drafting, states, strict=True):
-        session.drafter_state = state
+    if drafting:
+        start_all(drafting, [_opening(session, components) for session in drafting], components)
     for session, prompt in zip(sessions, prompts, strict=True):
         session.controller_state = controller_state(session, prompt, components)
     passed = now() - start

@@ -15,7 +15,7 @@ from monge.core.prompt import PromptProfile
 from monge.draft.base import PieceReader, piece_reader
 from monge.engine.clock import now
 from monge.engine.components import Components
-from monge.engine.drafting import give_up, start
+from monge.engine.drafting import give_up, leave_long_prompts, start
 from monge.engine.logprobs import of_logits
 from monge.engine.loop import close_session
 from monge.engine.opening import controller_state, reads_prompt_later
@@ -242,6 +242,7 @@ class Prefills:
 
     def _open(self, session: Session) -> None:
         self._components.target.open({session.context.request_id: ()})
+        leave_long_prompts([session], self._components)
         if session.drafting != "off" and piece_reader(self._components.drafter) is not None:
             start(session, self._components, first=_Prompt(session).context())
 

@@ -281,7 +281,6 @@ class _Call:
                 stop_check=_StopCheck(replay, row, len(prompt_ids), visited),
             )
             check_length(request, components.target.max_length, "target")
-            check_length(request, components.drafter.capabilities.max_length, "draft model")
             sessions.append(Session(request, request_id=row))
         return sessions
 

@@ -74,12 +74,13 @@ def play_round(session: Session, guide: TextDraws, components: Components) -> No
         UnavailableError: If the candidates cannot be drawn given the text, or the drafter fails.
     """
     guide.begin(len(session.context.token_ids))
+    before = session.drafting
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*the drafter failed")
         run_round([session], components)
     if guide.error is not None:
         raise guide.error
-    if session.drafting != "together" or session.error is not None:
+    if session.drafting != before or session.error is not None:
         raise UnavailableError(
             f"replay: the drafter failed after {guide.start} tokens of a text; "
             "decode it once to see how"
