@@ -90,9 +90,10 @@ class Decoder:
             max_batch_size,
         )
         self.chat_format = chat_format(tokenizer) if chat is None else chat
-        # Not every checkpoint names the end of a turn among its ends of text.
-        is_template = isinstance(self.chat_format, TemplateFormat)
-        self.eos_ids = eos_ids | (self.chat_format.end_ids() if is_template else frozenset())
+        self.eos_ids = eos_ids
+        if isinstance(self.chat_format, TemplateFormat):
+            # Not every checkpoint names the end of a turn among its ends of text.
+            self.eos_ids |= self.chat_format.end_ids()
         self._request_ids = count()
 
     def __repr__(self) -> str:
