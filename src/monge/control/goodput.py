@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from monge.control.acceptance import DepthCounts, expected_tokens
-from monge.control.base import Controller, RoundInfo, SharedState, check_windows, latency_of
+from monge.control.base import Controller, Reads, RoundInfo, SharedState, check_windows, latency_of
 from monge.control.calibration import Calibration
 from monge.control.latency import Latency
 from monge.core.context import DraftPlan
@@ -196,7 +196,7 @@ class Goodput(Controller[GoodputState]):
     first_cooldown: int = 8
     last_cooldown: int = 1024
 
-    reads = frozenset({"accepted", "tokens", "confidence", "latency", "notes"})
+    reads = frozenset(Reads)
     selects = True
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from typing import Final
 
 import torch
 
-from monge.control.base import RoundInfo, SharedState, SoloController
+from monge.control.base import Reads, RoundInfo, SharedState, SoloController
 from monge.control.latency import Latency
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
@@ -67,13 +67,13 @@ def with_latency(
     """
     if min(batch_sizes) < 1:
         raise OptionError(f"max_batch_size must be at least 1; got {min(batch_sizes)}")
-    if folder is not None and "latency" not in components.reads:
+    if folder is not None and Reads.LATENCY not in components.reads:
         raise OptionError(
             f"costs (--costs) {str(folder)!r}: "
             f"{', '.join(components.controllers) or components.controller_name} reads no "
             "measured times; leave it out, or choose a controller that does, such as 'goodput'"
         )
-    if "latency" not in components.reads or components.shared.latency is not None:
+    if Reads.LATENCY not in components.reads or components.shared.latency is not None:
         return components
     key = latency_key(components)
     latency = None if folder is None else load_latency(folder, key)
