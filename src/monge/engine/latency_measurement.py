@@ -10,7 +10,7 @@ from typing import Final
 import torch
 
 from monge.control.base import Reads, RoundInfo, SharedState, SoloController
-from monge.control.latency import Latency
+from monge.control.latency import Latency, shortest_s
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
@@ -116,7 +116,7 @@ def measure_latency(
             records = _filled_rounds(components, size, share) or records
         for record in records:
             verifying[record.num_nodes].append(record.times.total_s - record.times.draft_s)
-        verify[size] = {nodes: min(times) for nodes, times in verifying.items()}
+        verify[size] = {nodes: shortest_s(times) for nodes, times in verifying.items()}
         for other in others:
             other.measure(components, size, share)
         cycle_s = cycle_s or (sum(verify[size].values()) + sum(first.seconds[size].values())) / size
@@ -229,7 +229,7 @@ class _Drafting:
         for record in records:
             times[record.depth].append(record.times.draft_s)
             self.nodes[record.depth] = max(record.num_nodes, self.nodes.get(record.depth, 0))
-        self.seconds[batch_size] = {depth: min(own) for depth, own in times.items()}
+        self.seconds[batch_size] = {depth: shortest_s(own) for depth, own in times.items()}
         return records
 
 
@@ -317,9 +317,9 @@ def _context_s(
     further = long[0].context_length - short[0].context_length
     if further <= _PROMPT:
         return 0.0
-    fastest = [min(record.times.total_s for record in records) for records in (short, long)]
+    fastest = [shortest_s(record.times.total_s for record in records) for records in (short, long)]
     slope = (fastest[1] - fastest[0]) / further / batch_size
-    return max(0.0, slope) if math.isfinite(slope) else 0.0
+    return max(0.0, slope)
 
 
 def _filled(nodes: Mapping[int, int]) -> tuple[int, ...]:
