@@ -1,6 +1,7 @@
 """Measuring the latency of rounds on this machine, by running them."""
 
 import math
+import platform
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from monge.control.latency import Latency, shortest_s
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
-from monge.core.model import SizedModel
+from monge.core.model import FeatureModel, SizedModel
 from monge.core.proposal import Deterministic
 from monge.core.sampling_rules import SamplingRules
 from monge.core.tree import GrowingTree
@@ -189,16 +190,33 @@ def _filled_rounds(
 
 
 def latency_key(components: Components) -> str:
-    """What latency depends on: the networks, their types and device, drafter and tree, verifier, threads."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    """Return a text that differs where latency may.
+
+    It names the networks and their types, drafter and tree, verifier, processor, device, threads and
+    version of torch.
+    """
+    target = components.target
+    device = target.embed((0,)).device.type if isinstance(target, FeatureModel) else "cpu"
     described = (
-        components.target,
+        target,
         components.drafter,
         components.rule,
-        device,
+        processor_name(),
+        torch.cuda.get_device_name() if device == "cuda" else device,
         torch.get_num_threads(),
+        str(torch.__version__),
     )
     return " | ".join(map(repr, described))
+
+
+def processor_name() -> str:
+    """Return the name of the CPU, or of its architecture where the system tells no more."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:  # not on Linux
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
 
 
 @dataclass(slots=True)

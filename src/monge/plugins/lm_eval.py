@@ -46,9 +46,9 @@ class MongeLM(_Hf):
         drafter: As for `speculate`, and so are the next six.
         tree: Shape of the proposals.
         verifier: Acceptance rule.
-        controller: Controller of the draft length; `fixed` needs no measured costs.
-        costs: Folder of measured costs, for controllers that need them; without it they are measured in
-            every batch.
+        controller: Controller of the draft length.
+        costs: Folder of measured costs, for controllers that need them; without it they are measured,
+            once for the default controller and in every batch for a named one.
         draft_temperature: Draft at this temperature instead of the request's own.
         draft_top_k: Draft from this number of the draft model's most probable tokens.
         seed: Seed of the draws of every batch; without it they follow lm-eval's own seed for torch.
@@ -67,7 +67,7 @@ class MongeLM(_Hf):
         drafter: str | None = None,
         tree: str | None = None,
         verifier: str | None = None,
-        controller: str = "fixed",
+        controller: str | None = None,
         costs: str | None = None,
         draft_temperature: float | int | None = None,
         draft_top_k: int | None = None,
@@ -122,7 +122,8 @@ class MongeLM(_Hf):
 
 def _check(target: PreTrainedModel, draft: PreTrainedModel | None, named: dict[str, Any]) -> None:
     """Refuse incompatible parts before the first batch."""
-    CONTROLLERS.parse(named["controller"])
+    if named["controller"] is not None:
+        CONTROLLERS.parse(named["controller"])
     model = as_sequence_model(target)
     # Under a controller that measures nothing: what rounds cost is found out where they run.
     parts = {name: value for name, value in named.items() if name not in {"controller", "costs"}}
