@@ -8,10 +8,9 @@ import torch
 from transformers import PreTrainedModel
 
 from monge.api import make_components
-from monge.control.registry import CONTROLLERS
 from monge.core.errors import OptionError
 from monge.engine.loading import as_draft_model, as_sequence_model, load_network
-from monge.plugins.transformers_generate import speculate
+from monge.plugins.transformers_generate import UNMEASURED, speculate
 
 NAME: Final = "monge"
 """Name of the model: `--model monge`."""
@@ -122,11 +121,9 @@ class MongeLM(_Hf):
 
 def _check(target: PreTrainedModel, draft: PreTrainedModel | None, named: dict[str, Any]) -> None:
     """Refuse incompatible parts before the first batch."""
-    if named["controller"] is not None:
-        CONTROLLERS.parse(named["controller"])
     model = as_sequence_model(target)
-    # Under a controller that measures nothing: what rounds cost is found out where they run.
-    parts = {name: value for name, value in named.items() if name not in {"controller", "costs"}}
+    # Nothing is measured here: what rounds cost is found out where they run.
+    parts = named | {"costs": UNMEASURED}
     make_components(model, None if draft is None else as_draft_model(draft, model), **parts)
 
 

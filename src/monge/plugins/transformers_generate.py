@@ -54,7 +54,7 @@ _TEXT_MARKS: Final = frozenset({"mm_token_type_ids", "token_type_ids"})
 _LEARNED: Final[WeakKeyDictionary[Any, dict[str, SharedState]]] = WeakKeyDictionary()
 """What the default controller knows of a model, by the options of the call: a call has no decoder
 that outlives it. The call takes it out and puts it back, so that threads share nothing."""
-_UNMEASURED: Final = Latency.linear(plain=1.0, node=0.0, draft=0.0)
+UNMEASURED: Final = Latency.linear(plain=1.0, node=0.0, draft=0.0)
 """Stands for latency until it is known that a controller of this call reads it."""
 
 
@@ -153,7 +153,7 @@ def speculate(
     if controller is None and costs is None:
         learned, key = _LEARNED.setdefault(model, {}), _key(model, draft_model, named)
         shared = learned.pop(key, None)
-        components = _parts(call, draft_model, **named, controller=None, costs=_UNMEASURED)
+        components = _parts(call, draft_model, **named, controller=None, costs=UNMEASURED)
         components = _measured(components, call.rules, shared, len(input_ids))
     else:
         learned, key = {}, ""
@@ -170,7 +170,7 @@ def speculate(
             if call.rows:
                 call.rows[session.context.request_id].grow(session.completion_ids)
     finally:
-        if components.shared.latency is not _UNMEASURED:
+        if components.shared.latency is not UNMEASURED:
             learned[key] = components.shared
     if token_streamer is not None:
         token_streamer.end()
