@@ -123,7 +123,7 @@ def _check(target: PreTrainedModel, draft: PreTrainedModel | None, named: dict[s
     """Refuse incompatible parts before the first batch."""
     model = as_sequence_model(target)
     # Nothing is measured here: what rounds cost is found out where they run.
-    parts = named | {"costs": UNMEASURED}
+    parts: dict[str, Any] = named | {"costs": UNMEASURED}
     make_components(model, None if draft is None else as_draft_model(draft, model), **parts)
 
 
