@@ -195,7 +195,8 @@ class HfTreeModel:
                 )
             row.length += len(path)
             row.nodes.clear()
-            self._states.commit(sequence, path)
+            if self._states.layers:
+                self._states.commit(sequence, path)
 
     def length(self, sequence: int) -> int:
         return self._rows[sequence].length
