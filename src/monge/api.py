@@ -150,7 +150,7 @@ def load(
             Candidates are verified against the truncated law, so this stays exact, and it is fast
             for rules whose cost grows with the support of the draft law.
         costs: Costs of rounds, for controllers that read them: a table, or a folder that keeps
-            tables by models, device and type. If there is none, it is measured in about a second.
+            tables by models, types, processor and device. If there is none, it is measured in about a second.
         tokenizer: A loaded tokenizer; `None` loads the one beside `target`.
         dtype: Type of the weights; `auto` takes that of the checkpoint.
         device: Where to put the models.

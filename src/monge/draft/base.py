@@ -52,7 +52,7 @@ class Capabilities:
         num_successors: Number of the target's most probable next tokens that it needs at every node
             of a finished round; see `Verdict.successors`.
         bytes_per_token: Memory for each token of a text, beside the caches of the networks.
-        reads_states: Whether it reads the target's hidden states; only one drafter can.
+        reads_states: Whether it reads the target's hidden states.
         runs_network: Whether drafting needs forwards of a network. Model-free drafters do not, so
             they may be asked in every round.
     """

@@ -60,8 +60,7 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         drafters: Drafters by the names that plans use; at least two.
 
     Raises:
-        OptionError: If there are fewer than two, one is a pool, or two read the target's hidden
-            states.
+        OptionError: If there are fewer than two, or one is a pool.
     """
 
     drafters: Mapping[str, AnyDrafter]
@@ -317,12 +316,6 @@ def _check(drafters: Mapping[str, AnyDrafter]) -> None:
     if nested:
         raise OptionError(
             f"pool: drafter {nested[0]!r} is a pool itself; list its drafters instead"
-        )
-    readers = [name for name, drafter in drafters.items() if drafter.capabilities.reads_states]
-    if len(readers) > 1:
-        raise OptionError(
-            f"pool: {' and '.join(readers)} both take the target's hidden states, "
-            "which one of them can"
         )
 
 

@@ -58,8 +58,7 @@ class Request:
         is_repeatable: Whether its seed is said to give its text again.
         logprobs: Log-probabilities wanted with every generated token.
         prompt_logprobs: Log-probabilities wanted with every prompt token from the second on; always
-            those of `raw`, and only where the prompt is read in pieces (see
-            `monge.engine.prefill`).
+            those of `raw`.
     """
 
     prompt_ids: tuple[int, ...]

@@ -3,7 +3,7 @@
 import warnings
 from dataclasses import replace
 
-from monge.control.base import PromptReader
+from monge.control.base import PromptReader, Reads
 from monge.core.draws import Draws
 from monge.core.model import SequenceModel
 from monge.core.prompt import PromptProfile
@@ -100,7 +100,7 @@ def open_text(
             "that along its texts only; use it where the target runs (monge tune, monge bench "
             "decode)"
         )
-    reads_confidence = "confidence" in components.controller.reads
+    reads_confidence = Reads.CONFIDENCE in components.controller.reads
     given = conditional_candidates(
         components.rule,
         components.drafter.capabilities,

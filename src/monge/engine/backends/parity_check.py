@@ -223,16 +223,15 @@ def _test_outputs(model: HfTreeModel, layers: tuple[int, ...]) -> list[Tensor]:
         {2: NodeBlock.chain(tokens(5, 6, 7))},
     )
     read_on = {0: NodeBlock(tokens(3, 4), (-1, -1)), 1: NodeBlock.chain(tokens(9))}
-    if layers:
-        model.watch(layers)
+    watched = model.watch(layers) if layers else None
     model.open({0: tokens(1, 2, 3), 1: tokens(4, 3, 2, 1, 0, 5, 6, 7), 2: tokens(8, 9)})
     logits = [one for blocks in rounds for one in _extend(model, blocks)]
     model.commit({0: (0, 2), 1: (1, 2), 2: (0, 1, 2)})
     model.append({0: tokens(2, 7, 5), 1: tokens(1)})
     logits += _extend(model, read_on)
-    if not layers:
+    if watched is None:
         return [torch.cat(logits)]
-    states = [one for sequence in (0, 1, 2) if (one := model.features(sequence)) is not None]
+    states = [one for sequence in (0, 1, 2) if (one := watched.take(sequence)) is not None]
     return [torch.cat(logits), *torch.cat(states).split(model.hidden_size, dim=-1)]
 
 
