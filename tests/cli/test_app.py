@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import monge
 from monge.bench.runner import Settings
 from monge.cli.app import BENCH, COMMANDS, LABORATORY, REPLAY, TRAIN
+from monge.cli.early import TABLES, check_early, names_of, old_names_of
 from monge.cli.lazy import Command
+from monge.engine.backends.registry import BACKENDS
 
 
 def test_version(run):
@@ -120,6 +123,76 @@ except SystemExit:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
     )
     assert result.stdout.splitlines()[-1].strip() == "loaded:", result.stdout + result.stderr
+
+
+def test_names_and_files_are_refused_before_torch_is_imported(tmp_path):
+    config = tmp_path / "monge.toml"
+    config.write_text('verifier = "blok"')
+    wrong = {
+        "generate Once --verifier rss": "did you mean 'rrs'?",
+        "generate Once --tree=chian(3)": "did you mean 'chain'?",
+        "chat --drafter ngrams": "did you mean 'ngram'?",
+        "serve --controller fixd": "did you mean 'fixed'?",
+        "batch --draft-backend compild": "did you mean 'compiled'?",
+        "generate Once --target smolm2": "did you mean 'smollm2'?",
+        "serve ./nowhere": "no folder './nowhere'",
+        "tune --draft nowhere.gguf": "no file 'nowhere.gguf'",
+        "generate --prompts nowhere.txt": "cannot read prompts from 'nowhere.txt'",
+        "train shape --out head --data nowhere.txt": "cannot read prompts from 'nowhere.txt'",
+        "certify nowhere.json": "nowhere.json: no such file",
+        "replay run nowhere.mlog": "nowhere.mlog: no such file",
+        "generate Once --config nowhere.toml": "cannot read the configuration 'nowhere.toml'",
+        f"generate Once --config {config}": "did you mean 'block'?",
+    }
+    code = f"""
+import sys
+from monge.cli.app import app
+for arguments in {list(wrong)!r}:
+    try:
+        app(arguments.split())
+    except SystemExit as error:
+        print(error.code, *sorted({{"torch", "transformers"}} & set(sys.modules)))
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=tmp_path
+    )
+    assert result.stdout.splitlines() == ["2"] * len(wrong), result.stderr
+    said = result.stderr.splitlines()
+    assert len(said) == len(wrong)
+    assert [
+        line for line, words in zip(said, wrong.values(), strict=True) if words not in line
+    ] == []
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_early_checks_know_the_names_of_every_registry(kind):
+    registries = {
+        "verifier": monge.VERIFIERS,
+        "drafter": monge.DRAFTERS,
+        "tree": monge.TREES,
+        "controller": monge.CONTROLLERS,
+        "backend": BACKENDS,
+    }
+    assert names_of(kind) == set(registries[kind])
+    assert set(registries[kind]._renamed) | set(registries[kind]._removed) <= old_names_of(kind)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["x", "--help", "--verifier", "rss"],
+        ["x", "--target", "smollm2", "--draft", "smollm2-head"],
+        ["x", "--draft", "built-in", "--tree", "fixed_width((4, 2))", "--controller", "price"],
+        ["x", "--", "--verifier", "rss"],
+        ["x", "--config", "CONFIG", "--verifier", "block"],
+        ["x", "--verifier"],
+        ["--stop", "--tree"],
+    ],
+)
+def test_early_checks_refuse_nothing_that_may_be_right(arguments, tmp_path):
+    config = tmp_path / "monge.toml"
+    config.write_text('verifier = "blok"\ntarget = "nowhere"')
+    check_early([str(config) if one == "CONFIG" else one for one in arguments])
 
 
 @pytest.mark.parametrize(

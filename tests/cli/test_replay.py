@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 
 from monge.cli import networks
 from monge.cli import tune as tuning
+from monge.cli.progress import Stage
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.engine.loading import as_draft_model
@@ -52,8 +53,15 @@ def logged(tiny_paths, tmp_path_factory):
         folder / "run.mlog",
         *arguments,
     ]
-    result = CliRunner().invoke(app, [str(word) for word in command], catch_exceptions=False)
+    steps, advance = [], Stage.advance
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            Stage, "advance", lambda stage, *count: advance(stage, *count) or steps.append(stage)
+        )
+        result = CliRunner().invoke(app, [str(word) for word in command], catch_exceptions=False)
     assert result.exit_code == 0, result.stderr
+    written = [stage for stage in steps if stage.name == "target writes"]
+    assert [(stage.done, stage.total) for stage in written] == [(2, 2)] * 2, "every text counts"
     return folder / "run.mlog", result
 
 

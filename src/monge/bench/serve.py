@@ -25,6 +25,7 @@ from monge.bench.serve_client import Reply, complete
 from monge.bench.servers import Beside, Server, running, running_beside
 from monge.bench.statistics import Summary, ratio_of_all
 from monge.core.errors import MongeError, OptionError
+from monge.core.words import counted
 from monge.defaults import ADAPTIVE, STEADY
 
 ARMS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -120,7 +121,9 @@ def measure(
         for repeat in range(settings.repeats):
             for clients in settings.concurrency:
                 for name in _turned(tuple(servers), repeat):
-                    watch(f"{name}, {clients} clients, {repeat + 1} of {settings.repeats}")
+                    watch(
+                        f"{name}, {counted(clients, 'client')}, {repeat + 1} of {settings.repeats}"
+                    )
                     runs.setdefault((clients, name), []).append(
                         _load(servers[name], prompts, settings, clients)
                     )
@@ -160,7 +163,9 @@ def _load(
         else run["tokens_per_s"] * run["wall_s"] / used,
     }
     if not run["num_requests"]:
-        raise MongeError(f"no request of {clients} clients succeeded: {'; '.join(run['failures'])}")
+        raise MongeError(
+            f"no request of {counted(clients, 'client')} succeeded: {'; '.join(run['failures'])}"
+        )
     return run
 
 
@@ -199,7 +204,9 @@ def _of_length(reply: Reply, num_tokens: int) -> Reply:
     """The reply, if it has the length that was asked for: otherwise it says nothing about speed."""
     if reply.failure is not None or reply.num_tokens == num_tokens:
         return reply
-    return Reply(failure=f"{reply.num_tokens} tokens came where {num_tokens} were asked for")
+    return Reply(
+        failure=f"{counted(reply.num_tokens, 'token')} came where {num_tokens} were asked for"
+    )
 
 
 def figures(replies: Sequence[Reply], wall_s: float) -> dict[str, Any]:

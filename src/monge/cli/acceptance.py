@@ -15,6 +15,7 @@ from monge.cli.console import output, reported
 from monge.cli.progress import working
 from monge.cli.tables import plain_table, print_tables
 from monge.core.errors import OptionError
+from monge.core.words import counted
 from monge.verify.registry import VERIFIERS
 
 NODE: Final = "One node"
@@ -108,7 +109,9 @@ def _counted() -> Iterator[Callable[[], None]]:
 
 
 def _show_node(report: dict[str, Any], *, markdown: bool) -> None:
-    title = f"{report['candidates']} candidates, {report['vocabulary']} tokens"
+    title = (
+        f"{counted(report['candidates'], 'candidate')}, {counted(report['vocabulary'], 'token')}"
+    )
     table = plain_table(title, "drafting")
     table.add_column("rule", no_wrap=True)
     for column in ("acceptance", "below the optimum"):

@@ -18,6 +18,7 @@ from monge.cli.out import check_out_file
 from monge.cli.progress import working
 from monge.cli.tables import plain_table, print_tables
 from monge.core.errors import OptionError
+from monge.core.words import counted
 from monge.engine.decoder import Decoder
 
 if TYPE_CHECKING:
@@ -355,7 +356,7 @@ def _print(report: "Report", html: Path | None, *, markdown: bool) -> None:
         print_tables([table], markdown=markdown)
     first = report.deterministic
     if first is not None:
-        agree = f"{first.num_greedy} greedy tokens, {len(first.differences)} texts differ"
+        agree = f"{counted(first.num_greedy, 'greedy token')}, differing texts: {len(first.differences)}"
         differ = "-" if first.first_difference is None else f"{first.first_difference:.4f}"
         console.print(
             f"{agree}; log-probabilities of first tokens differ by {differ} nats",

@@ -10,8 +10,9 @@ import typer
 from monge.api import load
 from monge.cli import options
 from monge.cli.console import notes, output, quiet_host, reported
-from monge.cli.progress import call_bar, working
+from monge.cli.progress import working
 from monge.core.errors import MongeError, OptionError
+from monge.core.words import counted
 from monge.engine.loading import as_sequence_model, load_network
 
 if TYPE_CHECKING:
@@ -82,8 +83,8 @@ def certify(
         model = _target(certificate, target)
         redrafter, reason = _redrafter(certificate, target, draft)
     given = options.given(tolerance=tolerance, num_nodes=nodes)
-    with call_bar() as watch:
-        watch.total(sum(len(own.get("rounds", ())) for own in certificate.requests))
+    num_rounds = sum(len(own.get("rounds", ())) for own in certificate.requests)
+    with working() as work:
         report = replayed(
             certificate,
             backend_forward(model)
@@ -91,7 +92,7 @@ def certify(
             else plain_forward(model.network),
             vocab_size=model.vocab_size,
             redrafter=redrafter,
-            on_round=lambda: watch.step("replaying rounds"),
+            on_round=work.stage("replaying rounds", num_rounds).advance,
             **given,
         )
     if reason is not None:
@@ -190,7 +191,7 @@ def _print(report: "Report", certificate: "Certificate") -> None:
     drafts = report.drafts
     if drafts.num_rounds:
         console.print(
-            f"drafts: {drafts.num_rounds} rounds drafted again, {drafts.num_laws} draft laws "
+            f"drafts: {counted(drafts.num_rounds, 'round')} drafted again, {counted(drafts.num_laws, 'draft law')} "
             f"recomputed, largest total variation {drafts.distance:.0e}",
             style="dim",
             markup=False,

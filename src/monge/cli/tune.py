@@ -12,13 +12,12 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from monge.bench.decode import Watch
 from monge.bench.provenance import busy_note
 from monge.cli import options
 from monge.cli.console import notes, output, quiet_host, reported
 from monge.cli.networks import Networks, load_networks
 from monge.cli.out import check_out_file, check_out_folder, write_document
-from monge.cli.progress import call_bar
+from monge.cli.progress import bars, working
 from monge.cli.replay import by_task, recorded, show
 from monge.config import write_config
 from monge.core.errors import OptionError
@@ -136,19 +135,19 @@ def tune(
     networks = load_networks(target, draft, **loading)
     shown = _as_asked(networks, shown)
     rules = SamplingRules(temperature=0.0 if temperature is None else temperature)
-    with call_bar("target writes") as watch:
-        watch.total(len(shown))
+    with working() as work:
+        stage = work.stage("target writes", len(shown))
         found = recorded(
             networks,
             shown,
             rules,
-            watch=watch,
+            on_text=stage.advance,
             seed=seed,
             **options.given(max_new_tokens=max_new_tokens),
         )
         found, shown = _without_short(found, shown)
         further = networks.further([*FREE, *(drafter or ())])
-        watch.step("measuring costs")
+        stage.restart("measuring costs")
         found = replace(found, costs=networks.costs(further), about=networks.about())
         settings, own = (
             Settings(repeats=repeats, seed=seed),
@@ -160,12 +159,11 @@ def tune(
             settings,
             target=own,
             drafters=further,
-            on_text=partial(watch.step, "replaying"),
-            on_grid=watch.total,
+            on_text=stage.advance,
+            on_grid=partial(stage.restart, "replaying"),
         )
-        measured = (
-            _confirmed(networks, shown, tuned, found, seed=seed, watch=watch) if confirm else []
-        )
+        work.end(stage)
+        measured = _confirmed(networks, shown, tuned, found, seed=seed) if confirm else []
     best = _fastest(tuned, measured)
     document = tuned.document | {
         "predicted_best": tuned.best.settings,
@@ -233,7 +231,6 @@ def _confirmed(
     log: LawLog,
     *,
     seed: int,
-    watch: Watch,
 ) -> list[dict[str, Any]]:
     """Tokens per second by the clock: the best configurations and plain decoding, in turns, so that a slow minute slows all."""
     best = [
@@ -245,21 +242,23 @@ def _confirmed(
     ]
     decoders = [networks.decoder(configuration) for configuration in chosen]
     speeds: list[list[float]] = [[] for _ in chosen]
-    watch.total(3 * len(chosen) * len(prompts))
-    for turn in range(3):
-        for decoder, found in zip(decoders, speeds, strict=True):
-            tokens, seconds = 0, 0.0
-            for number, prompt in enumerate(prompts):
-                watch.step("measuring")
-                (result,) = decoder.generate(
-                    [written(prompt, decoder.encode_chat)],
-                    max_new_tokens=log.texts[number].max_new_tokens,
-                    temperature=log.rules.temperature,
-                    seed=seed + number,
-                )
-                tokens, seconds = tokens + result.stats.num_tokens, seconds + result.stats.decode_s
-            if turn > 0:  # the first turn warms up
-                found.append(tokens / seconds)
+    with bars() as bar:
+        advance = bar("measuring", 3 * len(chosen) * len(prompts))
+        for turn in range(3):
+            for decoder, found in zip(decoders, speeds, strict=True):
+                tokens, seconds = 0, 0.0
+                for number, prompt in enumerate(prompts):
+                    (result,) = decoder.generate(
+                        [written(prompt, decoder.encode_chat)],
+                        max_new_tokens=log.texts[number].max_new_tokens,
+                        temperature=log.rules.temperature,
+                        seed=seed + number,
+                    )
+                    tokens += result.stats.num_tokens
+                    seconds += result.stats.decode_s
+                    advance(1)
+                if turn > 0:  # the first turn warms up
+                    found.append(tokens / seconds)
     return [
         {
             "label": configuration.label,

@@ -13,6 +13,7 @@ from monge.core.sampling_rules import SamplingRules
 from monge.core.setting_types import is_of
 from monge.core.text import check_text
 from monge.core.verdict import StepRecord
+from monge.core.words import counted
 from monge.engine.logprobs import LogprobOptions, TokenLogprob
 from monge.engine.sampling import Processor
 from monge.engine.text import TextStream, Tokenizer
@@ -265,7 +266,7 @@ def check_length(request: Request, max_length: int | None, whose: str) -> None:
     total = len(request.prompt_ids) + request.max_new_tokens
     if total > (max_length or _UNBOUNDED):
         raise ContextLengthError(
-            f"prompt of {len(request.prompt_ids)} tokens + "
+            f"prompt of {counted(len(request.prompt_ids), 'token')} + "
             f"max_new_tokens={request.max_new_tokens} = {total} exceeds the "
             f"{whose}'s context of {max_length} tokens; shorten the prompt or ask for fewer tokens"
         )

@@ -21,6 +21,7 @@ from monge.engine.models.network_facts import (
     chooses_logits,
     context_length,
     forward_parameters,
+    num_weights,
     own_cache,
     rollback_obstacle,
     tree_obstacle,
@@ -98,6 +99,10 @@ class HfChainModel:
                 f"{name} cannot read a token behind its cache: {_in_words(error)}"
             ) from error
         self.no_draft_reason = self._chain_obstacle()
+
+    def __repr__(self) -> str:
+        size = num_weights(self._model) / 1e6
+        return f"HfChainModel({type(self._model).__name__}, {size:.1f}M parameters, {self.dtype})"
 
     @property
     def network(self) -> PreTrainedModel:

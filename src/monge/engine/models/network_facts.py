@@ -236,6 +236,23 @@ def layer_windows(config: Any) -> dict[str, int | None]:
     return {kind: window if kind == "sliding_attention" else None for kind in sorted(set(kinds))}
 
 
+@runtime_checkable
+class _Packed(Protocol):
+    """A linear map whose matrix `[width, depth]` is no parameter, as rounded ones are."""
+
+    width: int
+    depth: int
+    panels: Tensor
+
+
 def num_weights(model: PreTrainedModel) -> int:
-    """How many numbers a network has."""
-    return sum(weight.numel() for weight in model.parameters())
+    """Number of weights of a network, those that layers share counted once, however they are stored."""
+    output = model.get_output_embeddings()
+    # Packed, it has a matrix of its own.
+    is_tied = bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
+    packed = [
+        layer.width * layer.depth
+        for layer in model.modules()
+        if isinstance(layer, _Packed) and not (is_tied and layer is output)
+    ]
+    return sum(weight.numel() for weight in model.parameters()) + sum(packed)
