@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from monge.core.model import NodeBlock
 from monge.core.tree import GrowingTree, TokenTree
 from monge.core.verdict import Verdict
 from monge.draft.base import AnyDrafter, Capabilities, Draft, Drafter
+from monge.draft.growth import Growth, LevelReader
 from monge.draft.head import HeadDrafter
 from monge.draft.heads import ShapeDrafter
 from monge.draft.layer_skip import LayerSkipDrafter
@@ -198,6 +200,31 @@ class CannotRead(TabularModel):
         return logits
 
 
+class ReadsFewNodes(TabularModel):
+    """A draft network without the memory for several nodes: at once, or beside those it has read.
+
+    Nor does it read some depths, in texts of some beginning.
+    """
+
+    most_at_once: float = float("inf")
+    most_beside: float = float("inf")
+    too_deep: Mapping[int, int] = MappingProxyType({})
+    """By request, the first depth that is not read."""
+
+    def extend(self, blocks: Mapping[int, NodeBlock]) -> Any:
+        logits = super().extend(blocks)
+        for sequence in blocks:
+            nodes = self._nodes[sequence]
+            depth = max(map(len, nodes)) - len(self.text(sequence))
+            if (
+                sum(len(one.token_ids) for one in blocks.values()) > self.most_at_once
+                or len(nodes) > self.most_beside
+                or depth >= self.too_deep.get(sequence, depth + 1)
+            ):
+                raise Fault("out of memory")
+        return logits
+
+
 class CannotEmbed(TabularModel):
     """A target one of whose tokens its heads cannot read, once they are made."""
 
@@ -356,6 +383,64 @@ def test_only_the_nodes_that_cannot_be_read_end(seeds: tuple[int, int]) -> None:
 
     case = Case(horizon=2, max_new_tokens=4)
     assert excess(written(make, case), target_law(make().target, case)) < 1e-12  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"most_at_once": 1},
+        {"most_beside": 2},
+        {"too_deep": {0: 1}},
+        {"most_at_once": 2, "too_deep": {0: 2, 1: 1}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("tree", "verifier"), [*PAIRS, *MORE_PAIRS, ("paths(2, 3)", "multipath_block")]
+)
+def test_a_network_that_reads_few_nodes_at_once_costs_time_and_no_bias(
+    tree: str, verifier: str, limits: Mapping[str, Any]
+) -> None:
+    """A level that is too large for the network says how many tokens were drawn.
+
+    Whether a node goes on must not depend on it where a rule weighs whole paths.
+    """
+
+    def make() -> Components:
+        draft = ReadsFewNodes(RandomTable(2, 20), 2)
+        for name, value in limits.items():
+            setattr(draft, name, value)
+        return make_components(
+            TabularModel(RandomTable(2, 8), 2), draft, tree=tree, verifier=verifier
+        )
+
+    # The first token shows a bias: the rounds behind it have no drafter any more.
+    case = Case(horizon=1 if "3" not in tree else 2, max_new_tokens=4)
+    law, truth = written(make, case), target_law(make().target, case)  # type: ignore[arg-type]
+    assert num_errors(law) == 0.0
+    assert excess(law, truth) < 1e-12
+
+
+def test_a_level_that_ends_for_its_size_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault that the test above is there for: a level that cannot be read at once is dropped."""
+
+    def dropped(growth: Growth, reader: LevelReader) -> None:
+        growth.error, growth.frontier = Fault(), ()
+
+    monkeypatch.setattr("monge.draft.growth._read_alone", dropped)
+
+    def make() -> Components:
+        draft = ReadsFewNodes(RandomTable(2, 20), 2)
+        draft.most_at_once = 1
+        return make_components(
+            TabularModel(RandomTable(2, 8), 2),
+            draft,
+            tree="paths(2, 3)",
+            verifier="multipath_block",
+        )
+
+    case = Case(horizon=2, max_new_tokens=4)
+    assert excess(written(make, case), target_law(make().target, case)) > 1e-3  # type: ignore[arg-type]
 
 
 def networks_that_cannot_read_a_token(kind: str, folder: Path) -> Components:
