@@ -15,10 +15,13 @@ import pytest
 from monge.api import make_components
 from monge.control.fixed import Fixed
 from monge.core.context import Context, DraftPlan
-from monge.core.draws import Draws
+from monge.core.draws import Draws, SeededDraws
 from monge.core.errors import NonFiniteLogitsError
 from monge.core.law import Law
 from monge.core.model import NodeBlock
+from monge.core.proposal import WithoutReplacement
+from monge.core.sampling_rules import SamplingRules
+from monge.core.stopping import StopRule
 from monge.core.tree import GrowingTree, TokenTree
 from monge.core.verdict import Verdict
 from monge.draft.base import AnyDrafter, Capabilities, Draft, Drafter
@@ -443,6 +446,76 @@ def test_a_level_that_ends_for_its_size_is_seen(monkeypatch: pytest.MonkeyPatch)
     assert excess(written(make, case), target_law(make().target, case)) > 1e-3  # type: ignore[arg-type]
 
 
+class FailsTwice(TabularModel):
+    """A draft network that cannot read the first level, neither for all requests nor for one."""
+
+    calls = 0
+
+    def extend(self, blocks: Mapping[int, NodeBlock]) -> Any:
+        self.calls += 1
+        if self.calls in {2, 3}:
+            raise Fault("out of memory")
+        return super().extend(blocks)
+
+
+def test_a_node_that_is_read_alone_is_drawn_from_the_law_after_its_path() -> None:
+    """Levels below one that failed are read in the same way: their parents may not be in the cache."""
+    table = RandomTable(3, 23)
+    drafter = ModelDrafter(
+        model=FailsTwice(table, 3),
+        tree=TREES.parse("fixed_width((3, 2, 2), 'without_replacement')"),
+    )
+    context = Context(request_id=0, token_ids=(0,), num_prompt_tokens=1, rules=SamplingRules())
+    (draft,) = drafter.draft([context], drafter.open([context]), [DraftPlan()], [SeededDraws(4)])
+    assert isinstance(draft.error, Fault)
+    told = draft.tree
+    drawn = [node for node in range(told.num_nodes) if told.candidates[node]]
+    assert len(drawn) == 1 + 3 + 6
+    for node in drawn:
+        proposal = told.proposals[node]
+        assert isinstance(proposal, WithoutReplacement)
+        masses = [proposal.law.prob(token) for token in range(3)]
+        assert masses == pytest.approx(list(table((0, *told.path_tokens(node)))), abs=1e-12)
+
+
+class NotFinite(TabularModel):
+    """A draft network whose logits after token 1 are no numbers."""
+
+    def extend(self, blocks: Mapping[int, NodeBlock]) -> Any:
+        logits = super().extend(blocks)
+        for sequence, block in blocks.items():
+            for row, token in enumerate(block.token_ids):
+                if token == 1:
+                    logits[sequence][row] = float("nan")
+        return logits
+
+
+@pytest.mark.parametrize(
+    "stop",
+    [StopRule(draw_prices=(0.0, 1e-6)), StopRule(min_token_prob=0.01), None],
+    ids=["confidence", "token probability", "no rule"],
+)
+@pytest.mark.parametrize("tree", ["fixed_width((2, 2), 'top')", "paths(4, 3)"])
+def test_a_stop_rule_is_asked_about_the_nodes_that_have_a_law(
+    tree: str, stop: StopRule | None
+) -> None:
+    model = NotFinite(RandomTable(2, 23), 2)
+    drafter = ModelDrafter(model=model, tree=TREES.parse(tree))
+    context = Context(request_id=0, token_ids=(0,), num_prompt_tokens=1, rules=SamplingRules())
+    with pytest.warns(UserWarning, match="draft model, request 0: logits are not finite"):
+        (draft,) = drafter.draft(
+            [context], drafter.open([context]), [DraftPlan(stop=stop)], [SeededDraws(0)]
+        )
+    assert draft.error is None
+    told = draft.tree
+    nodes = [node for node in range(1, told.num_nodes) if told.depths[node] == 1]
+    assert sorted(told.token_ids[node] for node in nodes) == [0, 1]
+    assert [bool(told.candidates[node]) for node in nodes] == [
+        told.token_ids[node] == 0 for node in nodes
+    ]
+    assert draft.evidence is None or all(1 not in path for path in draft.evidence.confidences)
+
+
 def networks_that_cannot_read_a_token(kind: str, folder: Path) -> Components:
     target, draft = TabularModel(RandomTable(3, 11), 3), CannotRead(RandomTable(3, 23), 3)
     tree = "fixed_width((2, 1), 'iid')"
@@ -653,6 +726,46 @@ def test_a_fault_at_any_call_keeps_the_law_or_ends_the_request(
                 law, _ = law_with(fault, case, tree=tree, verifier=verifier, isolated=False)
                 assert excess(law, truth) < 1e-12, fault
     assert num_faults >= len(WAYS)
+
+
+class ReadsFirstBlocks(TabularModel):
+    """A target that reads a tree behind committed text, and nothing behind another tree."""
+
+    def extend(self, blocks: Mapping[int, NodeBlock]) -> Any:
+        assert not any(self._nodes[sequence] for sequence in blocks), "nodes were left behind"
+        return super().extend(blocks)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_round_that_is_verified_again_begins_where_it_began(when: str) -> None:
+    """The failure of a shared stage costs time: the same tree is read and the same draws are made."""
+
+    def texts(number: int | None) -> list[tuple[Text, Exception | None]]:
+        faults = Faults(("verifier", "verify", when), number)
+        components = Components(
+            target=ReadsFirstBlocks(RandomTable(3, 11), 3),
+            drafter=ModelDrafter(
+                model=TabularModel(RandomTable(3, 23), 3), tree=TREES.parse("chain(2)")
+            ),
+            rule=FaultyVerifier(VERIFIERS.parse("block"), faults),
+            controller=Fixed(),
+        )
+        sessions = [
+            Session(
+                Request(prompt_ids=prompt, max_new_tokens=12, rules=SamplingRules(), seed=row),
+                request_id=row,
+            )
+            for row, prompt in enumerate([(0,), (0, 1), (2,)])
+        ]
+        batch = Batch(components, isolated=True)
+        batch.join(sessions)
+        while any(session.finish_reason is None for session in sessions):
+            batch.step()
+        return [(session.completion_ids, session.error) for session in sessions]
+
+    plain = texts(None)
+    assert all(error is None for _, error in plain)
+    assert texts(2) == plain
 
 
 def law_with(
