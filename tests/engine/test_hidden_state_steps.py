@@ -162,12 +162,12 @@ def test_other_states_are_refused(backend, monkeypatch):
     with pytest.raises(BackendError, match="has other logits or hidden states than the network"):
         compile_step(target(), notify=lambda _: None, layers=LAST)
     model = load(backend)
+    model.watch(LAST)
     with pytest.warns(
         UserWarning,
         match="hidden states are watched, so every step .* runs eagerly: .* other logits or hidden",
     ):
-        model.watch(LAST)
-    model.open({0: (5, 6)})
+        model.open({0: (5, 6)})
     model.features(0)
     model.extend({0: NodeBlock.chain((7,))})
     model.commit({0: (0,)})

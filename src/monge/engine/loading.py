@@ -23,6 +23,7 @@ from monge.core.errors import (
     unknown_name,
 )
 from monge.core.model import SequenceModel
+from monge.engine.backends.base import make_programs
 from monge.engine.backends.registry import BACKENDS, Backend
 from monge.engine.models.cross_tokenizer import CrossTokenizerModel
 from monge.engine.models.resized_vocabulary import ResizedVocabulary
@@ -248,6 +249,7 @@ def as_draft_model(
             "names"
         )
     if cross_tokenizer and _vocabulary(tokenizer) != _vocabulary(target_tokenizer):
+        make_programs((model,))  # what is around it knows nothing of them
         mapping = map_vocabulary(target_tokenizer, tokenizer, target.vocab_size, model.vocab_size)
         return CrossTokenizerModel(model, mapping, tokenizer, target_tokenizer)
     if known:
@@ -260,6 +262,7 @@ def as_draft_model(
             "only padding differs, load "
             "both from folders with their tokenizers, so that this can be checked"
         )
+    make_programs((model,))
     return ResizedVocabulary(model, target.vocab_size)
 
 
