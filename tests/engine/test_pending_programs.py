@@ -124,6 +124,21 @@ def test_what_cannot_be_compiled_runs_eagerly(said):
         model.unembed(torch.zeros(1, model.hidden_size))
 
 
+def test_an_interrupted_program_is_made_by_the_next_call(said):
+    interrupts = [KeyboardInterrupt]
+
+    def make(module):
+        if interrupts:
+            raise interrupts.pop()
+        return module
+
+    model, rows = model_of(target(), make_module=make), torch.zeros(1, target().config.hidden_size)
+    with pytest.raises(KeyboardInterrupt):
+        model.unembed(rows)
+    assert model.unembed(rows).shape == (1, model.vocab_size)
+    assert Program.made == ["step", "module", "module"]
+
+
 def test_loading_a_pair_announces_both_at_once_and_before_the_first_request(said):
     class Fake(Backend):
         def sequence_model(self, network):

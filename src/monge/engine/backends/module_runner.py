@@ -62,9 +62,9 @@ class ModuleRunner:
 
     def make_programs(self) -> None:
         """See `PendingHost`."""
-        later, self._later = self._later, []
-        for one in later:
-            one.make()
+        while self._later:
+            self._later[0].make()
+            self._later.pop(0)  # one that was interrupted is made by the next call
 
     def logits(self, states: Tensor) -> Tensor:
         """The network's logits of last hidden states."""
