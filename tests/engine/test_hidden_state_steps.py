@@ -83,6 +83,7 @@ def load(backend):
 def test_states_of_the_committed_text(backend, read, layers):
     model = load(backend)
     model.watch(layers)
+    assert model.step.layers == layers
     read.clear()
     texts = {seq: list(text) for seq, text in enumerate(prompts((6, 3), seed=4))}
     model.open({seq: text[:-1] for seq, text in texts.items()})
