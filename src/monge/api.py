@@ -36,6 +36,7 @@ from monge.draft.by_name import (
 )
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.registry import TREES
+from monge.engine.backends.base import make_programs
 from monge.engine.backends.registry import Backend
 from monge.engine.chat_format import chat_format
 from monge.engine.components import Components
@@ -311,6 +312,7 @@ def make_components(
         controllers=chosen.named,
         seeded=chosen.seeded,
     )
+    make_programs((target, *drafts))
     folder = Path(costs) if isinstance(costs, str | Path) else None
     return _able_to_plan(with_latency(components, batch_sizes=(1, max_batch_size), folder=folder))
 

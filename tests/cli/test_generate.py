@@ -178,12 +178,11 @@ def test_trace(generate, tmp_path, expected):
     assert "last price of a second " in result.stderr
 
 
-def test_trace_that_cannot_be_plotted_is_refused_before_decoding(generate, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    monkeypatch.delitem(sys.modules, "monge.bench.trace_plot", raising=False)
+def test_trace_that_cannot_be_plotted_is_refused_before_decoding(generate, tmp_path, without):
+    without("matplotlib")
     result = generate(PROMPT, "--trace", tmp_path / "rounds.png")
     assert result.exit_code == 2
-    assert "plots need matplotlib: pip install 'monge[bench]'" in result.stderr
+    assert '"monge[bench]", or name a .json file' in result.stderr
     assert result.stdout == ""
 
 

@@ -83,6 +83,7 @@ def load(backend):
 def test_states_of_the_committed_text(backend, read, layers):
     model = load(backend)
     watched = model.watch(layers)
+    assert model.step.layers == layers
     read.clear()
     texts = {seq: list(text) for seq, text in enumerate(prompts((6, 3), seed=4))}
     model.open({seq: text[:-1] for seq, text in texts.items()})
@@ -162,12 +163,12 @@ def test_other_states_are_refused(backend, monkeypatch):
     with pytest.raises(BackendError, match="has other logits or hidden states than the network"):
         compile_step(target(), notify=lambda _: None, layers=LAST)
     model = load(backend)
+    model.watch(LAST)
     with pytest.warns(
         UserWarning,
         match="hidden states are watched, so every step .* runs eagerly: .* other logits or hidden",
     ):
-        watched = model.watch(LAST)
-    model.open({0: (5, 6)})
+        watched = _watched_open(model)
     watched.take(0)
     model.extend({0: NodeBlock.chain((7,))})
     model.commit({0: (0,)})
@@ -176,6 +177,12 @@ def test_other_states_are_refused(backend, monkeypatch):
             0, -1:
         ]
     torch.testing.assert_close(watched.take(0), expected, atol=LARGEST_DIFFERENCE, rtol=0)
+
+
+def _watched_open(model):
+    watched = model.watch(LAST)
+    model.open({0: (5, 6)})  # a pending step is made now
+    return watched
 
 
 def test_a_step_alone_is_left_out():

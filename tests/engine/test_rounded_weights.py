@@ -217,7 +217,7 @@ class TestBadInput:
         def fails(*_, **__):
             raise BackendError("there is no room")
 
-        monkeypatch.setattr("monge.engine.backends.compiled.compile_step", fails)
+        monkeypatch.setattr("monge.engine.backends.compiled.StepProgram.make", fails)
         with pytest.warns(UserWarning, match="runs eagerly: there is no room"):
             decoder = monge.load(target(), backend="compiled(weights='int8')", drafter="none")
         assert decoder.backend == "eager, int8 weights"

@@ -21,6 +21,7 @@ from monge.bench.statistics import Summary, paired_ratios
 from monge.core.errors import BackendError, OptionError
 from monge.core.model import NodeBlock, SequenceModel
 from monge.core.words import counted
+from monge.engine.backends.base import make_programs
 from monge.engine.backends.registry import BACKENDS
 from monge.engine.loading import as_sequence_model
 
@@ -126,7 +127,9 @@ def _opened(
             with warnings.catch_warnings():
                 # What runs eagerly after all would be measured under its name.
                 warnings.simplefilter("error", UserWarning)
-                models[name] = as_sequence_model(network, backend=name)
+                model = as_sequence_model(network, backend=name)
+                make_programs((model,))
+            models[name] = model
         except (BackendError, UserWarning) as error:
             missing[name] = str(error)
     if not models:

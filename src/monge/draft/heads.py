@@ -232,16 +232,21 @@ def _steps_beside(target: FeatureModel, head: ShapeHead) -> tuple[Forward, ...]:
     state, first = head.probe[:1], FirstStep(head).eval()
     with torch.inference_mode():
         start, _ = first(state, state)
-        # What takes long the first time is done before anybody waits.
-        target.unembed(state.to(target.embed((0,)).dtype))
     steps: list[tuple[nn.Module, list[Tensor]]] = [(first, [state, state])]
     steps += [
         (LaterStep(head, number).eval(), [start, state, state])
         for number in range(2, head.predictor.num_steps + 1)
     ]
-    if not isinstance(target, ModuleHost):
-        return tuple(step for step, _ in steps)
-    return tuple(target.module_program(step, like) for step, like in steps)
+    run = target.module_program if isinstance(target, ModuleHost) else _as_it_is
+    programs = tuple(run(step, like) for step, like in steps)
+    with torch.inference_mode():
+        # What takes long the first time is done before anybody waits, all of it together.
+        target.unembed(state.to(target.embed((0,)).dtype))
+    return programs
+
+
+def _as_it_is(module: nn.Module, _like: Sequence[Tensor]) -> Forward:
+    return module
 
 
 def _rows_of(tensors: Sequence[Tensor]) -> Tensor:

@@ -24,6 +24,7 @@ from monge.core.errors import (
 )
 from monge.core.model import SequenceModel
 from monge.core.words import counted
+from monge.engine.backends.base import make_programs
 from monge.engine.backends.registry import BACKENDS, Backend
 from monge.engine.hub import check_model_name, nearest
 from monge.engine.models.cross_tokenizer import CrossTokenizerModel
@@ -250,6 +251,7 @@ def as_draft_model(
             "names"
         )
     if cross_tokenizer and _vocabulary(tokenizer) != _vocabulary(target_tokenizer):
+        make_programs((model,))  # what is around it knows nothing of them
         mapping = map_vocabulary(target_tokenizer, tokenizer, target.vocab_size, model.vocab_size)
         return CrossTokenizerModel(model, mapping, tokenizer, target_tokenizer)
     if known:
@@ -262,6 +264,7 @@ def as_draft_model(
             "only padding differs, load "
             "both from folders with their tokenizers, so that this can be checked"
         )
+    make_programs((model,))
     return ResizedVocabulary(model, target.vocab_size)
 
 

@@ -12,14 +12,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, distribution
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from monge.core.errors import ModelLoadError, OptionError
+from monge.core.errors import ModelLoadError, MongeError, OptionError
+from monge.core.extras import require
 from monge.engine.backends.program_cache import cache_folder
 from monge.engine.chat_format import TemplateFormat
 from monge.engine.notices import notify, waiting
@@ -107,6 +107,7 @@ def resolve(source: str | Path) -> str | Path:
     Raises:
         ModelLoadError: If a file is missing, truncated, of an unknown architecture, or there is no
             room for its weights.
+        OptionError: If a package that reads GGUF files is missing.
     """
     if isinstance(source, str) and source in NAMED:
         return _converted(NAMED[source].path())
@@ -122,9 +123,10 @@ def obstacle(name: str) -> str | None:
     """Why a model of `NAMED` cannot be loaded here, and what to do, if it cannot."""
     try:
         NAMED[name].path()
-    except ModelLoadError as error:
+        require("gguf", name)
+    except MongeError as error:
         return str(error)
-    return None if find_spec("gguf") else f"{name} needs the package gguf; run: pip install gguf"
+    return None
 
 
 def tokenizer_obstacle(folder: str | Path) -> str | None:
@@ -179,10 +181,7 @@ def _check_readable(path: Path) -> None:
         magic = file.read(4)
     if magic != b"GGUF":
         raise ModelLoadError(f"{str(path)!r} is no GGUF file: it starts with {magic!r}")
-    if find_spec("gguf") is None:
-        raise ModelLoadError(
-            f"{path.name}: reading GGUF files needs the package gguf; run: pip install gguf"
-        )
+    require("gguf", f"reading {path.name}")
 
 
 def _write(path: Path, folder: Path) -> None:

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from monge.api import make_components
 from monge.core.errors import OptionError
+from monge.core.extras import require
 from monge.engine.loading import as_draft_model, as_sequence_model, load_network
 from monge.plugins.transformers_generate import UNMEASURED, speculate
 
@@ -16,17 +17,8 @@ NAME: Final = "monge"
 """Name of the model: `--model monge`."""
 
 
-def _host(module: str) -> Any:
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        raise OptionError(
-            f"the lm-eval model needs packages that are not installed ({error}): pip install "
-            "'monge[lm-eval]'"
-        ) from error
-
-
-_Hf: Any = _host("lm_eval.models.huggingface").HFLM
+require("lm-eval", "the lm-eval model")
+_Hf: Any = import_module("lm_eval.models.huggingface").HFLM
 
 
 class MongeLM(_Hf):
@@ -129,8 +121,10 @@ def _check(target: PreTrainedModel, draft: PreTrainedModel | None, named: dict[s
 
 def register() -> None:
     """Register the model with lm-eval, which reads no entry points."""
-    registry = _host("lm_eval.api.registry").model_registry
-    _host("lm_eval.models")  # fills the registry, which it does only as long as that is empty
+    registry = import_module("lm_eval.api.registry").model_registry
+    import_module(
+        "lm_eval.models"
+    )  # fills the registry, which it does only as long as that is empty
     if NAME not in registry:
         registry.register(NAME, target=MongeLM)
 
@@ -138,7 +132,7 @@ def register() -> None:
 def main() -> None:
     """Run `lm_eval` with our model registered."""
     register()
-    _host("lm_eval.__main__").cli_evaluate()
+    import_module("lm_eval.__main__").cli_evaluate()
 
 
 if __name__ == "__main__":

@@ -72,12 +72,12 @@ class Compiled(Backend):
 
     def _on_cpu(self, network: PreTrainedModel) -> HfTreeModel:
         # The compiler is slow to import.
-        from monge.engine.backends.compiled import compile_module, compile_step
+        from monge.engine.backends.compiled import ModuleProgram, StepProgram
         from monge.engine.backends.packed_linear import pack_draft_module
 
-        make_step = partial(compile_step, network, notify)
+        make_step = partial(StepProgram, network, notify)
         return HfTreeModel(
-            network, make_step(), make_step, partial(compile_module, notify), pack_draft_module
+            network, make_step(), make_step, partial(ModuleProgram, notify), pack_draft_module
         )
 
     def _on_gpu(self, network: PreTrainedModel) -> HfTreeModel:

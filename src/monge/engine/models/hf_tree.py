@@ -14,12 +14,14 @@ from monge.core.model import Forward, NodeBlock
 from monge.engine.backends.base import (
     ChainStep,
     NodeStep,
+    Pending,
     PromptStep,
     SizedStep,
     StepMaker,
     StepOutput,
     StepSpec,
     backend_of,
+    make_programs,
 )
 from monge.engine.backends.module_runner import ModuleMaker, ModuleRunner
 from monge.engine.backends.source_weights import SourceWeights
@@ -60,7 +62,7 @@ class HfTreeModel:
     Args:
         model: A causal language model in evaluation mode that takes 4-D masks and position ids.
         step: Reads small blocks of nodes in the network's place, short prompts too; longer ones are
-            read by the network itself.
+            read by the network itself. One that is pending is made when it is needed.
         step_maker: Makes the step that gives hidden states as well, for when they are watched.
         module_maker: Runs the output layer and the steps of heads; `None` leaves them as they are.
         module_packer: Stores the matrices of a head's modules in a faster form; `None` leaves them.
@@ -77,7 +79,7 @@ class HfTreeModel:
     def __init__(
         self,
         model: PreTrainedModel,
-        step: NodeStep | None = None,
+        step: NodeStep | Pending[NodeStep] | None = None,
         step_maker: StepMaker | None = None,
         module_maker: ModuleMaker | None = None,
         module_packer: Callable[[torch.nn.Module], None] | None = None,
@@ -89,7 +91,7 @@ class HfTreeModel:
         self._model, self._step_maker, self._modules = (
             model,
             step_maker,
-            ModuleRunner(model, module_maker),
+            ModuleRunner(model, module_maker, self),
         )
         self._module_packer = module_packer
         config = model.config.get_text_config()
@@ -146,12 +148,30 @@ class HfTreeModel:
 
     @property
     def step(self) -> NodeStep | None:
-        """What reads small blocks in the network's place."""
+        """What reads small blocks in the network's place; it is made if it is pending."""
+        if self._pending_step is not None:
+            make_programs((self,))
         return self._step
+
+    def pending(self) -> Sequence[Pending[Any]]:
+        """See `PendingHost`."""
+        step = () if self._pending_step is None else (self._pending_step,)
+        return (*step, *self._modules.pending())
+
+    def make_programs(self) -> None:
+        """See `PendingHost`."""
+        if self._pending_step is not None:
+            try:
+                self._use_step(self._pending_step.make())
+            except BackendError as error:
+                self._use_step(self._no_step(error))
+        self._modules.make_programs()
 
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
         if self.source is not None:
             self.source.check()
+        if self._pending_step is not None:
+            make_programs((self,))
         for sequence in prefixes:
             self._rows.open(sequence)
         self.append(prefixes)
@@ -314,8 +334,10 @@ class HfTreeModel:
         self._forward_s += now() - start
         return logits
 
-    def _use_step(self, step: NodeStep | None) -> None:
+    def _use_step(self, step: NodeStep | Pending[NodeStep] | None) -> None:
         """Read small blocks by this step from now on."""
+        self._pending_step = step if isinstance(step, Pending) else None
+        step = None if isinstance(step, Pending) else step
         self._step = step
         self._prompt_step = step if isinstance(step, PromptStep) else None
         self._widths = step.widths if isinstance(step, SizedStep) else ()
@@ -367,18 +389,23 @@ class HfTreeModel:
             return StepOutput(logits=self._model(**inputs).logits)
         return self._states.forward(self._model, inputs)
 
-    def _watching_step(self, layers: tuple[int, ...]) -> NodeStep | None:
+    def _watching_step(self, layers: tuple[int, ...]) -> NodeStep | Pending[NodeStep] | None:
         """The step that gives these hidden states, or `None`, with a warning, where only the network itself does."""
-        if self._step is None or self._step.layers == layers:
+        if self._pending_step is None and (self._step is None or self._step.layers == layers):
             return self._step
-        reason = f"a step of kind {self._step.name!r} was given that shows none"
-        if self._step_maker is not None:
-            try:
-                return self._step_maker(layers)
-            except BackendError as error:
-                reason = str(error)
-        warnings.warn(
-            f"hidden states are watched, so every step of the target runs eagerly: {reason}",
-            stacklevel=3,
+        if self._step_maker is None:
+            assert self._step is not None
+            return self._no_step(f"a step of kind {self._step.name!r} was given that shows none")
+        try:
+            return self._step_maker(layers)
+        except BackendError as error:
+            return self._no_step(error)
+
+    def _no_step(self, reason: object) -> None:
+        """Warn that the network itself reads all blocks."""
+        what = (
+            "backend 'compiled' is not used, the network runs eagerly"
+            if not self._states.layers
+            else "hidden states are watched, so every step of the target runs eagerly"
         )
-        return None
+        warnings.warn(f"{what}: {reason}", stacklevel=4)
