@@ -91,8 +91,16 @@ def test_fields_beside_it(fields: dict[str, Any], tmp_path: Path) -> None:
         answer = ask(client, seed=5, **fields)
         certificate = saved(answer, tmp_path / "run.json")
         plain = ask(client, seed=5, certificate=False, **fields).json()
-    report = certified(certificate, lambda: toy_decoder().components, num_nodes=4)
+    made = toy_decoder()
+    report = certified(
+        certificate,
+        lambda: made.components,
+        tokenizer=made.tokenizer,
+        eos_ids=made.eos_ids,
+        num_nodes=4,
+    )
     assert report.answer == "exact", report.findings
+    assert "not checked" not in report.summary()
     assert len(certificate.requests) == len(plain["choices"])
     assert answer.json()["choices"] == plain["choices"]
     assert "certificate" not in plain
