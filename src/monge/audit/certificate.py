@@ -43,6 +43,8 @@ _FORMAT: Final = "monge certificate"
 _DTYPES: Final = {
     name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16", "int64")
 }
+PLAIN: Final = "fixed(max_depth=0)"
+"""The controller of a request that nothing is drafted for."""
 KINDS: Final[Mapping[str, type[Proposal]]] = {
     kind.__name__: kind
     for kind in (

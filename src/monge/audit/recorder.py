@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from monge.audit.certificate import (
     KINDS,
+    PLAIN,
     Arrays,
     Certificate,
     HeldArrays,
@@ -26,7 +27,6 @@ from monge.audit.certificate import (
     part_text,
     tree_fields,
 )
-from monge.audit.redraft import PLAIN
 from monge.control.registry import CONTROLLERS
 from monge.core.child_draws import ChildDraws
 from monge.core.draws import ClockDraws, Draws, RequestDraws

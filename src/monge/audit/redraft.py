@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn
 
 from torch import Tensor
 
-from monge.audit.certificate import Arrays, proposal_fields
+from monge.audit.certificate import PLAIN, Arrays, proposal_fields
 from monge.audit.coupling import draft_laws
 from monge.audit.mismatch import MismatchError
 from monge.audit.tape import Tape
@@ -35,8 +35,6 @@ from monge.engine.decoder import Decoder
 from monge.engine.session import Request, Session, catch
 from monge.verify.base import Verifier
 
-PLAIN: Final = "fixed(max_depth=0)"
-"""How a record names the controller of a request that nothing is drafted for."""
 TOLERANCES: Final = {"float64": 1e-9, "float32": 1e-3, "float16": 0.05, "bfloat16": 0.25}
 """Largest total variation between a declared draft law and the recomputed one, by type."""
 
