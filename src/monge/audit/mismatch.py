@@ -25,11 +25,7 @@ class MismatchError(MongeError):
 
 
 def check_equal(name: str, stated: object, right: object, whose: str) -> None:
-    """Refuse a field that is not what was computed again.
-
-    Raises:
-        MismatchError: With both values.
-    """
+    """Raise `MismatchError` for a field that is not what was computed again."""
     if stated != right:
         raise MismatchError(name, f"got {_short(stated)}; {whose} {_short(right)}")
 
