@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monge.control.latency import Latency
+from monge.control.latency import Latency, shortest_s
 from monge.core.errors import OptionError
 from monge.core.verdict import RoundTiming
 
@@ -70,11 +70,30 @@ def test_a_table_that_does_not_learn_stays() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])
-def test_times_that_are_no_times_are_ignored(seconds: float) -> None:
+@pytest.mark.parametrize("batch_size", [1, 3, 9])
+def test_times_that_are_no_times_are_ignored(batch_size: int, seconds: float) -> None:
     latency = Latency(verify_s=TABLE, draft_s=DRAFT)
-    latency.observe(round_of(2, 2, rest_s=seconds, draft_s=seconds))
-    latency.observe(round_of(2, 2, rest_s=seconds, draft_s=seconds))
+    for _ in range(2):
+        latency.observe(round_of(2, 2, seconds, seconds, batch_size=batch_size))
     assert latency.as_dict() == Latency(verify_s=TABLE, draft_s=DRAFT).as_dict()
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 9])
+def test_times_beyond_a_table_that_falls_do_not_fall(batch_size: int) -> None:
+    """Measured at a busy moment, a batch of 1 may look slower than one of 2, and a short draft than a long one."""
+    latency = Latency(verify_s={1: {0: 9.0}, 2: {0: 1.0}}, draft_s={1: {1: 2.0, 2: 0.5}})
+    assert latency.verify_s(0, batch_size) == (9.0 if batch_size == 1 else 1.0)
+    assert latency.draft_s(8, batch_size) == 0.5
+    latency.observe(round_of(8, 8, 1.5, 0.7, batch_size=batch_size))
+    assert min(latency.rounds_s(12, batch_size)) > 0.0
+
+
+@pytest.mark.parametrize(
+    ("times", "shortest"),
+    [((0.2, 0.1), 0.1), ((0.0, -1.0, math.nan, 0.3), 0.3), ((math.inf,), 1e-9), ((), 1e-9)],
+)
+def test_a_table_takes_the_shortest_time(times: tuple[float, ...], shortest: float) -> None:
+    assert shortest_s(times) == shortest
 
 
 def test_reading_missed_text_is_no_cost_of_a_draft() -> None:

@@ -145,14 +145,20 @@ def recorded(
 ) -> LawLog:
     """Texts and laws of prompts, by task."""
     decoder = networks.decoder(Configuration())
-    by_task: dict[str, list[str | Sequence[int]]] = {}
+    grouped: dict[str, list[str | Sequence[int]]] = {}
     for prompt in prompts:
-        by_task.setdefault(prompt.task, []).append(written(prompt, decoder.encode_chat))
+        grouped.setdefault(prompt.task, []).append(written(prompt, decoder.encode_chat))
     say_raw_text(networks.tokenizer, prompts, "a *.jsonl file may hold `messages`")
     step = lambda: watch.step("target writes")  # noqa: E731
     return record_log(
-        decoder, by_task, model=networks.identity, rules=rules, on_text=step, **recording
+        decoder, grouped, model=networks.identity, rules=rules, on_text=step, **recording
     )
+
+
+def by_task(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """The prompts in the order of a log's texts."""
+    order = {task: place for place, task in enumerate(dict.fromkeys(p.task for p in prompts))}
+    return sorted(prompts, key=lambda prompt: order[prompt.task])
 
 
 def described(found: LawLog) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from monge.control.acceptance import DepthCounts, expected_tokens
-from monge.control.base import Controller, RoundInfo, SharedState, check_windows, latency_of
+from monge.control.base import Controller, Reads, RoundInfo, SharedState, check_windows, latency_of
 from monge.control.calibration import Calibration
 from monge.control.latency import Latency
 from monge.core.context import DraftPlan
@@ -58,6 +58,27 @@ class Offers:
         return (self.drafted + usual) / (self.asked + 1.0)
 
 
+@dataclass(frozen=True, slots=True)
+class Pacing:
+    """When the network is asked to draft.
+
+    Args:
+        cooldown: Rounds left before the network is probed.
+        backoff: Rounds of the last cooldown; 0 while drafting pays.
+        probing: Rounds left of the present probe; `None` before the first round.
+        next_probe: Rounds of the probe that ends the cooldown.
+        num_drafted: Rounds planned to draft since the last cooldown.
+        num_planned: All rounds planned.
+    """
+
+    cooldown: int = 0
+    backoff: int = 0
+    probing: int | None = None
+    next_probe: int = 0
+    num_drafted: int = 0
+    num_planned: int = 0
+
+
 @dataclass(slots=True)
 class SharedEstimates:
     """Estimates that all requests of a decoder share.
@@ -70,12 +91,9 @@ class SharedEstimates:
         calibration: From the draft network's confidence to acceptance.
         tokens: Tokens of rounds in which a network drafted, recent rounds weighing most.
         seconds: Predicted seconds of these rounds.
-        cooldown: Rounds left before the network is probed.
-        backoff: Rounds of the last cooldown; 0 while drafting pays.
-        probing: Rounds left of the present probe.
-        next_probe: Rounds of the probe that ends the cooldown.
-        num_drafted: Rounds planned to draft since the last cooldown.
-        num_planned: All rounds planned.
+        pacing: When the network is asked to draft, after all finished rounds.
+        following: The same after the round that was planned last. It takes effect when a request of
+            that round is updated, so a round that fails may be planned again. No plan reads it.
     """
 
     network: DepthCounts = DepthCounts()
@@ -85,12 +103,8 @@ class SharedEstimates:
     calibration: Calibration = field(default_factory=Calibration)
     tokens: float = 0.0
     seconds: float = 0.0
-    cooldown: int = 0
-    backoff: int = 0
-    probing: int = 0
-    next_probe: int = 0
-    num_drafted: int = 0
-    num_planned: int = 0
+    pacing: Pacing = Pacing()
+    following: Pacing | None = field(default=None, compare=False)
 
     @property
     def speed(self) -> float:
@@ -196,7 +210,7 @@ class Goodput(Controller[GoodputState]):
     first_cooldown: int = 8
     last_cooldown: int = 1024
 
-    reads = frozenset({"accepted", "tokens", "confidence", "latency", "notes"})
+    reads = frozenset(Reads)
     selects = True
 
     def __post_init__(self) -> None:
@@ -214,10 +228,11 @@ class Goodput(Controller[GoodputState]):
 
     def init(self, shared: SharedState) -> GoodputState:
         latency_of(shared, "goodput")
+        _learned(shared)
         return GoodputState(shared)
 
     def drafts_at_once(self, shared: SharedState) -> bool:
-        return _learned(shared).cooldown == 0
+        return _learned(shared).pacing.cooldown == 0
 
     def plan(
         self, states: Sequence[GoodputState], info: RoundInfo, draws: Sequence[Draws]
@@ -225,27 +240,32 @@ class Goodput(Controller[GoodputState]):
         shared = states[0].shared
         learned, latency = _learned(shared), latency_of(shared, "goodput")
         at = info.batch_size, max(info.context_lengths)
-        if learned.num_planned == 0:
-            learned.probing = self.probe  # nothing is known yet
-        learned.num_planned += 1
-        if learned.cooldown > 0:
-            learned.cooldown -= 1
-            learned.probing, learned.num_drafted = learned.next_probe, 0
+        pacing = replace(learned.pacing, num_planned=learned.pacing.num_planned + 1)
+        if pacing.cooldown > 0:
+            learned.following = replace(
+                pacing, cooldown=pacing.cooldown - 1, probing=pacing.next_probe, num_drafted=0
+            )
             return self._plain(states, learned, latency, at)
         forecast = self._forecast(states, at, learned, latency)
         price = max(info.batch_size * learned.speed, forecast.plain_speed)
         depth, own_price = forecast.best_depth(price), price / info.batch_size
-        if not self._drafts(learned, forecast, latency.catch_up_s, forecast.loss_s(depth)):
+        reached = learned.network.reached[0] if learned.network.reached else 0.0
+        pacing = self._paced(pacing, forecast, reached, latency.catch_up_s, forecast.loss_s(depth))
+        learned.following = pacing
+        if pacing.cooldown > 0:
             return self._plain(states, learned, latency, at)
         worths = [own[depth] - own_price * forecast.seconds[depth] for own in forecast.tokens]
         model_free_depths = self._model_free_depths(
             states, learned, latency, at, worths=worths, price=own_price
         )
+        is_whole = pacing.num_drafted % _UNSTOPPED == 0
         plans: list[DraftPlan] = []
         for acceptance, model_free_depth in zip(
             forecast.acceptance, model_free_depths, strict=True
         ):
-            window, stop = self._limits(learned, forecast, depth, acceptance, own_price)
+            window, stop = self._limits(
+                learned.calibration, forecast, depth, acceptance, own_price, is_whole=is_whole
+            )
             plans.append(
                 DraftPlan(
                     max_depth=window, stop=stop, model_free_depth=model_free_depth, price=price
@@ -255,6 +275,8 @@ class Goodput(Controller[GoodputState]):
 
     def update(self, state: GoodputState, record: StepRecord) -> GoodputState:
         learned, plan = _learned(state.shared), record.plan
+        if learned.following is not None:  # the first request of the round
+            learned.pacing, learned.following = learned.following, None
         is_model_free = record.depth > 0 and record.drafter in state.shared.model_free
         if plan.model_free_depth:
             learned.model_free_offers = learned.model_free_offers.seen(is_model_free, _SHARED_KEEP)
@@ -341,14 +363,29 @@ class Goodput(Controller[GoodputState]):
             ],
         )
 
-    def _drafts(
-        self, learned: SharedEstimates, forecast: RoundForecast, catch_up_s: float, loss_s: float
-    ) -> bool:
-        """Return whether the network drafts in the coming round; update probes and cooldowns."""
-        reached = learned.network.reached[0] if learned.network.reached else 0.0
+    def _paced(
+        self,
+        pacing: Pacing,
+        forecast: RoundForecast,
+        reached: float,
+        catch_up_s: float,
+        loss_s: float,
+    ) -> Pacing:
+        """Return the pacing after the coming round; the network drafts in it unless that is a cooldown.
+
+        Args:
+            pacing: Before it.
+            forecast: Of the round.
+            reached: Weight of the rounds from which acceptance is known.
+            catch_up_s: Seconds in which the network reads the text that it missed.
+            loss_s: Seconds that the round loses against plain decoding.
+        """
+        # Nothing is known before the first round.
+        probing = self.probe if pacing.probing is None else pacing.probing
+        backoff = pacing.backoff
         hope = 1.0 + _DOUBT / math.sqrt(reached + _FIRST_WEIGHT)
-        if learned.probing > 0:
-            learned.probing -= 1
+        if probing > 0:
+            probing -= 1
         elif hope * forecast.draft_speed < (1.0 + self.margin) * forecast.plain_speed:
             # A probe is as long as its rounds lose less than reading the missed text does.
             probe = max(
@@ -359,27 +396,27 @@ class Goodput(Controller[GoodputState]):
             longest = min(
                 self.last_cooldown, math.ceil(lost_s / (_PROBE_SHARE * forecast.seconds[0]))
             )
-            learned.backoff = max(
-                self.first_cooldown, longest // _GROWTH, min(2 * learned.backoff, longest)
+            backoff = max(self.first_cooldown, longest // _GROWTH, min(2 * backoff, longest))
+            return replace(
+                pacing, probing=probing, backoff=backoff, cooldown=backoff, next_probe=probe
             )
-            learned.cooldown, learned.next_probe = learned.backoff, probe
-            return False
-        elif learned.num_drafted >= _SETTLED:
-            learned.backoff = 0
-        learned.num_drafted += 1
-        return True
+        elif pacing.num_drafted >= _SETTLED:
+            backoff = 0
+        return replace(pacing, probing=probing, backoff=backoff, num_drafted=pacing.num_drafted + 1)
 
     def _limits(
         self,
-        learned: SharedEstimates,
+        calibration: Calibration,
         forecast: RoundForecast,
         depth: int,
         acceptance: tuple[float, ...],
         price: float,
+        *,
+        is_whole: bool,
     ) -> tuple[int, StopRule]:
-        """Return the largest depth of a draft, and its stop rule."""
-        deepest, calibration = len(acceptance), learned.calibration
-        if calibration.num_rounds == 0 or learned.num_drafted % _UNSTOPPED == 0:
+        """Return the largest depth of a draft, and its stop rule; a whole draft is not stopped."""
+        deepest = len(acceptance)
+        if calibration.num_rounds == 0 or is_whole:
             # A price of 0 stops nothing and asks for the network's confidence. A network without
             # one drafts to `depth`.
             return (depth if calibration.num_rounds == 0 else deepest), StopRule(draw_prices=(0.0,))
@@ -417,7 +454,7 @@ class Goodput(Controller[GoodputState]):
             [state.model_free_offers.share(learned.model_free_offers.share()) for state in states],
         )
         # All requests of a round learn from a retry.
-        is_retry = learned.num_planned % (_RETRY * at[0]) == 0
+        is_retry = (learned.pacing.num_planned + 1) % (_RETRY * at[0]) == 0
         depths: list[int | None] = []
         for state, worth in zip(states, worths, strict=True):
             tokens = expected_tokens(state.model_free.acceptance(deepest, usual))

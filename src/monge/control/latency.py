@@ -5,7 +5,7 @@ Reads no clock.
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from itertools import accumulate
 from types import MappingProxyType
@@ -24,6 +24,7 @@ _DRIFT_RATE: Final = 0.04  # all other entries
 # Largest log-ratio that one round may show; a busy machine says nothing about costs.
 _LARGEST_RATIO: Final = 0.4
 _CATCH_UP_RATE: Final = 0.3
+_RESOLUTION_S: Final = 1e-9
 
 
 class Latency:
@@ -169,10 +170,7 @@ class Latency:
         return own
 
     def observe(self, timing: RoundTiming) -> None:
-        """Correct the table by one measured round.
-
-        Times that are not positive numbers are ignored.
-        """
+        """Correct the table by one measured round; times that are not positive numbers are ignored."""
         drafter = (timing.drafter, timing.batch_size) if timing.depth else None
         is_first_draft = timing.catches_up and drafter is not None and drafter != self._last_drafter
         self._last_drafter = drafter
@@ -181,7 +179,7 @@ class Latency:
         at = timing.batch_size, timing.context_length
         predicted = self.verify_s(timing.num_nodes, *at)
         # The network first reads the text that it missed, which is no cost of the drafts after it.
-        if not is_first_draft or timing.rest_s < predicted:
+        if _is_time(timing.rest_s) and (not is_first_draft or timing.rest_s < predicted):
             _correct(
                 self._verify,
                 timing.batch_size,
@@ -194,10 +192,12 @@ class Latency:
             return
         table, name = self._drafts.get(timing.drafter or "", self._draft), timing.drafter
         self._note_nodes(name if name in self._nodes else None, timing.depth, timing.num_nodes)
+        if not _is_time(timing.draft_s):
+            return
         expected = _interpolated(table, timing.batch_size, timing.depth)
         if not is_first_draft:
             _correct(table, timing.batch_size, timing.depth, timing.draft_s, expected)
-        elif math.isfinite(timing.draft_s):
+        else:
             beyond = max(0.0, timing.draft_s - expected)
             self._catch_up_s[0] += (_CATCH_UP_RATE if self.catch_up_s else 1.0) * (
                 beyond - self.catch_up_s
@@ -251,6 +251,18 @@ class Latency:
         return self.graph_sizes[place] - 1 if place < len(self.graph_sizes) else num_nodes
 
 
+def shortest_s(times: Iterable[float]) -> float:
+    """Return the shortest of measured times, in seconds: an entry for a table.
+
+    A clock that stands, goes back or shows no number counts as the smallest step of a clock.
+    """
+    return max(_RESOLUTION_S, min(filter(_is_time, times), default=0.0))
+
+
+def _is_time(seconds: float) -> bool:
+    return math.isfinite(seconds) and seconds > 0.0
+
+
 def _checked(name: str, table: Table, *, may_be_zero: bool) -> dict[int, dict[int, float]]:
     """A sorted copy whose entries can be changed."""
     if not table or not all(table.values()):
@@ -259,7 +271,7 @@ def _checked(name: str, table: Table, *, may_be_zero: bool) -> dict[int, dict[in
         )
     for batch, row in table.items():
         for size, seconds in row.items():
-            good = math.isfinite(seconds) and (seconds > 0.0 or (may_be_zero and seconds == 0.0))
+            good = _is_time(seconds) or (may_be_zero and seconds == 0.0)
             if not good or batch < 1 or size < 0:
                 raise OptionError(
                     f"latency: {name}[{batch}][{size}] must be a "
@@ -276,19 +288,21 @@ def _interpolated(table: Table, batch: int, size: int) -> float:
         return _on_line(row, size)
     if len(table) == 1 or batch < min(table):
         return _on_line(table[min(table)], size)
-    return max(_on_line({own: _on_line(one, size) for own, one in table.items()}, batch), 0.0)
+    return _on_line({own: _on_line(one, size) for own, one in table.items()}, batch)
 
 
 def _on_line(row: Mapping[int, float], at: int) -> float:
-    """Linear between the entries and beyond the last; constant before the first."""
+    """Linear between the entries and beyond the last, where it never falls; constant before the first."""
     if at in row:
         return row[at]
     sizes = sorted(row)
     place = bisect_left(sizes, at)
     if len(sizes) == 1 or place == 0:
         return row[sizes[0]]
-    low, high = (sizes[place - 1], sizes[place]) if place < len(sizes) else (sizes[-2], sizes[-1])
-    return row[low] + (row[high] - row[low]) * (at - low) / (high - low)
+    is_beyond = place == len(sizes)
+    low, high = sizes[-2:] if is_beyond else sizes[place - 1 : place + 1]
+    line = row[low] + (row[high] - row[low]) * (at - low) / (high - low)
+    return max(line, row[high]) if is_beyond else line
 
 
 def _correct(
@@ -298,7 +312,7 @@ def _correct(
 
     The observed entry most, entries of the same batch size nearly as much.
     """
-    if not (math.isfinite(measured) and measured > 0.0 and predicted > 0.0):
+    if predicted == 0.0:
         return
     ratio = max(-_LARGEST_RATIO, min(_LARGEST_RATIO, math.log(measured / predicted)))
     if batch not in table:

@@ -102,7 +102,7 @@ class MixedSplit(Controller[SplitState]):
                 f"{_NAME}: need max_width >= 1, explore >= 0 and keep > 0; got {self.max_width}, "
                 f"{self.explore}, {self.keep}"
             )
-        object.__setattr__(self, "reads", self.windows().reads | {"accepted", "notes"})
+        object.__setattr__(self, "reads", self.windows().reads | {Reads.ACCEPTED, Reads.NOTES})
 
     def init(self, shared: SharedState) -> SplitState:
         widths = range(1, self.max_width + 1)

@@ -6,7 +6,15 @@ from itertools import accumulate
 from operator import mul
 
 from monge.control.acceptance import REQUEST_KEEP, SHARED_KEEP, DepthCounts
-from monge.control.base import PLAIN, Controller, RoundInfo, SharedState, check_windows, latency_of
+from monge.control.base import (
+    PLAIN,
+    Controller,
+    Reads,
+    RoundInfo,
+    SharedState,
+    check_windows,
+    latency_of,
+)
 from monge.control.budget import Speed, best_count, depths_of, first_stop
 from monge.control.latency import Latency
 from monge.core.context import DraftPlan
@@ -70,7 +78,7 @@ class SurvivalBudget(Controller[BudgetState]):
     max_slots: int | None = None
     probe_rounds: int = 32
 
-    reads = frozenset({"accepted", "latency", "notes"})
+    reads = frozenset({Reads.ACCEPTED, Reads.LATENCY, Reads.NOTES})
 
     def __post_init__(self) -> None:
         check_windows(_NAME, lowest=1, highest=self.max_window)

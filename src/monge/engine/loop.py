@@ -87,7 +87,7 @@ def _plan(
             controller = components.planner(slot.session.request.controller).controller
             groups.setdefault(id(controller), (controller, []))[1].append(slot)
         else:
-            slot.plan = slot.session.limit(DraftPlan())
+            slot.plan = slot.session.limit(DraftPlan(), components.draft_length)
     for controller, group in groups.values():
         info = RoundInfo(
             context_lengths=tuple(len(slot.context.token_ids) for slot in group),
@@ -100,7 +100,7 @@ def _plan(
             [slot.session.plan_draws for slot in group],
         )
         for slot, plan in zip(group, plans, strict=True):
-            slot.plan = slot.session.limit(plan)
+            slot.plan = slot.session.limit(plan, components.draft_length)
 
 
 def close_session(session: Session, components: Components) -> None:

@@ -2,16 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from operator import index
 from typing import Any, Final, Literal
 
-from monge.core.context import Context, DraftPlan
+from monge.core.context import Context, DraftPlan, depth_plan
 from monge.core.draws import ClockDraws, Draws, RequestDraws, RewindableDraws, check_seed
 from monge.core.errors import ContextLengthError, MongeError, OptionError
 from monge.core.prompt import PromptProfile
 from monge.core.sampling_rules import SamplingRules
 from monge.core.setting_types import is_of
+from monge.core.text import check_text
 from monge.core.verdict import StepRecord
 from monge.engine.logprobs import LogprobOptions, TokenLogprob
 from monge.engine.sampling import Processor
@@ -58,8 +58,7 @@ class Request:
         is_repeatable: Whether its seed is said to give its text again.
         logprobs: Log-probabilities wanted with every generated token.
         prompt_logprobs: Log-probabilities wanted with every prompt token from the second on; always
-            those of `raw`, and only where the prompt is read in pieces (see
-            `monge.engine.prefill`).
+            those of `raw`.
     """
 
     prompt_ids: tuple[int, ...]
@@ -100,8 +99,10 @@ class Request:
         # A whole number of numpy's goes into no generator, and no JSON.
         for name in ("max_new_tokens", "seed", "row"):
             object.__setattr__(self, name, index(getattr(self, name)))
-        if any(not text for text in self.stop):
-            raise OptionError("a stop string is empty; remove it")
+        for place, text in enumerate(self.stop):
+            if not text:
+                raise OptionError("a stop string is empty; remove it")
+            check_text(text, f"stop[{place}]")
 
 
 class Session:
@@ -219,13 +220,18 @@ class Session:
         self.num_rounds += 1
         self.records.append(record)
 
-    def limit(self, plan: DraftPlan) -> DraftPlan:
+    def limit(self, plan: DraftPlan, draft_length: int | None = None) -> DraftPlan:
         """The plan within the request's limits, no deeper than tokens are wanted.
 
         A round commits one more than it accepts.
+
+        Args:
+            plan: The plan.
+            draft_length: Longest text that the drafter drafts for; see `DraftPlan.reaching`.
         """
         room = self.request.max_new_tokens - self.num_generated - 1
-        return plan.within(self.request.limits).within(_of_depth(room))
+        limited = plan.within(self.request.limits).within(depth_plan(room))
+        return limited.reaching(len(self.context.token_ids), draft_length)
 
     def commit(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         """Append tokens one by one up to the first stop; returns those that were appended."""
@@ -253,11 +259,6 @@ class Session:
         ):
             return "stop"
         return "length" if self.num_generated + len(new_ids) >= request.max_new_tokens else None
-
-
-@cache
-def _of_depth(depth: int) -> DraftPlan:
-    return DraftPlan(max_depth=depth)
 
 
 def check_length(request: Request, max_length: int | None, whose: str) -> None:

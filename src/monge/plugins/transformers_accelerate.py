@@ -66,7 +66,7 @@ def accelerate(
 
     The output is that of plain `generate`, as for `speculate`. Every argument of `generate` is
     honoured or raises: `assistant_model` drafts in that call, `num_assistant_tokens` gives the
-    length of its chain, and `streamer`, `stop_strings` with `tokenizer`, `output_scores` and
+    length of its longest chain, and `streamer`, `stop_strings` with `tokenizer`, `output_scores` and
     `output_logits` work. `del model.generate` restores the model.
 
     Args:

@@ -22,9 +22,10 @@ from monge.engine.backends.base import (
     backend_of,
 )
 from monge.engine.backends.module_runner import ModuleMaker, ModuleRunner
+from monge.engine.backends.source_weights import SourceWeights
 from monge.engine.clock import now
 from monge.engine.models.group_by_length import group_by_length
-from monge.engine.models.hidden_states import HiddenStateLog
+from monge.engine.models.hidden_states import HiddenStateLog, HiddenStates
 from monge.engine.models.layer_subset import layer_subset
 from monge.engine.models.masks import MaskFormat, forward_inputs
 from monge.engine.models.network_facts import (
@@ -70,6 +71,8 @@ class HfTreeModel:
 
     no_draft_reason: str | None = None
     no_tree_reason: str | None = None
+    source: SourceWeights | None = None
+    """Checked whenever texts are opened."""
 
     def __init__(
         self,
@@ -105,8 +108,8 @@ class HfTreeModel:
         self._rows = RowTable(self._cache)
         self._forward_s = 0.0
         self._subsets: list[HfTreeModel] = []
-        self._features: HiddenStateLog | None = None
         self.hidden_size, self.num_layers = int(config.hidden_size), int(config.num_hidden_layers)
+        self._states = HiddenStates(self.num_layers)
         self.vocab_size = int(config.vocab_size)
         self.max_length = context_length(config)
 
@@ -147,14 +150,18 @@ class HfTreeModel:
         return self._step
 
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
+        if self.source is not None:
+            self.source.check()
         for sequence in prefixes:
             self._rows.open(sequence)
         self.append(prefixes)
 
     def reopen(self, sequence: int, new: int, length: int) -> bool:
         row = self._rows[sequence]
-        if self._features is not None or len(row.nodes) or length > row.length:
+        if self._states.layers or len(row.nodes) or length > row.length:
             return False
+        if self.source is not None:
+            self.source.check()
         self._rows.rename(sequence, new, length)
         return True
 
@@ -195,8 +202,8 @@ class HfTreeModel:
                 )
             row.length += len(path)
             row.nodes.clear()
-            if self._features is not None:
-                self._features.commit(sequence, path)
+            if self._states.layers:
+                self._states.commit(sequence, path)
 
     def length(self, sequence: int) -> int:
         return self._rows[sequence].length
@@ -206,19 +213,16 @@ class HfTreeModel:
         # Steps of a few widths may be recorded for this memory.
         if not len(self._rows) and not self._widths:
             self._cache.give_back()
-        if self._features is not None:
-            self._features.close(sequence)
+        self._states.close(sequence)
 
-    def watch(self, layers: Sequence[int], *, only_last: bool = False) -> None:
+    def watch(self, layers: Sequence[int], *, only_last: bool = False) -> HiddenStateLog:
         if len(self._rows):
             raise MongeError(
                 f"hidden states must be watched before sequences are open; {len(self._rows)} are"
             )
-        self._features = HiddenStateLog(layers, self.num_layers, only_last=only_last)
-        self._use_step(self._watching_step(self._features.layers))
-
-    def features(self, sequence: int) -> Float[Tensor, "tokens width"] | None:
-        return None if self._features is None else self._features.take(sequence)
+        log = self._states.watch(layers, only_last=only_last)
+        self._use_step(self._watching_step(self._states.layers))
+        return log
 
     def unembed(self, states: Float[Tensor, "nodes hidden"]) -> Float[Tensor, "nodes vocab"]:
         with torch.inference_mode():
@@ -287,9 +291,9 @@ class HfTreeModel:
                     f"{type(self._model).__name__} cannot read text with position ids and a 4-D "
                     f"mask: {type(error).__name__}: {error}; use the network without monge"
                 ) from error
-            if self._features is not None:
+            if self._states.layers:
                 for index, (row, block) in enumerate(zip(members, row_blocks, strict=True)):
-                    self._features.read(
+                    self._states.read(
                         row.sequence,
                         [state[index, : len(block.token_ids)] for state in output.states],
                     )
@@ -304,8 +308,8 @@ class HfTreeModel:
         row.nodes.add(block)
         with torch.inference_mode():
             output = step.read_chain(block.token_ids, cache.starts[0], cache)
-            if self._features is not None:
-                self._features.read(row.sequence, [state[0] for state in output.states])
+            if self._states.layers:
+                self._states.read(row.sequence, [state[0] for state in output.states])
             logits = output.logits[0]
         self._forward_s += now() - start
         return logits
@@ -359,9 +363,9 @@ class HfTreeModel:
         }
         if self._chooses_logits and not keep_logits:
             inputs["logits_to_keep"] = 1
-        if self._features is None:
+        if not self._states.layers:
             return StepOutput(logits=self._model(**inputs).logits)
-        return self._features.forward(self._model, inputs)
+        return self._states.forward(self._model, inputs)
 
     def _watching_step(self, layers: tuple[int, ...]) -> NodeStep | None:
         """The step that gives these hidden states, or `None`, with a warning, where only the network itself does."""
