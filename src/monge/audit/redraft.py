@@ -17,7 +17,14 @@ from monge.audit.certificate import PLAIN, Arrays, proposal_fields
 from monge.audit.coupling import draft_laws
 from monge.audit.mismatch import MismatchError
 from monge.audit.tape import Tape
-from monge.control.base import AnyController, PromptReader, RoundInfo, SharedState, SoloController
+from monge.control.base import (
+    AnyController,
+    PromptReader,
+    Reads,
+    RoundInfo,
+    SharedState,
+    SoloController,
+)
 from monge.control.registry import CONTROLLERS
 from monge.core.child_draws import ChildDraws
 from monge.core.context import DraftPlan
@@ -138,6 +145,7 @@ class Redrafter:
         )
 
         def run() -> None:
+            draws.draft_length = components.draft_length
             draws.session = Decoder(components).session(asked)
             for session in decode([draws.session], components, max_batch_size=1):
                 if session.error is not None:
@@ -158,7 +166,7 @@ def _controller_of(text: str) -> tuple[AnyController | None, str]:
     except MongeError:
         return None, "is not known here"
     # Confidences are rounded, otherwise in a batch than alone.
-    seen = sorted(made.reads - {"accepted", "tokens"})
+    seen = sorted(made.reads - {Reads.ACCEPTED, Reads.TOKENS})
     seen += ["prompts"] * isinstance(made, PromptReader)
     return (None, f"reads {', '.join(seen)}") if seen else (made, "")
 
@@ -178,6 +186,7 @@ class _RecordedDraws(ClockDraws, ChildDraws):
         self._tolerance = tolerance
         self._asked: list[tuple[int, ...]] = []
         self.session: Session
+        self.draft_length: int | None = None
         self.difference: MismatchError | None = None
         self.place, self.num_verdicts = 0, 0
 
@@ -188,7 +197,10 @@ class _RecordedDraws(ClockDraws, ChildDraws):
     def plan(self, right: DraftPlan | None) -> DraftPlan:
         """The recorded plan, once it is compared with the right one, if that is known."""
         stated = plan_of(self._rounds[self.place - 1]["plan"])
-        if right is not None and (limited := self.session.limit(right)) != stated:
+        if (
+            right is not None
+            and (limited := self.session.limit(right, self.draft_length)) != stated
+        ):
             reason = f"the record has {_changed(stated)}, the controller plans {_changed(limited)}"
             self._differ(reason, is_wrong=True, field="plan")
         return stated
