@@ -65,7 +65,8 @@ def test_the_certificate_of_an_answer_is_exact(parts: dict[str, Any], tmp_path: 
             assert report.answer == "exact", report.findings
             (request,) = certificate.requests
             assert report.num_tokens == answer.json()["usage"]["completion_tokens"]
-            assert request["seed"] == answer.json()["seed"]
+            # Plans that read times do not give the text of a seed again, so answers hide it.
+            assert answer.json()["seed"] in {None, request["seed"]}
 
 
 @pytest.mark.parametrize("name", ["shape", "layer_skip", "ngram", "pool", "none"])
