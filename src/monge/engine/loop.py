@@ -97,7 +97,7 @@ def _plan(
         plans = controller.plan(
             [slot.session.controller_state for slot in group],
             info,
-            [slot.session.draws for slot in group],
+            [slot.session.plan_draws for slot in group],
         )
         for slot, plan in zip(group, plans, strict=True):
             slot.plan = slot.session.limit(plan, components.draft_length)

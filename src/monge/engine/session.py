@@ -179,6 +179,11 @@ class Session:
             self.draws.move_to(len(self.context.token_ids))
 
     @property
+    def plan_draws(self) -> Draws:
+        """The draws of the controller in this round."""
+        return self.draws.for_plans() if isinstance(self.draws, ClockDraws) else self.draws
+
+    @property
     def can_rewind(self) -> bool:
         """Whether its draws can come again."""
         return self._rewindable is not None
