@@ -15,7 +15,6 @@ from monge.core.errors import (
     unknown_name,
 )
 from monge.core.model import SequenceModel, dtype_of
-from monge.core.proposal import Mixed
 from monge.core.sampling_rules import SamplingRules
 from monge.core.selection import CounterfactualDraft
 from monge.draft.base import AnyDrafter, DrafterPool
@@ -119,14 +118,6 @@ class Components:
             raise UnsupportedModelError(
                 f"trees are not possible: {self.target.no_tree_reason}; use tree='chain'"
             )
-        for controller in (self.controller, *self.controllers.values()):
-            if controller.plans_splits and Mixed not in can.proposes:
-                raise OptionError(
-                    f"{type(controller).__name__} chooses how many candidates of a node are its "
-                    "top tokens, and this drafter "
-                    "has no such nodes; give it a tree of mixed children, such as "
-                    "tree=\"fixed_width((4, 1, 1, 1), 'mixed')\""
-                )
         if self.target.max_length is not None and can.max_depth >= self.target.max_length:
             raise OptionError(
                 f"draft depth {can.max_depth} does not fit the target's context of "
