@@ -222,7 +222,6 @@ def _beside(fixed: tuple[int, ...], law: Law, width: int) -> Mixed:
     return Mixed(fixed, law, width)
 
 
-
 CHILDREN: Final[Registry[Children]] = Registry(
     "way of drawing children",
     {
