@@ -44,9 +44,7 @@ def acceptance(
     ] = None,
     tree: Annotated[
         Path | None,
-        options.option(
-            "--tree", help="JSON or YAML file with laws by prefix and a shape.", panel=TREE
-        ),
+        options.option("--tree", help="JSON file with laws by prefix and a shape.", panel=TREE),
     ] = None,
     as_json: options.Json = False,
     markdown: options.Markdown = False,
@@ -67,7 +65,7 @@ def acceptance(
 
         monge acceptance --target-probs 0.5,0.3,0.2 --draft-probs 0.2,0.3,0.5 --candidates 2
         monge acceptance --target-probs @p.npy --draft-probs @q.npy --candidates 4 --json
-        monge acceptance --tree tree.yaml
+        monge acceptance --tree tree.json
     """
     if tree is not None:
         if target_probs is not None or draft_probs is not None or candidates is not None:
