@@ -57,18 +57,23 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
 
     Args:
         drafters: Drafters by the names that plans use; at least two.
+        min_nodes: Fewest drafted nodes with which a model-free drafter is used if the plan names no
+            drafter; the last drafter is used with any.
 
     Raises:
-        OptionError: If there are fewer than two, one is a pool, or two read the target's hidden
-            states.
+        OptionError: If there are fewer than two, one is a pool, two read the target's hidden
+            states, or `min_nodes` is below 1.
     """
 
     drafters: Mapping[str, AnyDrafter]
+    min_nodes: int = 1
     _places: tuple[tuple[str, AnyDrafter], ...] = field(init=False, repr=False, compare=False)
     _opened: dict[int, set[int]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check(self.drafters)
+        if self.min_nodes < 1:
+            raise OptionError(f"pool: min_nodes must be at least 1; got {self.min_nodes}")
         object.__setattr__(self, "_places", tuple(self.drafters.items()))
         object.__setattr__(self, "_opened", {})
 
@@ -171,7 +176,9 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
                 [draws[row] for row in rows],
             )
             for row, draft in zip(rows, proposed, strict=True):
-                if draft.tree.num_nodes > 1 or draft.error is not None:
+                # Model-free candidates are not random, so a small tree drops no draw.
+                least = self._least_nodes(index) if named[row] is None else 1
+                if draft.tree.num_nodes > least or draft.error is not None:
                     chosen[row] = index, draft
         return [
             self._joined(
@@ -233,6 +240,10 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         if name not in self.drafters:
             raise unknown_name("drafter of the pool:", name, self.drafters)
         return list(self.drafters).index(name)
+
+    def _least_nodes(self, index: int) -> int:
+        is_last = index == len(self._places) - 1
+        return 1 if is_last or self._places[index][1].capabilities.runs_network else self.min_nodes
 
     def _own_plan(self, index: int, plan: DraftPlan) -> DraftPlan:
         is_model_free = not self._places[index][1].capabilities.runs_network
