@@ -12,10 +12,6 @@ BENCH: Final = {
         place="bench_decode:decode",
         help="Compare ways of decoding the same prompts with the same networks.",
     ),
-    "serve": Command(
-        place="bench_serve:bench_serve",
-        help="Load `monge serve` with 1 to 64 clients: throughput and latency.",
-    ),
     "micro": Command(
         place="bench_micro:micro",
         help="Time one forward in every backend, and the reading of prompts.",
