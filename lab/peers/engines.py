@@ -59,8 +59,8 @@ def _steady(*candidates: Settings) -> tuple[Settings, ...]:
 
 
 _CHAINS: Final = _steady(*({"tree": f"chain({depth})"} for depth in (4, 2, 6, 3)))
-_COPY_OR_DRAFT: Final = "cascade('ngram(min_ngram=2, num_draft_tokens=3)', 'model', min_nodes=3)"
-_CASCADES: Final = _steady(
+_COPY_OR_DRAFT: Final = "pool('ngram(min_ngram=2, num_draft_tokens=3)', 'model', min_nodes=3)"
+_POOLS: Final = _steady(
     *({"drafter": _COPY_OR_DRAFT, "tree": f"chain({depth})"} for depth in (3, 2, 4))
 )
 _OURS: Final = Method(
@@ -94,7 +94,7 @@ PEERS: Final = (
         methods={
             **dict.fromkeys(("eager", "compiled"), _OURS),
             **dict.fromkeys(("eager lookup", "compiled lookup"), _OUR_LOOKUP),
-            "compiled cascade": Method(candidates=_CASCADES, quick=1),
+            "compiled pool": Method(candidates=_POOLS, quick=1),
         },
     ),
     Peer(

@@ -69,7 +69,7 @@ def main(
     **Examples**
 
         python -m lab.verify --quick
-        python -m lab.verify --rules "optimal(bins=64)" --rules k_seq --vocab 131072 --candidates 8
+        python -m lab.verify --rules optimal --rules k_seq --vocab 131072 --candidates 8
         python -m lab.verify --vocab 49152 --support 64 --tree "chain(4)" --tree "fixed_width((4, 1, 1, 1), 'iid')"
     """
     options.set_threads(threads)

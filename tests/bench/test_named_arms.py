@@ -44,7 +44,6 @@ def test_named_arm():
         ("a: drafter=ngrams", "did you mean 'ngram'"),
         ("a: verifier=rss", "did you mean 'rrs'"),
         ("a: draft_backend=compile", "did you mean 'compiled'"),
-        ("a: draft_backend=openvino(weights='int4')", "was removed; use 'compiled'"),
         ("a: draft_top_k=many", "draft_top_k must be a number; got 'many'"),
         ("a: tree=chain(0)", "depth must be at least 1"),
     ],

@@ -12,14 +12,14 @@ from monge.verify.base import NodeRule
 from monge.verify.registry import VERIFIERS
 
 A = ("--target-probs", "0.5,0.3,0.2", "--draft-probs", "0.2,0.3,0.5")
-TREE = """
-vocabulary: [a, b, c]
-depth: 2
-candidates: [2, 1]
-drafting: iid
-target: {"": [0.5, 0.3, 0.2], a: [0.6, 0.2, 0.2], "*": [0.4, 0.3, 0.3]}
-draft: {"*": [0.2, 0.3, 0.5]}
-"""
+TREE = """{
+"vocabulary": ["a", "b", "c"],
+"depth": 2,
+"candidates": [2, 1],
+"drafting": "iid",
+"target": {"": [0.5, 0.3, 0.2], "a": [0.6, 0.2, 0.2], "*": [0.4, 0.3, 0.3]},
+"draft": {"*": [0.2, 0.3, 0.5]}
+}"""
 
 
 @pytest.fixture
@@ -134,8 +134,8 @@ def test_large_vocabulary_goes_through_closed_forms(report, tmp_path):
 
 
 def test_tree_file(report, tmp_path):
-    (tmp_path / "tree.yaml").write_text(TREE)
-    found = report("--tree", tmp_path / "tree.yaml")
+    (tmp_path / "tree.json").write_text(TREE)
+    found = report("--tree", tmp_path / "tree.json")
     # The root accepts 0.76 with recursive rejection; then one draft is kept with 1 - TV = 0.7 (0.6
     # after token a).
     assert 0.76 * 1.6 < found["rules"]["rrs"] < 0.76 * 1.8
@@ -147,8 +147,8 @@ def test_tree_file(report, tmp_path):
 
 
 def test_tree_table(run, tmp_path):
-    (tmp_path / "tree.yaml").write_text(TREE)
-    result = run("acceptance", "--tree", tmp_path / "tree.yaml")
+    (tmp_path / "tree.json").write_text(TREE)
+    result = run("acceptance", "--tree", tmp_path / "tree.json")
     assert result.exit_code == 0
     assert "below the optimum" in result.stdout
     assert "layer bound" in result.stdout
@@ -183,7 +183,7 @@ def test_tree_table(run, tmp_path):
         (["--target-probs", "@nowhere.json"], "cannot read 'nowhere.json'"),
         (["--candidates", "0"], "--candidates must lie in 1..32; got 0"),
         (["--candidates", "33"], "--candidates must lie in 1..32; got 33"),
-        (["--tree", "tree.yaml"], "--tree brings its own laws"),
+        (["--tree", "tree.json"], "--tree brings its own laws"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -223,19 +223,22 @@ def test_something_must_be_asked(run):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("depth: 2", "deph: 2"), "unknown key of a tree file: 'deph'; did you mean 'depth'?"),
-        (("depth: 2", ""), "tree: depth missing; a tree file has the keys vocabulary, depth"),
-        (("depth: 2", "depth: 0"), "tree: depth must be a whole number in 1..6; got 0"),
+        (('"depth"', '"deph"'), "unknown key of a tree file: 'deph'; did you mean 'depth'?"),
+        (('"depth": 2,', ""), "tree: depth missing; a tree file has the keys vocabulary, depth"),
+        (('"depth": 2', '"depth": 0'), "tree: depth must be a whole number in 1..6; got 0"),
         (("[2, 1]", "[2]"), "tree: candidates has 1 entries for a depth of 2"),
         (("[2, 1]", "[2, 1.5]"), "tree: candidates must be a whole number at least 1; got 1.5"),
-        (("[a, b, c]", "[a, b, a]"), "tree: vocabulary names a token twice"),
-        (("[a, b, c]", "[a, b, 'x y']"), "tree: token name 'x y' is empty, has blanks or is '*'"),
+        (('["a", "b", "c"]', '["a", "b", "a"]'), "tree: vocabulary names a token twice"),
         (
-            ("drafting: iid", "drafting: idd"),
+            ('["a", "b", "c"]', '["a", "b", "x y"]'),
+            "tree: token name 'x y' is empty, has blanks or is '*'",
+        ),
+        (
+            ('"iid"', '"idd"'),
             "tree: drafting: unknown way of drawing children 'idd'; did you mean 'iid'?",
         ),
         (
-            ("a: [0.6, 0.2, 0.2]", "d: [0.6, 0.2, 0.2]"),
+            ('"a": [0.6', '"d": [0.6'),
             "tree: target has the prefix 'd', but 'd' is no token of the vocabulary",
         ),
         (
@@ -248,18 +251,17 @@ def test_something_must_be_asked(run):
             "target: no law after 'b'; list it, or give one under '*'",
         ),
         (
-            ("[2, 1]", "[2, 3]\ndrafting: paths"),
+            ('[2, 1],\n"drafting": "iid"', '[2, 3],\n"drafting": "paths"'),
             "tree: with drafting 'paths' candidates is one number",
         ),
-        ((TREE, "just text"), "tree: expected an object with the keys"),
-        ((TREE, "a: [1"), "not YAML"),
+        ((TREE, '"just text"'), "tree: expected an object with the keys"),
+        ((TREE, '{"a": [1'), "not JSON"),
     ],
     ids=lambda value: value[1][:30] if isinstance(value, tuple) else "",
 )
 def test_bad_tree_files(run, tmp_path, change, message):
-    text = TREE.replace("drafting: iid\n", "") if "paths" in change[1] else TREE
-    (tmp_path / "tree.yaml").write_text(text.replace(*change))
-    result = run("acceptance", "--tree", tmp_path / "tree.yaml")
+    (tmp_path / "tree.json").write_text(TREE.replace(*change))
+    result = run("acceptance", "--tree", tmp_path / "tree.json")
     assert result.exit_code == 2
     assert message in result.stderr
 

@@ -40,7 +40,6 @@ def test_no_permission(tmp_path, monkeypatch):
         ("train shape --threads 0 --out OUT", "--threads must be at least 1; got 0"),
         ("train shape --out FILE", "is a file; name a folder"),
         ("bench decode --threads 0 --out OUT", "--threads must be at least 1; got 0"),
-        ("bench serve --out FILE", "is a file; name a folder"),
     ],
 )
 def test_refused_before_any_text_is_written(run, tmp_path, arguments, message):

@@ -83,15 +83,6 @@ class Timed(TabularModel):
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            *(
-                "fixed_width((2, 1), 'mixed(1)')",
-                "layer('rrs')",
-                "mixed_split('goodput(first_cooldown=1, probe=1)')",
-                3,
-            ),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
             *("threshold(0.05, 2, 2, 5, 'mixed(1)')", "layer('rrs')", "goodput", 3),
             marks=pytest.mark.slow,
         ),

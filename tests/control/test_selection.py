@@ -8,7 +8,7 @@ import pytest
 
 from monge.api import make_components
 from monge.control.ada_hedge import AdaHedge
-from monge.control.base import RoundInfo, SharedState
+from monge.control.base import SharedState
 from monge.control.hedge import Hedge, HedgeState
 from monge.control.latency import Latency
 from monge.control.linear_selection import LinearSelection
@@ -277,28 +277,6 @@ def test_a_path_of_a_tree_that_ends_above_its_deepest_node_is_no_rejection():
     assert repr(learnt[0]) == repr(learnt[1])
 
 
-def test_a_batch_is_planned_together_drafter_by_drafter() -> None:
-    """`survival_budget` shares six slots among the requests of one drafter.
-
-    Planned one by one, each would get six.
-    """
-    for text, selection in (("hedge", Hedge), ("linear_selection", LinearSelection)):
-        shared = shared_of(SMALL, LARGE, draft=0.01)
-        controller = selection(inner="survival_budget(max_slots=6)")
-        states = [controller.init(shared) for _ in range(4)]
-        if text == "linear_selection":
-            states = [controller.read(state, PromptProfile(token_ids=(0,))) for state in states]
-        info = RoundInfo(context_lengths=(1,) * 4, batch_size=4)
-        plans = controller.plan(
-            states, info, [TapeDraws([coin] * 3) for coin in (0.1, 0.9, 0.1, 0.9)]
-        )
-        slots: dict[str, int] = {}
-        for plan in plans:
-            slots[str(plan.drafter)] = slots.get(str(plan.drafter), 0) + (plan.max_depth or 0)
-        assert set(slots) == ({"small", "large"} if text == "hedge" else {plans[0].drafter})
-        assert max(slots.values()) <= 6
-
-
 # In the loop.
 
 
@@ -323,8 +301,7 @@ def test_the_law_is_the_targets(controller: str, pool: str) -> None:
     )
 
 
-@pytest.mark.parametrize("inner", ["goodput", "survival_budget"])
-def test_a_batch_keeps_the_law(inner: str) -> None:
+def test_a_batch_keeps_the_law() -> None:
     """The first of two requests of a batch, every draw of both enumerated.
 
     Their plans are made together.
@@ -333,7 +310,7 @@ def test_a_batch_keeps_the_law(inner: str) -> None:
     def components() -> Any:
         models = TabularModel(RandomTable(2, 11), 2), TabularModel(RandomTable(2, 23), 2)
         costs = Latency.linear(plain=1.0, node=0.1, draft=0.2)
-        controller = f"hedge(inner={inner!r}, keep=0.5, explore=0.4)"
+        controller = "hedge(inner='goodput', keep=0.5, explore=0.4)"
         return make_components(
             *models,
             drafter="pool('none', 'model')",

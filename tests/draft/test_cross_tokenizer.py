@@ -98,7 +98,7 @@ def test_lossless_with_the_shared_tokens(tree: str, verifier: str, temperature: 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize(
-    "drafter", ["retokenize(num_own_tokens=2)", "cascade('ngram(2)', 'retokenize', min_nodes=2)"]
+    "drafter", ["retokenize(num_own_tokens=2)", "pool('ngram(2)', 'retokenize', min_nodes=2)"]
 )
 def test_lossless_with_strings(drafter: str, temperature: float) -> None:
     case = Case(

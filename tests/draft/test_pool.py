@@ -165,6 +165,25 @@ def test_without_a_name_the_first_that_proposes_drafts() -> None:
     assert all(record.depth > 0 for record in result.records[:-1])
 
 
+def test_a_model_free_drafter_needs_min_nodes_unless_it_is_the_last_or_named() -> None:
+    prompt = (1, 2, 3, 1)  # the lookup finds (2, 3, 1)
+
+    def first(drafter: str, **parts: Any) -> str | None:
+        target, draft = pair()
+        components = make_components(target, draft, drafter=drafter, **parts)
+        (result,) = Decoder(components).generate([prompt], max_new_tokens=4)
+        return result.records[0].drafter
+
+    assert first("pool('ngram', 'model', min_nodes=3)") == "ngram"
+    assert first("pool('ngram', 'model', min_nodes=4)") == "model"
+    assert first("pool('model', 'ngram', min_nodes=9)") == "model"
+    with_last = make_components(pair()[0], drafter="pool('none', 'ngram', min_nodes=9)")
+    (result,) = Decoder(with_last).generate([prompt], max_new_tokens=4)
+    assert result.records[0].drafter == "ngram"
+    named = Scripted(("ngram",))
+    assert first("pool('ngram', 'model', min_nodes=4)", controller=named) == "ngram"
+
+
 @pytest.mark.parametrize(
     ("names", "tree"),
     [
@@ -185,11 +204,13 @@ def test_the_law_is_the_targets_while_acceptance_chooses_the_drafter(
     assert law_error(output_law(components, case), target_law(small()[0], case)) < 1e-12
 
 
-def test_the_law_is_the_targets_where_the_first_that_proposes_drafts() -> None:
+@pytest.mark.parametrize("min_nodes", [1, 2])
+def test_the_law_is_the_targets_where_the_first_that_proposes_drafts(min_nodes: int) -> None:
+    pool = f"pool('ngram(2)', 'model', min_nodes={min_nodes})"
     case = Case(prompt=(0, 1), horizon=2, max_new_tokens=3)
 
     def components() -> Any:
-        return make_components(*small(), drafter="pool('ngram(2)', 'model')", tree="chain(2)")
+        return make_components(*small(), drafter=pool, tree="chain(2)")
 
     assert law_error(output_law(components, case), target_law(small()[0], case)) < 1e-12
 
@@ -266,6 +287,8 @@ def test_the_verifier_must_be_exact_for_all() -> None:
         ("pool('ngram', 'sufix')", {}, "did you mean 'suffix'"),
         ("pool('ngram', 'suffix')", {"tree": "chain(2)"}, "takes no tree"),
         ("pool('ngram', 'model')", {}, "needs a draft model"),
+        ("pool('ngram', 'none', min_nodes=0)", {}, "min_nodes must be at least 1; got 0"),
+        ("pool('ngram', 'none', min_node=2)", {}, "did you mean 'min_nodes'"),
     ],
 )
 def test_bad_pools_are_refused(text: str, settings: dict[str, Any], message: str) -> None:

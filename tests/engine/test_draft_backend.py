@@ -66,11 +66,6 @@ class TestRefusals:
         with pytest.raises(OptionError, match="unknown backend 'compile'; did you mean 'compiled'"):
             monge.load(target(), perturbed(target()), draft_backend="compile")
 
-    @pytest.mark.parametrize("name", ["openvino", "openvino(weights='int8')"])
-    def test_a_removed_backend(self, name):
-        with pytest.raises(OptionError, match="backend 'openvino' was removed; use 'compiled'"):
-            monge.load(target(), backend=name)
-
     def test_a_comparison_without_one(self):
         with pytest.raises(OptionError, match="says how a draft model runs, and there is none"):
             load_pair(str(built_in("target")), draft_backend="eager")

@@ -28,7 +28,7 @@ NAMED = (
     "lookahead",
     "jacobi",
     "layer_skip(num_layers=1)",
-    "cascade('ngram', 'layer_skip(num_layers=1)')",
+    "pool('ngram', 'layer_skip(num_layers=1)')",
     "pool('ngram(2)', 'token_recycling')",
 )
 

@@ -230,7 +230,6 @@ class Round:
         max_nodes: Limit of the round; `None` for the builder's own.
         max_depth: The same.
         stop: Ends the draft early.
-        num_fixed: Top tokens among mixed candidates.
         rules: The request's sampling rules.
         draft_rules: The draft model's, `None` for the request's.
     """
@@ -244,7 +243,6 @@ class Round:
     max_nodes: int | None = None
     max_depth: int | None = None
     stop: StopRule | None = None
-    num_fixed: tuple[int, ...] = ()
     rules: SamplingRules = SamplingRules()
     draft_rules: SamplingRules | None = None
 
@@ -255,7 +253,6 @@ class Round:
             max_nodes=self.max_nodes,
             max_depth=self.max_depth,
             stop=self.stop,
-            num_fixed=self.num_fixed,
         )
 
 
@@ -270,7 +267,6 @@ RULES: Final = (
     *(SamplingRules(temperature=value) for value in (0, 0.6, 1.6)),
     *(SamplingRules(top_k=2), SamplingRules(top_p=0.7), SamplingRules(temperature=0.8, min_p=0.3)),
 )
-SPLITS: Final = ((), (), (0,), (0, 1), (0, 0, 2), (0, 1, 1))
 
 
 def rounds(verifier: str) -> SearchStrategy[Round]:
@@ -304,7 +300,6 @@ def _round(random: Random, verifier: str, known: dict[str, tuple[Shape, ...]]) -
         else None,
         max_depth=random.randint(0, shape.max_depth) if random.random() < 0.2 else None,
         stop=random.choice(STOPS) if random.random() < 0.3 else None,
-        num_fixed=random.choice(SPLITS),
         rules=random.choice(RULES),
         draft_rules=random.choice(RULES) if random.random() < 0.3 else None,
     )

@@ -53,9 +53,6 @@ MADE: dict[str, Callable[[], Components]] = {
         target(), foreign(), drafter="retokenize(num_own_tokens=2)"
     ),
     "layer_skip": lambda: make_components(Layered(), drafter="layer_skip", tree="chain(2)"),
-    "cascade": lambda: make_components(
-        target(), draft_model(), drafter="cascade('ngram(2)', 'model')", tree="chain(2)"
-    ),
     "pool": lambda: make_components(
         target(), draft_model(), drafter="pool('jacobi(2)', 'model')", tree="chain(2)"
     ),

@@ -519,9 +519,9 @@ def test_a_stop_rule_is_asked_about_the_nodes_that_have_a_law(
 def networks_that_cannot_read_a_token(kind: str, folder: Path) -> Components:
     target, draft = TabularModel(RandomTable(3, 11), 3), CannotRead(RandomTable(3, 23), 3)
     tree = "fixed_width((2, 1), 'iid')"
-    if kind in {"pool", "cascade"}:
+    if kind == "pool":
         return make_components(
-            target, draft, drafter=f"{kind}('ngram(2)', 'model')", tree=tree, verifier="rrs"
+            target, draft, drafter="pool('ngram(2)', 'model')", tree=tree, verifier="rrs"
         )
     if kind == "layer_skip":
         target = Layered()
@@ -543,14 +543,12 @@ def networks_that_cannot_read_a_token(kind: str, folder: Path) -> Components:
     return make_components(target, drafter=drafter, verifier="rrs")
 
 
-@pytest.mark.parametrize("kind", ["pool", "cascade", "layer_skip", "shape", "hydra", "mtp-qwen"])
+@pytest.mark.parametrize("kind", ["pool", "layer_skip", "shape", "hydra", "mtp-qwen"])
 def test_other_networks_that_cannot_read_a_token(kind: str, tmp_path: Path) -> None:
     def make() -> Components:
         return networks_that_cannot_read_a_token(kind, tmp_path)
 
-    case = case_of(
-        "fixed_width((2, 1), 'iid')", prompt=(0, 2) if kind in {"pool", "cascade"} else (0, 2, 0)
-    )
+    case = case_of("fixed_width((2, 1), 'iid')", prompt=(0, 2) if kind == "pool" else (0, 2, 0))
     law, truth = written(make, case), target_law(make().target, case)  # type: ignore[arg-type]
     assert num_errors(law) == 0.0
     assert excess(law, truth) < 1e-12

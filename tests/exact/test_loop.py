@@ -120,7 +120,6 @@ def test_every_registered_part_is_enumerated() -> None:
         "jacobi",
         "layer_skip",
         "retokenize",
-        "cascade",
         "ensemble",
     }  # tests/heads and tests/draft
     assert {"model", "ngram", "suffix", "none"} == set(DRAFTERS) - elsewhere

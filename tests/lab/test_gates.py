@@ -14,14 +14,17 @@ ARMS = [{"world": "w", "controller": "c", "ratio": 1.2, "speed": {"mean": 2.0}}]
 def run(monkeypatch, tmp_path):
     from typer.testing import CliRunner
 
-    def invoke(recorded, *arguments, code=0):
+    def invoke(recorded, *arguments, code=0, **bounds):
         line = (
             f"import sys; print('noise'); print({json.dumps({'arms': ARMS})!r}); sys.exit({code})"
         )
         figures = [
-            {"arm": {"world": "w"}, "field": field, "recorded": value, "least": 0.95}
+            {"arm": {"world": "w"}, "field": field, "recorded": value, "share": 0.95}
             for field, value in recorded.items()
         ]
+        for figure in figures if bounds else ():
+            del figure["share"]
+            figure.update(bounds)
         path = tmp_path / "baselines.json"
         path.write_text(json.dumps({"one": {"command": ["-c", line], "figures": figures}}))
         monkeypatch.setattr(gates, "BASELINES", path)
@@ -42,6 +45,20 @@ def test_a_figure_that_is_too_low(run):
     assert result.stdout.count("fails") == 1
 
 
+@pytest.mark.parametrize(
+    ("bounds", "is_held"),
+    [
+        ({"most": 1.2}, True),
+        ({"most": 1.1}, False),
+        ({"least": 1.2}, True),
+        ({"least": 1.3}, False),
+    ],
+)
+def test_absolute_bounds(run, bounds, is_held):
+    result = run({"ratio": 9.0}, **bounds)
+    assert (result.exit_code == 0) == is_held
+
+
 def test_what_cannot_be_measured_is_named(run):
     assert "ended with 3" in run({"ratio": 1.0}, code=3).stderr
     assert "there is no 'two'" in run({"ratio": 1.0}, "--gate", "two").stderr
@@ -50,4 +67,6 @@ def test_what_cannot_be_measured_is_named(run):
 def test_the_recorded_gates_can_be_read():
     for gate in json.loads(gates.BASELINES.read_text()).values():
         assert gate["command"]
-        assert all(figure["recorded"] > 0 < figure["least"] <= 1 for figure in gate["figures"])
+        for figure in gate["figures"]:
+            assert figure["recorded"] >= 0
+            assert figure.keys() & set(gates.BOUNDS)

@@ -255,7 +255,7 @@ def test_the_settings_of_ours_are_parts_that_exist():
 
 @pytest.mark.parametrize(
     ("method", "drafter"),
-    [("", "ModelDrafter"), (" lookup", "NgramDrafter"), (" cascade", "CascadeDrafter")],
+    [("", "ModelDrafter"), (" lookup", "NgramDrafter"), (" pool", "PoolDrafter")],
 )
 def test_ours_drafts_as_its_method_says(tiny_paths, method, drafter):
     (ours,) = (peer for peer in PEERS if peer.name == OURS)

@@ -227,7 +227,7 @@ def test_each_controller_plans_for_its_own_together():
 
 
 def test_costs_are_shared_and_notes_are_not():
-    offered = ("goodput", "goodput(max_window=2)", "survival_budget")
+    offered = ("goodput", "goodput(max_window=2)", "on_the_fly")
     made = toy_decoder(controller=offered, costs=COSTS)
     for name in (None, *offered):
         (result,) = made.generate(
@@ -239,10 +239,10 @@ def test_costs_are_shared_and_notes_are_not():
     assert all(
         shared.latency is made.components.shared.latency is not None for shared in shared_states
     )
-    assert [set(shared.notes) & {"goodput", "survival_budget"} for shared in shared_states] == [
+    assert [set(shared.notes) & {"goodput", "on_the_fly"} for shared in shared_states] == [
         {"goodput"},
         {"goodput"},
-        {"survival_budget"},
+        set(),
     ]
     assert shared_states[0].notes["goodput"] is not shared_states[1].notes["goodput"]
 
@@ -268,7 +268,6 @@ def test_a_prompt_is_profiled_for_those_who_ask():
         (("fixed", " fixed "), "controller 'fixed' is given twice"),
         (("fixed", "nonsense"), "unknown controller 'nonsense'"),
         (("fixed", "hedge"), "there is only one"),
-        (("fixed", "mixed_split"), "MixedSplit chooses how many"),
     ],
     ids=str,
 )

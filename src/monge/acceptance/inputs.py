@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import yaml
 from jaxtyping import Float64
 
 from monge.core.errors import LawError, OptionError
@@ -86,21 +85,15 @@ def check_candidates(field: str, count: int) -> None:
 
 
 def read_document(path: Path) -> Any:  # noqa: ANN401 (whatever a file holds)
-    """The contents of a JSON or YAML file.
+    """Return the contents of a JSON file.
 
     Raises:
         OptionError: If it cannot be read.
     """
-    text = read_text(path)
-    if path.suffix == ".json":
-        try:
-            return json.loads(text)
-        except ValueError as error:
-            raise OptionError(f"{path}: not JSON ({error}); YAML goes into a .yaml file") from error
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise OptionError(f"{path}: not YAML ({error}); JSON goes into a .json file") from error
+        return json.loads(read_text(path))
+    except ValueError as error:
+        raise OptionError(f"{path}: not JSON: {error}") from error
 
 
 def read_text(path: Path) -> str:

@@ -114,7 +114,7 @@ class TreeTable:
 
 
 def read_table(path: FilePath) -> TreeTable:
-    """The table in a JSON or YAML file.
+    """Return the table in a JSON file.
 
     Raises:
         OptionError: If the file cannot be read, or a key is missing, unknown or of the wrong kind.

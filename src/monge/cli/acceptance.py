@@ -58,9 +58,7 @@ def acceptance(
     ] = None,
     tree: Annotated[
         Path | None,
-        options.option(
-            "--tree", help="JSON or YAML file with laws by prefix and a shape.", panel=TREE
-        ),
+        options.option("--tree", help="JSON file with laws by prefix and a shape.", panel=TREE),
     ] = None,
     as_json: options.Json = False,
     markdown: options.Markdown = False,
@@ -88,7 +86,7 @@ def acceptance(
         monge acceptance my_rule
         monge acceptance --target-probs 0.5,0.3,0.2 --draft-probs 0.2,0.3,0.5 --candidates 2
         monge acceptance --target-probs @p.npy --draft-probs @q.npy --candidates 4 --json
-        monge acceptance --tree tree.yaml
+        monge acceptance --tree tree.json
     """
     if rule is not None:
         if any(one is not None for one in (target_probs, draft_probs, candidates, tree)):

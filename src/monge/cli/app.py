@@ -12,10 +12,6 @@ BENCH: Final = {
         place="bench_decode:decode",
         help="Compare ways of decoding the same prompts with the same networks.",
     ),
-    "serve": Command(
-        place="bench_serve:bench_serve",
-        help="Load `monge serve` with 1 to 64 clients: throughput and latency.",
-    ),
     "micro": Command(
         place="bench_micro:micro",
         help="Time one forward in every backend, and the reading of prompts.",
@@ -50,18 +46,6 @@ TRAIN: Final = {
         help="Train an EAGLE head on text that the target writes, in the published format.",
     ),
 }
-LABORATORY: Final = (
-    "acceptance",
-    "capacity",
-    "control",
-    "drafters",
-    "grow",
-    "heads",
-    "memory",
-    "peers",
-    "verify",
-)
-"""Commands that left `monge bench` for the laboratory of a checkout."""
 COMMANDS: Final = {
     "generate": Command(place="generate:generate", help="Continue a prompt, or many at once."),
     "chat": Command(place="chat:chat", help="Talk with a model, turn by turn."),
@@ -104,17 +88,11 @@ COMMANDS: Final = {
     "replay": group(
         "Record a run of the target, and replay other parts on it.",
         REPLAY,
-        renamed={"*.mlog": "monge replay run"},
     ),
     "train": group("Train heads that draft.", TRAIN),
     "bench": group(
         "Measure speed side by side.",
         BENCH,
-        renamed={
-            "steps": "monge bench micro",
-            **{name: f"python -m lab.{name}, in a checkout" for name in LABORATORY},
-            "ablations": "`monge replay run` with the settings to compare",
-        },
     ),
 }
 
@@ -155,7 +133,6 @@ app = group(
     str(_root.__doc__),
     COMMANDS,
     name="monge",
-    renamed={"log": "monge replay record", "report": "python -m lab.shape, in a checkout"},
     add_completion=True,
     callback=_root,
 )

@@ -77,7 +77,7 @@ def _check(option: str, value: str) -> None:
     kind = option.removeprefix("draft-")
     if kind in TABLES:
         match = _NAME.match(value)
-        if match is not None and match[1] not in names_of(kind) | old_names_of(kind):
+        if match is not None and match[1] not in names_of(kind):
             raise unknown_name(kind, match[1], names_of(kind))
     elif option in _MODELS:
         tables = (table for module in _MODELS[option] for table in _tables(module, ast.Dict))
@@ -90,11 +90,6 @@ def names_of(kind: str) -> set[str]:
     """Names of parts in a registry, also those of installed packages."""
     tables = (table for module in TABLES[kind] for table in _tables(module, ast.Call))
     return {entry.name for entry in entry_points(group=f"monge.{kind}s")} | _keys(tables)
-
-
-def old_names_of(kind: str) -> set[str]:
-    """Names in all tables beside it, such as those of parts that have another name now."""
-    return _keys(node for module in TABLES[kind] for node in ast.walk(_parsed(module)))
 
 
 def _tables(module: str, kind: type[ast.Call] | type[ast.Dict]) -> Iterator[ast.expr]:

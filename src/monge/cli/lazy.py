@@ -6,7 +6,6 @@ not need. Names of parts, models and files in a command line are checked before.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from importlib import import_module
 from typing import Any
 
@@ -14,7 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from monge.cli.console import reported, say_error
+from monge.cli.console import reported
 from monge.cli.early import check_early
 
 SETTINGS: dict[str, Any] = {"rich_markup_mode": "markdown", "pretty_exceptions_enable": False}
@@ -47,7 +46,6 @@ def group(
     commands: Mapping[str, "Command | typer.Typer"],
     *,
     name: str | None = None,
-    renamed: Mapping[str, str] | None = None,
     add_completion: bool = False,
     callback: Callable[..., None] | None = None,
 ) -> typer.Typer:
@@ -57,8 +55,6 @@ def group(
         help: What it is for.
         commands: By name, in the order in which they are listed.
         name: Of the program, for the outermost group.
-        renamed: What replaces commands that are gone, by their old names, which may be patterns: an
-            error says it.
         add_completion: Whether shells can install completion.
         callback: Options of the group itself.
     """
@@ -69,10 +65,6 @@ def group(
             self.commands = {name: _listed(name, one) for name, one in commands.items()}
 
         def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:  # noqa: ANN401
-            for old, new in (renamed or {}).items():
-                if fnmatch(args[0], old):
-                    say_error(f"there is no '{ctx.command_path} {args[0]}' any more; use {new}")
-                    raise typer.Exit(2)
             name, command, rest = super().resolve_command(ctx, args)
             lazy = None if command is None else commands[str(name)]
             if not isinstance(lazy, Command):

@@ -121,7 +121,7 @@ def tune(
         monge tune --prompts mine.jsonl --temperature 0.8 --confirm
         monge tune --prompts mine.jsonl --save monge.toml && monge serve --config monge.toml
         monge tune --target ./my-target --draft ./my-draft --prompts mine.txt --json
-        monge tune --draft my-head --drafter suffix --drafter "cascade('ngram', 'head')"
+        monge tune --draft my-head --drafter suffix --drafter "pool('ngram', 'head')"
     """
     quiet_host()
     options.check_positive(max_prompts=max_prompts, repeats=repeats)

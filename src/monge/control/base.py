@@ -102,12 +102,10 @@ class Controller(ABC, Generic[State]):
     Attributes:
         reads: Information that its plans depend on. With `latency`, plans depend on measured times:
             a sampled text keeps its distribution, but a seed does not reproduce it.
-        plans_splits: Whether its plans choose how many candidates are top tokens.
         selects: Whether it chooses between the drafters of a pool.
     """
 
     reads: frozenset[Reads] = frozenset()
-    plans_splits: ClassVar[bool] = False
     selects: ClassVar[bool] = False
 
     @abstractmethod

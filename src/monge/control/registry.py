@@ -5,13 +5,11 @@ from typing import Final
 from monge.control.base import AnyController
 from monge.control.hedge import Hedge
 from monge.control.linear_selection import LinearSelection
-from monge.control.mixed_split import MixedSplit
-from monge.control.windows import RENAMED, WINDOWS
+from monge.control.windows import WINDOWS
 from monge.core.registry import Registry
 
 CONTROLLERS: Final[Registry[AnyController]] = Registry(
     "controller",
-    {**WINDOWS, "mixed_split": MixedSplit, "hedge": Hedge, "linear_selection": LinearSelection},
+    {**WINDOWS, "hedge": Hedge, "linear_selection": LinearSelection},
     group="monge.controllers",
-    renamed=RENAMED,
 )

@@ -10,11 +10,8 @@ from monge.control.fsm import Fsm
 from monge.control.goodput import Goodput
 from monge.control.on_the_fly import OnTheFly
 from monge.control.q_learning import QLearning
-from monge.control.survival_budget import SurvivalBudget
 from monge.control.transformers_heuristic import TransformersHeuristic
 from monge.core.registry import Registry
-
-RENAMED: Final = {"price": "goodput"}
 
 WINDOWS: Final[Registry[AnyController]] = Registry(
     "controller",
@@ -27,7 +24,5 @@ WINDOWS: Final[Registry[AnyController]] = Registry(
         "q_learning": QLearning,
         "transformers_heuristic": TransformersHeuristic,
         "confidence_threshold": ConfidenceThreshold,
-        "survival_budget": SurvivalBudget,
     },
-    renamed=RENAMED,
 )

@@ -46,9 +46,6 @@ class DraftPlan:
         drafter: Drafter of a pool that drafts; `None` leaves it to the pool. Other drafters ignore
             it.
         price: Value of a second in tokens, if the controller has one; for the record only.
-        num_fixed: How many of a node's candidates are its most probable tokens, for nodes of 1, 2,
-            ... candidates; wider ones follow the last. For candidates that are top tokens and draws
-            (`Mixed`); empty leaves it to their tree.
         model_free_depth: Deepest node of the model-free drafters of a pool, where none is named;
             `None` for `max_depth`.
     """
@@ -58,17 +55,9 @@ class DraftPlan:
     stop: StopRule | None = None
     drafter: str | None = None
     price: float | None = None
-    num_fixed: tuple[int, ...] = ()
     model_free_depth: int | None = None
 
     def __post_init__(self) -> None:
-        if self.num_fixed and any(
-            not 0 <= count <= place for place, count in enumerate(self.num_fixed)
-        ):
-            raise OptionError(
-                "DraftPlan: of 1, 2, ... candidates at most 0, 1, ... can be fixed, since one is "
-                f"drawn; got {self.num_fixed}"
-            )
         if min(self.max_depth or 0, self.max_nodes or 0, self.model_free_depth or 0) < 0:
             for name in ("max_depth", "max_nodes", "model_free_depth"):
                 if (getattr(self, name) or 0) < 0:
@@ -80,13 +69,6 @@ class DraftPlan:
     def depth(self, own: int) -> int:
         """Return the depth of a builder under this plan."""
         return own if self.max_depth is None else min(own, self.max_depth)
-
-    def fixed(self, own: int, width: int) -> int:
-        """Return how many of `width` candidates are top tokens, given the tree's default."""
-        return min(
-            self.num_fixed[min(width, len(self.num_fixed)) - 1] if self.num_fixed else own,
-            width - 1,
-        )
 
     def nodes(self, own: int) -> int:
         """Return the number of drafted nodes of a builder under this plan."""

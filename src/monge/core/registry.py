@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property, lru_cache
 from importlib.metadata import EntryPoint, entry_points
-from types import MappingProxyType
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from monge.core.errors import MongeError, OptionError, unknown_name
@@ -28,8 +27,6 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
         group: Entry point group of further parts, such as `monge.verifiers`; `None` for a table
             without them.
         provided: Settings that the engine gives and no user writes: networks, trees.
-        renamed: New names by old ones; an old name gives an error that says the new one.
-        removed: What to do instead, by names of parts that no longer exist; for messages.
     """
 
     def __init__(
@@ -39,22 +36,13 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
         *,
         group: str | None = None,
         provided: Iterable[str] = (),
-        renamed: Mapping[str, str] = MappingProxyType({}),
-        removed: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         if len(set(parts.values())) != len(parts):
             raise OptionError(f"registry of {kind}s: one class is registered under two names")
         self.kind, self._group = kind, group
-        self._parts, self._provided, self._renamed = dict(parts), frozenset(provided), dict(renamed)
-        self._removed = dict(removed)
+        self._parts, self._provided = dict(parts), frozenset(provided)
 
     def __getitem__(self, name: str) -> type[Part]:
-        if name in self._renamed:
-            raise OptionError(
-                f"{self.kind} {name!r} is called {self._renamed[name]!r} now; use that name"
-            )
-        if name in self._removed:
-            raise OptionError(f"{self.kind} {name!r} was removed; {self._removed[name]}")
         if name in self._parts:
             return self._parts[name]
         if name not in self._all:

@@ -81,9 +81,6 @@ class StepRecord:
         counterfactuals: Tokens that other drafters of a pool would have had accepted in earlier
             rounds, as far as the text of this round decides it. All entries of one round come
             together.
-        splits: By examined node, how many candidates it had and how many of them were its top
-            tokens, where the plan chose that and the node had more tokens to draw from than it
-            drew; `(0, 0)` elsewhere. Empty where the plan chose nothing.
     """
 
     plan: DraftPlan
@@ -101,7 +98,6 @@ class StepRecord:
     token_probs: tuple[float, ...] = ()
     drafter: str | None = None
     counterfactuals: tuple[CounterfactualDraft, ...] = ()
-    splits: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

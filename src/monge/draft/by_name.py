@@ -1,4 +1,4 @@
-"""Builds drafters from text: one name, or several in a pool or a cascade."""
+"""Builds drafters from text: one name, or several in a pool."""
 
 import ast
 from collections.abc import Mapping, Sequence
@@ -18,8 +18,6 @@ from monge.heads.shape.checkpoint import load_head as load_shape_head
 from monge.heads.shape.head import ShapeHead
 
 AnyHead = PublishedHead | ShapeHead
-_SEVERAL: Final = ("pool", "cascade")
-"""Drafters that consist of other drafters."""
 _WORDS: Final = {
     "head": "head (draft=...)",
     "model": "draft model (draft=...)",
@@ -36,17 +34,16 @@ def drafters_in(text: str) -> tuple[str, ...]:
     Raises:
         OptionError: If a list cannot be read, has fewer than two entries, or the same one twice.
     """
-    name = _name(text)
-    if name not in _SEVERAL:
+    if _name(text) != "pool":
         return (text,)
     listed, settings = _listed(text)
     are_names = all(isinstance(one, str) for one in listed) and "drafters" not in settings
     if len(listed) < 2 or not are_names or len(set(listed)) < len(listed):
         raise _unreadable(text)
     for one in listed:
-        if _name(one) in _SEVERAL:
+        if _name(one) == "pool":
             raise OptionError(
-                f"drafter {text!r}: a {_name(one)} cannot be in a {name}; list its drafters instead"
+                f"drafter {text!r}: a pool cannot be in a pool; list its drafters instead"
             )
     return tuple(listed)
 
@@ -125,11 +122,11 @@ def with_head(text: str, head: str | None) -> str:
     if head is None:
         return text
     filled = [head if one.strip() == _name(head) else one for one in drafters_in(text)]
-    if _name(text) not in _SEVERAL:
+    if _name(text) != "pool":
         return filled[0]
     _, settings = _listed(text)
     arguments = [*map(repr, filled), *(f"{name}={value!r}" for name, value in settings.items())]
-    return f"{_name(text)}({', '.join(arguments)})"
+    return f"pool({', '.join(arguments)})"
 
 
 def check_head(folder: str | Path) -> None:
@@ -150,7 +147,7 @@ def no_head_reason(draft: str | Path) -> str | None:
 
 
 def make_drafter(text: str, resources: Mapping[str, Any]) -> AnyDrafter:
-    """Build a drafter, or a pool or cascade of several.
+    """Build a drafter, or a pool of several.
 
     Args:
         text: Name and settings, as the user wrote them.
@@ -167,16 +164,14 @@ def make_drafter(text: str, resources: Mapping[str, Any]) -> AnyDrafter:
                 f"drafter {text!r} takes no {_WORDS[key]}; leave it out or choose another drafter"
             )
     made = [DRAFTERS.parse(one, **_wanted(one, resources)) for one in texts]
-    if _name(text) not in _SEVERAL:
+    if _name(text) != "pool":
         return made[0]
     _, settings = _listed(text)
-    return DRAFTERS.make(
-        _name(text), drafters=dict(zip(_labels(texts), made, strict=True)), **settings
-    )
+    return DRAFTERS.make("pool", drafters=dict(zip(_labels(texts), made, strict=True)), **settings)
 
 
 def _listed(text: str) -> tuple[list[Any], dict[str, Any]]:
-    """Return the drafters between the brackets, and the settings of the pool or cascade."""
+    """Return the drafters between the brackets, and the settings of the pool."""
     try:
         call = ast.parse(text.strip(), mode="eval").body
         return literals_of(call, f"drafter {text!r}") if isinstance(call, ast.Call) else ([], {})
@@ -187,11 +182,9 @@ def _listed(text: str) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _unreadable(text: str) -> OptionError:
-    name = _name(text)
     return OptionError(
-        f"cannot read drafter {text!r}; a {name} lists at least two different drafters, as in "
-        f"{name}('ngram', 'model') or "
-        f"{name}('ngram(max_ngram=5)', 'suffix', 'none')"
+        f"cannot read drafter {text!r}; a pool lists at least two different drafters, as in "
+        "pool('ngram', 'model') or pool('ngram(max_ngram=5)', 'suffix', 'none')"
     )
 
 

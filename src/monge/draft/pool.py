@@ -8,6 +8,7 @@ from typing import Any, Final
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws, TapeDraws
 from monge.core.errors import OptionError, unknown_name
+from monge.core.proposal import Deterministic
 from monge.core.selection import CounterfactualDraft, Member
 from monge.core.tree import root_only
 from monge.core.verdict import Verdict
@@ -58,18 +59,23 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
 
     Args:
         drafters: Drafters by the names that plans use; at least two.
+        min_nodes: Fewest drafted nodes with which a model-free drafter is used if the plan names no
+            drafter; the last drafter is used with any.
 
     Raises:
-        OptionError: If there are fewer than two, or one is a pool.
+        OptionError: If there are fewer than two, one is a pool, or `min_nodes` is below 1.
     """
 
     drafters: Mapping[str, AnyDrafter]
+    min_nodes: int = 1
     _places: tuple[tuple[str, AnyDrafter], ...] = field(init=False, repr=False, compare=False)
     _opened: dict[int, set[int]] = field(init=False, repr=False, compare=False)
     _lengths: tuple[int | None, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check(self.drafters)
+        if self.min_nodes < 1:
+            raise OptionError(f"pool: min_nodes must be at least 1; got {self.min_nodes}")
         object.__setattr__(self, "_places", tuple(self.drafters.items()))
         object.__setattr__(self, "_opened", {})
         lengths = tuple(drafter.capabilities.max_length for drafter in self.drafters.values())
@@ -179,7 +185,9 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
                 [draws[row] for row in rows],
             )
             for row, draft in zip(rows, proposed, strict=True):
-                if draft.tree.num_nodes > 1 or draft.error is not None:
+                # Model-free candidates are not random, so a small tree drops no draw.
+                least = self._least_nodes(index) if named[row] is None else 1
+                if draft.tree.num_nodes > least or draft.error is not None:
                     chosen[row] = index, draft
         return [
             self._joined(
@@ -252,6 +260,11 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         length = self._lengths[index]
         size = max(len(context.token_ids), context.num_prompt_tokens)
         return length is None or size <= length
+
+    def _least_nodes(self, index: int) -> int:
+        can, is_last = self._places[index][1].capabilities, index == len(self._places) - 1
+        is_bound = can.proposes <= {Deterministic} and not can.runs_network and not is_last
+        return self.min_nodes if is_bound else 1
 
     def _own_plan(self, index: int, context: Context, plan: DraftPlan) -> DraftPlan:
         is_model_free = not self._places[index][1].capabilities.runs_network

@@ -4,7 +4,6 @@ from typing import Final
 
 from monge.core.registry import Registry
 from monge.draft.base import AnyDrafter
-from monge.draft.cascade import CascadeDrafter
 from monge.draft.ensemble import EnsembleDrafter
 from monge.draft.head import HeadDrafter
 from monge.draft.heads import ShapeDrafter
@@ -33,7 +32,6 @@ DRAFTERS: Final[Registry[AnyDrafter]] = Registry(
         "token_recycling": TokenRecyclingDrafter,
         "lookahead": LookaheadDrafter,
         "jacobi": JacobiDrafter,
-        "cascade": CascadeDrafter,
         "pool": PoolDrafter,
         "none": NoDrafter,
     },

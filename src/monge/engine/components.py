@@ -15,7 +15,6 @@ from monge.core.errors import (
     unknown_name,
 )
 from monge.core.model import SequenceModel, dtype_of
-from monge.core.proposal import Mixed
 from monge.core.sampling_rules import SamplingRules
 from monge.core.selection import CounterfactualDraft
 from monge.draft.base import AnyDrafter, DrafterPool
@@ -128,13 +127,6 @@ class Components:
         for controller in (self.controller, *self.controllers.values()):
             for name in controller.reads - frozenset(Reads):
                 raise unknown_name(f"value of {type(controller).__name__}.reads:", name, Reads)
-            if controller.plans_splits and Mixed not in can.proposes:
-                raise OptionError(
-                    f"{type(controller).__name__} chooses how many candidates of a node are its "
-                    "top tokens, and this drafter "
-                    "has no such nodes; give it a tree of mixed children, such as "
-                    "tree=\"fixed_width((4, 1, 1, 1), 'mixed')\""
-                )
         if self.target.max_length is not None and can.max_depth >= self.target.max_length:
             raise OptionError(
                 f"draft depth {can.max_depth} does not fit the target's context of "

@@ -8,7 +8,6 @@ from monge.control.base import AnyController, RoundInfo
 from monge.core.context import DraftPlan
 from monge.core.errors import NonFiniteLogitsError
 from monge.core.model import NodeBlock
-from monge.core.splits import splits_along
 from monge.core.verdict import RoundTiming, StageTimes, StepRecord, Verdict
 from monge.engine.clock import StageTimer
 from monge.engine.components import Components
@@ -206,7 +205,6 @@ def _record(slot: RoundSlot, times: StageTimes, components: Components, batch_si
         batch_size=batch_size,
         context_length=slot.length,
         drafter=slot.drafted.drafter,
-        splits=splits_along(tree, verdict.path) if slot.plan.num_fixed else (),
         counterfactuals=components.counterfactuals(slot.session.drafter_state),
         **_evidence(slot),
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from monge.core.draws import Draws
-from monge.core.errors import OptionError, unknown_name
+from monge.core.errors import unknown_name
 from monge.core.law import Law, residual
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal
 from monge.verify.completion import below
@@ -22,8 +22,6 @@ GIVEN: Final = ("positions", "candidates")
 
 Positions that are drawn for the draws, or the draws alone.
 """
-
-MAX_BINS: Final = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +55,9 @@ class Optimal(FlowRule):
     Args:
         given: `positions` draws them; `candidates` decides by exact probabilities, slowly, and can
             be enumerated.
-        bins: Where it is a number, a power of two, tokens are emitted from a grid of ratios with so
-            many cells an octave, which needs no sort; exact, with a little less than the optimal
-            acceptance. Flows keep the exact order.
     """
 
     given: str = "positions"
-    bins: int | None = None
 
     accepts = frozenset[type[Proposal]]({Iid, Mixed, Deterministic})
     is_enumerable: bool = field(init=False, repr=False)
@@ -71,13 +65,6 @@ class Optimal(FlowRule):
     def __post_init__(self) -> None:
         if self.given not in GIVEN:
             raise unknown_name("what the optimal rule is given:", self.given, GIVEN)
-        if self.bins is not None and not (
-            1 <= self.bins <= MAX_BINS and self.bins & (self.bins - 1) == 0
-        ):
-            raise OptionError(
-                f"Optimal: bins must be a power of two from 1 to {MAX_BINS}, or "
-                f"none; got {self.bins}"
-            )
         object.__setattr__(self, "is_enumerable", self.given == "candidates")
 
     def emit(
@@ -95,7 +82,7 @@ class Optimal(FlowRule):
                 else draws.categorical(residual(p, q))
             )
         if self.given == "positions":
-            found = decide(p, proposal.law, drawn, draws, self.bins)
+            found = decide(p, proposal.law, drawn, draws)
             if found.token is not None:
                 return found.token
             assert found.masses is not None, "a rejection needs the residual"

@@ -41,7 +41,7 @@ class Chain(TreeBuilder):
         draws: Draws,
     ) -> Sequence[int]:
         (node,), (law,) = frontier, laws
-        children = tree.grow(node, children_of(self.children, law, 1, plan), draws)
+        children = tree.grow(node, children_of(self.children, law, 1), draws)
         return children if tree.num_nodes - 1 < plan.nodes(plan.depth(self.depth)) else ()
 
     def finish(self, tree: GrowingTree, plan: DraftPlan) -> TokenTree:

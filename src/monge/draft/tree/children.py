@@ -7,7 +7,6 @@ from functools import lru_cache
 from typing import ClassVar, Final
 
 from monge.core.clocks import SharedClocks
-from monge.core.context import DraftPlan
 from monge.core.errors import OptionError
 from monge.core.hub_pairs import HubPairs
 from monge.core.independent import Independent, tempered
@@ -30,13 +29,6 @@ class Children(ABC):
     @abstractmethod
     def min_width(self) -> int:
         """Fewest candidates that the widest node of a tree must have for this way to make sense."""
-
-    def under(self, plan: DraftPlan, width: int) -> "Children":
-        """This way of drawing as a plan wants it for nodes so wide.
-
-        Ways that a plan does not speak of stay what they are.
-        """
-        return self
 
     @abstractmethod
     def propose(self, law: Law, width: int) -> Proposal:
@@ -90,19 +82,13 @@ class TopChildren(Children):
 
 @dataclass(frozen=True, slots=True)
 class GreedyPlusOne(Children):
-    """All but one of the most probable tokens, and one draw from the other tokens.
-
-    Fewer top tokens where the plan says so.
-    """
+    """All but one of the most probable tokens, and one draw from the other tokens."""
 
     proposes = Mixed
 
     @property
     def min_width(self) -> int:
         return 1
-
-    def under(self, plan: DraftPlan, width: int) -> Children:
-        return MixedChildren(plan.fixed(width - 1, width)) if plan.num_fixed else self
 
     def propose(self, law: Law, width: int) -> Proposal:
         # Where the support is smaller than the width, its last token is the draw: then all of it is
@@ -118,8 +104,7 @@ class MixedChildren(Children):
     with no more tokens than candidates offers them all.
 
     Args:
-        num_fixed: Top tokens among the candidates; the width counts them too. A plan may say
-            otherwise.
+        num_fixed: Top tokens among the candidates; the width counts them too.
     """
 
     num_fixed: int = 1
@@ -132,9 +117,6 @@ class MixedChildren(Children):
     @property
     def min_width(self) -> int:
         return self.num_fixed + 1
-
-    def under(self, plan: DraftPlan, width: int) -> Children:
-        return MixedChildren(plan.fixed(self.num_fixed, width)) if plan.num_fixed else self
 
     def propose(self, law: Law, width: int) -> Proposal:
         top = law.top(width + 1)
@@ -240,8 +222,6 @@ def _beside(fixed: tuple[int, ...], law: Law, width: int) -> Mixed:
     return Mixed(fixed, law, width)
 
 
-_FREE: Final = DraftPlan()
-
 CHILDREN: Final[Registry[Children]] = Registry(
     "way of drawing children",
     {
@@ -271,9 +251,9 @@ def way_of_drawing(text: str) -> Children:
     return CHILDREN.parse(text)
 
 
-def children_of(kind: str, law: Law, width: int, plan: DraftPlan = _FREE) -> Proposal:
-    """A proposal of a named kind, as a plan wants it."""
-    return way_of_drawing(kind).under(plan, width).propose(law, width)
+def children_of(kind: str, law: Law, width: int) -> Proposal:
+    """A proposal of a named kind."""
+    return way_of_drawing(kind).propose(law, width)
 
 
 def check_kind(builder: str, kind: str, max_width: int) -> None:

@@ -62,7 +62,7 @@ class FixedWidth(TreeBuilder):
         width = self.widths[depth]
         num_served = nodes_left(tree, plan, self.limits.max_nodes) // width
         served = list(zip(frontier, laws, strict=True))[:num_served]
-        proposals = {node: children_of(self.children, law, width, plan) for node, law in served}
+        proposals = {node: children_of(self.children, law, width) for node, law in served}
         grown = [
             child for children in tree.grow_level(proposals, draws).values() for child in children
         ]

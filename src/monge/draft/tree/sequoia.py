@@ -70,7 +70,7 @@ class Sequoia(TreeBuilder):
         shape, following = self.shape(plan), list[int]()
         subtrees = {node: _below(shape, tree, node).children for node in frontier}
         proposals = {
-            node: children_of(self.children, law, len(subtrees[node]), plan)
+            node: children_of(self.children, law, len(subtrees[node]))
             for node, law in zip(frontier, laws, strict=True)
         }
         for node, grown in tree.grow_level(proposals, draws).items():

@@ -77,7 +77,7 @@ class Threshold(TreeBuilder):
         for node in sorted(frontier, key=lambda node: -tree.path_probs[node]):
             width = self._width(tree.path_probs[node], law_of[node])
             if 0 < width <= left:
-                proposals[node] = children_of(self.children, law_of[node], width, plan)
+                proposals[node] = children_of(self.children, law_of[node], width)
                 left -= width
         following: list[int] = []
         for node, children in tree.grow_level(proposals, draws).items():

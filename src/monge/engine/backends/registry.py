@@ -88,6 +88,4 @@ class Compiled(Backend):
         return HfTreeModel(network, make_step(), make_step, partial(capture_module, capture))
 
 
-BACKENDS: Final[Registry[Backend]] = Registry(
-    "backend", {"eager": Eager, "compiled": Compiled}, removed={"openvino": "use 'compiled'"}
-)
+BACKENDS: Final[Registry[Backend]] = Registry("backend", {"eager": Eager, "compiled": Compiled})

@@ -12,12 +12,11 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from monge.core.draws import Draws
-from monge.core.law import DenseLaw, Law, SparseLaw
+from monge.core.law import Law, SparseLaw
 from monge.core.proposal import Iid, Mixed
 from monge.verify.fast.lines import Lines
 from monge.verify.fast.one_node import NodeLine
 from monge.verify.fast.padding import BEYOND, padded
-from monge.verify.fast.ratio_edges import EdgeLine
 from monge.verify.fast.scores import Scores
 from monge.verify.flow import Flow
 from monge.verify.problem import NodeProblem
@@ -39,32 +38,16 @@ class Decision:
     masses: Float64[Tensor, " support"] | None
 
 
-def decide(p: Law, q: Law, drawn: Sequence[int], draws: Draws, bins: int | None = None) -> Decision:
-    """Accept one of some independent draws from q, or none; two uniforms a draw.
-
-    On a grid of ratios where `bins` is given.
-    """
-    if bins is not None and isinstance(p, DenseLaw) and isinstance(q, DenseLaw):
-        token_ids, p_masses, q_masses = (
-            torch.arange(q.probs.numel(), device=q.probs.device),
-            p.probs,
-            q.probs,
-        )
-    else:
-        part = q.sparse()
-        token_ids, p_masses, q_masses = part.token_ids, p.at(part.token_ids), part.probs
-    p_array, q_array = p_masses.cpu().numpy(), q_masses.cpu().numpy()
-    columns = _columns(token_ids.cpu().numpy(), drawn)
-    line = (
-        NodeLine.build(p_array, q_array, len(drawn))
-        if bins is None
-        else EdgeLine.build(p_array, q_array, len(drawn), bins)
-    )
-    winner = line.winner(columns, draws)
+def decide(p: Law, q: Law, drawn: Sequence[int], draws: Draws) -> Decision:
+    """Accept one of some independent draws from q, or none; two uniforms a draw."""
+    part = q.sparse()
+    token_ids, p_masses = part.token_ids, p.at(part.token_ids)
+    line = NodeLine.build(p_masses.cpu().numpy(), part.probs.cpu().numpy(), len(drawn))
+    winner = line.winner(_columns(token_ids.cpu().numpy(), drawn), draws)
     if winner is not None:
         return Decision(token=drawn[winner], token_ids=token_ids, masses=None)
     return Decision(
-        token=None, token_ids=token_ids, masses=torch.from_numpy(line.masses).to(q_masses.device)
+        token=None, token_ids=token_ids, masses=torch.from_numpy(line.masses).to(part.probs.device)
     )
 
 
