@@ -71,6 +71,7 @@ class OnePath:
         if isinstance(self._answer, Exception):
             raise self._answer
         check_scores(self, self._answer, scores)
+        assert self._answer is not None, "it has been checked"
         return self._answer.clone()
 
 
@@ -186,7 +187,8 @@ def _copied_items(value: Any, memo: dict[int, Any]) -> Any:
     if not isinstance(value, list | dict):
         return type(value)(fork(one, memo) for one in value)
     # First in the memo, since it may hold what refers to it.
-    memo[id(value)] = made = type(value)()
+    made: Any = type(value)()
+    memo[id(value)] = made
     if isinstance(value, dict):
         made.update((fork(name, memo), fork(one, memo)) for name, one in value.items())
     else:
