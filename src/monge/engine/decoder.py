@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 import numpy as np
 from torch import Tensor
 
+from monge.core.draws import check_seed
 from monge.core.errors import OptionError, unknown_name
 from monge.core.sampling_rules import SamplingRules
 from monge.core.setting_types import is_of
@@ -28,6 +29,7 @@ from monge.engine.chat_format import (
 from monge.engine.components import Components
 from monge.engine.logprobs import LogprobOptions, TokenLogprob
 from monge.engine.penalties import text_processors
+from monge.engine.processors import check_shared
 from monge.engine.result import GenerationResult, result_of
 from monge.engine.sampling import Processor
 from monge.engine.session import FinishReason, Request, Session, StopCheck, check_length
@@ -258,7 +260,8 @@ class Decoder:
             stop_token_ids: Tokens that end the text beside the tokenizer's own.
             ignore_eos: Go on after an end-of-text token of the tokenizer.
             processors: Prefix-dependent logits processors, `(token_ids [1, seq], scores [1, vocab])
-                -> scores`, applied before the penalties above.
+                -> scores`, applied before the penalties above. Each text decodes with copies of
+                them, so they may keep state; what they note is in the copies.
             stop_check: Called with all token ids after every token; true stops.
             controller: Which of the controllers that `load` was given plans; absent, the first, or
                 that of `load`'s default.
@@ -283,6 +286,9 @@ class Decoder:
         )
         end_ids = (frozenset() if ignore_eos else self.eos_ids) | frozenset(stop_ids)
         encoded = [ids for prompt in prompts for ids in [self.encode(prompt)] * n]
+        check_seed(0, row)  # before rows are counted on from it
+        if len(encoded) > 1:
+            check_shared(processors)
         rules = SamplingRules(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
         controller = self.components.named_for(controller, rules, is_seeded=seed is not None)
         first_seed = secrets.randbits(63) if seed is None else seed

@@ -152,14 +152,12 @@ def _score_and_verify(
         }
     )
     timer.lap("score_s")
-    scored = [
-        ScoredTree(
-            tree=tree,
-            target_laws=NodeLaws(
-                logits[slot.context.request_id], tree, slot.context, slot.session.request.processors
-            ),
-            draws=slot.session.draws,
+    for slot, tree in zip(slots, trees, strict=True):
+        slot.laws = NodeLaws(
+            logits[slot.context.request_id], tree, slot.context, slot.session.processors
         )
+    scored = [
+        ScoredTree(tree=tree, target_laws=slot.target_laws, draws=slot.session.draws)
         for slot, tree in zip(slots, trees, strict=True)
     ]
     outcomes: dict[int, Verdict | NonFiniteLogitsError] = {}
@@ -172,7 +170,7 @@ def _score_and_verify(
             )
     for place, (slot, one) in enumerate(zip(slots, scored, strict=True)):
         outcome = outcomes[place]
-        slot.outcome, slot.logits = outcome, logits[slot.context.request_id]
+        slot.outcome = outcome
         wanted = slot.session.request.logprobs
         if isinstance(outcome, NonFiniteLogitsError):
             slot.session.fail(outcome)
@@ -185,6 +183,7 @@ def _score_and_verify(
 def _commit(slot: RoundSlot) -> None:
     tree, verdict, session = slot.drafted.tree, slot.verdict, slot.session
     slot.length = len(session.context.token_ids)
+    session.processors = slot.target_laws.processors_after(verdict.path[-1] if verdict.path else 0)
     slot.token_ids = session.commit(
         [*(tree.token_ids[node] for node in verdict.path), verdict.next_token]
     )

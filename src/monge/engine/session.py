@@ -1,5 +1,6 @@
 """One request while it is decoded."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import index
@@ -15,7 +16,7 @@ from monge.core.text import check_text
 from monge.core.verdict import StepRecord
 from monge.core.words import counted
 from monge.engine.logprobs import LogprobOptions, TokenLogprob
-from monge.engine.sampling import Processor
+from monge.engine.processors import OnePath, Processor, copy_error, fork, name_of
 from monge.engine.text import TextStream, Tokenizer
 
 FinishReason = Literal["eos", "stop", "length", "error"]
@@ -45,7 +46,8 @@ class Request:
         eos_ids: Tokens that end the text (kept as its last token).
         stop: Stop strings; the text ends before the first of them, the tokens with the one that
             completes it.
-        processors: Prefix-dependent logits processors.
+        processors: Prefix-dependent logits processors. The request decodes with copies of them;
+            with one that cannot be copied, it decodes without speculation, and a warning says so.
         stop_check: Asked after every token, in order.
         draws: Source of randomness; made of seed and row where absent.
         profile: What is known of the prompt already, for controllers that look at it.
@@ -142,6 +144,7 @@ class Session:
         self.controller_state: Any = None
         self.drafter_state: Any = None
         self.drafting: Drafting = "together" if request.speculative else "off"
+        self.processors = self._own_processors()
         self.records: list[StepRecord] = []
         self.num_rounds = 0
         self.finish_reason: FinishReason | None = None
@@ -153,6 +156,20 @@ class Session:
         self.logprobs: tuple[TokenLogprob, ...] = ()
         self.prompt_logprobs: tuple[TokenLogprob, ...] = ()
         self.prefill_s = 0.0
+
+    def _own_processors(self) -> tuple[Processor, ...]:
+        """Copies of the request's processors, which no other text moves on."""
+        given = list(self.request.processors)
+        for place, processor in enumerate(given):
+            if (error := copy_error(processor)) is not None:
+                given[place], self.drafting = OnePath(processor), "off"
+                warnings.warn(
+                    f"request {self.context.request_id}: the processor {name_of(processor)} cannot "
+                    f"be copied ({type(error).__name__}: {error}), so the request is decoded "
+                    "without speculation; a __deepcopy__ of its class would allow it",
+                    stacklevel=2,
+                )
+        return fork(tuple(given))
 
     @property
     def prompt(self) -> PromptProfile:

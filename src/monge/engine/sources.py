@@ -107,8 +107,14 @@ def resolve(source: str | Path) -> str | Path:
     Raises:
         ModelLoadError: If a file is missing, truncated, of an unknown architecture, or there is no
             room for its weights.
-        OptionError: If a package that reads GGUF files is missing.
+        OptionError: If a package that reads GGUF files is missing, or the source is something else.
     """
+    if not isinstance(source, str | Path):
+        compiled = "; give model._orig_mod" if hasattr(source, "_orig_mod") else ""
+        raise OptionError(
+            f"expected a model of transformers, a folder or a name; got {type(source).__name__}"
+            f"{compiled}"
+        )
     if isinstance(source, str) and source in NAMED:
         return _converted(NAMED[source].path())
     path = Path(source).expanduser()
