@@ -10,7 +10,7 @@ from monge.core.errors import OptionError, unknown_name
 
 _TEXT: Final = (str,)
 _SEVERAL: Final = (str, list)
-KEYS: Final[dict[str, tuple[type, ...]]] = {
+KEYS: Final[Mapping[str, tuple[type, ...]]] = {
     "target": _TEXT,
     "draft": _SEVERAL,
     "drafter": _TEXT,
@@ -54,7 +54,7 @@ def read_config(
         raise OptionError(
             f"configuration {str(path)!r} is not TOML: {error}; write lines like drafter = 'ngram'"
         ) from error
-    known = KEYS | (more or {})
+    known = {**KEYS, **(more or {})}
     for key, value in found.items():
         if key not in known:
             raise OptionError(f"configuration {str(path)!r}: {unknown_name('key', key, known)}")

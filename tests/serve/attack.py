@@ -74,8 +74,8 @@ def wide() -> bytes:
 
 
 def answers() -> bytes:
-    """Log-probabilities by the hundred thousand."""
-    body = {"prompt": "The", "n": 8, "max_tokens": 1500, "ignore_eos": True, "logprobs": 20}
+    """Log-probabilities by the hundred thousand, of one prompt in eight choices."""
+    body = {"prompt": [5] * 1500, "n": 8, "max_tokens": 1, "echo": True, "logprobs": 20}
     return posted("/v1/completions", json.dumps(body))
 
 

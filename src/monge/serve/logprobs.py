@@ -59,7 +59,9 @@ class LogprobWriter:
         tokens, logprobs, top, offsets = list[int](), list[float | None](), list[str](), list[int]()
         if prompt is not None:
             first, entries = prompt[0], [*prompt[1], *entries]
-            tokens, logprobs, top = [first], [None], ["null"]
+            tokens.append(first)
+            logprobs.append(None)
+            top.append("null")
         for entry in entries:
             tokens.append(entry.token_id)
             logprobs.append(_number(entry.logprob))

@@ -354,10 +354,12 @@ class Scheduler:
     def _sweep(self) -> None:
         """End generations that were cancelled, passed their deadline, or have too large a record."""
         with self._changed:
+            for request_id in self._take_late(time.perf_counter()):
+                self._leaving.setdefault(request_id, "deadline")
+            for request_id, one in self._running.items():
+                if one.is_oversized:
+                    self._leaving.setdefault(request_id, "oversized")
             reasons, self._leaving = self._leaving, {}
-            late = self._take_late(time.perf_counter())
-            large = [one.handle.request_id for one in self._running.values() if one.is_oversized]
-            reasons = dict.fromkeys(large, "oversized") | dict.fromkeys(late, "deadline") | reasons
             leaving = [
                 (entry, reason)
                 for request_id, reason in reasons.items()
