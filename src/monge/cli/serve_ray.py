@@ -9,15 +9,8 @@ from monge.cli.console import notes
 from monge.core.errors import OptionError
 
 _RAY_ONLY: Final = (
-    *(
-        "replicas",
-        "autoscale",
-        "upscale_delay",
-        "downscale_delay",
-        "address",
-        "cpus_per_replica",
-        "gpus_per_replica",
-    ),
+    *("replicas", "autoscale", "upscale_delay", "downscale_delay"),
+    *("address", "cpus_per_replica", "gpus_per_replica"),
 )
 _HERE_ONLY: Final = ("access_log", "verbose", "lame_duck")
 _NAMES: Final = {

@@ -183,9 +183,9 @@ def replica_app(args: AppArgs, *, engine: str, gather: Gather) -> tuple[FastAPI,
     name = served_name(args.target) if args.served_model_name is None else args.served_model_name
     limits = args.given(_SETTINGS)
     scheduling = args.given(_SCHEDULING)
-    for name, given in (("request_timeout_s", limits), ("round_timeout_s", scheduling)):
-        if name in given:
-            given[name] = given[name] or None
+    for given, seconds in ((limits, "request_timeout_s"), (scheduling, "round_timeout_s")):
+        if seconds in given:
+            given[seconds] = given[seconds] or None
     settings = ServerSettings(
         model_name=name, api_keys=args.api_keys, allowed_hosts=args.allowed_hosts, **limits
     )

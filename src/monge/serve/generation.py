@@ -273,3 +273,13 @@ class Snapshot:
     num_preemptions: int = 0
     speculation: Speculation = Speculation()
     by_controller: Mapping[str, Speculation] = field(default_factory=dict[str, Speculation])
+
+    @property
+    def num_joined(self) -> int:
+        """Generations that are decoding or whose prompt is being read."""
+        return self.num_running + self.num_prefilling
+
+    @property
+    def kv_share(self) -> float:
+        """Share of the tokens that is reserved."""
+        return self.kv_used_tokens / max(1, self.kv_budget_tokens)

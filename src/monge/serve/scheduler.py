@@ -218,7 +218,8 @@ class Scheduler:
             self._thread.join(timeout_s)
         with self._changed:
             left = [*self._waiting.entries(), *self._running.values()]
-            self._leaving |= dict.fromkeys((one.handle.request_id for one in left), "cancelled")
+            for entry in left:
+                self._leaving.setdefault(entry.handle.request_id, "cancelled")
             self._changed.notify_all()
         if self._thread.is_alive():
             self._thread.join(_LAST_ROUND_S)
@@ -236,7 +237,8 @@ class Scheduler:
         """
         with self._changed:
             late = self._take_late(time.perf_counter() - _LATE_S)
-            self._leaving |= dict.fromkeys(late, "deadline")
+            for request_id in late:
+                self._leaving[request_id] = "deadline"
             entries = [self._running.get(one) or self._waiting.get(one) for one in late]
         for entry in filter(None, entries):
             entry.handle.put(entry.abandoned("deadline"))
@@ -360,7 +362,7 @@ class Scheduler:
                 if one.is_oversized:
                     self._leaving.setdefault(request_id, "oversized")
             reasons, self._leaving = self._leaving, {}
-            leaving = [
+            leaving: list[tuple[ScheduledGeneration, GenerationFinish]] = [
                 (entry, reason)
                 for request_id, reason in reasons.items()
                 if (entry := self._running.get(request_id) or self._waiting.discard(request_id))

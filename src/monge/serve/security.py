@@ -4,6 +4,7 @@ import asyncio
 import hmac
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Final
 
@@ -129,31 +130,6 @@ def _without_port(host: bytes) -> bytes:
     return (name if colon and port.isdigit() else host.strip().lower()).removesuffix(b".")
 
 
-@dataclass(slots=True)
-class _Held:
-    """Bytes of all bodies that are held and count."""
-
-    num_bytes: int = 0
-
-
-@dataclass(slots=True)
-class _Share:
-    """Bytes of one body among those of all."""
-
-    held: _Held
-    num_bytes: int = 0
-
-    def grow(self, size: int) -> None:
-        """Count a body of this size."""
-        counted = max(0, size - _FREE_BYTES)
-        self.held.num_bytes += counted - self.num_bytes
-        self.num_bytes = counted
-
-    def release(self) -> None:
-        """Count it no more."""
-        self.grow(0)
-
-
 class BoundedBodies:
     """Reads the whole body first, and refuses it if it is too large or too slow.
 
@@ -172,15 +148,15 @@ class BoundedBodies:
         self, app: ASGIApp, *, max_bytes: int, max_held_bytes: int, timeout_s: float | int
     ) -> None:
         self._app, self._max_bytes, self._timeout_s = app, max_bytes, timeout_s
-        self._max_held_bytes, self._held = max(max_bytes, max_held_bytes), _Held()
+        self._max_held_bytes, self.num_held_bytes = max(max_bytes, max_held_bytes), 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer."""
         if scope["type"] != "http" or scope["method"] not in {"POST", "PUT", "PATCH"}:
             await self._app(scope, receive, send)
             return
-        share = _Share(self._held)
-        scope.setdefault("state", {})["release_body"] = share.release
+        share = _Share(self)
+        scope.setdefault("state", {})["release_body"] = partial(share.grow, 0)
         try:
             try:
                 body = await asyncio.wait_for(self._read(scope, receive, share), self._timeout_s)
@@ -194,9 +170,9 @@ class BoundedBodies:
                 if body is not None:
                     await self._app(scope, _replayed(body, receive), send)
         finally:
-            share.release()
+            share.grow(0)
 
-    async def _read(self, scope: Scope, receive: Receive, share: _Share) -> bytes | None:
+    async def _read(self, scope: Scope, receive: Receive, share: "_Share") -> bytes | None:
         """Return the body, or `None` if the client disconnected."""
         declared = next(
             (value for name, value in scope["headers"] if name == b"content-length"), b""
@@ -212,7 +188,7 @@ class BoundedBodies:
             share.grow(len(body))
             if len(body) > self._max_bytes:
                 raise self._too_large()
-            if share.num_bytes and self._held.num_bytes > self._max_held_bytes:
+            if share.num_bytes and self.num_held_bytes > self._max_held_bytes:
                 raise ApiError(
                     HTTPStatus.TOO_MANY_REQUESTS,
                     f"{self._max_held_bytes} bytes of large bodies are waiting to be read, as many "
@@ -228,6 +204,20 @@ class BoundedBodies:
         return ApiError(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text, code="request_too_large", headers=CLOSE
         )
+
+
+@dataclass(slots=True)
+class _Share:
+    """Bytes of one body among those of all that are held."""
+
+    bodies: BoundedBodies
+    num_bytes: int = 0
+
+    def grow(self, size: int) -> None:
+        """Count a body of this size; 0 counts it no more."""
+        counted = max(0, size - _FREE_BYTES)
+        self.bodies.num_held_bytes += counted - self.num_bytes
+        self.num_bytes = counted
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
