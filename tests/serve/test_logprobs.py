@@ -9,9 +9,9 @@ import torch
 from fastapi.testclient import TestClient
 
 from monge.api import built_in, load
+from monge.engine import prefill
 from monge.engine.chat_format import chat_format
 from monge.engine.loading import load_network
-from monge.engine.prefill import Prefills
 from monge.serve import logprobs
 from monge.serve.app import create_app
 from monge.serve.settings import ServerSettings
@@ -197,10 +197,8 @@ def test_characters_are_never_cut(client, decoder):
 
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_a_prompt_is_scored_once_for_its_choices(client, decoder, monkeypatch, is_stream):
-    scored, laws = [], Prefills._score
-    monkeypatch.setattr(
-        Prefills, "_score", lambda self, *given: scored.append(1) or laws(self, *given)
-    )
+    scored, score = [], prefill.score
+    monkeypatch.setattr(prefill, "score", lambda *given: scored.append(1) or score(*given))
     fields = {"prompt": TEXT, "n": 3, "max_tokens": 2, "echo": True, "logprobs": 2, "seed": 1}
     if is_stream:
         text = client.post("/v1/completions", json=fields | {"stream": True}).text

@@ -7,6 +7,7 @@ from fastapi.testclient import TestClient
 
 from monge.core.errors import ContextLengthError
 from monge.engine.chat_format import InstructionFormat
+from monge.engine.processors import Stateless
 from monge.serve.generation import QueueFullError, SchedulerClosedError
 from monge.serve.request_parser import RequestParser
 from monge.serve.scheduled_generation import ScheduledGeneration
@@ -76,7 +77,7 @@ def order_of(scheduler, asked):
     served, handles = [], []
 
     def marked(name):
-        return lambda token_ids, scores: served.append(name) or scores
+        return Stateless(lambda token_ids, scores: served.append(name) or scores)
 
     with scheduler:
         gate = Gate()
