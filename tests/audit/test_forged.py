@@ -47,7 +47,6 @@ TIMED: dict[str, dict[str, Any]] = {
     "on_the_fly(probe_prob=0.5)": {},
     "q_learning": {},
     "confidence_threshold": {},
-    "survival_budget": {},
     "hedge": POOL,
     "linear_selection": POOL,
 }

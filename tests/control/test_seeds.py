@@ -39,13 +39,12 @@ def clock(steps: tuple[float, ...]) -> Iterator[None]:
 def decoder(name: str, verifier: str | None) -> Decoder:
     target, draft = (TabularModel(RandomTable(VOCAB, seed), VOCAB) for seed in (1, 2))
     controller = CONTROLLERS[name]
-    tree = "fixed_width((2, 2, 1, 1), 'mixed(1)')" if controller.plans_splits else "chain(6)"
     return Decoder(
         make_components(
             target,
             draft,
             drafter="pool('ngram(2)', 'model')" if controller.selects else "model",
-            tree=tree,
+            tree="chain(6)",
             verifier=verifier,
             controller=name,
             costs=Latency.linear(plain=1.0, node=0.1, draft=0.2, learns=True),
@@ -81,8 +80,6 @@ def test_a_reported_seed_gives_its_text_under_another_clock_and_after_other_requ
         for name in CONTROLLERS
         for options in ({"temperature": 0.0}, {"seed": 3})
         if not UNSTEADY.isdisjoint(CONTROLLERS.make(name).reads)
-        # `gumbel` takes no candidates of two kinds.
-        and not (CONTROLLERS[name].plans_splits and "seed" in options)
     ],
 )
 def test_plans_do_not_matter_to_greedy_texts_and_rules_that_do_not_look_at_them(name, options):
