@@ -16,11 +16,11 @@ from monge.api import built_in
 from monge.cli.train import _interrupts
 from monge.core.errors import OptionError, UnsupportedModelError
 from monge.heads.shape.checkpoint import CONFIG, load_head
-from monge.heads.training import loop
-from monge.heads.training.answers import ANSWERS
-from monge.heads.training.loop import STATE, Recipe
-from monge.heads.training.own_text import ROWS, TextSettings, cut_rows, write_own_text
-from monge.heads.training.shape import HeadSettings, feature_model, make_head
+from monge.training import loop
+from monge.training.answers import ANSWERS
+from monge.training.loop import STATE, Recipe
+from monge.training.own_text import ROWS, TextSettings, cut_rows, write_own_text
+from monge.training.shape.run import HeadSettings, feature_model, make_head
 from tests.engine.tiny import network, prompts
 
 TEXT = TextSettings(num_tokens=1920, row_length=24, prompt_length=4, batch_size=32)

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from transformers import PreTrainedModel
 
+from monge.backends.cpu.compiled import compile_step, obstacle
+from monge.backends.registry import Eager
 from monge.core.errors import BackendError, UnsupportedModelError
 from monge.core.model import FeatureModel, SequenceModel
-from monge.engine.backends.compiled import compile_step, obstacle
-from monge.engine.backends.registry import Eager
 from monge.engine.models.hf_tree import HfTreeModel
 from tests.engine import vision_language
 from tests.engine.tiny import CHAIN_FAMILIES, FAMILIES, STATEFUL, TREE_FAMILIES

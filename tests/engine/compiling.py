@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from monge.engine.backends.compiled import compile_step
-from monge.engine.backends.program_cache import FOLDER_VARIABLE
+from monge.backends.cpu.compiled import compile_step
+from monge.backends.cpu.program_cache import FOLDER_VARIABLE
 
 MISSING = {
     "compiled": None

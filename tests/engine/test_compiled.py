@@ -11,17 +11,17 @@ import torch
 from torch._dynamo.utils import counters
 
 import monge
+from monge.backends.cpu import compiled as backend
+from monge.backends.cpu.compiled import CompiledStep, compile_step
+from monge.backends.cpu.packed_linear import matrix_of
+from monge.backends.cpu.program_cache import FOLDER_VARIABLE, cache_folder
+from monge.backends.parity_check import step_spec
+from monge.backends.traced import TracedStep
 from monge.core.errors import BackendError, OptionError
 from monge.core.model import NodeBlock
-from monge.engine.backends import compiled as backend
-from monge.engine.backends.base import StepOutput
-from monge.engine.backends.compiled import CompiledStep, compile_step
-from monge.engine.backends.packed_linear import matrix_of
-from monge.engine.backends.parity_check import step_spec
-from monge.engine.backends.program_cache import FOLDER_VARIABLE, cache_folder
-from monge.engine.backends.traced_step import TracedStep
-from monge.engine.loading import as_draft_model, as_sequence_model
+from monge.engine.models.forward_program import StepOutput
 from monge.engine.models.hf_tree import HfTreeModel
+from monge.loading.networks import as_draft_model, as_sequence_model
 from tests.engine.compiling import shared_programs
 from tests.engine.tiny import network, perturbed, prompts
 from tests.parity.comparing import RandomGrowth, assert_same_tokens, plain_greedy

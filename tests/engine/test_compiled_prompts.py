@@ -8,11 +8,11 @@ import copy
 import pytest
 import torch
 
+from monge.backends.cpu.compiled import CompiledStep
+from monge.backends.parity_check import check_step
 from monge.core.errors import BackendError
 from monge.core.model import NodeBlock
-from monge.engine.backends.base import StepOutput
-from monge.engine.backends.compiled import CompiledStep
-from monge.engine.backends.parity_check import check_step
+from monge.engine.models.forward_program import StepOutput
 from monge.engine.models.hf_tree import HfTreeModel
 from tests.engine.compiling import require, shared_programs
 from tests.engine.tiny import network, prompts

@@ -9,16 +9,16 @@ import pytest
 import torch
 
 import monge
-from monge.core.errors import BackendError
-from monge.core.model import NodeBlock
-from monge.engine import latency_measurement
-from monge.engine.backends import cuda_graph
-from monge.engine.backends.cuda_graph import (
+from monge.backends import cuda as cuda_graph
+from monge.backends.cuda import (
     GraphCapture,
     ModuleGraph,
     capture_module,
     capture_step,
 )
+from monge.core.errors import BackendError
+from monge.core.model import NodeBlock
+from monge.engine import latency_measurement
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.models.network_facts import OutputLayer
 from tests.engine import pretend

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 import monge
+from monge.backends.cpu.compiled import CompiledStep, compile_step
 from monge.core.errors import BackendError
 from monge.core.model import NodeBlock
-from monge.engine.backends.base import StepOutput
-from monge.engine.backends.compiled import CompiledStep, compile_step
-from monge.engine.loading import as_sequence_model
+from monge.engine.models.forward_program import StepOutput
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.heads.shape.checkpoint import save_head
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
-from monge.heads.training.shape import feature_model
+from monge.loading.networks import as_sequence_model
+from monge.training.shape.run import feature_model
 from tests.engine.compiling import require, shared_programs
 from tests.engine.tiny import COMMON, VOCAB, network, prompts
 from tests.heads.readers.published import eagle

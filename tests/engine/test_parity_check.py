@@ -5,13 +5,14 @@ import copy
 import pytest
 import torch
 
+from monge.backends import parity_check
+from monge.backends.cpu import compiled
+from monge.backends.cpu.program_cache import FOLDER_VARIABLE
+from monge.backends.cpu.rounded_weights import round_weights
+from monge.backends.parity_check import check_module, check_step, difference, step_spec
+from monge.backends.traced import TracedStep, UncompiledStep
 from monge.core.errors import BackendError
-from monge.engine.backends import compiled, parity_check
-from monge.engine.backends.base import StepOutput
-from monge.engine.backends.parity_check import check_module, check_step, difference, step_spec
-from monge.engine.backends.program_cache import FOLDER_VARIABLE
-from monge.engine.backends.rounded_weights import round_weights
-from monge.engine.backends.traced_step import TracedStep, UncompiledStep
+from monge.engine.models.forward_program import StepOutput
 from monge.engine.models.network_facts import OutputLayer
 from tests.engine.compiling import require
 from tests.engine.tiny import network

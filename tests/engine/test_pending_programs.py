@@ -7,11 +7,12 @@ import pytest
 import torch
 
 import monge
+from monge.backends.base import Backend
+from monge.backends.parity_check import step_spec
+from monge.backends.traced import TracedStep, UncompiledStep
 from monge.core.errors import BackendError
 from monge.core.model import NodeBlock
-from monge.engine.backends.base import Backend, Pending
-from monge.engine.backends.parity_check import step_spec
-from monge.engine.backends.traced_step import TracedStep, UncompiledStep
+from monge.engine.models.forward_program import Pending
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.models.network_facts import OutputLayer
 from monge.engine.notices import watched_by

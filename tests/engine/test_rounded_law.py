@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from monge.api import make_components
+from monge.backends.cpu.rounded_weights import round_weights
 from monge.core.sampling_rules import SamplingRules, law_from_logits
-from monge.engine.backends.rounded_weights import round_weights
 from monge.engine.batch import decode
-from monge.engine.loading import as_sequence_model
 from monge.engine.session import Request, Session
+from monge.loading.networks import as_sequence_model
 from monge.testing.known_bad import FirstRatioForAll, TargetAfterRejection
 from monge.testing.oracle import exact_law, law_error
 from monge.testing.tabular import RandomTable, TabularModel

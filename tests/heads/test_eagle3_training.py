@@ -10,20 +10,20 @@ import pytest
 import torch
 
 import monge
+from monge.backends.base import Backend
+from monge.backends.cpu.packed_linear import PackedLinear, pack_linears
 from monge.core.errors import OptionError, UnsupportedModelError
 from monge.core.model import NodeBlock
 from monge.draft import eagle as eagle_run
-from monge.engine.backends.base import Backend
-from monge.engine.backends.packed_linear import PackedLinear, pack_linears
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.heads.readers.eagle3 import Eagle3Head
 from monge.heads.readers.files import InMemory
 from monge.heads.readers.reading import Reading
 from monge.heads.readers.registry import load_head
 from monge.heads.readers.tensors import Settings, Tensors
-from monge.heads.training import answers
-from monge.heads.training.answers import ANSWERS, AnswerSettings, write_answers, write_prompts
-from monge.heads.training.eagle3 import (
+from monge.training import answers
+from monge.training.answers import ANSWERS, AnswerSettings, write_answers, write_prompts
+from monge.training.eagle3 import (
     Conversations,
     Eagle3Trainee,
     Target,
@@ -32,9 +32,9 @@ from monge.heads.training.eagle3 import (
     published,
     read_conversations,
 )
-from monge.heads.training.eagle3_run import train_eagle3
-from monge.heads.training.loop import Recipe
-from monge.heads.training.shape import Watch
+from monge.training.eagle3_run import train_eagle3
+from monge.training.loop import Recipe
+from monge.training.shape.run import Watch
 from tests.engine.tiny import VOCAB, network
 
 STEPS = 3

@@ -9,20 +9,20 @@ import torch
 from torch import Tensor
 
 from monge.core.errors import ModelLoadError, OptionError
-from monge.heads.shape.calibrate import (
+from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
+from monge.testing.tabular import RandomTable, TabularModel
+from monge.training.loop import STATE, Progress, Recipe
+from monge.training.losses import Weights, law_losses
+from monge.training.shape.calibrate import (
     calibrate_alignments,
     calibrate_ridge,
     calibrate_temperatures,
     principal_directions,
 )
-from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
-from monge.heads.shape.losses import head_loss
-from monge.heads.shape.measure import measure
-from monge.heads.shape.training import Run, train
-from monge.heads.training.loop import STATE, Progress, Recipe
-from monge.heads.training.losses import Weights, law_losses
-from monge.heads.training.texts import Ends, Texts, all_windows, read_texts
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.training.shape.losses import head_loss
+from monge.training.shape.measure import measure
+from monge.training.shape.trainee import Run, train
+from monge.training.texts import Ends, Texts, all_windows, read_texts
 
 VOCAB, STEPS = 5, 2
 LAWS = RandomTable(VOCAB, 2)

@@ -15,16 +15,16 @@ from monge.core.errors import ModelLoadError, OptionError
 from monge.draft.by_name import drafter_of
 from monge.heads.readers.registry import load_head
 from monge.heads.target import TargetSizes
-from monge.heads.training.chain import Step, chain_quality
-from monge.heads.training.eagle import EagleTrainee
-from monge.heads.training.loop import STATE, Recipe
-from monge.heads.training.losses import Weights
-from monge.heads.training.medusa import MedusaTrainee
-from monge.heads.training.own_text import ROWS, TextSettings, write_own_text
-from monge.heads.training.published import layer_config, train_published
-from monge.heads.training.shape import Watch
-from monge.heads.training.texts import Ends, Texts, read_texts
 from monge.testing.tabular import RandomTable, TabularModel
+from monge.training.chain import Step, chain_quality
+from monge.training.eagle import EagleTrainee
+from monge.training.loop import STATE, Recipe
+from monge.training.losses import Weights
+from monge.training.medusa import MedusaTrainee
+from monge.training.own_text import ROWS, TextSettings, write_own_text
+from monge.training.published import layer_config, train_published
+from monge.training.shape.run import Watch
+from monge.training.texts import Ends, Texts, read_texts
 from tests.engine.tiny import network, prompts
 
 VOCAB, STEPS = 4, 2

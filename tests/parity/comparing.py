@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from monge.core.model import NodeBlock
-from monge.engine.backends.base import NodeStep
+from monge.engine.models.forward_program import NodeStep
 from monge.engine.models.hf_tree import HfTreeModel
 
 Text = tuple[int, ...]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import monge
-from monge.engine.backends.cuda_graph import GraphCapture, capture_step
+from monge.backends.cuda import GraphCapture, capture_step
 from tests.engine.tiny import network, padded, perturbed, prompts
 from tests.heads.readers.published import eagle3
 from tests.parity.comparing import RandomGrowth

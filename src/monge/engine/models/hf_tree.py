@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 
 from monge.core.errors import BackendError, MongeError, UnsupportedModelError
 from monge.core.model import Forward, NodeBlock
-from monge.engine.backends.base import (
+from monge.engine.clock import now
+from monge.engine.models.forward_program import (
     ChainStep,
     NodeStep,
     Pending,
@@ -23,13 +24,11 @@ from monge.engine.backends.base import (
     backend_of,
     make_programs,
 )
-from monge.engine.backends.module_runner import ModuleMaker, ModuleRunner
-from monge.engine.backends.source_weights import SourceWeights
-from monge.engine.clock import now
 from monge.engine.models.group_by_length import group_by_length
 from monge.engine.models.hidden_states import HiddenStateLog, HiddenStates
 from monge.engine.models.layer_subset import layer_subset
 from monge.engine.models.masks import MaskFormat, forward_inputs
+from monge.engine.models.module_runner import ModuleMaker, ModuleRunner
 from monge.engine.models.network_facts import (
     cache_keyword,
     check_causal,
@@ -39,6 +38,7 @@ from monge.engine.models.network_facts import (
     num_weights,
     tree_obstacle,
 )
+from monge.engine.models.source_weights import SourceWeights
 from monge.engine.models.tree_cache import CacheRow, RowTable, TreeCache
 
 # Tokens of a prompt that one forward reads: bounds the mask and the activations, not the prompt.

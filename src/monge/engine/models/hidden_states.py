@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from monge.core.errors import OptionError, UnsupportedModelError
-from monge.engine.backends.base import StepOutput
+from monge.engine.models.forward_program import StepOutput
 
 
 class HiddenStates:

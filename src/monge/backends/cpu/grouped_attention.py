@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from monge.engine.backends.native_library import OPERATIONS, native_function
+from monge.backends.cpu.native_library import OPERATIONS, native_function
 
 _SOURCE: Final = Path(__file__).with_name("grouped_attention.cpp")
 DECLARATION: Final = (

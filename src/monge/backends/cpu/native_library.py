@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from monge.engine.backends.program_cache import (
+from monge.backends.cpu.program_cache import (
     find_program,
     machine,
     scratch_folder,
@@ -29,6 +29,18 @@ _FLAGS: Final = ("-O3", *_NATIVE, "-ffp-contract=fast", "-std=c++17", "-shared",
 
 OPERATIONS: Final = torch.library.Library("monge", "DEF")
 """Torch operations that the machine code implements; they are known as long as it lives."""
+
+
+def compiler_obstacle() -> str | None:
+    """Why nothing can be compiled on this machine."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return "there is no C++ compiler on this machine; install g++ or clang++, or name one in the environment variable CXX"
+    return None
 
 
 def native_library(source: Path) -> Path:

@@ -17,11 +17,11 @@ from transformers import PreTrainedModel
 
 from monge.core.errors import unknown_name
 from monge.heads.target import TargetSizes
-from monge.heads.training.chain import ChainQuality
-from monge.heads.training.eagle import EagleTrainee
-from monge.heads.training.loop import Progress, Recipe, train
-from monge.heads.training.medusa import MedusaTrainee
-from monge.heads.training.shape import (
+from monge.training.chain import ChainQuality
+from monge.training.eagle import EagleTrainee
+from monge.training.loop import Progress, Recipe, train
+from monge.training.medusa import MedusaTrainee
+from monge.training.shape.run import (
     HELD_OUT_ROWS,
     NOBODY,
     Watch,
@@ -30,7 +30,7 @@ from monge.heads.training.shape import (
     thirds,
     training_figures,
 )
-from monge.heads.training.texts import read_texts
+from monge.training.texts import read_texts
 
 KINDS: Final = ("medusa", "eagle")
 

@@ -18,14 +18,12 @@ from torch import Tensor
 from torch.fx import Graph
 from transformers.pytorch_utils import Conv1D
 
-from monge.engine.backends.native_library import OPERATIONS, native_function
+from monge.backends.cpu.native_library import OPERATIONS, native_function
 
 COLUMNS: Final = 32
 """Columns of a panel, see `packed_linear.cpp`."""
 GROUPS: Final = {"int8": 64, "int4": 32}
 """Numbers of a row that share a scale, by kind of weights."""
-WEIGHTS: Final = ("exact", "bfloat16", "int8", "int4")
-"""How the numbers of a matrix are stored: as they are, or rounded; the finest first."""
 _SCALES: Final = 2 * COLUMNS  # bytes
 _ZERO: Final = 128  # what an integer 0 of 8 bits is stored as
 _LARGEST: Final = 127
@@ -80,6 +78,15 @@ class PackedLinear(torch.nn.Module):
     def weight(self) -> Tensor:
         """The matrix, for networks that look at it."""
         return matrix_of(self.panels, self.width, self.depth)
+
+    @property
+    def rounds_inputs(self) -> bool:
+        """True if the rows that are multiplied are rounded to 8 bits."""
+        return self.weights in GROUPS
+
+    def unpacked(self, dtype: torch.dtype) -> "PlainLinear":
+        """Return a layer with the same numbers in a plain matrix, for many reads in another type."""
+        return PlainLinear(self, dtype)
 
 
 class PlainLinear(torch.nn.Module):

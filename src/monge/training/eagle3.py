@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-from monge.heads.training.chain import ChainQuality
-from monge.heads.training.loop import Trainee
+from monge.training.chain import ChainQuality
+from monge.training.loop import Trainee
 
 _ROWS: Final = 4  # rows of one measurement's forward
 _LOGITS: Final = 512  # rows of logits at a time while states are read
@@ -320,7 +320,7 @@ class _Loss(torch.autograd.Function):
     """(1 - a) cross entropy + a total variation, with their gradient: autograd would keep eight tables of logits."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, p: Tensor, variation: float) -> Tensor:  # noqa: ANN401
+    def forward(ctx: Any, logits: Tensor, p: Tensor, variation: float) -> Tensor:
         q, mass = logits.softmax(dim=1), p.sum(dim=1)
         entropy = mass * logits.logsumexp(dim=1) - torch.linalg.vecdot(p, logits)
         overlap = torch.minimum(p, q).sum(dim=1)
@@ -334,7 +334,7 @@ class _Loss(torch.autograd.Function):
         return ((1 - variation) * entropy + variation * (1 - overlap)).mean()
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
         (slope,) = ctx.saved_tensors
         return slope * grad_outputs[0], None, None
 
@@ -408,7 +408,7 @@ def _turned(heads: Tensor, positions: Tensor, theta: float) -> Tensor:
 
 
 def read_conversations(
-    network: Any,  # noqa: ANN401 (the host's network)
+    network: Any,
     conversations: Sequence[tuple[Sequence[int], Sequence[int]]],
     layers: Sequence[int],
     *,

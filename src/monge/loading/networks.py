@@ -15,6 +15,8 @@ from transformers import (
 )
 from transformers.distributed.configuration_utils import DistributedConfig
 
+from monge.backends.base import Backend
+from monge.backends.registry import BACKENDS
 from monge.core.errors import (
     ModelLoadError,
     OptionError,
@@ -24,15 +26,14 @@ from monge.core.errors import (
 )
 from monge.core.model import SequenceModel
 from monge.core.words import counted
-from monge.engine.backends.base import make_programs
-from monge.engine.backends.registry import BACKENDS, Backend
-from monge.engine.hub import check_model_name, nearest
 from monge.engine.models.cross_tokenizer import CrossTokenizerModel
+from monge.engine.models.forward_program import make_programs
 from monge.engine.models.resized_vocabulary import ResizedVocabulary
 from monge.engine.models.vocabulary_mapping import map_vocabulary
 from monge.engine.notices import waiting
-from monge.engine.sharding import is_sharded
-from monge.engine.sources import NAMED, resolve, tokenizer_obstacle
+from monge.loading.hub import check_model_name, nearest
+from monge.loading.sharding import is_sharded
+from monge.loading.sources import NAMED, resolve, tokenizer_obstacle
 
 DTYPES: Final = ("float32", "float16", "bfloat16", "float64")
 """Types of weights by name."""

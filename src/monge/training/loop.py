@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from monge.core.errors import ModelLoadError, OptionError
-from monge.heads.training.losses import Weights
+from monge.training.losses import Weights
 
 STATE: Final = "training.pt"
 

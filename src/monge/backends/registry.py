@@ -7,14 +7,14 @@ from typing import Final
 
 from transformers import PreTrainedModel
 
+from monge.backends.base import Backend
 from monge.core.errors import BackendError
 from monge.core.model import SequenceModel
 from monge.core.registry import Registry
-from monge.engine.backends.base import Backend
-from monge.engine.backends.source_weights import SourceWeights
 from monge.engine.models.hf_chain import HfChainModel
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.models.network_facts import tree_obstacle
+from monge.engine.models.source_weights import SourceWeights
 from monge.engine.notices import notify
 
 
@@ -45,7 +45,7 @@ class Compiled(Backend):
     weights: str = "exact"
 
     def __post_init__(self) -> None:
-        from monge.engine.backends.rounded_weights import check_weights
+        from monge.backends.cpu.rounded_weights import check_weights
 
         check_weights(self.weights)
 
@@ -54,7 +54,7 @@ class Compiled(Backend):
         is_on_cpu = network.device.type == "cpu"
         source = SourceWeights(network, name, are_copied=is_on_cpu)
         if self.weights != "exact":
-            from monge.engine.backends.rounded_weights import round_weights
+            from monge.backends.cpu.rounded_weights import round_weights
 
             # What cannot be rounded is refused: other weights are another distribution.
             network = round_weights(network, self.weights)
@@ -72,8 +72,8 @@ class Compiled(Backend):
 
     def _on_cpu(self, network: PreTrainedModel) -> HfTreeModel:
         # The compiler is slow to import.
-        from monge.engine.backends.compiled import ModuleProgram, StepProgram
-        from monge.engine.backends.packed_linear import pack_draft_module
+        from monge.backends.cpu.compiled import ModuleProgram, StepProgram
+        from monge.backends.cpu.packed_linear import pack_draft_module
 
         make_step = partial(StepProgram, network, notify)
         return HfTreeModel(
@@ -81,7 +81,7 @@ class Compiled(Backend):
         )
 
     def _on_gpu(self, network: PreTrainedModel) -> HfTreeModel:
-        from monge.engine.backends.cuda_graph import GraphCapture, capture_module, capture_step
+        from monge.backends.cuda import GraphCapture, capture_module, capture_step
 
         capture = GraphCapture(network.device)
         make_step = partial(capture_step, network, capture, notify)

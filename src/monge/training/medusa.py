@@ -10,10 +10,10 @@ from torch import Tensor
 from monge.heads.readers.files import InMemory
 from monge.heads.readers.medusa import MedusaHead
 from monge.heads.readers.tensors import Tensors
-from monge.heads.training.chain import ChainQuality, Step, chain_quality
-from monge.heads.training.loop import Trainee
-from monge.heads.training.losses import Weights, law_losses
-from monge.heads.training.texts import Ends, Texts, Windows, all_windows, num_windows, windows_at
+from monge.training.chain import ChainQuality, Step, chain_quality
+from monge.training.loop import Trainee
+from monge.training.losses import Weights, law_losses
+from monge.training.texts import Ends, Texts, Windows, all_windows, num_windows, windows_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

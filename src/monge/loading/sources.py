@@ -18,9 +18,9 @@ from typing import Any, Final
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from monge.backends.cpu.program_cache import cache_folder
 from monge.core.errors import ModelLoadError, MongeError, OptionError
 from monge.core.extras import require
-from monge.engine.backends.program_cache import cache_folder
 from monge.engine.chat_format import TemplateFormat
 from monge.engine.notices import notify, waiting
 

@@ -7,8 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from monge.heads.shape.head import ShapeHead
-from monge.heads.training.chain import ChainQuality, Step, chain_quality
-from monge.heads.training.texts import Ends, Texts, Windows, all_windows
+from monge.training.chain import ChainQuality, Step, chain_quality
+from monge.training.texts import Ends, Texts, Windows, all_windows
 
 
 def predictions(head: ShapeHead, windows: Windows) -> Iterator[Float[Tensor, "nodes hidden"]]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from monge.core.errors import OptionError
-from monge.heads.training.own_text import RowProgress
+from monge.training.own_text import RowProgress
 
 ANSWERS: Final = "answers.jsonl"
 _TURN: Final = 160  # most tokens of a turn that the target writes for the user
@@ -120,7 +120,7 @@ def _rows_at_once(network: PreTrainedModel, length: int) -> int:
 
 def write_prompts(
     network: PreTrainedModel,
-    tokenizer: Any,  # noqa: ANN401 (the host's type)
+    tokenizer: Any,
     opening: Sequence[int],
     count: int,
     folder: Path,

@@ -13,9 +13,9 @@ from torch import Tensor
 from monge.core.errors import OptionError
 from monge.heads.shape.alignment.none import NoMap
 from monge.heads.shape.head import ShapeHead, StepAlignment
-from monge.heads.shape.measure import law
 from monge.heads.shape.ridge import RidgePredictor
-from monge.heads.training.texts import Ends, Texts, all_windows, num_windows
+from monge.training.shape.measure import law
+from monge.training.texts import Ends, Texts, all_windows, num_windows
 
 STRENGTHS: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Tried for every alignment; 0 is no alignment, so on held-out text an alignment never loses."""

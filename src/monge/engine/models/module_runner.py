@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from monge.core.errors import BackendError
 from monge.core.model import Forward
-from monge.engine.backends.base import Pending, PendingHost, make_programs
+from monge.engine.models.forward_program import Pending, PendingHost, make_programs
 from monge.engine.models.network_facts import OutputLayer
 
 ModuleMaker = Callable[[torch.nn.Module, Sequence[Tensor]], Forward | Pending[Forward]]

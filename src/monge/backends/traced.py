@@ -14,9 +14,9 @@ from torch.fx.experimental import _config
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from monge.engine.backends import grouped_attention
-from monge.engine.backends.base import StepOutput, StepSpec
-from monge.engine.backends.packed_linear import pack_linears
+from monge.backends.cpu import grouped_attention
+from monge.backends.cpu.packed_linear import pack_linears
+from monge.engine.models.forward_program import StepOutput, StepSpec
 from monge.engine.models.network_facts import cache_keyword, chooses_logits
 from monge.engine.models.tree_cache import TreeCache
 
@@ -164,7 +164,7 @@ def _copy_sharing_weights(network: PreTrainedModel) -> PreTrainedModel:
 
 
 def attends_in_machine_code(network: PreTrainedModel) -> bool:
-    """Whether a network's step uses `monge.engine.backends.grouped_attention`.
+    """Whether a network's step uses `monge.backends.cpu.grouped_attention`.
 
     Then logits of a node depend on its text alone, to the last bit.
     """

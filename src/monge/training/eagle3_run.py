@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from monge.core.errors import OptionError, UnsupportedModelError
 from monge.heads.target import TargetSizes
-from monge.heads.training.answers import AnswerSettings, write_answers
-from monge.heads.training.eagle3 import (
+from monge.training.answers import AnswerSettings, write_answers
+from monge.training.eagle3 import (
     Conversations,
     Eagle3Trainee,
     Target,
@@ -23,9 +23,9 @@ from monge.heads.training.eagle3 import (
     published,
     read_conversations,
 )
-from monge.heads.training.loop import Progress, Recipe, train
-from monge.heads.training.published import PublishedOutcome, layer_config
-from monge.heads.training.shape import NOBODY, Watch, feature_model, training_figures
+from monge.training.loop import Progress, Recipe, train
+from monge.training.published import PublishedOutcome, layer_config
+from monge.training.shape.run import NOBODY, Watch, feature_model, training_figures
 
 DRAFT_VOCABULARY: Final = 8192
 MIN_LAYERS: Final = 5
@@ -150,7 +150,7 @@ def faster_copy(network: PreTrainedModel) -> PreTrainedModel:
     return copied.to(torch.bfloat16)
 
 
-def _ends(network: Any, ids: torch.Tensor) -> Target:  # noqa: ANN401 (the host's network)
+def _ends(network: Any, ids: torch.Tensor) -> Target:
     norm = getattr(network.model, "norm", None)
     if norm is None:
         raise UnsupportedModelError(f"{type(network).__name__} has no norm before its output layer")

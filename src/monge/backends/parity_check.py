@@ -17,10 +17,9 @@ from transformers import PreTrainedModel
 
 from monge.core.errors import BackendError
 from monge.core.model import Forward, NodeBlock
-from monge.engine.backends.base import NodeStep, StepSpec
-from monge.engine.backends.packed_linear import GROUPS, PackedLinear, PlainLinear
+from monge.engine.models.forward_program import NodeStep, StepSpec
 from monge.engine.models.hf_tree import HfTreeModel
-from monge.engine.models.network_facts import adapter_obstacle, tree_obstacle
+from monge.engine.models.network_facts import adapter_obstacle, packed_layers, tree_obstacle
 
 _CLOSE: Final = {
     torch.float64: 1e-9,
@@ -247,25 +246,25 @@ def _in_float64(module: AnyModule) -> AnyModule:
             id(weight): torch.nn.Parameter(weight.detach().double(), requires_grad=False)
             for weight in module.parameters()
         }
-        packed = {id(one): one for one in module.modules() if isinstance(one, PackedLinear)}
-        known = {id(one.panels) for one in packed.values()}
+        packed = packed_layers(module)
+        known = {id(layer.panels) for layer in packed}
         twins |= {
             id(one): one.double()
             for one in module.buffers()
             if one.is_floating_point() and id(one) not in known
         }
-        plain = {key: PlainLinear(one, torch.float64) for key, one in packed.items()}
+        plain = {id(layer): layer.unpacked(torch.float64) for layer in packed}
         return copy.deepcopy(module, {**twins, **plain})
 
 
 def _is_small(module: torch.nn.Module) -> bool:
     count = sum(weight.numel() for weight in module.parameters())
-    count += sum(one.width * one.depth for one in module.modules() if isinstance(one, PackedLinear))
+    count += sum(layer.width * layer.depth for layer in packed_layers(module))
     return count * torch.float64.itemsize <= _MAX_BYTES
 
 
 def _rounds_inputs(module: torch.nn.Module) -> bool:
-    return any(isinstance(one, PackedLinear) and one.weights in GROUPS for one in module.modules())
+    return any(layer.rounds_inputs for layer in packed_layers(module))
 
 
 def _largest(tensor: Tensor) -> float:

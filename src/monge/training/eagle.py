@@ -13,10 +13,10 @@ from monge.heads.readers.eagle import EagleHead
 from monge.heads.readers.files import InMemory
 from monge.heads.readers.reading import Reading
 from monge.heads.readers.tensors import Settings, Tensors
-from monge.heads.training.chain import ChainQuality, Step, chain_quality
-from monge.heads.training.loop import Trainee
-from monge.heads.training.losses import Weights, law_losses
-from monge.heads.training.texts import Ends, Texts, num_windows
+from monge.training.chain import ChainQuality, Step, chain_quality
+from monge.training.loop import Trainee
+from monge.training.losses import Weights, law_losses
+from monge.training.texts import Ends, Texts, num_windows
 
 _ROWS: Final = 8
 """Rows of text of one measurement's forward."""

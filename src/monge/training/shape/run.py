@@ -13,16 +13,16 @@ from transformers import PreTrainedModel
 
 from monge.core.errors import OptionError, UnsupportedModelError, unknown_name
 from monge.core.model import FeatureModel
-from monge.engine.loading import as_sequence_model
 from monge.engine.models.network_facts import OutputLayer
-from monge.heads.shape.calibrate import calibrate_alignments, calibrate_ridge
 from monge.heads.shape.checkpoint import save_head
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
-from monge.heads.shape.measure import measure
-from monge.heads.shape.training import Run, train
-from monge.heads.training.chain import ChainQuality
-from monge.heads.training.loop import Progress, Recipe
-from monge.heads.training.texts import Ends, Texts, read_texts
+from monge.loading.networks import as_sequence_model
+from monge.training.chain import ChainQuality
+from monge.training.loop import Progress, Recipe
+from monge.training.shape.calibrate import calibrate_alignments, calibrate_ridge
+from monge.training.shape.measure import measure
+from monge.training.shape.trainee import Run, train
+from monge.training.texts import Ends, Texts, read_texts
 
 PRESETS: Final[dict[str, dict[str, Any]]] = {
     "ridge": {"kind": "ridge", "is_branched": True},

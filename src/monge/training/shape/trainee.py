@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from monge.core.errors import OptionError
-from monge.heads.shape.calibrate import principal_directions
 from monge.heads.shape.head import ShapeHead
-from monge.heads.shape.losses import head_loss
-from monge.heads.shape.measure import measure
-from monge.heads.training import loop
-from monge.heads.training.loop import Progress, Recipe, Trainee
-from monge.heads.training.texts import Ends, Texts, num_windows, windows_at
+from monge.training import loop
+from monge.training.loop import Progress, Recipe, Trainee
+from monge.training.shape.calibrate import principal_directions
+from monge.training.shape.losses import head_loss
+from monge.training.shape.measure import measure
+from monge.training.texts import Ends, Texts, num_windows, windows_at
 
 _SUBSPACE: Final = 64
 _SUBSPACE_STATES: Final = 8192
@@ -76,7 +76,7 @@ def train(
     should_stop: Callable[[], bool] = lambda: False,
     clock: Callable[[], float] = lambda: 0.0,
 ) -> Progress:
-    """Train, or continue; see `monge.heads.training.loop.train`.
+    """Train, or continue; see `monge.training.loop.train`.
 
     Raises:
         OptionError: If there is too little text, the predictor cannot be trained, or the folder

@@ -10,17 +10,18 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from monge.core.errors import BackendError
-from monge.core.model import Forward
-from monge.engine.backends.base import Notify, StepOutput, StepSpec
-from monge.engine.backends.parity_check import (
+from monge.backends.base import Notify
+from monge.backends.parity_check import (
     as_backend_error,
     check_module,
     check_step,
     step_obstacle,
     step_spec,
 )
-from monge.engine.backends.traced_step import TracedStep, UncompiledStep, all_nodes
+from monge.backends.traced import TracedStep, UncompiledStep, all_nodes
+from monge.core.errors import BackendError
+from monge.core.model import Forward
+from monge.engine.models.forward_program import StepOutput, StepSpec
 from monge.engine.models.tree_cache import TreeCache
 
 WIDTHS: Final = (1, 2, 4, 8, 16, 32, 64)

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from monge.core.errors import BackendError, unknown_name
-from monge.engine.backends.packed_linear import (
-    WEIGHTS,
+from monge.backends.cpu.native_library import compiler_obstacle
+from monge.backends.cpu.packed_linear import (
     PackedLinear,
     load_packed_linear,
     pack_linears,
 )
-from monge.engine.models.network_facts import adapter_obstacle
+from monge.core.errors import BackendError, unknown_name
+from monge.engine.models.network_facts import WEIGHTS, adapter_obstacle
 from monge.engine.notices import notify
 
 _FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
@@ -49,9 +49,6 @@ def round_weights(network: PreTrainedModel, weights: str) -> PreTrainedModel:
         BackendError: If the network is not on the CPU, has weights of another type or adapters, or
             there is no C++ compiler.
     """
-    # The compiler is slow to import.
-    from monge.engine.backends.compiled import compiler_obstacle
-
     name = type(network).__name__
     if network.device.type != "cpu":
         raise BackendError(

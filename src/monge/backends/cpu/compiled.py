@@ -16,23 +16,16 @@ from torch import Tensor
 from torch.export import Dim, ExportedProgram
 from transformers import PreTrainedModel
 
-from monge.core.errors import BackendError
-from monge.engine.backends import grouped_attention, packed_linear
-from monge.engine.backends.base import Notify, Pending, StepOutput, StepSpec
-from monge.engine.backends.grouped_attention import load_grouped_attention
-from monge.engine.backends.packed_linear import (
+from monge.backends.base import Notify
+from monge.backends.cpu import grouped_attention, packed_linear
+from monge.backends.cpu.grouped_attention import load_grouped_attention
+from monge.backends.cpu.native_library import compiler_obstacle
+from monge.backends.cpu.packed_linear import (
     load_packed_linear,
     merge_products,
     pack_linears,
 )
-from monge.engine.backends.parity_check import (
-    as_backend_error,
-    check_module,
-    check_step,
-    step_obstacle,
-    step_spec,
-)
-from monge.engine.backends.program_cache import (
+from monge.backends.cpu.program_cache import (
     StoredProgram,
     find_program,
     module_key,
@@ -40,13 +33,22 @@ from monge.engine.backends.program_cache import (
     scratch_folder,
     store_program,
 )
-from monge.engine.backends.traced_step import (
+from monge.backends.parity_check import (
+    as_backend_error,
+    check_module,
+    check_step,
+    step_obstacle,
+    step_spec,
+)
+from monge.backends.traced import (
     TracedStep,
     UncompiledStep,
     attends_in_machine_code,
     export_module,
     export_step,
 )
+from monge.core.errors import BackendError
+from monge.engine.models.forward_program import Pending, StepOutput, StepSpec
 from monge.engine.models.masks import chain_visibility
 from monge.engine.models.network_facts import chooses_logits
 from monge.engine.models.tree_cache import TreeCache
@@ -233,18 +235,6 @@ def obstacle(network: PreTrainedModel) -> str | None:
     if network.device.type != "cpu":
         return f"{type(network).__name__} is on {network.device}, and steps are compiled for the CPU only"
     return compiler_obstacle()
-
-
-def compiler_obstacle() -> str | None:
-    """Why nothing can be compiled on this machine."""
-    from torch._inductor.cpp_builder import get_cpp_compiler
-    from torch._inductor.exc import InvalidCxxCompiler
-
-    try:
-        get_cpp_compiler()
-    except InvalidCxxCompiler:
-        return "there is no C++ compiler on this machine; install g++ or clang++, or name one in the environment variable CXX"
-    return None
 
 
 def _compile(step: TracedStep, spec: StepSpec, key: str) -> StoredProgram:

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from monge.heads.shape.head import ShapeHead
-from monge.heads.shape.measure import predictions
 from monge.heads.shape.sinkhorn import sinkhorn_divergence
-from monge.heads.training.losses import Weights, law_losses
-from monge.heads.training.texts import Ends, Windows
+from monge.training.losses import Weights, law_losses
+from monge.training.shape.measure import predictions
+from monge.training.texts import Ends, Windows
 
 
 def head_loss(

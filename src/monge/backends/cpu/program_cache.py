@@ -15,7 +15,7 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from monge.engine.backends.base import StepSpec
+from monge.engine.models.forward_program import StepSpec
 
 FOLDER_VARIABLE: Final = "MONGE_CACHE"
 _FORMAT: Final = 7  # raised whenever the traced step, its inputs or the files change

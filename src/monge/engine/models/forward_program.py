@@ -1,22 +1,21 @@
-"""A backend runs a network; most replace its forwards over few tree nodes, its steps, by something faster."""
+"""Programs that replace forwards of a network over few tree nodes."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from monge.core.model import SequenceModel
+from monge.engine.models.network_facts import WEIGHTS, packed_layers
 from monge.engine.models.tree_cache import TreeCache
 from monge.engine.notices import notify, waiting
 
 Made_co = TypeVar("Made_co", covariant=True)
-Notify = Callable[[str], None]
-"""Told in a sentence what takes long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,26 +177,6 @@ StepMaker = Callable[[tuple[int, ...]], NodeStep | Pending[NodeStep]]
 """Makes the step that gives these hidden states; raises `BackendError` where there is none."""
 
 
-class Backend(ABC):
-    """What runs a network.
-
-    Attributes:
-        reads_shards: Whether it runs networks whose weights lie in several processes.
-    """
-
-    reads_shards: ClassVar[bool] = False
-
-    @abstractmethod
-    def sequence_model(self, network: PreTrainedModel) -> SequenceModel:
-        """The network behind the interface of the loop.
-
-        Trees where it can read them, chains otherwise.
-
-        Args:
-            network: A causal language model in evaluation mode.
-        """
-
-
 @runtime_checkable
 class _SteppedModel(Protocol):
     """A model that may run its network by a step of a backend."""
@@ -228,11 +207,9 @@ def backend_of(model: SequenceModel) -> str:
 
 def rounded_weights_of(model: SequenceModel) -> str | None:
     """Return the kind of a model's rounded weights, or `None` if it has those of its checkpoint."""
-    from monge.engine.backends.packed_linear import WEIGHTS, PackedLinear
-
     if not isinstance(model, NetworkModel):
         return None
-    kinds = {one.weights for one in model.network.modules() if isinstance(one, PackedLinear)}
-    # Beside maps of 4 bits there are some of 8.
+    kinds = {layer.weights for layer in packed_layers(model.network)}
+    # Beside layers of 4 bits there are some of 8.
     coarsest = max(kinds, key=WEIGHTS.index, default="exact")
     return None if coarsest == "exact" else coarsest
