@@ -17,11 +17,11 @@ from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.engine.batch import decode
 from monge.engine.session import Request, Session
 from monge.loading.networks import as_sequence_model
-from monge.testing.known_bad import FirstRatioForAll, TargetAfterRejection
 from monge.testing.oracle import exact_law, law_error
 from monge.testing.tabular import RandomTable, TabularModel
 from tests.engine.compiling import require, shared_programs
 from tests.engine.tiny import network
+from tests.kit.known_bad import FirstRatioForAll, TargetAfterRejection
 
 VOCAB, PROMPT, HORIZON = 6, (1, 3, 2, 5), 2
 RULES = SamplingRules(temperature=1.5)

@@ -19,7 +19,6 @@ from monge.core.hub_pairs import HubPairs
 from monge.core.independent import tempered
 from monge.core.law import Law, SparseLaw, residual
 from monge.core.proposal import Deterministic, Iid, Proposal, WithoutReplacement
-from monge.testing.banks import law_of, masses_of
 from monge.transport.canonical import PairSelection, truncated_program
 from monge.verify.base import NodeRule
 from monge.verify.k_seq import divisors
@@ -27,6 +26,7 @@ from monge.verify.rrs import Rrs
 from monge.verify.rrs_without_replacement import RrsWithoutReplacement
 from monge.verify.single_draft import SingleDraft
 from monge.verify.spechub import SpecHub
+from tests.kit.banks import law_of, masses_of
 
 Make = Callable[[Law], Proposal]
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from monge.core.draws import SeededDraws
 from monge.core.sampling_rules import SamplingRules
-from monge.testing.wrong_engines import END, TARGET, Engine, Text, ToyTable, law
+from tests.kit.wrong_engines import END, TARGET, Engine, Text, ToyTable, law
 
 LETTERS: Final = ("<end>", *"abcdefghijkl")
 Message = MutableMapping[str, Any]
