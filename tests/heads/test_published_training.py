@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from monge.core.errors import ModelLoadError, OptionError
@@ -18,12 +17,11 @@ from monge.heads.target import TargetSizes
 from monge.testing.tabular import RandomTable, TabularModel
 from monge.training.chain import Step, chain_quality
 from monge.training.eagle import EagleTrainee
-from monge.training.loop import STATE, Recipe
+from monge.training.loop import STATE, Recipe, Watch
 from monge.training.losses import Weights
 from monge.training.medusa import MedusaTrainee
-from monge.training.own_text import ROWS, TextSettings, write_own_text
+from monge.training.own_text import TextSettings, write_own_text
 from monge.training.published import layer_config, train_published
-from monge.training.shape.run import Watch
 from monge.training.texts import Ends, Texts, read_texts
 from tests.engine.tiny import network, prompts
 
@@ -157,7 +155,6 @@ def test_training_writes_a_head_and_goes_on_after_an_interrupt(
     at_once = train_published(kind, network("llama"), rows, tmp_path / "b", recipe=RECIPE)
     assert went_on.quality == at_once.quality
     assert went_on.progress.history[-1][1] > 1.5
-    save_file({"rows": rows}, tmp_path / "a" / ROWS)  # the command keeps its text there
     head = load_head(tmp_path / "a")
     assert head.num_parameters == went_on.num_parameters
     head.check(TargetSizes(hidden_size=32, num_layers=2, vocab_size=97))

@@ -26,11 +26,11 @@ from monge.training.answers import AnswerSettings, write_prompts
 from monge.training.chain import ChainQuality
 from monge.training.eagle3_run import DRAFT_VOCABULARY, faster_copy, train_eagle3
 from monge.training.loop import Progress as TrainingProgress
-from monge.training.loop import Recipe
+from monge.training.loop import Recipe, Watch
 from monge.training.losses import Weights
 from monge.training.own_text import TextSettings, cut_rows, write_own_text
 from monge.training.published import train_published
-from monge.training.shape.run import HeadSettings, Watch, make_head
+from monge.training.shape.run import HeadSettings, make_head
 
 TEXT: Final = "Text"
 TRAINING: Final = "Training"
@@ -137,7 +137,7 @@ def shape(
     ) -> tuple[int, ChainQuality | None]:
         kind = MIXED[mixed or ("bfloat16" if network.device.type == "cuda" else "none")]
         outcome = make_head(network, rows, settings, out, mixed=kind, **told)
-        return outcome.head.num_parameters, outcome.quality
+        return outcome.num_parameters, outcome.quality
 
     text = replace(TextSettings(), **options.given(num_tokens=tokens, seed=seed))
     given: dict[str, Any] = options.given(dtype=dtype, device=device) | {"as_it_is": as_it_is}

@@ -3,6 +3,7 @@
 They are saved batch by batch.
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,6 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from monge.core.errors import OptionError
-from monge.training.own_text import RowProgress
 
 ANSWERS: Final = "answers.jsonl"
 _TURN: Final = 160  # most tokens of a turn that the target writes for the user
@@ -32,6 +32,8 @@ class AnswerSettings:
         temperatures: Temperatures of the batches, in turn; 0 is greedy.
         batch_size: Answers per batch; `None` chooses by the device.
         seed: Each batch derives its own seed.
+        row_length: Tokens of a prompt with its answer, which then continues past end-of-text
+            tokens; `None` ends answers there or after `num_tokens`.
     """
 
     num_tokens: int = 220
@@ -39,6 +41,12 @@ class AnswerSettings:
     temperatures: tuple[float, ...] = (1.0, 1.0, 0.6, 0.0)
     batch_size: int | None = None
     seed: int = 0
+    row_length: int | None = None
+
+    @property
+    def key(self) -> str:
+        """Digest of the settings, kept with each answer."""
+        return hashlib.blake2b(repr(self).encode(), digest_size=6).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +78,8 @@ def write_answers(
         The answers in the order of the prompts.
 
     Raises:
-        OptionError: If there is no prompt, or the folder holds answers to other prompts.
+        OptionError: If there is no prompt, or the folder holds answers to other prompts or by other
+            settings.
     """
     if not prompts:
         raise OptionError("training: there are no prompts to answer; give --data with some text")
@@ -82,22 +91,33 @@ def write_answers(
         folder / ANSWERS,
         [tuple(prompts[place][-settings.prompt_length :]) for place in places],
     )
-    batch_size = settings.batch_size or _rows_at_once(
-        network, min(max(map(len, prompts)), settings.prompt_length) + settings.num_tokens
-    )
-    answers = _restored(path, cut)
+    batch_size = settings.batch_size or _rows_at_once(network, len(cut[-1]) + settings.num_tokens)
+    answers = _restored(path, cut, settings.key)
     on_rows(len(answers))
     folder.mkdir(parents=True, exist_ok=True)
     while len(answers) < len(cut):
         batch = list(islice(cut, len(answers), len(answers) + batch_size))
         number = len(answers) // batch_size
         temperature = settings.temperatures[number % len(settings.temperatures)]
-        told = RowProgress(on_rows, len(batch), settings.num_tokens)
-        seed = settings.seed * 1_000_003 + number
-        written = _answered(network, batch, settings, temperature, seed=seed, told=told)
+        most = settings.num_tokens
+        if settings.row_length is not None:
+            most = settings.row_length - len(batch[0])  # the shortest
+        told = RowProgress(on_rows, len(batch), most)
+        generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + number)
+        draw = [] if temperature == 0 else [_Draw(temperature, generator)]
+        processors = LogitsProcessorList([*draw, told])
+        if settings.row_length is None:
+            written = _answered(network, batch, most, processors)
+        else:
+            rows = _answered(network, batch, most, processors, eos_token_id=None)
+            written = [
+                row[: settings.row_length - len(prompt)]
+                for row, prompt in zip(rows, batch, strict=True)
+            ]
         with path.open("a", encoding="utf-8") as file:
             for prompt, answer in zip(batch, written, strict=True):
-                file.write(json.dumps({"prompt": prompt, "answer": answer}) + "\n")
+                row = {"prompt": prompt, "answer": answer, "settings": settings.key}
+                file.write(json.dumps(row) + "\n")
         answers += [
             Answer(prompt, tuple(answer)) for prompt, answer in zip(batch, written, strict=True)
         ]
@@ -152,12 +172,11 @@ def write_prompts(
 def _answered(
     network: PreTrainedModel,
     batch: Sequence[tuple[int, ...]],
-    settings: AnswerSettings,
-    temperature: float,
-    *,
-    seed: int,
-    told: RowProgress,
+    num_tokens: int,
+    processors: LogitsProcessorList,
+    **options: Any,
 ) -> list[list[int]]:
+    """Answers of at most `num_tokens` tokens, cut after their first end-of-text token."""
     length = max(map(len, batch))
     ids = torch.tensor(
         [[0] * (length - len(prompt)) + list(prompt) for prompt in batch], device=network.device
@@ -167,19 +186,47 @@ def _answered(
         device=network.device,
     )
     config: Any = network.generation_config
-    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    eos = options.setdefault("eos_token_id", config.eos_token_id)
+    ends = eos if isinstance(eos, list) else [eos]
     generate: Any = network.generate
-    draw = [] if temperature == 0 else [_Draw(temperature, torch.Generator().manual_seed(seed))]
     with torch.inference_mode():
         written = generate(
             ids,
             attention_mask=mask,
-            max_new_tokens=settings.num_tokens,
+            max_new_tokens=num_tokens,
             pad_token_id=ends[0] or 0,
             do_sample=False,
-            logits_processor=LogitsProcessorList([*draw, told]),
+            logits_processor=processors,
+            **options,
         )
     return [_ended(row, ends) for row in written[:, length:].tolist()]
+
+
+class RowProgress(LogitsProcessor):
+    """Counts the rows of a batch in parts: one for each token that `generate` writes, and the last when they are saved.
+
+    Args:
+        on_rows: Receives a number of rows.
+        num_rows: Rows of the batch.
+        num_tokens: Most tokens that a row is given.
+    """
+
+    def __init__(self, on_rows: Callable[[float], None], num_rows: int, num_tokens: int) -> None:
+        self._on_rows, self._left = on_rows, float(num_rows)
+        self._part = num_rows / (num_tokens + 1)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        del input_ids
+        self._count(min(self._part, self._left))
+        return scores
+
+    def end(self) -> None:
+        """Count what is left."""
+        self._count(self._left)
+
+    def _count(self, part: float) -> None:
+        self._left -= part
+        self._on_rows(part)
 
 
 class _Draw(LogitsProcessor):
@@ -209,7 +256,7 @@ def _ended(row: list[int], ends: Sequence[int | None]) -> list[int]:
     return row[: found[0] + 1] if found else row
 
 
-def _restored(path: Path, prompts: Sequence[tuple[int, ...]]) -> list[Answer]:
+def _restored(path: Path, prompts: Sequence[tuple[int, ...]], key: str) -> list[Answer]:
     if not path.exists():
         return []
     try:
@@ -219,8 +266,12 @@ def _restored(path: Path, prompts: Sequence[tuple[int, ...]]) -> list[Answer]:
         raise OptionError(
             f"cannot read {str(path)!r}: {error}; remove it to write the answers again"
         ) from error
-    if any(answer.prompt != prompt for answer, prompt in zip(answers, prompts, strict=False)):
+    has_other_prompts = any(
+        answer.prompt != prompt for answer, prompt in zip(answers, prompts, strict=False)
+    )
+    if has_other_prompts or any(row.get("settings") != key for row in rows):
         raise OptionError(
-            f"{str(path)!r} holds answers to other prompts; restore them or choose another folder"
+            f"{str(path)!r} holds answers to other prompts or by other settings; restore them "
+            "or choose another folder"
         )
     return answers[: len(prompts)]

@@ -17,13 +17,22 @@ class Step:
 
     Args:
         drafted: Logits of the head.
-        true: Logits of the target at the same places.
-        token_ids: Tokens that the target wrote there.
+        true: Logits of the target at the same places, for the same tokens.
+        token_ids: Tokens that the target wrote there, numbered as the logits; -1 for one that is
+            never drafted.
+        log_z: Log-sum-exp of all of the target's logits, if `true` lacks some.
     """
 
     drafted: Float[Tensor, "nodes vocab"]
     true: Float[Tensor, "nodes vocab"]
     token_ids: Int64[Tensor, " nodes"]
+    log_z: Float[Tensor, " nodes"] | None = None
+
+    @property
+    def target(self) -> Float[Tensor, "nodes vocab"]:
+        """Masses of the target."""
+        wide = self.true.double()
+        return wide.softmax(dim=1) if self.log_z is None else (wide - self.log_z[:, None]).exp()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +72,7 @@ def chain_quality(batches: Iterable[Iterable[Step]]) -> ChainQuality:
     for steps in batches:
         kept = None
         for number, step in enumerate(steps):
-            p, q = (torch.softmax(logits.double(), dim=1) for logits in (step.true, step.drafted))
+            p, q = step.target, step.drafted.double().softmax(dim=1)
             agreed = torch.minimum(p, q).sum(dim=1)
             kept = torch.ones_like(agreed) if kept is None else kept
             if number == len(acceptance):
@@ -71,8 +80,9 @@ def chain_quality(batches: Iterable[Iterable[Step]]) -> ChainQuality:
                 survival.append(0.0)
             acceptance[number] += float(agreed.sum())
             survival[number] += float((kept * agreed).sum())
-            ratio = q.gather(1, step.token_ids[:, None]) / p.gather(1, step.token_ids[:, None])
-            kept = kept * ratio[:, 0].clamp_max(1.0)
+            place = step.token_ids.clamp_min(0)[:, None]
+            ratio = (q.gather(1, place) / p.gather(1, place))[:, 0].clamp_max(1.0)
+            kept = kept * torch.where(step.token_ids < 0, 0.0, ratio)
         count += 0 if kept is None else len(kept)
     return ChainQuality(
         acceptance=tuple(value / count for value in acceptance),

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-from monge.training.chain import ChainQuality
-from monge.training.loop import Trainee
+from monge.training.chain import ChainQuality, Step, chain_quality
+from monge.training.loop import Trainee, rounded
 
 _ROWS: Final = 4  # rows of one measurement's forward
 _LOGITS: Final = 512  # rows of logits at a time while states are read
@@ -171,9 +171,10 @@ class Eagle3Trainee(Trainee):
         low, high = self.anneal
         variation = min(1.0, max(0.0, (self.share() - low) / (high - low)))
         total = torch.zeros((), device=self._device)
-        for number, (drafted, true, log_z, _) in enumerate(self._steps(texts)):
-            p = (true - log_z[:, None]).exp()
-            total = total + self.decay**number * _Loss.apply(drafted.float(), p, variation)
+        for number, step in enumerate(self._steps(texts)):
+            assert step.log_z is not None
+            p = (step.true - step.log_z[:, None]).exp()
+            total = total + self.decay**number * _Loss.apply(step.drafted.float(), p, variation)
         return total
 
     def look(self) -> float:
@@ -181,33 +182,14 @@ class Eagle3Trainee(Trainee):
 
     @torch.no_grad()
     def quality(self, texts: Conversations) -> ChainQuality:
-        """Acceptance of chains that start at tokens of the target; the estimator is that of `chain_quality`."""
-        acceptance, survival, count = [0.0] * self.num_steps, [0.0] * self.num_steps, 0
-        for start in range(0, len(texts), _ROWS):
-            kept: Tensor | None = None
-            for number, (drafted, true, log_z, tokens) in enumerate(
-                self._steps(texts.rows(start, _ROWS, self._device))
-            ):
-                p, q = (true - log_z[:, None]).double().exp(), drafted.double().softmax(dim=1)
-                agreed = torch.minimum(p, q).sum(dim=1)
-                kept = torch.ones_like(agreed) if kept is None else kept
-                acceptance[number] += float(agreed.sum())
-                survival[number] += float((kept * agreed).sum())
-                # A token outside the draft vocabulary is never drafted.
-                place = torch.searchsorted(self.target.draft_ids, tokens).clamp_max(
-                    len(self.target.draft_ids) - 1
-                )
-                is_drafted = self.target.draft_ids[place] == tokens
-                ratio = q.gather(1, place[:, None])[:, 0] / p.gather(1, place[:, None])[:, 0]
-                kept = kept * torch.where(is_drafted, ratio.clamp_max(1.0), 0.0)
-            count += 0 if kept is None else len(kept)
-        return ChainQuality(
-            acceptance=tuple(value / count for value in acceptance),
-            survival=tuple(value / count for value in survival),
+        """Acceptance of chains that start at tokens of the target."""
+        return chain_quality(
+            self._steps(texts.rows(start, _ROWS, self._device))
+            for start in range(0, len(texts), _ROWS)
         )
 
-    def _steps(self, texts: Rows) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """For every step: draft logits, the target's logits of the same tokens, its `log_z`, and its tokens.
+    def _steps(self, texts: Rows) -> Iterator[Step]:
+        """Steps of the chains that count, over the draft vocabulary.
 
         The chain at position t is given x_0 .. x_{t+1}. Its step n (from 0) reads the embedding of
         x_{t+1+n} and predicts the law of x_{t+2+n}.
@@ -219,7 +201,7 @@ class Eagle3Trainee(Trainee):
             texts.is_learnt.unfold(1, self.num_steps, 1).all(dim=2)[:, 2 : 2 + places].flatten()
         )
         embeddings = functional.embedding(texts.token_ids, self.target.embeddings)
-        weights = self.tensors
+        weights, ids = self.tensors, self.target.draft_ids
         states = self._product(texts.features[:, :places].float(), weights["fc.weight"])
         keys: list[Tensor] = []
         values: list[Tensor] = []
@@ -237,11 +219,13 @@ class Eagle3Trainee(Trainee):
             drafted = self._product(
                 _normed(wanted, weights["norm.weight"], self._eps), weights["lm_head.weight"]
             )
-            yield (
-                drafted,
-                all_true[read_at[:, at].flatten()[learnt]],
-                texts.log_z[:, at].flatten()[learnt].float(),
-                texts.token_ids[:, 2 + number : 2 + number + places].flatten()[learnt],
+            tokens = texts.token_ids[:, 2 + number : 2 + number + places].flatten()[learnt]
+            place = torch.searchsorted(ids, tokens).clamp_max(len(ids) - 1)
+            yield Step(
+                drafted=drafted,
+                true=all_true[read_at[:, at].flatten()[learnt]],
+                token_ids=torch.where(ids[place] == tokens, place, -1),
+                log_z=texts.log_z[:, at].flatten()[learnt].float(),
             )
 
     def _layer(
@@ -380,10 +364,7 @@ def published(trainee: Eagle3Trainee, vocab_size: int) -> tuple[dict[str, Tensor
     Rounding to bfloat16 changes the draft law slightly.
     """
     ids = trainee.target.draft_ids.cpu()
-    tensors = {
-        name: weight.detach().to("cpu", torch.bfloat16).contiguous()
-        for name, weight in trainee.weights.items()
-    }
+    tensors = rounded(trainee.weights)
     tensors["d2t"] = ids - torch.arange(len(ids))
     tensors["t2d"] = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, ids, value=True)
     config = {

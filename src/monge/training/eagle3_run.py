@@ -1,15 +1,12 @@
 """`monge train eagle3`: from a target and prompts to a head on disk."""
 
-import json
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from time import perf_counter
 from typing import Any, Final
 
 import torch
-from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from monge.core.errors import OptionError, UnsupportedModelError
@@ -23,9 +20,9 @@ from monge.training.eagle3 import (
     published,
     read_conversations,
 )
-from monge.training.loop import Progress, Recipe, train
-from monge.training.published import PublishedOutcome, layer_config
-from monge.training.shape.run import NOBODY, Watch, feature_model, training_figures
+from monge.training.loop import NOBODY, Outcome, Progress, Recipe, Watch, train
+from monge.training.published import layer_config, save_published
+from monge.training.shape.run import feature_model
 
 DRAFT_VOCABULARY: Final = 8192
 MIN_LAYERS: Final = 5
@@ -46,7 +43,7 @@ def train_eagle3(
     watch: Watch = NOBODY,
     on_answers: Callable[[float], None] = lambda count: None,
     about: dict[str, Any] | None = None,
-) -> PublishedOutcome:
+) -> Outcome:
     """Let the target answer the prompts, read the answers, train an EAGLE-3 head, and save it in the published format.
 
     Args:
@@ -114,26 +111,23 @@ def train_eagle3(
         progress.step = reached.step
         watch.on_step(reached)
 
-    reached = train(
-        trainee, recipe, folder, on_step=on_step, should_stop=watch.should_stop, clock=perf_counter
-    )
+    reached = train(trainee, recipe, folder, replace(watch, on_step=on_step))
     size = sum(tensor.numel() for tensor in trainee.weights.values())
     if watch.should_stop():
-        return PublishedOutcome(num_parameters=size, quality=None, progress=reached)
+        return Outcome(num_parameters=size, quality=None, progress=reached)
     quality = trainee.quality(measured)
     covered = torch.isin(measured.token_ids[measured.is_learnt].cpu(), ids).double().mean()
     figures = {
         "answers": len(pairs),
         "tokens": int(fitted.is_learnt.sum()),
         "draft_vocabulary_covers": round(float(covered), 4),
-        **training_figures(reached),
+        **reached.figures,
         "held_out": asdict(quality),
     }
     tensors, config = published(trainee, sizes.vocab_size)
-    save_file(tensors, folder / "model.safetensors")
     config = {**config, "about": figures | (about or {})}
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    return PublishedOutcome(num_parameters=size, quality=quality, progress=reached)
+    save_published(folder, "model.safetensors", tensors, config)
+    return Outcome(num_parameters=size, quality=quality, progress=reached)
 
 
 def faster_copy(network: PreTrainedModel) -> PreTrainedModel:

@@ -6,12 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from monge.core.errors import ModelLoadError, OptionError
+from monge.training.chain import ChainQuality
 from monge.training.losses import Weights
 
 STATE: Final = "training.pt"
@@ -81,7 +83,7 @@ class Progress:
         best_step: Step of the best evaluation.
         history: Step and block efficiency of every evaluation.
         loss: Loss of the last step.
-        seconds: Duration in seconds, including evaluations, by the caller's clock; 0 without one.
+        seconds: Duration in seconds, including evaluations; those of interrupted runs add up.
     """
 
     step: int = 0
@@ -92,9 +94,41 @@ class Progress:
     seconds: float = 0.0
 
     @property
+    def figures(self) -> dict[str, Any]:
+        """Entries of a saved head's configuration."""
+        return {"steps": self.step, "best_step": self.best_step, "training_s": self.seconds}
+
+    @property
     def looks_since_best(self) -> int:
         """Evaluations since the best one."""
         return sum(step > self.best_step for step, _ in self.history)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """Callbacks of a training.
+
+    Args:
+        on_read: Receives the number of rows read.
+        on_step: Receives progress.
+        should_stop: Called after every step; training ends with a checkpoint if it returns true.
+    """
+
+    on_read: Callable[[int], None] = lambda count: None
+    on_step: Callable[[Progress], None] = lambda progress: None
+    should_stop: Callable[[], bool] = lambda: False
+
+
+NOBODY: Final = Watch()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A trained head and its acceptance on held-out text, `None` if training was interrupted."""
+
+    num_parameters: int
+    quality: ChainQuality | None
+    progress: Progress
 
 
 class Trainee(ABC):
@@ -118,22 +152,15 @@ def train(
     trainee: Trainee,
     recipe: Recipe,
     folder: Path,
-    *,
-    on_step: Callable[[Progress], None],
-    should_stop: Callable[[], bool] = lambda: False,
-    clock: Callable[[], float] = lambda: 0.0,
+    watch: Watch = NOBODY,
 ) -> Progress:
     """Train, or continue; the trainee ends with the weights of the best evaluation.
-
-    If `should_stop` returns true, training ends after the current step and saves a checkpoint.
 
     Args:
         trainee: The model, trained in place.
         recipe: Settings of the training.
         folder: Folder of the checkpoint; an interrupted run continues from there.
-        on_step: Receives progress.
-        should_stop: Called after every step.
-        clock: Returns seconds; the times of interrupted runs add up.
+        watch: Callbacks.
 
     Raises:
         OptionError: If the folder holds a run with another recipe.
@@ -144,17 +171,17 @@ def train(
         weights, lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
     )
     progress, best = _restored(trainee, recipe, folder, optimizer)
-    began = clock() - progress.seconds
+    began = perf_counter() - progress.seconds
     while progress.step < recipe.steps and progress.looks_since_best < recipe.patience:
         progress.loss = _step(trainee, recipe, optimizer, progress.step)
         progress.step += 1
         if progress.step % recipe.evaluate_every == 0 or progress.step == recipe.steps:
             best = _look(trainee, progress, best)
-            progress.seconds = clock() - began
+            progress.seconds = perf_counter() - began
             _save(trainee, recipe, folder, optimizer, (progress, best))
-        on_step(progress)
-        if should_stop():
-            progress.seconds = clock() - began
+        watch.on_step(progress)
+        if watch.should_stop():
+            progress.seconds = perf_counter() - began
             _save(trainee, recipe, folder, optimizer, (progress, best))
             return progress
     _set(trainee, best)
@@ -245,3 +272,11 @@ def _restored(
             "start anew"
         ) from error
     return progress, state["best"]
+
+
+def rounded(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Round weights to bfloat16, which moves a draft law a little and the output law not at all."""
+    return {
+        name: weight.detach().to("cpu", torch.bfloat16).contiguous()
+        for name, weight in weights.items()
+    }

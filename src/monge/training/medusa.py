@@ -13,7 +13,7 @@ from monge.heads.readers.tensors import Tensors
 from monge.training.chain import ChainQuality, Step, chain_quality
 from monge.training.loop import Trainee
 from monge.training.losses import Weights, law_losses
-from monge.training.texts import Ends, Texts, Windows, all_windows, num_windows, windows_at
+from monge.training.texts import Ends, Texts, Windows, all_windows, random_windows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,12 +78,7 @@ class MedusaTrainee(Trainee):
         }
 
     def loss(self, batch_size: int, generator: torch.Generator) -> Tensor:
-        which = torch.randint(
-            num_windows(self.fitted, self.num_steps), (batch_size,), generator=generator
-        )
-        windows = windows_at(
-            self.fitted, which.to(self.fitted.states.device), self.num_steps, self.ends
-        )
+        windows = random_windows(self.fitted, batch_size, self.num_steps, self.ends, generator)
         total = torch.zeros((), device=windows.states.device)
         for number, step in enumerate(self._steps(windows)):
             kl, tv = law_losses(step.true, step.drafted.float())

@@ -4,12 +4,11 @@ They are saved in their published formats.
 """
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from time import perf_counter
 from typing import Any, Final
 
-import torch
 from jaxtyping import Int64
 from safetensors.torch import save_file
 from torch import Tensor
@@ -17,31 +16,13 @@ from transformers import PreTrainedModel
 
 from monge.core.errors import unknown_name
 from monge.heads.target import TargetSizes
-from monge.training.chain import ChainQuality
 from monge.training.eagle import EagleTrainee
-from monge.training.loop import Progress, Recipe, train
+from monge.training.loop import NOBODY, Outcome, Recipe, Watch, rounded, train
 from monge.training.medusa import MedusaTrainee
-from monge.training.shape.run import (
-    HELD_OUT_ROWS,
-    NOBODY,
-    Watch,
-    feature_model,
-    gradient_ends,
-    thirds,
-    training_figures,
-)
+from monge.training.shape.run import HELD_OUT_ROWS, feature_model, gradient_ends, thirds
 from monge.training.texts import read_texts
 
 KINDS: Final = ("medusa", "eagle")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedOutcome:
-    """A trained head and its acceptance on held-out text, `None` if training was interrupted."""
-
-    num_parameters: int
-    quality: ChainQuality | None
-    progress: Progress
 
 
 def train_published(
@@ -54,7 +35,7 @@ def train_published(
     num_steps: int = 3,
     watch: Watch = NOBODY,
     about: dict[str, Any] | None = None,
-) -> PublishedOutcome:
+) -> Outcome:
     """Read the rows with the target, train a head, and save it in the published format.
 
     Args:
@@ -89,31 +70,24 @@ def train_published(
         trainee = EagleTrainee(
             **common, config=layer_config(network, TargetSizes.of(target)), seed=recipe.seed
         )
-    progress = train(
-        trainee,
-        recipe,
-        folder,
-        on_step=watch.on_step,
-        should_stop=watch.should_stop,
-        clock=perf_counter,
-    )
+    progress = train(trainee, recipe, folder, watch)
     size = sum(tensor.numel() for tensor in trainee.weights.values())
     if watch.should_stop():
-        return PublishedOutcome(num_parameters=size, quality=None, progress=progress)
+        return Outcome(num_parameters=size, quality=None, progress=progress)
     quality = trainee.quality(held_out)
-    figures = {"tokens": rows.numel(), **training_figures(progress), "held_out": asdict(quality)}
+    figures = {"tokens": rows.numel(), **progress.figures, "held_out": asdict(quality)}
+    file = "medusa_lm_head.safetensors" if kind == "medusa" else "model.safetensors"
     config = {**trainee.config, "about": figures | (about or {})}
-    # Rounding to bfloat16 moves a draft law a little and the output law not at all.
-    tensors = {
-        name: weight.detach().to("cpu", torch.bfloat16).contiguous()
-        for name, weight in trainee.weights.items()
-    }
-    save_file(
-        tensors,
-        folder / ("medusa_lm_head.safetensors" if kind == "medusa" else "model.safetensors"),
-    )
+    save_published(folder, file, rounded(trainee.weights), config)
+    return Outcome(num_parameters=size, quality=quality, progress=progress)
+
+
+def save_published(
+    folder: Path, file: str, tensors: Mapping[str, Tensor], config: Mapping[str, Any]
+) -> None:
+    """Save a head in a published format."""
+    save_file(dict(tensors), folder / file)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    return PublishedOutcome(num_parameters=size, quality=quality, progress=progress)
 
 
 def layer_config(network: PreTrainedModel, sizes: TargetSizes) -> dict[str, Any]:

@@ -117,6 +117,14 @@ def windows_at(texts: Texts, which: Int64[Tensor, " nodes"], num_steps: int, end
     )
 
 
+def random_windows(
+    texts: Texts, count: int, num_steps: int, ends: Ends, generator: torch.Generator
+) -> Windows:
+    """Windows drawn uniformly with replacement."""
+    which = torch.randint(num_windows(texts, num_steps), (count,), generator=generator)
+    return windows_at(texts, which.to(texts.states.device), num_steps, ends)
+
+
 def all_windows(texts: Texts, num_steps: int, ends: Ends, size: int = 1024) -> Iterator[Windows]:
     """All windows, in batches."""
     for part in torch.arange(num_windows(texts, num_steps), device=texts.token_ids.device).split(

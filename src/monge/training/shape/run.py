@@ -1,6 +1,5 @@
 """`monge train shape`: from a target and some text to a head on disk."""
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -17,11 +16,10 @@ from monge.engine.models.network_facts import OutputLayer
 from monge.heads.shape.checkpoint import save_head
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
 from monge.loading.networks import as_sequence_model
-from monge.training.chain import ChainQuality
-from monge.training.loop import Progress, Recipe
+from monge.training.loop import NOBODY, Outcome, Progress, Recipe, Watch, train
 from monge.training.shape.calibrate import calibrate_alignments, calibrate_ridge
 from monge.training.shape.measure import measure
-from monge.training.shape.trainee import Run, train
+from monge.training.shape.trainee import ShapeTrainee
 from monge.training.texts import Ends, Texts, read_texts
 
 PRESETS: Final[dict[str, dict[str, Any]]] = {
@@ -60,33 +58,6 @@ class HeadSettings:
     def __post_init__(self) -> None:
         if self.preset not in PRESETS:
             raise unknown_name("preset", self.preset, PRESETS)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """A head and its acceptance on held-out text, `None` if training was interrupted."""
-
-    head: ShapeHead
-    quality: ChainQuality | None
-    progress: Progress | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Watch:
-    """Callbacks of a training.
-
-    Args:
-        on_read: Receives the number of rows read.
-        on_step: Receives progress.
-        should_stop: Called after every step.
-    """
-
-    on_read: Callable[[int], None] = lambda count: None
-    on_step: Callable[[Progress], None] = lambda progress: None
-    should_stop: Callable[[], bool] = lambda: False
-
-
-NOBODY: Final = Watch()
 
 
 def feature_model(network: PreTrainedModel) -> FeatureModel:
@@ -136,43 +107,33 @@ def make_head(
     target, ends = feature_model(network), gradient_ends(network)
     fitted, chosen, held_out = thirds(read_texts(target, rows, on_rows=watch.on_read))
     head = _fresh(target, settings, network.device)
-    progress, began = None, perf_counter()
+    size, began = head.num_parameters, perf_counter()
     if settings.preset == "ridge":
         calibrate_ridge(head, fitted, chosen, ends)
-        of_training = {"training_s": perf_counter() - began}
+        progress = Progress(seconds=perf_counter() - began)
     else:
-        look = chosen.rows(slice(0, HELD_OUT_ROWS))
-        run = Run(
+        trainee = ShapeTrainee(
             head=head,
             fitted=fitted,
-            held_out=look,
+            held_out=chosen.rows(slice(0, HELD_OUT_ROWS)),
             ends=ends,
-            recipe=settings.recipe,
-            folder=folder,
+            parts=settings.recipe.weights,
             mixed=mixed,
         )
-        progress = train(
-            run, on_step=watch.on_step, should_stop=watch.should_stop, clock=perf_counter
-        )
+        progress = train(trainee, settings.recipe, folder, watch)
         if watch.should_stop():
-            return Outcome(head=head, quality=None, progress=progress)
+            return Outcome(num_parameters=size, quality=None, progress=progress)
         calibrate_alignments(head, fitted, chosen, ends)
-        of_training = training_figures(progress)
     quality = measure(head, held_out, ends)
     figures = {
         "settings": asdict(settings),
         "tokens": rows.numel(),
         "held_out": asdict(quality),
-        **of_training,
+        **progress.figures,
     }
     # Rounding to bfloat16 moves a draft law a little and the output law not at all.
     save_head(head, folder, dtype=torch.bfloat16, about=figures | (about or {}))
-    return Outcome(head=head, quality=quality, progress=progress)
-
-
-def training_figures(progress: Progress) -> dict[str, Any]:
-    """Training figures for the saved configuration."""
-    return {"steps": progress.step, "best_step": progress.best_step, "training_s": progress.seconds}
+    return Outcome(num_parameters=head.num_parameters, quality=quality, progress=progress)
 
 
 def _fresh(target: FeatureModel, settings: HeadSettings, device: torch.device) -> ShapeHead:

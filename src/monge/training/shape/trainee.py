@@ -1,37 +1,40 @@
-"""Training of a SHAPE head, through the loop that all heads share."""
+"""Training of a SHAPE head by the loop that all heads share.
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+In the maths p = target, q = draft. A drafted token is accepted with probability sum_v min(p_v, q_v)
+= 1 - TV(p, q).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional
 
-from monge.core.errors import OptionError
 from monge.heads.shape.head import ShapeHead
-from monge.training import loop
-from monge.training.loop import Progress, Recipe, Trainee
+from monge.heads.shape.sinkhorn import sinkhorn_divergence
+from monge.training.loop import Trainee
+from monge.training.losses import Weights, law_losses
 from monge.training.shape.calibrate import principal_directions
-from monge.training.shape.losses import head_loss
-from monge.training.shape.measure import measure
-from monge.training.texts import Ends, Texts, num_windows, windows_at
+from monge.training.shape.measure import measure, predictions
+from monge.training.texts import Ends, Texts, Windows, random_windows
 
 _SUBSPACE: Final = 64
 _SUBSPACE_STATES: Final = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """The inputs of a training run.
+class ShapeTrainee(Trainee):
+    """A SHAPE head whose predictor is trained in place.
 
     Args:
-        head: The head, whose predictor is trained in place.
+        head: The head.
         fitted: Training text and states.
-        held_out: Held-out text and states, for early stopping and the choice of weights.
-        ends: The target's embedding and output layer, with gradients.
-        recipe: Settings of the training.
-        folder: Folder of the checkpoint; an interrupted run continues from there.
+        held_out: Held-out text and states, for early stopping.
+        ends: The target's embedding and output layer.
+        parts: Weights of the loss terms.
         mixed: Autocast type of the predictor; `None` disables autocast.
     """
 
@@ -39,60 +42,63 @@ class Run:
     fitted: Texts
     held_out: Texts
     ends: Ends
-    recipe: Recipe
-    folder: Path
+    parts: Weights
     mixed: torch.dtype | None = None
+    subspace: Float[Tensor, "size hidden"] = field(init=False, repr=False)
 
-
-class _ShapeTrainee(Trainee):
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        some = run.fitted.states.flatten(0, 1)[:_SUBSPACE_STATES]
-        self._subspace = principal_directions(some.float(), min(_SUBSPACE, some.shape[1]))
+    def __post_init__(self) -> None:
+        some = self.fitted.states.flatten(0, 1)[:_SUBSPACE_STATES]
+        subspace = principal_directions(some.float(), min(_SUBSPACE, some.shape[1]))
+        object.__setattr__(self, "subspace", subspace)
 
     @property
     def weights(self) -> Mapping[str, Tensor]:
-        return dict(self._run.head.predictor.named_parameters())
+        return dict(self.head.predictor.named_parameters())
 
     def loss(self, batch_size: int, generator: torch.Generator) -> Tensor:
-        run, num_steps = self._run, self._run.head.predictor.num_steps
-        which = torch.randint(
-            num_windows(run.fitted, num_steps), (batch_size,), generator=generator
-        )
-        windows = windows_at(run.fitted, which.to(run.fitted.states.device), num_steps, run.ends)
+        num_steps = self.head.predictor.num_steps
+        windows = random_windows(self.fitted, batch_size, num_steps, self.ends, generator)
         with torch.autocast(
-            self._subspace.device.type, dtype=run.mixed, enabled=run.mixed is not None
+            self.subspace.device.type, dtype=self.mixed, enabled=self.mixed is not None
         ):
-            return head_loss(run.head, windows, run.ends, run.recipe.weights, self._subspace)
+            return head_loss(self.head, windows, self.ends, self.parts, self.subspace)
 
     def look(self) -> float:
-        return measure(self._run.head, self._run.held_out, self._run.ends).block_efficiency
+        return measure(self.head, self.held_out, self.ends).block_efficiency
 
 
-def train(
-    run: Run,
-    *,
-    on_step: Callable[[Progress], None],
-    should_stop: Callable[[], bool] = lambda: False,
-    clock: Callable[[], float] = lambda: 0.0,
-) -> Progress:
-    """Train, or continue; see `monge.training.loop.train`.
+def head_loss(
+    head: ShapeHead,
+    windows: Windows,
+    ends: Ends,
+    weights: Weights,
+    subspace: Float[Tensor, "size hidden"],
+) -> Float[Tensor, ""]:
+    """Mean loss of a batch of windows.
 
-    Raises:
-        OptionError: If there is too little text, the predictor cannot be trained, or the folder
-            holds a run with another recipe.
-        ModelLoadError: If the checkpoint cannot be read.
+    Args:
+        head: The head.
+        windows: Teacher-forced text of the target.
+        ends: The target's ends; `unembed` must let gradients through.
+        weights: Weights of the loss terms.
+        subspace: Directions in which the Sinkhorn term compares the clouds.
     """
-    if not any(parameter.requires_grad for parameter in run.head.predictor.parameters()):
-        raise OptionError(
-            f"shape training: {type(run.head.predictor).__name__} is fitted in "
-            "closed form, not trained"
-        )
-    return loop.train(
-        _ShapeTrainee(run),
-        run.recipe,
-        run.folder,
-        on_step=on_step,
-        should_stop=should_stop,
-        clock=clock,
-    )
+    parts: list[Tensor] = []
+    for index, state in enumerate(predictions(head, windows)):
+        true = windows.true[:, index]
+        with torch.no_grad():
+            target = ends.unembed(true).float()
+        logits = head.cooled(index + 1, ends.unembed(state)).float()
+        kl, tv = law_losses(target, logits)
+        loss = kl + weights.tv * tv
+        if weights.cosine > 0:
+            loss = (
+                loss
+                + weights.cosine
+                * (1.0 - functional.cosine_similarity(state.float(), true.float(), dim=1)).mean()
+            )
+        if weights.sinkhorn > 0:
+            clouds = (state.float() @ subspace.T, true.float() @ subspace.T)
+            loss = loss + weights.sinkhorn * sinkhorn_divergence(*clouds)
+        parts.append(weights.decay**index * loss)
+    return torch.stack(parts).sum()
