@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 from monge.backends.cpu import native_library as native
 from monge.backends.cpu import packed_linear
-from monge.backends.cpu.compiled import compile_module, compile_step
+from monge.backends.cpu.compiled import compile_forward, compile_module
 from monge.backends.cpu.native_library import native_library
 from monge.backends.cpu.packed_linear import (
     COLUMNS,
@@ -492,7 +492,7 @@ class TestOnDisk:
             BackendError,
             match="cannot be compiled: RuntimeError: products of few rows do not compile",
         ):
-            compile_step(network("llama", "sdpa"), lambda _: None)
+            compile_forward(network("llama", "sdpa"), lambda _: None)
 
 
 @pytest.mark.parametrize("kind", MAKERS)

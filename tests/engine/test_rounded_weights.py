@@ -10,11 +10,11 @@ from monge.audit.certify import certify
 from monge.audit.plain_forward import backend_forward
 from monge.audit.recorder import Recorder, weights_digest
 from monge.audit.redraft import Redrafter
+from monge.backends.cpu.compiled import traced_forward
 from monge.backends.cpu.packed_linear import PackedLinear
 from monge.backends.cpu.rounded_weights import round_weights
-from monge.backends.parity_check import step_spec
+from monge.backends.parity_check import program_spec
 from monge.backends.registry import BACKENDS, Compiled
-from monge.backends.traced import TracedStep
 from monge.core.errors import BackendError, OptionError
 from monge.engine.models.forward_program import rounded_weights_of
 from monge.engine.models.hf_tree import HfTreeModel
@@ -80,7 +80,7 @@ class TestMemory:
     @pytest.mark.parametrize("kind", KINDS)
     def test_a_step_shares_the_panels_of_its_network(self, kind):
         rounded = round_weights(target(), kind)
-        step = TracedStep(rounded, step_spec(rounded))
+        step = traced_forward(rounded, program_spec(rounded))
         ours, theirs = (
             [one.panels.data_ptr() for one in module.modules() if isinstance(one, PackedLinear)]
             for module in (step, rounded)
@@ -223,7 +223,7 @@ class TestBadInput:
         def fails(*_, **__):
             raise BackendError("there is no room")
 
-        monkeypatch.setattr("monge.backends.cpu.compiled.StepProgram.make", fails)
+        monkeypatch.setattr("monge.backends.cpu.compiled.PendingForward.make", fails)
         with pytest.warns(UserWarning, match="runs eagerly: there is no room"):
             decoder = monge.load(target(), backend="compiled(weights='int8')", drafter="none")
         assert decoder.backend == "eager, int8 weights"

@@ -13,15 +13,15 @@ from transformers import PreTrainedModel
 from monge.backends.base import Notify
 from monge.backends.parity_check import (
     as_backend_error,
+    check_forward,
     check_module,
-    check_step,
-    step_obstacle,
-    step_spec,
+    program_obstacle,
+    program_spec,
 )
-from monge.backends.traced import TracedStep, UncompiledStep, all_nodes
+from monge.backends.traced import TracedForward, UncompiledForward, all_nodes
 from monge.core.errors import BackendError
 from monge.core.model import Forward
-from monge.engine.models.forward_program import StepOutput, StepSpec
+from monge.engine.models.forward_program import ForwardOutput, ProgramSpec
 from monge.engine.models.tree_cache import TreeCache
 
 WIDTHS: Final = (1, 2, 4, 8, 16, 32, 64)
@@ -93,10 +93,10 @@ class CapturedGraph:
         return tuple(output.clone() for output in self.outputs)
 
 
-class CudaGraphStep:
+class CudaGraphForward:
     """A step with one CUDA graph for each slice of rows and each width, captured at first use.
 
-    A `SizedStep`.
+    A `FixedWidthProgram`.
 
     A graph attends to all columns of the cache, because shapes are fixed; the mask hides unused
     columns. When the cache moves to other memory, graphs are captured anew.
@@ -110,9 +110,9 @@ class CudaGraphStep:
     name = "cuda_graph"
     widths = WIDTHS
 
-    def __init__(self, module: TracedStep, spec: StepSpec, capture: Capture) -> None:
+    def __init__(self, module: TracedForward, spec: ProgramSpec, capture: Capture) -> None:
         self.module, self.spec, self._capture = module, spec, capture
-        self._uncaptured = UncompiledStep(module, spec)
+        self._uncaptured = UncompiledForward(module, spec)
         self.layers = spec.layers
         self._layout: object = None
         self._graphs: OrderedDict[tuple[int, int, int], CapturedGraph] = OrderedDict()
@@ -120,7 +120,7 @@ class CudaGraphStep:
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
-    ) -> StepOutput:
+    ) -> ForwardOutput:
         if cache.layout is not self._layout:
             self.clear()
             self._layout = cache.layout
@@ -132,7 +132,7 @@ class CudaGraphStep:
             return self._uncaptured(token_ids, positions, masks, cache)
         self._graphs.move_to_end(key)
         logits, *states = graph.run(inputs, masks)
-        return StepOutput(logits=logits, states=tuple(states))
+        return ForwardOutput(logits=logits, states=tuple(states))
 
     def clear(self) -> None:
         """Drop all graphs."""
@@ -222,9 +222,9 @@ def capture_module(capture: Capture, module: torch.nn.Module, like: Sequence[Ten
     return program
 
 
-def capture_step(
+def capture_forward(
     network: PreTrainedModel, capture: Capture, notify: Notify, layers: tuple[int, ...] = ()
-) -> CudaGraphStep:
+) -> CudaGraphForward:
     """Make the step of a network whose graphs are captured while decoding.
 
     Check it against the network.
@@ -238,13 +238,13 @@ def capture_step(
     Raises:
         BackendError: If the network cannot be captured; the message says why.
     """
-    if (reason := step_obstacle(network, "captured")) is not None:
+    if (reason := program_obstacle(network, "captured")) is not None:
         raise BackendError(reason)
     name = type(network).__name__
     notify(f"capturing CUDA graphs of {name}; each size is captured at first use")
     with as_backend_error(f"{name} cannot be captured"):
-        spec = step_spec(network, layers)
-        step = CudaGraphStep(TracedStep(network, spec), spec, capture)
-        check_step(network, step, "captured")
+        spec = program_spec(network, layers)
+        step = CudaGraphForward(TracedForward(network, spec), spec, capture)
+        check_forward(network, step, "captured")
         step.clear()  # these graphs point to a cache that no longer exists
     return step

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from monge.core.errors import BackendError
 from monge.core.model import Forward, NodeBlock
-from monge.engine.models.forward_program import NodeStep, StepSpec
+from monge.engine.models.forward_program import ForwardProgram, ProgramSpec
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.models.network_facts import adapter_obstacle, packed_layers, tree_obstacle
 
@@ -51,14 +51,14 @@ _FAILURES: Final = (
 AnyModule = TypeVar("AnyModule", bound=torch.nn.Module)
 
 
-def step_spec(network: PreTrainedModel, layers: tuple[int, ...] = ()) -> StepSpec:
+def program_spec(network: PreTrainedModel, layers: tuple[int, ...] = ()) -> ProgramSpec:
     """The shapes of a network's step, and the hidden states that it gives."""
     model = HfTreeModel(network)
     model.open({0: (0, 0)})
-    return replace(model.step_spec(), layers=layers)
+    return replace(model.program_spec(), layers=layers)
 
 
-def step_obstacle(network: PreTrainedModel, done: str) -> str | None:
+def program_obstacle(network: PreTrainedModel, done: str) -> str | None:
     """Why a network's step cannot be replaced, if that is known before trying.
 
     Args:
@@ -94,7 +94,7 @@ def as_backend_error(what: str) -> Iterator[None]:
         raise BackendError(f"{what}: {type(error).__name__}: {text[0][:300]}") from error
 
 
-def check_step(network: PreTrainedModel, step: NodeStep, how: str) -> None:
+def check_forward(network: PreTrainedModel, step: ForwardProgram, how: str) -> None:
     """Compare a step with its network on small trees, chains and prompts.
 
     Args:
@@ -106,7 +106,9 @@ def check_step(network: PreTrainedModel, step: NodeStep, how: str) -> None:
         BackendError: If logits or hidden states differ by more than rounding.
     """
 
-    def read(of: PreTrainedModel, step: NodeStep | None, layers: tuple[int, ...]) -> list[Tensor]:
+    def read(
+        of: PreTrainedModel, step: ForwardProgram | None, layers: tuple[int, ...]
+    ) -> list[Tensor]:
         return _test_outputs(HfTreeModel(of, step), layers)
 
     reason = difference(

@@ -72,19 +72,19 @@ class Compiled(Backend):
 
     def _on_cpu(self, network: PreTrainedModel) -> HfTreeModel:
         # The compiler is slow to import.
-        from monge.backends.cpu.compiled import ModuleProgram, StepProgram
+        from monge.backends.cpu.compiled import PendingForward, PendingModule
         from monge.backends.cpu.packed_linear import pack_draft_module
 
-        make_step = partial(StepProgram, network, notify)
+        make_step = partial(PendingForward, network, notify)
         return HfTreeModel(
-            network, make_step(), make_step, partial(ModuleProgram, notify), pack_draft_module
+            network, make_step(), make_step, partial(PendingModule, notify), pack_draft_module
         )
 
     def _on_gpu(self, network: PreTrainedModel) -> HfTreeModel:
-        from monge.backends.cuda import GraphCapture, capture_module, capture_step
+        from monge.backends.cuda import GraphCapture, capture_forward, capture_module
 
         capture = GraphCapture(network.device)
-        make_step = partial(capture_step, network, capture, notify)
+        make_step = partial(capture_forward, network, capture, notify)
         return HfTreeModel(network, make_step(), make_step, partial(capture_module, capture))
 
 

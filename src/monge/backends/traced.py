@@ -4,7 +4,7 @@ The compiled backend compiles it, the GPU captures it.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -14,33 +14,37 @@ from torch.fx.experimental import _config
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from monge.backends.cpu import grouped_attention
-from monge.backends.cpu.packed_linear import pack_linears
-from monge.engine.models.forward_program import StepOutput, StepSpec
+from monge.engine.models.forward_program import ForwardOutput, ProgramSpec
 from monge.engine.models.network_facts import cache_keyword, chooses_logits
 from monge.engine.models.tree_cache import TreeCache
 
-_GROUPED_ATTENTION: Final = "monge_grouped"
+_GROUPED_ATTENTION: Final = "monge_shared_heads"
 _tracing: Any = _config  # its `patch` is installed at run time, out of sight of type checkers
 
 Size = int | torch.SymInt
 
 
-class TracedStep(torch.nn.Module):
+class TracedForward(torch.nn.Module):
     """The forward of a network over nodes, with everything that varies between forwards as an input.
 
-    A copy of the network's modules that shares its tensors. On the CPU all but the weights of
-    linear maps, tied ones too: those of float32 lie in panels, those of float64 transposed, so that
-    a product with a few rows streams through them.
+    A copy of the network's modules that shares its tensors.
 
     Args:
         network: The network; it is left as it is.
         spec: Shape of the inputs.
+        adapt: Changes the copy for a device; heads that share keys are grouped by default.
     """
 
-    def __init__(self, network: PreTrainedModel, spec: StepSpec) -> None:
+    def __init__(
+        self,
+        network: PreTrainedModel,
+        spec: ProgramSpec,
+        adapt: Callable[[PreTrainedModel], None] | None = None,
+    ) -> None:
         super().__init__()
-        self._network = _copy_sharing_weights(network)
+        shared = [*network.parameters(), *network.buffers()]
+        self._network = copy.deepcopy(network, {id(tensor): tensor for tensor in shared})
+        (group_shared_heads if adapt is None else adapt)(self._network)
         self._kinds, self._layers = spec.kinds, spec.layers
         self._cache_keyword, self._chooses = cache_keyword(network), chooses_logits(network)
 
@@ -92,8 +96,8 @@ class TracedStep(torch.nn.Module):
         return dict(parameters) | dict(self.named_buffers(remove_duplicate=False))
 
 
-class UncompiledStep:
-    """A traced step that runs as it is; a `NodeStep`.
+class UncompiledForward:
+    """A traced step that runs as it is; a `ForwardProgram`.
 
     Args:
         module: The traced step.
@@ -102,15 +106,15 @@ class UncompiledStep:
 
     name = "uncompiled"
 
-    def __init__(self, module: TracedStep, spec: StepSpec) -> None:
+    def __init__(self, module: TracedForward, spec: ProgramSpec) -> None:
         self.module, self.layers = module, spec.layers
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
-    ) -> StepOutput:
+    ) -> ForwardOutput:
         places = positions, cache.columns(token_ids.shape[1]), all_nodes(token_ids)
         logits, *states = self.module(token_ids, places, masks, cache.kept())
-        return StepOutput(logits=logits, states=tuple(states))
+        return ForwardOutput(logits=logits, states=tuple(states))
 
 
 def all_nodes(token_ids: Tensor) -> Tensor:
@@ -153,38 +157,12 @@ class _CacheLayer(CacheLayerMixin):
         return -1
 
 
-def _copy_sharing_weights(network: PreTrainedModel) -> PreTrainedModel:
-    shared = [*network.parameters(), *network.buffers()]
-    twin = copy.deepcopy(network, {id(tensor): tensor for tensor in shared})
-    if network.device.type == "cpu":
-        pack_linears(twin)
-    if attends_in_machine_code(network) or _copies_keys(network):
-        attend_in_groups(twin)
-    return twin
-
-
-def attends_in_machine_code(network: PreTrainedModel) -> bool:
-    """Whether a network's step uses `monge.backends.cpu.grouped_attention`.
-
-    Then logits of a node depend on its text alone, to the last bit.
-    """
-    return _runs_sdpa(network) and network.device.type == "cpu" and network.dtype == torch.float32
-
-
-def _runs_sdpa(network: PreTrainedModel) -> bool:
+def runs_sdpa(network: PreTrainedModel) -> bool:
+    """Return whether a network's attention is `sdpa`."""
     return str(network.config.get_text_config()._attn_implementation) == "sdpa"
 
 
-def _copies_keys(network: PreTrainedModel) -> bool:
-    return _runs_sdpa(network) and _shares_heads(network.config.get_text_config())
-
-
-def _shares_heads(config: Any) -> bool:
-    heads = getattr(config, "num_attention_heads", None)
-    return getattr(config, "num_key_value_heads", heads) != heads
-
-
-def export_step(step: TracedStep, spec: StepSpec) -> ExportedProgram:
+def export_forward(step: TracedForward, spec: ProgramSpec) -> ExportedProgram:
     """Trace a step; batch, nodes, their logits, visible columns and capacity stay variable.
 
     One program serves all sizes.
@@ -227,10 +205,13 @@ def export_module(
         return torch.export.export(module, inputs, dynamic_shapes=shapes, strict=False)
 
 
-def attend_in_groups(network: PreTrainedModel) -> None:
-    """Make a network with `sdpa` attention attend without copying the keys and values that heads share."""
-    AttentionInterface.register(_GROUPED_ATTENTION, _grouped_attention)
-    network.set_attn_implementation(_GROUPED_ATTENTION)
+def group_shared_heads(network: PreTrainedModel) -> None:
+    """Make `sdpa` attention of a network attend without copies of the keys that heads share."""
+    config = network.config.get_text_config()
+    heads = getattr(config, "num_attention_heads", None)
+    if runs_sdpa(network) and getattr(config, "num_key_value_heads", heads) != heads:
+        AttentionInterface.register(_GROUPED_ATTENTION, _grouped_attention)
+        network.set_attn_implementation(_GROUPED_ATTENTION)
 
 
 def _grouped_attention(
@@ -243,18 +224,13 @@ def _grouped_attention(
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """The host's `sdpa` without its copies of keys and values; in float32 on a CPU, machine code.
-
-    Elsewhere, heads that share keys are further queries of one head.
+    """The host's `sdpa`, where heads that share keys are further queries of one head.
 
     The few queries are scaled here: a backend that takes attention apart would scale all keys.
     """
     batch, heads, nodes, size = query.shape
     shared = key.shape[1]
-    scale = size**-0.5 if scaling is None else scaling
-    if query.dtype == torch.float32 and query.device.type == "cpu":
-        return grouped_attention.OPERATION(query, key, value, attention_mask, scale), None
-    scaled = query * scale
+    scaled = query * (size**-0.5 if scaling is None else scaling)
     queries = scaled.reshape(batch, shared, heads // shared * nodes, size)
     mask = attention_mask.repeat(1, 1, heads // shared, 1)
     attended = torch.nn.functional.scaled_dot_product_attention(

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 
 from monge.backends.base import Notify
 from monge.backends.cpu import grouped_attention, packed_linear
@@ -35,20 +35,21 @@ from monge.backends.cpu.program_cache import (
 )
 from monge.backends.parity_check import (
     as_backend_error,
+    check_forward,
     check_module,
-    check_step,
-    step_obstacle,
-    step_spec,
+    program_obstacle,
+    program_spec,
 )
 from monge.backends.traced import (
-    TracedStep,
-    UncompiledStep,
-    attends_in_machine_code,
+    TracedForward,
+    UncompiledForward,
+    export_forward,
     export_module,
-    export_step,
+    group_shared_heads,
+    runs_sdpa,
 )
 from monge.core.errors import BackendError
-from monge.engine.models.forward_program import Pending, StepOutput, StepSpec
+from monge.engine.models.forward_program import ForwardOutput, PendingProgram, ProgramSpec
 from monge.engine.models.masks import chain_visibility
 from monge.engine.models.network_facts import chooses_logits
 from monge.engine.models.tree_cache import TreeCache
@@ -59,6 +60,7 @@ from monge.engine.threads import run_in_thread
 _PROMPT, _NODES = 384, 64
 _ALL: Final = 1 << 40
 _START_S, _LAYER_S = 10, 3  # seconds of compiling: a constant, and for each layer of a network
+_ATTENTION: Final = "monge_grouped"
 _MODULE_FORMAT: Final = "compiled module 4"  # raised whenever the trace or the files change
 _OPTIONS: Final = {
     # Weights are not stored: a program receives them when it is loaded.
@@ -76,8 +78,8 @@ Run = Callable[[list[Tensor]], Sequence[Tensor]]
 """Runs a program: its inputs, flattened, to its outputs."""
 
 
-class CompiledStep:
-    """A compiled step; a `ChainStep` and a `PromptStep`.
+class CompiledForward:
+    """A compiled step; a `ChainProgram` and a `PrefillProgram`.
 
     One program serves all numbers of rows, nodes and columns.
 
@@ -85,8 +87,8 @@ class CompiledStep:
         stored: The program.
         module: The traced module, which holds the weights.
         spec: Shapes of inputs and outputs.
-        prompt_tokens: See `PromptStep`; 0 where the program gives logits of all nodes.
-        max_nodes: See `PromptStep`.
+        prompt_tokens: See `PrefillProgram`; 0 where the program gives logits of all nodes.
+        max_nodes: See `PrefillProgram`.
     """
 
     name = "compiled"
@@ -94,8 +96,8 @@ class CompiledStep:
     def __init__(
         self,
         stored: StoredProgram,
-        module: TracedStep,
-        spec: StepSpec,
+        module: TracedForward,
+        spec: ProgramSpec,
         prompt_tokens: int = 0,
         max_nodes: int = _NODES,
     ) -> None:
@@ -105,15 +107,15 @@ class CompiledStep:
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
-    ) -> StepOutput:
+    ) -> ForwardOutput:
         return self._read(token_ids, positions, _first(token_ids.shape[1]), masks, cache)
 
     def read_prompt(
         self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
-    ) -> StepOutput:
+    ) -> ForwardOutput:
         return self._read(token_ids, positions, _first(1), masks, cache)
 
-    def read_chain(self, token_ids: Sequence[int], start: int, cache: TreeCache) -> StepOutput:
+    def read_chain(self, token_ids: Sequence[int], start: int, cache: TreeCache) -> ForwardOutput:
         positions = torch.arange(start, start + len(token_ids))[None]
         mask = chain_visibility(len(token_ids), start)[None].contiguous()
         if self.spec.mask_dtype != torch.bool:
@@ -139,16 +141,16 @@ class CompiledStep:
         shown: Tensor,
         masks: Sequence[Tensor],
         cache: TreeCache,
-    ) -> StepOutput:
+    ) -> ForwardOutput:
         # Programs ignore strides, and masks of chains are views of a wider mask.
         dense = (mask.contiguous() for mask in masks)
         return self._output(
             [token_ids, positions, cache.columns(token_ids.shape[1]), shown, *dense, *cache.kept()]
         )
 
-    def _output(self, inputs: list[Tensor]) -> StepOutput:
+    def _output(self, inputs: list[Tensor]) -> ForwardOutput:
         logits, *states = self._run(inputs)
-        return StepOutput(logits=logits, states=tuple(states))
+        return ForwardOutput(logits=logits, states=tuple(states))
 
 
 @cache
@@ -157,7 +159,7 @@ def _first(count: int) -> Tensor:
     return torch.arange(count)
 
 
-class StepProgram(Pending[CompiledStep]):
+class PendingForward(PendingProgram[CompiledForward]):
     """A network's step, compiled or loaded from the program cache when it is needed.
 
     Args:
@@ -176,23 +178,23 @@ class StepProgram(Pending[CompiledStep]):
             raise BackendError(reason)
         self._network, self._notify, self._name = network, notify, type(network).__name__
         with as_backend_error(f"{self._name} cannot be compiled"):
-            self._spec = step_spec(network, layers)
+            self._spec = program_spec(network, layers)
             self._key = program_key(network, self._spec)
             self._stored = _stored(self._key, self._name, notify)
         self._compile_s = _START_S + _LAYER_S * len(self._spec.cache_shapes) // 2
         self.expected_s = self._compile_s if self._stored is None else 0
 
-    def make(self) -> CompiledStep:
-        """See `Pending`; the program is checked against the network."""
+    def make(self) -> CompiledForward:
+        """See `PendingProgram`; the program is checked against the network."""
         with as_backend_error(f"{self._name} cannot be compiled"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the tracer and the compiler warn about themselves
             compiled = self._load_or_compile()
-            run_in_thread(lambda: check_step(self._network, compiled, "compiled"))
+            run_in_thread(lambda: check_forward(self._network, compiled, "compiled"))
         return compiled
 
-    def _load_or_compile(self) -> CompiledStep:
+    def _load_or_compile(self) -> CompiledForward:
         network, spec = self._network, self._spec
-        step = TracedStep(network, spec)
+        step = traced_forward(network, spec)
         if network.dtype == torch.bfloat16 and torch.backends.cpu.get_cpu_capability() == "AVX2":
             self._notify(
                 f"this processor has no bfloat16 instructions: {self._name} is several times "
@@ -203,7 +205,7 @@ class StepProgram(Pending[CompiledStep]):
             limits = 0, limits[1]
         if self._stored is not None:
             try:
-                return CompiledStep(self._stored, step, spec, *limits)
+                return CompiledForward(self._stored, step, spec, *limits)
             except (
                 RuntimeError
             ) as error:  # of the loader: the program needs what is not here any more
@@ -213,32 +215,74 @@ class StepProgram(Pending[CompiledStep]):
                     f"about {self._compile_s} s: {reason}"
                 )
         # A wrong trace is refused before it is compiled for minutes.
-        run_in_thread(lambda: check_step(network, UncompiledStep(step, spec), "traced"))
-        return CompiledStep(_compile(step, spec, self._key), step, spec, *limits)
+        run_in_thread(lambda: check_forward(network, UncompiledForward(step, spec), "traced"))
+        return CompiledForward(_compile(step, spec, self._key), step, spec, *limits)
 
 
-def compile_step(
+def compile_forward(
     network: PreTrainedModel, notify: Notify, layers: tuple[int, ...] = ()
-) -> CompiledStep:
-    """Make a `StepProgram` at once.
+) -> CompiledForward:
+    """Make a `PendingForward` at once.
 
     Raises:
         BackendError: If the network cannot be compiled here; the message says why.
     """
-    return StepProgram(network, notify, layers).make()
+    return PendingForward(network, notify, layers).make()
 
 
 def obstacle(network: PreTrainedModel) -> str | None:
     """Why a network cannot be compiled, if that is known before trying."""
-    if (reason := step_obstacle(network, "compiled")) is not None:
+    if (reason := program_obstacle(network, "compiled")) is not None:
         return reason
     if network.device.type != "cpu":
         return f"{type(network).__name__} is on {network.device}, and steps are compiled for the CPU only"
     return compiler_obstacle()
 
 
-def _compile(step: TracedStep, spec: StepSpec, key: str) -> StoredProgram:
-    return compile_program(export_step(step, spec), step.tensors(), key)
+def traced_forward(network: PreTrainedModel, spec: ProgramSpec) -> TracedForward:
+    """Trace a network on the CPU.
+
+    Weights of float32 layers lie in panels and those of float64 layers transposed, tied ones too,
+    so that a product with a few rows streams through them.
+    """
+    return TracedForward(network, spec, _adapt)
+
+
+def _adapt(network: PreTrainedModel) -> None:
+    # Read before layers are packed: a network's type is that of its first weight.
+    is_own = attends_in_machine_code(network)
+    pack_linears(network)
+    if is_own:
+        AttentionInterface.register(_ATTENTION, _grouped_attention)
+        network.set_attn_implementation(_ATTENTION)
+    else:
+        group_shared_heads(network)
+
+
+def attends_in_machine_code(network: PreTrainedModel) -> bool:
+    """Return whether a network's program uses `monge.backends.cpu.grouped_attention`.
+
+    Then logits of a node depend on its text alone, to the last bit.
+    """
+    return runs_sdpa(network) and network.dtype == torch.float32
+
+
+def _grouped_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    *,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return grouped_attention.OPERATION(query, key, value, attention_mask, scale), None
+
+
+def _compile(step: TracedForward, spec: ProgramSpec, key: str) -> StoredProgram:
+    return compile_program(export_forward(step, spec), step.tensors(), key)
 
 
 def _stored(key: str, name: str, notify: Notify) -> StoredProgram | None:
@@ -266,7 +310,7 @@ class CompiledModule:
         return tuple(self._run([tensor.contiguous() for tensor in inputs]))
 
 
-class ModuleProgram(Pending[CompiledModule]):
+class PendingModule(PendingProgram[CompiledModule]):
     """A module's program, compiled or loaded from the program cache when it is needed.
 
     Args:
@@ -284,7 +328,7 @@ class ModuleProgram(Pending[CompiledModule]):
         self.expected_s = _START_S if self._stored is None else 0
 
     def make(self) -> CompiledModule:
-        """See `Pending`; the program is checked against the module."""
+        """See `PendingProgram`; the program is checked against the module."""
         with as_backend_error(f"{self._name} cannot be compiled"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the tracer and the compiler warn about themselves
             stored = self._stored or _compile_module(self._packed, self._like, self._key)
@@ -296,12 +340,12 @@ class ModuleProgram(Pending[CompiledModule]):
 def compile_module(
     notify: Notify, module: torch.nn.Module, like: Sequence[Tensor]
 ) -> CompiledModule:
-    """Make a `ModuleProgram` at once.
+    """Make a `PendingModule` at once.
 
     Raises:
         BackendError: If the module cannot be compiled here; the message says why.
     """
-    return ModuleProgram(notify, module, like).make()
+    return PendingModule(notify, module, like).make()
 
 
 def _compile_module(module: torch.nn.Module, like: Sequence[Tensor], key: str) -> StoredProgram:

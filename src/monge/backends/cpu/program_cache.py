@@ -15,7 +15,7 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from monge.engine.models.forward_program import StepSpec
+from monge.engine.models.forward_program import ProgramSpec
 
 FOLDER_VARIABLE: Final = "MONGE_CACHE"
 _FORMAT: Final = 7  # raised whenever the traced step, its inputs or the files change
@@ -42,7 +42,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "monge"
 
 
-def program_key(network: PreTrainedModel, spec: StepSpec, *versions: str) -> str:
+def program_key(network: PreTrainedModel, spec: ProgramSpec, *versions: str) -> str:
     """Name of the program of a network.
 
     Equal for equal architectures and different wherever the machine code could be.

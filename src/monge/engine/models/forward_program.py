@@ -19,8 +19,8 @@ Made_co = TypeVar("Made_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepSpec:
-    """What the inputs of a network's step look like.
+class ProgramSpec:
+    """Shapes and types of a program's inputs.
 
     Attributes:
         kinds: Kinds of attention layers, one mask each, in the order of the masks.
@@ -38,12 +38,12 @@ class StepSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepOutput:
-    """What a step gives for every node.
+class ForwardOutput:
+    """Output of a forward for every node.
 
     Attributes:
         logits: `[batch, nodes, vocab]`.
-        states: Hidden states of the step's layers, `[batch, nodes, hidden]` each.
+        states: Hidden states of the program's layers, `[batch, nodes, hidden]` each.
     """
 
     logits: Tensor
@@ -51,7 +51,7 @@ class StepOutput:
 
 
 @runtime_checkable
-class NodeStep(Protocol):
+class ForwardProgram(Protocol):
     """Reads a few nodes of every row, once a first forward of the network has laid out the cache.
 
     Attributes:
@@ -64,7 +64,7 @@ class NodeStep(Protocol):
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
-    ) -> StepOutput:
+    ) -> ForwardOutput:
         """Read nodes; keys and values go where the cache was told to place them.
 
         Args:
@@ -78,11 +78,11 @@ class NodeStep(Protocol):
 
 
 @runtime_checkable
-class ChainStep(NodeStep, Protocol):
-    """A step that is told of the commonest block, a chain behind one text, without tensors being made for it."""
+class ChainProgram(ForwardProgram, Protocol):
+    """A program with a fast path for a chain behind one text, given as Python integers."""
 
-    def read_chain(self, token_ids: Sequence[int], start: int, cache: TreeCache) -> StepOutput:
-        """What a call gives for a chain of one row whose nodes see all columns before them, and themselves.
+    def read_chain(self, token_ids: Sequence[int], start: int, cache: TreeCache) -> ForwardOutput:
+        """Read a chain of one row whose nodes see all columns before them, and themselves.
 
         Args:
             token_ids: Tokens of the chain.
@@ -93,8 +93,8 @@ class ChainStep(NodeStep, Protocol):
 
 
 @runtime_checkable
-class PromptStep(NodeStep, Protocol):
-    """A step that also reads prompts, of which nobody wants the logits.
+class PrefillProgram(ForwardProgram, Protocol):
+    """A program that also runs prefill, without logits.
 
     Attributes:
         spec: Shapes of its inputs.
@@ -103,20 +103,20 @@ class PromptStep(NodeStep, Protocol):
         max_nodes: Nodes a row that it reads instead of the network where logits are wanted.
     """
 
-    spec: StepSpec
+    spec: ProgramSpec
     prompt_tokens: int
     max_nodes: int
 
     def read_prompt(
         self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
-    ) -> StepOutput:
-        """What a call gives, with the logits of any one node."""
+    ) -> ForwardOutput:
+        """Read tokens; the output holds the logits of any one node."""
         ...
 
 
 @runtime_checkable
-class SizedStep(NodeStep, Protocol):
-    """A step that reads blocks of a few widths only, so that nothing has to be prepared while decoding goes on.
+class FixedWidthProgram(ForwardProgram, Protocol):
+    """A program for blocks of a few widths only, so that no program is made while decoding.
 
     Attributes:
         widths: Nodes a row, ascending. Narrower blocks are padded to the next width, wider ones are
@@ -126,7 +126,7 @@ class SizedStep(NodeStep, Protocol):
     widths: tuple[int, ...]
 
 
-class Pending(ABC, Generic[Made_co]):
+class PendingProgram(ABC, Generic[Made_co]):
     """A program that is compiled when it is needed, or with others before.
 
     Attributes:
@@ -148,7 +148,7 @@ class Pending(ABC, Generic[Made_co]):
 class PendingHost(Protocol):
     """A model with programs that may be pending."""
 
-    def pending(self) -> Sequence[Pending[Any]]:
+    def pending(self) -> Sequence[PendingProgram[Any]]:
         """Programs that are not made yet."""
         ...
 
@@ -173,16 +173,16 @@ def make_programs(models: Iterable[object]) -> None:
             host.make_programs()
 
 
-StepMaker = Callable[[tuple[int, ...]], NodeStep | Pending[NodeStep]]
-"""Makes the step that gives these hidden states; raises `BackendError` where there is none."""
+ProgramMaker = Callable[[tuple[int, ...]], ForwardProgram | PendingProgram[ForwardProgram]]
+"""Makes the program that gives these hidden states; raises `BackendError` if there is none."""
 
 
 @runtime_checkable
-class _SteppedModel(Protocol):
-    """A model that may run its network by a step of a backend."""
+class _CompiledModel(Protocol):
+    """A model that may run its network by a program of a backend."""
 
     @property
-    def step(self) -> NodeStep | None: ...
+    def program(self) -> ForwardProgram | None: ...
 
 
 @runtime_checkable
@@ -198,8 +198,8 @@ def backend_of(model: SequenceModel) -> str:
 
     Rounded weights are part of it, since they change the distribution that is decoded.
     """
-    step = model.step if isinstance(model, _SteppedModel) else None
-    name = "eager" if step is None else step.name
+    program = model.program if isinstance(model, _CompiledModel) else None
+    name = "eager" if program is None else program.name
     # The weights are read off the network: one that cannot be compiled runs eagerly and stays rounded.
     rounded = rounded_weights_of(model)
     return name if rounded is None else f"{name}, {rounded} weights"

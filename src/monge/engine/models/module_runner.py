@@ -10,10 +10,10 @@ from transformers import PreTrainedModel
 
 from monge.core.errors import BackendError
 from monge.core.model import Forward
-from monge.engine.models.forward_program import Pending, PendingHost, make_programs
+from monge.engine.models.forward_program import PendingHost, PendingProgram, make_programs
 from monge.engine.models.network_facts import OutputLayer
 
-ModuleMaker = Callable[[torch.nn.Module, Sequence[Tensor]], Forward | Pending[Forward]]
+ModuleMaker = Callable[[torch.nn.Module, Sequence[Tensor]], Forward | PendingProgram[Forward]]
 """Makes a program of a module, or one that is pending, for inputs of these widths and types.
 
 Raises `BackendError` where there is none.
@@ -51,12 +51,12 @@ class ModuleRunner:
             program = self._maker(module, like)
         except BackendError as error:
             return _eagerly(module, error)
-        if not isinstance(program, Pending):
+        if not isinstance(program, PendingProgram):
             return _for_few_rows(program, module)
         self._later.append(_LaterProgram(program, module, self._host))
         return self._later[-1]
 
-    def pending(self) -> Sequence[Pending[Forward]]:
+    def pending(self) -> Sequence[PendingProgram[Forward]]:
         """See `PendingHost`."""
         return [one.program for one in self._later]
 
@@ -77,7 +77,7 @@ class _LaterProgram:
     """A module whose program is made at its first call, together with the others of its host."""
 
     def __init__(
-        self, program: Pending[Forward], module: torch.nn.Module, host: PendingHost
+        self, program: PendingProgram[Forward], module: torch.nn.Module, host: PendingHost
     ) -> None:
         self.program, self._module, self._host = program, module, host
         self._run: Forward = self._first
