@@ -22,8 +22,8 @@ from monge.cli.out import check_out_folder
 from monge.cli.progress import spinner
 from monge.draft.by_name import check_head
 from monge.heads.shape.checkpoint import built_in_head
-from monge.heads.training.own_text import TextSettings, write_own_text
 from monge.prompts import encode, interleaved, read_prompts, shipped
+from monge.training.own_text import TextSettings, write_own_text
 
 OUT: Final = Path("bench-drafters")
 NUM_PROMPTS: Final = 18

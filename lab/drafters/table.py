@@ -26,16 +26,16 @@ from monge.core.errors import MongeError
 from monge.core.metrics import block_efficiency
 from monge.draft.by_name import drafters_in, head_drafter, options_of
 from monge.heads.readers.files import CONFIG, read_json
-from monge.heads.shape.calibrate import (
+from monge.heads.shape.checkpoint import is_shape, load_head, save_head
+from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
+from monge.heads.shape.ridge import RidgePredictor
+from monge.training.shape.calibrate import (
     calibrate_alignments,
     calibrate_ridge,
     calibrate_temperatures,
 )
-from monge.heads.shape.checkpoint import is_shape, load_head, save_head
-from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
-from monge.heads.shape.ridge import RidgePredictor
-from monge.heads.training.shape import feature_model, gradient_ends, thirds
-from monge.heads.training.texts import Texts, read_texts
+from monge.training.shape.run import feature_model, gradient_ends, thirds
+from monge.training.texts import Texts, read_texts
 
 NODES: Final = 16
 """Most drafted nodes of a round."""

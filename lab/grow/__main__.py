@@ -10,7 +10,7 @@ from lab.grow.network import grown, num_parameters, shape_for, write_grown
 from monge.api import built_in
 from monge.cli import options
 from monge.cli.console import quiet_host, reported
-from monge.engine.loading import load_network, load_tokenizer
+from monge.loading.networks import load_network, load_tokenizer
 
 
 @reported

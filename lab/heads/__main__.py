@@ -16,10 +16,10 @@ from monge.cli.console import output, quiet_host, reported
 from monge.cli.out import check_out_folder
 from monge.cli.progress import spinner
 from monge.draft.by_name import check_head
-from monge.engine.loading import load_network, load_tokenizer
 from monge.heads.shape.checkpoint import built_in_head
-from monge.heads.training.own_text import TextSettings, write_own_text
+from monge.loading.networks import load_network, load_tokenizer
 from monge.prompts import encode, read_prompts, shipped
+from monge.training.own_text import TextSettings, write_own_text
 
 OUT: Final = Path("bench-heads")
 Heads = Annotated[

@@ -18,18 +18,18 @@ from monge.draft.tree.registry import TREES
 from monge.engine.decoder import Decoder
 from monge.heads.readers.files import CONFIG, read_json
 from monge.heads.shape.alignment.registry import ALIGNMENTS
-from monge.heads.shape.calibrate import (
+from monge.heads.shape.checkpoint import is_shape, load_head
+from monge.heads.shape.head import ShapeHead
+from monge.heads.shape.ridge import RidgePredictor
+from monge.training.chain import ChainQuality
+from monge.training.shape.calibrate import (
     calibrate_alignments,
     calibrate_ridge,
     calibrate_temperatures,
 )
-from monge.heads.shape.checkpoint import is_shape, load_head
-from monge.heads.shape.head import ShapeHead
-from monge.heads.shape.measure import measure
-from monge.heads.shape.ridge import RidgePredictor
-from monge.heads.training.chain import ChainQuality
-from monge.heads.training.shape import feature_model, gradient_ends
-from monge.heads.training.texts import Ends, Texts, read_texts
+from monge.training.shape.measure import measure
+from monge.training.shape.run import feature_model, gradient_ends
+from monge.training.texts import Ends, Texts, read_texts
 
 ARMS: Final = ("none", "temperature", *(name for name in ALIGNMENTS if name != "none"))
 """Alignments, and one temperature for each step in their place."""

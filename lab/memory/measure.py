@@ -17,9 +17,9 @@ from typing import Any, Final
 import torch
 
 from monge.api import load
+from monge.backends.registry import BACKENDS
 from monge.bench.provenance import provenance
 from monge.core.errors import BackendError, MongeError, OptionError
-from monge.engine.backends.registry import BACKENDS
 
 MIB: Final = 2**20
 _TEXTS: Final = 8  # prompts that take turns, of other lengths each

@@ -19,9 +19,9 @@ from monge.cli.console import notes, output, quiet_host, reported
 from monge.cli.out import check_out_folder, write_document
 from monge.core.errors import OptionError
 from monge.engine.chat_format import chat_format
-from monge.engine.loading import load_tokenizer
-from monge.engine.sources import resolve
 from monge.heads.readers.files import head_path
+from monge.loading.networks import load_tokenizer
+from monge.loading.sources import resolve
 from monge.prompts import asked_prompts, encode
 
 OUT: Final = Path("bench-peers")

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from lab.peers.engines import Peer
+from monge.backends.base import Notify
 from monge.core.errors import BackendError
-from monge.engine.backends.base import Notify
 
 _READY: Final = "monge-peer.txt"  # what was installed, written last
 

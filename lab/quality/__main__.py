@@ -12,13 +12,13 @@ from rich.table import Table
 from lab.command import run
 from lab.quality.measure import Estimate, compare, summary
 from monge.api import built_in, load
+from monge.backends.cpu.rounded_weights import check_weights, round_weights
 from monge.cli import options
 from monge.cli.console import output, quiet_host, reported
 from monge.cli.progress import bars
 from monge.core.errors import OptionError
-from monge.engine.backends.rounded_weights import check_weights, round_weights
 from monge.engine.chat_format import chat_format
-from monge.engine.loading import load_network, load_tokenizer
+from monge.loading.networks import load_network, load_tokenizer
 from monge.prompts import read_prompts
 
 KINDS = ("bfloat16", "int8", "int4")

@@ -16,8 +16,8 @@ from monge.cli import options
 from monge.cli.console import notes, output, quiet_host, reported
 from monge.cli.out import check_out_folder, plotting
 from monge.cli.progress import spinner
-from monge.engine.loading import load_network, load_tokenizer
 from monge.heads.shape.checkpoint import built_in_head
+from monge.loading.networks import load_network, load_tokenizer
 from monge.prompts import Prompt, read_prompts, shipped
 
 OUT: Final = Path("report-shape")

@@ -8,7 +8,7 @@ from lab.shape.heads import heads_of
 from lab.shape.material import Material, Say, spread
 from lab.shape.reliability import expected_error, reliability
 from monge.heads.shape.gated import GatedPredictor
-from monge.heads.training.texts import Windows, all_windows
+from monge.training.texts import Windows, all_windows
 
 SHUT: Final = 0.1
 OPEN: Final = 0.9

@@ -14,11 +14,11 @@ from lab.shape.reliability import expected_error, reliability
 from monge.bench.statistics import Resamples
 from monge.core.draws import SeededDraws
 from monge.heads.shape.alignment.registry import ALIGNMENTS
-from monge.heads.shape.calibrate import calibrate_alignments, calibrate_temperatures
 from monge.heads.shape.head import ShapeHead
-from monge.heads.shape.measure import law, measure, predictions
 from monge.heads.shape.ridge import RidgePredictor
-from monge.heads.training.texts import Texts, all_windows
+from monge.training.shape.calibrate import calibrate_alignments, calibrate_temperatures
+from monge.training.shape.measure import law, measure, predictions
+from monge.training.texts import Texts, all_windows
 
 ARMS: Final = (
     "none",

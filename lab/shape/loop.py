@@ -23,10 +23,10 @@ from monge.heads.readers.base import PublishedHead
 from monge.heads.readers.registry import load_head as load_published
 from monge.heads.shape.alignment.registry import ALIGNMENTS
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
-from monge.heads.training.shape import feature_model
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import law_error
 from monge.testing.tabular import RandomTable, TabularModel
+from monge.training.shape.run import feature_model
 
 GREEDY: Final = ("best_first(16, 3, 4)", "target_walk")
 SAMPLED: Final = ("fixed_width((4, 2, 1), children='iid')", "rrs")

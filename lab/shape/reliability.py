@@ -6,8 +6,8 @@ from typing import Final
 import torch
 
 from monge.heads.shape.head import ShapeHead
-from monge.heads.shape.measure import law, predictions
-from monge.heads.training.texts import Ends, Texts, all_windows
+from monge.training.shape.measure import law, predictions
+from monge.training.texts import Ends, Texts, all_windows
 
 BINS: Final = 10
 

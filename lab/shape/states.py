@@ -11,10 +11,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lab.shape.material import Material, joined, spread
-from monge.heads.shape.calibrate import principal_directions
-from monge.heads.shape.measure import law
 from monge.heads.shape.sinkhorn import log_plan, mean_cost, squared_distances
-from monge.heads.training.texts import Texts
+from monge.training.shape.calibrate import principal_directions
+from monge.training.shape.measure import law
+from monge.training.texts import Texts
 
 _SUPPORT: Final = 64
 _PLANS: Final = 48

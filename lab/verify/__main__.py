@@ -14,7 +14,7 @@ from monge.bench.provenance import busy_note
 from monge.cli import options
 from monge.cli.console import notes, output, reported
 from monge.cli.options import numbers
-from monge.engine.loading import usable_device
+from monge.loading.networks import usable_device
 
 
 @reported

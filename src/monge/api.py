@@ -12,6 +12,7 @@ from typing import Any, Final, ParamSpec, cast
 import torch
 from transformers import PreTrainedModel
 
+from monge.backends.base import Backend
 from monge.config import read_config
 from monge.control.base import AnyController, SharedState
 from monge.control.latency import Latency
@@ -36,14 +37,14 @@ from monge.draft.by_name import (
 )
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.registry import TREES
-from monge.engine.backends.base import make_programs
-from monge.engine.backends.registry import Backend
 from monge.engine.chat_format import chat_format
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder
 from monge.engine.exact_numerics import check_exact_numerics
 from monge.engine.latency_measurement import with_latency
-from monge.engine.loading import (
+from monge.engine.models.forward_program import make_programs
+from monge.engine.text import Tokenizer
+from monge.loading.networks import (
     AdaptedModel,
     as_draft_model,
     as_sequence_model,
@@ -51,8 +52,7 @@ from monge.engine.loading import (
     load_tokenizer,
     unwrapped,
 )
-from monge.engine.sources import NAMED, resolve
-from monge.engine.text import Tokenizer
+from monge.loading.sources import NAMED, resolve
 from monge.verify.base import Rule
 from monge.verify.registry import VERIFIERS
 from monge.verify.target_walk import TargetWalk
@@ -158,7 +158,7 @@ def load(
         attention: `eager`, `sdpa` or `flex_attention`.
         backend: `eager` runs the networks as `transformers` does; `compiled` compiles their steps
             for this machine, once. `compiled(weights='int4')` decodes a faster network with rounded
-            weights instead, on CPUs. An instance of `monge.engine.backends.base.Backend` is accepted
+            weights instead, on CPUs. An instance of `monge.backends.base.Backend` is accepted
             as well.
         draft_backend: The backend of the draft model; `None` for that of the target.
         max_batch_size: Requests decoded together.

@@ -16,8 +16,8 @@ from monge.draft.model import ModelDrafter
 from monge.draft.ngram import NgramDrafter
 from monge.draft.pool import PoolDrafter
 from monge.engine.decoder import Decoder
-from monge.engine.loading import load_network
 from monge.engine.notices import watched_by
+from monge.loading.networks import load_network
 from monge.testing.tabular import RandomTable, TabularModel
 from monge.verify.single_draft import SingleDraft
 

@@ -12,7 +12,7 @@ import pytest
 import monge
 from monge.core.errors import OptionError
 from monge.core.extras import require
-from monge.engine.sources import NAMED, PackagedModel, obstacle
+from monge.loading.sources import NAMED, PackagedModel, obstacle
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM
 
 import monge
 from monge.core.errors import ModelLoadError
-from monge.engine import sources
-from monge.engine.loading import load_network, load_tokenizer
-from monge.engine.sources import NAMED, PackagedModel, resolve
+from monge.loading import sources
+from monge.loading.networks import load_network, load_tokenizer
+from monge.loading.sources import NAMED, PackagedModel, resolve
 
 gguf = pytest.importorskip("gguf")
 

@@ -6,7 +6,7 @@ from huggingface_hub import errors
 
 import monge
 from monge import ModelLoadError
-from monge.engine import hub
+from monge.loading import hub
 
 
 @pytest.fixture

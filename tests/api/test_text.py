@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monge.api import built_in
-from monge.engine.loading import load_tokenizer
 from monge.engine.text import TextStream
+from monge.loading.networks import load_tokenizer
 
 TOKENIZER = load_tokenizer(built_in("target"))
 TEXTS = st.text(alphabet="ab é€😀\n.x", min_size=1, max_size=60)

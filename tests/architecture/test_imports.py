@@ -105,8 +105,8 @@ OFFENCES = [
     (
         "rooms",
         "heads/readers",
-        "import monge.engine.loading",
-        "monge.heads is not allowed to import monge.engine",
+        "import monge.loading.networks",
+        "monge.heads is not allowed to import monge.loading",
     ),
     ("front_door", "core", "from monge import load", "monge.core.planted -> monge"),
     ("front_door", "bench", "import monge", "monge.bench.planted -> monge"),

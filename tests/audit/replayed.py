@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from itertools import cycle
 from typing import Any
 
-from monge.testing.wrong_servers import ToyServer
 from tests.audit.toy import client_of
+from tests.kit.wrong_servers import ToyServer
 
 _HEAD_END = b"\r\n\r\n"
 Answers = dict[tuple[str, bool], list[bytes]]

@@ -18,10 +18,6 @@ from monge.core.errors import OptionError
 from monge.core.proposal import Deterministic, Iid, WithoutReplacement
 from monge.draft.model import ModelDrafter
 from monge.engine.decoder import Decoder
-from monge.testing.banks import bank, law_of
-from monge.testing.known_bad import KNOWN_BAD_RULES, KNOWN_BAD_TREES
-from monge.testing.known_bad_blocks import TokenLevelResidual
-from monge.testing.known_bad_nodes import KNOWN_BAD_NODES
 from monge.verify.base import as_verifier
 from monge.verify.registry import VERIFIERS
 from monge.verify.rrs import Rrs
@@ -34,6 +30,10 @@ from tests.audit.certified import (
     table,
     tampered,
 )
+from tests.kit.banks import bank, law_of
+from tests.kit.known_bad import KNOWN_BAD_RULES, KNOWN_BAD_TREES
+from tests.kit.known_bad_blocks import TokenLevelResidual
+from tests.kit.known_bad_nodes import KNOWN_BAD_NODES
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")
 RUNS = all_runs()

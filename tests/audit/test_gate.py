@@ -19,9 +19,9 @@ from monge.audit.situations import Situation
 from monge.cli.app import app
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
-from monge.testing.wrong_engines import EXACT_ENGINES, WRONG_ENGINES, PlainEngine, ToyTable
-from monge.testing.wrong_servers import LETTERS, Letters, ToyServer
 from tests.audit.toy import EOS_NAMES, PROMPTS, local_reference
+from tests.kit.wrong_engines import EXACT_ENGINES, WRONG_ENGINES, PlainEngine, ToyTable
+from tests.kit.wrong_servers import LETTERS, Letters, ToyServer
 
 SHORT = (Situation(name="16 at once", prompts=PROMPTS, concurrency=16),)
 TWO = (

@@ -20,12 +20,12 @@ from monge.engine.components import Components
 from monge.engine.decoder import Decoder
 from monge.serve.app import create_app
 from monge.serve.settings import ServerSettings
-from monge.testing.known_bad import KNOWN_BAD_RULES
 from monge.testing.tabular import TabularModel
-from monge.testing.wrong_engines import DRAFT, END, TARGET, VOCAB
-from monge.testing.wrong_servers import LETTERS, Letters
 from monge.verify.registry import VERIFIERS
 from tests.audit.toy import PROMPTS, local_reference, shortened
+from tests.kit.known_bad import KNOWN_BAD_RULES
+from tests.kit.wrong_engines import DRAFT, END, TARGET, VOCAB
+from tests.kit.wrong_servers import LETTERS, Letters
 
 BUDGET = 1000
 DRAFTS: dict[str, dict[str, str]] = {

@@ -25,10 +25,10 @@ from monge.cli.app import app
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.testing.tabular import TabularModel
-from monge.testing.wrong_engines import END, EXACT_ENGINES, TARGET, VOCAB, PlainEngine, ToyTable
-from monge.testing.wrong_servers import Letters, ToyServer
 from tests.audit.replayed import replayed, texts_of
 from tests.audit.toy import EOS_NAMES, PROMPTS, client_of, judge, local_reference
+from tests.kit.wrong_engines import END, EXACT_ENGINES, TARGET, VOCAB, PlainEngine, ToyTable
+from tests.kit.wrong_servers import Letters, ToyServer
 
 PLAIN = EXACT_ENGINES["plain"]
 SHORT = (Situation(name="short", prompts=PROMPTS),)

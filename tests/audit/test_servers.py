@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from monge.testing.wrong_engines import EXACT_ENGINES, WRONG_ENGINES, Engine
-from monge.testing.wrong_servers import ToyServer
 from tests.audit.toy import KNOWN_BAD, LOOP_ENGINES, judge
+from tests.kit.wrong_engines import EXACT_ENGINES, WRONG_ENGINES, Engine
+from tests.kit.wrong_servers import ToyServer
 
 EXACT: dict[str, Engine] = {**EXACT_ENGINES, **LOOP_ENGINES}
 WRONG: dict[str, Engine] = {**WRONG_ENGINES, **KNOWN_BAD}

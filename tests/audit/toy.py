@@ -18,11 +18,11 @@ from monge.engine.components import Components
 from monge.engine.loop import close_session, run_round
 from monge.engine.opening import open_sessions
 from monge.engine.session import Request, Session
-from monge.testing.known_bad import KNOWN_BAD_RULES
 from monge.testing.tabular import TabularModel
-from monge.testing.wrong_engines import DRAFT, END, EXACT_ENGINES, TARGET, VOCAB, Engine
-from monge.testing.wrong_servers import Letters, ToyServer
 from monge.verify.base import Verifier
+from tests.kit.known_bad import KNOWN_BAD_RULES
+from tests.kit.wrong_engines import DRAFT, END, EXACT_ENGINES, TARGET, VOCAB, Engine
+from tests.kit.wrong_servers import Letters, ToyServer
 
 PROMPTS = ("abc", "bad", "dig", "gala")
 EOS_NAMES = frozenset({"<end>", "token_id:0"})

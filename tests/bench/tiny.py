@@ -6,7 +6,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from monge.api import built_in
-from monge.engine.loading import load_tokenizer
+from monge.loading.networks import load_tokenizer
 
 
 def save_pair(folder: Path) -> tuple[str, str]:

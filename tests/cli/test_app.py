@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 import monge
+from monge.backends.registry import BACKENDS
 from monge.bench.runner import Settings
 from monge.cli.app import BENCH, COMMANDS, REPLAY, TRAIN
 from monge.cli.early import TABLES, check_early, names_of
 from monge.cli.lazy import Command
-from monge.engine.backends.registry import BACKENDS
 
 
 def test_version(run):

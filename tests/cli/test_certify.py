@@ -45,7 +45,7 @@ def test_a_record_that_claims_a_coarser_type(record, certify, tiny_paths, tmp_pa
     """The target is loaded in that type, so the digest of its weights has to fit, and the logits have to be such numbers."""
     from monge.audit.certificate import Certificate, read_certificate
     from monge.audit.recorder import target_fields
-    from monge.engine.loading import as_sequence_model, load_network
+    from monge.loading.networks import as_sequence_model, load_network
 
     coarse = as_sequence_model(load_network(tiny_paths[0], dtype="bfloat16"))
     own = read_certificate(record)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from monge.engine import sources
+from monge.loading import sources
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from monge.core.errors import OptionError
-from monge.engine.loading import load_tokenizer
+from monge.loading.networks import load_tokenizer
 from monge.prompts import SHIPPED, read_prompts, shipped, written
 from monge.replay.file import read_log
 from tests.bench.tiny import save_pair

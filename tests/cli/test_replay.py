@@ -13,8 +13,8 @@ from monge.cli import tune as tuning
 from monge.cli.progress import Stage
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
-from monge.engine.loading import as_draft_model
-from monge.engine.sources import PackagedModel
+from monge.loading.networks import as_draft_model
+from monge.loading.sources import PackagedModel
 from monge.prompts import Prompt
 from monge.replay.file import read_log
 from monge.replay.log import LawLog, LoggedText, Masses, ModelIdentity

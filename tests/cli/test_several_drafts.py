@@ -7,7 +7,7 @@ import pytest
 from monge.api import built_in, load
 from monge.core.errors import OptionError
 from monge.draft.ensemble import EnsembleDrafter
-from monge.engine.loading import load_network
+from monge.loading.networks import load_network
 
 PROMPT = "The sea was calm"
 

@@ -5,6 +5,7 @@ A head comes out, is used, and goes on after an interrupt.
 
 import json
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,11 @@ from monge.api import built_in
 from monge.cli.train import _interrupts
 from monge.core.errors import OptionError, UnsupportedModelError
 from monge.heads.shape.checkpoint import CONFIG, load_head
-from monge.heads.training import loop
-from monge.heads.training.answers import ANSWERS
-from monge.heads.training.loop import STATE, Recipe
-from monge.heads.training.own_text import ROWS, TextSettings, cut_rows, write_own_text
-from monge.heads.training.shape import HeadSettings, feature_model, make_head
+from monge.training import loop
+from monge.training.answers import ANSWERS
+from monge.training.loop import STATE, Recipe
+from monge.training.own_text import TextSettings, cut_rows, write_own_text
+from monge.training.shape.run import HeadSettings, feature_model, make_head
 from tests.engine.tiny import network, prompts
 
 TEXT = TextSettings(num_tokens=1920, row_length=24, prompt_length=4, batch_size=32)
@@ -53,12 +54,14 @@ def test_own_text_is_kept_and_goes_on(rows: torch.Tensor, tmp_path: Path) -> Non
     assert torch.equal(again, rows)
     assert again.shape == (80, 24)
     assert again[0, :3].tolist() == list(texts[0])
-    assert again[1, :3].tolist() == list(texts[1][-3:])
+    assert again[1, :4].tolist() == list(texts[1][-4:])
     assert len({tuple(row) for row in again.tolist()}) == 80
-    with pytest.raises(OptionError, match="text of other prompts or settings"):
+    with pytest.raises(OptionError, match="answers to other prompts or by other settings"):
         write_own_text(model, texts[:1], TEXT, tmp_path)
-    (tmp_path / ROWS).write_bytes(b"rows")
-    with pytest.raises(OptionError, match="remove it to write the text again"):
+    with pytest.raises(OptionError, match="answers to other prompts or by other settings"):
+        write_own_text(model, texts, replace(TEXT, seed=1), tmp_path)
+    (tmp_path / ANSWERS).write_bytes(b"rows")
+    with pytest.raises(OptionError, match="remove it to write the answers again"):
         write_own_text(model, texts, TEXT, tmp_path)
 
 

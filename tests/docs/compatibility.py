@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from transformers import PreTrainedModel
 
+from monge.backends.cpu.compiled import compile_forward, obstacle
+from monge.backends.registry import Eager
 from monge.core.errors import BackendError, UnsupportedModelError
 from monge.core.model import FeatureModel, SequenceModel
-from monge.engine.backends.compiled import compile_step, obstacle
-from monge.engine.backends.registry import Eager
 from monge.engine.models.hf_tree import HfTreeModel
 from tests.engine import vision_language
 from tests.engine.tiny import CHAIN_FAMILIES, FAMILIES, STATEFUL, TREE_FAMILIES
@@ -78,7 +78,7 @@ def cells(name: str, compiles: bool | None = None) -> tuple[str, ...]:
 def can_compile(network: PreTrainedModel) -> bool:
     """Whether the compiled step of a network passes its check."""
     try:
-        compile_step(network, lambda _: None)
+        compile_forward(network, lambda _: None)
     except BackendError:
         return False
     return True

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from monge.engine.loading import load_network, load_tokenizer
+from monge.loading.networks import load_network, load_tokenizer
 from monge.prompts import read_prompts
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

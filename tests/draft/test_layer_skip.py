@@ -13,8 +13,8 @@ from monge.core.sampling_rules import SamplingRules
 from monge.draft.layer_skip import LayerSkipDrafter
 from monge.draft.tree.chain import Chain
 from monge.engine.decoder import Decoder
-from monge.engine.loading import as_sequence_model
 from monge.engine.models.layer_subset import layer_subset
+from monge.loading.networks import as_sequence_model
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import law_error
 from monge.testing.tabular import RandomTable, TabularModel

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from monge.engine.backends.compiled import compile_step
-from monge.engine.backends.program_cache import FOLDER_VARIABLE
+from monge.backends.cpu.compiled import compile_forward
+from monge.backends.cpu.program_cache import FOLDER_VARIABLE
 
 MISSING = {
     "compiled": None
@@ -41,7 +41,7 @@ def shared_programs(tmp_path_factory: pytest.TempPathFactory, make=None):
             try:
                 if make is not None:
                     return make(network)
-                return compile_step(network, lambda _: None, layers)
+                return compile_forward(network, lambda _: None, layers)
             finally:
                 fcntl.flock(lock, fcntl.LOCK_UN)
 

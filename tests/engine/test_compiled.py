@@ -11,17 +11,16 @@ import torch
 from torch._dynamo.utils import counters
 
 import monge
+from monge.backends.cpu import compiled as backend
+from monge.backends.cpu.compiled import CompiledForward, compile_forward, traced_forward
+from monge.backends.cpu.packed_linear import matrix_of
+from monge.backends.cpu.program_cache import FOLDER_VARIABLE, cache_folder
+from monge.backends.parity_check import program_spec
 from monge.core.errors import BackendError, OptionError
 from monge.core.model import NodeBlock
-from monge.engine.backends import compiled as backend
-from monge.engine.backends.base import StepOutput
-from monge.engine.backends.compiled import CompiledStep, compile_step
-from monge.engine.backends.packed_linear import matrix_of
-from monge.engine.backends.parity_check import step_spec
-from monge.engine.backends.program_cache import FOLDER_VARIABLE, cache_folder
-from monge.engine.backends.traced_step import TracedStep
-from monge.engine.loading import as_draft_model, as_sequence_model
+from monge.engine.models.forward_program import ForwardOutput
 from monge.engine.models.hf_tree import HfTreeModel
+from monge.loading.networks import as_draft_model, as_sequence_model
 from tests.engine.compiling import shared_programs
 from tests.engine.tiny import network, perturbed, prompts
 from tests.parity.comparing import RandomGrowth, assert_same_tokens, plain_greedy
@@ -52,7 +51,7 @@ def own_folder(monkeypatch, tmp_path, compiled):
     folder = tmp_path / "programs"
     folder.mkdir()
     # Only its own files: another worker may write a program of its own meanwhile.
-    key = backend.program_key(target(), step_spec(target()))
+    key = backend.program_key(target(), program_spec(target()))
     for path in (cache_folder() / "programs").glob(f"{key}.*"):
         shutil.copy(path, folder)
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
@@ -108,7 +107,7 @@ class TestSteps:
     def test_chains_take_the_short_way(self, compiled, monkeypatch):
         model = HfTreeModel(target(), compiled(target()))
         model.open({0: (5, 6), 1: (7,)})
-        monkeypatch.setattr(CompiledStep, "__call__", no_compiling)
+        monkeypatch.setattr(CompiledForward, "__call__", no_compiling)
         model.extend({0: NodeBlock.chain((7, 8))})
         model.extend({0: NodeBlock.chain((9,), after=1)})
         model.commit({0: (0, 1)})
@@ -138,7 +137,7 @@ class TestSteps:
             )
         kinds = {
             tensor.dtype
-            for name, tensor in TracedStep(other, step_spec(other)).tensors().items()
+            for name, tensor in traced_forward(other, program_spec(other)).tensors().items()
             if "panels" in name
         }
         assert kinds == {torch.int32 if is_narrow else torch.float32}
@@ -218,12 +217,12 @@ class TestTexts:
 class TestStoredPrograms:
     def test_are_found_again(self, own_folder, monkeypatch):
         monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", no_compiling)
-        compile_step(target(), no_compiling)
+        compile_forward(target(), no_compiling)
 
     @pytest.mark.parametrize("suffix", [".pt2", ".constants"])
     def test_damaged_ones_are_made_again(self, own_folder, monkeypatch, suffix):
         kept = {path: path.read_bytes() for path in own_folder.iterdir()}
-        spoilt = own_folder / f"{backend.program_key(target(), step_spec(target()))}{suffix}"
+        spoilt = own_folder / f"{backend.program_key(target(), program_spec(target()))}{suffix}"
         spoilt.write_bytes(kept[spoilt][: len(kept[spoilt]) // 2])
         built, told = [], []
 
@@ -234,13 +233,13 @@ class TestStoredPrograms:
             return backend.find_program(key, ".pt2")[0]
 
         monkeypatch.setattr(backend, "_compile", build)
-        assert isinstance(compile_step(target(), told.append), CompiledStep)
+        assert isinstance(compile_forward(target(), told.append), CompiledForward)
         assert len(built) == 1
         assert "cannot be used" in told[0]
         assert spoilt.name in told[0]
 
     def test_one_that_cannot_be_loaded_is_made_again(self, own_folder, monkeypatch):
-        made, told, step = [], [], backend.CompiledStep
+        made, told, step = [], [], backend.CompiledForward
 
         def load(*given):
             made.append(1)
@@ -248,35 +247,37 @@ class TestStoredPrograms:
                 raise RuntimeError("undefined symbol")
             return step(*given)
 
-        monkeypatch.setattr(backend, "CompiledStep", load)
+        monkeypatch.setattr(backend, "CompiledForward", load)
         kept = {path: path.read_bytes() for path in own_folder.iterdir()}
-        key = backend.program_key(target(), step_spec(target()))
+        key = backend.program_key(target(), program_spec(target()))
         assert kept
         monkeypatch.setattr(
             backend, "_compile", lambda *given: backend.find_program(key, ".pt2")[0]
         )
-        assert isinstance(compile_step(target(), told.append), step)
+        assert isinstance(compile_forward(target(), told.append), step)
         assert re.search("cannot be loaded, and is compiled again, .*: undefined symbol", told[0])
 
     def test_another_architecture_has_another_name(self, compiled):
-        spec = step_spec(target())
+        spec = program_spec(target())
         wider = network("llama", "sdpa", intermediate_size=56)
         assert backend.program_key(target(), spec) == backend.program_key(perturbed(target()), spec)
         assert backend.program_key(target(), spec) != backend.program_key(wider, spec)
 
     def test_another_folder_has_the_same_name(self):
-        spec, moved = step_spec(target()), copy.deepcopy(target())
+        spec, moved = program_spec(target()), copy.deepcopy(target())
         moved.config._name_or_path = "elsewhere"
         assert backend.program_key(moved, spec) == backend.program_key(target(), spec)
 
     def test_a_program_with_other_logits_is_refused(self, compiled, monkeypatch):
         compiled(target())
-        run = CompiledStep.__call__
+        run = CompiledForward.__call__
         monkeypatch.setattr(
-            CompiledStep, "__call__", lambda *inputs: StepOutput(logits=run(*inputs).logits * 1.01)
+            CompiledForward,
+            "__call__",
+            lambda *inputs: ForwardOutput(logits=run(*inputs).logits * 1.01),
         )
         with pytest.raises(BackendError, match="other logits than the network"):
-            compile_step(target(), lambda _: None)
+            compile_forward(target(), lambda _: None)
 
 
 def made_and_shown(model):
@@ -299,13 +300,13 @@ def falls_back(model, reason):
 )
 def test_only_types_with_a_kernel_for_it_are_laid_out_anew(dtype, is_transposed):
     model = copy.deepcopy(target()).to(dtype)
-    weight = TracedStep(model, step_spec(model)).tensors()["_network.lm_head.weight"]
+    weight = traced_forward(model, program_spec(model)).tensors()["_network.lm_head.weight"]
     assert (weight.stride(0) == 1) is is_transposed
     assert torch.equal(weight, model.lm_head.weight)
 
 
 def test_float32_lies_in_panels():
-    tensors = TracedStep(target(), step_spec(target())).tensors()
+    tensors = traced_forward(target(), program_spec(target())).tensors()
     assert "_network.lm_head.weight" not in tensors
     assert torch.equal(
         matrix_of(tensors["_network.lm_head.panels"], target().config.vocab_size),

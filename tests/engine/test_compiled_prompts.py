@@ -8,11 +8,11 @@ import copy
 import pytest
 import torch
 
+from monge.backends.cpu.compiled import CompiledForward
+from monge.backends.parity_check import check_forward
 from monge.core.errors import BackendError
 from monge.core.model import NodeBlock
-from monge.engine.backends.base import StepOutput
-from monge.engine.backends.compiled import CompiledStep
-from monge.engine.backends.parity_check import check_step
+from monge.engine.models.forward_program import ForwardOutput
 from monge.engine.models.hf_tree import HfTreeModel
 from tests.engine.compiling import require, shared_programs
 from tests.engine.tiny import network, prompts
@@ -35,14 +35,14 @@ def compiled(tmp_path_factory):
 @pytest.fixture
 def seen(monkeypatch):
     """Shapes of the logits that the program is asked for."""
-    shapes, run = [], CompiledStep._output
+    shapes, run = [], CompiledForward._output
 
     def noted(step, inputs):
         output = run(step, inputs)
         shapes.append(tuple(output.logits.shape[:2]))
         return output
 
-    monkeypatch.setattr(CompiledStep, "_output", noted)
+    monkeypatch.setattr(CompiledForward, "_output", noted)
     return shapes
 
 
@@ -141,13 +141,13 @@ def test_a_network_without_a_choice_of_logits(compiled, seen):
 
 def test_a_program_that_reads_prompts_wrongly_is_refused(compiled, monkeypatch):
     step = compiled(target())
-    check_step(target(), step, "compiled")
+    check_forward(target(), step, "compiled")
 
     def forgetful(self, token_ids, positions, masks, cache):
-        return StepOutput(logits=torch.zeros(len(token_ids), 1, 97))
+        return ForwardOutput(logits=torch.zeros(len(token_ids), 1, 97))
 
-    monkeypatch.setattr(CompiledStep, "read_prompt", forgetful)
+    monkeypatch.setattr(CompiledForward, "read_prompt", forgetful)
     with pytest.raises(
         BackendError, match="LlamaForCausalLM, compiled, has other logits than the network"
     ):
-        check_step(target(), step, "compiled")
+        check_forward(target(), step, "compiled")

@@ -9,16 +9,16 @@ import pytest
 import torch
 
 import monge
+from monge.backends import cuda as cuda_graph
+from monge.backends.cuda import (
+    GraphCapture,
+    ModuleGraph,
+    capture_forward,
+    capture_module,
+)
 from monge.core.errors import BackendError
 from monge.core.model import NodeBlock
 from monge.engine import latency_measurement
-from monge.engine.backends import cuda_graph
-from monge.engine.backends.cuda_graph import (
-    GraphCapture,
-    ModuleGraph,
-    capture_module,
-    capture_step,
-)
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.models.network_facts import OutputLayer
 from tests.engine import pretend
@@ -40,7 +40,7 @@ def placed(model, device):
 
 
 def captured_model(model, capture):
-    return HfTreeModel(model, capture_step(model, capture, print))
+    return HfTreeModel(model, capture_forward(model, capture, print))
 
 
 def both(target, device, capture):
@@ -61,7 +61,7 @@ def both(target, device, capture):
 )
 def test_node_logits(device, name, attention):
     capture, own = pretend.Rerun(), placed(network(name, attention), device)
-    step = capture_step(own, capture, print)
+    step = capture_forward(own, capture, print)
     growth = RandomGrowth(
         own, prompts((9, 4, 6), seed=1), seed=2, reference=network(name, attention), step=step
     )
@@ -116,7 +116,7 @@ def test_decoding_records_nothing_that_it_has(device):
 def test_what_a_replay_reads_is_kept(device):
     """A replay reads the addresses of its recording: memory that nobody held would be somebody else's by then."""
     own, captures = placed(network("llama", "sdpa"), device), [pretend.Rerun()]
-    step = capture_step(own, lambda work: captures[-1](work), print)  # noqa: PLW0108 (the last one then)
+    step = capture_forward(own, lambda work: captures[-1](work), print)  # noqa: PLW0108 (the last one then)
     captures.append(lambda work: (lambda: None, work()))  # keeps nothing of the work
     module, read = step.module, []
 
@@ -214,8 +214,8 @@ def test_hidden_states(device):
     own, capture = placed(target, device), pretend.Rerun()
     ours = HfTreeModel(
         own,
-        capture_step(own, capture, print),
-        lambda layers: capture_step(own, capture, print, layers),
+        capture_forward(own, capture, print),
+        lambda layers: capture_forward(own, capture, print, layers),
     )
     states = []
     for model in (HfTreeModel(target), ours):
@@ -243,7 +243,7 @@ class TestRefusals:
         with pytest.raises(
             BackendError, match="captured, has other logits than the network: .* from a float64 run"
         ):
-            capture_step(placed(network("llama", "sdpa"), device), Deaf(), print)
+            capture_forward(placed(network("llama", "sdpa"), device), Deaf(), print)
 
     def test_a_network_that_waits_for_a_number(self, device):
         own = placed(network("llama", "sdpa"), device)
@@ -255,7 +255,7 @@ class TestRefusals:
             match=r"LlamaForCausalLM cannot be captured: "
             r"RuntimeError: .* waits for a number",
         ):
-            capture_step(own, pretend.Rerun(), print)
+            capture_forward(own, pretend.Rerun(), print)
 
     @pytest.mark.parametrize(
         ("name", "attention", "reason"),
@@ -263,7 +263,7 @@ class TestRefusals:
     )
     def test_networks_that_read_no_trees(self, device, name, attention, reason):
         with pytest.raises(BackendError, match=reason):
-            capture_step(placed(network(name, attention), device), pretend.Rerun(), print)
+            capture_forward(placed(network(name, attention), device), pretend.Rerun(), print)
 
     def test_flex_attention(self, device):
         own = placed(network("llama", "sdpa"), device)
@@ -271,7 +271,7 @@ class TestRefusals:
         with pytest.raises(
             BackendError, match="runs attention 'flex_attention'; eager and sdpa are captured"
         ):
-            capture_step(own, pretend.Rerun(), print)
+            capture_forward(own, pretend.Rerun(), print)
 
     def test_a_device_without_graphs(self, device):
         with pytest.raises(BackendError, match="steps on meta are neither compiled nor captured"):

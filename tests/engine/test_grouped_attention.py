@@ -7,10 +7,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from monge.engine.backends import grouped_attention
-from monge.engine.backends import native_library as native
-from monge.engine.backends.grouped_attention import OPERATION, plain_grouped_attention
-from monge.engine.backends.native_library import native_library
+from monge.backends.cpu import grouped_attention
+from monge.backends.cpu import native_library as native
+from monge.backends.cpu.grouped_attention import OPERATION, plain_grouped_attention
+from monge.backends.cpu.native_library import native_library
 from tests.engine.compiling import require, shared_programs
 
 SHAPES = st.tuples(

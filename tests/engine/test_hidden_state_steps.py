@@ -9,15 +9,15 @@ import pytest
 import torch
 
 import monge
+from monge.backends.cpu.compiled import CompiledForward, compile_forward
 from monge.core.errors import BackendError
 from monge.core.model import NodeBlock
-from monge.engine.backends.base import StepOutput
-from monge.engine.backends.compiled import CompiledStep, compile_step
-from monge.engine.loading import as_sequence_model
+from monge.engine.models.forward_program import ForwardOutput
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.heads.shape.checkpoint import save_head
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
-from monge.heads.training.shape import feature_model
+from monge.loading.networks import as_sequence_model
+from monge.training.shape.run import feature_model
 from tests.engine.compiling import require, shared_programs
 from tests.engine.tiny import COMMON, VOCAB, network, prompts
 from tests.heads.readers.published import eagle
@@ -37,7 +37,7 @@ def backend(tmp_path_factory):
     require("compiled")
 
     def make(layers):
-        return compile_step(target(), notify=lambda _: None, layers=layers)
+        return compile_forward(target(), notify=lambda _: None, layers=layers)
 
     with shared_programs(tmp_path_factory, make) as made:
         for layers in ((), LAST):
@@ -48,7 +48,7 @@ def backend(tmp_path_factory):
 @pytest.fixture
 def read(backend, monkeypatch):
     """Notes what the backend's steps show, step by step."""
-    seen, kind = [], CompiledStep
+    seen, kind = [], CompiledForward
     run = kind.__call__
 
     def noting(step, *inputs):
@@ -83,7 +83,7 @@ def load(backend):
 def test_states_of_the_committed_text(backend, read, layers):
     model = load(backend)
     watched = model.watch(layers)
-    assert model.step.layers == layers
+    assert model.program.layers == layers
     read.clear()
     texts = {seq: list(text) for seq, text in enumerate(prompts((6, 3), seed=4))}
     model.open({seq: text[:-1] for seq, text in texts.items()})
@@ -150,18 +150,18 @@ def test_verdicts_of_heads_are_those_of_the_eager_backend(backend, read, heads, 
 
 
 def test_other_states_are_refused(backend, monkeypatch):
-    kind = CompiledStep
+    kind = CompiledForward
     run = kind.__call__
 
     def other(*inputs):
         output = run(*inputs)
-        return StepOutput(
+        return ForwardOutput(
             logits=output.logits, states=tuple(state * 1.01 for state in output.states)
         )
 
     monkeypatch.setattr(kind, "__call__", other)
     with pytest.raises(BackendError, match="has other logits or hidden states than the network"):
-        compile_step(target(), notify=lambda _: None, layers=LAST)
+        compile_forward(target(), notify=lambda _: None, layers=LAST)
     model = load(backend)
     model.watch(LAST)
     with pytest.warns(
@@ -194,7 +194,8 @@ def test_a_step_alone_is_left_out():
 
     model = HfTreeModel(target(), Blind())
     with pytest.warns(
-        UserWarning, match="every step of the target runs eagerly: a step of kind 'blind' was given"
+        UserWarning,
+        match="every step of the target runs eagerly: a program of kind 'blind' was given",
     ):
         model.watch(LAST)
     model.open({0: (5, 6)})

@@ -12,20 +12,20 @@ import pytest
 import torch
 
 import monge
-from monge.core.errors import BackendError
-from monge.engine.backends import compiled
-from monge.engine.backends.module_runner import ModuleRunner
-from monge.engine.backends.program_cache import (
+from monge.backends.cpu import compiled
+from monge.backends.cpu.program_cache import (
     FOLDER_VARIABLE,
     cache_folder,
     find_program,
     module_key,
 )
-from monge.engine.loading import as_sequence_model
+from monge.core.errors import BackendError
+from monge.engine.models.module_runner import ModuleRunner
 from monge.engine.models.network_facts import OutputLayer
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
 from monge.heads.shape.steps import FirstStep, LaterStep
-from monge.heads.training.shape import feature_model
+from monge.loading.networks import as_sequence_model
+from monge.training.shape.run import feature_model
 from tests.engine.compiling import require, shared_programs
 from tests.engine.tiny import COMMON, network, prompts
 

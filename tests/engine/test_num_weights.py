@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from monge.engine.backends.packed_linear import PackedLinear
+from monge.backends.cpu.packed_linear import PackedLinear
 from monge.engine.models.network_facts import num_weights
 from tests.engine.compiling import require
 from tests.engine.tiny import network
@@ -15,7 +15,7 @@ from tests.engine.tiny import network
 @pytest.mark.parametrize("kind", ["int8", "int4", "bfloat16"])
 def test_packed_weights_count(kind, is_tied):
     require("compiled")
-    from monge.engine.backends.rounded_weights import round_weights
+    from monge.backends.cpu.rounded_weights import round_weights
 
     given = copy.deepcopy(network("llama", "sdpa"))
     given.config.tie_word_embeddings = is_tied

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from monge.core.errors import BackendError
-from monge.engine.backends import native_library as native
-from monge.engine.backends import packed_linear
-from monge.engine.backends.compiled import compile_module, compile_step
-from monge.engine.backends.native_library import native_library
-from monge.engine.backends.packed_linear import (
+from monge.backends.cpu import native_library as native
+from monge.backends.cpu import packed_linear
+from monge.backends.cpu.compiled import compile_forward, compile_module
+from monge.backends.cpu.native_library import native_library
+from monge.backends.cpu.packed_linear import (
     COLUMNS,
     OPERATION,
     PackedLinear,
@@ -28,7 +27,8 @@ from monge.engine.backends.packed_linear import (
     pack_linears,
     panels_of,
 )
-from monge.engine.backends.program_cache import FOLDER_VARIABLE, StoredProgram, cache_folder
+from monge.backends.cpu.program_cache import FOLDER_VARIABLE, StoredProgram, cache_folder
+from monge.core.errors import BackendError
 from tests.engine.compiling import require, shared_programs
 from tests.engine.tiny import network
 
@@ -483,16 +483,16 @@ class TestOnDisk:
         def refuse():
             raise RuntimeError("products of few rows do not compile: no")
 
-        monkeypatch.setattr("monge.engine.backends.compiled.load_packed_linear", refuse)
+        monkeypatch.setattr("monge.backends.cpu.compiled.load_packed_linear", refuse)
         monkeypatch.setattr(
-            "monge.engine.backends.compiled._compile",
+            "monge.backends.cpu.compiled._compile",
             lambda *_: StoredProgram(path=Path(), constants={}),
         )
         with pytest.raises(
             BackendError,
             match="cannot be compiled: RuntimeError: products of few rows do not compile",
         ):
-            compile_step(network("llama", "sdpa"), lambda _: None)
+            compile_forward(network("llama", "sdpa"), lambda _: None)
 
 
 @pytest.mark.parametrize("kind", MAKERS)

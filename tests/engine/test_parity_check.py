@@ -5,13 +5,15 @@ import copy
 import pytest
 import torch
 
+from monge.backends import parity_check
+from monge.backends.cpu import compiled
+from monge.backends.cpu.compiled import traced_forward
+from monge.backends.cpu.program_cache import FOLDER_VARIABLE
+from monge.backends.cpu.rounded_weights import round_weights
+from monge.backends.parity_check import check_forward, check_module, difference, program_spec
+from monge.backends.traced import UncompiledForward
 from monge.core.errors import BackendError
-from monge.engine.backends import compiled, parity_check
-from monge.engine.backends.base import StepOutput
-from monge.engine.backends.parity_check import check_module, check_step, difference, step_spec
-from monge.engine.backends.program_cache import FOLDER_VARIABLE
-from monge.engine.backends.rounded_weights import round_weights
-from monge.engine.backends.traced_step import TracedStep, UncompiledStep
+from monge.engine.models.forward_program import ForwardOutput
 from monge.engine.models.network_facts import OutputLayer
 from tests.engine.compiling import require
 from tests.engine.tiny import network
@@ -24,8 +26,8 @@ def target(dtype=torch.float32):
 
 
 def trace(model, layers=()):
-    spec = step_spec(model, layers)
-    return UncompiledStep(TracedStep(model, spec), spec)
+    spec = program_spec(model, layers)
+    return UncompiledForward(traced_forward(model, spec), spec)
 
 
 def noisy(step, size):
@@ -42,7 +44,7 @@ def noisy(step, size):
                 one + size * (2 * torch.rand(one.shape, generator=generator).to(one.dtype) - 1)
                 for one in (output.logits, *output.states)
             )
-            return StepOutput(logits=logits, states=tuple(states))
+            return ForwardOutput(logits=logits, states=tuple(states))
 
     return Noisy()
 
@@ -51,7 +53,7 @@ def noisy(step, size):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_traced_step_is_accepted(dtype, layers):
     model = target(dtype)
-    check_step(model, trace(model, layers), "traced")
+    check_forward(model, trace(model, layers), "traced")
 
 
 @pytest.mark.parametrize("is_small", [True, False])
@@ -62,7 +64,7 @@ def test_larger_errors_are_refused(dtype, is_small, monkeypatch):
     with pytest.raises(
         BackendError, match="LlamaForCausalLM, noisy, has other logits than the network"
     ):
-        check_step(model, noisy(trace(model), 0.5), "noisy")
+        check_forward(model, noisy(trace(model), 0.5), "noisy")
 
 
 @pytest.mark.parametrize("is_small", [True, False])
@@ -71,18 +73,18 @@ def test_rounded_networks(kind, is_small, monkeypatch):
     require("compiled")
     model = round_weights(target(), kind)
     monkeypatch.setattr(parity_check, "_is_small", lambda _: is_small)
-    check_step(model, trace(model), "traced")
+    check_forward(model, trace(model), "traced")
     with pytest.raises(BackendError, match="has other logits than the network"):
-        check_step(model, noisy(trace(model), 0.5), "noisy")
+        check_forward(model, noisy(trace(model), 0.5), "noisy")
 
 
 def test_large_rounded_networks_may_differ_by_integers(monkeypatch):
     require("compiled")
     monkeypatch.setattr(parity_check, "_is_small", lambda _: False)
     rounded = round_weights(target(), "int8")
-    check_step(rounded, noisy(trace(rounded), 0.02), "noisy")
+    check_forward(rounded, noisy(trace(rounded), 0.02), "noisy")
     with pytest.raises(BackendError, match="has other logits than the network"):
-        check_step(target(), noisy(trace(target()), 0.02), "noisy")
+        check_forward(target(), noisy(trace(target()), 0.02), "noisy")
 
 
 def test_packed_maps_count_as_weights(monkeypatch):
@@ -96,16 +98,16 @@ def test_packed_maps_count_as_weights(monkeypatch):
 
 
 def test_the_mask_is_checked():
-    class Blind(UncompiledStep):
+    class Blind(UncompiledForward):
         def __call__(self, token_ids, positions, masks, cache):
             return super().__call__(
                 token_ids, positions, [torch.ones_like(mask) for mask in masks], cache
             )
 
     model = target()
-    spec = step_spec(model)
+    spec = program_spec(model)
     with pytest.raises(BackendError, match="other logits"):
-        check_step(model, Blind(TracedStep(model, spec), spec), "traced")
+        check_forward(model, Blind(traced_forward(model, spec), spec), "traced")
 
 
 @pytest.mark.parametrize("error", [3.9, 4.1])
@@ -153,14 +155,16 @@ def test_nothing_is_compiled_that_is_refused(monkeypatch, tmp_path):
     """Compiling takes minutes: a wrong trace is found before."""
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     monkeypatch.setattr(
-        compiled, "UncompiledStep", lambda module, spec: noisy(UncompiledStep(module, spec), 0.5)
+        compiled,
+        "UncompiledForward",
+        lambda module, spec: noisy(UncompiledForward(module, spec), 0.5),
     )
     monkeypatch.setattr(compiled, "compile_program", None)
     told = []
     with pytest.raises(
         BackendError, match="LlamaForCausalLM, traced, has other logits than the network"
     ):
-        compiled.compile_step(target(), told.append)
+        compiled.compile_forward(target(), told.append)
     assert told == []
 
 

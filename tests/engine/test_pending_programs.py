@@ -7,11 +7,13 @@ import pytest
 import torch
 
 import monge
+from monge.backends.base import Backend
+from monge.backends.cpu.compiled import traced_forward
+from monge.backends.parity_check import program_spec
+from monge.backends.traced import UncompiledForward
 from monge.core.errors import BackendError
 from monge.core.model import NodeBlock
-from monge.engine.backends.base import Backend, Pending
-from monge.engine.backends.parity_check import step_spec
-from monge.engine.backends.traced_step import TracedStep, UncompiledStep
+from monge.engine.models.forward_program import PendingProgram
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.models.network_facts import OutputLayer
 from monge.engine.notices import watched_by
@@ -22,7 +24,7 @@ def target():
     return network("llama", "sdpa")
 
 
-class Program(Pending):
+class Program(PendingProgram):
     """Takes down that it is made, and makes what it is told."""
 
     made: list[str]
@@ -36,8 +38,8 @@ class Program(Pending):
 
 
 def step(of, *layers):
-    spec = step_spec(of, layers)
-    return UncompiledStep(TracedStep(of, spec), spec)
+    spec = program_spec(of, layers)
+    return UncompiledForward(traced_forward(of, spec), spec)
 
 
 def refused(*_):
@@ -111,7 +113,7 @@ def test_stored_programs_are_loaded_without_a_word(said):
 
 def test_who_asks_what_runs_has_it_made(said):
     model = model_of(target())
-    assert model.step.name == UncompiledStep.name
+    assert model.program.name == UncompiledForward.name
     assert model.pending() == ()
 
 

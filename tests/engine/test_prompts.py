@@ -14,11 +14,11 @@ from monge.core.prompt import PromptProfile
 from monge.core.sampling_rules import SamplingRules
 from monge.engine.batch import Batch
 from monge.engine.components import Components
-from monge.engine.loading import as_sequence_model, load_network
 from monge.engine.logprobs import LogprobOptions, TokenLogprob
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.prompts import open_profiled
 from monge.engine.session import Request, Session
+from monge.loading.networks import as_sequence_model, load_network
 from monge.testing.tabular import RandomTable, TabularModel
 from tests.engine.tiny import COMMON, STATEFUL, network, prompts, seeded
 

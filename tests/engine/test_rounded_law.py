@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from monge.api import make_components
+from monge.backends.cpu.rounded_weights import round_weights
 from monge.core.sampling_rules import SamplingRules, law_from_logits
-from monge.engine.backends.rounded_weights import round_weights
 from monge.engine.batch import decode
-from monge.engine.loading import as_sequence_model
 from monge.engine.session import Request, Session
-from monge.testing.known_bad import FirstRatioForAll, TargetAfterRejection
+from monge.loading.networks import as_sequence_model
 from monge.testing.oracle import exact_law, law_error
 from monge.testing.tabular import RandomTable, TabularModel
 from tests.engine.compiling import require, shared_programs
 from tests.engine.tiny import network
+from tests.kit.known_bad import FirstRatioForAll, TargetAfterRejection
 
 VOCAB, PROMPT, HORIZON = 6, (1, 3, 2, 5), 2
 RULES = SamplingRules(temperature=1.5)
@@ -114,7 +114,7 @@ def targets(tmp_path_factory):
         if kind not in made:
             given = network("llama", "sdpa", vocab_size=VOCAB, num_hidden_layers=1)
             model = as_sequence_model(given, backend=f"compiled(weights={kind!r})")
-            assert model.step is not None
+            assert model.program is not None
             made[kind] = model, round_weights(given, kind)
         return made[kind]
 

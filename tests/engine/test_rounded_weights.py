@@ -10,16 +10,16 @@ from monge.audit.certify import certify
 from monge.audit.plain_forward import backend_forward
 from monge.audit.recorder import Recorder, weights_digest
 from monge.audit.redraft import Redrafter
+from monge.backends.cpu.compiled import traced_forward
+from monge.backends.cpu.packed_linear import PackedLinear
+from monge.backends.cpu.rounded_weights import round_weights
+from monge.backends.parity_check import program_spec
+from monge.backends.registry import BACKENDS, Compiled
 from monge.core.errors import BackendError, OptionError
-from monge.engine.backends.base import rounded_weights_of
-from monge.engine.backends.packed_linear import PackedLinear
-from monge.engine.backends.parity_check import step_spec
-from monge.engine.backends.registry import BACKENDS, Compiled
-from monge.engine.backends.rounded_weights import round_weights
-from monge.engine.backends.source_weights import SourceWeights
-from monge.engine.backends.traced_step import TracedStep
-from monge.engine.loading import as_sequence_model
+from monge.engine.models.forward_program import rounded_weights_of
 from monge.engine.models.hf_tree import HfTreeModel
+from monge.engine.models.source_weights import SourceWeights
+from monge.loading.networks import as_sequence_model
 from tests.engine.compiling import require, shared_programs
 from tests.engine.tiny import network, perturbed, prompts
 
@@ -80,7 +80,7 @@ class TestMemory:
     @pytest.mark.parametrize("kind", KINDS)
     def test_a_step_shares_the_panels_of_its_network(self, kind):
         rounded = round_weights(target(), kind)
-        step = TracedStep(rounded, step_spec(rounded))
+        step = traced_forward(rounded, program_spec(rounded))
         ours, theirs = (
             [one.panels.data_ptr() for one in module.modules() if isinstance(one, PackedLinear)]
             for module in (step, rounded)
@@ -109,7 +109,7 @@ class TestFourBits:
         given, said = copy.deepcopy(target()), []
         with torch.no_grad():
             given.model.layers[0].mlp.up_proj.weight[3, 5] = 1e6  # float16 ends at 65504
-        monkeypatch.setattr("monge.engine.backends.rounded_weights.notify", said.append)
+        monkeypatch.setattr("monge.backends.cpu.rounded_weights.notify", said.append)
         rounded = round_weights(given, "int4")
         assert rounded.model.layers[0].mlp.up_proj.weights == "int8"
         assert rounded.model.layers[0].mlp.down_proj.weights == "int4"
@@ -207,7 +207,7 @@ class TestBadInput:
 
     def test_a_machine_without_a_compiler_is_told_so(self, monkeypatch):
         monkeypatch.setattr(
-            "monge.engine.backends.compiled.compiler_obstacle", lambda: "no compiler"
+            "monge.backends.cpu.rounded_weights.compiler_obstacle", lambda: "no compiler"
         )
         with pytest.raises(BackendError, match="needs a C\\+\\+ compiler: no compiler"):
             round_weights(target(), "int8")
@@ -223,7 +223,7 @@ class TestBadInput:
         def fails(*_, **__):
             raise BackendError("there is no room")
 
-        monkeypatch.setattr("monge.engine.backends.compiled.StepProgram.make", fails)
+        monkeypatch.setattr("monge.backends.cpu.compiled.PendingForward.make", fails)
         with pytest.warns(UserWarning, match="runs eagerly: there is no room"):
             decoder = monge.load(target(), backend="compiled(weights='int8')", drafter="none")
         assert decoder.backend == "eager, int8 weights"

@@ -15,8 +15,8 @@ import monge
 from monge.api import make_components
 from monge.core.sampling_rules import SamplingRules
 from monge.engine.batch import decode
-from monge.engine.loading import as_sequence_model
 from monge.engine.session import Request, Session
+from monge.loading.networks import as_sequence_model
 from monge.plugins.transformers_processors import draft_rules, row_processors
 from monge.testing.oracle import exact_law, law_error
 from tests.engine.tiny import network, perturbed

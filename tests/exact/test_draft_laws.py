@@ -14,8 +14,8 @@ from monge.core.proposal import Mixed
 from monge.draft.tree.children import children_of
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import law_error
-from monge.testing.strategies import dense_law
 from monge.testing.tabular import RandomTable, TabularModel
+from tests.kit.strategies import dense_law
 
 VOCAB = 4
 ONE_TOKEN = Case(horizon=1, max_new_tokens=2)

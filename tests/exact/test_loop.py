@@ -20,11 +20,11 @@ from monge.engine.loop import run_round
 from monge.engine.opening import open_sessions
 from monge.engine.session import Request, Session
 from monge.testing.decoding import Case, output_law, target_law
-from monge.testing.known_bad import WithoutReplacementAsIid
 from monge.testing.oracle import exact_law, law_error
 from monge.testing.tabular import RandomTable, TabularModel
 from monge.verify.base import unsupported_reason
 from monge.verify.registry import VERIFIERS
+from tests.kit.known_bad import WithoutReplacementAsIid
 from tests.verify.programs import remembered_programs  # noqa: F401
 
 SHAPES = {

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from monge.testing.oracle import OracleError, exact_law, law_error
-from monge.testing.strategies import dense_law
+from tests.kit.strategies import dense_law
 
 
 def test_two_dice():

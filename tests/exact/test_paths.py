@@ -17,8 +17,8 @@ from monge.core.tree import GrowingTree
 from monge.draft.tree.paths import Paths
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import law_error
-from monge.testing.strategies import dense_law
 from monge.testing.tabular import RandomTable, TabularModel
+from tests.kit.strategies import dense_law
 
 VOCAB = 2
 

@@ -8,9 +8,9 @@ from monge.core.law import DenseLaw, Law
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
 from monge.core.systematic import Systematic
 from monge.testing.oracle import exact_law, law_error
-from monge.testing.strategies import dense_law, weight_pairs
 from monge.verify.base import NodeRule, unsupported_reason
 from monge.verify.registry import VERIFIERS
+from tests.kit.strategies import dense_law, weight_pairs
 
 NODE_RULES = [
     name

@@ -6,9 +6,9 @@ from monge.api import make_components
 from monge.core.errors import MongeError
 from monge.core.sampling_rules import SamplingRules
 from monge.testing.decoding import Case, output_law, target_law
-from monge.testing.known_bad import KNOWN_BAD_TREES
 from monge.testing.oracle import law_error
 from monge.testing.tabular import RandomTable, TabularModel
+from tests.kit.known_bad import KNOWN_BAD_TREES
 
 VOCAB = 4
 ONE_TOKEN = Case(horizon=1, max_new_tokens=2)

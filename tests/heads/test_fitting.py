@@ -9,20 +9,19 @@ import torch
 from torch import Tensor
 
 from monge.core.errors import ModelLoadError, OptionError
-from monge.heads.shape.calibrate import (
+from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
+from monge.testing.tabular import RandomTable, TabularModel
+from monge.training.loop import STATE, Progress, Recipe, Watch, train
+from monge.training.losses import Weights, law_losses
+from monge.training.shape.calibrate import (
     calibrate_alignments,
     calibrate_ridge,
     calibrate_temperatures,
     principal_directions,
 )
-from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
-from monge.heads.shape.losses import head_loss
-from monge.heads.shape.measure import measure
-from monge.heads.shape.training import Run, train
-from monge.heads.training.loop import STATE, Progress, Recipe
-from monge.heads.training.losses import Weights, law_losses
-from monge.heads.training.texts import Ends, Texts, all_windows, read_texts
-from monge.testing.tabular import RandomTable, TabularModel
+from monge.training.shape.measure import measure
+from monge.training.shape.trainee import ShapeTrainee, head_loss
+from monge.training.texts import Ends, Texts, all_windows, read_texts
 
 VOCAB, STEPS = 5, 2
 LAWS = RandomTable(VOCAB, 2)
@@ -178,70 +177,58 @@ def test_the_loss_is_the_weighted_sum_of_its_parts() -> None:
 RECIPE = Recipe(steps=12, batch_size=64, learning_rate=0.02, evaluate_every=4)
 
 
-def run(folder: Path, **changes: object) -> Run:
+def trainee() -> ShapeTrainee:
     fitted, held_out = texts().split(0.25)
-    recipe = replace(RECIPE, **changes)
-    return Run(
-        head=head("gated"),
-        fitted=fitted,
-        held_out=held_out,
-        ends=ends(),
-        recipe=recipe,
-        folder=folder,
+    return ShapeTrainee(
+        head=head("gated"), fitted=fitted, held_out=held_out, ends=ends(), parts=Weights()
     )
 
 
 def test_training_learns_and_keeps_the_best_look(tmp_path: Path) -> None:
-    one = run(tmp_path, steps=60, evaluate_every=20)
-    before = measure(one.head, one.held_out, one.ends).block_efficiency
-    progress = train(one, on_step=lambda _: None)
+    one = trainee()
+    before = one.look()
+    progress = train(one, replace(RECIPE, steps=60, evaluate_every=20), tmp_path)
     assert [step for step, _ in progress.history] == [20, 40, 60]
     assert progress.best == max(value for _, value in progress.history)
-    assert measure(one.head, one.held_out, one.ends).block_efficiency == pytest.approx(
-        progress.best
-    )
+    assert one.look() == pytest.approx(progress.best)
     assert progress.best > before + 0.2
 
 
 @pytest.mark.parametrize("cut", [3, 8])
 def test_an_interrupted_training_loses_nothing(tmp_path: Path, cut: int) -> None:
-    whole, parts = run(tmp_path / "whole"), run(tmp_path / "parts")
-    straight = train(whole, on_step=lambda _: None)
+    whole, resumed = trainee(), trainee()
+    straight = train(whole, RECIPE, tmp_path / "whole")
     steps = itertools.count(1)
-    stopped = train(parts, on_step=lambda _: None, should_stop=lambda: next(steps) == cut)
-    assert stopped.step == cut
-    resumed = run(tmp_path / "parts")
-    progress = train(resumed, on_step=lambda _: None)
-    assert progress == straight
+    watch = Watch(should_stop=lambda: next(steps) == cut)
+    assert train(trainee(), RECIPE, tmp_path / "parts", watch).step == cut
+    progress = train(resumed, RECIPE, tmp_path / "parts")
+    assert replace(progress, seconds=0) == replace(straight, seconds=0)
     for name, tensor in whole.head.state_dict().items():
         assert torch.equal(tensor, resumed.head.state_dict()[name]), name
 
 
 def test_a_finished_training_is_not_done_again(tmp_path: Path) -> None:
-    train(run(tmp_path), on_step=lambda _: None)
-    again = run(tmp_path)
-    progress = train(again, on_step=lambda _: pytest.fail("a step was made"))
-    assert measure(again.head, again.held_out, again.ends).block_efficiency == pytest.approx(
-        progress.best
-    )
+    train(trainee(), RECIPE, tmp_path)
+    again = trainee()
+    watch = Watch(on_step=lambda _: pytest.fail("a step was made"))
+    progress = train(again, RECIPE, tmp_path, watch)
+    assert again.look() == pytest.approx(progress.best)
 
 
 def test_it_ends_where_held_out_text_stops_improving(tmp_path: Path) -> None:
-    one = run(tmp_path, steps=1000, learning_rate=1e-12, evaluate_every=1, patience=3)
-    progress = train(one, on_step=lambda _: None)
+    slow = Recipe(steps=1000, batch_size=64, learning_rate=1e-12, evaluate_every=1, patience=3)
+    progress = train(trainee(), slow, tmp_path)
     assert progress.step < 20
     assert progress.looks_since_best == 3
 
 
 def test_states_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    train(run(tmp_path), on_step=lambda _: None)
+    train(trainee(), RECIPE, tmp_path)
     with pytest.raises(OptionError, match=r"other values of \['learning_rate'\]"):
-        train(run(tmp_path, learning_rate=0.1), on_step=lambda _: None)
+        train(trainee(), replace(RECIPE, learning_rate=0.1), tmp_path)
     (tmp_path / STATE).write_bytes(b"no state")
     with pytest.raises(ModelLoadError, match="cannot go on from"):
-        train(run(tmp_path), on_step=lambda _: None)
-    with pytest.raises(OptionError, match="RidgePredictor is fitted in closed form"):
-        train(replace(run(tmp_path), head=head("ridge")), on_step=lambda _: None)
+        train(trainee(), RECIPE, tmp_path)
     with pytest.raises(OptionError, match="sizes must be at least 1"):
         Recipe(steps=0)
 

@@ -12,10 +12,10 @@ from monge.core.model import FeatureModel, NodeBlock
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.draft.heads import ShapeDrafter
 from monge.draft.tree.chain import Chain
-from monge.heads.shape.measure import measure
-from monge.heads.training.texts import Ends, Texts, all_windows, num_windows, read_texts
 from monge.testing.oracle import exact_law
 from monge.testing.tabular import RandomTable, TabularModel
+from monge.training.shape.measure import measure
+from monge.training.texts import Ends, Texts, all_windows, num_windows, read_texts
 from monge.verify.base import as_verifier
 from monge.verify.single_draft import SingleDraft
 from tests.heads.toy import random_head

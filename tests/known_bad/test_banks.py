@@ -7,17 +7,7 @@ from monge.core.hub_pairs import HubPairs
 from monge.core.law import DenseLaw
 from monge.core.path_draws import PathDraws
 from monge.core.proposal import Deterministic, Iid, Proposal, WithoutReplacement
-from monge.testing.banks import bank, certain_bank, near_bank
-from monge.testing.known_bad_blocks import BonusLeftOut, TokenLevelResidual
-from monge.testing.known_bad_nodes import (
-    HARMLESS_NODES,
-    KNOWN_BAD_NODES,
-    Mutant,
-    SmallResidualDropped,
-    SpecHubShortcut,
-)
 from monge.testing.oracle import exact_law
-from monge.testing.strategies import dense_law
 from monge.transport.closed_forms import k_seq_constants
 from monge.verify.base import NodeRule, Verifier
 from monge.verify.block import Block
@@ -27,6 +17,16 @@ from monge.verify.rrs import Rrs
 from monge.verify.single_draft import SingleDraft
 from monge.verify.spechub import SpecHub
 from monge.verify.traversal import Traversal
+from tests.kit.banks import bank, certain_bank, near_bank
+from tests.kit.known_bad_blocks import BonusLeftOut, TokenLevelResidual
+from tests.kit.known_bad_nodes import (
+    HARMLESS_NODES,
+    KNOWN_BAD_NODES,
+    Mutant,
+    SmallResidualDropped,
+    SpecHubShortcut,
+)
+from tests.kit.strategies import dense_law
 from tests.verify.acceptance import EXACT
 from tests.verify.programs import remembered_programs  # noqa: F401
 from tests.verify.whole_trees import Tables, expected_accepted, random_tables, text_error

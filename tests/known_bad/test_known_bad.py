@@ -7,10 +7,10 @@ import pytest
 from monge.api import make_components
 from monge.core.proposal import WithoutReplacement
 from monge.testing.decoding import Case, output_law, target_law
-from monge.testing.known_bad import KNOWN_BAD_LEVELS, KNOWN_BAD_RULES, KNOWN_BAD_TREES
 from monge.testing.oracle import law_error
 from monge.testing.tabular import RandomTable, TabularModel
 from monge.verify.base import Verifier
+from tests.kit.known_bad import KNOWN_BAD_LEVELS, KNOWN_BAD_RULES, KNOWN_BAD_TREES
 
 VOCAB = 3
 BANK = range(8)

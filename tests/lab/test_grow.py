@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 from lab.grow.network import Shape, grown, num_parameters, shape_for, write_grown
 from monge.api import built_in
 from monge.core.errors import OptionError, UnsupportedModelError
-from monge.engine.loading import load_network
+from monge.loading.networks import load_network
 from tests.engine.tiny import network, prompts
 
 LAW_ERROR = 2e-6

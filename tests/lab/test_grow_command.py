@@ -1,6 +1,6 @@
 """`python -m lab.grow`: a folder that loads, and what it prints."""
 
-from monge.engine.loading import load_network
+from monge.loading.networks import load_network
 
 
 def test_writes_a_folder(lab, tmp_path):

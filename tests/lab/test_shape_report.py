@@ -18,11 +18,11 @@ from lab.shape.plots import draw
 from lab.shape.reliability import expected_error
 from lab.shape.report import shape_report
 from monge.core.errors import OptionError
-from monge.engine.loading import load_network, load_tokenizer
 from monge.heads.shape.head import TargetSizes, make_predictor
-from monge.heads.training.shape import feature_model, gradient_ends
-from monge.heads.training.texts import all_windows, read_texts
+from monge.loading.networks import load_network, load_tokenizer
 from monge.prompts import Prompt
+from monge.training.shape.run import feature_model, gradient_ends
+from monge.training.texts import all_windows, read_texts
 from tests.engine.tiny import network as tiny
 from tests.engine.tiny import prompts
 from tests.heads.readers.published import medusa

@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from monge.core.model import NodeBlock
-from monge.engine.backends.base import NodeStep
+from monge.engine.models.forward_program import ForwardProgram
 from monge.engine.models.hf_tree import HfTreeModel
 
 Text = tuple[int, ...]
@@ -63,7 +63,7 @@ class RandomGrowth:
         prompts: Sequence[Text],
         seed: int,
         reference: PreTrainedModel | None = None,
-        step: NodeStep | None = None,
+        step: ForwardProgram | None = None,
     ) -> None:
         self.model, self.texts = HfTreeModel(network, step), dict(enumerate(prompts))
         self.network, self.vocab = reference or network, network.config.get_text_config().vocab_size

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import monge
-from monge.engine.backends.cuda_graph import GraphCapture, capture_step
+from monge.backends.cuda import GraphCapture, capture_forward
 from tests.engine.tiny import network, padded, perturbed, prompts
 from tests.heads.readers.published import eagle3
 from tests.parity.comparing import RandomGrowth
@@ -77,7 +77,7 @@ def test_sampling_is_reproducible():
 @pytest.mark.parametrize("name", ["llama", "mistral_window", "gemma3", "gpt2"])
 def test_captured_node_logits(name):
     own = on_gpu(network(name, "sdpa"))
-    step = capture_step(own, GraphCapture(own.device), print)
+    step = capture_forward(own, GraphCapture(own.device), print)
     growth = RandomGrowth(own, ROWS[:3], seed=2, reference=network(name), step=step)
     assert max(growth.round(compare=True) for _ in range(6)) < LARGEST_DIFFERENCE
 

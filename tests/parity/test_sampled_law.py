@@ -13,8 +13,8 @@ from monge.api import make_components
 from monge.core.draws import Draws
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.engine.batch import decode
-from monge.engine.loading import as_sequence_model
 from monge.engine.session import Request, Session
+from monge.loading.networks import as_sequence_model
 from monge.testing.oracle import exact_law, law_error
 from tests.engine.tiny import CHAIN_FAMILIES, TREE_FAMILIES, network, perturbed, prompts
 

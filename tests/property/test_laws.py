@@ -17,7 +17,7 @@ from transformers import (
 from monge.core.errors import LawError, NonFiniteLogitsError, OptionError
 from monge.core.law import MASS_TOLERANCE, DenseLaw, SparseLaw, one_hot, residual, total_variation
 from monge.core.sampling_rules import SamplingRules, law_from_logits, laws_from_logits
-from monge.testing.strategies import dense_law, weight_pairs
+from tests.kit.strategies import dense_law, weight_pairs
 
 LOGITS = st.lists(st.integers(-12, 12), min_size=3, max_size=12)
 

@@ -12,7 +12,7 @@ from monge.core.model import NodeBlock
 from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, WithoutReplacement
 from monge.core.tree import GrowingTree, depths_of, fixed_chain, root_only
 from monge.engine.models.masks import UncommittedNodes
-from monge.testing.strategies import dense_law
+from tests.kit.strategies import dense_law
 
 PARENTS = st.integers(1, 9).flatmap(
     lambda size: st.tuples(*(st.integers(-1, node - 1) for node in range(size)))

@@ -19,7 +19,7 @@ from monge.api import load, make_components
 from monge.cli.app import app as commands
 from monge.core.errors import OptionError, OutOfStepError, UnsupportedModelError
 from monge.engine.decoder import Decoder
-from monge.engine.loading import as_sequence_model
+from monge.loading.networks import as_sequence_model
 from monge.scale import tensor_parallel as room
 from monge.scale.rank_zero_model import RankZeroModel
 from monge.scale.ranks import Ranks
@@ -282,7 +282,7 @@ def test_options_that_every_rank_decides(pair, option):
 
 
 def test_a_sharded_network_is_refused_elsewhere(pair, monkeypatch):
-    from monge.engine import loading
+    from monge.loading import networks as loading
 
     network = loading.load_network(pair[0])
     monkeypatch.setattr(loading, "is_sharded", lambda _: True)

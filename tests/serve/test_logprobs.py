@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from monge.api import built_in, load
 from monge.engine import prefill
 from monge.engine.chat_format import chat_format
-from monge.engine.loading import load_network
+from monge.loading.networks import load_network
 from monge.serve import logprobs
 from monge.serve.app import create_app
 from monge.serve.settings import ServerSettings

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 
 from monge.core.errors import LawError, OptionError
-from monge.testing.strategies import weight_pairs
 from monge.transport.bounds import iid_optimum
 from monge.transport.closed_forms import single_draft_acceptance
 from monge.transport.shared_noise import match_probability
+from tests.kit.strategies import weight_pairs
 
 P, Q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5])
 

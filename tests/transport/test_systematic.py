@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from monge.core.errors import OptionError
 from monge.core.systematic import LAYOUTS, Cells, Systematic, SystematicDesign
-from monge.testing.strategies import dense_law, weight_pairs
 from monge.transport import closed_forms
 from monge.transport.bounds import subset_optimum
 from monge.transport.linear_program import solve
 from monge.transport.problem import TransportProblem
 from monge.transport.systematic import Schedule, earliest_deadline_first
+from tests.kit.strategies import dense_law, weight_pairs
 
 EXACT = 1e-12
 DESIGNS = st.builds(

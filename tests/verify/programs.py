@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from monge.testing import known_bad_nodes
 from monge.transport.canonical import tournament, truncated_program
 from monge.verify import canonical
+from tests.kit import known_bad_nodes
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -10,12 +10,12 @@ from monge.core.independent import Independent
 from monge.core.law import DenseLaw
 from monge.core.proposal import Deterministic, Iid, Proposal
 from monge.testing.oracle import exact_law, law_error
-from monge.testing.strategies import dense_law, weight_lists, weight_pairs
 from monge.transport import bounds
 from monge.transport.candidates import CandidateLaw
 from monge.transport.canonical import canonical_coupling, tournament
 from monge.transport.problem import TransportProblem
 from monge.verify.canonical import Canonical
+from tests.kit.strategies import dense_law, weight_lists, weight_pairs
 from tests.verify.acceptance import EXACT, masses
 from tests.verify.flows import check_flow
 from tests.verify.programs import remembered_programs  # noqa: F401

@@ -16,7 +16,6 @@ from monge.core.errors import OptionError
 from monge.core.law import Law
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
 from monge.testing.oracle import exact_law, law_error
-from monge.testing.strategies import dense_law, weight_pairs
 from monge.verify.base import unsupported_reason
 from monge.verify.flow import Emission, Flow, FlowRule
 from monge.verify.optimal import Optimal
@@ -27,6 +26,7 @@ from monge.verify.score_search import DraftLine, winning_chances
 from monge.verify.single_draft import SingleDraft
 from monge.verify.target_walk import TargetWalk
 from tests.exact.test_rules import width_of
+from tests.kit.strategies import dense_law, weight_pairs
 from tests.verify.acceptance import EXACT
 from tests.verify.flows import check_flow
 from tests.verify.tables import remembered_tables  # noqa: F401

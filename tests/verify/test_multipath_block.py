@@ -15,7 +15,6 @@ from monge.core.path_draws import PathDraws
 from monge.core.proposal import Arbitrary, Deterministic, Iid, Proposal, WithoutReplacement
 from monge.core.tree import GrowingTree, TokenTree
 from monge.testing.oracle import exact_law, law_error
-from monge.testing.strategies import weight_lists
 from monge.transport import bounds
 from monge.transport.linear_program import solve_tree
 from monge.transport.random_tree import RandomTree
@@ -23,6 +22,7 @@ from monge.verify.base import Verifier
 from monge.verify.block import Block
 from monge.verify.layer import Layer
 from monge.verify.multipath_block import MultipathBlock, _Order, _select
+from tests.kit.strategies import weight_lists
 from tests.verify.acceptance import EXACT
 from tests.verify.whole_trees import Path, Tables, continued, grown, random_tables, text_error
 

@@ -13,7 +13,6 @@ from monge.core.draws import SeededDraws, TapeDraws
 from monge.core.law import DenseLaw, SparseLaw
 from monge.core.proposal import Deterministic, Iid, Mixed
 from monge.testing.oracle import OracleError, exact_law, law_error
-from monge.testing.strategies import dense_law, weight_pairs
 from monge.transport.bounds import iid_optimum, mixed_optimum
 from monge.transport.candidates import CandidateLaw
 from monge.transport.coupling import Coupling
@@ -23,6 +22,7 @@ from monge.transport.rearrangement_law import ScoreTable
 from monge.verify.optimal import Optimal
 from monge.verify.registry import VERIFIERS
 from monge.verify.score_search import SMALLEST_MASS, nearest_below, partners, score
+from tests.kit.strategies import dense_law, weight_pairs
 from tests.verify.acceptance import EXACT, masses
 
 PAIRS = {

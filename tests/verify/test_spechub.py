@@ -9,12 +9,12 @@ from monge.core.law import Law
 from monge.core.proposal import Deterministic
 from monge.draft.tree.children import children_of
 from monge.testing.oracle import exact_law, law_error
-from monge.testing.strategies import dense_law, weight_pairs
 from monge.transport import closed_forms
 from monge.transport.candidates import CandidateLaw
 from monge.transport.linear_program import solve
 from monge.transport.problem import TransportProblem
 from monge.verify.spechub import SpecHub
+from tests.kit.strategies import dense_law, weight_pairs
 from tests.verify.acceptance import EXACT, acceptance, masses
 from tests.verify.flows import check_flow
 from tests.verify.test_node_rules import EDGES

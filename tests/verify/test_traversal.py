@@ -11,7 +11,6 @@ from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, Proposal, 
 from monge.core.tree import TokenTree
 from monge.draft.tree.children import children_of
 from monge.testing.oracle import exact_law
-from monge.testing.strategies import weight_lists
 from monge.transport.candidates import CandidateLaw
 from monge.transport.linear_program import solve_tree
 from monge.transport.random_tree import RandomTree
@@ -19,6 +18,7 @@ from monge.verify.base import Verifier, Walk
 from monge.verify.block import Block
 from monge.verify.rrs_without_replacement import RrsWithoutReplacement
 from monge.verify.traversal import Traversal
+from tests.kit.strategies import weight_lists
 from tests.verify.acceptance import EXACT
 from tests.verify.whole_trees import (
     Children,

@@ -12,8 +12,8 @@ from monge.core.law import DenseLaw
 from monge.core.proposal import Proposal
 from monge.core.tree import GrowingTree, TokenTree
 from monge.testing.oracle import exact_law, law_error
-from monge.testing.strategies import dense_law
 from monge.verify.base import Verifier
+from tests.kit.strategies import dense_law
 
 Path = tuple[int, ...]
 Children = Callable[[Path], Proposal | None]

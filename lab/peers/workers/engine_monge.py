@@ -10,7 +10,7 @@ import torch
 
 from monge.api import load
 from monge.bench.provenance import versions
-from monge.engine.backends.packed_linear import WEIGHTS
+from monge.engine.models.network_facts import WEIGHTS
 
 
 class Engine:

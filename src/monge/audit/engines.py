@@ -13,8 +13,8 @@ from monge.audit.client import TOKEN_ID, Completion
 from monge.audit.threads import one_at_a_time
 from monge.core.errors import OptionError
 from monge.core.text import token_ids_of
-from monge.engine.loading import load_network, load_tokenizer
-from monge.engine.sources import resolve
+from monge.loading.networks import load_network, load_tokenizer
+from monge.loading.sources import resolve
 
 ASSISTED: Final = "transformers-assisted"
 LOOKUP: Final = "transformers-lookup"

@@ -27,6 +27,7 @@ from monge.audit.certificate import (
     part_text,
     tree_fields,
 )
+from monge.backends.cpu.program_cache import machine
 from monge.control.registry import CONTROLLERS
 from monge.core.child_draws import ChildDraws
 from monge.core.draws import ClockDraws, Draws, RequestDraws
@@ -36,14 +37,13 @@ from monge.core.model import SequenceModel, dtype_of
 from monge.core.proposal import Deterministic, Proposal
 from monge.core.tree import TokenTree
 from monge.core.verdict import StepRecord, Verdict
-from monge.engine.backends.base import NetworkModel, backend_of, rounded_weights_of
-from monge.engine.backends.program_cache import machine
 from monge.engine.batch import decode
 from monge.engine.decoder import Decoder, Prompt
+from monge.engine.models.forward_program import NetworkModel, backend_of, rounded_weights_of
 from monge.engine.result import GenerationResult, result_of
 from monge.engine.sampling import NodeLaws
 from monge.engine.session import Request, Session
-from monge.engine.sharding import is_sharded
+from monge.loading.sharding import is_sharded
 from monge.verify.base import Rule, Verifier, as_verifier
 from monge.verify.problem import ScoredTree
 from monge.verify.registry import VERIFIERS

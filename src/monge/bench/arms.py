@@ -29,7 +29,7 @@ from monge.defaults import ADAPTIVE, STEADY
 from monge.draft.by_name import drafters_in, options_of, takes_target
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder
-from monge.engine.loading import as_sequence_model
+from monge.loading.networks import as_sequence_model
 
 TokenIds = tuple[tuple[int, ...], ...]
 

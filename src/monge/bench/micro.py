@@ -16,14 +16,14 @@ from typing import Any, Final
 import torch
 from transformers import PreTrainedModel
 
+from monge.backends.registry import BACKENDS
 from monge.bench.provenance import provenance
 from monge.bench.statistics import Summary, paired_ratios
 from monge.core.errors import BackendError, OptionError
 from monge.core.model import NodeBlock, SequenceModel
 from monge.core.words import counted
-from monge.engine.backends.base import make_programs
-from monge.engine.backends.registry import BACKENDS
-from monge.engine.loading import as_sequence_model
+from monge.engine.models.forward_program import make_programs
+from monge.loading.networks import as_sequence_model
 
 _WARM_UPS: Final = 3
 _STRIDE: Final = 7919  # a prime, so that texts differ and few tokens repeat

@@ -4,6 +4,7 @@ import ast
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from monge.backends.registry import BACKENDS
 from monge.bench.arms import Arm, MongeArm
 from monge.control.registry import CONTROLLERS
 from monge.core.errors import OptionError, unknown_name
@@ -11,7 +12,6 @@ from monge.core.registry import Registry
 from monge.draft.by_name import drafters_in
 from monge.draft.registry import DRAFTERS
 from monge.draft.tree.registry import TREES
-from monge.engine.backends.registry import BACKENDS
 from monge.verify.registry import VERIFIERS
 
 _ROOMS: Final[Mapping[str, Registry[Any]]] = {

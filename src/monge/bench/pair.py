@@ -11,8 +11,8 @@ from monge.api import built_in, check_draft_backend, one_or_several
 from monge.core.errors import OptionError
 from monge.core.model import SequenceModel
 from monge.draft.by_name import head_drafter, with_head
-from monge.engine.backends.base import make_programs
-from monge.engine.loading import as_draft_model, as_sequence_model, load_network, load_tokenizer
+from monge.engine.models.forward_program import make_programs
+from monge.loading.networks import as_draft_model, as_sequence_model, load_network, load_tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ def load_pair(
         draft_backend: How they run the draft model, if otherwise.
         useless_draft: Shift the rows of the draft network's output matrix by half the vocabulary:
             it costs what it costs, and guesses nothing.
-        **loading: As for `monge.engine.loading.load_network`.
+        **loading: As for `monge.loading.networks.load_network`.
     """
     named: Any = one_or_several(drafts)
     draft, *others = named if isinstance(named, tuple) else (named,)

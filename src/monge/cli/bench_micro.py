@@ -14,7 +14,7 @@ from monge.cli.console import output, quiet_host, reported
 from monge.cli.options import measuring, numbers
 from monge.cli.progress import call_bar, working
 from monge.cli.tables import plain_table, print_tables
-from monge.engine.loading import load_network
+from monge.loading.networks import load_network
 
 _DEFAULT: Final = StepSettings()
 

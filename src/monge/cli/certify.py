@@ -14,7 +14,7 @@ from monge.cli.progress import working
 from monge.core.errors import MongeError, OptionError
 from monge.core.model import dtype_of
 from monge.core.words import counted
-from monge.engine.loading import as_sequence_model, load_network, load_tokenizer
+from monge.loading.networks import as_sequence_model, load_network, load_tokenizer
 
 if TYPE_CHECKING:
     from monge.audit.certificate import Certificate
@@ -74,7 +74,7 @@ def certify(
     from monge.audit.certify import EXIT
     from monge.audit.certify import certify as replayed
     from monge.audit.plain_forward import backend_forward, plain_forward
-    from monge.engine.backends.base import rounded_weights_of
+    from monge.engine.models.forward_program import rounded_weights_of
 
     options.check_positive(nodes=nodes)
     if tolerance is not None and not tolerance > 0:
@@ -123,7 +123,7 @@ def say_certificate(path: Path) -> None:
 def _target(certificate: "Certificate", target: str | None) -> Any:  # noqa: ANN401 (a network's model)
     from monge.audit.certificate import CertificateError
     from monge.audit.recorder import processor_digest, weights_digest
-    from monge.engine.backends.base import NetworkModel
+    from monge.engine.models.forward_program import NetworkModel
 
     stated = _fields(certificate.header, "target")
     if target is None and stated.get("name") != BUILT_IN:
@@ -157,7 +157,7 @@ def _redrafter(
     """The drafter, made again, or why there is none."""
     from monge.audit.recorder import processor_digest
     from monge.audit.redraft import TOLERANCES, Redrafter
-    from monge.engine.backends.base import backend_of
+    from monge.engine.models.forward_program import backend_of
 
     loading = dict(_fields(certificate.header, "loading"))
     is_here = certificate.header.get("processor") == processor_digest()

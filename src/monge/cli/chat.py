@@ -12,7 +12,7 @@ from monge.core.words import counted
 from monge.engine.conversation import Conversation
 from monge.engine.decoder import Decoder
 from monge.engine.result import GenerationStats
-from monge.engine.sources import obstacle
+from monge.loading.sources import obstacle
 
 _HELP: Final = (
     "/reset forgets the conversation, /stats shows figures, /help shows this, /exit or Ctrl-D "

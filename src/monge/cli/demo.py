@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 from rich.text import Text
 
 from monge.api import load, make_components
+from monge.backends.cpu.native_library import compiler_obstacle
 from monge.bench.arms import Arm, HostArm, MongeArm, TokenIds
 from monge.bench.pair import Pair, load_pair
 from monge.bench.provenance import busy_note
@@ -25,10 +26,9 @@ from monge.cli.generate import decode_with_bar, say_summary, stream_live
 from monge.cli.progress import call_bar, working
 from monge.cli.tables import print_tables
 from monge.core.errors import MongeError
-from monge.engine.backends.compiled import compiler_obstacle
 from monge.engine.conversation import Conversation
 from monge.engine.decoder import Decoder
-from monge.engine.sources import obstacle
+from monge.loading.sources import obstacle
 from monge.prompts import encode, shipped
 
 EXAMPLES: Final[tuple[tuple[str, int, dict[str, Any]], ...]] = (

@@ -13,7 +13,7 @@ from typing import Final
 
 from monge.config import read_config
 from monge.core.errors import OptionError, unknown_name
-from monge.engine.hub import check_model_name, nearest
+from monge.loading.hub import check_model_name, nearest
 from monge.prompts import read_prompts
 
 TABLES: Final = {
@@ -21,12 +21,12 @@ TABLES: Final = {
     "drafter": ("monge.draft.registry",),
     "tree": ("monge.draft.tree.registry",),
     "controller": ("monge.control.windows", "monge.control.registry"),
-    "backend": ("monge.engine.backends.registry",),
+    "backend": ("monge.backends.registry",),
 }
 """Modules with the registries of parts that an option names."""
 _MODELS: Final = {
-    "target": ("monge.engine.sources",),
-    "draft": ("monge.engine.sources", "monge.heads.readers.files"),
+    "target": ("monge.loading.sources",),
+    "draft": ("monge.loading.sources", "monge.heads.readers.files"),
 }
 """Modules with tables of models that need no folder."""
 _PROMPTS: Final = ("prompts", "file", "data")

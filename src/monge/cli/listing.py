@@ -24,7 +24,7 @@ from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.by_request import ByRequest
 from monge.draft.tree.children import CHILDREN
 from monge.draft.tree.registry import TREES
-from monge.engine.sources import NAMED, obstacle
+from monge.loading.sources import NAMED, obstacle
 from monge.verify.base import unsupported_reason
 from monge.verify.registry import VERIFIERS
 

@@ -17,7 +17,7 @@ from monge.core.model import SequenceModel
 from monge.draft.by_name import drafters_in, head_drafter, with_head
 from monge.engine.chat_format import chat_format
 from monge.engine.decoder import Decoder
-from monge.engine.loading import as_draft_model, as_sequence_model, load_network, load_tokenizer
+from monge.loading.networks import as_draft_model, as_sequence_model, load_network, load_tokenizer
 from monge.replay.configuration import Configuration
 from monge.replay.log import LawLog, ModelIdentity
 from monge.replay.measure import TIMED, measured_costs

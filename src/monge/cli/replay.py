@@ -18,7 +18,7 @@ from monge.cli.tables import plain_table, print_tables
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.core.words import counted
-from monge.engine.loading import load_network, load_tokenizer
+from monge.loading.networks import load_network, load_tokenizer
 from monge.prompts import Prompt, asked_prompts, written
 from monge.replay.compare import REPEATS, Settings, compare
 from monge.replay.configuration import Configuration, grid

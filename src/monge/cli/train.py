@@ -20,17 +20,17 @@ from monge.cli.out import check_out_folder
 from monge.cli.progress import bars, working
 from monge.core.errors import OptionError
 from monge.engine.chat_format import TemplateFormat, chat_format
-from monge.engine.loading import load_network, load_tokenizer
-from monge.heads.training.answers import AnswerSettings, write_prompts
-from monge.heads.training.chain import ChainQuality
-from monge.heads.training.eagle3_run import DRAFT_VOCABULARY, faster_copy, train_eagle3
-from monge.heads.training.loop import Progress as TrainingProgress
-from monge.heads.training.loop import Recipe
-from monge.heads.training.losses import Weights
-from monge.heads.training.own_text import TextSettings, cut_rows, write_own_text
-from monge.heads.training.published import train_published
-from monge.heads.training.shape import HeadSettings, Watch, make_head
+from monge.loading.networks import load_network, load_tokenizer
 from monge.prompts import encode, read_prompts, shipped
+from monge.training.answers import AnswerSettings, write_prompts
+from monge.training.chain import ChainQuality
+from monge.training.eagle3_run import DRAFT_VOCABULARY, faster_copy, train_eagle3
+from monge.training.loop import Progress as TrainingProgress
+from monge.training.loop import Recipe, Watch
+from monge.training.losses import Weights
+from monge.training.own_text import TextSettings, cut_rows, write_own_text
+from monge.training.published import train_published
+from monge.training.shape.run import HeadSettings, make_head
 
 TEXT: Final = "Text"
 TRAINING: Final = "Training"
@@ -137,7 +137,7 @@ def shape(
     ) -> tuple[int, ChainQuality | None]:
         kind = MIXED[mixed or ("bfloat16" if network.device.type == "cuda" else "none")]
         outcome = make_head(network, rows, settings, out, mixed=kind, **told)
-        return outcome.head.num_parameters, outcome.quality
+        return outcome.num_parameters, outcome.quality
 
     text = replace(TextSettings(), **options.given(num_tokens=tokens, seed=seed))
     given: dict[str, Any] = options.given(dtype=dtype, device=device) | {"as_it_is": as_it_is}

@@ -23,7 +23,7 @@ from monge.config import write_config
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.engine.chat_format import TemplateFormat
-from monge.engine.sources import NAMED
+from monge.loading.sources import NAMED
 from monge.prompts import Prompt, read_prompts, shipped, written
 from monge.replay.compare import Settings
 from monge.replay.configuration import HEADS, MODEL, Configuration

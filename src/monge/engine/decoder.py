@@ -17,7 +17,6 @@ from monge.core.errors import OptionError, unknown_name
 from monge.core.sampling_rules import SamplingRules
 from monge.core.setting_types import is_of
 from monge.core.text import token_ids_of
-from monge.engine.backends.base import backend_of
 from monge.engine.batch import decode
 from monge.engine.chat_format import (
     ChatFormat,
@@ -28,6 +27,7 @@ from monge.engine.chat_format import (
 )
 from monge.engine.components import Components
 from monge.engine.logprobs import LogprobOptions, TokenLogprob
+from monge.engine.models.forward_program import backend_of
 from monge.engine.penalties import text_processors
 from monge.engine.processors import check_shared
 from monge.engine.result import GenerationResult, result_of

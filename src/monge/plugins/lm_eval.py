@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from monge.api import make_components
 from monge.core.errors import OptionError
 from monge.core.extras import require
-from monge.engine.loading import as_draft_model, as_sequence_model, load_network
+from monge.loading.networks import as_draft_model, as_sequence_model, load_network
 from monge.plugins.transformers_generate import UNMEASURED, speculate
 
 NAME: Final = "monge"

@@ -14,7 +14,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from monge.core.errors import OptionError
 from monge.draft.by_name import AnyHead, read_head
-from monge.engine.loading import load_network
+from monge.loading.networks import load_network
 from monge.plugins.transformers_generate import CACHES, REFUSED_SETTINGS, check_numbers, speculate
 
 _OPTIONS: Final = frozenset(

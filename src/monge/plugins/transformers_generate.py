@@ -39,10 +39,10 @@ from monge.draft.tree.base import TreeBuilder
 from monge.engine.batch import decode
 from monge.engine.components import Components
 from monge.engine.latency_measurement import with_latency
-from monge.engine.loading import as_draft_model, as_sequence_model, load_network
 from monge.engine.models.network_facts import forward_parameters
 from monge.engine.processors import Processor, Stateless
 from monge.engine.session import Request, Session, check_length
+from monge.loading.networks import as_draft_model, as_sequence_model, load_network
 from monge.plugins.transformers_processors import draft_rules, row_processors
 from monge.plugins.transformers_replay import Replay
 from monge.plugins.transformers_rows import VisitedRows, column

@@ -10,13 +10,14 @@ import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from monge.api import built_in, default_draft, load
+from monge.backends.base import Backend
+from monge.backends.registry import Eager
 from monge.core.errors import OptionError
 from monge.core.extras import require
 from monge.core.model import SequenceModel
-from monge.engine.backends.registry import Backend, Eager
 from monge.engine.decoder import Decoder
-from monge.engine.loading import load_network, load_tokenizer
-from monge.engine.sharding import is_sharded
+from monge.loading.networks import load_network, load_tokenizer
+from monge.loading.sharding import is_sharded
 from monge.scale.rank_zero_model import RankZeroModel, follow, release
 from monge.scale.ranks import Ranks
 

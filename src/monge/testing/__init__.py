@@ -1,4 +1,1 @@
-"""The test kit, for this library and for those who add to it.
-
-Exact enumeration, tabular models, known-bad controls.
-"""
+"""Test kit, also for parts in other packages: exact enumeration and tabular models."""

@@ -14,8 +14,8 @@ from monge.core.errors import ModelLoadError, OptionError
 from monge.draft.by_name import drafter_of
 from monge.draft.head import HeadDrafter
 from monge.draft.tree.registry import TREES
-from monge.engine.loading import load_network
 from monge.heads.readers.registry import FORMATS, load_head
+from monge.loading.networks import load_network
 from monge.testing.tabular import RandomTable, TabularModel
 from tests.heads.readers.published import KINDS, Published
 

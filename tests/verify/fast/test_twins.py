@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from monge.core.draws import TapeDraws
 from monge.core.law import SparseLaw
 from monge.core.proposal import Iid, Mixed
-from monge.testing.strategies import dense_law, weight_pairs
 from monge.transport.rearrangement import Rearrangement
 from monge.verify import optimal
 from monge.verify.fast.lines import Lines
@@ -22,6 +21,7 @@ from monge.verify.fast.scores import Scores
 from monge.verify.optimal import Optimal
 from monge.verify.problem import NodeProblem
 from monge.verify.score_search import SMALLEST_MASS, DraftLine, place, score, winning_chances
+from tests.kit.strategies import dense_law, weight_pairs
 from tests.verify.acceptance import EXACT, masses
 
 REGIMES = (

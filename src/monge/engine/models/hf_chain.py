@@ -11,7 +11,6 @@ from transformers import DynamicCache, PreTrainedModel
 
 from monge.core.errors import MongeError, UnsupportedModelError
 from monge.core.model import NodeBlock
-from monge.engine.backends.source_weights import SourceWeights
 from monge.engine.clock import now
 from monge.engine.models.cache_snapshot import CacheSnapshot
 from monge.engine.models.layer_subset import layer_subset
@@ -26,6 +25,7 @@ from monge.engine.models.network_facts import (
     rollback_obstacle,
     tree_obstacle,
 )
+from monge.engine.models.source_weights import SourceWeights
 from monge.engine.session import catch
 
 _PREFILL: Final = 1024

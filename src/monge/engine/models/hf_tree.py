@@ -11,25 +11,24 @@ from transformers import PreTrainedModel
 
 from monge.core.errors import BackendError, MongeError, UnsupportedModelError
 from monge.core.model import Forward, NodeBlock
-from monge.engine.backends.base import (
-    ChainStep,
-    NodeStep,
-    Pending,
-    PromptStep,
-    SizedStep,
-    StepMaker,
-    StepOutput,
-    StepSpec,
+from monge.engine.clock import now
+from monge.engine.models.forward_program import (
+    ChainProgram,
+    FixedWidthProgram,
+    ForwardOutput,
+    ForwardProgram,
+    PendingProgram,
+    PrefillProgram,
+    ProgramMaker,
+    ProgramSpec,
     backend_of,
     make_programs,
 )
-from monge.engine.backends.module_runner import ModuleMaker, ModuleRunner
-from monge.engine.backends.source_weights import SourceWeights
-from monge.engine.clock import now
 from monge.engine.models.group_by_length import group_by_length
 from monge.engine.models.hidden_states import HiddenStateLog, HiddenStates
 from monge.engine.models.layer_subset import layer_subset
 from monge.engine.models.masks import MaskFormat, forward_inputs
+from monge.engine.models.module_runner import ModuleMaker, ModuleRunner
 from monge.engine.models.network_facts import (
     cache_keyword,
     check_causal,
@@ -39,16 +38,17 @@ from monge.engine.models.network_facts import (
     num_weights,
     tree_obstacle,
 )
+from monge.engine.models.source_weights import SourceWeights
 from monge.engine.models.tree_cache import CacheRow, RowTable, TreeCache
 
 # Tokens of a prompt that one forward reads: bounds the mask and the activations, not the prompt.
 _PREFILL: Final = 1024
-# Nodes a row that a step reads; in larger blocks arithmetic counts, not what lies between
+# Nodes a row that a program reads; in larger blocks arithmetic counts, not what lies between
 # operations.
 _STEP: Final = 64
-# Of the cache of a step of fixed widths, which is prepared again when the cache moves.
+# Of the cache of a program of fixed widths, which is prepared again when the cache moves.
 _GROWTH: Final = 1.5
-# Logits that nobody asked for and a step gives all the same: a short prompt's, where words are few.
+# Logits that nobody asked for and a program gives all the same: a short prompt's, where words are few.
 _UNWANTED: Final = 1 << 20
 
 
@@ -61,9 +61,9 @@ class HfTreeModel:
 
     Args:
         model: A causal language model in evaluation mode that takes 4-D masks and position ids.
-        step: Reads small blocks of nodes in the network's place, short prompts too; longer ones are
+        program: Reads small blocks of nodes in the network's place, short prompts too; longer ones are
             read by the network itself. One that is pending is made when it is needed.
-        step_maker: Makes the step that gives hidden states as well, for when they are watched.
+        program_maker: Makes the program that gives hidden states as well, for when they are watched.
         module_maker: Runs the output layer and the steps of heads; `None` leaves them as they are.
         module_packer: Stores the matrices of a head's modules in a faster form; `None` leaves them.
 
@@ -79,8 +79,8 @@ class HfTreeModel:
     def __init__(
         self,
         model: PreTrainedModel,
-        step: NodeStep | Pending[NodeStep] | None = None,
-        step_maker: StepMaker | None = None,
+        program: ForwardProgram | PendingProgram[ForwardProgram] | None = None,
+        program_maker: ProgramMaker | None = None,
         module_maker: ModuleMaker | None = None,
         module_packer: Callable[[torch.nn.Module], None] | None = None,
     ) -> None:
@@ -88,9 +88,9 @@ class HfTreeModel:
         reason = tree_obstacle(model)
         if reason is not None:
             raise UnsupportedModelError(reason)
-        self._model, self._step_maker, self._modules = (
+        self._model, self._program_maker, self._modules = (
             model,
-            step_maker,
+            program_maker,
             ModuleRunner(model, module_maker, self),
         )
         self._module_packer = module_packer
@@ -103,9 +103,9 @@ class HfTreeModel:
             model.get_input_embeddings(),
         )
         self._form = MaskFormat(self._windows, self._attention, self._dtype, self._device)
-        growth = {"growth": _GROWTH} if isinstance(step, SizedStep) else {}
+        growth = {"growth": _GROWTH} if isinstance(program, FixedWidthProgram) else {}
         self._cache = TreeCache(config.num_hidden_layers, model.device, **growth)
-        self._use_step(step)
+        self._use_program(program)
         self._cache_keyword, self._chooses_logits = cache_keyword(model), chooses_logits(model)
         self._rows = RowTable(self._cache)
         self._forward_s = 0.0
@@ -147,30 +147,30 @@ class HfTreeModel:
         return self._model
 
     @property
-    def step(self) -> NodeStep | None:
-        """What reads small blocks in the network's place; it is made if it is pending."""
-        if self._pending_step is not None:
+    def program(self) -> ForwardProgram | None:
+        """The program that reads small blocks in the network's place; a pending one is made."""
+        if self._pending_program is not None:
             make_programs((self,))
-        return self._step
+        return self._program
 
-    def pending(self) -> Sequence[Pending[Any]]:
+    def pending(self) -> Sequence[PendingProgram[Any]]:
         """See `PendingHost`."""
-        step = () if self._pending_step is None else (self._pending_step,)
-        return (*step, *self._modules.pending())
+        program = () if self._pending_program is None else (self._pending_program,)
+        return (*program, *self._modules.pending())
 
     def make_programs(self) -> None:
         """See `PendingHost`."""
-        if self._pending_step is not None:
+        if self._pending_program is not None:
             try:
-                self._use_step(self._pending_step.make())
+                self._use_program(self._pending_program.make())
             except BackendError as error:
-                self._use_step(self._no_step(error))
+                self._use_program(self._no_program(error))
         self._modules.make_programs()
 
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
         if self.source is not None:
             self.source.check()
-        if self._pending_step is not None:
+        if self._pending_program is not None:
             make_programs((self,))
         for sequence in prefixes:
             self._rows.open(sequence)
@@ -200,11 +200,11 @@ class HfTreeModel:
                 self.commit({sequence: range(len(parts[sequence])) for sequence in group})
 
     def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
-        if len(blocks) == 1 and self._chain_step is not None and self._cache.is_settled:
+        if len(blocks) == 1 and self._chain_program is not None and self._cache.is_settled:
             ((sequence, block),) = blocks.items()
             row, count = self._rows[sequence], len(block.token_ids)
             if count <= self._max_nodes and row.nodes.is_chain and block.continues(len(row.nodes)):
-                return {sequence: self._read_chain(row, block, self._chain_step)}
+                return {sequence: self._read_chain(row, block, self._chain_program)}
         logits = self._read(blocks, keep_logits=True)
         first = min(self._rows.index(sequence) for sequence in blocks)
         return {
@@ -241,7 +241,7 @@ class HfTreeModel:
                 f"hidden states must be watched before sequences are open; {len(self._rows)} are"
             )
         log = self._states.watch(layers, only_last=only_last)
-        self._use_step(self._watching_step(self._states.layers))
+        self._use_program(self._watching_program(self._states.layers))
         return log
 
     def unembed(self, states: Float[Tensor, "nodes hidden"]) -> Float[Tensor, "nodes vocab"]:
@@ -268,10 +268,10 @@ class HfTreeModel:
         self._subsets.append(HfTreeModel(layer_subset(self._model, layers)))
         return self._subsets[-1]
 
-    def step_spec(self) -> StepSpec:
-        """What a step has to read in this network's place; known once a sequence was opened."""
+    def program_spec(self) -> ProgramSpec:
+        """What a program has to read in this network's place; known once a sequence was opened."""
         kept = self._cache.kept()
-        return StepSpec(
+        return ProgramSpec(
             kinds=tuple(self._windows),
             mask_dtype=self._dtype if self._attention == "eager" else torch.bool,
             cache_shapes=tuple((tensor.shape[1], tensor.shape[3]) for tensor in kept),
@@ -321,31 +321,33 @@ class HfTreeModel:
         self._cache.settle()
         return output.logits
 
-    def _read_chain(self, row: CacheRow, block: NodeBlock, step: ChainStep) -> Tensor:
+    def _read_chain(self, row: CacheRow, block: NodeBlock, program: ChainProgram) -> Tensor:
         """`_read` for a chain behind one text."""
         index, cache, start = self._rows.index(row.sequence), self._cache, now()
         cache.place(slice(index, index + 1), (row.end,), len(block.token_ids), self._rows.held)
         row.nodes.add(block)
         with torch.inference_mode():
-            output = step.read_chain(block.token_ids, cache.starts[0], cache)
+            output = program.read_chain(block.token_ids, cache.starts[0], cache)
             if self._states.layers:
                 self._states.read(row.sequence, [state[0] for state in output.states])
             logits = output.logits[0]
         self._forward_s += now() - start
         return logits
 
-    def _use_step(self, step: NodeStep | Pending[NodeStep] | None) -> None:
-        """Read small blocks by this step from now on."""
-        self._pending_step = step if isinstance(step, Pending) else None
-        step = None if isinstance(step, Pending) else step
-        self._step = step
-        self._prompt_step = step if isinstance(step, PromptStep) else None
-        self._widths = step.widths if isinstance(step, SizedStep) else ()
-        self._max_nodes = _STEP if self._prompt_step is None else self._prompt_step.max_nodes
-        if self._prompt_step is not None and not self._cache.is_settled:
-            self._cache.lay_out(self._prompt_step.spec.cache_shapes, self._dtype)
+    def _use_program(self, program: ForwardProgram | PendingProgram[ForwardProgram] | None) -> None:
+        """Read small blocks by this program from now on."""
+        self._pending_program = program if isinstance(program, PendingProgram) else None
+        program = None if isinstance(program, PendingProgram) else program
+        self._program = program
+        self._prefill_program = program if isinstance(program, PrefillProgram) else None
+        self._widths = program.widths if isinstance(program, FixedWidthProgram) else ()
+        self._max_nodes = (
+            _STEP if self._prefill_program is None else self._prefill_program.max_nodes
+        )
+        if self._prefill_program is not None and not self._cache.is_settled:
+            self._cache.lay_out(self._prefill_program.spec.cache_shapes, self._dtype)
         sees_all = all(window is None for window in self._windows.values())
-        self._chain_step = step if sees_all and isinstance(step, ChainStep) else None
+        self._chain_program = program if sees_all and isinstance(program, ChainProgram) else None
 
     def _width(self, num_nodes: int, *, keep_logits: bool) -> int:
         """Nodes to which every row of a forward is padded."""
@@ -354,27 +356,27 @@ class HfTreeModel:
 
     def _forward(
         self, token_ids: Tensor, positions: Tensor, masks: Mapping[str, Any], *, keep_logits: bool
-    ) -> StepOutput:
-        """By the step, where there is one and it is faster."""
-        if self._step is not None and self._cache.is_settled:
+    ) -> ForwardOutput:
+        """Run the program if there is one and it is faster, else the network."""
+        if self._program is not None and self._cache.is_settled:
             inputs, size = (
                 (token_ids, positions, tuple(masks.values()), self._cache),
                 token_ids.numel(),
             )
             if (
-                self._prompt_step is not None
+                self._prefill_program is not None
                 and not keep_logits
-                and size <= self._prompt_step.prompt_tokens
+                and size <= self._prefill_program.prompt_tokens
             ):
-                return self._prompt_step.read_prompt(*inputs)
+                return self._prefill_program.read_prompt(*inputs)
             is_cheap = size * self.vocab_size <= _UNWANTED and not self._widths
             if token_ids.shape[1] <= self._max_nodes and (keep_logits or is_cheap):
-                return self._step(*inputs)
+                return self._program(*inputs)
         return self._eager_forward(token_ids, positions, masks, keep_logits=keep_logits)
 
     def _eager_forward(
         self, token_ids: Tensor, positions: Tensor, masks: Mapping[str, Any], *, keep_logits: bool
-    ) -> StepOutput:
+    ) -> ForwardOutput:
         """A forward of the network itself."""
         inputs: dict[str, Any] = {
             "input_ids": token_ids,
@@ -386,22 +388,28 @@ class HfTreeModel:
         if self._chooses_logits and not keep_logits:
             inputs["logits_to_keep"] = 1
         if not self._states.layers:
-            return StepOutput(logits=self._model(**inputs).logits)
+            return ForwardOutput(logits=self._model(**inputs).logits)
         return self._states.forward(self._model, inputs)
 
-    def _watching_step(self, layers: tuple[int, ...]) -> NodeStep | Pending[NodeStep] | None:
-        """The step that gives these hidden states, or `None`, with a warning, where only the network itself does."""
-        if self._pending_step is None and (self._step is None or self._step.layers == layers):
-            return self._step
-        if self._step_maker is None:
-            assert self._step is not None
-            return self._no_step(f"a step of kind {self._step.name!r} was given that shows none")
+    def _watching_program(
+        self, layers: tuple[int, ...]
+    ) -> ForwardProgram | PendingProgram[ForwardProgram] | None:
+        """The program that gives these hidden states, or `None`, with a warning, where only the network itself does."""
+        if self._pending_program is None and (
+            self._program is None or self._program.layers == layers
+        ):
+            return self._program
+        if self._program_maker is None:
+            assert self._program is not None
+            return self._no_program(
+                f"a program of kind {self._program.name!r} was given that shows none"
+            )
         try:
-            return self._step_maker(layers)
+            return self._program_maker(layers)
         except BackendError as error:
-            return self._no_step(error)
+            return self._no_program(error)
 
-    def _no_step(self, reason: object) -> None:
+    def _no_program(self, reason: object) -> None:
         """Warn that the network itself reads all blocks."""
         what = (
             "backend 'compiled' is not used, the network runs eagerly"

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from monge.core.errors import OptionError, UnsupportedModelError
-from monge.engine.backends.base import StepOutput
+from monge.engine.models.forward_program import ForwardOutput
 
 
 class HiddenStates:
@@ -66,7 +66,7 @@ class HiddenStates:
         for log in self._logs:
             log.close(sequence)
 
-    def forward(self, network: PreTrainedModel, inputs: Mapping[str, Any]) -> StepOutput:
+    def forward(self, network: PreTrainedModel, inputs: Mapping[str, Any]) -> ForwardOutput:
         """A forward of the network with the states that are watched.
 
         To show all states, `transformers` puts a hook on every layer, which takes small networks
@@ -88,7 +88,7 @@ class HiddenStates:
                 f"{self._num_layers} layers, so they cannot be told apart; use another drafter "
                 "than a head"
             )
-        return StepOutput(
+        return ForwardOutput(
             logits=output.logits, states=tuple(output.hidden_states[layer] for layer in self.layers)
         )
 
@@ -144,7 +144,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _with_last(network: PreTrainedModel, inputs: Mapping[str, Any]) -> StepOutput:
+def _with_last(network: PreTrainedModel, inputs: Mapping[str, Any]) -> ForwardOutput:
     """A forward with the last state, or with none where the network's decoder is not what calls its layers."""
     seen: list[Tensor] = []
     decoder: torch.nn.Module = network.get_decoder()
@@ -153,4 +153,4 @@ def _with_last(network: PreTrainedModel, inputs: Mapping[str, Any]) -> StepOutpu
         logits = network(**inputs).logits
     finally:
         hook.remove()
-    return StepOutput(logits=logits, states=tuple(seen))
+    return ForwardOutput(logits=logits, states=tuple(seen))

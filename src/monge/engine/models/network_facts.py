@@ -18,6 +18,8 @@ from monge.core.errors import UnsupportedModelError
 
 # Since transformers 5.24; before it, and in older code.
 _CACHE_KEYWORDS: Final = ("cache", "past_key_values", "cache_params")
+WEIGHTS: Final = ("exact", "bfloat16", "int8", "int4")
+"""Forms in which a linear layer may store its weights, from the finest to the coarsest."""
 
 
 def tree_obstacle(model: PreTrainedModel) -> str | None:
@@ -237,12 +239,33 @@ def layer_windows(config: Any) -> dict[str, int | None]:
 
 
 @runtime_checkable
-class _Packed(Protocol):
-    """A linear map whose matrix `[width, depth]` is no parameter, as rounded ones are."""
+class PackedLayer(Protocol):
+    """A linear layer that stores its matrix `[width, depth]` in another form than a parameter.
+
+    Attributes:
+        width: Outputs.
+        depth: Inputs.
+        weights: How the matrix is stored, one of `WEIGHTS`.
+        panels: The stored matrix.
+        rounds_inputs: True if inputs are rounded as well.
+    """
 
     width: int
     depth: int
+    weights: str
     panels: Tensor
+
+    @property
+    def rounds_inputs(self) -> bool: ...
+
+    def unpacked(self, dtype: torch.dtype) -> torch.nn.Module:
+        """Return a layer with the same numbers in a plain matrix."""
+        ...
+
+
+def packed_layers(module: torch.nn.Module) -> list[PackedLayer]:
+    """Return the packed linear layers inside a module."""
+    return [layer for layer in module.modules() if isinstance(layer, PackedLayer)]
 
 
 def num_weights(model: PreTrainedModel) -> int:
@@ -252,7 +275,7 @@ def num_weights(model: PreTrainedModel) -> int:
     is_tied = bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
     packed = [
         layer.width * layer.depth
-        for layer in model.modules()
-        if isinstance(layer, _Packed) and not (is_tied and layer is output)
+        for layer in packed_layers(model)
+        if not (is_tied and layer is output)
     ]
     return sum(weight.numel() for weight in model.parameters()) + sum(packed)

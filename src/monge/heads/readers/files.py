@@ -23,7 +23,7 @@ NAMED_HEADS: Final = {"smollm2-head": "smollm2_head"}
 """Heads that ship with this package, by name, with their folders. `smollm2-head` is an EAGLE-3 head."""
 _INDICES: Final = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _SAFE: Final = ".safetensors"
-_OF_TRAINING: Final = frozenset({"training.pt", "rows.safetensors"})
+_OF_TRAINING: Final = frozenset({"training.pt"})
 """What `monge train` leaves beside a head, and is no part of it."""
 _TORCH: Final = (".bin", ".pt", ".pth")
 _BROKEN: Final = (

@@ -9,7 +9,7 @@ from monge.heads.shape.predictor import StepPredictor, rms_norm
 
 
 class RidgePredictor(StepPredictor):
-    """Linear regression: no gradient, fitted in closed form by `monge.heads.shape.calibrate`.
+    """Linear regression: no gradient, fitted in closed form by `monge.training.shape.calibrate`.
 
     Step n is M_n [h_t ; RMSNorm(e(x_{t+1})) ; 1]; a branched predictor adds the previous state
     and the branch's last token.

@@ -1,0 +1,429 @@
+"""The compiled backend: steps as machine code, without Python or dispatch between their operations.
+
+CPU only.
+"""
+
+import copy
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.export import Dim, ExportedProgram
+from transformers import AttentionInterface, PreTrainedModel
+
+from monge.backends.base import Notify
+from monge.backends.cpu import grouped_attention, packed_linear
+from monge.backends.cpu.grouped_attention import load_grouped_attention
+from monge.backends.cpu.native_library import compiler_obstacle
+from monge.backends.cpu.packed_linear import (
+    load_packed_linear,
+    merge_products,
+    pack_linears,
+)
+from monge.backends.cpu.program_cache import (
+    StoredProgram,
+    find_program,
+    module_key,
+    program_key,
+    scratch_folder,
+    store_program,
+)
+from monge.backends.parity_check import (
+    as_backend_error,
+    check_forward,
+    check_module,
+    program_obstacle,
+    program_spec,
+)
+from monge.backends.traced import (
+    TracedForward,
+    UncompiledForward,
+    export_forward,
+    export_module,
+    group_shared_heads,
+    runs_sdpa,
+)
+from monge.core.errors import BackendError
+from monge.engine.models.forward_program import ForwardOutput, PendingProgram, ProgramSpec
+from monge.engine.models.masks import chain_visibility
+from monge.engine.models.network_facts import chooses_logits
+from monge.engine.models.tree_cache import TreeCache
+from monge.engine.threads import run_in_thread
+
+# Where attention is not our own, more tokens of a prompt, or nodes of a row, are the network's: what
+# lies between products runs on one thread here.
+_PROMPT, _NODES = 384, 64
+_ALL: Final = 1 << 40
+_START_S, _LAYER_S = 10, 3  # seconds of compiling: a constant, and for each layer of a network
+_ATTENTION: Final = "monge_grouped"
+_MODULE_FORMAT: Final = "compiled module 4"  # raised whenever the trace or the files change
+_OPTIONS: Final = {
+    # Weights are not stored: a program receives them when it is loaded.
+    "aot_inductor.package_constants_in_so": False,
+    # Between two products a step has a few thousand numbers: threads would take longer to start
+    # than to work.
+    "cpp.threads": 1,
+    # Our operations are calls of machine code, past torch's dispatch.
+    "aot_inductor.custom_ops_to_c_shims": {
+        one.OPERATION: [one.DECLARATION] for one in (packed_linear, grouped_attention)
+    },
+}
+
+Run = Callable[[list[Tensor]], Sequence[Tensor]]
+"""Runs a program: its inputs, flattened, to its outputs."""
+
+
+class CompiledForward:
+    """A compiled step; a `ChainProgram` and a `PrefillProgram`.
+
+    One program serves all numbers of rows, nodes and columns.
+
+    Args:
+        stored: The program.
+        module: The traced module, which holds the weights.
+        spec: Shapes of inputs and outputs.
+        prompt_tokens: See `PrefillProgram`; 0 where the program gives logits of all nodes.
+        max_nodes: See `PrefillProgram`.
+    """
+
+    name = "compiled"
+
+    def __init__(
+        self,
+        stored: StoredProgram,
+        module: TracedForward,
+        spec: ProgramSpec,
+        prompt_tokens: int = 0,
+        max_nodes: int = _NODES,
+    ) -> None:
+        self._run = load_program(stored, module.tensors())
+        self.layers, self.module, self.spec = spec.layers, module, spec
+        self.prompt_tokens, self.max_nodes = prompt_tokens, max_nodes
+
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
+    ) -> ForwardOutput:
+        return self._read(token_ids, positions, _first(token_ids.shape[1]), masks, cache)
+
+    def read_prompt(
+        self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
+    ) -> ForwardOutput:
+        return self._read(token_ids, positions, _first(1), masks, cache)
+
+    def read_chain(self, token_ids: Sequence[int], start: int, cache: TreeCache) -> ForwardOutput:
+        positions = torch.arange(start, start + len(token_ids))[None]
+        mask = chain_visibility(len(token_ids), start)[None].contiguous()
+        if self.spec.mask_dtype != torch.bool:
+            mask = torch.where(mask, 0.0, torch.finfo(self.spec.mask_dtype).min).to(
+                self.spec.mask_dtype
+            )
+        masks = [mask] * len(self.spec.kinds)
+        return self._output(
+            [
+                torch.tensor([token_ids]),
+                positions,
+                positions,
+                _first(len(token_ids)),
+                *masks,
+                *cache.kept(),
+            ]
+        )
+
+    def _read(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        shown: Tensor,
+        masks: Sequence[Tensor],
+        cache: TreeCache,
+    ) -> ForwardOutput:
+        # Programs ignore strides, and masks of chains are views of a wider mask.
+        dense = (mask.contiguous() for mask in masks)
+        return self._output(
+            [token_ids, positions, cache.columns(token_ids.shape[1]), shown, *dense, *cache.kept()]
+        )
+
+    def _output(self, inputs: list[Tensor]) -> ForwardOutput:
+        logits, *states = self._run(inputs)
+        return ForwardOutput(logits=logits, states=tuple(states))
+
+
+@cache
+def _first(count: int) -> Tensor:
+    """Indices of the first nodes."""
+    return torch.arange(count)
+
+
+class PendingForward(PendingProgram[CompiledForward]):
+    """A network's step, compiled or loaded from the program cache when it is needed.
+
+    Args:
+        network: A network in evaluation mode.
+        notify: Receives messages about slow work.
+        layers: Hidden states that come with the logits.
+
+    Raises:
+        BackendError: If it is known before trying that the network cannot be compiled here.
+    """
+
+    def __init__(
+        self, network: PreTrainedModel, notify: Notify, layers: tuple[int, ...] = ()
+    ) -> None:
+        if (reason := obstacle(network)) is not None:
+            raise BackendError(reason)
+        self._network, self._notify, self._name = network, notify, type(network).__name__
+        with as_backend_error(f"{self._name} cannot be compiled"):
+            self._spec = program_spec(network, layers)
+            self._key = program_key(network, self._spec)
+            self._stored = _stored(self._key, self._name, notify)
+        self._compile_s = _START_S + _LAYER_S * len(self._spec.cache_shapes) // 2
+        self.expected_s = self._compile_s if self._stored is None else 0
+
+    def make(self) -> CompiledForward:
+        """See `PendingProgram`; the program is checked against the network."""
+        with as_backend_error(f"{self._name} cannot be compiled"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the tracer and the compiler warn about themselves
+            compiled = self._load_or_compile()
+            run_in_thread(lambda: check_forward(self._network, compiled, "compiled"))
+        return compiled
+
+    def _load_or_compile(self) -> CompiledForward:
+        network, spec = self._network, self._spec
+        step = traced_forward(network, spec)
+        if network.dtype == torch.bfloat16 and torch.backends.cpu.get_cpu_capability() == "AVX2":
+            self._notify(
+                f"this processor has no bfloat16 instructions: {self._name} is several times "
+                "faster with dtype='float32'"
+            )
+        limits = (_ALL, _ALL) if attends_in_machine_code(network) else (_PROMPT, _NODES)
+        if not chooses_logits(network):
+            limits = 0, limits[1]
+        if self._stored is not None:
+            try:
+                return CompiledForward(self._stored, step, spec, *limits)
+            except (
+                RuntimeError
+            ) as error:  # of the loader: the program needs what is not here any more
+                reason = str(error).splitlines()[0]
+                self._notify(
+                    f"the stored program of {self._name} cannot be loaded, and is compiled again, "
+                    f"about {self._compile_s} s: {reason}"
+                )
+        # A wrong trace is refused before it is compiled for minutes.
+        run_in_thread(lambda: check_forward(network, UncompiledForward(step, spec), "traced"))
+        return CompiledForward(_compile(step, spec, self._key), step, spec, *limits)
+
+
+def compile_forward(
+    network: PreTrainedModel, notify: Notify, layers: tuple[int, ...] = ()
+) -> CompiledForward:
+    """Make a `PendingForward` at once.
+
+    Raises:
+        BackendError: If the network cannot be compiled here; the message says why.
+    """
+    return PendingForward(network, notify, layers).make()
+
+
+def obstacle(network: PreTrainedModel) -> str | None:
+    """Why a network cannot be compiled, if that is known before trying."""
+    if (reason := program_obstacle(network, "compiled")) is not None:
+        return reason
+    if network.device.type != "cpu":
+        return f"{type(network).__name__} is on {network.device}, and steps are compiled for the CPU only"
+    return compiler_obstacle()
+
+
+def traced_forward(network: PreTrainedModel, spec: ProgramSpec) -> TracedForward:
+    """Trace a network on the CPU.
+
+    Weights of float32 layers lie in panels and those of float64 layers transposed, tied ones too,
+    so that a product with a few rows streams through them.
+    """
+    return TracedForward(network, spec, _adapt)
+
+
+def _adapt(network: PreTrainedModel) -> None:
+    # Read before layers are packed: a network's type is that of its first weight.
+    is_own = attends_in_machine_code(network)
+    pack_linears(network)
+    if is_own:
+        AttentionInterface.register(_ATTENTION, _grouped_attention)
+        network.set_attn_implementation(_ATTENTION)
+    else:
+        group_shared_heads(network)
+
+
+def attends_in_machine_code(network: PreTrainedModel) -> bool:
+    """Return whether a network's program uses `monge.backends.cpu.grouped_attention`.
+
+    Then logits of a node depend on its text alone, to the last bit.
+    """
+    return runs_sdpa(network) and network.dtype == torch.float32
+
+
+def _grouped_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    *,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return grouped_attention.OPERATION(query, key, value, attention_mask, scale), None
+
+
+def _compile(step: TracedForward, spec: ProgramSpec, key: str) -> StoredProgram:
+    return compile_program(export_forward(step, spec), step.tensors(), key)
+
+
+def _stored(key: str, name: str, notify: Notify) -> StoredProgram | None:
+    stored, damage = find_program(key, ".pt2")
+    if damage is not None:
+        notify(f"the stored program of {name} cannot be used: {damage}")
+    return stored
+
+
+class CompiledModule:
+    """A compiled module beside a network, such as a head.
+
+    One program serves all batch sizes and all weights.
+
+    Args:
+        stored: The program.
+        tensors: Weights and buffers by name.
+    """
+
+    def __init__(self, stored: StoredProgram, tensors: Mapping[str, Tensor]) -> None:
+        self._run = load_program(stored, tensors)
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        # Programs ignore strides.
+        return tuple(self._run([tensor.contiguous() for tensor in inputs]))
+
+
+class PendingModule(PendingProgram[CompiledModule]):
+    """A module's program, compiled or loaded from the program cache when it is needed.
+
+    Args:
+        notify: Receives messages about slow work.
+        module: See `ModuleHost.module_program`.
+        like: Likewise.
+    """
+
+    def __init__(self, notify: Notify, module: torch.nn.Module, like: Sequence[Tensor]) -> None:
+        self._module, self._like, self._name = module, like, type(module).__name__
+        with as_backend_error(f"{self._name} cannot be compiled"):
+            self._packed = _packed(module)
+            self._key = module_key(self._packed, like, _MODULE_FORMAT)
+            self._stored = _stored(self._key, self._name, notify)
+        self.expected_s = _START_S if self._stored is None else 0
+
+    def make(self) -> CompiledModule:
+        """See `PendingProgram`; the program is checked against the module."""
+        with as_backend_error(f"{self._name} cannot be compiled"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the tracer and the compiler warn about themselves
+            stored = self._stored or _compile_module(self._packed, self._like, self._key)
+            program = CompiledModule(stored, _tensors(self._packed))
+            run_in_thread(lambda: check_module(self._module, program, self._like, "compiled"))
+        return program
+
+
+def compile_module(
+    notify: Notify, module: torch.nn.Module, like: Sequence[Tensor]
+) -> CompiledModule:
+    """Make a `PendingModule` at once.
+
+    Raises:
+        BackendError: If the module cannot be compiled here; the message says why.
+    """
+    return PendingModule(notify, module, like).make()
+
+
+def _compile_module(module: torch.nn.Module, like: Sequence[Tensor], key: str) -> StoredProgram:
+    inputs = tuple(tensor.new_zeros(3, tensor.shape[1]) for tensor in like)
+    program = export_module(module, inputs, tuple({0: Dim.DYNAMIC} for _ in inputs))
+    return compile_program(program, _tensors(module), key)
+
+
+def _tensors(module: torch.nn.Module) -> dict[str, Tensor]:
+    return dict(module.named_parameters(remove_duplicate=False)) | dict(
+        module.named_buffers(remove_duplicate=False)
+    )
+
+
+def _packed(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy that shares its tensors, except for matrices.
+
+    They lie in the order that products of a few rows read.
+    """
+    kept = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    maps = {id(one.weight) for one in module.modules() if isinstance(one, torch.nn.Linear)}
+    for tensor in module.parameters():
+        if (
+            tensor.ndim == 2
+            and tensor.dtype in {torch.float32, torch.float64}
+            and id(tensor) not in maps
+        ):
+            kept[id(tensor)] = torch.nn.Parameter(
+                tensor.detach().t().contiguous().t(), requires_grad=False
+            )
+    twin = copy.deepcopy(module, dict(kept))
+    pack_linears(twin)
+    return twin
+
+
+def compile_program(
+    program: ExportedProgram, tensors: Mapping[str, Tensor], key: str
+) -> StoredProgram:
+    """Compile and store a traced program.
+
+    Args:
+        program: The program.
+        tensors: Its weights and buffers by name, which are not stored.
+        key: Its name in the program cache.
+    """
+    merge_products(program.graph)
+    with tempfile.TemporaryDirectory(dir=scratch_folder()) as scratch:
+        package = Path(scratch) / "program.pt2"
+        torch._inductor.aoti_compile_and_package(
+            program, package_path=str(package), inductor_configs=_OPTIONS
+        )
+        made = {
+            name: one
+            for name, one in program.constants.items()
+            if name not in tensors and isinstance(one, Tensor)
+        }
+        return store_program(key, package, made)
+
+
+def load_program(stored: StoredProgram, tensors: Mapping[str, Tensor]) -> Run:
+    """Load a program with these weights and buffers, which it keeps alive.
+
+    Its inputs must be contiguous.
+    """
+    load_packed_linear()
+    load_grouped_attention()
+    program: Any = torch._inductor.aoti_load_package(str(stored.path))
+    known = {**tensors, **stored.constants}
+    constants = {name: known[name].detach() for name in program.get_constant_fqns()}
+    program.load_constants(constants, check_full_update=True, user_managed=True)
+    return _LoadedProgram(program.loader.run, constants)
+
+
+class _LoadedProgram:
+    """A program and the tensors to whose memory it points."""
+
+    def __init__(self, run: Run, constants: Mapping[str, Tensor]) -> None:
+        self._run, self._constants = run, constants
+
+    def __call__(self, inputs: list[Tensor]) -> Sequence[Tensor]:
+        return self._run(inputs)

@@ -1,0 +1,101 @@
+"""Machine code for this processor: C++ sources of this folder, compiled at first use and kept."""
+
+import ctypes
+import hashlib
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from monge.backends.cpu.program_cache import (
+    find_program,
+    machine,
+    scratch_folder,
+    store_program,
+)
+
+_NATIVE: Final = (
+    ()
+    if sys.platform == "darwin"
+    else ("-mcpu=native" if platform.machine() == "ppc64le" else "-march=native",)
+)
+"""For this very processor; compilers of macOS do not know the flag, and assume as much without it."""
+_FLAGS: Final = ("-O3", *_NATIVE, "-ffp-contract=fast", "-std=c++17", "-shared", "-fPIC")
+
+OPERATIONS: Final = torch.library.Library("monge", "DEF")
+"""Torch operations that the machine code implements; they are known as long as it lives."""
+
+
+def compiler_obstacle() -> str | None:
+    """Why nothing can be compiled on this machine."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return "there is no C++ compiler on this machine; install g++ or clang++, or name one in the environment variable CXX"
+    return None
+
+
+def native_library(source: Path) -> Path:
+    """Where the machine code of a source file lies; it is compiled where that was not done before.
+
+    Raises:
+        RuntimeError: If the compiler refuses; the message has its words.
+        OSError: If there is no room for it.
+    """
+    key = hashlib.sha256(
+        repr((torch.__version__, machine(), _FLAGS, source.read_text())).encode()
+    ).hexdigest()[:32]
+    stored, _ = find_program(key, ".so")
+    return stored.path if stored is not None else _build(source, key)
+
+
+def native_function(source: Path, name: str, arguments: Sequence[Any]) -> Any:
+    """A function of a source file; compiled programs that are loaded later find all of its functions.
+
+    Args:
+        source: The file.
+        name: Name of the function.
+        arguments: Types of its arguments.
+
+    Raises:
+        RuntimeError, OSError: As `native_library`; or the machine code cannot be loaded.
+    """
+    # Programs look for a function among all that the process knows.
+    found: Any = getattr(ctypes.CDLL(str(native_library(source)), mode=ctypes.RTLD_GLOBAL), name)
+    found.argtypes = tuple(arguments)
+    return found
+
+
+def _build(source: Path, key: str) -> Path:
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    home = Path(torch.__file__).parent
+    with tempfile.TemporaryDirectory(dir=scratch_folder()) as scratch:
+        library = Path(scratch) / source.with_suffix(".so").name
+        command = [
+            get_cpp_compiler(),
+            *_FLAGS,
+            f"-I{home / 'include'}",
+            str(source),
+            f"-L{home / 'lib'}",
+            "-ltorch_cpu",
+        ]
+        done = subprocess.run(
+            [*command, "-o", str(library)], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise RuntimeError(f"{source.name} does not compile: {_first_error(done.stderr)}")
+        return store_program(key, library, {}).path
+
+
+def _first_error(words: str) -> str:
+    lines = words.strip().splitlines() or ["the compiler says nothing"]
+    return next((line for line in lines if "error" in line), lines[0])

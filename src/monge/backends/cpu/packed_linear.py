@@ -1,0 +1,445 @@
+"""Products of a few rows with a matrix whose numbers lie in panels.
+
+A torch operation, a module, and its machine code.
+
+A forward of a few tokens is bound by reading the weights, so their size decides how long it takes:
+panels hold float32 numbers, bfloat16 numbers, or integers of 8 or 4 bits with a scale for every 64 or 32.
+"""
+
+import ctypes
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.fx import Graph
+from transformers.pytorch_utils import Conv1D
+
+from monge.backends.cpu.native_library import OPERATIONS, native_function
+
+COLUMNS: Final = 32
+"""Columns of a panel, see `packed_linear.cpp`."""
+GROUPS: Final = {"int8": 64, "int4": 32}
+"""Numbers of a row that share a scale, by kind of weights."""
+_SCALES: Final = 2 * COLUMNS  # bytes
+_ZERO: Final = 128  # what an integer 0 of 8 bits is stored as
+_LARGEST: Final = 127
+_LARGEST_STORED: Final = 15  # in 4 bits
+_MIDDLE: Final = 8  # what 0 is stored as in Q4_0
+_MOST_LOST: Final = 0.1  # of the norm of a matrix, in 4 bits
+_LOWER: Final = 0xFFFF  # half of a word
+_PAGE: Final = 4096  # bytes
+_SOURCE: Final = Path(__file__).with_name("packed_linear.cpp")
+DECLARATION: Final = (
+    "AOTITorchError aoti_torch_cpu_packed_linear("
+    "AtenTensorHandle rows, const AtenTensorHandle* panels, int64_t num_matrices, "
+    "const int64_t* widths, int64_t num_widths, AtenTensorHandle* out)"
+)
+"""Of the function that compiled programs call."""
+
+# The machine code reads rows that lie one behind another.
+OPERATIONS.define(
+    "packed_linear(Tensor rows, Tensor[] panels, int[] widths) -> Tensor",
+    tags=(torch.Tag.needs_exact_strides,),
+)
+
+
+class PackedLinear(torch.nn.Module):
+    """A linear map in float32 whose matrix lies in panels.
+
+    Args:
+        matrix: `[width, depth]`, float32. Where all of its numbers are bfloat16 numbers, the panels
+            hold 16 bits of each.
+        bias: `[width]`, if any.
+        weights: One of `WEIGHTS`. With `int8` and `int4` the rows that are multiplied are rounded to
+            8 bits. A matrix that `four_bit_panels_of` refuses has `int8`.
+    """
+
+    panels: Tensor
+
+    def __init__(
+        self, matrix: Tensor, bias: Tensor | None = None, *, weights: str = "exact"
+    ) -> None:
+        super().__init__()
+        self.width, self.depth = matrix.shape
+        panels, self.weights = _rounded(matrix, weights)
+        self.bias = bias
+        self.register_buffer("panels", panels)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """`[..., depth]` -> `[..., width]`."""
+        out = OPERATION(rows.contiguous(), [self.panels], [self.width])
+        return out if self.bias is None else out + self.bias
+
+    @property
+    def weight(self) -> Tensor:
+        """The matrix, for networks that look at it."""
+        return matrix_of(self.panels, self.width, self.depth)
+
+    @property
+    def rounds_inputs(self) -> bool:
+        """True if the rows that are multiplied are rounded to 8 bits."""
+        return self.weights in GROUPS
+
+    def unpacked(self, dtype: torch.dtype) -> "PlainLinear":
+        """Return a layer with the same numbers in a plain matrix, for many reads in another type."""
+        return PlainLinear(self, dtype)
+
+
+class PlainLinear(torch.nn.Module):
+    """A `PackedLinear` whose matrix is laid out, for many reads in another type.
+
+    Args:
+        packed: The map.
+        dtype: Type of the rows.
+    """
+
+    def __init__(self, packed: PackedLinear, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._size, self.weight = group_size_of(packed.panels), packed.weight.to(dtype)
+        self._bias = None if packed.bias is None else packed.bias.to(dtype)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """`[..., depth]` -> `[..., width]`."""
+        read = rows if self._size is None else rounded_rows(rows, self._size)
+        return torch.nn.functional.linear(read, self.weight, self._bias)
+
+
+def _rounded(matrix: Tensor, weights: str) -> tuple[Tensor, str]:
+    """Panels, and the kind of weights that they store."""
+    if weights == "int4" and (panels := four_bit_panels_of(matrix)) is not None:
+        return panels, weights
+    if weights in GROUPS:
+        return eight_bit_panels_of(matrix), "int8"
+    return panels_of(matrix.bfloat16().float() if weights == "bfloat16" else matrix), weights
+
+
+def panels_of(matrix: Tensor) -> Tensor:
+    """A matrix in panels of 32 of its rows; zeros fill the last.
+
+    Args:
+        matrix: `[width, depth]`, float32.
+
+    Returns:
+        `[panels, depth, 16]` of int32, two bfloat16 numbers each, if these hold the matrix exactly;
+        else `[panels, depth, 32]` of float32.
+    """
+    width, depth = matrix.shape
+    filled = torch.nn.functional.pad(matrix.detach(), (0, 0, 0, -width % COLUMNS))
+    panels = filled.reshape(-1, COLUMNS, depth).transpose(1, 2).contiguous()
+    narrow = panels.bfloat16()
+    if not torch.equal(narrow.float(), panels):
+        return panels
+    lower, upper = (narrow.view(torch.int16).int() & _LOWER).split(COLUMNS // 2, dim=-1)
+    return (lower | upper << 16).contiguous()
+
+
+def eight_bit_panels_of(matrix: Tensor) -> Tensor:
+    """A matrix in panels of 8-bit integers, `[panels, groups, bytes]` of uint8.
+
+    A group is 64 numbers of each of 32 rows: 32 bfloat16 scales, in the order of a bfloat16 line,
+    then the numbers divided by their scale and rounded, four of each row side by side. A scale is
+    the largest number of its group divided by 127, rounded up to bfloat16.
+
+    Args:
+        matrix: `[width, depth]`, float32.
+    """
+    groups = _groups_of(matrix, GROUPS["int8"])
+    scales = groups.abs().amax(dim=-1) / _LARGEST
+    # Towards infinity: the largest number must not round to 128.
+    raised = ((scales.view(torch.int32) + _LOWER) >> 16).to(torch.int16)
+    scales = raised.view(torch.bfloat16).float()
+    numbers = torch.where(scales[..., None] > 0, groups / scales[..., None], 0.0).round()
+    stored = (numbers + _ZERO).to(torch.uint8).unflatten(-1, (-1, 4)).transpose(2, 3).flatten(2)
+    # Words of two scales: those of columns j and 16 + j.
+    paired = raised.unflatten(-1, (2, COLUMNS // 2)).transpose(2, 3).contiguous()
+    return torch.cat([paired.view(torch.uint8).flatten(2), stored], dim=-1)
+
+
+def four_bit_panels_of(matrix: Tensor) -> Tensor | None:
+    """A matrix in panels of 4-bit integers, `[panels, groups, bytes]` of uint8.
+
+    A group is 32 numbers of each of 32 rows: 32 float16 scales, 32 float16 bases, then the integers,
+    eight of each row side by side; a number is base + scale x integer. Scale and base are those of
+    Q4_1 or Q4_0 in GGUF files, whichever is closer: the integers 0 and 15 are the least and the
+    largest number, or 0 is the number that is farthest from zero and 8 is zero. So blocks of both
+    kinds keep their numbers, if the file was made from least and largest numbers.
+
+    Args:
+        matrix: `[width, depth]`, float32.
+
+    Returns:
+        The panels, or `None` if the numbers are too unequal: the norm of the errors is above 10 % of
+        their own (it is 8 % for normal numbers), or float16 cannot hold a scale.
+    """
+    groups = _groups_of(matrix, GROUPS["int4"])
+    least, largest = groups.aminmax(dim=-1)
+    scale, base = ((largest - least) / _LARGEST_STORED).half(), least.half()
+    integers, error = _integers_of(groups, scale, base)
+    if error.any():  # otherwise nothing is closer
+        farthest = (torch.where(largest > -least, largest, least) / -_MIDDLE).half()
+        other = farthest, farthest * -_MIDDLE
+        others, other_error = _integers_of(groups, *other)
+        is_other = other_error < error
+        scale, base = torch.where(is_other, other[0], scale), torch.where(is_other, other[1], base)
+        integers = torch.where(is_other[..., None], others, integers)
+        error = torch.minimum(error, other_error)
+    # An error is not a number where float16 is infinite.
+    if not error.sum().sqrt() <= _MOST_LOST * matrix.norm():
+        return None
+    # Bytes of two: number k of a quad, and number k of the next quad in the upper half.
+    lower, upper = integers.unflatten(-1, (-1, 2, 4)).unbind(dim=-2)
+    stored = (lower | upper << 4).transpose(2, 3).flatten(2)
+    head = torch.cat([scale, base], dim=-1).view(torch.uint8)
+    return torch.cat([head, stored], dim=-1)
+
+
+def _groups_of(matrix: Tensor, size: int) -> Tensor:
+    """`[panels, groups, columns, size]`; zeros fill the last group and the last panel."""
+    width, depth = matrix.shape
+    filled = torch.nn.functional.pad(matrix.detach(), (0, -depth % size, 0, -width % COLUMNS))
+    return filled.reshape(-1, COLUMNS, filled.shape[1] // size, size).transpose(1, 2)
+
+
+def _integers_of(groups: Tensor, scale: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
+    """The nearest integers, uint8, and the squared error of each group."""
+    scale, base = scale.float()[..., None], base.float()[..., None]
+    steps = torch.where(scale == 0, 0.0, (groups - base) / scale)
+    integers = steps.round_().clamp_(0, _LARGEST_STORED)
+    error = (base + scale * integers - groups).square_().sum(dim=-1)
+    return integers.to(torch.uint8), error
+
+
+def group_size_of(panels: Tensor) -> int | None:
+    """Numbers of a row that share a scale, or `None` where panels hold floats."""
+    if panels.dtype != torch.uint8:
+        return None
+    eight = _SCALES + COLUMNS * GROUPS["int8"]
+    return GROUPS["int8" if panels.shape[2] == eight else "int4"]
+
+
+def matrix_of(panels: Tensor, width: int, depth: int | None = None) -> Tensor:
+    """The matrix that panels hold: `[width, depth]`, float32."""
+    size = group_size_of(panels)
+    if size is not None:
+        is_eight = size == GROUPS["int8"]
+        head = _SCALES if is_eight else 2 * _SCALES
+        stored = panels[..., head:].unflatten(-1, (-1, COLUMNS, 4)).transpose(2, 3)
+        groups = (_eight_bit_groups if is_eight else _four_bit_groups)(
+            panels[..., :head].contiguous(), stored
+        )
+        return groups.transpose(1, 2).flatten(2).flatten(0, 1)[:width, :depth]
+    if panels.dtype == torch.int32:
+        panels = torch.cat(
+            [(panels << 16).view(torch.float32), (panels & ~_LOWER).view(torch.float32)], dim=-1
+        )
+    return panels.transpose(1, 2).reshape(-1, panels.shape[1])[:width]
+
+
+def _eight_bit_groups(head: Tensor, stored: Tensor) -> Tensor:
+    raised = head.view(torch.int16)
+    scales = raised.unflatten(-1, (COLUMNS // 2, 2)).transpose(2, 3).flatten(2)
+    numbers = stored.flatten(3).float() - _ZERO
+    return numbers * scales.contiguous().view(torch.bfloat16)[..., None]
+
+
+def _four_bit_groups(head: Tensor, stored: Tensor) -> Tensor:
+    scale, base = head.view(torch.float16).float()[..., None].split(COLUMNS, dim=2)
+    integers = torch.stack([stored & _LARGEST_STORED, stored >> 4], dim=-2).flatten(3)
+    return base + scale * integers
+
+
+def rounded_rows(rows: Tensor, size: int) -> Tensor:
+    """Rows as products with rounded panels read them.
+
+    The numbers of a group are multiples of their largest one / 127. They count as zeros where 127 /
+    the largest one is not finite.
+
+    Args:
+        rows: `[..., depth]`.
+        size: Numbers of a group.
+    """
+    depth = rows.shape[-1]
+    groups = torch.nn.functional.pad(rows, (0, -depth % size)).unflatten(-1, (-1, size))
+    largest = groups.abs().amax(dim=-1, keepdim=True)
+    is_rounded = largest > _LARGEST / torch.finfo(rows.dtype).max
+    numbers = torch.where(is_rounded, groups * (_LARGEST / largest), 0.0).round()
+    return (numbers * (largest / _LARGEST)).flatten(-2)[..., :depth]
+
+
+def _packed_linear(rows: Tensor, panels: Sequence[Tensor], widths: Sequence[int]) -> Tensor:
+    made = [_product(rows, *one) for one in zip(panels, widths, strict=True)]
+    return made[0] if len(made) == 1 else torch.cat(made, dim=-1)
+
+
+def _product(rows: Tensor, panels: Tensor, width: int) -> Tensor:
+    depth = rows.shape[-1]
+    # The machine code would read past the panels.
+    if panels.shape[1] != -(-depth // (group_size_of(panels) or 1)):
+        raise ValueError(f"rows of {depth} numbers do not fit panels {tuple(panels.shape)}")
+    if rows.dtype == torch.float32 and (run := _machine_code()) is not None:
+        out = rows.new_empty(*rows.shape[:-1], width)
+        rows = rows.contiguous()
+        failed = run(
+            rows.data_ptr(),
+            panels.data_ptr(),
+            out.data_ptr(),
+            rows.numel() // max(depth, 1),
+            depth,
+            width,
+            panels.shape[2] * panels.itemsize,
+        )
+        if failed:
+            raise RuntimeError("products of few rows failed")
+        return out
+    return plain_packed_linear(rows, panels, width)
+
+
+def plain_packed_linear(rows: Tensor, panels: Tensor, width: int) -> Tensor:
+    """The plain twin of the machine code for one matrix, in the type of the rows."""
+    size, matrix = group_size_of(panels), matrix_of(panels, width, rows.shape[-1])
+    read = rows if size is None else rounded_rows(rows, size)
+    return torch.nn.functional.linear(read, matrix.to(rows.dtype))
+
+
+def _shape_of_packed_linear(
+    rows: Tensor, panels: Sequence[Tensor], widths: Sequence[int]
+) -> Tensor:
+    return rows.new_empty(*rows.shape[:-1], sum(widths))
+
+
+# What runs outside of compiled programs.
+OPERATIONS.impl("packed_linear", _packed_linear, "CPU")
+torch.library.register_fake("monge::packed_linear", _shape_of_packed_linear, lib=OPERATIONS)
+
+_NAMESPACE: Any = torch.ops.monge
+OPERATION: Final = _NAMESPACE.packed_linear.default
+"""`(rows, panels, widths) -> rows x matrices`, the results of a row one behind another."""
+
+
+def merge_products(graph: Graph) -> None:
+    """Make one operation of the products that read the same rows, such as queries, keys and values.
+
+    The rows are rounded once, and threads start once.
+
+    Args:
+        graph: A traced program, which is changed.
+    """
+    same_rows = defaultdict[tuple[Any, ...], list[Any]](list)
+    for node in graph.find_nodes(op="call_function", target=OPERATION):
+        arguments: Any = node.args
+        rows, (panels,), _ = arguments
+        while rows.target is torch.ops.aten.contiguous.default:
+            rows = rows.args[0]
+        stored = panels.meta["val"]
+        same_rows[rows, stored.dtype, stored.shape[2]].append(node)
+    for nodes in same_rows.values():
+        if len(nodes) > 1:
+            _merge(graph, nodes)
+
+
+def _merge(graph: Graph, nodes: Sequence[Any]) -> None:
+    """Replace calls for one matrix each by one for all, and its slices."""
+    first, slice_of = nodes[0], torch.ops.aten.slice.Tensor
+    panels = [node.args[1][0] for node in nodes]
+    widths = [node.args[2][0] for node in nodes]
+    with graph.inserting_before(first):
+        merged = graph.call_function(OPERATION, (first.args[0], panels, widths))
+        last, end = first.meta["val"].ndim - 1, 0
+        for node, width in zip(nodes, widths, strict=True):
+            part = graph.call_function(slice_of, (merged, last, end, end + width))
+            part.meta["val"] = node.meta["val"]
+            node.replace_all_uses_with(part)
+            end += width
+    for node in nodes:
+        graph.erase_node(node)
+
+
+def pack_linears(
+    module: torch.nn.Module, weights: str = "exact", output: torch.nn.Module | None = None
+) -> None:
+    """Lay out anew the weights of linear maps inside a module, which is changed.
+
+    The tensors that it had are not.
+
+    Float32 maps become `PackedLinear`; weights of float64, and of maps that are more than a map,
+    lie transposed. Half precision stays: torch has products of few rows for the usual order only,
+    in the other they take ten times longer.
+
+    Args:
+        module: A module; itself no linear map.
+        weights: How the maps that become `PackedLinear` store their matrix, one of `WEIGHTS`. Those
+            that lose too much in 4 bits store 8.
+        output: The output layer of a network: logits lose most, so it has 8 bits in place of 4.
+    """
+    made = dict[int, torch.nn.Module]()  # a map that is used in several places stays one
+    new = list[PackedLinear]()
+    for parent in tuple(module.modules()):
+        for name, child in tuple(parent.named_children()):
+            if id(child) not in made:
+                finer = weights == "int4" and child is output
+                packed = _packed(child, "int8" if finer else weights)
+                made[id(child)] = packed
+                if packed is not child and isinstance(packed, PackedLinear):
+                    new.append(packed)
+            if made[id(child)] is not child:
+                parent.add_module(name, made[id(child)])
+    _lay_together(new)
+
+
+def _lay_together(layers: Sequence[PackedLinear]) -> None:
+    """Move panels into one block of memory, in their order: they are read up to a tenth faster."""
+    sizes = [-(-one.panels.nbytes // _PAGE) * _PAGE for one in layers]
+    block = torch.empty(sum(sizes), dtype=torch.uint8)
+    for one, place in zip(layers, block.split(sizes), strict=True):
+        moved = place[: one.panels.nbytes].view(one.panels.dtype).view(one.panels.shape)
+        one.panels = moved.copy_(one.panels)
+
+
+def pack_draft_module(module: torch.nn.Module) -> None:
+    """Store the float32 maps of a module that only drafts in 8 bits, in place.
+
+    Args:
+        module: A module; itself no linear map.
+    """
+    load_packed_linear()
+    pack_linears(module, "int8")
+
+
+def _packed(child: torch.nn.Module, weights: str) -> torch.nn.Module:
+    if isinstance(child, PackedLinear):
+        return child
+    weight: Any = getattr(child, "weight", None)
+    is_map = type(child) is torch.nn.Linear or getattr(child, "is_linear_map", False)
+    if is_map and weight.dtype == torch.float32 and weight.device.type == "cpu":
+        bias: Any = child.bias
+        return PackedLinear(weight, bias, weights=weights)
+    if type(child) is Conv1D and child.weight.dtype == torch.float32:
+        return PackedLinear(child.weight.t(), child.bias, weights=weights)
+    if isinstance(child, torch.nn.Linear) and child.weight.dtype in {torch.float32, torch.float64}:
+        child.weight = torch.nn.Parameter(
+            child.weight.detach().t().contiguous().t(), requires_grad=False
+        )
+    return child
+
+
+_LOADED: Final = list[Any]()
+
+
+@cache
+def load_packed_linear() -> None:
+    """Make the machine code known to the programs that this process loads later.
+
+    Raises:
+        RuntimeError, OSError: As `native_function`.
+    """
+    arguments = (*(ctypes.c_void_p,) * 3, *(ctypes.c_int64,) * 4)
+    _LOADED.append(native_function(_SOURCE, "monge_packed_linear", arguments))
+
+
+def _machine_code() -> Any:
+    """The function, where a program or a packed network has loaded it."""
+    return _LOADED[-1] if _LOADED else None

@@ -1,0 +1,283 @@
+"""Parity check: a step or a module of a backend must be about as accurate as the eager network that it replaces.
+
+Rounding errors grow with depth and shrink with precision, so no constant separates them from
+mistakes. The check measures them instead: it runs a float64 copy of the network, and allows a
+backend a few times the error of the eager network.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Final, TypeVar
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from monge.core.errors import BackendError
+from monge.core.model import Forward, NodeBlock
+from monge.engine.models.forward_program import ForwardProgram, ProgramSpec
+from monge.engine.models.hf_tree import HfTreeModel
+from monge.engine.models.network_facts import adapter_obstacle, packed_layers, tree_obstacle
+
+_CLOSE: Final = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-5,
+    torch.float16: 0.004,
+    torch.bfloat16: 0.03,
+}
+"""Differences to the eager outputs, as a share of the largest output, that need no float64 copy to be called rounding."""
+_TOLERANCE: Final = 4.0
+"""Largest error of a backend, in units of the eager network's error."""
+# Of a float64 copy; larger networks are compared with the eager network only.
+_MAX_BYTES: Final = 2 << 30
+_LARGE_NETWORK: Final = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-3,
+    torch.float16: 0.02,
+    torch.bfloat16: 0.1,
+}
+"""Root mean square of the difference to the eager outputs, as a share of that of the outputs, for large networks. Unlike the
+largest difference it hardly depends on the depth of a network; a lost mask or a wrong position exceeds it."""
+_LARGE_ROUNDED_NETWORK: Final = 0.1
+"""The same where layers round their inputs to 8 bits: in a few places, the last digit of a sum decides between two integers."""
+_CHECKED_ROWS: Final = (1, 3, 2, 1)  # batch sizes at which a module is checked
+_FAILURES: Final = (
+    # Code that cannot be traced.
+    *(RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError),
+    *(OSError, ImportError),  # no compiler, no disk space
+)
+AnyModule = TypeVar("AnyModule", bound=torch.nn.Module)
+
+
+def program_spec(network: PreTrainedModel, layers: tuple[int, ...] = ()) -> ProgramSpec:
+    """The shapes of a network's step, and the hidden states that it gives."""
+    model = HfTreeModel(network)
+    model.open({0: (0, 0)})
+    return replace(model.program_spec(), layers=layers)
+
+
+def program_obstacle(network: PreTrainedModel, done: str) -> str | None:
+    """Why a network's step cannot be replaced, if that is known before trying.
+
+    Args:
+        network: The network.
+        done: What is done to networks, for messages: "compiled".
+    """
+    if (reason := tree_obstacle(network)) is not None:
+        return f"{reason}; only networks that read trees are {done}"
+    if (reason := adapter_obstacle(network)) is not None:
+        return reason
+    name, attention = (
+        type(network).__name__,
+        str(network.config.get_text_config()._attn_implementation),
+    )
+    if network.dtype not in _CLOSE:
+        return (
+            f"{name} has weights of type {network.dtype}; known are {', '.join(map(str, _CLOSE))}"
+        )
+    if attention not in {"eager", "sdpa"}:
+        return f"{name} runs attention {attention!r}; eager and sdpa are {done}"
+    return None
+
+
+@contextmanager
+def as_backend_error(what: str) -> Iterator[None]:
+    """Turn errors of a tracer, a compiler or a graph capture into a `BackendError` that begins with `what`."""
+    try:
+        yield
+    except BackendError:
+        raise
+    except _FAILURES as error:
+        text = str(error).strip().splitlines() or [""]
+        raise BackendError(f"{what}: {type(error).__name__}: {text[0][:300]}") from error
+
+
+def check_forward(network: PreTrainedModel, step: ForwardProgram, how: str) -> None:
+    """Compare a step with its network on small trees, chains and prompts.
+
+    Args:
+        network: The network.
+        step: The step.
+        how: What was done to the network, for messages: "compiled".
+
+    Raises:
+        BackendError: If logits or hidden states differ by more than rounding.
+    """
+
+    def read(
+        of: PreTrainedModel, step: ForwardProgram | None, layers: tuple[int, ...]
+    ) -> list[Tensor]:
+        return _test_outputs(HfTreeModel(of, step), layers)
+
+    reason = difference(
+        read(network, step, step.layers),
+        read(network, None, step.layers),
+        lambda: read(_in_float64(network), None, step.layers) if _is_small(network) else None,
+        network.dtype,
+        _LARGE_ROUNDED_NETWORK if _rounds_inputs(network) else _LARGE_NETWORK[network.dtype],
+    )
+    if reason is not None:
+        what = "logits or hidden states" if step.layers else "logits"
+        raise BackendError(
+            f"{type(network).__name__}, {how}, has other {what} than the network: {reason}"
+        )
+
+
+def check_module(
+    module: torch.nn.Module, program: Forward, like: Sequence[Tensor], how: str
+) -> None:
+    """Compare a program with its module on artificial inputs of several batch sizes.
+
+    Args:
+        module: The module.
+        program: The program.
+        like: Inputs with the widths and types of its inputs.
+        how: What was done to the module, for messages.
+
+    Raises:
+        BackendError: If outputs differ by more than rounding.
+    """
+
+    def outputs(run: Forward, dtype: torch.dtype | None = None) -> list[Tensor]:
+        found: list[Tensor] = []
+        with torch.inference_mode():
+            for rows in _CHECKED_ROWS:
+                waves = [_wave(rows, index, tensor) for index, tensor in enumerate(like)]
+                found += [
+                    one.clone() for one in run(*(wave.to(dtype or wave.dtype) for wave in waves))
+                ]
+        return found
+
+    reason = difference(
+        outputs(program),
+        outputs(module),
+        lambda: outputs(_in_float64(module), torch.float64) if _is_small(module) else None,
+        like[0].dtype,
+        _LARGE_NETWORK[like[0].dtype],
+    )
+    if reason is not None:
+        raise BackendError(f"{type(module).__name__}, {how}, gives other numbers: {reason}")
+
+
+def difference(
+    ours: Sequence[Tensor],
+    eager: Sequence[Tensor],
+    exact: Callable[[], Sequence[Tensor] | None],
+    dtype: torch.dtype,
+    most_of_large: float,
+) -> str | None:
+    """How outputs differ from those of the eager network by more than rounding, or `None`.
+
+    Args:
+        ours: Outputs of the backend, `[rows, width]` each.
+        eager: Outputs of the eager network.
+        exact: Computes the outputs of its float64 copy; asked only if needed, and `None` for a
+            large network.
+        dtype: Type in which backend and eager network compute.
+        most_of_large: Root mean square of the difference, as a share of that of the outputs, that is
+            called rounding where there is no float64 copy.
+    """
+    # Comparisons are written so that NaN fails.
+    if all(
+        float((own - host).abs().max()) <= _CLOSE[dtype] * _largest(host)
+        for own, host in zip(ours, eager, strict=True)
+    ):
+        return None
+    reference = None if dtype == torch.float64 else exact()
+    if reference is None:
+        shares = [
+            _rms(own.double() - host.double()) / _rms(host.double())
+            for own, host in zip(ours, eager, strict=True)
+        ]
+        if all(share <= most_of_large for share in shares):
+            return None
+        return f"by {max(shares):.2g} of the network's (root mean square), at most {most_of_large:.2g} is rounding"
+    for own, host, true in zip(ours, eager, reference, strict=True):
+        error, rounding = (float((one.double() - true).abs().max()) for one in (own, host))
+        if not error <= _TOLERANCE * rounding:
+            return f"{error:.2g} from a float64 run, where the network is {rounding:.2g} from it"
+        top = true.topk(2, dim=-1)
+        is_clear = top.values[..., 0] - top.values[..., 1] > _TOLERANCE * rounding
+        if bool((is_clear & (own.argmax(dim=-1) != top.indices[..., 0])).any()):
+            return "the largest is another one, although it is larger than the next by more than rounding"
+    return None
+
+
+def _test_outputs(model: HfTreeModel, layers: tuple[int, ...]) -> list[Tensor]:
+    """Logits of all nodes, then hidden states of committed tokens layer by layer.
+
+    Small trees and chains are read, for several rows and for one, and the nodes behind a text that
+    was read without logits.
+    """
+
+    def tokens(*numbers: int) -> tuple[int, ...]:
+        # Spread over the vocabulary: the first tokens are often special, and texts of them
+        # ill-conditioned.
+        return tuple((1000 + 3371 * number) % model.vocab_size for number in numbers)
+
+    first = NodeBlock(tokens(5, 6, 7, 8), (-1, 0, 0, 1))
+    rounds = (
+        {0: first, 1: NodeBlock(tokens(9, 4), (-1, -1))},
+        {1: NodeBlock(tokens(3), (1,))},
+        {2: NodeBlock.chain(tokens(5, 6, 7))},
+    )
+    read_on = {0: NodeBlock(tokens(3, 4), (-1, -1)), 1: NodeBlock.chain(tokens(9))}
+    watched = model.watch(layers) if layers else None
+    model.open({0: tokens(1, 2, 3), 1: tokens(4, 3, 2, 1, 0, 5, 6, 7), 2: tokens(8, 9)})
+    logits = [one for blocks in rounds for one in _extend(model, blocks)]
+    model.commit({0: (0, 2), 1: (1, 2), 2: (0, 1, 2)})
+    model.append({0: tokens(2, 7, 5), 1: tokens(1)})
+    logits += _extend(model, read_on)
+    if watched is None:
+        return [torch.cat(logits)]
+    states = [one for sequence in (0, 1, 2) if (one := watched.take(sequence)) is not None]
+    return [torch.cat(logits), *torch.cat(states).split(model.hidden_size, dim=-1)]
+
+
+def _extend(model: HfTreeModel, blocks: Mapping[int, NodeBlock]) -> list[Tensor]:
+    logits = model.extend(blocks)
+    return [logits[sequence].clone() for sequence in blocks]
+
+
+def _in_float64(module: AnyModule) -> AnyModule:
+    """A float64 copy, made without a copy in the module's own type."""
+    with torch.inference_mode(mode=False):
+        twins: dict[int, Tensor] = {
+            id(weight): torch.nn.Parameter(weight.detach().double(), requires_grad=False)
+            for weight in module.parameters()
+        }
+        packed = packed_layers(module)
+        known = {id(layer.panels) for layer in packed}
+        twins |= {
+            id(one): one.double()
+            for one in module.buffers()
+            if one.is_floating_point() and id(one) not in known
+        }
+        plain = {id(layer): layer.unpacked(torch.float64) for layer in packed}
+        return copy.deepcopy(module, {**twins, **plain})
+
+
+def _is_small(module: torch.nn.Module) -> bool:
+    count = sum(weight.numel() for weight in module.parameters())
+    count += sum(layer.width * layer.depth for layer in packed_layers(module))
+    return count * torch.float64.itemsize <= _MAX_BYTES
+
+
+def _rounds_inputs(module: torch.nn.Module) -> bool:
+    return any(layer.rounds_inputs for layer in packed_layers(module))
+
+
+def _largest(tensor: Tensor) -> float:
+    return float(tensor.abs().max().clamp(min=torch.finfo(tensor.dtype).tiny))
+
+
+def _rms(tensor: Tensor) -> float:
+    return float(tensor.pow(2).mean().sqrt())
+
+
+def _wave(rows: int, index: int, like: Tensor) -> Tensor:
+    """Numbers between -2 and 2, no two rows alike."""
+    places = torch.arange(rows * like.shape[1], dtype=torch.float64).reshape(rows, -1)
+    return (2 * torch.sin((1.3 + index) * places + index)).to(like)

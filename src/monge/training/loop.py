@@ -1,0 +1,282 @@
+"""The training loop of all heads: reproducible batches, resumable checkpoints, and early stopping on held-out text."""
+
+import math
+import pickle
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from monge.core.errors import ModelLoadError, OptionError
+from monge.training.chain import ChainQuality
+from monge.training.losses import Weights
+
+STATE: Final = "training.pt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """Settings of a training.
+
+    Args:
+        steps: Maximum number of steps.
+        batch_size: Positions per step.
+        learning_rate: Peak learning rate of AdamW without weight decay.
+        warm_up: Share of the steps with a linear warm-up; a cosine decay follows.
+        clip: Maximum gradient norm.
+        weights: Weights of the loss terms.
+        evaluate_every: Steps between evaluations on held-out text.
+        patience: Evaluations without improvement after which training ends.
+        seed: Seed of the batches; each step derives its own.
+
+    Raises:
+        OptionError: If a number is out of range.
+    """
+
+    steps: int = 2000
+    batch_size: int = 512
+    learning_rate: float = 2e-3
+    warm_up: float = 0.04
+    clip: float = 1.0
+    weights: Weights = field(default_factory=Weights)
+    evaluate_every: int = 100
+    patience: int = 5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        sizes = (self.steps, self.batch_size, self.evaluate_every, self.patience)
+        if (
+            min(sizes) < 1
+            or not self.learning_rate > 0
+            or not 0 <= self.warm_up <= 1
+            or not self.clip > 0
+        ):
+            raise OptionError(
+                "head training: sizes must be at least 1, rates above 0 and "
+                f"warm_up in [0, 1]; got {self}"
+            )
+
+    def rate(self, step: int) -> float:
+        """Learning rate of a step."""
+        rising = self.warm_up * self.steps
+        if step < rising:
+            return self.learning_rate * (step + 1) / rising
+        return (
+            self.learning_rate
+            * 0.5
+            * (1.0 + math.cos(math.pi * (step - rising) / max(1.0, self.steps - rising)))
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """State of a training.
+
+    Args:
+        step: Steps done.
+        best: Largest block efficiency on held-out text so far.
+        best_step: Step of the best evaluation.
+        history: Step and block efficiency of every evaluation.
+        loss: Loss of the last step.
+        seconds: Duration in seconds, including evaluations; those of interrupted runs add up.
+    """
+
+    step: int = 0
+    best: float = 0.0
+    best_step: int = 0
+    history: list[tuple[int, float]] = field(default_factory=list)
+    loss: float = math.nan
+    seconds: float = 0.0
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """Entries of a saved head's configuration."""
+        return {"steps": self.step, "best_step": self.best_step, "training_s": self.seconds}
+
+    @property
+    def looks_since_best(self) -> int:
+        """Evaluations since the best one."""
+        return sum(step > self.best_step for step, _ in self.history)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """Callbacks of a training.
+
+    Args:
+        on_read: Receives the number of rows read.
+        on_step: Receives progress.
+        should_stop: Called after every step; training ends with a checkpoint if it returns true.
+    """
+
+    on_read: Callable[[int], None] = lambda count: None
+    on_step: Callable[[Progress], None] = lambda progress: None
+    should_stop: Callable[[], bool] = lambda: False
+
+
+NOBODY: Final = Watch()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A trained head and its acceptance on held-out text, `None` if training was interrupted."""
+
+    num_parameters: int
+    quality: ChainQuality | None
+    progress: Progress
+
+
+class Trainee(ABC):
+    """A model in training: parameters, a loss on random batches, and a score on held-out text."""
+
+    @property
+    @abstractmethod
+    def weights(self) -> Mapping[str, Tensor]:
+        """Trained parameters by name, changed in place."""
+
+    @abstractmethod
+    def loss(self, batch_size: int, generator: torch.Generator) -> Tensor:
+        """Loss of a random batch of about `batch_size` positions."""
+
+    @abstractmethod
+    def look(self) -> float:
+        """Block efficiency on held-out text: larger is better."""
+
+
+def train(
+    trainee: Trainee,
+    recipe: Recipe,
+    folder: Path,
+    watch: Watch = NOBODY,
+) -> Progress:
+    """Train, or continue; the trainee ends with the weights of the best evaluation.
+
+    Args:
+        trainee: The model, trained in place.
+        recipe: Settings of the training.
+        folder: Folder of the checkpoint; an interrupted run continues from there.
+        watch: Callbacks.
+
+    Raises:
+        OptionError: If the folder holds a run with another recipe.
+        ModelLoadError: If the checkpoint cannot be read.
+    """
+    weights = list(trainee.weights.values())
+    optimizer = torch.optim.AdamW(
+        weights, lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
+    )
+    progress, best = _restored(trainee, recipe, folder, optimizer)
+    began = perf_counter() - progress.seconds
+    while progress.step < recipe.steps and progress.looks_since_best < recipe.patience:
+        progress.loss = _step(trainee, recipe, optimizer, progress.step)
+        progress.step += 1
+        if progress.step % recipe.evaluate_every == 0 or progress.step == recipe.steps:
+            best = _look(trainee, progress, best)
+            progress.seconds = perf_counter() - began
+            _save(trainee, recipe, folder, optimizer, (progress, best))
+        watch.on_step(progress)
+        if watch.should_stop():
+            progress.seconds = perf_counter() - began
+            _save(trainee, recipe, folder, optimizer, (progress, best))
+            return progress
+    _set(trainee, best)
+    return progress
+
+
+def _step(trainee: Trainee, recipe: Recipe, optimizer: torch.optim.Optimizer, step: int) -> float:
+    # Every step has its own seed: the step's number is all the state that the batches have.
+    generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
+    loss = trainee.loss(recipe.batch_size, generator)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(list(trainee.weights.values()), recipe.clip)
+    for group in optimizer.param_groups:
+        group["lr"] = recipe.rate(step)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return float(loss.detach())
+
+
+def _look(trainee: Trainee, progress: Progress, best: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Evaluate on held-out text; return the weights to keep."""
+    reached = trainee.look()
+    progress.history.append((progress.step, reached))
+    if reached <= progress.best:
+        return best
+    progress.best, progress.best_step = reached, progress.step
+    return _copies(trainee)
+
+
+def _copies(trainee: Trainee) -> dict[str, Tensor]:
+    return {name: weight.detach().clone() for name, weight in trainee.weights.items()}
+
+
+@torch.no_grad()
+def _set(trainee: Trainee, weights: Mapping[str, Tensor]) -> None:
+    if weights.keys() != trainee.weights.keys():
+        raise KeyError(f"weights {sorted(weights.keys() ^ trainee.weights.keys())}")
+    for name, weight in trainee.weights.items():
+        weight.copy_(weights[name])
+
+
+def _save(
+    trainee: Trainee,
+    recipe: Recipe,
+    folder: Path,
+    optimizer: torch.optim.Optimizer,
+    reached: tuple[Progress, dict[str, Tensor]],
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / STATE
+    progress, best = reached
+    state = {
+        "recipe": asdict(recipe),
+        "progress": asdict(progress),
+        "weights": _copies(trainee),
+        "best": best,
+        "optimizer": optimizer.state_dict(),
+    }
+    # A reader never sees half a file, and an interrupt while it is written costs the last part
+    # only.
+    partial = path.with_suffix(".partial")
+    torch.save(state, partial)
+    partial.replace(path)
+
+
+def _restored(
+    trainee: Trainee, recipe: Recipe, folder: Path, optimizer: torch.optim.Optimizer
+) -> tuple[Progress, dict[str, Tensor]]:
+    path, device = folder / STATE, next(iter(trainee.weights.values())).device
+    if not path.exists():
+        return Progress(), _copies(trainee)
+    try:
+        state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+        kept, progress = state["recipe"], Progress(**state["progress"])
+        if kept != asdict(recipe):
+            changed = sorted(
+                name for name, value in asdict(recipe).items() if kept.get(name) != value
+            )
+            raise OptionError(
+                f"{path} was written with other values of {changed}; restore them "
+                "or choose another folder"
+            )
+        _set(trainee, state["weights"])
+        optimizer.load_state_dict(state["optimizer"])
+    except (OSError, RuntimeError, KeyError, TypeError, EOFError, pickle.UnpicklingError) as error:
+        raise ModelLoadError(
+            f"cannot go on from {str(path)!r}: {type(error).__name__}: {error}; remove it to "
+            "start anew"
+        ) from error
+    return progress, state["best"]
+
+
+def rounded(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Round weights to bfloat16, which moves a draft law a little and the output law not at all."""
+    return {
+        name: weight.detach().to("cpu", torch.bfloat16).contiguous()
+        for name, weight in weights.items()
+    }

@@ -1,0 +1,160 @@
+"""Heads without training: ridge regression, and the alignments of any predictor, in closed form.
+
+Steps are fitted in order: each is fitted on the predictions of the fitted steps before it.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from monge.core.errors import OptionError
+from monge.heads.shape.alignment.none import NoMap
+from monge.heads.shape.head import ShapeHead, StepAlignment
+from monge.heads.shape.ridge import RidgePredictor
+from monge.training.shape.measure import law
+from monge.training.texts import Ends, Texts, all_windows, num_windows
+
+STRENGTHS: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Tried for every alignment; 0 is no alignment, so on held-out text an alignment never loses."""
+TEMPERATURES: Final = tuple(2.0 ** (step / 8) for step in range(-8, 9))
+"""Tried for every step, from one half to two."""
+RIDGE: Final = 1e-3
+"""Weight of the ridge penalty, in units of the inputs' mean variance."""
+_HELD_OUT: Final = 8192
+"""Most held-out windows that a choice looks at."""
+
+
+def calibrate_ridge(head: ShapeHead, fitted: Texts, held_out: Texts, ends: Ends) -> None:
+    """Fit a ridge predictor and its alignments, step by step.
+
+    Raises:
+        OptionError: If there is too little text.
+    """
+    predictor = head.predictor
+    if not isinstance(predictor, RidgePredictor):
+        raise OptionError(
+            f"calibrate: {type(predictor).__name__} is trained; only its alignments "
+            "are fitted in closed form"
+        )
+    needed = 2 * predictor.num_inputs(predictor.num_steps)
+    _check_enough(fitted, predictor.num_steps, needed)
+    for number in range(1, predictor.num_steps + 1):
+        predictor.weight[number - 1].data.copy_(_ridge(head, number, fitted, ends))
+        _align_step(head, number, fitted, held_out, ends)
+
+
+def calibrate_alignments(head: ShapeHead, fitted: Texts, held_out: Texts, ends: Ends) -> None:
+    """Fit the alignments of an existing predictor.
+
+    Raises:
+        OptionError: If there is too little text.
+    """
+    _check_enough(fitted, head.predictor.num_steps, 2 * len(_step(head, 1).subspace))
+    for number in range(1, head.predictor.num_steps + 1):
+        _align_step(head, number, fitted, held_out, ends)
+
+
+@torch.inference_mode()
+def calibrate_temperatures(head: ShapeHead, held_out: Texts, ends: Ends) -> None:
+    """Choose one temperature per step, to maximise the mean acceptance."""
+    for number in range(1, head.predictor.num_steps + 1):
+        totals = torch.zeros(len(TEMPERATURES), dtype=torch.float64)
+        for state, true in _pairs(head, number, held_out, ends, limit=_HELD_OUT):
+            p, logits = law(ends.unembed(true)), ends.unembed(head.aligned(number, state))
+            for index, temperature in enumerate(TEMPERATURES):
+                totals[index] += float(torch.minimum(p, law(logits, temperature)).sum())
+        head.temperatures[number - 1] = TEMPERATURES[int(totals.argmax())]
+
+
+@torch.inference_mode()
+def _ridge(head: ShapeHead, number: int, texts: Texts, ends: Ends) -> Tensor:
+    """Minimiser of |Y - X M^T|^2 + penalty |M|^2 over all windows, without a penalty on the constant."""
+    predictor = head.predictor
+    assert isinstance(predictor, RidgePredictor)
+    size = predictor.num_inputs(number)
+    gram = torch.zeros(size, size, dtype=torch.float64, device=texts.states.device)
+    moment = torch.zeros(
+        size, predictor.hidden_size, dtype=torch.float64, device=texts.states.device
+    )
+    for windows in all_windows(texts, predictor.num_steps, ends):
+        start = predictor.start(windows.states, windows.tokens[:, 0])
+        state = windows.states
+        for earlier in range(1, number):
+            state = head.step(earlier, start, state, windows.tokens[:, earlier - 1])
+        inputs = predictor.inputs(number, start, state, windows.tokens[:, number - 1]).double()
+        gram += inputs.T @ inputs
+        moment += inputs.T @ windows.true[:, number - 1].double()
+    constant = 2 * predictor.hidden_size  # the column of ones, see `RidgePredictor.start`
+    penalty = torch.full(
+        (size,), RIDGE * float(gram.diagonal().mean()), dtype=torch.float64, device=gram.device
+    )
+    penalty[constant] = 0.0
+    return torch.linalg.solve(gram + torch.diag(penalty), moment).T
+
+
+@torch.inference_mode()
+def _align_step(head: ShapeHead, number: int, fitted: Texts, held_out: Texts, ends: Ends) -> None:
+    step = _step(head, number)
+    if isinstance(step.alignment, NoMap):
+        return
+    pairs = list(_pairs(head, number, fitted, ends))
+    predicted, true = (
+        torch.cat([state for state, _ in pairs]),
+        torch.cat([state for _, state in pairs]),
+    )
+    step.subspace.copy_(principal_directions(true, len(step.subspace)))
+    step.alignment.fit(predicted @ step.subspace.T, true @ step.subspace.T)
+    totals = torch.zeros(len(STRENGTHS), dtype=torch.float64)
+    for state, goal in _pairs(head, number, held_out, ends, limit=_HELD_OUT):
+        p = law(ends.unembed(goal))
+        for index, strength in enumerate(STRENGTHS):
+            step.strength.fill_(strength)
+            totals[index] += float(torch.minimum(p, law(ends.unembed(step.map(state)))).sum())
+    step.strength.fill_(STRENGTHS[int(totals.argmax())])
+
+
+def _pairs(
+    head: ShapeHead, number: int, texts: Texts, ends: Ends, limit: int | None = None
+) -> Iterator[tuple[Float[Tensor, "nodes hidden"], Float[Tensor, "nodes hidden"]]]:
+    """Predicted states of a step before its alignment, and the true states."""
+    seen = 0
+    for windows in all_windows(texts, head.predictor.num_steps, ends):
+        start = head.predictor.start(windows.states, windows.tokens[:, 0])
+        state = windows.states
+        for earlier in range(1, number):
+            state = head.step(earlier, start, state, windows.tokens[:, earlier - 1])
+        yield (
+            head.predictor.step(number, start, state, windows.tokens[:, number - 1]),
+            windows.true[:, number - 1],
+        )
+        seen += len(windows.states)
+        if limit is not None and seen >= limit:
+            return
+
+
+def principal_directions(
+    states: Float[Tensor, "nodes hidden"], count: int
+) -> Float[Tensor, "count hidden"]:
+    """Orthonormal directions of largest variance."""
+    wide = states.double()
+    centred = wide - wide.mean(dim=0)
+    _, vectors = torch.linalg.eigh(centred.T @ centred)
+    return vectors.flip(1)[:, :count].T.to(states.dtype)
+
+
+def _step(head: ShapeHead, number: int) -> StepAlignment:
+    step = head.alignments[number - 1]
+    assert isinstance(step, StepAlignment)
+    return step
+
+
+def _check_enough(texts: Texts, num_steps: int, needed: int) -> None:
+    found = num_windows(texts, num_steps)
+    if found < needed:
+        raise OptionError(
+            f"calibrate: {found} positions of text are too few to fit {num_steps} "
+            f"steps; give {needed} or more"
+        )
