@@ -9,9 +9,9 @@ import torch
 from fastapi.testclient import TestClient
 
 from monge.api import built_in, load
+from monge.engine import prompts
 from monge.engine.chat_format import chat_format
 from monge.engine.loading import load_network
-from monge.engine.prefill import Prefills
 from monge.serve import logprobs
 from monge.serve.app import create_app
 from monge.serve.settings import ServerSettings
@@ -197,9 +197,9 @@ def test_characters_are_never_cut(client, decoder):
 
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_a_prompt_is_scored_once_for_its_choices(client, decoder, monkeypatch, is_stream):
-    scored, laws = [], Prefills._score
+    scored, honest = [], prompts.of_logits
     monkeypatch.setattr(
-        Prefills, "_score", lambda self, *given: scored.append(1) or laws(self, *given)
+        prompts, "of_logits", lambda *given: scored.append(len(given[1])) or honest(*given)
     )
     fields = {"prompt": TEXT, "n": 3, "max_tokens": 2, "echo": True, "logprobs": 2, "seed": 1}
     if is_stream:
@@ -213,7 +213,7 @@ def test_a_prompt_is_scored_once_for_its_choices(client, decoder, monkeypatch, i
     else:
         given = [choice["logprobs"] for choice in complete(client, **fields)["choices"]]
     length = len(decoder.encode(TEXT))
-    assert len(scored) == 1
+    assert sum(scored) == length - 1
     for one in given:
         assert one["token_logprobs"][:length] == given[0]["token_logprobs"][:length]
         assert one["top_logprobs"][:length] == given[0]["top_logprobs"][:length]

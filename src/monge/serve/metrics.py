@@ -2,19 +2,18 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Final, Literal, get_args
+from typing import Final, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from monge.serve.generation import GenerationFinish, Measure, Snapshot, Speculation
+from monge.serve.schemas import Asked
 
 _LABELS: Final = ("engine", "model_name")
 Gather = Callable[[Sequence[Metric]], Sequence[Metric]]
 """Takes the metrics of this server and returns those of all servers."""
-Asked = Literal["default", "options", "off"]
-"""The `speculation` field of a request: absent or true, an object, or false."""
 _REASONS: Final[Mapping[GenerationFinish, str]] = {
     "eos": "stop",
     "stop": "stop",
@@ -86,7 +85,7 @@ _COUNTERS: Final = (
     ),
     ("vllm:prompt_tokens", "Prompt tokens read.", "num_prompt_tokens"),
     ("vllm:generation_tokens", "Tokens generated.", "num_generated_tokens"),
-    ("vllm:num_preemptions", "Requests put off after they were started.", "num_preemptions"),
+    ("vllm:num_preemptions", "Requests put off; admitted ones never are.", None),
     ("vllm:prefix_cache_queries", "Tokens looked up; there is no prefix cache.", None),
     ("vllm:prefix_cache_hits", "Tokens found; there is no prefix cache.", None),
     ("monge:target_rounds", "Rounds: target forwards after the prompt.", "speculation.num_rounds"),

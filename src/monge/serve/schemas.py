@@ -42,6 +42,9 @@ MAX_LABEL: Final = 512
 MOST_SHOWN: Final = 5
 """Errors of one body that are spelled out."""
 
+Asked = Literal["default", "options", "off"]
+"""Forms of the `speculation` field: absent or true, an object, or false."""
+
 Info = Any
 """Pydantic's `ValidationInfo`, a protocol that cannot be checked at run time."""
 
@@ -197,6 +200,13 @@ class SamplingRequest(_Strict):
         "there is no grammar that would be exact under speculation", {"type": "text"}
     )
     priority: Any = neutral("requests are served in their order", 0)
+
+    @property
+    def asked(self) -> Asked:
+        """Form of the `speculation` field."""
+        if isinstance(self.speculation, SpeculationOptions):
+            return "options"
+        return "off" if self.speculation is False else "default"
 
     @field_validator("stream_options")
     @classmethod

@@ -191,8 +191,7 @@ class BoundedBodies:
             if share.num_bytes and self.num_held_bytes > self._max_held_bytes:
                 raise ApiError(
                     HTTPStatus.TOO_MANY_REQUESTS,
-                    f"{self._max_held_bytes} bytes of large bodies are waiting to be read, as many "
-                    "as may; try again later",
+                    f"{self._max_held_bytes} bytes of large bodies are waiting to be read; retry later",
                     code="bodies_full",
                     headers={"retry-after": str(RETRY_AFTER_S)} | CLOSE,
                 )
