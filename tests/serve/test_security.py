@@ -7,8 +7,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from monge.core.errors import OptionError
+from monge.serve.middleware import BoundedBodies
 from monge.serve.run import listen
-from monge.serve.security import BoundedBodies
 from monge.serve.settings import ServerSettings, hosts_to_accept
 from monge.testing.tabular import RandomTable, TabularModel
 from tests.serve.served import ALPHABET, toy_app, toy_decoder

@@ -19,10 +19,10 @@ from monge.engine.chat_format import ChatFormat
 from monge.engine.decoder import Decoder
 from monge.serve.errors import ApiError, internal, of_monge
 from monge.serve.metrics import ServerMetrics
+from monge.serve.middleware import BoundedBodies, CountedAnswers, Gate
 from monge.serve.records import Recorder
 from monge.serve.scheduler import Scheduler
 from monge.serve.schemas import ChatRequest, CompletionRequest
-from monge.serve.security import AllowedHosts, ApiKeyGate, BoundedBodies, CountedAnswers
 from monge.serve.service import Service
 from monge.serve.settings import ServerSettings
 
@@ -141,8 +141,7 @@ def create_app(
         max_held_bytes=settings.max_held_bytes,
         timeout_s=settings.body_timeout_s,
     )
-    app.add_middleware(ApiKeyGate, keys=settings.api_keys)
-    app.add_middleware(AllowedHosts, hosts=settings.allowed_hosts)
+    app.add_middleware(Gate, keys=settings.api_keys, hosts=settings.allowed_hosts)
     app.add_middleware(
         CountedAnswers,
         count=metrics.count_answer,

@@ -1,4 +1,4 @@
-"""Middlewares: keys, host names, sizes, timeouts, and a counter of answers."""
+"""Middleware: keys, host names, the size and the time of bodies, and a counter of answers."""
 
 import asyncio
 import hmac
@@ -55,34 +55,48 @@ class CountedAnswers:
         await self._app(scope, receive, counted)
 
 
-class ApiKeyGate:
-    """Refuses requests without a valid key, in constant time.
+class Gate:
+    """Refuses requests without a valid key, in constant time, or sent to a name that is not served.
+
+    A web page can point its own name to the address of this machine after it is loaded (DNS
+    rebinding). Its scripts can then reach a server on loopback, but they cannot hide the name.
 
     Args:
         app: What answers.
-        keys: The keys; without keys, every request passes.
+        keys: The keys; without keys, none is needed.
+        hosts: Allowed names and addresses, without ports, IPv6 in brackets. If empty, any.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[str], hosts: Sequence[str]) -> None:
         self._app, self._keys = app, tuple(key.encode() for key in keys)
+        self._hosts = frozenset(host.lower().encode() for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer."""
-        if (
-            scope["type"] != "http"
-            or not self._keys
-            or scope["path"] in OPEN_PATHS
-            or self._brings_key(scope)
-        ):
+        error = self._error(scope) if scope["type"] == "http" else None
+        if error is None:
             await self._app(scope, receive, send)
-            return
-        error = ApiError(
-            HTTPStatus.UNAUTHORIZED,
-            "this server needs an API key; send the header `Authorization: Bearer KEY`",
-            code="invalid_api_key",
-            headers={"www-authenticate": "Bearer"},
-        )
-        await _refuse(error, scope, receive, send)
+        else:
+            await _refuse(error, scope, receive, send)
+
+    def _error(self, scope: Scope) -> ApiError | None:
+        sent = {_without_port(value) for name, value in scope["headers"] if name == b"host"}
+        if self._hosts and not self._hosts.issuperset(sent):
+            return ApiError(
+                HTTPStatus.FORBIDDEN,
+                "the Host header of this request is no name of this server; send it to localhost "
+                "or 127.0.0.1, or start the server with --allowed-host NAME or with an API key",
+                code="host_not_allowed",
+                headers=CLOSE,
+            )
+        if self._keys and scope["path"] not in OPEN_PATHS and not self._brings_key(scope):
+            return ApiError(
+                HTTPStatus.UNAUTHORIZED,
+                "this server needs an API key; send the header `Authorization: Bearer KEY`",
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
+        return None
 
     def _brings_key(self, scope: Scope) -> bool:
         sent = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
@@ -91,38 +105,6 @@ class ApiKeyGate:
         for known in self._keys:  # all keys, so that the time reveals nothing
             found |= hmac.compare_digest(key.strip(), known)
         return found and scheme.lower() == b"bearer"
-
-
-class AllowedHosts:
-    """Refuses requests whose `Host` header has another name.
-
-    A web page can point its own name to the address of this machine after it is loaded (DNS
-    rebinding). Its scripts can then reach a server on loopback, but they cannot hide the name.
-
-    Args:
-        app: What answers.
-        hosts: Allowed names and addresses, without ports, IPv6 in brackets. If empty, every request
-            passes.
-    """
-
-    def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
-        self._app, self._hosts = app, frozenset(host.lower().encode() for host in hosts)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer."""
-        sent = [_without_port(value) for name, value in scope.get("headers", ()) if name == b"host"]
-        if scope["type"] != "http" or not self._hosts or self._hosts.issuperset(sent):
-            await self._app(scope, receive, send)
-            return
-        error = ApiError(
-            HTTPStatus.FORBIDDEN,
-            "the Host header of this request is no name of this server; send it to localhost or "
-            "127.0.0.1, or start the "
-            "server with --allowed-host NAME or with an API key",
-            code="host_not_allowed",
-            headers=CLOSE,
-        )
-        await _refuse(error, scope, receive, send)
 
 
 def _without_port(host: bytes) -> bytes:
@@ -152,23 +134,22 @@ class BoundedBodies:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer."""
-        if scope["type"] != "http" or scope["method"] not in {"POST", "PUT", "PATCH"}:
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         share = _Share(self)
         scope.setdefault("state", {})["release_body"] = partial(share.grow, 0)
         try:
-            try:
-                body = await asyncio.wait_for(self._read(scope, receive, share), self._timeout_s)
-            except TimeoutError:
-                text = f"the body took longer than {self._timeout_s:g} s"
-                error = ApiError(HTTPStatus.REQUEST_TIMEOUT, text, code="slow_body", headers=CLOSE)
-                await _refuse(error, scope, receive, send)
-            except ApiError as error:
-                await _refuse(error, scope, receive, send)
-            else:
-                if body is not None:
-                    await self._app(scope, _replayed(body, receive), send)
+            body = await asyncio.wait_for(self._read(scope, receive, share), self._timeout_s)
+        except TimeoutError:
+            text = f"the body took longer than {self._timeout_s:g} s"
+            error = ApiError(HTTPStatus.REQUEST_TIMEOUT, text, code="slow_body", headers=CLOSE)
+            await _refuse(error, scope, receive, send)
+        except ApiError as error:
+            await _refuse(error, scope, receive, send)
+        else:
+            if body is not None:
+                await self._app(scope, _replayed(body, receive), send)
         finally:
             share.grow(0)
 
