@@ -5,7 +5,7 @@ Unknown fields are refused.
 
 import json
 from itertools import islice
-from typing import Annotated, Any, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     BaseModel,
@@ -75,13 +75,10 @@ class _Strict(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _few_unknown(cls, data: object) -> object:
+    def _few_unknown(cls, sent: Any) -> Any:  # noqa: ANN401 (any JSON)
         """Leave out unknown fields beyond the first few: every one would become an error."""
-        if not isinstance(data, dict) or len(cast("dict[str, object]", data)) <= len(
-            cls.model_fields
-        ):
-            return cast(object, data)
-        sent = cast("dict[str, object]", data)
+        if not isinstance(sent, dict) or len(sent) <= len(cls.model_fields):
+            return sent
         known = [name for name in cls.model_fields if name in sent]
         unknown = islice((name for name in sent if name not in cls.model_fields), MOST_SHOWN + 1)
         return {name: sent[name] for name in (*known, *unknown)}
@@ -314,19 +311,11 @@ class ChatRequest(SamplingRequest):
         return value
 
 
-FIELD_NAMES: Final = frozenset().union(
-    *(
-        one.model_fields
-        for one in (
-            CompletionRequest,
-            ChatRequest,
-            StreamOptions,
-            SpeculationOptions,
-            Message,
-            TextPart,
-        )
-    )
+_MODELS: Final = (
+    *(CompletionRequest, ChatRequest, StreamOptions),
+    *(SpeculationOptions, Message, TextPart),
 )
+FIELD_NAMES: Final = frozenset(name for model in _MODELS for name in model.model_fields)
 """Names of all fields at any depth.
 
 Other words in the place of an error name branches of a union.

@@ -25,7 +25,7 @@ async def stream(
     """Yield the chunks of all choices as they arrive, then usage if requested, then the end.
 
     An error after the first chunk is an event with an `error` object, because the status is already
-    sent. When the stream ends, its generations end too.
+    sent.
 
     Args:
         answers: Writes chunks.
@@ -56,9 +56,6 @@ async def stream(
             yield _event(answers.last([last[index] for index in sorted(last)]))
     except ApiError as error:
         yield _event(error.body())
-    finally:
-        for handle in handles:
-            handle.cancel()
     yield DONE
 
 
