@@ -140,7 +140,7 @@ class BoundedBodies:
         share = _Share(self)
         scope.setdefault("state", {})["release_body"] = partial(share.grow, 0)
         try:
-            body = await asyncio.wait_for(self._read(scope, receive, share), self._timeout_s)
+            replay = await asyncio.wait_for(self._read(scope, receive, share), self._timeout_s)
         except TimeoutError:
             text = f"the body took longer than {self._timeout_s:g} s"
             error = ApiError(HTTPStatus.REQUEST_TIMEOUT, text, code="slow_body", headers=CLOSE)
@@ -148,13 +148,13 @@ class BoundedBodies:
         except ApiError as error:
             await _refuse(error, scope, receive, send)
         else:
-            if body is not None:
-                await self._app(scope, _replayed(body, receive), send)
+            if replay is not None:  # which alone holds the body
+                await self._app(scope, replay, send)
         finally:
             share.grow(0)
 
-    async def _read(self, scope: Scope, receive: Receive, share: "_Share") -> bytes | None:
-        """Return the body, or `None` if the client disconnected."""
+    async def _read(self, scope: Scope, receive: Receive, share: "_Share") -> Receive | None:
+        """Return what receives the body once more, or `None` if the client disconnected."""
         declared = next(
             (value for name, value in scope["headers"] if name == b"content-length"), b""
         )
@@ -177,7 +177,7 @@ class BoundedBodies:
                     headers={"retry-after": str(RETRY_AFTER_S)} | CLOSE,
                 )
             if not message.get("more_body", False):
-                return bytes(body)
+                return _replayed(bytes(body), receive)
 
     def _too_large(self) -> ApiError:
         text = f"the body is larger than {self._max_bytes} bytes, this server's limit"
