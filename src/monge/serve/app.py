@@ -34,7 +34,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong."""
+    """Message, type, field and code of an error."""
 
     message: str
     type: str

@@ -32,8 +32,8 @@ class ConnectionLimits:
 
     Args:
         max_connections: Connections that are served at a time.
-        backlog: Connections that the system holds until they are taken. As many are kept open
-            beyond `max_connections`, to answer probes, and others with a 503.
+        backlog: Connections that the system holds until they are accepted. The same number is kept
+            open beyond `max_connections`: probes are answered, other requests get a 503.
         header_timeout_s: Seconds from the first byte of a request, or from the connection, to the
             end of its headers, and from an early answer to the end of the body. The application
             bounds the time of other bodies.
@@ -116,7 +116,7 @@ class Connection(H11Protocol):
 
     @property
     def is_served(self) -> bool:
-        """Whether it has a whole request that is not answered yet."""
+        """Return whether it has a whole request that is not answered yet."""
         return (
             self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
         )
@@ -132,7 +132,7 @@ class Connection(H11Protocol):
         if is_full and scope["path"] not in OPEN_PATHS:
             error = ApiError(
                 HTTPStatus.SERVICE_UNAVAILABLE,
-                "all connections of this server are in use; try again later",
+                "all connections of this server are in use; retry later",
                 code="too_many_connections",
                 headers={"retry-after": str(RETRY_AFTER_S)} | CLOSE,
             )
@@ -142,8 +142,8 @@ class Connection(H11Protocol):
 
     def _make_room(self) -> None:
         _LOG.warning(
-            "%d connections are open, as many as may be: those that have asked for nothing "
-            "the longest are closed, and further ones get a 503 "
+            "all %d connections are open: those that have asked for nothing the longest are "
+            "closed, and further ones get a 503 "
             "(`ulimit -n` bounds the number; told once a minute)",
             self._limits.max_connections,
         )
@@ -232,14 +232,14 @@ class Connection(H11Protocol):
 
 
 class RateLimited(logging.Filter):
-    """Lets each warning pass once a minute, since clients can cause as many as they like."""
+    """Passes each warning once a minute, since clients can cause any number of them."""
 
     def __init__(self) -> None:
         super().__init__()
         self._told = dict[str, float]()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to write it."""
+        """Return whether to write the record."""
         now, text = time.monotonic(), str(record.msg)
         if record.levelno == logging.WARNING and now - self._told.get(text, -_QUIET_S) < _QUIET_S:
             return False
@@ -248,10 +248,7 @@ class RateLimited(logging.Filter):
 
 
 def log_exhaustion(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
-    """An exception handler for event loops.
-
-    No traceback for every connection that cannot be taken.
-    """
+    """Handle exceptions of an event loop, without a traceback for each connection that is not accepted."""
     error = context.get("exception")
     if isinstance(error, OSError) and error.errno in _NO_RESOURCES:
         _LOG.warning("a connection cannot be taken: %s (told once a minute)", error.strerror)

@@ -25,7 +25,7 @@ class CountedAnswers:
     """Reports the endpoint, status and error code of every answer.
 
     Args:
-        app: What answers.
+        app: The application behind it.
         count: Called with `(endpoint, status, code)`.
         endpoints: Known paths. All others count as `other`, so that clients cannot create label
             values.
@@ -62,7 +62,7 @@ class Gate:
     rebinding). Its scripts can then reach a server on loopback, but they cannot hide the name.
 
     Args:
-        app: What answers.
+        app: The application behind it.
         keys: The keys; without keys, none is needed.
         hosts: Allowed names and addresses, without ports, IPv6 in brackets. If empty, any.
     """
@@ -119,7 +119,7 @@ class BoundedBodies:
     does.
 
     Args:
-        app: What answers.
+        app: The application behind it.
         max_bytes: Largest body.
         max_held_bytes: Bytes of all bodies that are held at a time; the first 64 KiB of each do not
             count, so that large ones do not keep others out.
@@ -131,6 +131,7 @@ class BoundedBodies:
     ) -> None:
         self._app, self._max_bytes, self._timeout_s = app, max_bytes, timeout_s
         self._max_held_bytes, self.num_held_bytes = max(max_bytes, max_held_bytes), 0
+        self._turn = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer."""
@@ -162,6 +163,11 @@ class BoundedBodies:
             raise self._too_large()
         body = bytearray()
         while True:
+            if (
+                share.num_bytes
+            ):  # one large body a turn of the event loop, so that others come between
+                async with self._turn:
+                    await asyncio.sleep(0)
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None

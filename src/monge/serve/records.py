@@ -33,7 +33,7 @@ class Recorder(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """How a generation is recorded.
+    """A recorder and its limit for one generation.
 
     Args:
         recorder: Records it; the scheduler decodes with its decoder.

@@ -50,7 +50,7 @@ _LAST_ROUND_S: Final = 8.0
 
 _MOST_FAILURES: Final = 8
 _FAILURES_S: Final = 60.0
-"""So many requests in a row that end in errors are a fault of the engine, until none has for so long."""
+"""If this many requests in a row fail, the engine is at fault, until none has failed for this long."""
 
 
 def no_sink(measure: Measure, value: float | int) -> None:

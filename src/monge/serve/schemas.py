@@ -1,4 +1,4 @@
-"""What clients may send: every field is honoured, or neutral, or refused with its reason.
+"""Bodies of requests: every field is honoured, or neutral, or refused with its reason.
 
 Unknown fields are refused.
 """
@@ -50,10 +50,10 @@ Info = Any
 
 
 def neutral(why: str, *values: JsonValue) -> Any:  # noqa: ANN401 (as pydantic's own `Field`)
-    """A field that is accepted where it asks for nothing, and refused otherwise.
+    """Return a field that is accepted if it asks for nothing, and refused otherwise.
 
     Args:
-        why: What cannot be done.
+        why: Reason of the refusal.
         values: Values that ask for nothing, beside null.
     """
     return Field(
@@ -64,12 +64,12 @@ def neutral(why: str, *values: JsonValue) -> Any:  # noqa: ANN401 (as pydantic's
 
 
 def label() -> Any:  # noqa: ANN401
-    """A name that clients give to their requests: accepted, and nothing is done with it."""
+    """Return a field for a name that clients give to their requests; it changes nothing."""
     return Field(default=None, max_length=MAX_LABEL, description="A label; it changes nothing.")
 
 
 class _Strict(BaseModel):
-    """No unknown fields, no conversions ("1" is no number), no NaN."""
+    """Refuses unknown fields, conversions ("1" is no number) and NaN."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
@@ -101,7 +101,7 @@ def _same(value: object, other: object) -> bool:
 
 
 class SpeculationOptions(_Strict):
-    """How to draft for one request, within what the server drafts with."""
+    """Options of drafting for one request, within those of the server."""
 
     max_depth: Annotated[int, Field(ge=0, le=MAX_DRAFT)] | None = Field(
         default=None, description="Most tokens along a path that a round drafts; 0 drafts nothing."
@@ -128,7 +128,7 @@ class SpeculationOptions(_Strict):
 
 
 class StreamOptions(_Strict):
-    """What a stream carries beside the text."""
+    """Parts of a stream beside the text."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -145,7 +145,7 @@ Speculation = Annotated[
 
 
 class SamplingRequest(_Strict):
-    """What both endpoints take."""
+    """Fields of both endpoints."""
 
     model: str | None = Field(default=None, description="The served model; it may be left out.")
     temperature: float | None = Field(
@@ -253,7 +253,7 @@ class Message(_Strict):
 
     @property
     def text(self) -> str:
-        """The whole text."""
+        """Return the whole text."""
         return (
             self.content
             if isinstance(self.content, str)
@@ -316,7 +316,4 @@ _MODELS: Final = (
     *(SpeculationOptions, Message, TextPart),
 )
 FIELD_NAMES: Final = frozenset(name for model in _MODELS for name in model.model_fields)
-"""Names of all fields at any depth.
-
-Other words in the place of an error name branches of a union.
-"""
+"""Names of all fields at any depth. Other words in the place of an error name branches of a union."""

@@ -105,11 +105,11 @@ class Service:
         return await self._answer(request, ChatRequest, self._parser.parse_chat)
 
     async def models(self) -> dict[str, Any]:
-        """The served model, in a list."""
+        """Return the served model, in a list."""
         return {"object": "list", "data": [self._card()]}
 
     async def model(self, name: str) -> dict[str, Any]:
-        """The served model."""
+        """Return the served model."""
         self._check_model(name)
         return self._card()
 
@@ -124,15 +124,15 @@ class Service:
         return _status(is_well=now.is_open and now.failure is None and not self._is_leaving)
 
     def leave(self) -> None:
-        """Be ready no more, though requests are served."""
+        """Report that the server is not ready, though requests are served."""
         self._is_leaving = True
 
     async def version(self) -> dict[str, str]:
-        """Version of the library."""
+        """Return the version of the library."""
         return {"version": version("monge")}
 
     async def exposition(self) -> Response:
-        """Metrics, for Prometheus."""
+        """Return the metrics, for Prometheus."""
         return Response(await asyncio.to_thread(self._metrics.text), media_type=CONTENT_TYPE_LATEST)
 
     async def _answer(
