@@ -112,10 +112,10 @@ def test_a_model_by_name_asks_for_the_packages_too(without, monkeypatch, tmp_pat
     ("command", "package", "extra"),
     [
         (("serve",), "fastapi", "serve"),
-        (("audit", "--url", "http://localhost/v1", "--target", "t"), "httpx", "audit"),
+        (("audit", "--url", "http://localhost/v1", "--target", "smollm2"), "httpx", "audit"),
         (("audit", "--engine", "monge"), "uvicorn", "serve"),
         (("batch", "in.parquet", "out.jsonl"), "pyarrow", "scale"),
-        (("bench", "serve", "--quick"), "matplotlib", "bench"),
+        (("bench", "decode", "--quick"), "matplotlib", "bench"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else value,
 )

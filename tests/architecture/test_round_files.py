@@ -9,7 +9,7 @@ from monge.core.errors import unknown_name
 from monge.engine.batch import decode
 from tests.architecture.house import PACKAGE
 
-USUAL_FILES, MAX_FILES = 32, 37
+USUAL_FILES, MAX_FILES = 33, 38
 WARM_ROUNDS, ROUNDS = 12, 40
 
 

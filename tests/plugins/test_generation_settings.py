@@ -229,17 +229,26 @@ def test_the_length_of_the_chain_arrives_in_every_way():
     hook = draft.register_forward_pre_hook(lambda *_: rows.append(1))
     counts = []
     for call in (
-        lambda: monge.generate(target, **given, draft=draft, num_assistant_tokens=1),
+        lambda: monge.generate(
+            target, **given, draft=draft, num_assistant_tokens=1, controller="fixed"
+        ),
         lambda: monge.generate(
             target,
             **padded(ROWS),
             generation_config=GenerationConfig(**GREEDY, num_assistant_tokens=1, pad_token_id=2),
             draft=draft,
+            controller="fixed",
         ),
         lambda: target.generate(
-            **given, num_assistant_tokens=1, custom_generate=monge.speculate, draft_model=draft
+            **given,
+            num_assistant_tokens=1,
+            custom_generate=monge.speculate,
+            draft_model=draft,
+            controller="fixed",
         ),
-        lambda: monge.generate(target, **given, draft=draft, num_assistant_tokens=5),
+        lambda: monge.generate(
+            target, **given, draft=draft, num_assistant_tokens=5, controller="fixed"
+        ),
     ):
         rows.clear()
         call()

@@ -9,7 +9,7 @@ import torch
 from fastapi.testclient import TestClient
 
 from monge.api import built_in, load
-from monge.engine import prompts
+from monge.engine import prefill
 from monge.engine.chat_format import chat_format
 from monge.engine.loading import load_network
 from monge.serve import logprobs
@@ -197,10 +197,8 @@ def test_characters_are_never_cut(client, decoder):
 
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_a_prompt_is_scored_once_for_its_choices(client, decoder, monkeypatch, is_stream):
-    scored, honest = [], prompts.of_logits
-    monkeypatch.setattr(
-        prompts, "of_logits", lambda *given: scored.append(len(given[1])) or honest(*given)
-    )
+    scored, score = [], prefill.score
+    monkeypatch.setattr(prefill, "score", lambda *given: scored.append(1) or score(*given))
     fields = {"prompt": TEXT, "n": 3, "max_tokens": 2, "echo": True, "logprobs": 2, "seed": 1}
     if is_stream:
         text = client.post("/v1/completions", json=fields | {"stream": True}).text
@@ -213,7 +211,7 @@ def test_a_prompt_is_scored_once_for_its_choices(client, decoder, monkeypatch, i
     else:
         given = [choice["logprobs"] for choice in complete(client, **fields)["choices"]]
     length = len(decoder.encode(TEXT))
-    assert sum(scored) == length - 1
+    assert len(scored) == 1
     for one in given:
         assert one["token_logprobs"][:length] == given[0]["token_logprobs"][:length]
         assert one["top_logprobs"][:length] == given[0]["top_logprobs"][:length]
