@@ -5,7 +5,10 @@ import json
 import pytest
 from fastapi.testclient import TestClient
 
-from tests.serve.served import CONTEXT, toy_app, toy_decoder
+from monge.api import make_components
+from monge.engine.decoder import Decoder
+from monge.testing.tabular import RandomTable, TabularModel
+from tests.serve.served import ALPHABET, CONTEXT, Letters, toy_app, toy_decoder
 
 PROMPT = "once upon"
 TURNS = [{"role": "user", "content": "hello"}]
@@ -343,7 +346,7 @@ REFUSED = {
     "too many stops": ({"stop": list("abcdefghijklmnopq")}, 400, "at most 16 stop strings"),
     "token out of range": ({"prompt": [99]}, 400, "token ids must lie in 0..29; got 99"),
     "bias out of range": ({"logit_bias": {"99": 1}}, 400, "token ids must lie in 0..29; got 99"),
-    "empty prompt": ({"prompt": ""}, 400, "the prompt has no tokens"),
+    "empty prompt": ({"prompt": ""}, 400, "the prompt is empty"),
     "prompt too long": ({"prompt": "a" * 500}, 400, "prompt of 500 tokens"),
     "too many tokens": ({"max_tokens": 500}, 400, "max_tokens=500"),
     "grammar": (
@@ -429,3 +432,18 @@ def test_metrics_add_up_to_the_per_request_figures():
         == 6
     )
     assert values["vllm:request_generation_tokens_sum"] == values["vllm:generation_tokens_total"]
+
+
+def test_a_draft_with_a_shorter_context_bounds_no_answer():
+    size = len(ALPHABET)
+    parts = make_components(
+        TabularModel(RandomTable(size, 11), size, max_length=CONTEXT),
+        TabularModel(RandomTable(size, 11, "ties"), size, max_length=20),
+        tree="chain(3)",
+    )
+    with TestClient(toy_app(Decoder(parts, tokenizer=Letters()))) as short:
+        fields = {"prompt": "a", "max_tokens": 100, "ignore_eos": True}
+        answer = short.post("/v1/completions", json=fields).json()
+        assert answer["usage"]["completion_tokens"] == 100
+        assert answer["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
+        assert short.get("/v1/models").json()["data"][0]["max_model_len"] == CONTEXT

@@ -15,7 +15,8 @@ from monge.audit import recorder as recording
 from monge.audit.certificate import Certificate, read_certificate
 from monge.audit.recorder import Recorder
 from monge.engine.decoder import Decoder
-from monge.serve.generation import GenerationRequest
+from monge.engine.session import Request
+from monge.serve.generation import Output
 from monge.serve.records import Recording
 from monge.serve.scheduler import Scheduler
 from tests.audit.certified import certified, leaves, reread, tampered
@@ -176,30 +177,31 @@ def test_nothing_is_recorded_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) 
         assert body[name] == plain[name]
 
 
-def crowd(recorder: Recorder, *, recorded: int) -> list[GenerationRequest]:
-    """Generations of which every so many are recorded."""
-    how = Recording(recorder=recorder, max_bytes=1 << 20)
+def crowd() -> list[Request]:
     return [
-        generation(
-            *(1 + row, 2),
-            seed=row,
-            tokens=6 + row,
-            temperature=(0.0, 0.7, 1.0)[row % 3],
-            recording=how if row % recorded == 0 else None,
-        )
+        generation(*(1 + row, 2), seed=row, tokens=6 + row, temperature=(0.0, 0.7, 1.0)[row % 3])
         for row in range(5)
     ]
+
+
+def served(recorder: Recorder, requests: list[Request], *, recorded: int) -> list[Output]:
+    """Outputs of requests of which every so many are recorded."""
+    how = Recording(recorder=recorder, max_bytes=1 << 20)
+    scheduler = Scheduler(recorder.decoder)
+    handles = [  # together, since it does not run yet
+        scheduler.submit(one, recording=None if row % recorded else how)
+        for row, one in enumerate(requests)
+    ]
+    with scheduler:
+        return [handle.completion(60) for handle in handles]
 
 
 @pytest.mark.parametrize(("tree", "verifier"), [("chain(3)", "block"), ("fixed_width((2, 2), 'iid')", "rrs")])  # fmt: skip
 def test_a_crowd_writes_what_each_writes_alone(tree: str, verifier: str) -> None:
     make = lambda: decoder(tree=tree, verifier=verifier)  # noqa: E731
     recorder = Recorder(make())
-    generations = crowd(recorder, recorded=2)
-    scheduler = Scheduler(recorder.decoder)
-    handles = [scheduler.submit(one) for one in generations]  # together, since it does not run yet
-    with scheduler:
-        completions = [handle.completion(60) for handle in handles]
+    generations = crowd()
+    completions = served(recorder, generations, recorded=2)
     expected = [alone(one, tree=tree, verifier=verifier) for one in generations]
     assert [one.token_ids for one in completions] == expected
     assert [one.recorded is not None for one in completions] == [True, False, True, False, True]
@@ -215,12 +217,9 @@ def test_a_neighbour_that_fails_leaves_no_trace() -> None:
     """The stage of all is tried again for each alone, and the tape has it once."""
     made = decoder()
     recorder = Recorder(made)
-    generations = crowd(recorder, recorded=1)
+    generations = crowd()
     made.components.target.failing.add(generations[1].prompt_ids[0])
-    scheduler = Scheduler(recorder.decoder)
-    handles = [scheduler.submit(one) for one in generations]
-    with scheduler:
-        completions = [handle.completion(60) for handle in handles]
+    completions = served(recorder, generations, recorded=1)
     assert [one.finish_reason for one in completions] == ["length", "error", *["length"] * 3]
     sessions = [one.recorded for one in completions[:1] + completions[2:]]
     made.components.target.failing.clear()
@@ -243,14 +242,14 @@ def test_records_of_requests_that_left_are_forgotten() -> None:
     how = Recording(recorder=recorder, max_bytes=1 << 20)
 
     with Scheduler(recorder.decoder) as scheduler:
-        ended = scheduler.submit(generation(1, recording=how))
+        ended = scheduler.submit(generation(1), recording=how)
         assert ended.completion(60).recorded is not None
-        cancelled = scheduler.submit(generation(2, tokens=30_000, recording=how))
+        cancelled = scheduler.submit(generation(2, tokens=30_000), recording=how)
         next(iter(cancelled))
         cancelled.cancel()
         assert list(cancelled)[-1].finish_reason == "cancelled"
         made.components.target.failing.add(3)
-        failed = scheduler.submit(generation(3, recording=how))
+        failed = scheduler.submit(generation(3), recording=how)
         assert failed.completion(60).finish_reason == "error"
         gc.collect()
         assert [one() for one in draws] == [None] * 3

@@ -10,9 +10,7 @@ from monge.serve.metrics import ServerMetrics
 
 SPEC = Speculation(
     num_rounds=9,
-    num_drafts=7,
     num_draft_tokens=18,
-    num_accepted_tokens=8,
     acceptance_histogram=(2, 3, 1, 1),
 )
 STATE = Snapshot(

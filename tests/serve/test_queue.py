@@ -26,7 +26,7 @@ def test_a_full_queue_and_a_closed_scheduler_say_so():
         assert gate.reached.wait(60)
         for _ in range(2):
             scheduler.submit(generation(1))
-        with pytest.raises(QueueFullError, match="2 requests are waiting, as many as may"):
+        with pytest.raises(QueueFullError, match=r"The queue is full \(2 requests\); retry later."):
             scheduler.submit(generation(1))
         gate.opened.set()
     assert scheduler._decoder.components.target.open_sequences == 0
@@ -44,7 +44,7 @@ def test_jobs_that_come_together_wait_as_one_request():
         )
         assert gate.reached.wait(60)
         scheduler.submit(generation(1))
-        with pytest.raises(QueueFullError, match="2 requests are waiting"):
+        with pytest.raises(QueueFullError, match=r"The queue is full \(2 requests\)"):
             scheduler.submit_all([generation(1), generation(2)])
         assert scheduler.snapshot().num_waiting == 5
         gate.opened.set()
@@ -62,7 +62,7 @@ def test_a_full_queue_counts_requests():
         answer = client.post("/v1/completions", json=LONG)
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
         assert answer.json()["error"]["code"] == "queue_full"
-        assert "1 requests are waiting" in answer.json()["error"]["message"]
+        assert "The queue is full (1 requests)" in answer.json()["error"]["message"]
         app.state.end_generations()
         assert first.result().status_code == 503, (
             "an idle server was to take it, however many completions it asks for"
@@ -112,7 +112,7 @@ def test_a_round_looks_at_nothing_that_waits(monkeypatch):
         gate = Gate()
         first = scheduler.submit(generation(1, tokens=5, processors=(gate,)))
         assert gate.reached.wait(60)
-        many = [scheduler.submit(generation(1, deadline_s=600)) for _ in range(500)]
+        many = [scheduler.submit(generation(1), deadline_s=600) for _ in range(500)]
         gate.opened.set()
         first.completion(60)
         for handle in many:
@@ -132,6 +132,6 @@ def test_choices_of_a_request_share_its_bias():
         max_sequence_tokens=400,
     )
     body = CompletionRequest.model_validate({"prompt": ["a", "b"], "n": 3, "logit_bias": bias})
-    made = parser.parse_completion(body).generations
+    made = parser.parse_completion(body).choices
     assert [one.row for one in made] == list(range(6))
     assert len({id(one.processors[0]) for one in made}) == 2, "one a prompt"

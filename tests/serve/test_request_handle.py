@@ -5,16 +5,14 @@ import threading
 
 import pytest
 
-from monge.serve.generation import Event, Speculation, Summary, Timings
+from monge.serve.generation import Output, Speculation, Summary
 from monge.serve.request_handle import RequestHandle
 
-SUMMARY = Summary(
-    num_prompt_tokens=1, num_generated_tokens=3, speculation=Speculation(), timings=Timings()
-)
+SUMMARY = Summary(num_generated_tokens=3)
 EVENTS = [
-    Event(text="a", token_ids=(5, 6), num_accepted=1),
-    Event(text="", token_ids=()),
-    Event(text="b", token_ids=(7,), finish_reason="length", summary=SUMMARY),
+    Output(text="a", token_ids=(5, 6)),
+    Output(text="", token_ids=()),
+    Output(text="b", token_ids=(7,), finish_reason="length", summary=SUMMARY),
 ]
 
 
@@ -90,12 +88,10 @@ def test_events_after_the_readers_loop_ended_are_kept():
 def test_speculation_has_the_invariants_of_its_histogram():
     told = Speculation(
         num_rounds=9,
-        num_drafts=7,
         num_draft_tokens=11,
-        num_accepted_tokens=5,
         acceptance_histogram=(2, 5, 0, 0),
     )
-    assert told.max_depth == 3
+    assert (told.max_depth, told.num_drafts, told.num_accepted_tokens) == (3, 7, 5)
     assert told.accepted_by_position == (5, 0, 0)
     assert told.mean_acceptance_length == pytest.approx(1 + 5 / 7)
     assert told.draft_acceptance_rate == pytest.approx(5 / 11)

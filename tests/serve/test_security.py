@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
+import tracemalloc
 
 import pytest
 from fastapi.testclient import TestClient
 
 from monge.core.errors import OptionError
+from monge.serve.middleware import BoundedBodies
 from monge.serve.run import listen
-from monge.serve.security import BoundedBodies
 from monge.serve.settings import ServerSettings, hosts_to_accept
 from monge.testing.tabular import RandomTable, TabularModel
 from tests.serve.served import ALPHABET, toy_app, toy_decoder
@@ -139,6 +140,27 @@ def test_large_bodies_that_wait_to_be_parsed_share_a_budget():
 
     asyncio.run(run())
     assert statuses == [429, *[200] * 6]
+
+
+def test_a_body_that_was_read_is_held_by_nobody():
+    held = []
+
+    async def app(scope, receive, send):
+        await receive()
+        held.append(tracemalloc.get_traced_memory()[0])
+
+    async def receive():
+        return {"type": "http.request", "body": b"x" * 1_000_000, "more_body": False}
+
+    async def run():
+        bounded = BoundedBodies(app, max_bytes=1 << 20, max_held_bytes=1 << 20, timeout_s=60)
+        scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
+        await bounded(scope, receive, receive)
+
+    tracemalloc.start()
+    asyncio.run(run())
+    tracemalloc.stop()
+    assert held[0] < 500_000
 
 
 def test_a_failure_of_ours_has_an_id_and_nothing_else(caplog):

@@ -23,12 +23,12 @@ POISON = VOCAB - 1
 def test_deadlines_hold_while_a_round_hangs(monkeypatch):
     with Scheduler(decoder(), max_batch_size=1) as scheduler:
         gate = Gate()
-        running = scheduler.submit(generation(1, deadline_s=600, processors=(gate,)))
-        waiting = scheduler.submit(generation(1, deadline_s=600))
+        running = scheduler.submit(generation(1, processors=(gate,)), deadline_s=600)
+        waiting = scheduler.submit(generation(1), deadline_s=600)
         patient = scheduler.submit(generation(1))
         assert gate.reached.wait(60)
         scheduler.check()
-        assert not running._events
+        assert not running._outputs
         monkeypatch.setattr(scheduling, "_LATE_S", -1000.0)  # as if so much time had passed
         scheduler.check()
         for handle in (running, waiting):

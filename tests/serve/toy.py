@@ -9,7 +9,7 @@ import torch
 from monge.api import make_components
 from monge.core.sampling_rules import SamplingRules
 from monge.engine.decoder import Decoder
-from monge.serve.generation import GenerationRequest
+from monge.engine.session import Request
 from monge.testing.tabular import RandomTable, TabularModel
 
 VOCAB = 7
@@ -78,15 +78,15 @@ def decoder(
 
 def generation(
     *prompt: int, seed: int = 0, tokens: int = 12, temperature: float = 1.0, **options: Any
-) -> GenerationRequest:
-    """A generation with a sampled completion."""
+) -> Request:
+    """A request for a sampled completion."""
     rules = SamplingRules(temperature=temperature)
-    return GenerationRequest(
+    return Request(
         prompt_ids=prompt or (1, 2), max_new_tokens=tokens, rules=rules, seed=seed, **options
     )
 
 
-def alone(made: GenerationRequest, **options: Any) -> tuple[int, ...]:
+def alone(made: Request, **options: Any) -> tuple[int, ...]:
     """What a generation's completion is offline."""
     (result,) = decoder(**options).generate(
         [made.prompt_ids],

@@ -1,4 +1,4 @@
-"""The application: endpoints, errors, and what stands before them."""
+"""The application: endpoints, errors and middleware."""
 
 import asyncio
 import logging
@@ -19,10 +19,10 @@ from monge.engine.chat_format import ChatFormat
 from monge.engine.decoder import Decoder
 from monge.serve.errors import ApiError, internal, of_monge
 from monge.serve.metrics import ServerMetrics
+from monge.serve.middleware import BoundedBodies, CountedAnswers, Gate
 from monge.serve.records import Recorder
 from monge.serve.scheduler import Scheduler
 from monge.serve.schemas import ChatRequest, CompletionRequest
-from monge.serve.security import AllowedHosts, ApiKeyGate, BoundedBodies, CountedAnswers
 from monge.serve.service import Service
 from monge.serve.settings import ServerSettings
 
@@ -34,7 +34,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong."""
+    """Message, type, field and code of an error."""
 
     message: str
     type: str
@@ -69,7 +69,7 @@ class _Described(FastAPI):
     """An application whose description has the bodies that `Service` reads itself."""
 
     def openapi(self) -> dict[str, Any]:
-        """The description."""
+        """Return the description."""
         if self.openapi_schema is None:
             described = super().openapi()
             _, models = models_json_schema(
@@ -89,13 +89,13 @@ def create_app(
     recorder: Recorder | None = None,
     **scheduling: Any,
 ) -> FastAPI:
-    """The OpenAI-compatible application over one decoder; its scheduler starts and ends with it.
+    """Return the OpenAI-compatible application over one decoder; its scheduler starts and ends with it.
 
     Args:
-        decoder: What decodes.
-        settings: What the operator decided.
-        chat: How conversations are written.
-        metrics: What is measured; `None` for those of one server.
+        decoder: The decoder.
+        settings: Settings of the server.
+        chat: Formats conversations.
+        metrics: Metrics of the server; `None` for new ones.
         recorder: Records requests that ask for it, and decodes all requests in place of `decoder`;
             `None` refuses them.
         **scheduling: Options of `Scheduler`.
@@ -141,8 +141,7 @@ def create_app(
         max_held_bytes=settings.max_held_bytes,
         timeout_s=settings.body_timeout_s,
     )
-    app.add_middleware(ApiKeyGate, keys=settings.api_keys)
-    app.add_middleware(AllowedHosts, hosts=settings.allowed_hosts)
+    app.add_middleware(Gate, keys=settings.api_keys, hosts=settings.allowed_hosts)
     app.add_middleware(
         CountedAnswers,
         count=metrics.count_answer,
@@ -185,7 +184,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
 
 
 async def _watch(scheduler: Scheduler) -> None:
-    """Look after a decoding thread that may hang, and say when it is in trouble."""
+    """Look after a decoding thread that may hang, and log when it is in trouble."""
     trouble = None
     while True:
         await asyncio.sleep(_WATCH_S)
@@ -198,36 +197,25 @@ async def _watch(scheduler: Scheduler) -> None:
 
 
 def _add_errors(app: FastAPI, metrics: ServerMetrics) -> None:
-    """Every error in one shape; what is not the client's fault gets an id, under which the log says what it was."""
+    """Give every error one shape; one that is not the client's fault gets an id, under which it is logged."""
 
-    def answer(request: Request, error: ApiError) -> Response:
-        request.state.error_code = error.code
-        return error.response()
-
-    async def of_api(request: Request, error: ApiError) -> Response:
-        return answer(request, error)
-
-    async def of_http(request: Request, error: HTTPException) -> Response:
-        text = f"{request.method} {request.url.path[:_LONGEST_PATH]}: {str(error.detail).lower()}"
-        return answer(request, ApiError(error.status_code, text, headers=error.headers))
-
-    async def of_library(request: Request, error: MongeError) -> Response:
-        told = of_monge(error)
-        if told is None:
+    async def expected(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException):
+            place = f"{request.method} {request.url.path[:_LONGEST_PATH]}"
+            text = f"{place}: {str(error.detail).lower()}"
+            error = ApiError(error.status_code, text, headers=error.headers)
+        told = of_monge(error) if isinstance(error, MongeError) else error
+        if not isinstance(told, ApiError):
             raise error
-        return answer(request, told)
+        request.state.error_code = told.code
+        return told.response()
 
-    async def of_ours(request: Request, error: Exception) -> Response:
+    async def unexpected(request: Request, error: Exception) -> Response:
         error_id = secrets.token_hex(8)
         _LOG.error("internal error %s at %s", error_id, request.url.path, exc_info=error)
         metrics.count_answer(request.url.path, 500, "internal_error")
         return internal(error_id).response()
 
-    handlers: dict[type[Exception], Any] = {
-        ApiError: of_api,
-        HTTPException: of_http,
-        MongeError: of_library,
-        Exception: of_ours,
-    }
-    for kind, handler in handlers.items():
-        app.add_exception_handler(kind, handler)
+    for kind in (ApiError, HTTPException, MongeError):
+        app.add_exception_handler(kind, expected)
+    app.add_exception_handler(Exception, unexpected)

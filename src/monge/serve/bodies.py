@@ -14,13 +14,13 @@ from monge.serve.errors import of_validation, refused
 from monge.serve.fields import MAX_MESSAGES
 
 MAX_STRINGS: Final = 32 * MAX_MESSAGES
-"""Names and texts of one body, and its lists and objects.
+"""Largest number of names and texts of one body, and of its lists and objects.
 
 A message has nine fields, and a part has two.
 """
 
 MAX_ITEMS: Final = 1 << 19
-"""Items of all lists and objects of one body: token ids, above all."""
+"""Largest number of items in all lists and objects of one body, mostly token ids."""
 
 _UNREADABLE: Final = (
     "the body cannot be read; JSON in UTF-8 is expected, without absurd numbers or nesting"
@@ -57,7 +57,7 @@ def check_headers(headers: Mapping[str, str]) -> None:
 
 
 def parsed(content: bytes, model: type[Model]) -> Model:
-    """A body, checked.
+    """Return a checked body.
 
     Raises:
         ApiError: If it is not JSON in UTF-8, or does not fit the model.
@@ -104,7 +104,7 @@ def _fields(content: bytes) -> Any:  # noqa: ANN401 (any JSON)
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """No garbage is looked for: a parser makes none, and a million lists would be looked at again and again."""
+    """Collect no garbage: a parser makes none, and each collection would visit a million lists."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""What one connection may take: seconds to say what it wants, a place among a bounded number, and lines in the log."""
+"""Bounds of connections: the time to send headers, their number, and their lines in the log."""
 
 import asyncio
 import errno
@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import h11
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from monge.serve.errors import RETRY_AFTER_S, ApiError
-from monge.serve.security import CLOSE, OPEN_PATHS
+from monge.serve.middleware import CLOSE, OPEN_PATHS
 
 _LOG: Final = logging.getLogger(__name__)
 _MOST: Final = 4096
@@ -32,18 +32,17 @@ class ConnectionLimits:
 
     Args:
         max_connections: Connections that are served at a time.
-        backlog: Connections that the system holds until they are taken. As many are kept open
-            beyond `max_connections`, to answer probes, and others with a 503.
+        backlog: Connections that the system holds until they are accepted. The same number is kept
+            open beyond `max_connections`: probes are answered, other requests get a 503.
         header_timeout_s: Seconds from the first byte of a request, or from the connection, to the
-            end of its headers.
-        body_timeout_s: Seconds from there to the end of its body.
-        write_timeout_s: Seconds in which a client that is sent something must take some of it.
+            end of its headers, and from an early answer to the end of the body. The application
+            bounds the time of other bodies.
+        write_timeout_s: Seconds in which a client must take some of what it is sent.
     """
 
     max_connections: int
     backlog: int = 128
     header_timeout_s: float | int = 10
-    body_timeout_s: float | int = 40
     write_timeout_s: float | int = 30
 
 
@@ -55,12 +54,8 @@ def raise_descriptor_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def limits_of_process(**others: float | int) -> ConnectionLimits:
-    """Limits that leave this process half of the file descriptors that it has not opened yet.
-
-    Args:
-        **others: Further fields of the limits.
-    """
+def limits_of_process() -> ConnectionLimits:
+    """Return limits that leave this process half of the file descriptors that it has not opened yet."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = (
         max(4, soft - sum(1 for _ in Path("/dev/fd").iterdir()))
@@ -69,9 +64,7 @@ def limits_of_process(**others: float | int) -> ConnectionLimits:
     )
     # Together they stay below what is free, since a burst is taken from the backlog before any
     # connection is closed.
-    return ConnectionLimits(
-        max_connections=min(_MOST, free // 2), backlog=min(128, free // 4), **others
-    )  # pyright: ignore[reportArgumentType]
+    return ConnectionLimits(max_connections=min(_MOST, free // 2), backlog=min(128, free // 4))
 
 
 class _Parser(h11.Connection):
@@ -116,7 +109,6 @@ class Connection(H11Protocol):
         self.conn = _Parser(h11.SERVER)
         self.app, self._application = self._answer, self.app
         self._limits = limits
-        self._waits_for: Literal["headers", "body"] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._since = self.loop.time()
@@ -124,14 +116,14 @@ class Connection(H11Protocol):
 
     @property
     def is_served(self) -> bool:
-        """Whether it has a whole request that is not answered yet."""
+        """Return whether it has a whole request that is not answered yet."""
         return (
             self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
         )
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         super().connection_made(transport)
-        self._wait_for("headers")
+        self._wait(is_on=True)
         if len(self.connections) > self._limits.max_connections:
             self._make_room()
 
@@ -140,7 +132,7 @@ class Connection(H11Protocol):
         if is_full and scope["path"] not in OPEN_PATHS:
             error = ApiError(
                 HTTPStatus.SERVICE_UNAVAILABLE,
-                "all connections of this server are in use; try again later",
+                "all connections of this server are in use; retry later",
                 code="too_many_connections",
                 headers={"retry-after": str(RETRY_AFTER_S)} | CLOSE,
             )
@@ -150,8 +142,8 @@ class Connection(H11Protocol):
 
     def _make_room(self) -> None:
         _LOG.warning(
-            "%d connections are open, as many as may be: those that have asked for nothing "
-            "the longest are closed, and further ones get a 503 "
+            "all %d connections are open: those that have asked for nothing the longest are "
+            "closed, and further ones get a 503 "
             "(`ulimit -n` bounds the number; told once a minute)",
             self._limits.max_connections,
         )
@@ -188,29 +180,29 @@ class Connection(H11Protocol):
         # The client closes when it has read this: if the server did, what it sends meanwhile would
         # reset the connection, and the answer would be lost.
         self._is_refused = True
-        self._wait_for("headers")
+        self._wait(is_on=True)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._wait_for(None)
+        self._wait(is_on=False)
         self.resume_writing()
 
     def data_received(self, data: bytes) -> None:
         if not self._is_refused:
             super().data_received(data)
-        if self._is_refused:
-            return
-        state = self.conn.their_state
-        self._wait_for(
-            "headers" if state is h11.IDLE else "body" if state is h11.SEND_BODY else None
-        )
+        if not self._is_refused:
+            self._wait(is_on=self.conn.their_state is h11.IDLE or self._is_answered_early)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         # As long as nothing of the next request is here, uvicorn's own clock runs.
-        if self.conn.their_state is h11.IDLE:
-            unread, _ = self.conn.trailing_data
-            self._wait_for("headers" if unread else None)
+        unread, _ = self.conn.trailing_data
+        is_next = self.conn.their_state is h11.IDLE and bool(unread)
+        self._wait(is_on=is_next or self._is_answered_early)
+
+    @property
+    def _is_answered_early(self) -> bool:
+        return self.conn.their_state is h11.SEND_BODY and self.conn.our_state is h11.DONE
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -227,33 +219,27 @@ class Connection(H11Protocol):
         self.is_dropped = True
         self.transport.abort()
 
-    def _wait_for(self, what: Literal["headers", "body"] | None) -> None:
-        """Start the clock for the next part of a request, unless it is running.
-
-        Stop it where nothing is waited for.
-        """
-        if what == self._waits_for:
+    def _wait(self, *, is_on: bool) -> None:
+        """Start the clock, unless it is running, or stop it."""
+        if is_on == (self._timer is not None):
             return
-        if self._timer is not None:
+        self._since = self.loop.time()
+        if self._timer is None:
+            self._timer = self.loop.call_later(self._limits.header_timeout_s, self.drop)
+        else:
             self._timer.cancel()
             self._timer = None
-        self._waits_for, self._since = what, self.loop.time()
-        if what is not None:
-            seconds = (
-                self._limits.header_timeout_s if what == "headers" else self._limits.body_timeout_s
-            )
-            self._timer = self.loop.call_later(seconds, self.drop)
 
 
 class RateLimited(logging.Filter):
-    """Lets each warning pass once a minute, since clients can cause as many as they like."""
+    """Passes each warning once a minute, since clients can cause any number of them."""
 
     def __init__(self) -> None:
         super().__init__()
         self._told = dict[str, float]()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to write it."""
+        """Return whether to write the record."""
         now, text = time.monotonic(), str(record.msg)
         if record.levelno == logging.WARNING and now - self._told.get(text, -_QUIET_S) < _QUIET_S:
             return False
@@ -262,10 +248,7 @@ class RateLimited(logging.Filter):
 
 
 def log_exhaustion(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
-    """An exception handler for event loops.
-
-    No traceback for every connection that cannot be taken.
-    """
+    """Handle exceptions of an event loop, without a traceback for each connection that is not accepted."""
     error = context.get("exception")
     if isinstance(error, OSError) and error.errno in _NO_RESOURCES:
         _LOG.warning("a connection cannot be taken: %s (told once a minute)", error.strerror)

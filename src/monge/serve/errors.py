@@ -60,19 +60,19 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
-        """The JSON object."""
+        """Return the JSON object."""
         kind = _TYPES.get(self.status, "invalid_request_error")
         return {
             "error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         }
 
     def response(self) -> JSONResponse:
-        """The whole answer."""
+        """Return the whole answer."""
         return JSONResponse(self.body(), status_code=self.status, headers=self.headers)
 
 
 def refused(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """A request that cannot be honoured: 400."""
+    """Return the answer to a request that cannot be honoured: 400."""
     return ApiError(HTTPStatus.BAD_REQUEST, message, param=param, code=code)
 
 
@@ -140,18 +140,12 @@ def _sentence(error: Mapping[str, Any]) -> str:
 
 def _where(error: Mapping[str, Any]) -> str:
     """Return the field as a client writes it, such as `messages.0.content`."""
-    parts = error["loc"]
-    if error["type"] == "extra_forbidden":
-        return ".".join(
-            map(
-                str,
-                [
-                    *(part for part in parts[:-1] if isinstance(part, int) or part in FIELD_NAMES),
-                    parts[-1],
-                ],
-            )
-        )
-    return ".".join(str(part) for part in parts if isinstance(part, int) or part in FIELD_NAMES)
+    parts, is_unknown = error["loc"], error["type"] == "extra_forbidden"
+    kept = [part for part in parts[:-1] if isinstance(part, int) or part in FIELD_NAMES]
+    last = [
+        part for part in parts[-1:] if is_unknown or isinstance(part, int) or part in FIELD_NAMES
+    ]
+    return ".".join(map(str, (*kept, *last)))
 
 
 def _clipped(name: str) -> str:

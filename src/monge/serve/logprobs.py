@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from monge.engine.logprobs import TokenLogprob
 from monge.serve.token_text import TokenTexts
@@ -22,15 +22,15 @@ class Json(str):
     __slots__ = ()
 
 
-def dumped(value: object) -> str:
-    """JSON of objects and lists, in which some values may be `Json`; no call takes long."""
+def dumped(value: Any) -> str:  # noqa: ANN401 (any JSON)
+    """Return JSON of objects and lists, in which some values may be `Json`; no call takes long."""
     if isinstance(value, Json):
         return value
     if isinstance(value, dict):
-        items = cast("dict[str, object]", value).items()
-        return "{" + ",".join(f"{json.dumps(key)}:{dumped(one)}" for key, one in items) + "}"
-    if isinstance(value, list) and any(isinstance(one, dict) for one in cast("list[Any]", value)):
-        return "[" + ",".join(map(dumped, cast("list[object]", value))) + "]"
+        items = (f"{json.dumps(key)}:{dumped(one)}" for key, one in value.items())
+        return "{" + ",".join(items) + "}"
+    if isinstance(value, list) and any(isinstance(one, dict) for one in value):
+        return "[" + ",".join(map(dumped, value)) + "]"
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 

@@ -1,20 +1,20 @@
 """Metrics for Prometheus: with vLLM's name if vLLM has one, else with the prefix `monge:`."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
-from typing import Final, Literal, get_args
+from typing import Final, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from monge.serve.generation import GenerationFinish, Measure, Snapshot, Speculation
+from monge.serve.generation import GenerationFinish, Measure, Snapshot
+from monge.serve.schemas import Asked
 
 _LABELS: Final = ("engine", "model_name")
 Gather = Callable[[Sequence[Metric]], Sequence[Metric]]
 """Takes the metrics of this server and returns those of all servers."""
-Asked = Literal["default", "options", "off"]
-"""The `speculation` field of a request: absent or true, an object, or false."""
 _REASONS: Final[Mapping[GenerationFinish, str]] = {
     "eos": "stop",
     "stop": "stop",
@@ -86,7 +86,7 @@ _COUNTERS: Final = (
     ),
     ("vllm:prompt_tokens", "Prompt tokens read.", "num_prompt_tokens"),
     ("vllm:generation_tokens", "Tokens generated.", "num_generated_tokens"),
-    ("vllm:num_preemptions", "Requests put off after they were started.", "num_preemptions"),
+    ("vllm:num_preemptions", "Requests put off; admitted ones never are.", None),
     ("vllm:prefix_cache_queries", "Tokens looked up; there is no prefix cache.", None),
     ("vllm:prefix_cache_hits", "Tokens found; there is no prefix cache.", None),
     ("monge:target_rounds", "Rounds: target forwards after the prompt.", "speculation.num_rounds"),
@@ -101,21 +101,58 @@ _GAUGES: Final = (
 )
 """Names and texts of figures, and where a snapshot has them; 0 where it has none."""
 
-_BY_CONTROLLER: Final[Mapping[str, tuple[str, Callable[[Speculation], int]]]] = {
-    "monge:rounds_by_controller": (
-        "Rounds, by the controller that planned them.",
-        lambda one: one.num_rounds,
+
+def _by_position(now: Snapshot) -> Mapping[str, int]:
+    return {str(depth): num for depth, num in enumerate(now.speculation.accepted_by_position)}
+
+
+def _by_reason(now: Snapshot) -> Mapping[str, int]:
+    counts = dict.fromkeys(_REASONS.values(), 0)
+    for reason, count in now.finished.items():
+        counts[_REASONS[reason]] += count
+    return counts
+
+
+def _by_controller(figure: str, now: Snapshot) -> Mapping[str, int]:
+    return {name: getattr(one, figure) for name, one in now.by_controller.items()}
+
+
+_LABELLED: Final[Sequence[tuple[str, str, str, Callable[[Snapshot], Mapping[str, int]]]]] = (
+    (
+        "vllm:spec_decode_num_accepted_tokens_per_pos",
+        "Drafts that accepted a candidate at this depth.",
+        "position",
+        _by_position,
     ),
-    "monge:drafts_by_controller": ("Rounds with candidates, likewise.", lambda one: one.num_drafts),
-    "monge:draft_tokens_by_controller": (
-        "Candidates verified, likewise.",
-        lambda one: one.num_draft_tokens,
+    ("vllm:request_success", "Requests that ended.", "finished_reason", _by_reason),
+    *(
+        (f"monge:{name}_by_controller", text, "controller", partial(_by_controller, figure))
+        for name, text, figure in (
+            ("rounds", "Rounds, by the controller that planned them.", "num_rounds"),
+            ("drafts", "Rounds with candidates, likewise.", "num_drafts"),
+            ("draft_tokens", "Candidates verified, likewise.", "num_draft_tokens"),
+            ("accepted_tokens", "Candidates accepted, likewise.", "num_accepted_tokens"),
+        )
     ),
-    "monge:accepted_tokens_by_controller": (
-        "Candidates accepted, likewise.",
-        lambda one: one.num_accepted_tokens,
+)
+"""Names and texts of counters with a label of their own, and their values by that label."""
+
+
+_EVENTS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "monge:http_requests": (
+        "Answers, by endpoint, status and error code.",
+        ("engine", "endpoint", "status", "code"),
+    ),
+    "monge:requests_by_speculation": (
+        "Requests taken, by what they say about speculation.",
+        (*_LABELS, "speculation"),
+    ),
+    "monge:requests_by_controller": (
+        "Requests taken, by the controller that plans for them.",
+        (*_LABELS, "controller"),
     ),
 }
+"""Texts and labels of counters of events, by name."""
 
 
 class ServerMetrics:
@@ -129,30 +166,16 @@ class ServerMetrics:
 
     def __init__(self, model_name: str, *, engine: str = "0", gather: Gather | None = None) -> None:
         self._registry, self._gather = CollectorRegistry(), gather
-        labels = {"engine": engine, "model_name": model_name}
+        self._labels = (engine, model_name)
         self._histograms = {
             measure: Histogram(
                 name, text, _LABELS, buckets=buckets, registry=self._registry
-            ).labels(**labels)
+            ).labels(*self._labels)
             for measure, (name, text, buckets) in _HISTOGRAMS.items()
         }
-        self._requests = Counter(
-            "monge:http_requests",
-            "Answers, by endpoint, status and error code.",
-            ("engine", "endpoint", "status", "code"),
-            registry=self._registry,
-        )
-        self._drafting = Counter(
-            "monge:requests_by_speculation",
-            "Requests taken, by what they say about speculation.",
-            (*_LABELS, "speculation"),
-            registry=self._registry,
-        )
-        self._planning = Counter(
-            "monge:requests_by_controller",
-            "Requests taken, by the controller that plans for them.",
-            (*_LABELS, "controller"),
-            registry=self._registry,
+        self._answers, self._drafting, self._planning = (
+            Counter(name, text, labels, registry=self._registry)
+            for name, (text, labels) in _EVENTS.items()
         )
         self._model = Gauge(
             "monge:model_info",
@@ -160,13 +183,12 @@ class ServerMetrics:
             (*_LABELS, "backend"),
             registry=self._registry,
         )
-        self._engine, self._model_name = engine, model_name
         for asked in get_args(Asked):
-            self._drafting.labels(engine, model_name, asked)
+            self._drafting.labels(*self._labels, asked)
 
     def describe(self, backend: str) -> None:
         """Name what runs the target."""
-        self._model.labels(self._engine, self._model_name, backend).set(1)
+        self._model.labels(*self._labels, backend).set(1)
 
     def observe(self, measure: Measure, value: float | int) -> None:
         """Record one observation; this is the sink of the scheduler."""
@@ -174,18 +196,18 @@ class ServerMetrics:
 
     def count_answer(self, endpoint: str, status: int, code: str) -> None:
         """Count one HTTP answer."""
-        self._requests.labels(self._engine, endpoint, str(status), code).inc()
+        self._answers.labels(self._labels[0], endpoint, str(status), code).inc()
 
     def count_request(self, asked: Asked, controller: str) -> None:
         """Count one accepted request."""
-        self._drafting.labels(self._engine, self._model_name, asked).inc()
-        self._planning.labels(self._engine, self._model_name, controller).inc()
+        self._drafting.labels(*self._labels, asked).inc()
+        self._planning.labels(*self._labels, controller).inc()
 
     def watch(self, snapshot: Callable[[], Snapshot]) -> None:
         """Read counters and gauges from a scheduler at each scrape."""
         for controller in snapshot().by_controller:
-            self._planning.labels(self._engine, self._model_name, controller)
-        self._registry.register(_SchedulerState(snapshot, (self._engine, self._model_name)))
+            self._planning.labels(*self._labels, controller)
+        self._registry.register(_SchedulerState(snapshot, self._labels))
 
     def families(self) -> list[Metric]:
         """Return the metrics of this server."""
@@ -224,30 +246,8 @@ class _SchedulerState(Collector):
                 value = 0 if place is None else attrgetter(place)(now)
                 family.add_metric(self._labels, value)
                 yield family
-        yield self._by_position(now.speculation.accepted_by_position)
-        yield self._finished(now.finished)
-        for name, (text, figure) in _BY_CONTROLLER.items():
-            counts = {controller: figure(one) for controller, one in now.by_controller.items()}
-            yield self._by_label(name, text, "controller", counts)
-
-    def _by_position(self, accepted: tuple[int, ...]) -> Metric:
-        counts = {str(position): count for position, count in enumerate(accepted)}
-        text = "Drafts that accepted a candidate at this depth."
-        return self._by_label(
-            "vllm:spec_decode_num_accepted_tokens_per_pos", text, "position", counts
-        )
-
-    def _finished(self, finished: Mapping[GenerationFinish, int]) -> Metric:
-        counts = {
-            word: sum(finished.get(reason, 0) for reason, name in _REASONS.items() if name == word)
-            for word in dict.fromkeys(_REASONS.values())
-        }
-        return self._by_label(
-            "vllm:request_success", "Requests that ended.", "finished_reason", counts
-        )
-
-    def _by_label(self, name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
-        family = CounterMetricFamily(name, text, labels=(*_LABELS, label))
-        for value, count in counts.items():
-            family.add_metric((*self._labels, value), count)
-        return family
+        for name, text, label, counts in _LABELLED:
+            family = CounterMetricFamily(name, text, labels=(*_LABELS, label))
+            for value, count in counts(now).items():
+                family.add_metric((*self._labels, value), count)
+            yield family

@@ -1,4 +1,4 @@
-"""Records of requests, as the server sees them; `monge.audit.recorder.Recorder` makes them."""
+"""Records of requests; `monge.audit.recorder.Recorder` makes them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,22 +9,13 @@ from monge.engine.session import Request, Session
 
 
 @runtime_checkable
-class Certificate(Protocol):
-    """The record of requests."""
-
-    def document(self) -> dict[str, Any]:
-        """The whole as JSON."""
-        ...
-
-
-@runtime_checkable
 class Recorder(Protocol):
     """Records some of the requests that its decoder decodes."""
 
     decoder: Decoder
 
     def recorded(self, request: Request) -> Request:
-        """The same request, to be recorded.
+        """Return the same request, to be recorded.
 
         Raises:
             OptionError: If it cannot be recorded.
@@ -32,17 +23,17 @@ class Recorder(Protocol):
         ...
 
     def num_bytes(self, session: Session) -> int:
-        """Memory that the record of a session takes so far."""
+        """Return the memory that the record of a session takes so far."""
         ...
 
-    def certificate(self, sessions: Sequence[Session]) -> Certificate:
-        """The record of sessions that have ended."""
+    def certificate(self, sessions: Sequence[Session]) -> Any:  # noqa: ANN401 (a record of `monge.audit`)
+        """Return the record of sessions that have ended; its `document()` is JSON."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """How a generation is recorded.
+    """A recorder and its limit for one generation.
 
     Args:
         recorder: Records it; the scheduler decodes with its decoder.
@@ -53,5 +44,5 @@ class Recording:
     max_bytes: int
 
     def is_over(self, session: Session) -> bool:
-        """Whether the record of this session takes more than it may."""
+        """Return whether the record of this session takes more than it may."""
         return self.recorder.num_bytes(session) > self.max_bytes

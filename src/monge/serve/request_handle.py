@@ -1,18 +1,19 @@
-"""The handle of a submitted generation: its events, for threads and for coroutines."""
+"""The handle of a submitted generation: its outputs, for threads and for coroutines."""
 
 import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import replace
 
-from monge.serve.generation import Completion, Event
+from monge.serve.generation import Output
 
 
 class RequestHandle:
-    """An iterator over the events of one generation, also asynchronous, for one reader.
+    """An iterator over the outputs of one generation, also asynchronous, for one reader.
 
-    Events are buffered until they are read, at most one per generated token, so a slow reader
+    Outputs are buffered until they are read, at most one per generated token, so a slow reader
     blocks nobody.
 
     Args:
@@ -21,20 +22,19 @@ class RequestHandle:
     """
 
     def __init__(self, request_id: int, on_cancel: Callable[[], None]) -> None:
-        self.request_id = request_id
-        self._on_cancel = on_cancel
+        self.request_id, self.cancel = request_id, on_cancel
         self._changed = threading.Condition()
-        self._events: deque[Event] = deque()
+        self._outputs: deque[Output] = deque()
         self._is_complete = self._is_ended = False
         self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
 
-    def put(self, event: Event) -> None:
-        """Add an event; for the scheduler. What comes after the last one is dropped."""
+    def put(self, output: Output) -> None:
+        """Add an output; for the scheduler. Those after the last one are dropped."""
         with self._changed:
             if self._is_complete:
                 return
-            self._is_complete = event.finish_reason is not None
-            self._events.append(event)
+            self._is_complete = output.finish_reason is not None
+            self._outputs.append(output)
             self._changed.notify_all()
             waiter, self._waiter = self._waiter, None
         if waiter is not None:
@@ -43,73 +43,63 @@ class RequestHandle:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(_wake, future)
 
-    def cancel(self) -> None:
-        """Cancel the generation: it ends between two rounds, with a last event `cancelled`."""
-        self._on_cancel()
-
-    def completion(self, timeout_s: float | int | None = None) -> Completion:
-        """Wait for the end of the generation.
+    def completion(self, timeout_s: float | int | None = None) -> Output:
+        """Wait for the end of the generation, and return all outputs in one.
 
         Raises:
-            TimeoutError: If it takes longer than this between two events.
+            TimeoutError: If it takes longer than this between two outputs.
         """
-        events: list[Event] = []
+        outputs: list[Output] = []
         while not self._is_ended:
-            events.append(self._next(timeout_s))
-        return gather(events)
+            outputs.append(self._next(timeout_s))
+        return merged(outputs)
 
-    async def completion_async(self) -> Completion:
-        """Wait for the end of the generation."""
-        return gather([event async for event in self])
+    async def completion_async(self) -> Output:
+        """Wait for the end of the generation, and return all outputs in one."""
+        return merged([output async for output in self])
 
-    def __iter__(self) -> Iterator[Event]:
+    def __iter__(self) -> Iterator[Output]:
         while not self._is_ended:
             yield self._next(None)
 
-    def __aiter__(self) -> AsyncIterator[Event]:
+    def __aiter__(self) -> AsyncIterator[Output]:
         return self
 
-    async def __anext__(self) -> Event:
+    async def __anext__(self) -> Output:
         while True:
             loop = asyncio.get_running_loop()
             with self._changed:
                 if self._is_ended:
                     raise StopAsyncIteration
-                if self._events:
+                if self._outputs:
                     return self._take()
                 future = loop.create_future()
                 self._waiter = (loop, future)
             await future
 
-    def _next(self, timeout_s: float | int | None) -> Event:
+    def _next(self, timeout_s: float | int | None) -> Output:
         with self._changed:
-            if not self._changed.wait_for(lambda: bool(self._events), timeout_s):
+            if not self._changed.wait_for(lambda: bool(self._outputs), timeout_s):
                 raise TimeoutError(
                     f"generation {self.request_id}: nothing came for {timeout_s} seconds"
                 )
             return self._take()
 
-    def _take(self) -> Event:
-        event = self._events.popleft()
-        self._is_ended = event.finish_reason is not None
-        return event
+    def _take(self) -> Output:
+        output = self._outputs.popleft()
+        self._is_ended = output.finish_reason is not None
+        return output
 
 
-def gather(events: Iterable[Event]) -> Completion:
-    """Merge all events of a generation."""
-    every = list(events)
-    last = every[-1]
-    assert last.finish_reason is not None and last.summary is not None, "the last event is missing"
-    return Completion(
-        text="".join(event.text for event in every),
-        token_ids=tuple(token for event in every for token in event.token_ids),
-        logprobs=tuple(entry for event in every for entry in event.logprobs),
-        prompt_logprobs=next(
-            (event.prompt_logprobs for event in every if event.prompt_logprobs is not None), None
-        ),
-        finish_reason=last.finish_reason,
-        summary=last.summary,
-        recorded=last.recorded,
+def merged(outputs: Sequence[Output]) -> Output:
+    """Merge all outputs of a generation."""
+    scores = (one.prompt_logprobs for one in outputs if one.prompt_logprobs is not None)
+    return replace(
+        outputs[-1],
+        text="".join(one.text for one in outputs),
+        token_ids=tuple(token for one in outputs for token in one.token_ids),
+        logprobs=tuple(entry for one in outputs for entry in one.logprobs),
+        prompt_logprobs=next(scores, None),
     )
 
 

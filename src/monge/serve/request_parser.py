@@ -1,5 +1,6 @@
-"""Turns an HTTP request into generation requests."""
+"""Turns a body into requests of the engine."""
 
+import re
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,20 +10,31 @@ from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 from monge.core.context import DraftPlan
 from monge.core.errors import OptionError
-from monge.core.sampling_rules import SamplingRules
 from monge.engine.chat_format import ChatFormat
 from monge.engine.decoder import Decoder
-from monge.engine.penalties import text_processors
-from monge.engine.sampling import Processor
+from monge.engine.logprobs import LogprobOptions
+from monge.engine.session import Request
 from monge.serve.errors import TOO_LONG, refused
-from monge.serve.generation import GenerationRequest
 from monge.serve.records import Recorder, Recording
-from monge.serve.schemas import ChatRequest, CompletionRequest, SamplingRequest
+from monge.serve.schemas import (
+    FIELD_NAMES,
+    Asked,
+    ChatRequest,
+    CompletionRequest,
+    SamplingRequest,
+    SpeculationOptions,
+)
 from monge.serve.settings import ServerSettings
 
 DEFAULT_MAX_TOKENS: Final = 16
 """Default of completions, as in the OpenAI API; the default of a chat answer is the rest of the
 context."""
+
+_SAMPLING: Final = (
+    *("temperature", "top_p", "min_p", "seed", "min_tokens", "stop", "stop_token_ids"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "ignore_eos"),
+)
+"""Fields that `Decoder.requests` takes as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +45,10 @@ class ParsedRequest:
         kind: The endpoint.
         response_id: The `id` of the answer.
         created: Seconds since the epoch.
-        generations: One generation per choice: all choices of the first prompt, then those of the
-            second, and so on.
+        choices: One request of the engine per choice: all choices of the first prompt, then those
+            of the second, and so on.
         num_prompts: Number of prompts.
-        seed: Reproduces the request; choice i uses row i of it. `None` if measured times affect the
-            text.
+        asked: Form of the `speculation` field.
         echoes: The text of the prompt for each choice, if it is repeated before the completion;
             else empty.
         is_stream: Whether the answer is a stream.
@@ -45,30 +56,37 @@ class ParsedRequest:
         has_running_usage: Whether every chunk has usage.
         hides_completion: Whether the completion is hidden. A request that only scores its prompt
             generates one hidden token.
+        recording: How the choices are recorded; `None` records nothing.
     """
 
     kind: Literal["chat", "completion"]
     response_id: str
     created: int
-    generations: tuple[GenerationRequest, ...]
+    choices: tuple[Request, ...]
     num_prompts: int
-    seed: int | None
+    asked: Asked
     echoes: tuple[str, ...] = ()
     is_stream: bool = False
     has_usage: bool = False
     has_running_usage: bool = False
     hides_completion: bool = False
+    recording: Recording | None = None
+
+    @property
+    def seed(self) -> int | None:
+        """Seed that reproduces the answer; choice i uses row i. `None` if measured times affect it."""
+        first = self.choices[0]
+        return first.seed if first.is_repeatable else None
 
     @property
     def num_choices(self) -> int:
         """Choices of each prompt."""
-        return len(self.generations) // self.num_prompts
+        return len(self.choices) // self.num_prompts
 
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of all prompts; each prompt counts once."""
-        firsts = self.generations[:: self.num_choices]
-        return sum(len(generation.prompt_ids) for generation in firsts)
+        return sum(len(one.prompt_ids) for one in self.choices[:: self.num_choices])
 
     def first_choice(self, index: int) -> int:
         """Index of the first choice of the prompt of a choice; the prompt's scores come with it."""
@@ -110,42 +128,35 @@ class RequestParser:
         )
         object.__setattr__(self, "_longest_token", longest)
 
-    def parse_completion(self, request: CompletionRequest) -> ParsedRequest:
+    def parse_completion(self, body: CompletionRequest) -> ParsedRequest:
         """Parse a completion request.
 
         Raises:
             ApiError, MongeError: If it cannot be honoured.
         """
-        for prompt in request.prompt:
+        for prompt in body.prompt:
             self._check_size("prompt", [prompt])
-        with _at("prompt"):
-            prompts = [self.decoder.encode(prompt) for prompt in request.prompt]
-        wanted = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
-        limits = [max(1, wanted)] * len(prompts)
-        texts = [self._text(prompt) for prompt in request.prompt] if request.echo else []
-        return self._order(
-            request,
+        wanted = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+        return self._parsed(
+            body,
             "completion",
-            prompts,
-            limits,
-            texts=texts,
-            logprobs=request.logprobs,
+            body.prompt,
+            max(1, wanted),
+            logprobs=body.logprobs,
+            echoes=[self._text(prompt) for prompt in body.prompt] if body.echo else [],
             hides_completion=wanted == 0,
         )
 
-    def parse_chat(self, request: ChatRequest) -> ParsedRequest:
+    def parse_chat(self, body: ChatRequest) -> ParsedRequest:
         """Parse a chat request.
 
         Raises:
             ApiError, MongeError: If it cannot be honoured.
         """
-        self._check_size("messages", [message.text for message in request.messages])
-        try:
-            prompt = self.chat.encode(
-                [{"role": message.role, "content": message.text} for message in request.messages]
-            )
-        except OptionError as error:
-            raise refused(str(error), "messages") from error
+        self._check_size("messages", [message.text for message in body.messages])
+        turns = [{"role": message.role, "content": message.text} for message in body.messages]
+        with _fields_named("messages"):
+            prompt = self.chat.encode(turns)
         room = self.max_sequence_tokens - len(prompt)
         if room < 1:
             raise refused(
@@ -154,11 +165,9 @@ class RequestParser:
                 "messages",
                 TOO_LONG,
             )
-        wanted = request.max_completion_tokens or request.max_tokens or room
-        logprobs = (request.top_logprobs or 0) if request.logprobs else None
-        return self._order(
-            request, "chat", [prompt], [wanted], texts=[], logprobs=logprobs, hides_completion=False
-        )
+        wanted = body.max_completion_tokens or body.max_tokens or room
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        return self._parsed(body, "chat", [prompt], wanted, logprobs=logprobs)
 
     def _check_size(self, param: str, parts: Iterable[str | tuple[int, ...]]) -> None:
         """Refuse a text that is too long for any tokenization, before it is tokenized.
@@ -184,111 +193,107 @@ class RequestParser:
                 TOO_LONG,
             )
 
-    def _order(
+    def _parsed(
         self,
-        request: SamplingRequest,
+        body: SamplingRequest,
         kind: Literal["chat", "completion"],
-        prompts: Sequence[tuple[int, ...]],
-        limits: Sequence[int],
+        prompts: Sequence[str | tuple[int, ...]],
+        limit: int,
         *,
-        texts: Sequence[str],
         logprobs: int | None,
-        hides_completion: bool,
+        echoes: Sequence[str] = (),
+        hides_completion: bool = False,
     ) -> ParsedRequest:
-        each = request.n or 1
-        if len(prompts) * each > self.settings.max_choices:
+        each = body.n or 1
+        num_choices, stream = len(prompts) * each, body.stream_options
+        if num_choices > self.settings.max_choices:
             raise refused(
                 f"this server makes at most {self.settings.max_choices} completions for a "
-                f"request; asked for: n={each} for "
-                f"{len(prompts)} prompt(s)",
+                f"request; asked for: n={each} for {len(prompts)} prompt(s)",
                 "n",
             )
-        scores_prompt = bool(texts) and logprobs is not None
-        self._check_logprobs(
-            each * sum(map(len, prompts)) * scores_prompt + each * sum(limits), logprobs
+        scores_prompt = bool(echoes) and logprobs is not None
+        requests = self._requests(
+            body, prompts, limit, logprobs=logprobs, scores_prompt=scores_prompt
         )
-        seed = secrets.randbits(63) if request.seed is None else request.seed
-        recording = self._recording(len(prompts) * each) if request.certificate else None
-        generations: list[GenerationRequest] = []
-        for prompt, limit in zip(prompts, limits, strict=True):
-            first = self._generation(
-                request,
-                prompt,
-                limit,
-                seed,
-                len(generations),
-                logprobs=logprobs,
-                scores_prompt=scores_prompt,
-                recording=recording,
+        num_prompt_tokens = sum(len(one.prompt_ids) for one in requests)
+        self._check_logprobs(
+            each * (num_prompt_tokens * scores_prompt + limit * len(requests)), logprobs
+        )
+        # The choices of a prompt share what they can, and its scores come with the first.
+        choices = [
+            replace(
+                one,
+                row=place * each + number,
+                prompt_logprobs=None if number else one.prompt_logprobs,
             )
-            # The choices of a prompt share what they can, and its scores come with the first.
-            others = range(first.row + 1, first.row + each)
-            generations += [
-                first,
-                *(replace(first, row=row, prompt_logprobs=None) for row in others),
-            ]
-        stream = request.stream_options
+            for place, one in enumerate(requests)
+            for number in range(each)
+        ]
         return ParsedRequest(
             kind=kind,
             response_id=("chatcmpl-" if kind == "chat" else "cmpl-") + secrets.token_hex(16),
             created=int(time.time()),
-            generations=tuple(generations),
+            choices=tuple(choices),
             num_prompts=len(prompts),
-            seed=seed if self._repeats(request) else None,
-            echoes=tuple(text for text in texts for _ in range(each)),
-            is_stream=bool(request.stream),
+            asked=body.asked,
+            echoes=tuple(text for text in echoes for _ in range(each)),
+            is_stream=bool(body.stream),
             has_usage=stream is not None and bool(stream.include_usage),
             has_running_usage=stream is not None and bool(stream.continuous_usage_stats),
             hides_completion=hides_completion,
+            recording=self._recording(num_choices) if body.certificate else None,
         )
 
-    def _generation(
+    def _requests(
         self,
-        request: SamplingRequest,
-        prompt: tuple[int, ...],
+        body: SamplingRequest,
+        prompts: Sequence[str | tuple[int, ...]],
         limit: int,
-        seed: int,
-        row: int,
         *,
         logprobs: int | None,
         scores_prompt: bool,
-        recording: Recording | None,
-    ) -> GenerationRequest:
-        if not prompt:
-            raise refused(
-                "the prompt has no tokens; give at least one, for example the "
-                "tokenizer's bos token",
-                "prompt",
+    ) -> list[Request]:
+        """Return one request for each prompt."""
+        asked = body.speculation
+        drafting = asked if isinstance(asked, SpeculationOptions) else SpeculationOptions()
+        self._check_controller(drafting.controller)
+        with _fields_named("prompt"):
+            requests = self.decoder.requests(
+                prompts, max_new_tokens=limit, controller=drafting.controller, **_sampling(body)
             )
-        if len(prompt) + limit > self.max_sequence_tokens:
-            older = "max_completion_tokens" not in request.model_fields_set
+        for request in requests:
+            self._check_room(request, body)
+        # Without candidates, the drafter does not need to read the prompt.
+        speculative = asked is not False and 0 not in {drafting.max_depth, drafting.max_nodes}
+        adaptive = drafting.adaptive is not False
+        scores = None if logprobs is None else LogprobOptions(num_top=logprobs, source="raw")
+        return [
+            replace(
+                request,
+                speculative=speculative,
+                adaptive=adaptive,
+                limits=DraftPlan(max_depth=drafting.max_depth, max_nodes=drafting.max_nodes),
+                is_repeatable=request.is_repeatable
+                if speculative and adaptive
+                else self.decoder.components.coarse_dtype is None,
+                logprobs=scores and replace(scores, source=self.settings.logprobs_of),
+                prompt_logprobs=scores if scores_prompt else None,
+            )
+            for request in requests
+        ]
+
+    def _check_room(self, request: Request, body: SamplingRequest) -> None:
+        num, limit = len(request.prompt_ids), request.max_new_tokens
+        if num + limit > self.max_sequence_tokens:
+            newer = "max_completion_tokens" in body.model_fields_set
+            fields = ("max_tokens", "max_completion_tokens")
             raise refused(
-                f"prompt of {len(prompt)} tokens + max_tokens={limit} exceeds "
-                f"{self.max_sequence_tokens}, the limit "
-                "of a request here; shorten the prompt or ask for fewer tokens",
-                "prompt"
-                if len(prompt) >= self.max_sequence_tokens
-                else "max_tokens"
-                if older
-                else "max_completion_tokens",
+                f"prompt of {num} tokens + max_tokens={limit} exceeds {self.max_sequence_tokens}, "
+                "the limit of a request here; shorten the prompt or ask for fewer tokens",
+                "prompt" if num >= self.max_sequence_tokens else fields[newer],
                 TOO_LONG,
             )
-        return GenerationRequest(
-            prompt_ids=prompt,
-            max_new_tokens=limit,
-            rules=_rules(request),
-            seed=seed,
-            row=row,
-            stop=request.stop,
-            eos_ids=(end_ids := self._end_ids(request)),
-            processors=self._processors(request, len(prompt), limit, end_ids),
-            logprobs=logprobs,
-            prompt_logprobs=logprobs if scores_prompt else None,
-            logprobs_of=self.settings.logprobs_of,
-            **self._drafting(request),
-            deadline_s=self.settings.request_timeout_s,
-            recording=recording,
-        )
 
     def _check_logprobs(self, num_tokens: int, logprobs: int | None) -> None:
         num, most = num_tokens * (1 + (logprobs or 0)), self.settings.max_logprobs
@@ -297,6 +302,19 @@ class RequestParser:
                 f"logprobs: choices x tokens x (1 + top log-probabilities) = {num}; this server "
                 f"gives at most {most} in an answer; ask for fewer tokens, choices or logprobs",
                 "logprobs",
+            )
+
+    def _check_controller(self, name: str | None) -> None:
+        offered = self.decoder.components.controllers
+        if name is not None and name not in offered:
+            known = (
+                f"there are: {', '.join(offered)}"
+                if offered
+                else "this server's has no name; leave it out"
+            )
+            raise refused(
+                f"speculation.controller: no such controller here; {known}",
+                "speculation.controller",
             )
 
     def _recording(self, num_choices: int) -> Recording:
@@ -309,77 +327,6 @@ class RequestParser:
         max_bytes = self.settings.max_certificate_bytes // num_choices
         return Recording(recorder=self.recorder, max_bytes=max_bytes)
 
-    def _end_ids(self, request: SamplingRequest) -> frozenset[int]:
-        vocab_size = self.decoder.components.target.vocab_size
-        wrong = [one for one in request.stop_token_ids or () if one >= vocab_size]
-        if wrong:
-            raise refused(
-                f"stop_token_ids: token ids must lie in 0..{vocab_size - 1}; got {wrong[0]}",
-                "stop_token_ids",
-            )
-        own: frozenset[int] = frozenset() if request.ignore_eos else self.decoder.eos_ids
-        return own | frozenset(request.stop_token_ids or ())
-
-    def _processors(
-        self,
-        request: SamplingRequest,
-        num_prompt_tokens: int,
-        limit: int,
-        end_ids: frozenset[int],
-    ) -> tuple[Processor, ...]:
-        min_tokens = request.min_tokens or 0
-        if min_tokens > limit:
-            raise refused(
-                f"min_tokens={min_tokens} is more than the {limit} tokens of the completion",
-                "min_tokens",
-            )
-        with _at("logit_bias"):  # the schema has checked the others
-            return text_processors(
-                num_prompt_tokens,
-                self.decoder.components.target.vocab_size,
-                min_tokens=min_tokens,
-                end_ids=end_ids,
-                logit_bias={int(token): bias for token, bias in (request.logit_bias or {}).items()},
-                repetition_penalty=_given(request.repetition_penalty, 1.0),
-                presence_penalty=_given(request.presence_penalty, 0.0),
-                frequency_penalty=_given(request.frequency_penalty, 0.0),
-            )
-
-    def _drafting(self, request: SamplingRequest) -> dict[str, Any]:
-        asked = request.speculation
-        if asked is None or isinstance(asked, bool):
-            return {"speculative": asked is not False, "controller": self._planner(request, None)}
-        offered = self.decoder.components.controllers
-        if asked.controller is not None and asked.controller not in offered:
-            known = (
-                f"there are: {', '.join(offered)}"
-                if offered
-                else "this server's has no name; leave it out"
-            )
-            raise refused(
-                f"speculation.controller: no such controller here; {known}",
-                "speculation.controller",
-            )
-        return {
-            # Without candidates, the drafter does not need to read the prompt.
-            "speculative": 0 not in {asked.max_depth, asked.max_nodes},
-            "adaptive": asked.adaptive is not False,
-            "limits": DraftPlan(max_depth=asked.max_depth, max_nodes=asked.max_nodes),
-            "controller": self._planner(request, asked.controller),
-        }
-
-    def _repeats(self, request: SamplingRequest) -> bool:
-        asked = self._drafting(request)
-        is_planned = asked["speculative"] and asked.get("adaptive", True)
-        return self.decoder.components.repeats(
-            asked["controller"], _rules(request), is_planned=is_planned
-        )
-
-    def _planner(self, request: SamplingRequest, name: str | None) -> str | None:
-        return self.decoder.components.named_for(
-            name, _rules(request), is_seeded=request.seed is not None
-        )
-
     def _text(self, prompt: str | tuple[int, ...]) -> str:
         if isinstance(prompt, str):
             return prompt
@@ -389,22 +336,19 @@ class RequestParser:
 
 
 @contextmanager
-def _at(param: str) -> Iterator[None]:
-    """Add the name of the field to errors of the library."""
+def _fields_named(prompt: str) -> Iterator[None]:
+    """Add the name of a field to errors of the library, which begin with it unless the prompt is at fault."""
     try:
         yield
     except OptionError as error:
-        raise refused(str(error), param) from error
+        words = re.findall(r"\w+", str(error))
+        raise refused(str(error), words[0] if words[0] in FIELD_NAMES else prompt) from error
 
 
-def _rules(request: SamplingRequest) -> SamplingRules:
-    return SamplingRules(
-        temperature=_given(request.temperature, 1.0),
-        top_k=request.top_k if request.top_k is not None and request.top_k > 0 else None,
-        top_p=_given(request.top_p, 1.0),
-        min_p=_given(request.min_p, 0.0),
-    )
-
-
-def _given(value: float | None, absent: float) -> float:
-    return absent if value is None else value
+def _sampling(body: SamplingRequest) -> dict[str, Any]:
+    """Return the options of `Decoder.requests` that the body has."""
+    given = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
+    if body.top_k is not None and body.top_k > 0:
+        given["top_k"] = body.top_k
+    bias = {int(token): value for token, value in (body.logit_bias or {}).items()}
+    return {"temperature": 1.0, "logit_bias": bias} | given

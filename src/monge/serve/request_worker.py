@@ -39,10 +39,7 @@ class RequestWorker:
             QueueFullError: If too many pieces wait.
         """
         if self._max_waiting is not None and self._num_waiting >= self._max_waiting:
-            raise QueueFullError(
-                f"{self._num_waiting} requests are waiting to be read, as many "
-                "as may; try again later"
-            )
+            raise QueueFullError(f"The queue is full ({self._max_waiting} requests); retry later.")
         self._num_waiting += 1
         try:
             await self._turn.acquire()

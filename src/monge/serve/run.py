@@ -8,8 +8,6 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -43,14 +41,16 @@ _LOGGING: Final[dict[str, Any]] = {
     "disable_existing_loggers": False,
     "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "filters": {"rate": {"()": RateLimited}},  # of warnings that clients can cause
     "loggers": {
         name: {"handlers": ["stderr"], "propagate": False}
         for name in ("uvicorn", "uvicorn.access", "monge")
-    },
+    }
+    | {name: {"filters": ["rate"]} for name in ("uvicorn.error", Connection.__module__)},
 }
 
 
-class Server(uvicorn.Server):
+class DrainingServer(uvicorn.Server):
     """Ends the remaining generations after the drain period, so that their clients get an error.
 
     Uvicorn alone would only close their connections.
@@ -155,13 +155,14 @@ def server_of(
     access_log: bool = False,
     limits: ConnectionLimits | None = None,
     **options: Any,
-) -> Server:
+) -> DrainingServer:
     """Return a server that runs until a signal stops it.
 
     Args:
         app: The application, made by `create_app`.
         drain_s: Seconds that running requests get; the others get a 503.
-        lame_duck_s: Seconds before that in which requests are still taken after SIGTERM.
+        lame_duck_s: Seconds after SIGTERM, before that, in which requests are still taken though
+            the server is not ready.
         exits: Whether the process ends, with status 1, if the server does not.
         access_log: Whether every request is logged.
         limits: Of its connections; `None` for those of this process.
@@ -183,57 +184,23 @@ def server_of(
         }
         | options,
     )
-    return Server(config, app, drain_s=drain_s, lame_duck_s=lame_duck_s, exits=exits)
+    return DrainingServer(config, app, drain_s=drain_s, lame_duck_s=lame_duck_s, exits=exits)
 
 
-def serve_until_signal(
-    app: FastAPI,
-    listener: socket.socket,
-    *,
-    drain_s: int,
-    lame_duck_s: int = 0,
-    access_log: bool = False,
-) -> None:
-    """Serve until SIGTERM or SIGINT: then no more requests are taken, and those that run are finished.
+def serve_until_signal(app: FastAPI, listener: socket.socket, **options: Any) -> None:
+    """Serve until SIGTERM or SIGINT, then finish the requests that run.
 
     Args:
         app: The application, made by `create_app`.
-        listener: Where to listen.
-        drain_s: Seconds that running requests get; after that they are answered with a 503.
-        lame_duck_s: Seconds after SIGTERM in which requests are still taken, though the server says
-            that it is not ready.
-        access_log: Whether every request is written to the log.
+        listener: A listening socket.
+        **options: Of `server_of`.
     """
     raise_descriptor_limit()
-    server = server_of(
-        app,
-        drain_s=drain_s,
-        lame_duck_s=lame_duck_s,
-        exits=True,
-        access_log=access_log,
-        log_config=_LOGGING,
-    )
+    server = server_of(app, exits=True, log_config=_LOGGING, **options)
     # uvicorn raises the signal once more when it is done; having drained is no failure.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     settle_objects()
     try:
-        with _few_warnings():
-            server.run(sockets=[listener])
+        server.run(sockets=[listener])
     finally:
         gc.unfreeze()  # frozen objects outlive the interpreter, and extensions call that a leak
-
-
-@contextmanager
-def _few_warnings() -> Iterator[None]:
-    """Warnings that clients can cause are written once a minute."""
-    loggers, rate_limited = (
-        [logging.getLogger(name) for name in ("uvicorn.error", Connection.__module__)],
-        RateLimited(),
-    )
-    for logger in loggers:
-        logger.addFilter(rate_limited)
-    try:
-        yield
-    finally:
-        for logger in loggers:
-            logger.removeFilter(rate_limited)

@@ -4,44 +4,36 @@ import time
 from dataclasses import dataclass
 
 from monge.core.verdict import StepRecord
-from monge.engine.logprobs import LogprobOptions
 from monge.engine.session import Request, Session, catch
-from monge.serve.generation import (
-    Event,
-    GenerationFinish,
-    GenerationRequest,
-    Measure,
-    Sink,
-    Speculation,
-    Summary,
-    Timings,
-)
+from monge.serve.generation import GenerationFinish, Measure, Output, Sink, Speculation, Summary
+from monge.serve.records import Recording
 from monge.serve.request_handle import RequestHandle
-from monge.serve.speculation_counter import SpeculationCounter
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class ScheduledGeneration:
-    """A generation, its session, its client and its clock.
+    """A request of the engine, its session, its client and its clock.
 
     Args:
-        generation: What was asked for.
+        request: The request.
+        recording: How its rounds are recorded; `None` records nothing.
         group_id: Number of the client request that this generation belongs to.
-        client: Who asked for it.
+        client: Name of the client.
         session: Its decoding.
-        handle: Where its events go.
-        counter: What drafting is worth to it.
+        handle: Passes its outputs to the client.
+        speculation: Figures of its speculation so far.
         controller: Name of the controller that plans for it, or `none`.
-        sink: Told what is observed.
-        submitted_at: When its request came.
+        sink: Receives observations.
+        submitted_at: Arrival of its request.
     """
 
-    generation: GenerationRequest
+    request: Request
+    recording: Recording | None
     group_id: int
     client: str
     session: Session
     handle: RequestHandle
-    counter: SpeculationCounter
+    speculation: Speculation
     controller: str
     sink: Sink
     submitted_at: float
@@ -52,58 +44,52 @@ class ScheduledGeneration:
     num_sent: int = 0
 
     @property
-    def is_oversized(self) -> bool:
-        """Whether its record takes more memory than it may."""
-        recording = self.generation.recording
-        return recording is not None and recording.is_over(self.session)
+    def num_reserved_tokens(self) -> int:
+        """Tokens that it reserves in the caches."""
+        return len(self.request.prompt_ids) + self.request.max_new_tokens
 
-    def advance(self) -> tuple[Event, StepRecord | None]:
-        """What the last round added, and the round's record if there is one."""
+    @property
+    def is_oversized(self) -> bool:
+        """Return whether its record takes more memory than it may."""
+        return self.recording is not None and self.recording.is_over(self.session)
+
+    def advance(self) -> tuple[Output, StepRecord | None]:
+        """Return what the last round added, and the round's record if there is one."""
         now, session = time.perf_counter(), self.session
-        start = len(self.generation.prompt_ids) + self.num_sent
-        token_ids = session.context.token_ids[start:]
+        has_scores = self.num_sent == 0 and self.request.prompt_logprobs is not None
+        token_ids = session.completion_ids[self.num_sent :]
         record = session.records[-1] if token_ids and session.error is None else None
         if token_ids:
             self._observe_tokens(now, record)
         if record is not None:
-            self.counter.add(record)
+            self.speculation = self.speculation.add(record)
         self.num_sent += len(token_ids)
-        is_first = start == len(self.generation.prompt_ids)
-        is_last = session.finish_reason is not None
-        text = self._new_text(last=is_last)
-        event = Event(
+        text = self._new_text(last=session.finish_reason is not None)
+        is_last = session.finish_reason is not None  # also where the text cannot be decoded
+        output = Output(
             text=text,
             token_ids=token_ids,
-            num_accepted=0 if record is None else min(record.num_accepted, len(token_ids)),
             logprobs=session.logprobs if token_ids else (),
-            prompt_logprobs=session.prompt_logprobs
-            if is_first and self.generation.prompt_logprobs is not None
-            else None,
+            prompt_logprobs=session.prompt_logprobs if has_scores else None,
             finish_reason=session.finish_reason,
             summary=self._summary(now) if is_last else None,
-            recorded=session if is_last and self.generation.recording is not None else None,
+            recorded=session if is_last and self.recording is not None else None,
         )
-        return event, record
+        return output, record
 
-    def end(self, reason: GenerationFinish, error: Exception | None = None) -> Event:
-        """The last event of a generation that is ended from outside, with the text that it has."""
+    def end(self, reason: GenerationFinish, error: Exception | None = None) -> Output:
+        """Return the last output of a generation that is ended from outside, with the text that it has."""
         if error is not None:
             self.session.fail(error)
-        return Event(
+        return Output(
             text=self._new_text(last=True),
             finish_reason=reason,
             summary=self._summary(time.perf_counter()),
         )
 
-    def abandoned(self, reason: GenerationFinish) -> Event:
-        """The last event of a generation that the decoding thread still works at."""
-        summary = Summary(
-            num_prompt_tokens=len(self.generation.prompt_ids),
-            num_generated_tokens=self.num_sent,
-            speculation=Speculation(),
-            timings=Timings(),
-        )
-        return Event(finish_reason=reason, summary=summary)
+    def abandoned(self, reason: GenerationFinish) -> Output:
+        """Return the last output of a generation that the decoding thread still works at."""
+        return Output(finish_reason=reason, summary=Summary(num_generated_tokens=self.num_sent))
 
     def _new_text(self, *, last: bool) -> str:
         found: list[str] = []
@@ -123,67 +109,34 @@ class ScheduledGeneration:
         self.last_at = now
 
     def _summary(self, now: float) -> Summary:
-        timings = Timings(
+        summary = Summary(
+            num_generated_tokens=self.num_sent,
+            speculation=self.speculation,
             queue_s=(self.admitted_at or now) - self.submitted_at,
             prefill_s=self.prefill_s,
             first_token_s=0.0 if self.first_at is None else self.first_at - self.submitted_at,
             decode_s=0.0 if self.first_at is None else self.last_at - self.first_at,
             total_s=now - self.submitted_at,
-        )
-        for name, value in self._measures(timings).items():
-            self.sink(name, value)
-        return Summary(
-            num_prompt_tokens=len(self.generation.prompt_ids),
-            num_generated_tokens=self.num_sent,
-            speculation=self.counter.total(),
-            timings=timings,
             cause=self.session.error,
         )
+        for name, value in self._measures(summary).items():
+            self.sink(name, value)
+        return summary
 
-    def _measures(self, timings: Timings) -> dict[Measure, float | int]:
+    def _measures(self, summary: Summary) -> dict[Measure, float | int]:
         measures: dict[Measure, float | int] = {
-            "queue_s": timings.queue_s,
-            "total_s": timings.total_s,
-            "prompt_tokens": len(self.generation.prompt_ids),
+            "queue_s": summary.queue_s,
+            "total_s": summary.total_s,
+            "prompt_tokens": len(self.request.prompt_ids),
             "generated_tokens": self.num_sent,
         }
         if self.first_at is not None:
-            measures["prefill_s"] = timings.prefill_s
-            measures["decode_s"] = timings.decode_s
-            measures["inference_s"] = timings.total_s - timings.queue_s
+            measures["prefill_s"] = summary.prefill_s
+            measures["decode_s"] = summary.decode_s
+            measures["inference_s"] = summary.total_s - summary.queue_s
         if self.num_sent > 1:
-            measures["time_per_output_token_s"] = timings.decode_s / (self.num_sent - 1)
+            measures["time_per_output_token_s"] = summary.decode_s / (self.num_sent - 1)
         return measures
-
-
-def request_of(generation: GenerationRequest) -> Request:
-    """What a generation asks of a decoder.
-
-    Raises:
-        OptionError: If it asks for a record that cannot be kept.
-    """
-    made = Request(
-        prompt_ids=generation.prompt_ids,
-        max_new_tokens=generation.max_new_tokens,
-        rules=generation.rules,
-        seed=generation.seed,
-        row=generation.row,
-        eos_ids=generation.eos_ids,
-        stop=generation.stop,
-        processors=generation.processors,
-        speculative=generation.speculative,
-        adaptive=generation.adaptive,
-        limits=generation.limits,
-        controller=generation.controller,
-        logprobs=None
-        if generation.logprobs is None
-        else LogprobOptions(num_top=generation.logprobs, source=generation.logprobs_of),
-        prompt_logprobs=None
-        if generation.prompt_logprobs is None
-        else LogprobOptions(num_top=generation.prompt_logprobs, source="raw"),
-    )
-    recording = generation.recording
-    return made if recording is None else recording.recorder.recorded(made)
 
 
 def _take(session: Session, *, last: bool) -> str:

@@ -5,30 +5,32 @@ import logging
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from itertools import count
-from typing import Final
+from typing import Any, Final
 
 from monge.core.errors import ContextLengthError, OptionError, OutOfStepError
 from monge.engine.batch import Batch
 from monge.engine.decoder import Decoder
 from monge.engine.garbage import trim_heap
-from monge.engine.session import Session, catch
+from monge.engine.session import Request, Session, catch
 from monge.engine.threads import release_openmp_pool
-from monge.serve.controller_names import ControllerNames
 from monge.serve.generation import (
     GenerationFinish,
-    GenerationRequest,
     Measure,
     QueueFullError,
     SchedulerClosedError,
     Sink,
     Snapshot,
+    Speculation,
+    controller_names,
+    controller_of,
 )
 from monge.serve.kv_budget import KVBudget
+from monge.serve.records import Recording
 from monge.serve.request_handle import RequestHandle
-from monge.serve.scheduled_generation import ScheduledGeneration, request_of
-from monge.serve.speculation_counter import SpeculationCounter, Totals
+from monge.serve.scheduled_generation import ScheduledGeneration
 from monge.serve.waiting import WaitingQueue
 
 _LOG: Final = logging.getLogger(__name__)
@@ -48,7 +50,7 @@ _LAST_ROUND_S: Final = 8.0
 
 _MOST_FAILURES: Final = 8
 _FAILURES_S: Final = 60.0
-"""So many requests in a row that end in errors are a fault of the engine, until none has for so long."""
+"""If this many requests in a row fail, the engine is at fault, until none has failed for this long."""
 
 
 def no_sink(measure: Measure, value: float | int) -> None:
@@ -110,7 +112,6 @@ class Scheduler:
                 "kv_budget_tokens must hold a prompt and a token, at least 2; got "
                 f"{kv_budget_tokens}"
             )
-        self._max_depth = decoder.components.drafter.capabilities.max_depth
         self._changed = threading.Condition()
         self._waiting = WaitingQueue()
         self._running: dict[int, ScheduledGeneration] = {}
@@ -120,8 +121,14 @@ class Scheduler:
         self._failed_groups, self._failed_at = set[int](), 0.0
         self._group_ids = count()
         self._is_open, self._failure = True, None
-        self._controller_names = ControllerNames(decoder.components)
-        self._totals = Totals(self._max_depth, self._controller_names.names)
+        depth = decoder.components.drafter.capabilities.max_depth
+        self._no_speculation = Speculation(acceptance_histogram=(0,) * (depth + 1))
+        self._speculation = self._no_speculation
+        self._by_controller = dict.fromkeys(
+            controller_names(decoder.components), self._no_speculation
+        )
+        self._finished: Counter[GenerationFinish] = Counter()
+        self._num_prompt_tokens = self._num_generated_tokens = 0
         self._batch = self._new_batch()
         self._thread = threading.Thread(target=self._run, name="monge-decoding", daemon=True)
 
@@ -137,46 +144,56 @@ class Scheduler:
         release_openmp_pool()  # of the thread that loaded the models
         self._thread.start()
 
-    def submit(self, generation: GenerationRequest) -> RequestHandle:
-        """Queue one generation as its own request. Any thread may call this.
-
-        Raises:
-            SchedulerClosedError: If the scheduler is closed.
-            QueueFullError: If too many requests wait.
-            ContextLengthError: If the generation cannot fit the context of a model or the caches.
-            OptionError: If it cannot be honoured.
-        """
-        (handle,) = self.submit_all([generation])
+    def submit(self, request: Request, **options: Any) -> RequestHandle:
+        """Queue one generation as its own request; see `submit_all`."""
+        (handle,) = self.submit_all([request], **options)
         return handle
 
     def submit_all(
         self,
-        generations: Sequence[GenerationRequest],
+        requests: Sequence[Request],
         *,
         arrived: float | None = None,
         client: str = "",
+        deadline_s: float | int | None = None,
+        recording: Recording | None = None,
     ) -> list[RequestHandle]:
         """Queue the generations of one client request, all or none. Any thread may call this.
 
         Args:
-            generations: The generations.
-            arrived: Arrival of the request on the clock of `time.perf_counter`, from which
-                deadlines and queue times count; `None` for now.
-            client: Who asks; clients take turns.
+            requests: One request for each generation.
+            arrived: Arrival on the clock of `time.perf_counter`, from which deadlines and queue
+                times count; `None` for now.
+            client: Name of the client; clients take turns.
+            deadline_s: Seconds after which generations end with the text they have; `None` for no
+                limit.
+            recording: How their rounds are recorded; `None` records nothing.
 
         Raises:
-            SchedulerClosedError, QueueFullError, ContextLengthError, OptionError: As `submit`.
+            SchedulerClosedError: If the scheduler is closed.
+            QueueFullError: If too many requests wait.
+            ContextLengthError: If a generation cannot fit the context of a model or the caches.
+            OptionError: If one cannot be honoured.
         """
         with self._changed:  # before any session is made
             self._check_queue()
             group_id = next(self._group_ids)
         submitted_at = time.perf_counter() if arrived is None else arrived
-        entries = [self._entry(one, group_id, client, submitted_at) for one in generations]
+        entries = [
+            self._entry(
+                one if recording is None else recording.recorder.recorded(one),
+                group_id=group_id,
+                client=client,
+                submitted_at=submitted_at,
+                recording=recording,
+            )
+            for one in requests
+        ]
         with self._changed:
             self._check_queue()
             for entry in entries:
                 self._waiting.add(entry)
-                if (deadline_s := entry.generation.deadline_s) is not None:
+                if deadline_s is not None:
                     deadline = (submitted_at + deadline_s, entry.handle.request_id)
                     heapq.heappush(self._deadlines, deadline)
             self._changed.notify_all()
@@ -194,13 +211,11 @@ class Scheduler:
                 kv_budget_tokens=self._kv_budget.total,
                 is_open=self._is_open,
                 failure=self._what_fails(),
-                num_prompt_tokens=self._totals.num_prompt_tokens,
-                num_generated_tokens=self._totals.num_generated_tokens,
-                finished=dict(self._totals.finished),
-                speculation=self._totals.speculation.total(),
-                by_controller={
-                    name: counter.total() for name, counter in self._totals.by_controller.items()
-                },
+                num_prompt_tokens=self._num_prompt_tokens,
+                num_generated_tokens=self._num_generated_tokens,
+                finished=dict(self._finished),
+                speculation=self._speculation,
+                by_controller=dict(self._by_controller),
             )
 
     def close(self, *, drain: bool = True, timeout_s: float | int | None = None) -> None:
@@ -262,31 +277,28 @@ class Scheduler:
         return None
 
     def _entry(
-        self, generation: GenerationRequest, group_id: int, client: str, submitted_at: float
+        self, request: Request, *, recording: Recording | None, **origin: Any
     ) -> ScheduledGeneration:
-        if generation.num_reserved_tokens > self._kv_budget.total:
-            raise ContextLengthError(
-                f"prompt of {len(generation.prompt_ids)} tokens + "
-                f"max_new_tokens={generation.max_new_tokens} = "
-                f"{generation.num_reserved_tokens} exceeds the {self._kv_budget.total} tokens of "
-                "all caches together; "
-                "shorten the prompt or ask for fewer tokens"
-            )
-        session = self._decoder.session(
-            request_of(generation), keeps_records=generation.recording is not None
-        )
+        session = self._decoder.session(request, keeps_records=recording is not None)
         request_id = session.context.request_id
-        return ScheduledGeneration(
-            generation=generation,
-            group_id=group_id,
-            client=client,
+        entry = ScheduledGeneration(
+            request=request,
+            recording=recording,
             session=session,
             handle=RequestHandle(request_id, lambda: self._cancel(request_id)),
-            counter=SpeculationCounter(self._max_depth),
-            controller=self._controller_names.of(generation),
+            speculation=self._no_speculation,
+            controller=controller_of(request, self._decoder.components),
             sink=self._sink,
-            submitted_at=submitted_at,
+            **origin,
         )
+        if entry.num_reserved_tokens > self._kv_budget.total:
+            raise ContextLengthError(
+                f"prompt of {len(request.prompt_ids)} tokens + "
+                f"max_new_tokens={request.max_new_tokens} = {entry.num_reserved_tokens} exceeds "
+                f"the {self._kv_budget.total} tokens of all caches together; "
+                "shorten the prompt or ask for fewer tokens"
+            )
+        return entry
 
     def _check_queue(self) -> None:
         """Refuse a request if the queue is full or closed; the caller holds the lock."""
@@ -294,11 +306,8 @@ class Scheduler:
             raise SchedulerClosedError(
                 f"no more generations are taken: {self._failure or 'the scheduler is closing'}"
             )
-        num_waiting = self._waiting.num_requests
-        if num_waiting >= self.max_waiting:
-            raise QueueFullError(
-                f"{num_waiting} requests are waiting, as many as may; try again later"
-            )
+        if self._waiting.num_requests >= self.max_waiting:
+            raise QueueFullError(f"The queue is full ({self.max_waiting} requests); retry later.")
 
     def _cancel(self, request_id: int) -> None:
         with self._changed:
@@ -387,11 +396,11 @@ class Scheduler:
             entry = self._waiting.first()
             if entry is None or len(self._running) >= self._max_batch_size:
                 return None
-            if not self._kv_budget.fits(entry.generation.num_reserved_tokens):
+            if not self._kv_budget.fits(entry.num_reserved_tokens):
                 return None
             self._waiting.take(entry)
             self._running[entry.handle.request_id] = entry
-            self._kv_budget.reserve(entry.handle.request_id, entry.generation.num_reserved_tokens)
+            self._kv_budget.reserve(entry.handle.request_id, entry.num_reserved_tokens)
             return entry
 
     def _round(self) -> None:
@@ -411,18 +420,20 @@ class Scheduler:
     def _publish(self, entry: ScheduledGeneration) -> int:
         """Send the new tokens of a generation, and return their number."""
         is_first = entry.num_sent == 0
-        event, record = entry.advance()
+        output, record = entry.advance()
         with self._changed:
-            self._totals.num_generated_tokens += len(event.token_ids)
-            if is_first and event.token_ids:
-                self._totals.num_prompt_tokens += len(entry.generation.prompt_ids)
+            self._num_generated_tokens += len(output.token_ids)
+            if is_first and output.token_ids:
+                self._num_prompt_tokens += len(entry.request.prompt_ids)
             if record is not None:
-                self._totals.add(record, entry.controller)
-        if event.finish_reason is not None:
-            self._forget(entry, event.finish_reason)
+                name = entry.controller
+                self._speculation = self._speculation.add(record)
+                self._by_controller[name] = self._by_controller[name].add(record)
+        if output.finish_reason is not None:
+            self._forget(entry, output.finish_reason)
         # Last, so that a client that reads the end finds the generation counted.
-        entry.handle.put(event)
-        return len(event.token_ids)
+        entry.handle.put(output)
+        return len(output.token_ids)
 
     def _start_over(self, error: Exception) -> None:
         """End all generations of a failed round; waiting ones get a new batch."""
@@ -434,16 +445,16 @@ class Scheduler:
     def _end(
         self, entry: ScheduledGeneration, reason: GenerationFinish, error: Exception | None = None
     ) -> None:
-        event = entry.end(reason, error)
+        output = entry.end(reason, error)
         self._forget(entry, reason)
-        entry.handle.put(event)
+        entry.handle.put(output)
 
     def _forget(self, entry: ScheduledGeneration, reason: GenerationFinish) -> None:
         with self._changed:
             self._running.pop(entry.handle.request_id, None)
             self._waiting.discard(entry.handle.request_id)
             self._kv_budget.release(entry.handle.request_id)
-            self._totals.finished[reason] += 1
+            self._finished[reason] += 1
             if reason == "error":
                 self._failed_groups.add(entry.group_id)
                 self._failed_at = time.perf_counter()

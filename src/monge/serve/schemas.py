@@ -1,11 +1,11 @@
-"""What clients may send: every field is honoured, or neutral, or refused with its reason.
+"""Bodies of requests: every field is honoured, or neutral, or refused with its reason.
 
 Unknown fields are refused.
 """
 
 import json
 from itertools import islice
-from typing import Annotated, Any, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     BaseModel,
@@ -42,15 +42,18 @@ MAX_LABEL: Final = 512
 MOST_SHOWN: Final = 5
 """Errors of one body that are spelled out."""
 
+Asked = Literal["default", "options", "off"]
+"""Forms of the `speculation` field: absent or true, an object, or false."""
+
 Info = Any
 """Pydantic's `ValidationInfo`, a protocol that cannot be checked at run time."""
 
 
 def neutral(why: str, *values: JsonValue) -> Any:  # noqa: ANN401 (as pydantic's own `Field`)
-    """A field that is accepted where it asks for nothing, and refused otherwise.
+    """Return a field that is accepted if it asks for nothing, and refused otherwise.
 
     Args:
-        why: What cannot be done.
+        why: Reason of the refusal.
         values: Values that ask for nothing, beside null.
     """
     return Field(
@@ -61,24 +64,21 @@ def neutral(why: str, *values: JsonValue) -> Any:  # noqa: ANN401 (as pydantic's
 
 
 def label() -> Any:  # noqa: ANN401
-    """A name that clients give to their requests: accepted, and nothing is done with it."""
+    """Return a field for a name that clients give to their requests; it changes nothing."""
     return Field(default=None, max_length=MAX_LABEL, description="A label; it changes nothing.")
 
 
 class _Strict(BaseModel):
-    """No unknown fields, no conversions ("1" is no number), no NaN."""
+    """Refuses unknown fields, conversions ("1" is no number) and NaN."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
     @model_validator(mode="before")
     @classmethod
-    def _few_unknown(cls, data: object) -> object:
+    def _few_unknown(cls, sent: Any) -> Any:  # noqa: ANN401 (any JSON)
         """Leave out unknown fields beyond the first few: every one would become an error."""
-        if not isinstance(data, dict) or len(cast("dict[str, object]", data)) <= len(
-            cls.model_fields
-        ):
-            return cast(object, data)
-        sent = cast("dict[str, object]", data)
+        if not isinstance(sent, dict) or len(sent) <= len(cls.model_fields):
+            return sent
         known = [name for name in cls.model_fields if name in sent]
         unknown = islice((name for name in sent if name not in cls.model_fields), MOST_SHOWN + 1)
         return {name: sent[name] for name in (*known, *unknown)}
@@ -101,7 +101,7 @@ def _same(value: object, other: object) -> bool:
 
 
 class SpeculationOptions(_Strict):
-    """How to draft for one request, within what the server drafts with."""
+    """Options of drafting for one request, within those of the server."""
 
     max_depth: Annotated[int, Field(ge=0, le=MAX_DRAFT)] | None = Field(
         default=None, description="Most tokens along a path that a round drafts; 0 drafts nothing."
@@ -128,7 +128,7 @@ class SpeculationOptions(_Strict):
 
 
 class StreamOptions(_Strict):
-    """What a stream carries beside the text."""
+    """Parts of a stream beside the text."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -145,7 +145,7 @@ Speculation = Annotated[
 
 
 class SamplingRequest(_Strict):
-    """What both endpoints take."""
+    """Fields of both endpoints."""
 
     model: str | None = Field(default=None, description="The served model; it may be left out.")
     temperature: float | None = Field(
@@ -198,6 +198,13 @@ class SamplingRequest(_Strict):
     )
     priority: Any = neutral("requests are served in their order", 0)
 
+    @property
+    def asked(self) -> Asked:
+        """Form of the `speculation` field."""
+        if isinstance(self.speculation, SpeculationOptions):
+            return "options"
+        return "off" if self.speculation is False else "default"
+
     @field_validator("stream_options")
     @classmethod
     def _check_stream(cls, value: StreamOptions | None, info: Info) -> StreamOptions | None:
@@ -246,7 +253,7 @@ class Message(_Strict):
 
     @property
     def text(self) -> str:
-        """The whole text."""
+        """Return the whole text."""
         return (
             self.content
             if isinstance(self.content, str)
@@ -304,20 +311,9 @@ class ChatRequest(SamplingRequest):
         return value
 
 
-FIELD_NAMES: Final = frozenset().union(
-    *(
-        one.model_fields
-        for one in (
-            CompletionRequest,
-            ChatRequest,
-            StreamOptions,
-            SpeculationOptions,
-            Message,
-            TextPart,
-        )
-    )
+_MODELS: Final = (
+    *(CompletionRequest, ChatRequest, StreamOptions),
+    *(SpeculationOptions, Message, TextPart),
 )
-"""Names of all fields at any depth.
-
-Other words in the place of an error name branches of a union.
-"""
+FIELD_NAMES: Final = frozenset(name for model in _MODELS for name in model.model_fields)
+"""Names of all fields at any depth. Other words in the place of an error name branches of a union."""

@@ -17,17 +17,16 @@ from monge.engine.chat_format import ChatFormat
 from monge.engine.decoder import Decoder
 from monge.serve.answers import Answers
 from monge.serve.bodies import check_headers, parsed
-from monge.serve.controller_names import ControllerNames
 from monge.serve.errors import ApiError
-from monge.serve.generation import Completion
+from monge.serve.generation import Output, controller_of
 from monge.serve.logprobs import dumped
-from monge.serve.metrics import Asked, ServerMetrics
+from monge.serve.metrics import ServerMetrics
 from monge.serve.records import Recorder
 from monge.serve.request_handle import RequestHandle
 from monge.serve.request_parser import ParsedRequest, RequestParser
 from monge.serve.request_worker import RequestWorker, unless_disconnected
 from monge.serve.scheduler import Scheduler
-from monge.serve.schemas import ChatRequest, CompletionRequest, SamplingRequest, SpeculationOptions
+from monge.serve.schemas import ChatRequest, CompletionRequest
 from monge.serve.settings import ServerSettings
 from monge.serve.streaming import stream
 from monge.serve.token_text import TokenTexts
@@ -87,7 +86,7 @@ class Service:
             max_sequence_tokens=self._max_sequence_tokens,
             recorder=recorder,
         )
-        self._controller_names = ControllerNames(decoder.components)
+        self._components = decoder.components
         self._texts = TokenTexts(decoder.tokenizer)
         self._created = int(time.time())
         self._fingerprint = _fingerprint(decoder)
@@ -106,11 +105,11 @@ class Service:
         return await self._answer(request, ChatRequest, self._parser.parse_chat)
 
     async def models(self) -> dict[str, Any]:
-        """The served model, in a list."""
+        """Return the served model, in a list."""
         return {"object": "list", "data": [self._card()]}
 
     async def model(self, name: str) -> dict[str, Any]:
-        """The served model."""
+        """Return the served model."""
         self._check_model(name)
         return self._card()
 
@@ -125,26 +124,32 @@ class Service:
         return _status(is_well=now.is_open and now.failure is None and not self._is_leaving)
 
     def leave(self) -> None:
-        """Be ready no more, though requests are served."""
+        """Report that the server is not ready, though requests are served."""
         self._is_leaving = True
 
     async def version(self) -> dict[str, str]:
-        """Version of the library."""
+        """Return the version of the library."""
         return {"version": version("monge")}
 
     async def exposition(self) -> Response:
-        """Metrics, for Prometheus."""
+        """Return the metrics, for Prometheus."""
         return Response(await asyncio.to_thread(self._metrics.text), media_type=CONTENT_TYPE_LATEST)
 
     async def _answer(
         self, request: Request, model: type[Body], parse: Callable[[Body], ParsedRequest]
     ) -> Response:
         arrived = time.perf_counter()
-        parsed_request, asked = await self._parsed(request, model, parse)
+        parsed_request = await self._parsed(request, model, parse)
+        choices = parsed_request.choices
         handles = self._scheduler.submit_all(
-            parsed_request.generations, arrived=arrived, client=self._client_of(request)
+            choices,
+            arrived=arrived,
+            client=self._client_of(request),
+            deadline_s=self._settings.request_timeout_s,
+            recording=parsed_request.recording,
         )
-        self._metrics.count_request(asked, self._controller_names.of(parsed_request.generations[0]))
+        controller = controller_of(choices[0], self._components)
+        self._metrics.count_request(parsed_request.asked, controller)
         answers = Answers(
             request=parsed_request,
             model_name=self._settings.model_name,
@@ -155,16 +160,16 @@ class Service:
             return EventStream(answers, handles, self._writer)
         try:
             work = asyncio.gather(*(handle.completion_async() for handle in handles))
-            completions = await unless_disconnected(request, work)
+            outputs = await unless_disconnected(request, work)
             # Many log-probabilities take seconds, and so does compressing a record.
-            content = await self._writer.do(partial(_written, answers, completions))
+            content = await self._writer.do(partial(_written, answers, outputs))
             return Response(content, media_type="application/json")
         finally:
             _cancel(handles)
 
     async def _parsed(
         self, request: Request, model: type[Body], parse: Callable[[Body], ParsedRequest]
-    ) -> tuple[ParsedRequest, Asked]:
+    ) -> ParsedRequest:
         """Read a request; its body is not held any longer than that."""
         check_headers(request.headers)
         try:
@@ -178,11 +183,11 @@ class Service:
 
     def _read(
         self, content: bytes, model: type[Body], parse: Callable[[Body], ParsedRequest]
-    ) -> tuple[ParsedRequest, Asked]:
+    ) -> ParsedRequest:
         body = parsed(content, model)
         if body.model is not None:
             self._check_model(body.model)
-        return parse(body), _asked(body)
+        return parse(body)
 
     def _client_of(self, request: Request) -> str:
         """Return the key that a request brings, or else the address that it comes from."""
@@ -205,11 +210,11 @@ class Service:
         }
 
 
-def _written(answers: Answers, completions: Sequence[Completion]) -> bytes:
-    whole = answers.whole(completions)
-    recording = answers.request.generations[0].recording
+def _written(answers: Answers, outputs: Sequence[Output]) -> bytes:
+    whole = answers.whole(outputs)
+    recording = answers.request.recording
     if recording is not None:
-        sessions = [one.recorded for one in completions if one.recorded is not None]
+        sessions = [one.recorded for one in outputs if one.recorded is not None]
         whole["certificate"] = recording.recorder.certificate(sessions).document()
     return dumped(whole).encode()
 
@@ -217,12 +222,6 @@ def _written(answers: Answers, completions: Sequence[Completion]) -> bytes:
 def _status(*, is_well: bool) -> Response:
     text = "ok" if is_well else "unavailable"
     return JSONResponse({"status": text}, status_code=200 if is_well else 503)
-
-
-def _asked(body: SamplingRequest) -> Asked:
-    if isinstance(body.speculation, SpeculationOptions):
-        return "options"
-    return "off" if body.speculation is False else "default"
 
 
 def _cancel(handles: Sequence[RequestHandle]) -> None:

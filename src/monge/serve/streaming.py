@@ -10,7 +10,7 @@ from typing import Any, Final
 from monge.engine.logprobs import TokenLogprob
 from monge.serve.answers import Answers
 from monge.serve.errors import ApiError
-from monge.serve.generation import Event, Summary
+from monge.serve.generation import Output
 from monge.serve.logprobs import dumped
 from monge.serve.request_handle import RequestHandle
 from monge.serve.request_parser import ParsedRequest
@@ -25,66 +25,64 @@ async def stream(
     """Yield the chunks of all choices as they arrive, then usage if requested, then the end.
 
     An error after the first chunk is an event with an `error` object, because the status is already
-    sent. When the stream ends, its generations end too.
+    sent.
 
     Args:
         answers: Writes chunks.
         handles: The choices.
         writer: Writes those with log-probabilities, of which there may be many.
     """
-    started, summaries, num_generated = set[int](), dict[int, Summary](), 0
+    started, last, num_generated = set[int](), dict[int, Output](), 0
     request = answers.request
     try:
         for chunk in answers.opening():
             yield _event(chunk)
         async with (
             aclosing(_merged(handles)) as merged,
-            aclosing(_scored(request, merged)) as events,
+            aclosing(_scored(request, merged)) as outputs,
         ):
-            async for index, event in events:
-                num_generated += len(event.token_ids)
-                if event.summary is not None:
-                    summaries[index] = event.summary
-                usage = answers.usage_of(num_generated) if request.has_running_usage else None
-                write = partial(_chunk, answers, index, event, usage, is_first=index not in started)
+            async for index, output in outputs:
+                num_generated += len(output.token_ids)
+                last[index] = output
+                usage = answers.usage(num_generated) if request.has_running_usage else None
+                write = partial(
+                    _chunk, answers, index, output, usage, is_first=index not in started
+                )
                 started.add(index)
-                has_logprobs = request.generations[index].logprobs is not None
+                has_logprobs = request.choices[index].logprobs is not None
                 if chunk := await writer.do(write) if has_logprobs else write():
                     yield chunk
         if request.has_usage:
-            yield _event(answers.last([summaries[index] for index in sorted(summaries)]))
+            yield _event(answers.last([last[index] for index in sorted(last)]))
     except ApiError as error:
         yield _event(error.body())
-    finally:
-        for handle in handles:
-            handle.cancel()
     yield DONE
 
 
 def _chunk(
-    answers: Answers, index: int, event: Event, usage: dict[str, int] | None, *, is_first: bool
+    answers: Answers, index: int, output: Output, usage: dict[str, int] | None, *, is_first: bool
 ) -> str:
-    chunk = answers.chunk(index, event, is_first=is_first)
+    chunk = answers.chunk(index, output, is_first=is_first)
     return "" if chunk is None else _event(chunk | ({} if usage is None else {"usage": usage}))
 
 
 async def _scored(
-    request: ParsedRequest, events: AsyncIterator[tuple[int, Event]]
-) -> AsyncGenerator[tuple[int, Event]]:
+    request: ParsedRequest, outputs: AsyncIterator[tuple[int, Output]]
+) -> AsyncGenerator[tuple[int, Output]]:
     """Give each choice the scores of its prompt; they come with its first choice, and others wait for that."""
     scores, held = (
         dict[int, tuple[TokenLogprob, ...] | None](),
-        dict[int, list[tuple[int, Event]]](),
+        dict[int, list[tuple[int, Output]]](),
     )
     begun = set[int]()
-    async for index, event in events:
+    async for index, output in outputs:
         first = request.first_choice(index)
-        ready = [(index, event)]
+        ready = [(index, output)]
         if index == first and first not in scores:
-            scores[first] = event.prompt_logprobs
+            scores[first] = output.prompt_logprobs
             ready += held.pop(first, [])
-        elif first not in scores and request.generations[first].prompt_logprobs is not None:
-            held.setdefault(first, []).append((index, event))
+        elif first not in scores and request.choices[first].prompt_logprobs is not None:
+            held.setdefault(first, []).append((index, output))
             continue
         for one, its in ready:
             is_scored = one in begun or one == first or first not in scores
@@ -92,13 +90,13 @@ async def _scored(
             yield one, its if is_scored else replace(its, prompt_logprobs=scores[first])
 
 
-async def _merged(handles: Sequence[RequestHandle]) -> AsyncGenerator[tuple[int, Event]]:
-    """Yield the events of several generations with their index, in order of arrival."""
-    arrived = asyncio.Queue[tuple[int, Event] | None]()
+async def _merged(handles: Sequence[RequestHandle]) -> AsyncGenerator[tuple[int, Output]]:
+    """Yield the outputs of several generations with their index, in order of arrival."""
+    arrived = asyncio.Queue[tuple[int, Output] | None]()
 
     async def forward(index: int, handle: RequestHandle) -> None:
-        async for event in handle:
-            arrived.put_nowait((index, event))
+        async for output in handle:
+            arrived.put_nowait((index, output))
         arrived.put_nowait(None)
 
     tasks = [asyncio.create_task(forward(index, handle)) for index, handle in enumerate(handles)]

@@ -1,4 +1,4 @@
-"""Middlewares: keys, host names, sizes, timeouts, and a counter of answers."""
+"""Middleware: keys, host names, the size and the time of bodies, and a counter of answers."""
 
 import asyncio
 import hmac
@@ -25,7 +25,7 @@ class CountedAnswers:
     """Reports the endpoint, status and error code of every answer.
 
     Args:
-        app: What answers.
+        app: The application behind it.
         count: Called with `(endpoint, status, code)`.
         endpoints: Known paths. All others count as `other`, so that clients cannot create label
             values.
@@ -55,34 +55,48 @@ class CountedAnswers:
         await self._app(scope, receive, counted)
 
 
-class ApiKeyGate:
-    """Refuses requests without a valid key, in constant time.
+class Gate:
+    """Refuses requests without a valid key, in constant time, or sent to a name that is not served.
+
+    A web page can point its own name to the address of this machine after it is loaded (DNS
+    rebinding). Its scripts can then reach a server on loopback, but they cannot hide the name.
 
     Args:
-        app: What answers.
-        keys: The keys; without keys, every request passes.
+        app: The application behind it.
+        keys: The keys; without keys, none is needed.
+        hosts: Allowed names and addresses, without ports, IPv6 in brackets. If empty, any.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[str], hosts: Sequence[str]) -> None:
         self._app, self._keys = app, tuple(key.encode() for key in keys)
+        self._hosts = frozenset(host.lower().encode() for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer."""
-        if (
-            scope["type"] != "http"
-            or not self._keys
-            or scope["path"] in OPEN_PATHS
-            or self._brings_key(scope)
-        ):
+        error = self._error(scope) if scope["type"] == "http" else None
+        if error is None:
             await self._app(scope, receive, send)
-            return
-        error = ApiError(
-            HTTPStatus.UNAUTHORIZED,
-            "this server needs an API key; send the header `Authorization: Bearer KEY`",
-            code="invalid_api_key",
-            headers={"www-authenticate": "Bearer"},
-        )
-        await _refuse(error, scope, receive, send)
+        else:
+            await _refuse(error, scope, receive, send)
+
+    def _error(self, scope: Scope) -> ApiError | None:
+        sent = {_without_port(value) for name, value in scope["headers"] if name == b"host"}
+        if self._hosts and not self._hosts.issuperset(sent):
+            return ApiError(
+                HTTPStatus.FORBIDDEN,
+                "the Host header of this request is no name of this server; send it to localhost "
+                "or 127.0.0.1, or start the server with --allowed-host NAME or with an API key",
+                code="host_not_allowed",
+                headers=CLOSE,
+            )
+        if self._keys and scope["path"] not in OPEN_PATHS and not self._brings_key(scope):
+            return ApiError(
+                HTTPStatus.UNAUTHORIZED,
+                "this server needs an API key; send the header `Authorization: Bearer KEY`",
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
+        return None
 
     def _brings_key(self, scope: Scope) -> bool:
         sent = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
@@ -91,38 +105,6 @@ class ApiKeyGate:
         for known in self._keys:  # all keys, so that the time reveals nothing
             found |= hmac.compare_digest(key.strip(), known)
         return found and scheme.lower() == b"bearer"
-
-
-class AllowedHosts:
-    """Refuses requests whose `Host` header has another name.
-
-    A web page can point its own name to the address of this machine after it is loaded (DNS
-    rebinding). Its scripts can then reach a server on loopback, but they cannot hide the name.
-
-    Args:
-        app: What answers.
-        hosts: Allowed names and addresses, without ports, IPv6 in brackets. If empty, every request
-            passes.
-    """
-
-    def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
-        self._app, self._hosts = app, frozenset(host.lower().encode() for host in hosts)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer."""
-        sent = [_without_port(value) for name, value in scope.get("headers", ()) if name == b"host"]
-        if scope["type"] != "http" or not self._hosts or self._hosts.issuperset(sent):
-            await self._app(scope, receive, send)
-            return
-        error = ApiError(
-            HTTPStatus.FORBIDDEN,
-            "the Host header of this request is no name of this server; send it to localhost or "
-            "127.0.0.1, or start the "
-            "server with --allowed-host NAME or with an API key",
-            code="host_not_allowed",
-            headers=CLOSE,
-        )
-        await _refuse(error, scope, receive, send)
 
 
 def _without_port(host: bytes) -> bytes:
@@ -137,7 +119,7 @@ class BoundedBodies:
     does.
 
     Args:
-        app: What answers.
+        app: The application behind it.
         max_bytes: Largest body.
         max_held_bytes: Bytes of all bodies that are held at a time; the first 64 KiB of each do not
             count, so that large ones do not keep others out.
@@ -149,31 +131,31 @@ class BoundedBodies:
     ) -> None:
         self._app, self._max_bytes, self._timeout_s = app, max_bytes, timeout_s
         self._max_held_bytes, self.num_held_bytes = max(max_bytes, max_held_bytes), 0
+        self._turn = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer."""
-        if scope["type"] != "http" or scope["method"] not in {"POST", "PUT", "PATCH"}:
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         share = _Share(self)
         scope.setdefault("state", {})["release_body"] = partial(share.grow, 0)
         try:
-            try:
-                body = await asyncio.wait_for(self._read(scope, receive, share), self._timeout_s)
-            except TimeoutError:
-                text = f"the body took longer than {self._timeout_s:g} s"
-                error = ApiError(HTTPStatus.REQUEST_TIMEOUT, text, code="slow_body", headers=CLOSE)
-                await _refuse(error, scope, receive, send)
-            except ApiError as error:
-                await _refuse(error, scope, receive, send)
-            else:
-                if body is not None:
-                    await self._app(scope, _replayed(body, receive), send)
+            replay = await asyncio.wait_for(self._read(scope, receive, share), self._timeout_s)
+        except TimeoutError:
+            text = f"the body took longer than {self._timeout_s:g} s"
+            error = ApiError(HTTPStatus.REQUEST_TIMEOUT, text, code="slow_body", headers=CLOSE)
+            await _refuse(error, scope, receive, send)
+        except ApiError as error:
+            await _refuse(error, scope, receive, send)
+        else:
+            if replay is not None:  # which alone holds the body
+                await self._app(scope, replay, send)
         finally:
             share.grow(0)
 
-    async def _read(self, scope: Scope, receive: Receive, share: "_Share") -> bytes | None:
-        """Return the body, or `None` if the client disconnected."""
+    async def _read(self, scope: Scope, receive: Receive, share: "_Share") -> Receive | None:
+        """Return what receives the body once more, or `None` if the client disconnected."""
         declared = next(
             (value for name, value in scope["headers"] if name == b"content-length"), b""
         )
@@ -181,6 +163,11 @@ class BoundedBodies:
             raise self._too_large()
         body = bytearray()
         while True:
+            if (
+                share.num_bytes
+            ):  # one large body a turn of the event loop, so that others come between
+                async with self._turn:
+                    await asyncio.sleep(0)
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
@@ -191,13 +178,12 @@ class BoundedBodies:
             if share.num_bytes and self.num_held_bytes > self._max_held_bytes:
                 raise ApiError(
                     HTTPStatus.TOO_MANY_REQUESTS,
-                    f"{self._max_held_bytes} bytes of large bodies are waiting to be read, as many "
-                    "as may; try again later",
+                    f"{self._max_held_bytes} bytes of large bodies are waiting to be read; retry later",
                     code="bodies_full",
                     headers={"retry-after": str(RETRY_AFTER_S)} | CLOSE,
                 )
             if not message.get("more_body", False):
-                return bytes(body)
+                return _replayed(bytes(body), receive)
 
     def _too_large(self) -> ApiError:
         text = f"the body is larger than {self._max_bytes} bytes, this server's limit"
