@@ -27,7 +27,7 @@ class SameTest(ConditionalCandidates):
     `(1 - beta)^(k-1) m_y`, in all `gamma m_y`; rejected draws have law `(q - m) / (1 - beta)`.
     """
 
-    def chance(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> float:
+    def _chance(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> float:
         assert isinstance(proposal, Iid)
         logged.require(proposal.law)
         y, q = logged.token, proposal.law.sparse()
@@ -38,7 +38,7 @@ class SameTest(ConditionalCandidates):
     def draw(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
         assert isinstance(proposal, Iid)
         q, width = proposal.law.sparse(), proposal.width
-        is_accepted = draws.bernoulli(self.chance(logged, proposal, draws))
+        is_accepted = draws.bernoulli(self._chance(logged, proposal, draws))
         rho, _ = divisors(logged.law, q, width)
         kept = (logged.law.at(q.token_ids) / rho).minimum(q.probs)
         refused = q.probs - kept
@@ -67,10 +67,8 @@ class JointDecision(ConditionalCandidates):
 
     rule: Optimal
 
-    def chance(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> float:
+    def _chance(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> float:
         assert isinstance(proposal, Iid | Mixed)
-        if isinstance(proposal, Mixed) and logged.token in proposal.fixed:
-            return 1.0
         flow = self._flow(logged, proposal, proposal.draw(draws), draws)
         # One token, or none that can be drawn.
         mass = float(flow.masses[flow.token_ids == logged.token].sum())
@@ -80,7 +78,7 @@ class JointDecision(ConditionalCandidates):
         assert isinstance(proposal, Iid | Mixed)
         fixed = proposal.fixed if isinstance(proposal, Mixed) else ()
         is_accepted = logged.token not in fixed and draws.bernoulli(
-            self.chance(logged, proposal, draws)
+            self._chance(logged, proposal, draws)
         )
         while True:
             tokens = (
