@@ -9,7 +9,7 @@ import pytest
 
 from monge.api import make_components
 from monge.audit.certificate import Certificate, tree_of
-from monge.audit.certify import Report
+from monge.audit.certify_report import CertifyReport
 from monge.audit.mismatch import MismatchError
 from monge.audit.recorder import Recorder
 from monge.audit.redraft import DraftFindings, Redrafter
@@ -47,7 +47,6 @@ TIMED: dict[str, dict[str, Any]] = {
     "on_the_fly(probe_prob=0.5)": {},
     "q_learning": {},
     "confidence_threshold": {},
-    "survival_budget": {},
     "hedge": POOL,
     "linear_selection": POOL,
 }
@@ -62,7 +61,7 @@ def timed(controller: str, **parts: Any) -> Make:
     )
 
 
-def told(report: Report, *parts: str) -> None:
+def told(report: CertifyReport, *parts: str) -> None:
     """The run is exact, and its one line says so much."""
     assert report.answer == "exact", report.findings
     for part in parts:

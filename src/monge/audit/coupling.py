@@ -126,7 +126,7 @@ class Coupling:
 
         def program(draws: Draws) -> tuple[Text, int, int]:
             tree = _grown(proposals, draws)
-            depths, lumped = tree.depths, _Lumped(draws, frozenset(tree.token_ids[1:]))
+            depths, lumped = tree.depths, LumpedDraws(draws, frozenset(tree.token_ids[1:]))
             verdict = self.verifier.verify(tree, [laws[depth] for depth in depths], lumped)
             path = tuple(tree.token_ids[node] for node in verdict.path)
             if verdict.next_token not in lumped.rests:
@@ -137,7 +137,7 @@ class Coupling:
         return _error(exact_law(program, max_runs=limit), rests, laws)
 
 
-class _Lumped:
+class LumpedDraws:
     """Draws that take all tokens beside the candidates as one.
 
     Attributes:

@@ -21,7 +21,7 @@ from monge.verify.problem import NodeProblem
 
 @dataclass(frozen=True, slots=True)
 class SameTest(ConditionalCandidates):
-    """K-SEQ: every draw is tested with the same ratio.
+    """Draw for K-SEQ, which tests every draw with the same ratio.
 
     With `m = min(p / rho, q)` and beta its mass, y is accepted as the k-th draw with probability
     `(1 - beta)^(k-1) m_y`, in all `gamma m_y`; rejected draws have law `(q - m) / (1 - beta)`.
@@ -54,7 +54,7 @@ class SameTest(ConditionalCandidates):
 
 @dataclass(frozen=True, slots=True)
 class JointDecision(ConditionalCandidates):
-    """The optimal rule: y is accepted with probability y's accepted mass / p_y, which the rule knows in closed form.
+    """Draw for the optimal rule, which accepts y with probability (accepted mass of y) / p_y.
 
     Given that, draws are proposed from their own law, given that y is among them, and kept with the
     probability with which the rule accepts y; or proposed, and kept with the probability with which
@@ -106,10 +106,7 @@ class JointDecision(ConditionalCandidates):
 
 
 def containing(proposal: Iid | Mixed, token: int, draws: Draws) -> tuple[int, ...]:
-    """Independent draws, given that a token is among them.
-
-    Any others before its first place, free ones after it.
-    """
+    """Return independent draws, given that a token is among them."""
     q, width = proposal.law.sparse(), proposal.width
     others = q.without(token)
     missed = 0.0 if others is None else 1.0 - q.prob(token)
@@ -119,7 +116,7 @@ def containing(proposal: Iid | Mixed, token: int, draws: Draws) -> tuple[int, ..
 
 
 def _places(weights: list[float]) -> SparseLaw:
-    """A law on the places of positive weight."""
+    """Return a law on the places of positive weight."""
     masses = torch.tensor(weights, dtype=torch.float64)
     return _normalised(torch.arange(len(weights)), masses)
 

@@ -123,7 +123,7 @@ class ReplayTarget:
             self._lengths[sequence] += len(tokens)
 
     def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
-        """No logits: one empty row a node."""
+        """Return no logits: one empty row a node."""
         return {
             sequence: torch.zeros(len(block.token_ids), 0) for sequence, block in blocks.items()
         }
