@@ -47,9 +47,7 @@ class SameTest(ConditionalCandidates):
         if not is_accepted:
             assert rejected is not None, "with beta = 1 the first draw is accepted"
             return tuple(draws.categorical(rejected) for _ in range(width))
-        place = draws.categorical(_places([missed**number for number in range(width)]))
-        before = [draws.categorical(rejected) for _ in range(place)] if rejected is not None else []
-        return (*before, logged.token, *(draws.categorical(q) for _ in range(width - place - 1)))
+        return _first_at(logged.token, q, rejected, missed, width, draws)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +108,17 @@ def containing(proposal: Iid | Mixed, token: int, draws: Draws) -> tuple[int, ..
     q, width = proposal.law.sparse(), proposal.width
     others = q.without(token)
     missed = 0.0 if others is None else 1.0 - q.prob(token)
-    place = draws.categorical(_places([missed**number for number in range(width)]))
+    return _first_at(token, q, others, missed, width, draws)
+
+
+def _first_at(  # noqa: PLR0917
+    token: int, q: SparseLaw, others: SparseLaw | None, missed: float, width: int, draws: Draws
+) -> tuple[int, ...]:
+    """Draw the first place of a token, the draws from `others` before it, and free ones after it."""
+    weights = torch.tensor([missed**number for number in range(width)], dtype=torch.float64)
+    place = draws.categorical(_normalised(torch.arange(width), weights))
     before = [draws.categorical(others) for _ in range(place)] if others is not None else []
     return (*before, token, *(draws.categorical(q) for _ in range(width - place - 1)))
-
-
-def _places(weights: list[float]) -> SparseLaw:
-    """Return a law on the places of positive weight."""
-    masses = torch.tensor(weights, dtype=torch.float64)
-    return _normalised(torch.arange(len(weights)), masses)
 
 
 def _normalised(token_ids: Tensor, masses: Tensor) -> SparseLaw:
