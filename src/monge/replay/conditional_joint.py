@@ -47,7 +47,7 @@ class SameTest(ConditionalCandidates):
         if not is_accepted:
             assert rejected is not None, "with beta = 1 the first draw is accepted"
             return tuple(draws.categorical(rejected) for _ in range(width))
-        return _first_at(logged.token, q, rejected, missed, width, draws)
+        return _first_at(logged.token, q, rejected, missed, width=width, draws=draws)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +108,17 @@ def containing(proposal: Iid | Mixed, token: int, draws: Draws) -> tuple[int, ..
     q, width = proposal.law.sparse(), proposal.width
     others = q.without(token)
     missed = 0.0 if others is None else 1.0 - q.prob(token)
-    return _first_at(token, q, others, missed, width, draws)
+    return _first_at(token, q, others, missed, width=width, draws=draws)
 
 
-def _first_at(  # noqa: PLR0917
-    token: int, q: SparseLaw, others: SparseLaw | None, missed: float, width: int, draws: Draws
+def _first_at(
+    token: int,
+    q: SparseLaw,
+    others: SparseLaw | None,
+    missed: float,
+    *,
+    width: int,
+    draws: Draws,
 ) -> tuple[int, ...]:
     """Draw the first place of a token, the draws from `others` before it, and free ones after it."""
     weights = torch.tensor([missed**number for number in range(width)], dtype=torch.float64)
