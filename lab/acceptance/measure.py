@@ -19,8 +19,8 @@ from lab.acceptance.shapes import PATH_DEPTHS, Shape, path_table, shapes
 from monge.bench.decode import Watch
 from monge.bench.pair import Pair
 from monge.bench.provenance import provenance
-from monge.bench.statistics import Resamples
 from monge.core.errors import OptionError
+from monge.core.resamples import Resamples
 from monge.prompts import Prompt, encode
 
 QUICK_PROMPTS_PER_TASK: Final = 2

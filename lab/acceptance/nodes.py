@@ -15,9 +15,9 @@ from lab.acceptance.log import LawLog, LoggedNode, seeded
 from monge.acceptance.closed_forms import closed_form, recursion_calls
 from monge.acceptance.draftings import Drafting, draftings, optimum
 from monge.acceptance.node import legal_draftings, usual_drafting
-from monge.bench.statistics import Resamples
 from monge.core.draws import Draws
 from monge.core.law import DenseLaw
+from monge.core.resamples import Resamples
 from monge.verify.base import NodeRule
 from monge.verify.flow import Flow, FlowRule
 from monge.verify.problem import NodeProblem

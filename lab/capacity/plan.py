@@ -15,7 +15,8 @@ from monge.core.errors import OptionError
 from monge.core.model import SequenceModel
 from monge.replay.configuration import Configuration
 from monge.replay.log import LawLog
-from monge.replay.play import PLAIN, play, seeded
+from monge.replay.simulate import PLAIN, seeded
+from monge.replay.simulate import simulate as simulated_passes
 from monge.replay.text import ReplayTarget
 
 SHARES: Final = (0.2, 0.4, 0.6, 0.8, 0.9, 0.95)
@@ -120,7 +121,7 @@ def works(
             "which replay does not know; "
             "use fixed or fsm, and compare several depths"
         )
-    played = play(parts, log, repeats=repeats, seed=seed)
+    played = simulated_passes(parts, log, repeats=repeats, seed=seed)
     return [
         Work(
             num_prompt_tokens=len(log.texts[one.text].prompt_ids),

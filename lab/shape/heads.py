@@ -11,8 +11,8 @@ import torch
 
 from lab.shape.material import Material, Part, Say, spread
 from lab.shape.reliability import expected_error, reliability
-from monge.bench.statistics import Resamples
 from monge.core.draws import SeededDraws
+from monge.core.resamples import Resamples
 from monge.heads.shape.alignment.registry import ALIGNMENTS
 from monge.heads.shape.head import ShapeHead
 from monge.heads.shape.ridge import RidgePredictor

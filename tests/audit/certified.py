@@ -11,7 +11,8 @@ from torch import Tensor
 
 from monge.api import make_components
 from monge.audit.certificate import Arrays, Certificate
-from monge.audit.certify import Report, certify
+from monge.audit.certify import certify
+from monge.audit.certify_report import CertifyReport
 from monge.audit.recorder import Recorder
 from monge.audit.redraft import Redrafter
 from monge.core.draws import RequestDraws
@@ -103,7 +104,7 @@ def reread(certificate: Certificate) -> Certificate:
     )
 
 
-def certified(certificate: Certificate, make: Make, **options: Any) -> Report:
+def certified(certificate: Certificate, make: Make, **options: Any) -> CertifyReport:
     """The report on a certificate."""
     parts = make()
     target = parts.target

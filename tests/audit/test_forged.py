@@ -9,7 +9,7 @@ import pytest
 
 from monge.api import make_components
 from monge.audit.certificate import Certificate, tree_of
-from monge.audit.certify import Report
+from monge.audit.certify_report import CertifyReport
 from monge.audit.mismatch import MismatchError
 from monge.audit.recorder import Recorder
 from monge.audit.redraft import DraftFindings, Redrafter
@@ -61,7 +61,7 @@ def timed(controller: str, **parts: Any) -> Make:
     )
 
 
-def told(report: Report, *parts: str) -> None:
+def told(report: CertifyReport, *parts: str) -> None:
     """The run is exact, and its one line says so much."""
     assert report.answer == "exact", report.findings
     for part in parts:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from monge.audit import UnclearError, assert_lossless
+from monge.audit import InconclusiveError, assert_lossless
 from monge.audit.client import Client, ServerError
 from monge.audit.engines import ASSISTED, HOW_TO_START, LOOKUP, STARTED, TransformersEngine
 from monge.audit.gate import audited, settings_of
@@ -45,7 +45,7 @@ def test_exact_servers_pass(name, tmp_path):
         place(ToyServer(engine, seed=3)),
         twin(),
         budget=1000,
-        played=SHORT,
+        situations=SHORT,
         eos=EOS_NAMES,
         out=tmp_path / "report.json",
     )
@@ -69,7 +69,7 @@ def test_wrong_servers_fail(name, found, tmp_path):
             place(ToyServer(WRONG_ENGINES[name], seed=1)),
             twin(),
             budget=6000,
-            played=SHORT,
+            situations=SHORT,
             eos=EOS_NAMES,
             out=page,
         )
@@ -82,7 +82,7 @@ def test_the_message_says_what_where_and_how_sure():
             place(ToyServer(WRONG_ENGINES["typical acceptance"], seed=1)),
             local_reference(),
             budget=6000,
-            played=TWO,
+            situations=TWO,
         )
     text = str(raised.value)
     assert "http://toy against the reference: not lossless" in text
@@ -91,17 +91,21 @@ def test_the_message_says_what_where_and_how_sure():
     assert "mean total variation of" in text
 
 
-@pytest.mark.parametrize(("unclear", "kind"), [("fail", UnclearError), ("skip", unittest.SkipTest)])
-def test_what_cannot_be_judged_is_neither(unclear, kind):
+@pytest.mark.parametrize(
+    ("inconclusive", "kind"), [("fail", InconclusiveError), ("skip", unittest.SkipTest)]
+)
+def test_what_cannot_be_judged_is_neither(inconclusive, kind):
     other = ToyTable(5)
     server = ToyServer(PlainEngine(target=other), table=other)
     with pytest.raises(kind, match="could not be judged.*same weights"):
-        assert_lossless(place(server), twin(), played=SHORT, eos=EOS_NAMES, unclear=unclear)
+        assert_lossless(
+            place(server), twin(), situations=SHORT, eos=EOS_NAMES, inconclusive=inconclusive
+        )
 
 
 def test_a_clock_ends_an_audit():
     server = ToyServer(EXACT_ENGINES["plain"], seed=4, latency_s=0.01)
-    settings = settings_of("", {"played": TWO}, quick=False, minutes=0.01)
+    settings = settings_of("", {"situations": TWO}, quick=False, minutes=0.01)
     report = asyncio.run(audited(place(server), local_reference(), settings))
     assert report.num_tokens < settings.budget
     assert all(one.num_texts > 0 for one in report.situations)
@@ -126,7 +130,7 @@ def test_options_out_of_range_are_refused(options, match):
 def test_more_greedy_tokens_are_compared_on_request():
     server = ToyServer(EXACT_ENGINES["single draft"], seed=5)
     report = assert_lossless(
-        place(server), local_reference(), budget=600, greedy_budget=500, played=SHORT
+        place(server), local_reference(), budget=600, greedy_budget=500, situations=SHORT
     )
     assert report.deterministic is not None
     assert 500 <= report.deterministic.num_greedy < 700
@@ -153,7 +157,7 @@ def test_logprobs_written_as_in_chats_are_read():
 def test_transformers_is_audited_in_process(name):
     played = (Situation(name="alone", prompts=("The old lighthouse keeper",), max_tokens=8),)
     engine = TransformersEngine(name)
-    report = assert_lossless(engine, {"target": "built-in"}, budget=60, played=played)
+    report = assert_lossless(engine, {"target": "built-in"}, budget=60, situations=played)
     assert report.verdict == "lossless"
     assert report.num_tokens >= 60
 
@@ -192,7 +196,7 @@ def test_the_command_refuses(arguments, match):
 
 def test_our_engine_by_the_command(monkeypatch):
     played = (Situation(name="seeds", prompts=("The old", "A new"), max_tokens=8, is_seeded=True),)
-    monkeypatch.setattr("monge.audit.gate.situations", lambda *, is_quick: played)
+    monkeypatch.setattr("monge.audit.gate.usual_situations", lambda *, is_quick: played)
     command = "audit --engine monge --quick --budget 60 --tree chain(2) --verifier block --controller fixed --json"
     result = CliRunner().invoke(app, command.split())
     assert result.exit_code == 0, result.output
@@ -215,7 +219,7 @@ def test_defaults_of_a_server_are_no_faults():
         place(OwnDefaults(EXACT_ENGINES["plain"], seed=3)),
         twin(),
         budget=1000,
-        played=SHORT,
+        situations=SHORT,
         eos=EOS_NAMES,
     )
     assert report.verdict == "lossless"
@@ -270,7 +274,9 @@ class LikeLlama(ToyServer):
     ],
 )
 def test_a_twin_like_llama_cpp_is_asked_for_every_token(engine, verdict):
-    settings = settings_of("http://b", {"budget": 400, "played": SHORT}, quick=False, minutes=None)
+    settings = settings_of(
+        "http://b", {"budget": 400, "situations": SHORT}, quick=False, minutes=None
+    )
     report = asyncio.run(
         audited(
             place(LikeLlama(engine, seed=3, by_id=True)),
@@ -287,4 +293,4 @@ def test_a_twin_like_llama_cpp_needs_the_id_of_the_end():
     server = place(LikeLlama(EXACT_ENGINES["plain"], by_id=True))
     other = place(LikeLlama(EXACT_ENGINES["plain"], by_id=True), "http://twin")
     with pytest.raises(ServerError, match="--eos token_id:2"):
-        assert_lossless(server, other, budget=800, played=SHORT)
+        assert_lossless(server, other, budget=800, situations=SHORT)

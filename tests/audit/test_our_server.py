@@ -12,8 +12,8 @@ import pytest
 from monge.api import make_components
 from monge.audit.client import Client
 from monge.audit.report import Report
-from monge.audit.run import Settings, audit, probe
-from monge.audit.situations import situations
+from monge.audit.run import AuditSettings, audit, probe
+from monge.audit.situations import usual_situations
 from monge.core.errors import MongeError
 from monge.engine.chat_format import InstructionFormat
 from monge.engine.components import Components
@@ -77,7 +77,7 @@ def judged(parts: Components, budget: int) -> tuple[Report, float]:
     decoder = Decoder(parts, tokenizer=Tokenizer(), eos_ids=frozenset({END}), max_batch_size=16)
     app = create_app(decoder, ServerSettings(model_name="toy"), InstructionFormat(Tokenizer()))
     transport = httpx.ASGITransport(app=app)
-    played = tuple(replace(one, is_seeded=True) for one in shortened(situations(PROMPTS)))
+    played = tuple(replace(one, is_seeded=True) for one in shortened(usual_situations(PROMPTS)))
 
     async def run() -> tuple[Report, float]:
         async with (
@@ -86,7 +86,7 @@ def judged(parts: Components, budget: int) -> tuple[Report, float]:
             httpx.AsyncClient(transport=transport, base_url="http://ours") as http,
         ):
             naming = await probe(client, PROMPTS[0])
-            settings = Settings(budget=budget, played=played, naming=naming)
+            settings = AuditSettings(budget=budget, situations=played, naming=naming)
             report = await audit(client, local_reference(by_id=naming == "ids"), settings)
             metrics = (await http.get("/metrics")).text
             drafted, accepted = (

@@ -19,7 +19,7 @@ from monge.audit.client import Client, RefusedError, ServerError
 from monge.audit.page import page
 from monge.audit.references import LocalReference, ServerReference, token_names
 from monge.audit.report import Report
-from monge.audit.run import Settings, audit, in_order, probe
+from monge.audit.run import AuditSettings, audit, in_order, probe
 from monge.audit.situations import Situation
 from monge.cli.app import app
 from monge.core.errors import OptionError
@@ -82,7 +82,7 @@ def test_a_server_that_dies_is_described():
         async with Client(
             "http://toy", attempts=2, transport=httpx.ASGITransport(app=Dying())
         ) as client:
-            await audit(client, local_reference(), Settings(budget=10**4, played=SHORT))
+            await audit(client, local_reference(), AuditSettings(budget=10**4, situations=SHORT))
 
     said = "status 500: the engine is dead, then ConnectError: refused .in situation 'short', after"
     with pytest.raises(ServerError, match=said):
@@ -193,7 +193,7 @@ def test_an_audit_is_continued(tmp_path):
     async def run(budget: int) -> tuple[Report, int]:
         async with client_of(server) as client:
             before = server.num_requests
-            settings = Settings(budget=budget, played=SHORT, log=log)
+            settings = AuditSettings(budget=budget, situations=SHORT, log=log)
             report = await audit(client, local_reference(), settings)
             return report, server.num_requests - before
 
@@ -280,7 +280,7 @@ def test_an_audit_over_a_socket(is_greedy):
             return await audit(
                 client,
                 local_reference(),
-                Settings(budget=640, played=SHORT, naming=await probe(client, "abc")),
+                AuditSettings(budget=640, situations=SHORT, naming=await probe(client, "abc")),
             )
 
     with served(ToyServer(PlainEngine(is_greedy=is_greedy), chunks=3)) as url:
@@ -296,7 +296,9 @@ def test_the_audit_costs_little_beside_the_server(latency_s):
     async def run(url: str) -> tuple[float, Report]:
         async with Client(url) as client:
             start = time.perf_counter()
-            report = await audit(client, local_reference(), Settings(budget=10_000, played=played))
+            report = await audit(
+                client, local_reference(), AuditSettings(budget=10_000, situations=played)
+            )
             return time.perf_counter() - start, report
 
     async def read(url: str, num_texts: int) -> float:
@@ -366,7 +368,7 @@ def test_the_command_judges(is_greedy, status, monkeypatch, tmp_path):
         real(self, url, transport=httpx.ASGITransport(app=servers[url]), **options)
 
     monkeypatch.setattr(Client, "__init__", in_process)
-    monkeypatch.setattr("monge.audit.gate.situations", lambda *, is_quick: SHORT)
+    monkeypatch.setattr("monge.audit.gate.usual_situations", lambda *, is_quick: SHORT)
     html = tmp_path / "audit.html"
     command = [
         "audit",

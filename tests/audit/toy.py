@@ -10,8 +10,8 @@ from monge.api import make_components
 from monge.audit.client import Client
 from monge.audit.references import LocalReference, Reference, ServerReference
 from monge.audit.report import Report
-from monge.audit.run import Settings, audit, probe
-from monge.audit.situations import situations
+from monge.audit.run import AuditSettings, audit, probe
+from monge.audit.situations import usual_situations
 from monge.core.draws import Draws
 from monge.core.sampling_rules import SamplingRules
 from monge.engine.components import Components
@@ -118,11 +118,13 @@ def judge(
             reference: Reference = ServerReference(other, eos_names=names, by_id=by_id, num_top=12)
             if is_local:
                 reference = local_reference(by_id=by_id)
-            played = situations(PROMPTS, is_quick=is_quick)
+            played = usual_situations(PROMPTS, is_quick=is_quick)
             return await audit(
                 client,
                 reference,
-                Settings(budget=budget, played=shortened(played), naming=naming, **options),
+                AuditSettings(
+                    budget=budget, situations=shortened(played), naming=naming, **options
+                ),
             )
 
     return asyncio.run(run())

@@ -93,8 +93,6 @@ def test_replay_compares_what_fits_and_says_why_the_rest_does_not(
         tiny_paths[1],
         "--repeats",
         1,
-        "--depth",
-        2,
         "--out",
         tmp_path,
         "--json",
@@ -106,20 +104,10 @@ def test_replay_compares_what_fits_and_says_why_the_rest_does_not(
     found = document["replayed"][0]
     assert found["configuration"] == {"tree": "chain(2)", "verifier": "single_draft"}
     assert 1.0 <= found["block_efficiency"]["low"] <= found["block_efficiency"]["mean"] <= 3.0
-    assert len(found["hindsight"]["windows"]) == 3
-    assert found["controller_regret"]["oracle"] >= found["controller_regret"]["best_fixed"] - 1e-12
     assert list(found["tags"]) == ["mine"]
     assert "chain(2) single_draft" in result.stdout
     assert "chain(2) layer: replay: Layer cannot be replayed here" in result.stdout
     assert len(document["refused"]) == 1
-    names = {file.name for file in tmp_path.iterdir()}
-    assert names == {
-        "replay.json",
-        "configurations.png",
-        "survival.png",
-        "windows.png",
-        "calibration.png",
-    }
 
 
 def test_compact_logs_without_costs_count_rounds(run, tiny_paths, tmp_path):
@@ -152,13 +140,11 @@ def test_compact_logs_without_costs_count_rounds(run, tiny_paths, tmp_path):
         1,
         "--out",
         tmp_path,
-        "--no-plots",
     )
     assert result.exit_code == 0, result.stderr
     assert "compact log: rejected candidates stand in" in result.stdout
     found = json.loads((tmp_path / "replay.json").read_text())["replayed"][0]
     assert found["tokens_per_s"] is None
-    assert found["hindsight"]["oracle"]["tokens_per_s"] is None
     assert set(found["tags"]) == {"gsm8k", "humaneval", "prose"}
 
 
@@ -265,7 +251,7 @@ def test_tune_writes_a_file_that_every_door_takes(run, tiny_paths, tmp_path, mon
             ["replay", "run", "nowhere.mlog"],
             "nowhere.mlog: no such file; make a log with `monge replay record",
         ),
-        (["replay", "run", "LOG", "--repeats", "0"], "--repeats and --depth must be at least 1"),
+        (["replay", "run", "LOG", "--repeats", "0"], "--repeats must be at least 1"),
         (["replay", "run", "LOG", "--check-target", "DRAFT"], "the log was made with"),
         (["replay", "record", "--file", "nowhere.txt"], "cannot read prompts"),
         (["replay", "run", "FOLDER"], ": a folder, not a log; name the file in it"),
@@ -350,13 +336,6 @@ def test_a_log_that_nothing_can_answer_fails(run, logged, tiny_paths, tmp_path):
     assert "on trees it decides by target laws off the text" in result.stdout
 
 
-def test_missing_matplotlib_names_the_extra_before_anything_runs(run, logged, without):
-    without("matplotlib")
-    result = run("replay", "run", logged[0])
-    assert result.exit_code == 2
-    assert result.stderr.startswith("error: a plot needs matplotlib, which cannot be found: pip")
-
-
 def test_heads_and_other_drafters_are_timed_and_tried_where_the_target_runs(
     run, tiny_paths, tmp_path
 ):
@@ -416,7 +395,7 @@ def test_heads_and_other_drafters_are_timed_and_tried_where_the_target_runs(
 
 def test_a_log_alone_holds_no_hidden_states(run, logged, tmp_path):
     head = medusa(32, 4096).write(tmp_path / "medusa")
-    result = run("replay", "run", logged[0], "--draft", head, "--no-plots")
+    result = run("replay", "run", logged[0], "--draft", head)
     assert result.exit_code == 2
     assert "reads hidden states of the target, and a log holds none" in result.stderr
     result = run("replay", "record", "--no-costs", "--drafter", "suffix")

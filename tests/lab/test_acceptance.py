@@ -10,8 +10,8 @@ from lab.acceptance.measure import AcceptanceSettings, measure_acceptance, write
 from lab.acceptance.nodes import OPTIMUM
 from lab.acceptance.plots import write_plots
 from monge.bench.decode import Watch
-from monge.bench.statistics import Resamples
 from monge.core.errors import OptionError
+from monge.core.resamples import Resamples
 from monge.prompts import Prompt
 
 EXACT = 1e-12

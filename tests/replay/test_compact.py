@@ -5,7 +5,7 @@ import pytest
 from monge.control.latency import Latency
 from monge.draft.tree.chain import Chain
 from monge.replay.errors import UnavailableError
-from monge.replay.play import look, play
+from monge.replay.simulate import simulate
 from monge.testing.oracle import law_error
 from tests.replay.toys import logged, models, real_stories, replayed_stories, toy_parts
 
@@ -49,7 +49,7 @@ def test_rules_that_test_several_draws_are_refused(verifier):
         match=r"the log keeps \d tokens of a law, and \d of 4 draftable ones "
         r"are not among them",
     ):
-        play(parts, log, FREE, repeats=20)
+        simulate(parts, log, FREE, repeats=20)
 
 
 def test_enough_tokens_answer_everything():
@@ -91,15 +91,16 @@ def test_enough_tokens_answer_everything():
 def test_what_a_log_cannot_say_is_refused_with_the_reason(parts, top, message):
     log = logged(models(3)[0], TEXT, top=top)
     with pytest.raises(UnavailableError, match=f"cannot be replayed here: .*{message}"):
-        play(toy_parts(3, **parts), log, FREE)
+        simulate(toy_parts(3, **parts), log, FREE)
 
 
 def test_deterministic_candidates_need_no_laws():
     log = logged(models(3)[0], TEXT, top=1)
     full = logged(models(3)[0], TEXT)
     parts = toy_parts(3, tree="best_first(num_nodes=3, depth=2, width=2)")
-    assert [one.records for one in play(parts, log)] == [one.records for one in play(parts, full)]
-    assert look(parts, log, depth=2) == look(parts, full, depth=2)
+    assert [one.records for one in simulate(parts, log)] == [
+        one.records for one in simulate(parts, full)
+    ]
 
 
 def test_a_drafter_that_fails_is_not_replayed_as_if_it_had_drafted_nothing(monkeypatch):
@@ -110,4 +111,4 @@ def test_a_drafter_that_fails_is_not_replayed_as_if_it_had_drafted_nothing(monke
 
     monkeypatch.setattr(type(parts.drafter.model), "extend", broken)
     with pytest.raises(UnavailableError, match="the drafter failed after 2 tokens of a text"):
-        play(parts, logged(models(3)[0], TEXT))
+        simulate(parts, logged(models(3)[0], TEXT))

@@ -9,9 +9,9 @@ from importlib import import_module as _import_module
 from monge.core.extras import require as _require
 
 if typing.TYPE_CHECKING:
-    from monge.audit.gate import UnclearError, assert_lossless
+    from monge.audit.gate import InconclusiveError, assert_lossless
 
-__all__ = ["UnclearError", "assert_lossless"]
+__all__ = ["InconclusiveError", "assert_lossless"]
 
 
 def __getattr__(name: str) -> object:

@@ -92,7 +92,7 @@ FAULTS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         ),
     }
 )
-"""What each bet found, by the sign of its strength."""
+"""Findings of each bet, for negative and positive strengths."""
 
 WEIGHTS: Final[Mapping[str, float]] = MappingProxyType(
     {
@@ -133,7 +133,7 @@ class JudgedText:
 
     @property
     def probs(self) -> Float64[np.ndarray, " tokens"]:
-        """Mass of each token."""
+        """Return the mass of each token."""
         return self.masses[np.arange(len(self.places)), self.places]
 
 
@@ -188,14 +188,14 @@ class Wealth:
         self.peak = 0.0
 
     def by_bet(self) -> dict[str, float]:
-        """Logarithm of each bet's own e-process."""
+        """Return the logarithm of each bet's own e-process."""
         return dict(zip(WEIGHTS, self._values().tolist(), strict=True))
 
     def _values(self) -> Float64[np.ndarray, " bets"]:
         return np.logaddexp.reduce(self._logs, axis=1) - _LOG_OPTIONS
 
     def finding(self) -> str:
-        """The fault that the richest bet names."""
+        """Return the fault that the richest bet names."""
         if self.num_impossible:
             return f"{counted(self.num_impossible, 'token')} outside of the support of their distributions"
         values = self.by_bet()
@@ -289,7 +289,7 @@ class Wealth:
 
 
 def log_factors(text: JudgedText) -> dict[str, Float64[np.ndarray, "tokens strengths"]]:
-    """Logarithms of r(x) / p(x) of the tilts, for every token and strength."""
+    """Return the logarithms of r(x) / p(x) of the tilts, for every token and strength."""
     masses, size = text.masses, text.masses.shape[1]
     rows = np.arange(len(text.laws))
     logs = np.log(np.where(masses > 0.0, masses, 1.0))

@@ -72,7 +72,7 @@ class HeldArrays:
     """Arrays in memory, as they are; `encoded` names them later.
 
     Attributes:
-        num_bytes: What they take.
+        num_bytes: Their memory.
     """
 
     num_bytes: int = 0
@@ -128,7 +128,7 @@ class Arrays:
 
 
 def law_fields(law: Law, arrays: Arrays | HeldArrays) -> dict[str, Any]:
-    """A law as JSON, exact to the last bit."""
+    """Return a law as JSON, exact to the last bit."""
     if isinstance(law, PointLaw):
         return {"token": law.token_id}
     if isinstance(law, DenseLaw):
@@ -138,7 +138,7 @@ def law_fields(law: Law, arrays: Arrays | HeldArrays) -> dict[str, Any]:
 
 
 def law_of(stored: Mapping[str, Any], arrays: Arrays) -> Law:
-    """The law of these fields.
+    """Return the law of these fields.
 
     Raises:
         MongeError: If they make none.
@@ -150,7 +150,7 @@ def law_of(stored: Mapping[str, Any], arrays: Arrays) -> Law:
 
 
 def proposal_fields(proposal: Proposal, arrays: Arrays | HeldArrays) -> dict[str, Any] | None:
-    """A proposal as JSON; `None` for no candidates.
+    """Return a proposal as JSON; `None` for no candidates.
 
     Raises:
         OptionError: If it is of a kind that a certificate does not know.
@@ -177,7 +177,7 @@ def proposal_fields(proposal: Proposal, arrays: Arrays | HeldArrays) -> dict[str
 
 
 def proposal_of(stored: Mapping[str, Any] | None, arrays: Arrays) -> Proposal:
-    """The proposal of these fields.
+    """Return the proposal of these fields.
 
     Raises:
         MongeError: If they make none.
@@ -200,7 +200,7 @@ def proposal_of(stored: Mapping[str, Any] | None, arrays: Arrays) -> Proposal:
 
 
 def tree_fields(tree: TokenTree, arrays: Arrays | HeldArrays) -> dict[str, Any]:
-    """A tree as JSON."""
+    """Return a tree as JSON."""
     return {
         "tokens": list(tree.token_ids),
         "parents": list(tree.parents),
@@ -210,7 +210,7 @@ def tree_fields(tree: TokenTree, arrays: Arrays | HeldArrays) -> dict[str, Any]:
 
 
 def tree_of(stored: Mapping[str, Any], arrays: Arrays) -> TokenTree:
-    """The tree of these fields.
+    """Return the tree of these fields.
 
     Raises:
         MongeError: If they make none.
@@ -237,7 +237,7 @@ def tree_of(stored: Mapping[str, Any], arrays: Arrays) -> TokenTree:
 
 
 def encoded(part: Any, arrays: Arrays) -> Any:  # noqa: ANN401 (any JSON)
-    """Fields whose arrays were held, as JSON."""
+    """Return fields whose arrays were held, as JSON."""
     if isinstance(part, Tensor):
         return arrays.put(part)
     if isinstance(part, dict):
@@ -246,7 +246,7 @@ def encoded(part: Any, arrays: Arrays) -> Any:  # noqa: ANN401 (any JSON)
 
 
 def part_text(registry: Registry[Any], part: object) -> str:
-    """What a user writes for a part: its name, and the settings that are not the defaults.
+    """Return the text of a part: its name, and the settings that are not the defaults.
 
     Raises:
         OptionError: If it is not registered.
@@ -261,7 +261,7 @@ def part_text(registry: Registry[Any], part: object) -> str:
 
 
 def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The document with the seals that fit its contents."""
+    """Return the document with the seals that fit its contents."""
     requests: list[dict[str, Any]] = []
     header = {key: value for key, value in document["header"].items() if key != "seal"}
     seal = _digest("", header)
@@ -277,7 +277,7 @@ def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def broken_seal(document: Mapping[str, Any]) -> str | None:
-    """Where the first seal stands that does not fit, or `None`."""
+    """Return the place of the first seal that does not fit, or `None`."""
     right = sealed(document)
     if document["header"].get("seal") != right["header"]["seal"]:
         return "header"
@@ -309,7 +309,7 @@ class Certificate:
     arrays: Arrays
 
     def document(self) -> dict[str, Any]:
-        """The whole as JSON."""
+        """Return the whole as JSON."""
         return {
             "format": _FORMAT,
             "version": VERSION,
@@ -319,7 +319,7 @@ class Certificate:
         }
 
     def sealed(self) -> "Certificate":
-        """The certificate with the seals that fit its contents."""
+        """Return the certificate with the seals that fit its contents."""
         document = sealed(self.document())
         return replace(self, header=document["header"], requests=tuple(document["requests"]))
 
@@ -338,7 +338,7 @@ class Certificate:
 
 
 def read_certificate(path: Path) -> Certificate:
-    """Read a certificate. What it says is not checked yet.
+    """Read a certificate, without checking it.
 
     Raises:
         CertificateError: If there is no such file, it is cut off, or it is of another version.

@@ -59,14 +59,14 @@ class Completion:
 
 @runtime_checkable
 class Server(Protocol):
-    """Answers requests: a client of a server, or an engine in this process."""
+    """A client of a server, or an engine in this process."""
 
     url: str
     """Its address, or a name for reports."""
     model: str | None
 
     async def complete(self, prompt: str | Sequence[int], **fields: Any) -> Completion:
-        """One completion; see `Client.complete`."""
+        """Return one completion; see `Client.complete`."""
         ...
 
 
@@ -116,7 +116,7 @@ class Client:
         await self._http.aclose()
 
     async def complete(self, prompt: str | Sequence[int | str], **fields: Any) -> Completion:
-        """One completion.
+        """Return one completion.
 
         Args:
             prompt: Text or token ids; for llama.cpp also text followed by token ids.
@@ -169,7 +169,7 @@ class Client:
 
 
 def _object(answer: httpx.Response) -> dict[str, Any]:
-    """The JSON object of an answer."""
+    """Return the JSON object of an answer."""
     try:
         found: Any = answer.json()
     except ValueError:

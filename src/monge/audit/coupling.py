@@ -64,7 +64,7 @@ class CouplingError:
 
     Args:
         error: See the module; `None` where nothing could be enumerated.
-        is_whole: Whether the draft laws kept all of their tokens.
+        is_whole: The draft laws kept all of their tokens.
     """
 
     error: float | None
@@ -73,7 +73,7 @@ class CouplingError:
 
 @dataclass(slots=True)
 class Coupling:
-    """Enumerates the nodes of a run.
+    """Enumerate the nodes of a run.
 
     Args:
         verifier: The verifier.
@@ -83,7 +83,7 @@ class Coupling:
     _tries: dict[Any, int] = field(default_factory=dict[Any, int])
 
     def error_at(self, levels: Sequence[Level]) -> CouplingError:
-        """The law error at a node.
+        """Return the law error at a node.
 
         Args:
             levels: The node, then visited nodes below it, one a depth. All nodes of a depth are
@@ -119,14 +119,12 @@ class Coupling:
 
     def _enumerated(self, levels: Sequence[Level], size: int, limit: int) -> float:
         proposals = [_kept(one.proposal, size) for one in levels[:-1]]
-        if _num_draws(proposals) > limit:
-            raise OracleError("too many draws")
         laws = [one.target_law for one in levels]
         rests: list[tuple[Law, frozenset[int]]] = []
 
         def program(draws: Draws) -> tuple[Text, int, int]:
             tree = _grown(proposals, draws)
-            depths, lumped = tree.depths, _Lumped(draws, frozenset(tree.token_ids[1:]))
+            depths, lumped = tree.depths, LumpedDraws(draws, frozenset(tree.token_ids[1:]))
             verdict = self.verifier.verify(tree, [laws[depth] for depth in depths], lumped)
             path = tuple(tree.token_ids[node] for node in verdict.path)
             if verdict.next_token not in lumped.rests:
@@ -137,8 +135,8 @@ class Coupling:
         return _error(exact_law(program, max_runs=limit), rests, laws)
 
 
-class _Lumped:
-    """Draws that take all tokens beside the candidates as one.
+class LumpedDraws:
+    """Draws that merge all tokens beside the candidates into one.
 
     Attributes:
         rests: By the token that stands for the others: the law, and the tokens that it does not
@@ -176,7 +174,7 @@ def _error(
     rests: Sequence[tuple[Law, frozenset[int]]],
     laws: Sequence[Law],
 ) -> float:
-    """The largest difference, over texts that outputs go on from and tokens after them."""
+    """Return the largest difference, over texts that outputs go on from and tokens after them."""
     size = max(_size(law) for law in [*laws, *(law for law, _ in rests)])
     size = max([size, *(token + 1 for path, token, _ in found for token in (*path, token))])
     masses: defaultdict[Text, Tensor] = defaultdict(lambda: torch.zeros(size, dtype=torch.float64))
@@ -211,12 +209,12 @@ def _grown(proposals: Sequence[Proposal], draws: Draws) -> TokenTree:
 
 
 def _at(proposal: Proposal, multiplicity: int) -> Proposal:
-    """Draws along paths are as many as the paths that pass the node."""
+    """Return the proposal of a node; draws along paths are as many as paths that pass the node."""
     return PathDraws(proposal.law, multiplicity) if isinstance(proposal, PathDraws) else proposal
 
 
 def _drawn(levels: Sequence[Level], depth: int) -> list[Level]:
-    """At most `depth` nodes with candidates, and the one below them; the last one stands in for it."""
+    """Return at most `depth` nodes with candidates, and the one below them; the last one stands in for it."""
     kept: list[Level] = []
     for one in levels[:depth]:
         if one.proposal == Deterministic():
@@ -227,7 +225,7 @@ def _drawn(levels: Sequence[Level], depth: int) -> list[Level]:
 
 
 def _narrowed(levels: Sequence[Level], size: int) -> list[Level]:
-    """The nodes with target laws that keep the tokens of the draft laws, and their own most probable ones."""
+    """Keep the tokens of the draft laws, and the most probable ones, in the target laws."""
     kept = {token for one in levels for law in draft_laws(one.proposal) for token in law.top(size)}
     kept |= {token for one in levels for token in _fixed(one.proposal)}
     return [
@@ -255,7 +253,7 @@ def _is_enumerable(verifier: Verifier) -> bool:
 
 
 def draft_laws(proposal: Proposal) -> tuple[Law, ...]:
-    """The draft laws of a proposal; none for candidates that are not drawn."""
+    """Return the draft laws of a proposal; none for candidates that are not drawn."""
     if isinstance(proposal, Independent):
         return proposal.laws
     has_law = isinstance(
@@ -282,32 +280,8 @@ def _support(level: Level) -> int:
     return max((law.sparse().probs.numel() for law in draft_laws(level.proposal)), default=0)
 
 
-def _num_draws(proposals: Sequence[Proposal]) -> int:
-    """A lower bound of the outcomes of all draws of a tree with these levels."""
-    count, num_nodes = 1, 1
-    for proposal in proposals:
-        width = proposal.width if isinstance(proposal, Mixed) else _width(proposal)
-        sizes = [law.sparse().probs.numel() for law in draft_laws(proposal)]
-        if isinstance(proposal, HubPairs):
-            own = 2 * sizes[0] - 1
-        elif isinstance(proposal, WithoutReplacement):
-            own = 1
-            for place in range(min(width, sizes[0])):
-                own *= sizes[0] - place
-        elif isinstance(proposal, Systematic):
-            own = len(proposal.cells.candidates)
-        else:
-            own = 1
-            for size in sizes * (width if len(sizes) == 1 else 1):
-                own *= size
-        count *= own**num_nodes
-        if count > _MAX_WHOLE:
-            return count
-    return count
-
-
 def _kept(proposal: Proposal, size: int) -> Proposal:
-    """The proposal with draft laws of at most `size` tokens."""
+    """Return the proposal with draft laws of at most `size` tokens."""
     if isinstance(proposal, Deterministic | Arbitrary):
         return type(proposal)(proposal.token_ids[:_CANDIDATES])
     if isinstance(proposal, Independent):

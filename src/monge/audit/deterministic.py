@@ -47,7 +47,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deterministic:
-    """What the first stages found.
+    """Results of the first stages.
 
     Args:
         num_greedy: Greedy tokens that were compared.
@@ -57,7 +57,7 @@ class Deterministic:
         first_difference: Median difference of first tokens' log-probabilities; `None` if the server
             returns none.
         later_difference: The same of later tokens.
-        same_weights: Whether both servers seem to run the same weights.
+        same_weights: Both servers seem to run the same weights.
     """
 
     num_greedy: int
@@ -70,7 +70,7 @@ class Deterministic:
 
     @property
     def same_logprobs(self) -> bool:
-        """Whether the server's log-probabilities are those of the reference."""
+        """Return whether the server's log-probabilities are those of the reference."""
         found = [one for one in (self.first_difference, self.later_difference) if one is not None]
         return all(one <= _SAME_WEIGHTS_NATS for one in found)
 
@@ -149,9 +149,9 @@ async def deterministic(
 
 
 def _gap(law: TokenLaw, name: str) -> float:
-    """How much less probable a token is than the most probable one.
+    """Return how much less probable a token is than the most probable one, in nats.
 
-    At least that of the last named token if it is unnamed.
+    An unnamed token counts as the last named one.
     """
     place = min(law.place(name), len(law.names) - 1)
     return math.log(law.probs[0] / law.probs[place])

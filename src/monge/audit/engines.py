@@ -1,4 +1,4 @@
-"""Engines that an audit runs in this process, asked as a server is, and how to start the others."""
+"""Engines that an audit runs in this process, and the commands that start the others."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -104,7 +104,7 @@ class TransformersEngine:
         self._lock, self._num_requests = asyncio.Lock(), 0
 
     async def complete(self, prompt: str | Sequence[int], **fields: Any) -> Completion:
-        """One completion, whose tokens are named by their ids. See `Server`."""
+        """Return one completion, whose tokens are named by their ids. See `Server`."""
         return await one_at_a_time(self._lock, self._complete, prompt, fields)
 
     def _complete(self, prompt: str | Sequence[int], fields: Mapping[str, Any]) -> Completion:

@@ -15,8 +15,8 @@ from monge.audit.client import TOKEN_ID, Client, Server
 from monge.audit.page import page
 from monge.audit.references import LocalReference, Reference, ServerReference
 from monge.audit.report import Report
-from monge.audit.run import ALPHA, BUDGET, QUICK_BUDGET, Settings, audit, neutral_fields, probe
-from monge.audit.situations import Situation, situations
+from monge.audit.run import ALPHA, BUDGET, QUICK_BUDGET, AuditSettings, audit, neutral_fields, probe
+from monge.audit.situations import Situation, usual_situations
 from monge.core.errors import MongeError, OptionError
 from monge.core.words import counted
 
@@ -41,7 +41,7 @@ UNBOUNDED: Final = 10**9
 Place = str | Mapping[str, Any]
 
 
-class UnclearError(MongeError, RuntimeError):
+class InconclusiveError(MongeError, RuntimeError):
     """An audit that could not judge the server."""
 
 
@@ -55,9 +55,9 @@ def assert_lossless(
     tolerance: float | None = None,
     greedy_budget: int = 0,
     quick: bool = False,
-    played: tuple[Situation, ...] | None = None,
+    situations: tuple[Situation, ...] | None = None,
     eos: Collection[str] = EOS_NAMES,
-    unclear: Literal["fail", "skip"] = "fail",
+    inconclusive: Literal["fail", "skip"] = "fail",
     out: str | Path | None = None,
 ) -> Report:
     """Assert that a server samples from the distribution of its target model.
@@ -78,10 +78,10 @@ def assert_lossless(
             nats; by default 0.05, and 0.25 with a `target`.
         greedy_budget: Greedy tokens to compare at least; one text for each prompt is always
             compared.
-        quick: Play four situations instead of nine.
-        played: The situations, instead of those of the audit.
+        quick: Judge four situations instead of nine.
+        situations: The situations, instead of those of the audit.
         eos: Names of tokens that end a text, for a reference server.
-        unclear: What happens if the server could not be judged: `fail` raises `UnclearError`, and
+        inconclusive: Outcome if the server could not be judged: `fail` raises `InconclusiveError`, and
             `skip` skips the test.
         out: File for the report: a page if its name ends in `.html`, otherwise JSON.
 
@@ -91,19 +91,19 @@ def assert_lossless(
     Raises:
         AssertionError: If the server is not lossless. The message says what was found, where, the
             evidence, and the smallest deviation that this audit finds.
-        UnclearError: If the server could not be judged.
-        unittest.SkipTest: Likewise, with `unclear="skip"`. pytest shows a skipped test.
+        InconclusiveError: If the server could not be judged.
+        unittest.SkipTest: Likewise, with `inconclusive="skip"`. pytest shows a skipped test.
         ServerError: If a server cannot be reached or does not return what an audit needs.
         OptionError: If an option is out of its range.
     """
-    if unclear not in {"fail", "skip"}:
-        raise OptionError(f"unclear must be 'fail' or 'skip'; got {unclear!r}")
+    if inconclusive not in {"fail", "skip"}:
+        raise OptionError(f"inconclusive must be 'fail' or 'skip'; got {inconclusive!r}")
     given: dict[str, Any] = {
         "budget": budget,
         "alpha": alpha,
         "tolerance": tolerance,
         "greedy_budget": greedy_budget,
-        "played": played,
+        "situations": situations,
     }
     settings = settings_of(
         reference,
@@ -120,19 +120,19 @@ def assert_lossless(
     if report.verdict == "not lossless":
         raise AssertionError(text)
     if report.verdict == "could not be judged":
-        raise unittest.SkipTest(text) if unclear == "skip" else UnclearError(text)
+        raise unittest.SkipTest(text) if inconclusive == "skip" else InconclusiveError(text)
     return report
 
 
 def settings_of(
     reference: object, given: Mapping[str, Any], *, quick: bool, minutes: float | None
-) -> Settings:
-    """The settings of an audit.
+) -> AuditSettings:
+    """Return the settings of an audit.
 
     Args:
         reference: As for `assert_lossless`.
-        given: Fields of `Settings` that the user chose.
-        quick: Whether few situations are played.
+        given: Fields of `AuditSettings` that the user chose.
+        quick: Judge few situations.
         minutes: Longest time for the sampled texts; `None` for no limit.
 
     Raises:
@@ -140,12 +140,12 @@ def settings_of(
     """
     fields: dict[str, Any] = dict(given)
     if quick:
-        fields = {"played": situations(is_quick=True)} | fields
+        fields = {"situations": usual_situations(is_quick=True)} | fields
     if isinstance(reference, Mapping) and "target" in reference:
         fields = {"tolerance": LOCAL_TOLERANCE} | fields
     usual = QUICK_BUDGET if quick else BUDGET
     fields = {"budget": usual if minutes is None else UNBOUNDED} | fields
-    settings = Settings(**fields, seconds=None if minutes is None else 60.0 * minutes)
+    settings = AuditSettings(**fields, seconds=None if minutes is None else 60.0 * minutes)
     if not 0 < settings.alpha < 1:
         raise OptionError(f"alpha must lie between 0 and 1; got {settings.alpha}")
     if settings.budget < 1 or settings.greedy_budget < 0:
@@ -161,7 +161,7 @@ def settings_of(
 async def audited(
     server: Place | Server,
     reference: Place | Reference,
-    settings: Settings,
+    settings: AuditSettings,
     *,
     eos: Collection[str] = EOS_NAMES,
     on_tokens: Callable[[int, float], None] | None = None,
@@ -170,7 +170,7 @@ async def audited(
     async with AsyncExitStack() as stack:
         if isinstance(server, str | Mapping):
             server = await stack.enter_async_context(Client(**_options(server)))
-        prompt = settings.played[0].prompts[0]
+        prompt = settings.situations[0].prompts[0]
         naming, neutral = await probe(server, prompt), await neutral_fields(server, prompt)
         if isinstance(reference, Mapping) and "target" in reference:
             loading = dict(reference)
@@ -190,7 +190,7 @@ async def audited(
 
 
 def name_of(place: object) -> str:
-    """A server or a reference, for reports."""
+    """Return the name of a server or a reference, for reports."""
     if isinstance(place, Mapping):
         return str(place.get("url", place.get("target")))
     if isinstance(place, str):
@@ -199,7 +199,7 @@ def name_of(place: object) -> str:
 
 
 def summary(report: Report) -> str:
-    """A report in a few lines: what was found, where, the evidence, and the power."""
+    """Return a report in a few lines: finding, situations, evidence and power."""
     lines = [
         f"{report.verdict}: {report.reason}",
         f"{counted(report.num_tokens, 'sampled token')} judged, log e-value {report.log_e:.1f} "

@@ -1,11 +1,13 @@
-"""The texts of an audit, one JSON object a line, so that an audit can be continued and its texts can be judged again."""
+"""The texts of an audit, one JSON object a line, so that an audit can be continued and judged again."""
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from monge.audit.client import Completion
 from monge.core.errors import OptionError
+
+_KEPT: Final = ("text", "finish", "tokens", "logprobs")
 
 
 class TextLog:
@@ -13,7 +15,7 @@ class TextLog:
 
     Args:
         path: The file; `None` keeps nothing.
-        header: What was asked of whom. A file with another header is refused.
+        header: Server and settings of the audit. A file with another header is refused.
 
     Raises:
         OptionError: If the file belongs to another audit, or is none.
@@ -25,29 +27,22 @@ class TextLog:
         if path is None:
             return
         content = path.read_text() if path.exists() else ""
-        lines = content.splitlines()
-        if lines:
-            self._read(path, lines, header)
-        self._file = path.open("a" if lines else "w")
-        if not lines:
+        if content:
+            self._read(path, content.splitlines(), header)
+        self._file = path.open("a")
+        if not content:
             self._write(header)
         elif not content.endswith("\n"):
             self._file.write("\n")  # ends the line that was cut off
 
     def find(self, situation: str, index: int) -> Completion | None:
-        """A completion of an earlier run."""
+        """Return a completion of an earlier run."""
         return self._found.get((situation, index))
 
     def keep(self, situation: str, index: int, completion: Completion) -> None:
         """Write a completion."""
         if self._file is not None and (situation, index) not in self._found:
-            tokens, logprobs = completion.tokens, completion.logprobs
-            fields = {
-                "text": completion.text,
-                "finish": completion.finish,
-                "tokens": tokens,
-                "logprobs": logprobs,
-            }
+            fields = {name: getattr(completion, name) for name in _KEPT}
             self._write({"situation": situation, "index": index} | fields)
 
     def close(self) -> None:
@@ -64,10 +59,6 @@ class TextLog:
         try:
             # The last line may be cut off.
             first, *entries = [json.loads(line) for line in lines if line.endswith("}")]
-            if first != header:
-                raise OptionError(
-                    f"{path} holds the texts of another audit ({first}); name another file"
-                )
             for entry in entries:
                 self._found[entry["situation"], entry["index"]] = Completion(
                     text=entry["text"],
@@ -75,7 +66,9 @@ class TextLog:
                     tokens=None if entry["tokens"] is None else tuple(entry["tokens"]),
                     logprobs=tuple(entry["logprobs"]),
                 )
-        except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
-            if isinstance(error, OptionError):
-                raise
+        except (KeyError, TypeError, ValueError) as error:
             raise OptionError(f"{path} holds no texts of an audit; name another file") from error
+        if first != header:
+            raise OptionError(
+                f"{path} holds the texts of another audit ({first}); name another file"
+            )

@@ -17,7 +17,7 @@ Forward = Callable[[tuple[int, ...], int], Float64[Tensor, "nodes vocab"]]
 
 
 def plain_forward(network: PreTrainedModel) -> Forward:
-    """The forward of a float64 copy of a network: one text, one pass, no cache.
+    """Return the forward of a float64 copy of a network: one text, one pass, no cache.
 
     Some networks compute norms in float32 whatever their type is; the result is then as exact as
     that.
@@ -43,7 +43,7 @@ _PIECE = 64  # tokens
 
 
 def backend_forward(model: SequenceModel) -> Forward:
-    """The forward of a model with rounded weights, whose logits depend on the text alone.
+    """Return the forward of a model with rounded weights, whose logits depend on the text alone.
 
     Rounding to 8 bits is no continuous function, so a forward in float64 is no reference for it.
 

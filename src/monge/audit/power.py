@@ -1,4 +1,4 @@
-"""How small a deviation an audit finds."""
+"""The smallest deviation that an audit finds."""
 
 import math
 from typing import Final
@@ -13,7 +13,7 @@ Measured, rounded up.
 
 
 def smallest_deviation(num_tokens: int, *, alpha: float, power: float = 0.9) -> float:
-    """The smallest mean total variation that an audit of so many tokens finds with probability `power`.
+    """Return the smallest mean total variation that an audit of so many tokens finds with probability `power`.
 
     It holds for deviations that one of the bets describes. The bound is that of the hardest one,
     which moves mass between two halves of equal mass: its wealth grows by 2 d^2 nats a token at

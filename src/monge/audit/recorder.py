@@ -7,12 +7,11 @@ the verdict of every request with these draws.
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 import torch
-from jaxtyping import Float64
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -27,14 +26,13 @@ from monge.audit.certificate import (
     part_text,
     tree_fields,
 )
+from monge.audit.tape import RoundTape, Tape
 from monge.backends.cpu.program_cache import machine
 from monge.control.registry import CONTROLLERS
-from monge.core.child_draws import ChildDraws
-from monge.core.draws import ClockDraws, Draws, RequestDraws
+from monge.core.draws import Draws
 from monge.core.errors import NonFiniteLogitsError, OptionError
 from monge.core.law import DenseLaw, Law, LawSequence
 from monge.core.model import SequenceModel, dtype_of
-from monge.core.proposal import Deterministic, Proposal
 from monge.core.tree import TokenTree
 from monge.core.verdict import StepRecord, Verdict
 from monge.engine.batch import decode
@@ -55,114 +53,8 @@ _LOADING: Final = (
 _PACKAGES: Final = ("monge", "torch", "transformers", "numpy")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChildrenDrawn:
-    """The children that one node drew.
-
-    Args:
-        path: Drafted tokens from the root's child down to the node.
-        start: Uniforms of the request that were drawn before.
-        stop: The same afterwards.
-        tokens: The children in drawing order, repeats kept.
-    """
-
-    path: tuple[int, ...]
-    start: int
-    stop: int
-    tokens: tuple[int, ...]
-
-
-@dataclass(slots=True, kw_only=True)
-class RoundTape:
-    """What is seen of one round.
-
-    Attributes:
-        start: Uniforms that were drawn before the round.
-        children: Nodes that drew their children, in order.
-        decided: Fields of the record that the verdict completes: tree, laws, uniforms and verdict,
-            with arrays in memory. Empty where there was no verdict.
-        num_bytes: What these arrays take.
-        verifier: Who decided.
-    """
-
-    start: int
-    children: list[ChildrenDrawn] = field(default_factory=list[ChildrenDrawn])
-    decided: dict[str, Any] = field(default_factory=dict[str, Any])
-    num_bytes: int = 0
-    verifier: str = ""
-
-
-class RecordingDraws(ClockDraws, ChildDraws):
-    """The draws of a request, the same as those of its seed and row, and a tape of them.
-
-    Args:
-        seed: As for `RequestDraws`.
-        row: Likewise.
-
-    Attributes:
-        place: Uniforms drawn so far.
-        rounds: One tape a round.
-        num_bytes: Memory of the arrays on the tapes.
-    """
-
-    def __init__(self, seed: int, row: int = 0) -> None:
-        self._own = RequestDraws(seed, row)
-        self.place, self._marked = 0, (0, 0)
-        self.rounds: list[RoundTape] = []
-        self.num_bytes = 0
-
-    def uniform(self) -> float:
-        self.place += 1
-        return self._own.uniform()
-
-    def bernoulli(self, prob: float) -> bool:
-        return self.uniform() < prob
-
-    def categorical(self, law: Law) -> int:
-        return law.quantile(self.uniform())
-
-    def peek(self, count: int) -> list[float]:
-        """See `PeekableDraws`."""
-        return self._own.peek(count)
-
-    def mark(self) -> None:
-        """See `RewindableDraws`."""
-        self._marked = self.place, len(self.rounds[-1].children) if self.rounds else 0
-        self._own.mark()
-
-    def rewind(self) -> None:
-        """See `RewindableDraws`."""
-        self._own.rewind()
-        self.place, count = self._marked
-        if self.rounds:
-            del self.rounds[-1].children[count:]
-
-    @property
-    def has_drawn(self) -> bool:
-        """See `RewindableDraws`."""
-        return self._own.has_drawn
-
-    def clocks(self, depth: int, draft: int, num_tokens: int) -> Float64[Tensor, " vocab"]:
-        return self._own.clocks(depth, draft, num_tokens)
-
-    def for_plans(self) -> Draws:
-        return self._own.for_plans()
-
-    def move_to(self, place: int) -> None:
-        self._own.move_to(place)
-        self.rounds.append(RoundTape(start=self.place))
-
-    def draw_children(self, path: tuple[int, ...], proposal: Proposal) -> tuple[int, ...]:
-        start, tokens = self.place, proposal.draw(self)
-        if not isinstance(proposal, Deterministic):
-            self.rounds[-1].children.append(
-                ChildrenDrawn(path=path, start=start, stop=self.place, tokens=tokens)
-            )
-        return tokens
-
-
 class RecordingVerifier(Verifier):
-    """A verifier that tapes the verdicts of requests with `RecordingDraws`.
+    """A verifier that tapes the verdicts of requests with `Tape`.
 
     Other requests are verified as without it.
 
@@ -191,9 +83,9 @@ class RecordingVerifier(Verifier):
         return outcome
 
     def verify_many(self, scored: Sequence[ScoredTree]) -> Sequence[Verdict | NonFiniteLogitsError]:
-        asked, taped = list(scored), list[tuple[int, RecordingDraws, int, _WatchedLaws]]()
+        asked, taped = list(scored), list[tuple[int, Tape, int, _WatchedLaws]]()
         for row, one in enumerate(scored):
-            if isinstance(one.draws, RecordingDraws):
+            if isinstance(one.draws, Tape):
                 laws = _WatchedLaws(one.target_laws)
                 asked[row] = replace(one, target_laws=laws)
                 taped.append((row, one.draws, one.draws.place, laws))
@@ -231,7 +123,7 @@ class _WatchedLaws:
         return self.seen[node]
 
     def fields(self, held: HeldArrays) -> list[list[Any]]:
-        """The laws that were looked at, each with the logits of its tokens where there are any."""
+        """Return the laws that were looked at, with the logits of their tokens if there are any."""
         logits = self._laws.logits if isinstance(self._laws, NodeLaws) else None
         return [
             [node, _target_fields(law, None if logits is None else logits[node], held)]
@@ -240,7 +132,7 @@ class _WatchedLaws:
 
 
 class Recorder:
-    """Records what a decoder does, for `monge certify`.
+    """Record the rounds of a decoder, for `monge certify`.
 
     Requests of `sessions` and `generate` are recorded, and those that `recorded` returned. Others
     may share their batches, and are not recorded.
@@ -285,7 +177,7 @@ class Recorder:
         }
 
     def recorded(self, request: Request) -> Request:
-        """The request with draws that record it.
+        """Return the request with draws that record it.
 
         Raises:
             OptionError: If it has logits processors, which no file can hold.
@@ -294,10 +186,10 @@ class Recorder:
             raise OptionError(
                 "a certificate cannot hold logits processors: leave them out, and penalties, logit_bias and min_tokens too"
             )
-        return replace(request, draws=RecordingDraws(request.seed, request.row))
+        return replace(request, draws=Tape(request.seed, request.row))
 
     def sessions(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> list[Session]:
-        """Recorded sessions; arguments and errors as for `Decoder.sessions`.
+        """Return recorded sessions; arguments and errors as for `Decoder.sessions`.
 
         Raises:
             OptionError: As `recorded`.
@@ -318,11 +210,11 @@ class Recorder:
         return [result_of(session, decoder.backend) for session in sessions]
 
     def num_bytes(self, session: Session) -> int:
-        """Memory that the record of a session takes so far, without its tokens."""
-        return _draws_of(session).num_bytes
+        """Return the memory of the record of a session so far, without its tokens."""
+        return _tape_of(session).num_bytes
 
     def certificate(self, sessions: Sequence[Session] | None = None) -> Certificate:
-        """The record of sessions of recorded requests, which keep their records.
+        """Return the record of sessions, which keep their records.
 
         Args:
             sessions: The sessions; `None` for all that `sessions` and `generate` made.
@@ -346,7 +238,7 @@ class Recorder:
     def _request(self, session: Session, arrays: Arrays) -> dict[str, Any]:
         request = session.request
         # A round that failed has a tape and no record.
-        tapes = _draws_of(session).rounds[: len(session.records)]
+        tapes = _tape_of(session).rounds[: len(session.records)]
         return {
             "prompt_ids": list(request.prompt_ids),
             "seed": request.seed,
@@ -369,7 +261,7 @@ class Recorder:
 
 
 def loading_of(draft: Sequence[str] | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of `load` that make a drafter again, for `Recorder`.
+    """Return arguments of `load` that make a drafter again, for `Recorder`.
 
     Args:
         draft: Names of the draft models, for people.
@@ -382,7 +274,7 @@ def loading_of(draft: Sequence[str] | None, options: Mapping[str, Any]) -> dict[
 
 
 def rule_text(rule: Rule) -> str:
-    """What a user writes for a verifier; its class in angle brackets if it has no name."""
+    """Return the text of a verifier; its class in angle brackets if it has no name."""
     try:
         return part_text(VERIFIERS, rule)
     except OptionError:
@@ -390,7 +282,7 @@ def rule_text(rule: Rule) -> str:
 
 
 def target_fields(target: SequenceModel, name: str) -> dict[str, Any]:
-    """Which target a model is: name, vocabulary, type, rounding and digest of its weights."""
+    """Return the identity of a target: name, vocabulary, type, rounding and digest of its weights."""
     dtype = dtype_of(target)
     return {
         "name": name,
@@ -402,12 +294,12 @@ def target_fields(target: SequenceModel, name: str) -> dict[str, Any]:
 
 
 def processor_digest() -> str:
-    """Digest of the instructions that this processor has: logits of rounded weights depend on them."""
+    """Return a digest of this processor's instructions, on which logits of rounded weights depend."""
     return hashlib.blake2b(machine().encode(), digest_size=16).hexdigest()
 
 
 def weights_digest(network: PreTrainedModel) -> str:
-    """Digest of all weights of a network, in the form that they have."""
+    """Return a digest of all weights of a network, in the form that they have."""
     digest = hashlib.blake2b(digest_size=16)
     panels = [one for one in network.named_buffers() if one[0].endswith(".panels")]
     for name, weight in sorted([*network.named_parameters(), *panels]):
@@ -431,8 +323,8 @@ def _check(decoder: Decoder) -> None:
         )
 
 
-def _draws_of(session: Session) -> RecordingDraws:
-    assert isinstance(session.draws, RecordingDraws), "the session of a recorded request"
+def _tape_of(session: Session) -> Tape:
+    assert isinstance(session.draws, Tape), "the session of a recorded request"
     return session.draws
 
 
@@ -460,7 +352,7 @@ def _verdict_fields(verdict: Verdict) -> dict[str, Any]:
 
 
 def _target_fields(law: Law, logits: Tensor | None, held: HeldArrays) -> dict[str, Any]:
-    """A target law, with the logits of its tokens.
+    """Return a target law, with the logits of its tokens.
 
     A law of all tokens is a function of its logits, which take half the room.
     """

@@ -1,4 +1,4 @@
-"""Draft a recorded run again: do the controller and the drafter, made anew, plan and declare the same?
+"""Draft a recorded run again, and compare plans and draft laws with the record.
 
 The real loop runs with the rebuilt parts. Its plans and verdicts are those of the record, and a
 node whose children were drawn gets the recorded ones, so that the loop takes the recorded way
@@ -10,8 +10,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, NoReturn
-
-from torch import Tensor
 
 from monge.audit.certificate import PLAIN, Arrays, proposal_fields
 from monge.audit.coupling import draft_laws
@@ -26,11 +24,10 @@ from monge.control.base import (
     SoloController,
 )
 from monge.control.registry import CONTROLLERS
-from monge.core.child_draws import ChildDraws
 from monge.core.context import DraftPlan
-from monge.core.draws import ClockDraws, Draws
+from monge.core.draws import Draws
 from monge.core.errors import MongeError
-from monge.core.law import Law, LawSequence, total_variation
+from monge.core.law import LawSequence, total_variation
 from monge.core.proposal import Arbitrary, Deterministic, Proposal
 from monge.core.sampling_rules import SamplingRules
 from monge.core.stopping import StopRule
@@ -48,7 +45,7 @@ TOLERANCES: Final = {"float64": 1e-9, "float32": 1e-3, "float16": 0.05, "bfloat1
 
 @dataclass(slots=True, kw_only=True)
 class DraftFindings:
-    """What drafting again gave.
+    """Figures of drafting again.
 
     Attributes:
         num_rounds: Rounds that were drafted again.
@@ -66,7 +63,7 @@ class DraftFindings:
     choice_bits: float = 0.0
 
     def plan_facts(self) -> list[str]:
-        """Who planned, and whether that was checked."""
+        """Return the controllers that planned, and why their plans were not checked."""
         facts = [
             f"plans of {name} as recorded, since it {reason}" if reason else f"planned by {name}"
             for name, reason in self.plans.items()
@@ -76,7 +73,7 @@ class DraftFindings:
         return facts or ["nothing drafted"]
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return {
             "rounds": self.num_rounds,
             "laws": self.num_laws,
@@ -124,12 +121,12 @@ class Redrafter:
             choices = math.inf if can.needs_trees else (can.max_depth + 1) * max(1, len(members))
             found.choice_bits += len(trees) * math.log2(choices)
         limits = plan_of(request["limits"]) if "limits" in request else DraftPlan()
-        draws = _RecordedDraws(request, trees, found, self.tolerance)
+        followed = _FollowedRequest(request, trees, found, self.tolerance)
         components = replace(
             self.components,
-            rule=_RecordedVerdicts(),
+            rule=_RecordedVerdicts(followed),
             greedy_rule=None,
-            controller=_RecordedPlans(draws, controller),
+            controller=_RecordedPlans(followed, controller),
             controllers={},
             seeded=None,
         )
@@ -139,28 +136,28 @@ class Redrafter:
             rules=SamplingRules(**request["rules"]),
             seed=request["seed"],
             row=request["row"],
-            draws=draws,
+            draws=followed.tape,
             limits=limits,
             speculative=text != PLAIN,
         )
 
         def run() -> None:
-            draws.draft_length = components.draft_length
-            draws.session = Decoder(components).session(asked)
-            for session in decode([draws.session], components, max_batch_size=1):
+            followed.draft_length = components.draft_length
+            followed.session = Decoder(components).session(asked)
+            for session in decode([followed.session], components, max_batch_size=1):
                 if session.error is not None:
                     raise session.error
 
         error = catch(run)
-        if draws.difference is not None:
-            raise draws.difference
-        if draws.num_verdicts < len(trees):
+        if followed.difference is not None:
+            raise followed.difference
+        if followed.num_verdicts < len(trees):
             reason = f"the drafter cannot be run again: {type(error).__name__}: {error}"
-            raise MismatchError("tree", reason, is_wrong=False, place=draws.place)
+            raise MismatchError("tree", reason, is_wrong=False, place=followed.round)
 
 
 def _controller_of(text: str) -> tuple[AnyController | None, str]:
-    """The controller of this text, if its plans can be made again; else why not."""
+    """Return the controller of this text, or why its plans cannot be made again."""
     try:
         made = CONTROLLERS.parse(text)
     except MongeError:
@@ -171,8 +168,17 @@ def _controller_of(text: str) -> tuple[AnyController | None, str]:
     return (None, f"reads {', '.join(seen)}") if seen else (made, "")
 
 
-class _RecordedDraws(ClockDraws, ChildDraws):
-    """Draws that know the record of their request."""
+class _FollowedRequest:
+    """The way of a recorded request, compared with what the loop does.
+
+    Attributes:
+        tape: The draws of the request.
+        session: The request while it is decoded.
+        draft_length: Longest text that the drafter reads.
+        difference: The first thing that differs.
+        round: Number of the round, from 1.
+        num_verdicts: Rounds whose tree was compared.
+    """
 
     def __init__(
         self,
@@ -181,22 +187,28 @@ class _RecordedDraws(ClockDraws, ChildDraws):
         found: DraftFindings,
         tolerance: float,
     ) -> None:
-        self._own = Tape(request["seed"], request["row"])
+        self.tape = Tape(request["seed"], request["row"], follower=self)
         self._rounds, self._trees, self._found = request["rounds"], trees, found
         self._tolerance = tolerance
         self._asked: list[tuple[int, ...]] = []
         self.session: Session
         self.draft_length: int | None = None
         self.difference: MismatchError | None = None
-        self.place, self.num_verdicts = 0, 0
+        self.round, self.num_verdicts = 0, 0
+
+    def begin_round(self) -> None:
+        if self.round == len(self._rounds):  # after an end of text, a stop or an interruption
+            raise _EndedError("the record has no more rounds")
+        self._asked = []
+        self.round += 1
 
     @property
     def _children(self) -> dict[tuple[int, ...], Mapping[str, Any]]:
-        return {tuple(one["path"]): one for one in self._rounds[self.place - 1]["draws"]}
+        return {tuple(one["path"]): one for one in self._rounds[self.round - 1]["draws"]}
 
     def plan(self, right: DraftPlan | None) -> DraftPlan:
-        """The recorded plan, once it is compared with the right one, if that is known."""
-        stated = plan_of(self._rounds[self.place - 1]["plan"])
+        """Return the recorded plan, once it is compared with the right one, if that is known."""
+        stated = plan_of(self._rounds[self.round - 1]["plan"])
         if (
             right is not None
             and (limited := self.session.limit(right, self.draft_length)) != stated
@@ -205,31 +217,9 @@ class _RecordedDraws(ClockDraws, ChildDraws):
             self._differ(reason, is_wrong=True, field="plan")
         return stated
 
-    def uniform(self) -> float:
-        return self._own.uniform()
-
-    def bernoulli(self, prob: float) -> bool:
-        return self._own.bernoulli(prob)
-
-    def categorical(self, law: Law) -> int:
-        return self._own.categorical(law)
-
-    def clocks(self, depth: int, draft: int, num_tokens: int) -> Tensor:
-        return self._own.clocks(depth, draft, num_tokens)
-
-    def for_plans(self) -> Draws:
-        return self._own.for_plans()
-
-    def move_to(self, place: int) -> None:
-        self._own.move_to(place)
-        if self.place == len(self._rounds):  # after an end of text, a stop or an interruption
-            raise _EndedError("the record has no more rounds")
-        self._asked = []
-        self.place += 1
-
     def draw_children(self, path: tuple[int, ...], proposal: Proposal) -> tuple[int, ...]:
         if isinstance(proposal, Deterministic):
-            return proposal.draw(self)
+            return proposal.draw(self.tape)
         stated = self._children.get(path)
         if stated is None:
             self._differ(f"the drafter draws children after {path}, the record does not")
@@ -237,15 +227,15 @@ class _RecordedDraws(ClockDraws, ChildDraws):
         tokens = tuple(stated["tokens"])
         if path not in self._declared:
             # The law from which they were drawn is known only now.
-            self._own.seek(stated["start"])
-            if (proposal.draw(self), self._own.place) != (tokens, stated["stop"]):
+            self.tape.seek(stated["start"])
+            if (proposal.draw(self.tape), self.tape.place) != (tokens, stated["stop"]):
                 self._differ(f"the drafter draws other children after {path} than the record")
         return tokens
 
     @property
     def _declared(self) -> set[tuple[int, ...]]:
-        """Nodes whose draws are checked against a law of the record."""
-        tree = self._trees[self.place - 1]
+        """Return the nodes whose draws are checked against a law of the record."""
+        tree = self._trees[self.round - 1]
         return {
             tree.path_tokens(node)
             for node, proposal in enumerate(tree.proposals)
@@ -253,8 +243,8 @@ class _RecordedDraws(ClockDraws, ChildDraws):
         }
 
     def verdict(self, tree: TokenTree) -> Verdict:
-        """The recorded verdict, once the tree is compared."""
-        own = self._trees[self.place - 1]
+        """Return the recorded verdict, once the tree is compared."""
+        own = self._trees[self.round - 1]
         names = ("token_ids", "parents", "candidates")
         different = [name for name in names if getattr(tree, name) != getattr(own, name)]
         if different:
@@ -273,7 +263,7 @@ class _RecordedDraws(ClockDraws, ChildDraws):
             )
         self._found.num_rounds += 1
         self.num_verdicts += 1
-        stated = self._rounds[self.place - 1]["verdict"]
+        stated = self._rounds[self.round - 1]["verdict"]
         return Verdict(
             path=tuple(stated["path"]),
             next_token=stated["next_token"],
@@ -305,18 +295,19 @@ class _RecordedDraws(ClockDraws, ChildDraws):
 
     def _differ(self, reason: str, *, is_wrong: bool = False, field: str = "tree") -> NoReturn:
         if self.difference is None:
-            self.difference = MismatchError(field, reason, is_wrong=is_wrong, place=self.place)
+            self.difference = MismatchError(field, reason, is_wrong=is_wrong, place=self.round)
         raise _EndedError(reason)
 
 
+@dataclass(frozen=True, slots=True)
 class _RecordedVerdicts(Verifier):
     """The recorded verdicts."""
 
+    followed: _FollowedRequest
     accepts = frozenset[type[Proposal]]({Proposal})
 
     def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
-        assert isinstance(draws, _RecordedDraws), "draws of the replayed request"
-        return draws.verdict(tree)
+        return self.followed.verdict(tree)
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,11 +315,11 @@ class _RecordedPlans(SoloController[Any]):
     """The recorded plans, compared with those of a controller.
 
     Args:
-        recorded: The draws that know the record.
+        followed: The recorded request.
         own: The controller; `None` where its plans cannot be made again.
     """
 
-    recorded: _RecordedDraws
+    followed: _FollowedRequest
     own: AnyController | None
 
     def init(self, shared: SharedState) -> Any:  # noqa: ANN401 (the controller's own)
@@ -342,16 +333,16 @@ class _RecordedPlans(SoloController[Any]):
         draws: Draws,
     ) -> DraftPlan:
         if self.own is None:
-            return self.recorded.plan(None)
+            return self.followed.plan(None)
         (right,) = self.own.plan([state], info, [draws])
-        return self.recorded.plan(right)
+        return self.followed.plan(right)
 
     def update(self, state: Any, record: StepRecord) -> Any:  # noqa: ANN401
         return None if self.own is None else self.own.update(state, record)
 
 
 def plan_of(stored: Mapping[str, Any]) -> DraftPlan:
-    """The plan of its fields.
+    """Return the plan of its fields.
 
     Raises:
         MongeError: If they make none.
@@ -372,6 +363,6 @@ def _with_tuples(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _settings(proposal: Proposal) -> dict[str, Any]:
-    """All of a proposal but its laws."""
+    """Return the settings of a proposal without its laws."""
     stored = proposal_fields(proposal, Arrays()) or {}
     return {key: own for key, own in stored.items() if key not in {"law", "laws"}}

@@ -1,4 +1,4 @@
-"""Where reference laws come from: a server without speculation, or the forward of the same checkpoint in this process.
+"""Reference laws: of a server without speculation, or of the same checkpoint in this process.
 
 Reference laws never come from the audited server: engines are known to return wrong
 log-probabilities under speculation.
@@ -29,7 +29,7 @@ _SORTED: Final = 256
 
 @runtime_checkable
 class Reference(Protocol):
-    """Knows the law of every token given the text before it."""
+    """The law of every token, given the text before it."""
 
     eos_names: frozenset[str]
     """Names of tokens that end a text."""
@@ -37,7 +37,7 @@ class Reference(Protocol):
     async def laws(
         self, prompt: str, tokens: Sequence[str], rules: SamplingRules
     ) -> list[TokenLaw | None]:
-        """The laws of the tokens of a text.
+        """Return the laws of the tokens of a text.
 
         The list ends early where the text before a token cannot be read again; an entry is `None`
         where the law is unknown. Both depend on the text before the token only, so that leaving
@@ -51,15 +51,14 @@ class Reference(Protocol):
         ...
 
     async def noise(self, prompts: Sequence[str]) -> float:
-        """The largest difference between two answers of this reference to one question, in nats."""
+        """Return the largest difference between two answers of this reference to one question, in nats."""
         ...
 
 
 def token_names(completion: Completion, eos_names: frozenset[str]) -> tuple[str, ...]:
-    """Names of the tokens of a completion, with `END` last where the text ended by itself.
+    """Return the names of the tokens of a completion, with `END` last if the text ended by itself.
 
-    Where a server returns no tokens, the text counts as one: only single tokens are asked of such a
-    server.
+    If a server returns no tokens, the text counts as one: such a server is asked for single tokens.
     """
     shown = (
         (completion.text,)
@@ -79,7 +78,7 @@ class LocalReference:
         model: The target.
         tokenizer: Its tokenizer.
         eos_ids: Tokens that end a text.
-        by_id: Whether the audited server names tokens by their ids.
+        by_id: The audited server names tokens by their ids.
     """
 
     def __init__(
@@ -174,7 +173,7 @@ class ServerReference:
     Args:
         client: The server; speculation must be off.
         eos_names: Names of tokens that end a text.
-        by_id: Whether both servers name tokens by their ids.
+        by_id: Both servers name tokens by their ids.
         num_top: Largest log-probabilities to ask for.
     """
 

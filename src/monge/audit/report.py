@@ -1,4 +1,4 @@
-"""What an audit found."""
+"""The report of an audit."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -71,7 +71,7 @@ class Report:
     notes: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values. An infinite logarithm becomes 1000."""
+        """Return plain values. An infinite logarithm becomes 1000."""
         return _finite(asdict(self))
 
 

@@ -1,4 +1,4 @@
-"""What an audit asks for: engines that are right for one request at a time may be wrong in a crowd, or for a shared prefix."""
+"""Situations of an audit: an engine that is right alone may be wrong in a crowd, or for a shared prefix."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -48,14 +48,14 @@ class Situation:
     is_seeded: bool = False
 
 
-def situations(
+def usual_situations(
     prompts: tuple[str, ...] = PROMPTS, *, is_quick: bool = False
 ) -> tuple[Situation, ...]:
-    """The situations of an audit, in the order in which they are played.
+    """Return the situations of an audit, in order.
 
     Args:
         prompts: Short prompts.
-        is_quick: Whether only those are played in which most faults show.
+        is_quick: Only those in which most faults show.
     """
     first, second = prompts[:2]
     shared = (SHARED + first, SHARED + second, SHARED + first)

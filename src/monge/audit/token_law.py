@@ -27,10 +27,10 @@ SMALLEST_REST: Final = 1e-7
 It adds at most this much to the sum of the masses.
 """
 
-UNCLEAR_PROB: Final = 0.02
+BOUNDARY_NOISE: Final = 0.02
 """Distance of a cumulative mass from `top_p` below which the noise of 16-bit arithmetic may move the boundary."""
 
-UNCLEAR_RATIO: Final = 1.3
+SWAP_RATIO: Final = 1.3
 """Ratio of the last kept mass to the first dropped one below which the noise of 16-bit arithmetic may swap the two tokens."""
 
 
@@ -56,12 +56,12 @@ class TokenLaw:
         object.__setattr__(self, "masses", np.concatenate((self.probs, (self.rest,))))
 
     def place(self, name: str) -> int:
-        """Index of a token's category in `masses`."""
+        """Return the index of a token's category in `masses`."""
         return self.places.get(name, len(self.names))
 
 
 def law_of_logprobs(top: Mapping[str, float], rules: SamplingRules) -> TokenLaw | None:
-    """The law of a request, from the largest log-probabilities at temperature 1.
+    """Return the law of a request, from the largest log-probabilities at temperature 1.
 
     Args:
         top: Log-probabilities by token name.
@@ -86,7 +86,7 @@ def truncated(
     See `law_of_logprobs`.
     """
     if rules.top_k is not None and rules.top_k < len(names):
-        if probs[rules.top_k - 1] < UNCLEAR_RATIO * probs[rules.top_k]:
+        if probs[rules.top_k - 1] < SWAP_RATIO * probs[rules.top_k]:
             return None
         names, probs, rest = names[: rules.top_k], probs[: rules.top_k], 0.0
     if (rules.top_k is not None or rules.temperature != 1) and rest > SMALLEST_REST:
@@ -99,12 +99,12 @@ def truncated(
     if rules.top_p < 1:
         cumulative = probs.cumsum()
         if (
-            cumulative[-1] < rules.top_p + UNCLEAR_PROB
-            or np.abs(cumulative - rules.top_p).min() < UNCLEAR_PROB
+            cumulative[-1] < rules.top_p + BOUNDARY_NOISE
+            or np.abs(cumulative - rules.top_p).min() < BOUNDARY_NOISE
         ):
             return None
         kept = 1 + int((cumulative < rules.top_p).sum())
-        if kept < len(probs) and probs[kept - 1] < UNCLEAR_RATIO * probs[kept]:
+        if kept < len(probs) and probs[kept - 1] < SWAP_RATIO * probs[kept]:
             return None
         names, probs, rest = names[:kept], probs[:kept] / cumulative[kept - 1], 0.0
     return shortened(names, probs, rest, is_truncated=rules.truncates)
@@ -113,7 +113,7 @@ def truncated(
 def shortened(
     names: Sequence[str], probs: Float64[np.ndarray, " support"], rest: float, *, is_truncated: bool
 ) -> TokenLaw:
-    """A `TokenLaw` of at most `MOST_NAMED` named tokens."""
+    """Return a law of at most `MOST_NAMED` named tokens."""
     if len(names) > MOST_NAMED:
         rest += probs[MOST_NAMED:].sum()
         names, probs = names[:MOST_NAMED], probs[:MOST_NAMED]

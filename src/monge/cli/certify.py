@@ -18,7 +18,7 @@ from monge.loading.networks import as_sequence_model, load_network, load_tokeniz
 
 if TYPE_CHECKING:
     from monge.audit.certificate import Certificate
-    from monge.audit.certify import Report
+    from monge.audit.certify_report import CertifyReport
     from monge.audit.redraft import Redrafter
 
 CERTIFY: Final = "Certify"
@@ -71,8 +71,8 @@ def certify(
     """
     quiet_host()
     from monge.audit.certificate import read_certificate
-    from monge.audit.certify import EXIT
     from monge.audit.certify import certify as replayed
+    from monge.audit.certify_report import EXIT
     from monge.audit.plain_forward import backend_forward, plain_forward
     from monge.engine.models.forward_program import rounded_weights_of
 
@@ -191,7 +191,7 @@ def _fields(header: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return own  # pyright: ignore[reportUnknownVariableType]
 
 
-def _print(report: "Report", certificate: "Certificate") -> None:
+def _print(report: "CertifyReport", certificate: "Certificate") -> None:
     console = output()
     for finding in report.findings:
         console.print(f"{finding}", style="red", markup=False, soft_wrap=True)

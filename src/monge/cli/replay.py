@@ -12,7 +12,7 @@ from rich.table import Table
 from monge.cli import options
 from monge.cli.console import output, quiet_host, reported, say_raw_text
 from monge.cli.networks import Networks, load_draft, load_networks
-from monge.cli.out import check_out_file, check_out_folder, plotting, write_document
+from monge.cli.out import check_out_file, check_out_folder, write_document
 from monge.cli.progress import working
 from monge.cli.tables import plain_table, print_tables
 from monge.core.errors import OptionError
@@ -20,11 +20,10 @@ from monge.core.sampling_rules import SamplingRules
 from monge.core.words import counted
 from monge.loading.networks import load_network, load_tokenizer
 from monge.prompts import Prompt, asked_prompts, written
-from monge.replay.compare import REPEATS, Settings, compare
+from monge.replay.compare import REPEATS, compare
 from monge.replay.configuration import Configuration, grid
 from monge.replay.file import read_log, write_log
 from monge.replay.log import LawLog
-from monge.replay.play import DEPTH
 from monge.replay.record import identity_of, record_log
 
 LOG: Final = Path("run.mlog")
@@ -204,12 +203,6 @@ Repeats = Annotated[
         "--repeats", help="Passes over the log; drafting is random.", rich_help_panel=REPLAY
     ),
 ]
-Depth = Annotated[
-    int,
-    typer.Option(
-        "--depth", help="Deepest fixed window, and of the oracle.", rich_help_panel=REPLAY
-    ),
-]
 
 
 @reported
@@ -240,26 +233,18 @@ def run(
         ),
     ] = None,
     repeats: Repeats = REPEATS,
-    depth: Depth = DEPTH,
     seed: Annotated[int, typer.Option("--seed", help="Of all passes.", rich_help_panel=REPLAY)] = 0,
     out: Annotated[
-        Path,
-        options.option(
-            "--out", help="Folder for JSON and plots.", panel=options.OUTPUT, default=OUT
-        ),
+        Path, options.option("--out", help="Folder for JSON.", panel=options.OUTPUT, default=OUT)
     ] = OUT,
-    plots: Annotated[
-        bool, options.option("--plots/--no-plots", help="Draw PNG plots.", panel=options.OUTPUT)
-    ] = True,
     as_json: options.Json = False,
     markdown: options.Markdown = False,
 ) -> None:
-    """Say what other parts would have done on a recorded run, without the target.
+    """Compare drafters, trees, verifiers and controllers on a recorded run, without the target.
 
     Only the drafter runs. All combinations of the parts that are named are replayed; each
     combination that does not fit together, or that the log cannot answer exactly, is listed with
-    the reason. *Regret* is the share of speed lost to the best fixed window in hindsight, and to an
-    oracle that picks the best window at every position knowing all chances of acceptance.
+    the reason. `--controller "fixed(max_depth=2)"` and others like it show the best fixed depth.
 
     **Examples**
 
@@ -269,9 +254,7 @@ def run(
     """
     quiet_host()
     check_out_folder(out)
-    draw = plotting("monge.replay.plots").write_plots if plots else None
-    if repeats < 1 or depth < 1:
-        raise OptionError(f"--repeats and --depth must be at least 1; got {repeats} and {depth}")
+    options.check_positive(repeats=repeats)
     found = read_log(log)
     if check_target is not None:
         with working("loading the target"):
@@ -281,16 +264,13 @@ def run(
     chosen = list(grid(**parts, draft_temperature=[draft_temperature], draft_top_k=[draft_top_k]))
     with working("loading the draft model"):
         model = load_draft(found, draft, **options.given(dtype=dtype, device=device))
-    settings = Settings(repeats=repeats, depth=depth, seed=seed)
-    num_passes = len(chosen) * len(found.texts) * (1 + repeats)
+    num_passes = len(chosen) * len(found.texts) * repeats
     with working() as work:
         advance = work.stage("replaying", num_passes).advance
-        document = compare(chosen, found, model, settings, on_text=advance)
-    files = [write_document(document, out, "replay.json")] + (
-        [] if draw is None else draw(document["replayed"], out)
-    )
+        document = compare(chosen, found, model, repeats=repeats, seed=seed, on_text=advance)
+    file = write_document(document, out, "replay.json")
     show(document, markdown=markdown)
-    output().print("written: " + ", ".join(map(str, files)), soft_wrap=True)
+    output().print(f"written: {file}", soft_wrap=True)
     if as_json:
         print(json.dumps(document))
     if not document["replayed"]:
@@ -298,7 +278,7 @@ def run(
 
 
 def show(document: dict[str, Any], *, markdown: bool = False) -> None:
-    """The table, and what could not be answered."""
+    """Print the table, and the reasons of what could not be replayed."""
     console, replayed = output(), document["replayed"]
     if replayed:
         tags = {tag for found in replayed for tag in found["tags"]}
@@ -323,28 +303,24 @@ def show(document: dict[str, Any], *, markdown: bool = False) -> None:
 
 
 def table(replayed: Sequence[dict[str, Any]]) -> Table:
-    """The main figures of every configuration."""
-    title = "replayed without the target; best: fixed window in hindsight; regret: share of speed lost to it, and to the oracle"
-    columns = ("tokens a round", "tokens/s", "speed-up", "window", "best", "regret", "to oracle")
-    shown = plain_table(title, "configuration", columns)
+    """Return the main figures of every configuration."""
+    columns = ("tokens a round", "tokens/s", "speed-up", "depth")
+    shown = plain_table("replayed without the target", "configuration", columns)
     for found in replayed:
-        efficiency, regret = found["block_efficiency"], found["controller_regret"]
+        efficiency = found["block_efficiency"]
         speed, gain = found["tokens_per_s"], found["speedup"]
         shown.add_row(
             found["label"],
             f"{efficiency['mean']:.3f} ({efficiency['low']:.2f}..{efficiency['high']:.2f})",
             "-" if speed is None else f"{speed['mean']:.1f}",
             "-" if gain is None else f"{gain['mean']:.2f}x",
-            f"{found['mean_window']:.1f}",
-            str(found["hindsight"]["best_window"]),
-            f"{100 * regret['best_fixed']:.1f}%",
-            f"{100 * regret['oracle']:.1f}%",
+            f"{found['mean_depth']:.1f}",
         )
     return shown
 
 
 def tag_table(replayed: Sequence[dict[str, Any]]) -> Table:
-    """Tokens a round, and the speed-up, by kind of text."""
+    """Return tokens a round, and the speed-up, by kind of text."""
     tags = list(dict.fromkeys(tag for found in replayed for tag in found["tags"]))
     shown = plain_table("tokens a round (and speed-up) by kind of text", "configuration", tags)
     for found in replayed:

@@ -25,7 +25,6 @@ from monge.core.sampling_rules import SamplingRules
 from monge.engine.chat_format import TemplateFormat
 from monge.loading.sources import NAMED
 from monge.prompts import Prompt, read_prompts, shipped, written
-from monge.replay.compare import Settings
 from monge.replay.configuration import HEADS, MODEL, Configuration
 from monge.replay.file import write_log
 from monge.replay.log import LawLog
@@ -108,7 +107,7 @@ def tune(
     """Find the fastest configuration for your prompts on this machine.
 
     The target writes a continuation of every prompt once, which is logged; rounds of several sizes
-    are timed; then drafters, trees, verifiers, windows and controllers are replayed on the log.
+    are timed; then drafters, trees, verifiers, depths and controllers are replayed on the log.
     A chat model is asked your prompts as messages, and texts that end at once are left out.
     Drafters that need nothing are tried, the draft model or head of `--draft`, and the head that
     ships for the target. The last lines are the recommended command, the same call in Python, and the expected speed-up.
@@ -149,15 +148,12 @@ def tune(
         further = networks.further([*FREE, *(drafter or ())])
         stage.restart("measuring costs")
         found = replace(found, costs=networks.costs(further), about=networks.about())
-        settings, own = (
-            Settings(repeats=repeats, seed=seed),
-            networks.own_target() if further else None,
-        )
         tuned = search(
             found,
             networks.draft,
-            settings,
-            target=own,
+            repeats=repeats,
+            seed=seed,
+            target=networks.own_target() if further else None,
             drafters=further,
             on_text=stage.advance,
             on_grid=partial(stage.restart, "replaying"),

@@ -26,10 +26,6 @@ class ConditionalCandidates(ABC):
     """Draws the random candidates of a node given the emitted token, for one rule."""
 
     @abstractmethod
-    def chance(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> float:
-        """Return P(the committed token is a candidate | it is emitted), or an unbiased estimate."""
-
-    @abstractmethod
     def draw(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
         """Draw candidates in drawing order, given that the committed token is emitted."""
 
@@ -40,12 +36,7 @@ class ConditionalCandidates(ABC):
 
 @dataclass(frozen=True, slots=True)
 class IndependentCandidates(ConditionalCandidates):
-    """Rules that do not depend on the candidates, which follow their own law."""
-
-    def chance(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> float:
-        if isinstance(proposal, Iid):
-            return 1.0 - (1.0 - proposal.law.prob(logged.token)) ** proposal.width
-        return float(logged.token in proposal.draw(draws))
+    """Draw from the candidates' own law, for rules that do not depend on them."""
 
     def draw(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
         return proposal.draw(draws)
@@ -53,7 +44,7 @@ class IndependentCandidates(ConditionalCandidates):
 
 @dataclass(frozen=True, slots=True)
 class SequentialTests(ConditionalCandidates):
-    """Rules that test draws one after another; draws without a test follow their own law.
+    """Draw for rules that test draws one after another; draws without a test follow their own law.
 
     Let P be the target that the tests so far have left, and Q the law of the next draw. From here
     on the rule emits y with law P whatever was rejected, so the draw is y, and accepted, with
@@ -62,32 +53,13 @@ class SequentialTests(ConditionalCandidates):
 
     Args:
         num_tests: How many draws are tested; `None` for all of them.
-        tests_fixed: Whether deterministic candidates are tested first, each as a point mass.
-        drops_repeats: Whether a draw is tested against the law without the tokens that were drawn
-            before it.
+        tests_fixed: Test deterministic candidates first, each as a point mass.
+        drops_repeats: Test a draw against the law without the tokens that were drawn before it.
     """
 
     num_tests: int | None = None
     tests_fixed: bool = False
     drops_repeats: bool = False
-
-    def chance(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> float:
-        assert isinstance(proposal, Drawn)
-        if isinstance(proposal, Mixed) and logged.token in proposal.fixed:
-            return 1.0  # offered for certain; q gives it nothing
-        y, left, is_open = self._start(logged, proposal)
-        if not is_open or isinstance(proposal, WithoutReplacement) or self.drops_repeats:
-            return float(y in self.draw(logged, proposal, draws))
-        q, missed = proposal.law.sparse(), 1.0
-        self._require(logged, proposal)
-        for number in range(proposal.width):
-            is_tested = self.num_tests is None or number < self.num_tests
-            if is_tested and number > 0:
-                left = left.excess_over(q) or left
-            missed *= 1.0 - (min(1.0, q.prob(y) / left.prob(y)) if is_tested else q.prob(y))
-            if missed == 0.0:
-                break  # accepted for certain: nothing of y is left for a further test
-        return 1.0 - missed
 
     def draw(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
         assert isinstance(proposal, Drawn)
@@ -111,7 +83,7 @@ class SequentialTests(ConditionalCandidates):
         return tuple(tokens)
 
     def _start(self, logged: LoggedToken, proposal: Drawn) -> tuple[int, SparseLaw, bool]:
-        """The committed token, the target that is left for the draws, and whether they are tested at all."""
+        """Return the committed token, the target left for the draws, and if they are tested at all."""
         left: SparseLaw = logged.law
         fixed = proposal.fixed if isinstance(proposal, Mixed) and self.tests_fixed else ()
         if logged.token in fixed:
@@ -121,17 +93,14 @@ class SequentialTests(ConditionalCandidates):
         return logged.token, left, True
 
     def _require(self, logged: LoggedToken, proposal: Drawn) -> None:
-        """A second test looks at all that the first one left, not at the committed token alone."""
+        """Refuse laws that are not covered where a second test needs all that the first one left."""
         if self.num_tests is None and proposal.width > 1:
             logged.require(proposal.law)
 
     def _next(
         self, proposal: Drawn, tokens: list[int], draws: Draws
     ) -> tuple[SparseLaw | None, bool]:
-        """The law of the next draw, and whether it is a new token.
-
-        `None` where the draft law is used up.
-        """
+        """Return the law of the next draw, `None` if it is used up, and if it is a new token."""
         q: SparseLaw | None = proposal.law.sparse()
         repeats = (
             set(tokens)
@@ -149,7 +118,7 @@ class SequentialTests(ConditionalCandidates):
 
 @dataclass(frozen=True, slots=True)
 class ScaledTests(ConditionalCandidates):
-    """Block Verification of a chain: rejection of one draw a node against a target that is scaled down.
+    """Draw for Block Verification of a chain: one draw a node, against a target that is scaled down.
 
     With w_i = min over k <= i of `q(y_1..y_k) p(y_(k+1)..y_i | y_1..y_k)`, the chain's first i
     tokens are y_1..y_i and accepted with probability w_i, and exactly i of them are, followed by y,
@@ -160,15 +129,11 @@ class ScaledTests(ConditionalCandidates):
     from q.)
     """
 
-    def chance(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> float:
-        assert isinstance(proposal, Iid)
-        y = logged.token
-        return min(1.0, proposal.law.prob(y) / (logged.scale * logged.law.prob(y)))
-
     def draw(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
         assert isinstance(proposal, Iid)
-        if draws.bernoulli(self.chance(logged, proposal, draws)):
-            return (logged.token,)
+        y = logged.token
+        if draws.bernoulli(min(1.0, proposal.law.prob(y) / (logged.scale * logged.law.prob(y)))):
+            return (y,)
         q = proposal.law.sparse()
         if not logged.covers(q):
             return (logged.rejected(q, logged.law, draws),)
@@ -177,12 +142,11 @@ class ScaledTests(ConditionalCandidates):
         return (draws.categorical(SparseLaw(q.token_ids[kept], masses[kept] / masses.sum())),)
 
     def next_scale(self, logged: LoggedToken, q: float) -> float:
-        # A forced candidate may have no draft mass; the bound of the ratio is 1.
-        return min(1.0, logged.scale * logged.law.prob(logged.token) / q) if q > 0.0 else 1.0
+        return min(1.0, logged.scale * logged.law.prob(logged.token) / q)
 
 
 def draft_prob(proposal: Proposal, token: int) -> float:
-    """Probability with which a node's one candidate is this token."""
+    """Return the probability that a node's one candidate is this token."""
     return (
         float(token in proposal.token_ids)
         if isinstance(proposal, Deterministic)
@@ -196,6 +160,6 @@ def _law(proposal: Proposal) -> Law:
 
 
 def _among(q: SparseLaw, tokens: set[int]) -> SparseLaw:
-    """q, given that it is one of these tokens."""
+    """Return q, given that it is one of these tokens."""
     kept = torch.isin(q.token_ids, q.token_ids.new_tensor(sorted(tokens)))
     return SparseLaw(q.token_ids[kept], q.probs[kept] / q.probs[kept].sum())

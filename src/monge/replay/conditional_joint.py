@@ -21,13 +21,13 @@ from monge.verify.problem import NodeProblem
 
 @dataclass(frozen=True, slots=True)
 class SameTest(ConditionalCandidates):
-    """K-SEQ: every draw is tested with the same ratio.
+    """Draw for K-SEQ, which tests every draw with the same ratio.
 
     With `m = min(p / rho, q)` and beta its mass, y is accepted as the k-th draw with probability
     `(1 - beta)^(k-1) m_y`, in all `gamma m_y`; rejected draws have law `(q - m) / (1 - beta)`.
     """
 
-    def chance(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> float:
+    def _chance(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> float:
         assert isinstance(proposal, Iid)
         logged.require(proposal.law)
         y, q = logged.token, proposal.law.sparse()
@@ -38,7 +38,7 @@ class SameTest(ConditionalCandidates):
     def draw(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
         assert isinstance(proposal, Iid)
         q, width = proposal.law.sparse(), proposal.width
-        is_accepted = draws.bernoulli(self.chance(logged, proposal, draws))
+        is_accepted = draws.bernoulli(self._chance(logged, proposal, draws))
         rho, _ = divisors(logged.law, q, width)
         kept = (logged.law.at(q.token_ids) / rho).minimum(q.probs)
         refused = q.probs - kept
@@ -47,14 +47,12 @@ class SameTest(ConditionalCandidates):
         if not is_accepted:
             assert rejected is not None, "with beta = 1 the first draw is accepted"
             return tuple(draws.categorical(rejected) for _ in range(width))
-        place = draws.categorical(_places([missed**number for number in range(width)]))
-        before = [draws.categorical(rejected) for _ in range(place)] if rejected is not None else []
-        return (*before, logged.token, *(draws.categorical(q) for _ in range(width - place - 1)))
+        return _first_at(logged.token, q, rejected, missed, width=width, draws=draws)
 
 
 @dataclass(frozen=True, slots=True)
 class JointDecision(ConditionalCandidates):
-    """The optimal rule: y is accepted with probability y's accepted mass / p_y, which the rule knows in closed form.
+    """Draw for the optimal rule, which accepts y with probability (accepted mass of y) / p_y.
 
     Given that, draws are proposed from their own law, given that y is among them, and kept with the
     probability with which the rule accepts y; or proposed, and kept with the probability with which
@@ -67,10 +65,8 @@ class JointDecision(ConditionalCandidates):
 
     rule: Optimal
 
-    def chance(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> float:
+    def _chance(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> float:
         assert isinstance(proposal, Iid | Mixed)
-        if isinstance(proposal, Mixed) and logged.token in proposal.fixed:
-            return 1.0
         flow = self._flow(logged, proposal, proposal.draw(draws), draws)
         # One token, or none that can be drawn.
         mass = float(flow.masses[flow.token_ids == logged.token].sum())
@@ -80,7 +76,7 @@ class JointDecision(ConditionalCandidates):
         assert isinstance(proposal, Iid | Mixed)
         fixed = proposal.fixed if isinstance(proposal, Mixed) else ()
         is_accepted = logged.token not in fixed and draws.bernoulli(
-            self.chance(logged, proposal, draws)
+            self._chance(logged, proposal, draws)
         )
         while True:
             tokens = (
@@ -108,22 +104,27 @@ class JointDecision(ConditionalCandidates):
 
 
 def containing(proposal: Iid | Mixed, token: int, draws: Draws) -> tuple[int, ...]:
-    """Independent draws, given that a token is among them.
-
-    Any others before its first place, free ones after it.
-    """
+    """Return independent draws, given that a token is among them."""
     q, width = proposal.law.sparse(), proposal.width
     others = q.without(token)
     missed = 0.0 if others is None else 1.0 - q.prob(token)
-    place = draws.categorical(_places([missed**number for number in range(width)]))
+    return _first_at(token, q, others, missed, width=width, draws=draws)
+
+
+def _first_at(
+    token: int,
+    q: SparseLaw,
+    others: SparseLaw | None,
+    missed: float,
+    *,
+    width: int,
+    draws: Draws,
+) -> tuple[int, ...]:
+    """Draw the first place of a token, the draws from `others` before it, and free ones after it."""
+    weights = torch.tensor([missed**number for number in range(width)], dtype=torch.float64)
+    place = draws.categorical(_normalised(torch.arange(width), weights))
     before = [draws.categorical(others) for _ in range(place)] if others is not None else []
     return (*before, token, *(draws.categorical(q) for _ in range(width - place - 1)))
-
-
-def _places(weights: list[float]) -> SparseLaw:
-    """A law on the places of positive weight."""
-    masses = torch.tensor(weights, dtype=torch.float64)
-    return _normalised(torch.arange(len(weights)), masses)
 
 
 def _normalised(token_ids: Tensor, masses: Tensor) -> SparseLaw:

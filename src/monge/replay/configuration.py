@@ -44,14 +44,14 @@ class Configuration:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What was chosen."""
+        """Return the settings that were chosen."""
         return {
             name: getattr(self, name) for name in self.__slots__ if getattr(self, name) is not None
         }
 
     @property
     def label(self) -> str:
-        """For tables and plots."""
+        """Return a label for tables and plots."""
         chosen = [
             str(value) for name, value in self.settings.items() if not name.startswith("draft_")
         ]
@@ -59,7 +59,7 @@ class Configuration:
 
     @property
     def load_arguments(self) -> dict[str, Any]:
-        """Arguments of `monge.load`: the settings, and the controller if something is drafted."""
+        """Return arguments of `monge.load`: the settings, and the controller if something is drafted."""
         return (
             self.settings
             if self.drafter == "none"
@@ -68,7 +68,7 @@ class Configuration:
 
     @property
     def takes_target(self) -> bool:
-        """Whether what drafts reads the target itself: its hidden states or its layers.
+        """Return whether the drafter reads hidden states or layers of the target.
 
         Raises:
             OptionError: If the drafter cannot be read.
@@ -78,7 +78,7 @@ class Configuration:
     def components(
         self, target: SequenceModel, draft: SequenceModel | None, costs: Latency | None = None
     ) -> Components:
-        """The components; the draft model goes to drafters that run one.
+        """Return the components; the draft model goes to drafters that run one.
 
         Where no verifier is named and a replay cannot follow the default one, another exact rule
         takes its place.
@@ -100,9 +100,7 @@ class Configuration:
         return made if self.verifier is not None else with_replayable_rule(made)
 
     def drafter_names(self, draft: SequenceModel | None) -> tuple[str, ...]:
-        """Names of the drafter, or of those that it is made of.
-
-        The default's where none was chosen.
+        """Return the names of the drafters that it is made of, or of the default one.
 
         Raises:
             OptionError: If they cannot be read.
@@ -113,7 +111,7 @@ class Configuration:
 
 
 def grid(**choices: Sequence[Any] | None) -> Iterator[Configuration]:
-    """All combinations of choices by field; none leaves the default."""
+    """Yield all combinations of choices by field; an empty choice leaves the default."""
     names = list(choices)
     for values in product(*(choices[name] or [None] for name in names)):
         yield Configuration(**dict(zip(names, values, strict=True)))

@@ -1,4 +1,4 @@
-"""Logs as files: one `safetensors` file, its header as JSON in the metadata, a digest of everything beside it.
+"""Read and write logs: one `safetensors` file, with a JSON header and a digest in its metadata.
 
 `probs/i` holds the laws of text i, `[tokens, vocab]`, float64; of a compact log `probs/i` and
 `ids/i` hold the most probable tokens, `[tokens, top]`, and `own/i` what the committed tokens have,
@@ -8,7 +8,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -79,14 +79,12 @@ def read_log(path: Path) -> LawLog:
     """Read a log and check it.
 
     Raises:
-        LogFileError: If the file is no log, of another version, truncated or corrupted; the message
-            names file and field.
+        LogFileError: If the file is no log, of another version, truncated or corrupted.
     """
     header, tensors = _raw(path)
     try:
         texts = tuple(
-            _text(path, number, entry, header, tensors)
-            for number, entry in enumerate(header["texts"])
+            _text(number, entry, header, tensors) for number, entry in enumerate(header["texts"])
         )
         return LawLog(
             model=ModelIdentity(**header["model"]),
@@ -96,8 +94,6 @@ def read_log(path: Path) -> LawLog:
             costs=header["costs"],
             about=header["about"],
         )
-    except LogFileError:
-        raise
     except (KeyError, TypeError, MongeError) as error:
         raise LogFileError(f"{path}: header: {type(error).__name__}: {error}; {_AGAIN}") from error
 
@@ -156,35 +152,21 @@ def _tensors_of(number: int, text: LoggedText) -> dict[str, Tensor]:
 
 
 def _text(
-    path: Path,
     number: int,
     entry: Mapping[str, Any],
     header: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
 ) -> LoggedText:
-    compact = header["top"] is not None
-    names = ("prompt", "text", "probs", *(("ids", "own") if compact else ()))
-    for name in names:
-        if f"{name}/{number}" not in tensors:
-            raise LogFileError(f"{path}: field '{name}/{number}' is missing; {_AGAIN}")
-    token_ids: Sequence[int] = tensors[f"text/{number}"].tolist()
-    probs = tensors[f"probs/{number}"]
-    expected = (len(token_ids), header["top"] if compact else header["model"]["vocab_size"])
-    if tuple(probs.shape) != expected:
-        raise LogFileError(
-            f"{path}: field 'probs/{number}': got shape {tuple(probs.shape)}, "
-            f"expected {expected}; {_AGAIN}"
-        )
     prompt_ids, profile = tuple(tensors[f"prompt/{number}"].tolist()), entry.get("profile")
     return LoggedText(
         tag=entry["tag"],
         prompt_ids=prompt_ids,
-        token_ids=tuple(token_ids),
+        token_ids=tuple(tensors[f"text/{number}"].tolist()),
         max_new_tokens=entry["max_new_tokens"],
         masses=Masses(
-            probs=probs,
-            token_ids=tensors[f"ids/{number}"] if compact else None,
-            own=tensors[f"own/{number}"] if compact else None,
+            probs=tensors[f"probs/{number}"],
+            token_ids=tensors.get(f"ids/{number}"),
+            own=tensors.get(f"own/{number}"),
         ),
         vocab_size=header["model"]["vocab_size"],
         profile=None if profile is None else PromptProfile(token_ids=prompt_ids, **profile),

@@ -137,12 +137,12 @@ class LawLog:
 
     @property
     def num_tokens(self) -> int:
-        """Logged positions."""
+        """Return the number of logged positions."""
         return sum(len(text.token_ids) for text in self.texts)
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """Kinds of texts, in order of appearance."""
+        """Return the kinds of texts, in order of appearance."""
         return tuple(dict.fromkeys(text.tag for text in self.texts))
 
     def check_model(self, other: ModelIdentity, whose: str) -> None:

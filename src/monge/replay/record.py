@@ -88,10 +88,7 @@ def record_log(
 def identity_of(
     network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str
 ) -> ModelIdentity:
-    """What tells a network from others.
-
-    Its architecture, a sample of its weights, its tokenizer's vocabulary.
-    """
+    """Return digests of a network's architecture and weights, and of its tokenizer's vocabulary."""
     return ModelIdentity(
         name=name,
         vocab_size=int(network.config.get_text_config().vocab_size),
@@ -101,7 +98,7 @@ def identity_of(
 
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Digest of a tokenizer's vocabulary."""
+    """Return a digest of a tokenizer's vocabulary."""
     return _digest([json.dumps(sorted(tokenizer.get_vocab().items())).encode()])
 
 
@@ -112,7 +109,7 @@ def _logged(
     rules: SamplingRules,
     top: int | None,
 ) -> tuple[tuple[int, ...], Masses, PromptProfile]:
-    """The text that is kept, its laws, and what the target said of the prompt."""
+    """Return the text that is kept, its laws, and the profile of the prompt."""
     if result.error is not None:
         raise OptionError(f"a text cannot be logged: {result.error}")
     probs, prompt = _read(target, prompt, result.token_ids, rules)
@@ -124,7 +121,7 @@ def _logged(
 def _read(
     target: SequenceModel, prompt: PromptProfile, token_ids: tuple[int, ...], rules: SamplingRules
 ) -> tuple[Float64[Tensor, "seq vocab"], PromptProfile]:
-    """The law of every token of a text, read in one pass."""
+    """Return the law of every token of a text, read in one pass."""
     prompt = open_profiled(target, {-1: prompt})[-1]
     inputs, rows = (prompt.token_ids[-1], *token_ids[:-1]), list[Tensor]()
     for start in range(0, len(inputs), _PART):
@@ -137,7 +134,7 @@ def _read(
 
 
 def _possible(probs: Float64[Tensor, "seq vocab"], token_ids: tuple[int, ...]) -> tuple[int, ...]:
-    """The text up to the first token without mass.
+    """Return the text up to the first token without mass.
 
     Logits read in one pass differ in rounding from those it was written with, which can move the
     largest of a greedy law, or the last token that a truncated law keeps.

@@ -1,4 +1,4 @@
-"""Which rules can be replayed, and how."""
+"""The rules that can be replayed, and the law of their candidates."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -53,13 +53,13 @@ _WHOLE_PATHS: Final = (Block, Traversal)
 def conditional_candidates(
     rule: Rule, can: Capabilities, *, is_compact: bool, reads_confidence: bool
 ) -> ConditionalCandidates:
-    """How candidates are drawn given the text.
+    """Return the law of candidates given the text.
 
     Args:
         rule: The verifier to be replayed.
         can: What the drafter may propose.
-        is_compact: Whether the log keeps only the most probable tokens of every law.
-        reads_confidence: Whether the controller looks at how sure the draft network is.
+        is_compact: The log keeps only the most probable tokens of every law.
+        reads_confidence: The controller reads the confidence of the draft network.
 
     Raises:
         UnavailableError: If the log cannot say exactly what the rule would have accepted; the
@@ -79,7 +79,7 @@ def conditional_candidates(
 
 
 def with_replayable_rule(components: Components) -> Components:
-    """The components with a rule that a replay can follow: their own if possible."""
+    """Return the components with a rule that a replay can follow, their own if possible."""
     can, reads_confidence = (
         components.drafter.capabilities,
         Reads.CONFIDENCE in components.controller.reads,
@@ -97,7 +97,7 @@ def with_replayable_rule(components: Components) -> Components:
 
 
 def stands_in(rule: Rule, proposes: frozenset[type[Proposal]], *, is_compact: bool) -> bool:
-    """Whether rejected candidates are drawn from another law than their own, because a compact log does not know it."""
+    """Return whether rejected candidates have another law than their own, as a compact log lacks it."""
     return is_compact and not isinstance(rule, TargetWalk) and not proposes <= {Deterministic}
 
 

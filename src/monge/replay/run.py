@@ -21,41 +21,37 @@ from monge.replay.text import ReplayTarget, TextDraws, TextVerifier
 def replay_text(
     components: Components, log: LawLog, text: LoggedText, draws: Draws
 ) -> tuple[StepRecord, ...]:
-    """The rounds of one text.
+    """Return the rounds of one text.
 
     Args:
-        components: What is replayed; its target runs only where the drafter lives on what it says,
-            see `following`.
+        components: The parts; the target runs only if the drafter needs what it says.
         log: Where the text is from.
         text: One of its texts.
-        draws: Source of randomness: what was drafted on the way to the text is random still.
+        draws: Source of randomness; drafts on the way to the text are random.
 
     Returns:
-        One record a round. The last token of the text always counts as the round's own token, not
-        as accepted.
+        One record a round. The last token of the text counts as the round's own, not as accepted.
 
     Raises:
         UnavailableError: If the log cannot say what the verifier would have accepted.
     """
-    session, guide = open_text(components, log, text, draws)
-    playing = replace(
-        components, greedy_rule=None, rule=TextVerifier(), target=following(components, log)
+    session, text_draws = open_text(components, log, text, draws)
+    following = replace(
+        components, greedy_rule=None, rule=TextVerifier(), target=stand_in(components, log)
     )
-    open_sessions([session], playing)
+    open_sessions([session], following)
     try:
         while session.finish_reason is None:
-            play_round(session, guide, playing)
+            simulate_round(session, text_draws, following)
     finally:
-        close_session(session, playing)
+        close_session(session, following)
     return tuple(session.records)
 
 
-def following(components: Components, log: LawLog) -> SequenceModel:
-    """What stands for the target in a replay.
+def stand_in(components: Components, log: LawLog) -> SequenceModel:
+    """Return a model that stands for the target.
 
-    Nothing that runs, or the target for a drafter that lives on what it says.
-
-    The target then reads every round's tree, and the text is followed all the same.
+    It reads nothing, unless the drafter needs what the target says; then it is the target.
     """
     can = components.drafter.capabilities
     return (
@@ -65,24 +61,22 @@ def following(components: Components, log: LawLog) -> SequenceModel:
     )
 
 
-def play_round(session: Session, guide: TextDraws, components: Components) -> None:
-    """One round, after which nothing has gone wrong unnoticed.
-
-    The loop goes on without a drafter that fails, replay must not.
+def simulate_round(session: Session, text_draws: TextDraws, components: Components) -> None:
+    """Run one round. The loop goes on without a drafter that fails; replay raises.
 
     Raises:
         UnavailableError: If the candidates cannot be drawn given the text, or the drafter fails.
     """
-    guide.begin(len(session.context.token_ids))
+    text_draws.begin(len(session.context.token_ids))
     before = session.drafting
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*the drafter failed")
         run_round([session], components)
-    if guide.error is not None:
-        raise guide.error
+    if text_draws.error is not None:
+        raise text_draws.error
     if session.drafting != before or session.error is not None:
         raise UnavailableError(
-            f"replay: the drafter failed after {guide.start} tokens of a text; "
+            f"replay: the drafter failed after {text_draws.start} tokens of a text; "
             "decode it once to see how"
         )
 
@@ -90,7 +84,7 @@ def play_round(session: Session, guide: TextDraws, components: Components) -> No
 def open_text(
     components: Components, log: LawLog, text: LoggedText, draws: Draws
 ) -> tuple[Session, TextDraws]:
-    """A session that follows a text, and the draws that lead it."""
+    """Return a session that follows a text, and its draws."""
     if components.drafter.capabilities.num_successors and isinstance(
         components.target, ReplayTarget
     ):
@@ -101,13 +95,13 @@ def open_text(
             "decode)"
         )
     reads_confidence = Reads.CONFIDENCE in components.controller.reads
-    given = conditional_candidates(
+    conditional = conditional_candidates(
         components.rule,
         components.drafter.capabilities,
         is_compact=log.top is not None,
         reads_confidence=reads_confidence,
     )
-    guide = TextDraws(text, given, draws)
+    text_draws = TextDraws(text, conditional, draws)
     reader = components.controller
     if text.profile is None and isinstance(reader, PromptReader) and reader.reads_prompt_laws:
         raise UnavailableError(
@@ -122,7 +116,7 @@ def open_text(
         rules=log.rules,
         seed=0,
         stop_check=lambda token_ids: len(token_ids) >= total,
-        draws=guide,
+        draws=text_draws,
         profile=text.profile or PromptProfile(token_ids=text.prompt_ids),
     )
-    return Session(request, 0), guide
+    return Session(request, 0), text_draws

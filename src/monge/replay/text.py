@@ -1,8 +1,7 @@
-"""The real loop on a logged text: candidates drawn given the text, and a verifier that follows it."""
+"""Follow a logged text: candidates are drawn given the text, and the verifier accepts it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -12,50 +11,38 @@ from monge.core.child_draws import ChildDraws
 from monge.core.draws import Draws
 from monge.core.law import Law, LawSequence
 from monge.core.model import NodeBlock
-from monge.core.proposal import Arbitrary, Deterministic, Iid, Proposal
+from monge.core.proposal import Arbitrary, Deterministic, Proposal
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 from monge.replay.conditional import ConditionalCandidates, draft_prob
 from monge.replay.errors import UnavailableError
 from monge.replay.log import LoggedText
-from monge.replay.logged_token import LoggedToken
 from monge.verify.base import Verifier
-
-_TRIES: Final = 16
-"""How often the candidates of a wide node are drawn anew until the committed token is among them, before it is put there."""
 
 
 @dataclass(slots=True)
 class TextDraws(ChildDraws):
-    """Draws the candidates of the nodes that the text passes given the text, and all others freely.
+    """Draw the candidates of nodes on the text given the text, and all others freely.
 
     Args:
         text: The text that is followed.
         conditional: The law of the candidates, given the emitted token.
         draws: Source of randomness.
         start: Tokens committed when the round started; set before every round.
-        chances: Of the round's nodes on the text, from the root down: P(accepted | text, the node
-            was reached). Kept where the text is forced.
-        tree: The finished tree of the round.
         scale: Factor of the target at the node where the text leads to.
         error: Why candidates could not be drawn.
-        is_forced: Whether the committed token is always put among the candidates, so that a round
-            sees the text to its end.
     """
 
     text: LoggedText
     conditional: ConditionalCandidates
     draws: Draws
     start: int = 0
-    is_forced: bool = False
-    chances: list[float] = field(default_factory=list[float])
-    tree: TokenTree | None = None
     scale: float = 1.0
     error: UnavailableError | None = None
 
     def begin(self, start: int) -> None:
-        """A new round, after `start` committed tokens."""
-        self.start, self.chances, self.tree, self.scale = start, [], None, 1.0
+        """Begin a round after `start` committed tokens."""
+        self.start, self.scale = start, 1.0
 
     def bernoulli(self, prob: float) -> bool:
         return self.draws.bernoulli(prob)
@@ -69,58 +56,39 @@ class TextDraws(ChildDraws):
     def draw_children(self, path: tuple[int, ...], proposal: Proposal) -> tuple[int, ...]:
         place, tokens = self.start + len(path), self.text.all_ids
         if place >= len(tokens) or path != tokens[self.start : place]:
+            return proposal.draw(self.draws)
+        logged = self.text.logged_token(place, self.scale)
+        if isinstance(proposal, Deterministic | Arbitrary):
             candidates = proposal.draw(self.draws)
         else:
-            logged = self.text.logged_token(place, self.scale)
             try:
-                candidates = self._on_text(logged, proposal)
+                candidates = self.conditional.draw(logged, proposal, self.draws)
             except UnavailableError as error:
                 self.error = error
                 raise
-            if logged.token in candidates:
-                self.scale = self.conditional.next_scale(logged, draft_prob(proposal, logged.token))
+        if logged.token in candidates:
+            self.scale = self.conditional.next_scale(logged, draft_prob(proposal, logged.token))
         return candidates
-
-    def _on_text(self, logged: LoggedToken, proposal: Proposal) -> tuple[int, ...]:
-        if isinstance(proposal, Deterministic | Arbitrary):
-            if self.is_forced:
-                self.chances.append(float(logged.token in proposal.token_ids))
-            return proposal.draw(self.draws)
-        if not self.is_forced:
-            return self.conditional.draw(logged, proposal, self.draws)
-        self.chances.append(self.conditional.chance(logged, proposal, self.draws))
-        for _ in range(_TRIES if isinstance(proposal, Iid) and proposal.width > 1 else 0):
-            candidates = self.conditional.draw(logged, proposal, self.draws)
-            if logged.token in candidates:
-                return candidates
-        drawn = proposal.draw(self.draws)
-        others = [token for token in drawn if token != logged.token]
-        return (logged.token, *others[: len(drawn) - 1])
 
 
 @dataclass(frozen=True, slots=True)
 class TextVerifier(Verifier):
-    """Accept what the text goes on with.
+    """Accept the tokens of the text.
 
     With candidates drawn given the text, this is every lossless rule at once.
-
-    Args:
-        only_looks: Accept nothing, so that every round commits one token.
     """
 
-    only_looks: bool = False
     accepts = frozenset[type[Proposal]]({Proposal})
 
     def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
         assert isinstance(draws, TextDraws), "replay draws candidates given a text"
-        draws.tree = tree
         tokens, place = draws.text.all_ids, draws.start
         node, path, examined = 0, list[int](), list[int]()
         while tree.candidates[node]:
             child_of = {tree.token_ids[child]: child for child in tree.candidates[node]}
             examined.append(len(child_of))
             # The last token of a text is its round's own: nothing is logged of what comes after it.
-            if self.only_looks or place + 1 >= len(tokens) or tokens[place] not in child_of:
+            if place + 1 >= len(tokens) or tokens[place] not in child_of:
                 break
             node = child_of[tokens[place]]
             path.append(node)
@@ -132,7 +100,7 @@ class TextVerifier(Verifier):
 
 
 class ReplayTarget:
-    """A target that reads nothing: its laws are in the log. A `SequenceModel`.
+    """Stand for the target, a `SequenceModel`, without reading: its laws are in the log.
 
     Args:
         vocab_size: Of the target that was logged.
@@ -155,7 +123,7 @@ class ReplayTarget:
             self._lengths[sequence] += len(tokens)
 
     def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
-        """No logits: one empty row a node."""
+        """Return no logits: one empty row a node."""
         return {
             sequence: torch.zeros(len(block.token_ids), 0) for sequence, block in blocks.items()
         }

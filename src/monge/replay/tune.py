@@ -1,13 +1,12 @@
-"""The configuration of largest predicted speed, found on a log in two passes over a small grid."""
+"""Find the configuration of largest predicted speed on a log, in two passes over a small grid."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from monge.control.registry import CONTROLLERS
 from monge.core.model import SequenceModel
 from monge.draft.by_name import drafters_in, options_of
-from monge.replay.compare import Settings, compare
+from monge.replay.compare import compare
 from monge.replay.configuration import MODEL, Configuration
 from monge.replay.log import LawLog
 
@@ -21,13 +20,19 @@ _DRAWN: Final = (
     ("chain(8)", "block"),
     ("fixed_width((3, 2, 1, 1))", "rrs_without_replacement"),
 )
+_NEARBY: Final[Mapping[str | None, tuple[str, ...]]] = {
+    None: ("fixed(max_depth=6)",),
+    "fixed(max_depth=2)": ("fixed(max_depth=1)", "fixed(max_depth=3)"),
+    "fixed(max_depth=4)": ("fixed(max_depth=3)", "fixed(max_depth=6)"),
+}
+"""Fixed depths of the first grid, `None` for the whole tree, and those that are tried after each."""
 _ADAPTIVE: Final = ("on_the_fly", "goodput", "fsm")
-"""Controllers that are tried, as far as they are registered."""
+_BEST: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningResult:
-    """What was found.
+    """The outcome of a search.
 
     Args:
         best: The fastest configuration.
@@ -43,14 +48,14 @@ class TuningResult:
 def first_grid(
     *, has_draft: bool, is_greedy: bool, drafters: Sequence[str] = ()
 ) -> list[Configuration]:
-    """One configuration of every drafter and tree, as deep as a chain is ever worth.
+    """Return every drafter and tree with a few fixed depths.
 
     Args:
         has_draft: Whether there is a draft model.
         is_greedy: Whether the log's texts are.
         drafters: Further ones, with their settings.
     """
-    found = [Configuration(drafter="none"), Configuration(drafter="ngram")]
+    found = [Configuration(drafter="ngram")]
     for drafter in [
         *([MODEL] if has_draft else []),
         *(one for one in drafters if one not in ("none", "ngram", MODEL)),
@@ -65,64 +70,67 @@ def first_grid(
                 Configuration(drafter=drafter, tree=tree, verifier=verifier)
                 for tree, verifier in _DRAWN
             ]
-    return found
+    return [
+        Configuration(drafter="none"),
+        *(replace(one, controller=depth) for one in found for depth in _NEARBY),
+    ]
 
 
-def second_grid(first: Sequence[dict[str, Any]], count: int = 3) -> list[Configuration]:
-    """For the fastest drafters and trees in hindsight.
-
-    Their best fixed window, and the controllers that adapt it.
-    """
-    found: list[Configuration] = []
-    controllers = [name for name in _ADAPTIVE if name in CONTROLLERS]
-    drafting = [one for one in first if one["mean_window"] > 0.0]
-    for one in sorted(drafting, key=_hindsight_speed, reverse=True)[:count]:
-        window = one["hindsight"]["best_window"]
-        for controller in [*([f"fixed(max_depth={window})"] if window > 0 else []), *controllers]:
-            found.append(Configuration(**{**one["configuration"], "controller": controller}))
-    return found
+def second_grid(first: Sequence[dict[str, Any]]) -> list[Configuration]:
+    """Return nearby depths and adaptive controllers for the fastest drafters and trees."""
+    best: dict[Configuration, str | None] = {}
+    for one in sorted(first, key=_speed, reverse=True):
+        chosen = Configuration(**one["configuration"])
+        if one["mean_depth"] > 0.0:
+            best.setdefault(replace(chosen, controller=None), chosen.controller)
+    return [
+        replace(parts, controller=controller)
+        for parts, depth in list(best.items())[:_BEST]
+        for controller in (*_NEARBY[depth], *_ADAPTIVE)
+    ]
 
 
 def tune(
     log: LawLog,
     draft: SequenceModel | None,
-    settings: Settings,
     *,
+    repeats: int,
+    seed: int = 0,
     target: SequenceModel | None = None,
     drafters: Sequence[str] = (),
     on_text: Callable[[], None] | None = None,
     on_grid: Callable[[int], None] = lambda _: None,
 ) -> TuningResult:
-    """Replay the two grids.
+    """Replay the two grids, and return the fastest configuration.
 
     Args:
         log: With costs.
         draft: The draft model, if there is one.
-        settings: How configurations are replayed.
-        target: The target, for drafters that live on what it says.
+        repeats: Passes over the log.
+        seed: Of all passes.
+        target: The target, for drafters that read it.
         drafters: Tried beside none, n-grams and the draft model.
         on_text: Called after every text of every pass.
         on_grid: Called before each grid, with the number of these calls at most.
     """
-    passes = len(log.texts) * (1 + settings.repeats)
-    common: dict[str, Any] = {"target": target, "surveys": {}, "on_text": on_text}
-    grid = first_grid(
-        has_draft=draft is not None, is_greedy=log.rules.temperature == 0, drafters=drafters
+
+    def replayed_grid(grid: Sequence[Configuration]) -> dict[str, Any]:
+        on_grid(len(grid) * len(log.texts) * repeats)
+        return compare(grid, log, draft, repeats=repeats, seed=seed, target=target, on_text=on_text)
+
+    first = replayed_grid(
+        first_grid(
+            has_draft=draft is not None, is_greedy=log.rules.temperature == 0, drafters=drafters
+        )
     )
-    on_grid(len(grid) * passes)
-    first = compare(grid, log, draft, settings, **common)
-    adaptive = second_grid(first["replayed"])
-    on_grid(len(adaptive) * passes)
-    second = compare(adaptive, log, draft, settings, **common)
-    replayed = sorted(
-        first["replayed"] + second["replayed"], key=lambda one: -one["tokens_per_s"]["mean"]
-    )
-    document = {"replayed": replayed, "refused": first["refused"] + second["refused"]}
+    second = replayed_grid(second_grid(first["replayed"]))
+    replayed = sorted(first["replayed"] + second["replayed"], key=_speed, reverse=True)
     return TuningResult(
-        best=Configuration(**replayed[0]["configuration"]), predicted=replayed[0], document=document
+        best=Configuration(**replayed[0]["configuration"]),
+        predicted=replayed[0],
+        document={"replayed": replayed, "refused": first["refused"] + second["refused"]},
     )
 
 
-def _hindsight_speed(one: dict[str, Any]) -> float:
-    hindsight = one["hindsight"]
-    return float(hindsight["windows"][hindsight["best_window"]]["tokens_per_s"])
+def _speed(one: dict[str, Any]) -> float:
+    return float(one["tokens_per_s"]["mean"])

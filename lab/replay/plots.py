@@ -1,4 +1,4 @@
-"""Three pictures of a replay: block efficiency and speed, windows over time, and whether drafts are as good as they think."""
+"""Draw block efficiency and speed, survival of drafts, and depths over time."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,21 +13,18 @@ GREY: Final = "#777777"
 
 
 def write_plots(replayed: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
-    """Draw what there is to draw; returns the files."""
+    """Draw all pictures, and return their files."""
     if not replayed:
         return []
-    drawn = [
+    return [
         _comparison(replayed, folder / "configurations.png"),
         _survival(replayed, folder / "survival.png"),
+        _depths(replayed, folder / "depths.png"),
     ]
-    drawn.append(_windows(replayed, folder / "windows.png"))
-    if any(found["calibration"] for found in replayed):
-        drawn.append(_calibration(replayed, folder / "calibration.png"))
-    return drawn
 
 
 def _comparison(replayed: Sequence[dict[str, Any]], path: Path) -> Path:
-    """Bars with intervals; beside the speeds, what the best fixed window and the oracle expect."""
+    """Draw bars with intervals, and what the best fixed depth and the oracle expect."""
     timed = [found for found in replayed if found["tokens_per_s"] is not None]
     names = ["block_efficiency", *(["tokens_per_s"] if len(timed) == len(replayed) else [])]
     figure = Figure(
@@ -42,10 +39,10 @@ def _comparison(replayed: Sequence[dict[str, Any]], path: Path) -> Path:
             [found[name]["high"] - found[name]["mean"] for found in replayed],
         ]
         axes.barh(labels, means, xerr=spread, color=COLOUR, error_kw={"capsize": 2, "lw": 1})
-        best = [max(window[name] for window in found["hindsight"]["windows"]) for found in replayed]
-        axes.plot(best, labels, "|", color=MARK, ms=14, mew=2, label="best fixed window")
+        best = [max(depth[name] for depth in found["bounds"]["depths"]) for found in replayed]
+        axes.plot(best, labels, "|", color=MARK, ms=14, mew=2, label="best fixed depth")
         if name == "tokens_per_s":
-            ideal = [found["hindsight"]["oracle"][name] for found in replayed]
+            ideal = [found["bounds"]["oracle"][name] for found in replayed]
             axes.plot(ideal, labels, "|", color=GREY, ms=14, mew=2, label="oracle")
         axes.set_xlabel(f"{name.replace('_', ' ')}: mean, 95% interval over texts")
         axes.tick_params(labelsize=8)
@@ -58,11 +55,11 @@ def _comparison(replayed: Sequence[dict[str, Any]], path: Path) -> Path:
 
 
 def _survival(replayed: Sequence[dict[str, Any]], path: Path) -> Path:
-    """P(the first k draft tokens are accepted), averaged over all positions."""
+    """Draw P(the first k draft tokens are accepted), averaged over all positions."""
     figure = Figure(figsize=(7, 4.4), layout="constrained")
     axes = figure.subplots()
-    for number, found in enumerate(_different(replayed, "survival")):
-        curve = [1.0, *found["survival"]]
+    for number, found in enumerate(replayed):
+        curve = [1.0, *found["bounds"]["survival"]]
         axes.plot(
             range(len(curve)),
             curve,
@@ -80,57 +77,27 @@ def _survival(replayed: Sequence[dict[str, Any]], path: Path) -> Path:
     return _save(figure, path)
 
 
-def _windows(replayed: Sequence[dict[str, Any]], path: Path) -> Path:
-    """The window and the accepted tokens of every round of the first pass, text after text."""
+def _depths(replayed: Sequence[dict[str, Any]], path: Path) -> Path:
+    """Draw the depth and the accepted tokens of every round of the first pass, text after text."""
     figure = Figure(figsize=(9, 0.8 + 1.5 * len(replayed)), layout="constrained")
     rows = figure.subplots(len(replayed), 1, squeeze=False, sharex=True)[:, 0]
     for axes, found in zip(rows, replayed, strict=True):
-        start, places, windows, accepted = 0, list[int](), list[int](), list[int]()
-        for positions, trace in zip(found["lengths"], found["windows"], strict=True):
+        start, places, depths, accepted = 0, list[int](), list[int](), list[int]()
+        for positions, trace in zip(found["lengths"], found["rounds"], strict=True):
             axes.axvline(start, color="#dddddd", lw=0.8, zorder=0)
             places += [start + written for written, *_ in trace]
-            windows += [window for _, window, _ in trace]
+            depths += [depth for _, depth, _ in trace]
             accepted += [count for *_, count in trace]
             start += positions
-        axes.step(places, windows, where="post", color=COLOUR, lw=1.2, label="window")
+        axes.step(places, depths, where="post", color=COLOUR, lw=1.2, label="depth")
         axes.plot(places, accepted, ".", color=MARK, ms=3, label="accepted")
         axes.set_title(found["label"], loc="left", fontsize=8)
-        axes.set_ylim(-0.5, max([1, *windows]) + 0.5)
+        axes.set_ylim(-0.5, max([1, *depths]) + 0.5)
         axes.tick_params(labelsize=7)
     rows[-1].set_xlabel("tokens written; a line where a text begins")
     handles, names = rows[0].get_legend_handles_labels()
     figure.legend(handles, names, fontsize=8, frameon=False, ncols=2, loc="outside upper right")
     return _save(figure, path)
-
-
-def _calibration(replayed: Sequence[dict[str, Any]], path: Path) -> Path:
-    """The draft network's confidence against the chance of acceptance.
-
-    On the diagonal it knows itself.
-    """
-    figure = Figure(figsize=(5.4, 5), layout="constrained")
-    axes = figure.subplots()
-    axes.plot([0, 1], [0, 1], color="#bbbbbb", lw=1)
-    for number, found in enumerate(_different(replayed, "calibration")):
-        if found["calibration"]:
-            said, was, _ = zip(*found["calibration"]["bins"], strict=True)
-            label = f"{found['label']} (ECE {found['calibration']['ece']:.3f})"
-            axes.plot(said, was, "o-", ms=3, lw=1.2, color=f"C{number % 10}", label=label)
-    axes.set_xlabel("largest probability of the draft network")
-    axes.set_ylabel("chance that its first candidate is accepted")
-    axes.set_xlim(0, 1.02)
-    axes.set_ylim(0, 1.02)
-    figure.legend(fontsize=7, frameon=False, loc="outside lower center")
-    return _save(figure, path)
-
-
-def _different(replayed: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
-    """The first configuration of every curve: what controllers do does not change it."""
-    return [
-        found
-        for number, found in enumerate(replayed)
-        if found[name] not in [one[name] for one in replayed[:number]]
-    ]
 
 
 def _save(figure: Figure, path: Path) -> Path:

@@ -45,7 +45,7 @@ def check_end(request: Mapping[str, Any], tokenizer: Tokenizer | None) -> str | 
 
 
 def _stops(request: Mapping[str, Any], tokenizer: Tokenizer | None) -> list[int]:
-    """The tokens, from 1 on, that complete the first stop string; none or one."""
+    """Return the place, from 1 on, of the token that completes the first stop string, if there is one."""
     if tokenizer is None:
         raise MismatchError(
             "stop", "stop strings cannot be looked for without a tokenizer", is_wrong=False

@@ -1,0 +1,1 @@
+"""Replayed configurations against the best fixed depth and an oracle, with plots."""

@@ -1,0 +1,171 @@
+"""Check that the stated laws are the target's."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from monge.audit.certificate import Arrays, law_of
+from monge.audit.certify_report import CertifyReport
+from monge.audit.mismatch import MismatchError
+from monge.audit.plain_forward import Forward
+from monge.core.errors import MongeError
+from monge.core.law import Law, total_variation
+from monge.core.sampling_rules import SamplingRules, law_from_logits
+from monge.core.tree import TokenTree
+
+TOLERANCES: Final = {"float64": 1e-9, "float32": 1e-3, "float16": 0.25, "bfloat16": 1.0}
+"""Largest difference of a logit to the float64 forward that counts as rounding, by type."""
+_MASS_ROUNDING: Final = 1e-9
+"""Rounding of a mass that is made again from its logits; float64 sums over a vocabulary stay below 1e-12."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The target that requests are replayed with.
+
+    Args:
+        forward: Its forward in float64.
+        dtype: Type whose numbers the recorded logits must be; `None` for any.
+        tolerance: Largest difference of a logit that counts as rounding.
+    """
+
+    forward: Forward
+    dtype: torch.dtype | None
+    tolerance: float
+
+
+class LawCheck:
+    """The laws of one request, compared with the target's. The whole text is read once.
+
+    Args:
+        target: The target.
+        request: The request's fields.
+        arrays: Laws and logits.
+        report: Receives figures.
+    """
+
+    def __init__(
+        self, target: Target, request: Mapping[str, Any], arrays: Arrays, report: CertifyReport
+    ) -> None:
+        self._target, self._arrays, self._report = target, arrays, report
+        self._rules = SamplingRules(**request["rules"])
+        prompt, self._token_ids = tuple(request["prompt_ids"]), tuple(request["token_ids"])
+        self._num_prompt, self._committed = len(prompt), Tensor()
+        if self._token_ids:
+            self._committed = target.forward((*prompt, *self._token_ids[:-1]), len(prompt) - 1)
+
+    def check(
+        self, stated: Sequence[Any], tree: TokenTree, text: tuple[int, ...]
+    ) -> dict[int, Law]:
+        """Check that stated laws are the target's, up to rounding of its logits, and return them.
+
+        Args:
+            stated: Nodes and their laws.
+            tree: The tree of the round.
+            text: All tokens before the round.
+
+        Raises:
+            MismatchError: Naming the node.
+        """
+        nodes = [node for node, _ in stated]
+        if sorted(set(nodes)) != nodes or any(not 0 <= node < tree.num_nodes for node in nodes):
+            raise MismatchError("laws", f"nodes {nodes} are not nodes of the tree, in order")
+        exact = self._exact_logits(tree, nodes, text)
+        laws: dict[int, Law] = {}
+        for node, stored in stated:
+            name = f"laws of node {node}"
+            try:
+                laws[node], ids, logits = self._stated(stored)
+            except (MongeError, KeyError, TypeError) as error:
+                raise MismatchError(name, str(error)) from error
+            if self._target.dtype is not None and not torch.equal(
+                logits.to(self._target.dtype).to(logits.dtype), logits
+            ):
+                raise MismatchError(
+                    name,
+                    f"its logits are no numbers of {self._report.dtype}, in which the target is said "
+                    f"to compute, so that a tolerance of {self._target.tolerance:g} does not fit them",
+                    is_wrong=False,
+                )
+            row = exact[node]
+            if int(ids.max()) >= row.numel() or logits.numel() != ids.numel():
+                raise MismatchError(name, "its tokens are not those of the target")
+            difference = _largest_difference(logits, row[ids])
+            self._report.logit_difference = max(self._report.logit_difference, difference)
+            if difference > self._target.tolerance:
+                raise MismatchError(
+                    name,
+                    f"a logit differs by {difference:.2g} from the float64 forward, which is more "
+                    f"than the tolerance of {self._target.tolerance:g}",
+                )
+            self._check_rules(name, laws[node], ids, logits, row)
+        return laws
+
+    def _stated(self, stored: Mapping[str, Any]) -> tuple[Law, Tensor, Tensor]:
+        """Return a stated law, its tokens and their logits."""
+        logits = self._arrays.get(stored["logits"])
+        if "masses" not in stored and "token" not in stored:
+            return law_from_logits(logits, self._rules), torch.arange(logits.numel()), logits
+        law = law_of(stored, self._arrays)
+        return law, law.sparse().token_ids, logits
+
+    def _check_rules(self, name: str, law: Law, ids: Tensor, logits: Tensor, exact: Tensor) -> None:
+        """Check that the law is what the sampling rules make of logits within the tolerance."""
+        self._report.law_distance = max(
+            self._report.law_distance, _distance(law, law_from_logits(exact, self._rules))
+        )
+        own = law.sparse()
+        # What is cut takes its mass along, so that masses are a function of the kept logits.
+        scores = logits.double() - logits.double().max()
+        masses = (
+            torch.softmax(scores / self._rules.temperature, 0) if own.probs.numel() > 1 else 1.0
+        )
+        if float((law.at(ids) - masses).abs().max()) > _MASS_ROUNDING:
+            raise MismatchError(name, "its masses are not those of its logits")
+        # The float64 logits, with the stated ones where they are stated.
+        mixed = exact.clone()
+        mixed[ids] = logits.double()
+        near = law_from_logits(mixed, self._rules).sparse()
+        kept, among = set(own.token_ids.tolist()), set(near.token_ids.tolist())
+        low, moved = float(mixed[sorted(kept)].min()), [float(mixed[one]) for one in kept ^ among]
+        slack = 2 * self._target.tolerance
+        if all(abs(value - low) <= slack for value in moved) or _distance(law, near) <= slack:
+            return
+        raise MismatchError(name, "it keeps other tokens than the sampling rules do")
+
+    def _exact_logits(
+        self, tree: TokenTree, nodes: Sequence[int], text: tuple[int, ...]
+    ) -> dict[int, Tensor]:
+        """Return float64 logits at nodes of the tree, from the committed text where they lie on it."""
+        start = len(text) - self._num_prompt
+        ahead = self._token_ids[start:]
+        found: dict[int, Tensor] = {}
+        # Deepest first: one forward serves all nodes of its path.
+        for node in sorted(nodes, key=lambda one: -len(tree.path(one))):
+            path = tree.path_tokens(node)
+            if node in found:
+                continue
+            if path == ahead[: len(path)] and start + len(path) < self._committed.shape[0]:
+                found[node] = self._committed[start + len(path)]
+                continue
+            rows = self._target.forward((*text, *path), len(text) - 1)
+            found |= {
+                at: rows[depth]
+                for depth, at in enumerate((0, *tree.path(node)))
+                if at in nodes and at not in found
+            }
+        return found
+
+
+def _largest_difference(one: Tensor, other: Tensor) -> float:
+    left, right = one.double(), other.double()
+    same = left == right  # minus infinity too
+    return float((left - right).abs().masked_fill(same, 0.0).nan_to_num(math.inf).max())
+
+
+def _distance(one: Law, other: Law) -> float:
+    return total_variation(one.sparse(), other.sparse())
