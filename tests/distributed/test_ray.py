@@ -22,7 +22,7 @@ from openai import OpenAI
 from monge.api import load
 from tests.bench.tiny import save_pair
 
-cluster_utils = pytest.importorskip("ray.cluster_utils", reason="needs Ray: make test-scale")
+cluster_utils = pytest.importorskip("ray.cluster_utils", reason="needs Ray: make test-distributed")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from monge.core.errors import OptionError
-from monge.scale.files import write_rows
+from monge.distributed.files import write_rows
 
 _SHARDS: Final = "[0-9]*.jsonl"
 _LOG: Final = logging.getLogger(__name__)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 from monge.core.errors import OptionError
+from monge.distributed.rows import BatchRow, RowRules, read_row
 from monge.engine.batch import Batch
 from monge.engine.decoder import Decoder
-from monge.scale.rows import BatchRow, RowRules, read_row
 
 _PREFILL_CHUNK = 512
 

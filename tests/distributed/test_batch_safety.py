@@ -9,9 +9,9 @@ import re
 import pytest
 
 from monge.core.errors import OptionError
-from monge.scale.batch import ThisProcess
-from monge.scale.spec import DecoderSpec
-from tests.scale.batches import OPTIONS, Interrupted, rows_of, run
+from monge.distributed.batch import ThisProcess
+from monge.distributed.spec import DecoderSpec
+from tests.distributed.batches import OPTIONS, Interrupted, rows_of, run
 
 
 def parts_of(job):

@@ -7,11 +7,11 @@ from typing import Any, Protocol, runtime_checkable
 
 from monge.core.errors import OptionError
 from monge.core.words import counted
-from monge.scale.files import RowFile, check_suffix
-from monge.scale.rows import RowRules, check_options
-from monge.scale.shards import Shard, decode_shard, shards_of
-from monge.scale.spec import DecoderSpec
-from monge.scale.store import shard_store
+from monge.distributed.files import RowFile, check_suffix
+from monge.distributed.rows import RowRules, check_options
+from monge.distributed.shards import Shard, decode_shard, shards_of
+from monge.distributed.spec import DecoderSpec
+from monge.distributed.store import shard_store
 
 Finished = tuple[int, tuple[str, ...]]
 """A shard's number and its output lines."""
