@@ -130,7 +130,7 @@ class HostArm(Arm):
 
 
 @dataclass(slots=True)
-class Kept:
+class ArmCache:
     """What an arm keeps from call to call.
 
     Latency, measured once, and the shared state of its controller.
@@ -180,14 +180,14 @@ class MongeArm(Arm):
             missing is the library's default, and the pair's backend.
         family: Always `monge`.
         max_batch_size: Unbounded.
-        kept: What outlives a call.
+        cache: What outlives a call.
     """
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     family: str = "monge"
     max_batch_size: int | None = None
-    kept: Kept = field(default_factory=Kept, repr=False, compare=False)
+    cache: ArmCache = field(default_factory=ArmCache, repr=False, compare=False)
 
     @property
     def reads(self) -> frozenset[Reads]:
@@ -197,15 +197,15 @@ class MongeArm(Arm):
         return (CONTROLLERS.parse(controller) if isinstance(controller, str) else controller).reads
 
     def prepare(self, pair: Pair, batch_sizes: Sequence[int]) -> float:
-        self.kept.forget()  # an arm may have run another pair before
+        self.cache.forget()  # an arm may have run another pair before
         start = time.perf_counter()
         components = self._components(pair, max_batch_size=max(batch_sizes))
         seconds = time.perf_counter() - start
-        self.kept.latency = components.shared.latency
+        self.cache.latency = components.shared.latency
         return seconds if Reads.LATENCY in self.reads else 0.0
 
     def decode(self, pair: Pair, call: Call) -> Output:
-        shared, num_rows = self.kept.shared_state(call), len(call.prompt_ids)
+        shared, num_rows = self.cache.shared_state(call), len(call.prompt_ids)
         components = self._components(pair, costs=shared.latency, max_batch_size=num_rows)
         shared.latency = components.shared.latency
         components = replace(components, shared=shared)
@@ -256,10 +256,10 @@ class MongeArm(Arm):
             )
         if drafter is None or not takes_target(drafter):
             return make_components(pair.target_model, draft, costs=costs, **settings)
-        if self.kept.components is None:
+        if self.cache.components is None:
             target = as_sequence_model(pair.target, backend=pair.backend)
-            self.kept.components = make_components(target, draft, costs=costs, **settings)
-        made = self.kept.components
+            self.cache.components = make_components(target, draft, costs=costs, **settings)
+        made = self.cache.components
         return made if costs is None else replace(made, shared=SharedState(costs))
 
     def _draft(
@@ -275,9 +275,9 @@ class MongeArm(Arm):
             return (pair.draft_model, *pair.further)
         if backend is None:
             return pair.draft_model
-        if self.kept.draft is None:
-            self.kept.draft = draft_model_by(pair, backend)
-        return self.kept.draft
+        if self.cache.draft is None:
+            self.cache.draft = draft_model_by(pair, backend)
+        return self.cache.draft
 
 
 def synchronize(pair: Pair) -> None:
