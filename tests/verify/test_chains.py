@@ -12,13 +12,13 @@ from monge.core.law import DenseLaw
 from monge.core.proposal import Arbitrary, Deterministic, Iid
 from monge.testing.oracle import exact_law
 from monge.testing.strategies import weight_lists
-from monge.transport.closed_forms import block_acceptance
 from monge.transport.linear_program import solve_tree
 from monge.transport.random_tree import RandomTree
 from monge.verify.base import Verifier, Walk
 from monge.verify.block import Block
 from monge.verify.single_draft import SingleDraft
 from monge.verify.whole_tree import share
+from tests.transport.reference_forms import block_acceptance
 from tests.verify.acceptance import EXACT
 from tests.verify.whole_trees import Tables, expected_accepted, grown, random_tables, text_error
 
