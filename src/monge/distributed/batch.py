@@ -8,10 +8,10 @@ from typing import Any, Protocol, runtime_checkable
 from monge.core.errors import OptionError
 from monge.core.words import counted
 from monge.distributed.files import RowFile, check_suffix
+from monge.distributed.journal import open_journal
 from monge.distributed.rows import RowRules, check_options
 from monge.distributed.shards import Shard, decode_shard, shards_of
 from monge.distributed.spec import DecoderSpec
-from monge.distributed.store import shard_store
 
 Finished = tuple[int, tuple[str, ...]]
 """A shard's number and its output lines."""
@@ -129,9 +129,9 @@ def run_batch(
         range(first, min(first + job.shard_rows, num_rows))
         for first in range(0, num_rows, job.shard_rows)
     ]
-    with shard_store(job.output, job.settings(), rows, restart=job.restart) as store:
+    with open_journal(job.output, job.settings(), rows, restart=job.restart) as journal:
         rules = RowRules(seed=job.seed, options=job.options, prompt_field=job.source.prompt_field)
-        finished = store.finished
+        finished = journal.finished
         done = sum(len(rows[number]) for number in finished)
         on_progress(done, num_rows)
         if done < num_rows:
@@ -141,19 +141,19 @@ def run_batch(
                 if shard.number not in finished
             )
             for number, lines in workers.decode(pending, job.spec, rules):
-                store.put(number, lines)
+                journal.put(number, lines)
                 done += len(lines)
                 on_progress(done, num_rows)
-        if store.num_errors == num_rows:
-            error = store.first_error()
-            store.discard()  # or it would stand in the way of the command that is right
+        if journal.num_errors == num_rows:
+            error = journal.first_error()
+            journal.discard()  # or it would stand in the way of the command that is right
             raise OptionError(
                 f"none of {counted(num_rows, 'row')} could be decoded, so nothing was written; "
                 f"the first one: {error}"
             )
         _check_output(job)
-        store.merge()
-        return BatchReport(num_rows=num_rows, num_errors=store.num_errors)
+        journal.merge(job.output)
+        return BatchReport(num_rows=num_rows, num_errors=journal.num_errors)
 
 
 def _check_output(job: BatchJob) -> None:
