@@ -105,7 +105,7 @@ def node_report(
 
 
 def legal_schemes(rule: Rule, ways: tuple[SamplingScheme, ...]) -> list[SamplingScheme]:
-    """The ways of drafting for which a rule is exact.
+    """Return the sampling schemes for which a rule is exact.
 
     `single` only where it takes no more than one candidate.
     """
@@ -183,7 +183,7 @@ def accepted_masses(rule: Rule, target: Law, proposal: Proposal) -> dict[int, fl
 
 
 def num_tuples(proposal: Proposal) -> float:
-    """How many tuples of candidates can be drawn, at most."""
+    """Return an upper bound of the number of tuples that can be drawn."""
     count = math.inf
     match proposal:
         case Deterministic():

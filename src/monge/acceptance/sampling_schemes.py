@@ -153,7 +153,7 @@ def _solved(p: Vector, proposal: Proposal) -> float | None:
 
 
 def _children(way: str, law: DenseLaw, width: int) -> Proposal | None:
-    """What trees call by this name, unless it is drafted above under a name of its own, or draws fewer candidates."""
+    """Return the proposal of a tree's sampling scheme, unless it has a name above or draws fewer candidates."""
     if way in _OWN_NAMES or way_of_drawing(way).min_width > width:
         return None
     try:

@@ -63,7 +63,7 @@ class TreeTable:
 
     @property
     def builder(self) -> TreeBuilder:
-        """What shapes the tree, as in decoding."""
+        """Tree builder, as in decoding."""
         if self.drafting == PATHS:
             return Paths(num_paths=self.widths[0], depth=self.depth)
         return FixedWidth(widths=self.widths, children=self.drafting)

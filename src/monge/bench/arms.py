@@ -36,7 +36,7 @@ TokenIds = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """What an arm is asked to do."""
+    """One call of an arm."""
 
     prompt_ids: TokenIds
     max_new_tokens: int
@@ -46,7 +46,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What an arm did: new tokens of every row, and the engine's round records where there are any.
+    """The result of a call.
 
     Args:
         token_ids: New tokens of every row.
@@ -73,7 +73,7 @@ class Arm(ABC):
     max_batch_size: int | None
 
     def prepare(self, pair: Pair, batch_sizes: Sequence[int]) -> float:
-        """Learn what is learnt once, before anything is timed; the seconds that it took."""
+        """Prepare once, before anything is timed, and return the seconds that it took."""
         return 0.0
 
     @abstractmethod
@@ -131,9 +131,7 @@ class HostArm(Arm):
 
 @dataclass(slots=True)
 class ArmCache:
-    """What an arm keeps from call to call.
-
-    Latency, measured once, and the shared state of its controller.
+    """Keeps parts of an arm between calls.
 
     Every temperature and batch size has its own shared state, as if a server did nothing else.
 
@@ -159,7 +157,7 @@ class ArmCache:
         self.shared_states.clear()
 
     def shared_state(self, call: Call) -> SharedState:
-        """What calls like this one share."""
+        """Return the state that calls of this temperature and batch size share."""
         key = (call.temperature, len(call.prompt_ids))
         if key not in self.shared_states:
             self.shared_states[key] = SharedState(
@@ -191,7 +189,7 @@ class MongeArm(Arm):
 
     @property
     def reads(self) -> frozenset[Reads]:
-        """What its controller's plans depend on."""
+        """Inputs of its controller's plans."""
         usual = STEADY if self.settings.get("drafter") == "none" else ADAPTIVE
         controller = self.settings.get("controller", usual)
         return (CONTROLLERS.parse(controller) if isinstance(controller, str) else controller).reads

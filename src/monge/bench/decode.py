@@ -44,9 +44,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressCallbacks:
-    """Who wants to know how far it is.
+    """Progress callbacks.
 
-    `total` once the number of calls is known, `step` before each.
+    Args:
+        total: Called with the number of calls once it is known.
+        step: Called with a description before each call.
     """
 
     total: Callable[[int], None]

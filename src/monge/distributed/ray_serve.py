@@ -34,7 +34,7 @@ _SCHEDULING = ("max_waiting", "kv_budget_tokens", "prefill_chunk", "round_timeou
 
 
 class AppArgs(BaseModel):
-    """What `args` of a Ray Serve configuration may say; what is absent is as in `monge serve`.
+    """`args` of a Ray Serve configuration; defaults are those of `monge serve`.
 
     Folders are those of the machines on which replicas run.
     """
@@ -102,7 +102,7 @@ class AppArgs(BaseModel):
 
 
 class Replica:
-    """What Ray Serve asks of a replica, beside HTTP."""
+    """A replica; Ray Serve calls its methods beside HTTP."""
 
     app: FastAPI  # the ingress makes it
 

@@ -139,7 +139,7 @@ class AcceptanceOne:
     tokens: TokenTuple
 
     def holds(self, width: int) -> bool:
-        """Whether alpha* = 1 for `width` draws."""
+        """Return whether alpha* = 1 for `width` draws."""
         check_width(width)
         return self.num_drafts is not None and self.num_drafts <= width
 

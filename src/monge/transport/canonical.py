@@ -27,7 +27,7 @@ Tail = Literal["ranked", "first"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PairSelection:
-    """How to select one of two candidates X1 ~ q1, X2 ~ q2, drawn independently.
+    """Selects one of two candidates X1 ~ q1, X2 ~ q2, drawn independently.
 
     Args:
         order: Tokens of either support by decreasing `p - q1 q2`, `[support]`.

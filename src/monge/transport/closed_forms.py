@@ -79,7 +79,7 @@ def rrs_without_replacement_acceptance(p: Vector, q: Vector, width: int) -> floa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KSeqConstants:
-    """What K-SEQ computes once per node.
+    """Constants of K-SEQ, computed once per node.
 
     Args:
         rho: Divisor of the acceptance ratio, at least the optimal one.
