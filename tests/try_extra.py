@@ -73,9 +73,12 @@ def gguf(folder):
     assert "Paris" in monge("generate", "The capital of France is", *text, folder=folder)
 
 
-def bench(folder):
-    monge("bench", "decode", "--quick", "--per-task", "1", "--out", "results", folder=folder)
-    assert list((folder / "results").glob("*.png"))
+def lab(folder):
+    text = ("--max-new-tokens", "8", "--trace", str(folder / "rounds.json"))
+    monge("generate", "Once", *text, folder=folder)
+    command = [PYTHON, "-m", "lab.plots", str(folder / "rounds.json")]
+    subprocess.run(command, cwd=Path(__file__).parents[1], check=True)
+    assert list(folder.glob("*.png"))
 
 
 def triton(folder):

@@ -23,8 +23,9 @@ from monge.acceptance.inputs import check_candidates
 from monge.bench.pair import load_pair
 from monge.cli import options
 from monge.cli.console import output, quiet_host, reported
-from monge.cli.out import check_out_folder, plotting
+from monge.cli.out import check_out_folder
 from monge.cli.progress import call_bar
+from monge.core.extras import require
 from monge.prompts import asked_prompts
 
 OUT: Final = Path("bench-acceptance")
@@ -114,7 +115,8 @@ def main(
     """
     quiet_host()
     check_out_folder(out)
-    draw = plotting("lab.acceptance.plots").write_plots if plots else None
+    if plots:
+        require("lab", "a plot", otherwise="run with --no-plots")
     options.check_positive(draft_top_k=draft_top_k)
     options.set_threads(threads)
     lists = {"temperatures": temperature, "candidates": candidates, "budgets": nodes}
@@ -124,10 +126,13 @@ def main(
     pair = load_pair(
         target, draft, **options.given(dtype=dtype, device=device, attention=attention)
     )
-    with call_bar() as watch:
-        document = measure_acceptance(pair, shown, settings, watch=watch)
+    with call_bar() as progress:
+        document = measure_acceptance(pair, shown, settings, progress=progress)
     files = [write_document(document, out)]
-    files += [] if draw is None else draw(document, out)
+    if plots:
+        from lab.acceptance.plots import write_plots
+
+        files += write_plots(document, out)
     report(document, files)
     if as_json:
         print(json.dumps(document))

@@ -16,7 +16,7 @@ from lab.acceptance.log import LawLog, LogSettings, log_laws, seeded
 from lab.acceptance.nodes import node_records
 from lab.acceptance.rounds import num_batches, round_records
 from lab.acceptance.shapes import PATH_DEPTHS, Shape, path_table, shapes
-from monge.bench.decode import Watch
+from monge.bench.decode import ProgressCallbacks
 from monge.bench.pair import Pair
 from monge.bench.provenance import provenance
 from monge.core.errors import OptionError
@@ -71,7 +71,11 @@ QUICK: Final = AcceptanceSettings(
 
 
 def measure_acceptance(
-    pair: Pair, prompts: Sequence[Prompt], settings: AcceptanceSettings, *, watch: Watch
+    pair: Pair,
+    prompts: Sequence[Prompt],
+    settings: AcceptanceSettings,
+    *,
+    progress: ProgressCallbacks,
 ) -> dict[str, Any]:
     """Log laws, and measure nodes and trees at every temperature.
 
@@ -79,7 +83,7 @@ def measure_acceptance(
         pair: The networks.
         prompts: What the target continues.
         settings: What is measured.
-        watch: Told about progress.
+        progress: Told about progress.
 
     Returns:
         `nodes`, `rounds` and `paths` (see `acceptance_nodes` and `acceptance_rounds`), settings,
@@ -94,25 +98,25 @@ def measure_acceptance(
     batches = num_batches(
         len(prompts) * min(settings.log.roots_per_text, settings.log.max_new_tokens)
     )
-    watch.total(
+    progress.total(
         len(settings.temperatures)
         * (1 + len(settings.candidates) + batches * (len(trees) + len(table)))
     )
     resamples = Resamples.draw(len(prompts), seeded(settings.log.seed, "bootstrap"))
     found: dict[str, list[dict[str, Any]]] = {"nodes": [], "rounds": [], "paths": []}
     for temperature in settings.temperatures:
-        watch.step(f"target writes, T = {temperature:g}")
+        progress.step(f"target writes, T = {temperature:g}")
         log = log_laws(pair, prompt_ids, temperature, settings.log)
         for width in settings.candidates:
-            watch.step(f"nodes, T = {temperature:g}, K = {width}")
+            progress.step(f"nodes, T = {temperature:g}, K = {width}")
             found["nodes"] += node_records(
                 log, width, resamples, samples=settings.samples, seed=settings.log.seed
             )
         found["rounds"] += _rounds(
-            pair, log, trees, settings=settings, resamples=resamples, watch=watch
+            pair, log, trees, settings=settings, resamples=resamples, progress=progress
         )
         found["paths"] += _rounds(
-            pair, log, table, settings=settings, resamples=resamples, watch=watch
+            pair, log, table, settings=settings, resamples=resamples, progress=progress
         )
     return {
         **found,
@@ -148,7 +152,7 @@ def _rounds(
     *,
     settings: AcceptanceSettings,
     resamples: Resamples,
-    watch: Watch,
+    progress: ProgressCallbacks,
 ) -> list[dict[str, Any]]:
     return round_records(
         pair,
@@ -157,5 +161,5 @@ def _rounds(
         settings.log,
         verifications=settings.verifications,
         resamples=resamples,
-        on_shape=lambda name: watch.step(f"T = {log.temperature:g}, {name}"),
+        on_shape=lambda name: progress.step(f"T = {log.temperature:g}, {name}"),
     )

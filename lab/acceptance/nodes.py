@@ -13,8 +13,8 @@ import torch
 
 from lab.acceptance.log import LawLog, LoggedNode, seeded
 from monge.acceptance.closed_forms import closed_form, recursion_calls
-from monge.acceptance.draftings import Drafting, draftings, optimum
-from monge.acceptance.node import legal_draftings, usual_drafting
+from monge.acceptance.node import legal_schemes, usual_scheme
+from monge.acceptance.sampling_schemes import SamplingScheme, optimum, sampling_schemes
 from monge.core.draws import Draws
 from monge.core.law import DenseLaw
 from monge.core.resamples import Resamples
@@ -92,7 +92,7 @@ def _at(
 ) -> dict[tuple[str, str, str], float]:
     """Everything about one node."""
     found: dict[tuple[str, str, str], float] = {}
-    ways = draftings(node.q, width)
+    ways = sampling_schemes(node.q, width)
     for way in ways:
         best = optimum(node.p, way.proposal)
         if best is not None:
@@ -101,8 +101,8 @@ def _at(
     # Of top tokens alone every rule accepts p of them.
     sampled = tuple(way for way in ways if way.name != "top")
     for name in VERIFIERS:
-        legal = legal_draftings(VERIFIERS.make(name), sampled)
-        usual.setdefault(name, usual_drafting(VERIFIERS.make(name), legal))
+        legal = legal_schemes(VERIFIERS.make(name), sampled)
+        usual.setdefault(name, usual_scheme(VERIFIERS.make(name), legal))
         for way in legal:
             is_slow = recursion_calls(way.proposal) > MAX_CALLS
             value = None if is_slow and name != WALK else closed_form(name, node.p, way.proposal)
@@ -114,7 +114,7 @@ def _at(
 
 
 def _estimated(
-    name: str, target: DenseLaw, way: Drafting, samples: int, draws: Draws
+    name: str, target: DenseLaw, way: SamplingScheme, samples: int, draws: Draws
 ) -> dict[tuple[str, str, str], float]:
     """Mean over a few drawings of the candidates.
 
@@ -136,7 +136,7 @@ def _estimated(
 
 
 def _given(
-    rule: FlowRule, target: DenseLaw, way: Drafting, candidates: tuple[int, ...], draws: Draws
+    rule: FlowRule, target: DenseLaw, way: SamplingScheme, candidates: tuple[int, ...], draws: Draws
 ) -> float:
     """P(the emitted token is a candidate | candidates): accepted, or hit by the residual."""
     problem = NodeProblem(

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from monge.acceptance.closed_forms import closed_form, inclusion
-from monge.acceptance.draftings import draftings, optimum
 from monge.acceptance.expected_tokens import expected_tokens
-from monge.acceptance.node import accepted_masses, legal_draftings
+from monge.acceptance.node import accepted_masses, legal_schemes
+from monge.acceptance.sampling_schemes import optimum, sampling_schemes
 from monge.acceptance.table import table_of
 from monge.acceptance.tree import bound, expected_accepted, random_tree, tree_report
 from monge.core.context import Context, DraftPlan
@@ -37,11 +37,11 @@ LAWS = (
 def test_closed_forms_are_what_the_rules_do(p, q):
     p, q = np.array(p), np.array(q)
     target = DenseLaw(torch.from_numpy(p))
-    ways = draftings(q, 2)
+    ways = sampling_schemes(q, 2)
     compared = set()
     for name in VERIFIERS:
         rule = VERIFIERS.make(name)
-        for way in legal_draftings(rule, ways):
+        for way in legal_schemes(rule, ways):
             value = closed_form(name, p, way.proposal)
             if value is None or not rule.is_enumerable:
                 continue

@@ -68,7 +68,7 @@ def test_a_package_that_is_too_old_is_named_with_its_version(monkeypatch):
 
 def test_packages_of_an_extra_of_a_package_count(without, monkeypatch):
     listed = {
-        "monge": ["host[part]; extra == 'scale'", "beside; extra == 'other'"],
+        "monge": ["host[part]; extra == 'distributed'", "beside; extra == 'other'"],
         "host": ["piece>=2; extra == 'part'", "unasked; extra == 'whole'", "always"],
     }
     monkeypatch.setattr("monge.core.extras.requires", listed.get)
@@ -80,7 +80,7 @@ def test_packages_of_an_extra_of_a_package_count(without, monkeypatch):
         ),
     )
     with pytest.raises(OptionError, match="a cluster needs piece, which"):
-        require("scale", "a cluster")
+        require("distributed", "a cluster")
 
 
 @pytest.mark.parametrize("package", ["gguf", "accelerate"])
@@ -114,8 +114,7 @@ def test_a_model_by_name_asks_for_the_packages_too(without, monkeypatch, tmp_pat
         (("serve",), "fastapi", "serve"),
         (("audit", "--url", "http://localhost/v1", "--target", "smollm2"), "httpx", "audit"),
         (("audit", "--engine", "monge"), "uvicorn", "serve"),
-        (("batch", "in.parquet", "out.jsonl"), "pyarrow", "scale"),
-        (("bench", "decode", "--quick"), "matplotlib", "bench"),
+        (("batch", "in.parquet", "out.jsonl"), "pyarrow", "distributed"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else value,
 )

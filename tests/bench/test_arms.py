@@ -42,8 +42,8 @@ def test_an_arm_forgets_the_pair_that_it_ran_before(tiny_pair):
     for _ in range(2):
         arm.prepare(tiny_pair, [1])
         arm.decode(tiny_pair, call)
-        assert arm.kept.shared_state(call).latency is not arm.kept.latency
-        memories.append((arm.kept.latency, arm.kept.shared_state(call)))
+        assert arm.cache.shared_state(call).latency is not arm.cache.latency
+        memories.append((arm.cache.latency, arm.cache.shared_state(call)))
     (first_costs, first), (second_costs, second) = memories
     assert first_costs is not second_costs
     assert first is not second
@@ -60,11 +60,11 @@ def test_greedy_arms_agree_and_only_ours_has_records(tiny_pair, arms, plain):
 def test_an_arm_runs_its_draft_model_in_its_own_way(tiny_pair, plain):
     arm, asked = named_arm("own: draft_backend=eager()"), call(tiny_pair, ["The sea was calm"])
     assert arm.decode(tiny_pair, asked).token_ids == plain
-    made = arm.kept.draft
+    made = arm.cache.draft
     assert made is not None
     assert made is not tiny_pair.draft_model
     arm.decode(tiny_pair, asked)
-    assert arm.kept.draft is made, "the network is made once"
+    assert arm.cache.draft is made, "the network is made once"
     for drafter in ("ngram", "none"):
         with pytest.raises(
             OptionError,
@@ -180,9 +180,9 @@ def test_every_drafter_makes_an_arm(head_pair, plain, drafter):
     asked = call(head_pair, ["The sea was calm"])
     first, again = (arm.decode(head_pair, asked) for _ in range(2))
     assert first.token_ids == again.token_ids == plain
-    assert (arm.kept.components is None) == (
+    assert (arm.cache.components is None) == (
         drafter in {"suffix", "token_recycling", "lookahead", "jacobi"}
     )
     # The other arms' target keeps no hidden states for this one, and is not asked for any.
-    kept = arm.kept.components
+    kept = arm.cache.components
     assert kept is None or kept.target is not head_pair.target_model

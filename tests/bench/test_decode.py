@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from monge.bench.decode import QUICK, Watch, compare, write_outcome
+from monge.bench.decode import QUICK, ProgressCallbacks, compare, write_outcome
 from monge.bench.named_arms import with_named
 from monge.bench.runner import Settings
 from monge.bench.usual_arms import QUICK_ASSISTANT_TOKENS, plain_arm, usual_arms
@@ -19,13 +19,13 @@ PROMPTS = (
 
 
 class Counter:
-    """A watch that counts."""
+    """A progress that counts."""
 
     def __init__(self):
         self.expected, self.steps = 0, []
 
-    def watch(self):
-        return Watch(total=self.expect, step=self.steps.append)
+    def progress(self):
+        return ProgressCallbacks(total=self.expect, step=self.steps.append)
 
     def expect(self, total):
         self.expected = total
@@ -44,7 +44,7 @@ def outcome(tiny_pair):
         settings,
         ours=usual_arms(),
         assistant_tokens=QUICK_ASSISTANT_TOKENS,
-        watch=Counter().watch(),
+        progress=Counter().progress(),
     )
 
 
@@ -110,7 +110,7 @@ def test_progress_is_announced_call_by_call(tiny_pair):
         settings,
         ours=usual_arms(),
         assistant_tokens=QUICK_ASSISTANT_TOKENS,
-        watch=counter.watch(),
+        progress=counter.progress(),
     )
     assert counter.expected == len(counter.steps) == 7 * 2
 
@@ -119,7 +119,12 @@ def test_named_arms_only(tiny_pair):
     settings = Settings(max_new_tokens=4, repeats=2, batch_sizes=(1,), temperatures=(0.0,))
     ours, counter = with_named([plain_arm()], ["mine: controller=goodput"]), Counter()
     document = compare(
-        tiny_pair, PROMPTS[:1], settings, ours=ours, assistant_tokens=(), watch=counter.watch()
+        tiny_pair,
+        PROMPTS[:1],
+        settings,
+        ours=ours,
+        assistant_tokens=(),
+        progress=counter.progress(),
     ).document
     assert [arm["arm"] for arm in document["arms"]] == ["monge none", "mine"]
     assert counter.expected == len(counter.steps) == 2 * 3  # nothing of the host is tuned
@@ -138,5 +143,5 @@ def test_empty_prompt_is_refused(tiny_pair):
             QUICK,
             ours=usual_arms(),
             assistant_tokens=QUICK_ASSISTANT_TOKENS,
-            watch=Counter().watch(),
+            progress=Counter().progress(),
         )

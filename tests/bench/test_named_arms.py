@@ -78,11 +78,11 @@ def test_costs_are_measured_once_and_apart(measurements):
     assert mine[0].prepare_s > 0
     arm = mine[0].arm
     assert isinstance(arm, MongeArm)
-    assert set(arm.kept.shared_states) == {(0.0, 1), (0.0, 2), (1.0, 1), (1.0, 2)}
+    assert set(arm.cache.shared_states) == {(0.0, 1), (0.0, 2), (1.0, 1), (1.0, 2)}
     for measurement in mine:
-        latency = arm.kept.shared_states[measurement.temperature, measurement.batch_size].latency
+        latency = arm.cache.shared_states[measurement.temperature, measurement.batch_size].latency
         assert latency is not None
-        assert latency.as_dict() != arm.kept.latency.as_dict(), (
+        assert latency.as_dict() != arm.cache.latency.as_dict(), (
             "the measured rounds corrected a copy"
         )
     records = [arm_record(measurement, measurements) for measurement in mine]

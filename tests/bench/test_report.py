@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from monge.bench.arms import HostArm, MongeArm
-from monge.bench.plots import write_plots
 from monge.bench.provenance import busy_note, commit_of, provenance
 from monge.bench.report import arm_record, best_assisted, summary, table, write_rounds
 from monge.bench.runner import Measurement
@@ -135,28 +134,6 @@ def test_rounds_are_written_raw(measurements, tmp_path):
         rounds = [json.loads(line) for line in file]
     assert [entry["num_accepted"] for entry in rounds] == [1, 3, 1, 3]
     assert {entry["arm"] for entry in rounds} == {"monge"}
-
-
-def test_plots(measurements, tmp_path):
-    records = [arm_record(measurement, measurements) for measurement in measurements]
-    files = write_plots(records, tmp_path)
-    assert [file.name for file in files] == [
-        "tokens_per_s.png",
-        "round_time.png",
-        "acceptance_by_depth.png",
-    ]
-    assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
-
-
-def test_nothing_to_plot(measurements, tmp_path):
-    for measurement in measurements:
-        measurement.fail("RuntimeError: broken")
-    assert (
-        write_plots(
-            [arm_record(measurement, measurements) for measurement in measurements], tmp_path
-        )
-        == []
-    )
 
 
 def git(folder, *arguments):

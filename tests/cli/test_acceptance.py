@@ -159,14 +159,20 @@ def test_tree_table(run, tmp_path):
     [
         (
             ["--target-probs", "0.5,0.3"],
-            "--target-probs: 2 probabilities sum to 0.8, expected 1; divide by the sum",
+            "--target-probs: masses must sum to 1; got 0.8 over 2 tokens; normalise where",
         ),
-        (["--draft-probs", "0.5,0.3,0.3"], "--draft-probs: 3 probabilities sum to 1.1, expected 1"),
+        (
+            ["--draft-probs", "0.5,0.3,0.3"],
+            "--draft-probs: masses must be non-negative and sum to at most 1; got",
+        ),
         (
             ["--target-probs", "1.2,-0.2,0"],
-            "--target-probs: entry 1 is -0.2; probabilities are finite and not negative",
+            "--target-probs: masses must be non-negative and sum to at most 1; got smallest -0.2",
         ),
-        (["--draft-probs", "nan,0.5,0.5"], "--draft-probs: entry 0 is nan"),
+        (
+            ["--draft-probs", "nan,0.5,0.5"],
+            "--draft-probs: masses must be non-negative and sum to at most 1; got smallest nan",
+        ),
         (
             ["--draft-probs", "0.5,0.5"],
             "--target-probs has 3 entries, --draft-probs 2; both list the same tokens",
@@ -208,10 +214,7 @@ def test_matrix_in_a_file_is_refused(run, tmp_path):
         2,
     )
     assert result.exit_code == 2
-    assert (
-        "--target-probs: expected one non-empty list of probabilities; got an array of shape (2, 2)"
-        in result.stderr
-    )
+    assert "--target-probs: expected one list of probabilities; got shape (2, 2)" in result.stderr
 
 
 def test_something_must_be_asked(run):
@@ -243,7 +246,7 @@ def test_something_must_be_asked(run):
         ),
         (
             ("[0.6, 0.2, 0.2]", "[0.6, 0.2, 0.3]"),
-            "tree: target after 'a': 3 probabilities sum to 1.1",
+            "tree: target after 'a': masses must be non-negative and sum to at most 1",
         ),
         (("[0.6, 0.2, 0.2]", "[0.6, 0.4]"), "tree: target after 'a' has 2 entries for 3 tokens"),
         (

@@ -25,13 +25,7 @@ def test_quick_ends_with_one_json_object(bench, tmp_path):
     assert len(document["prompts"]) == 3
     assert json.loads((tmp_path / "out" / "result.json").read_text()) == document
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {
-        "result.json",
-        "rounds.jsonl.gz",
-        "tokens_per_s.png",
-        "round_time.png",
-        "acceptance_by_depth.png",
-    }
+    assert names == {"result.json", "rounds.jsonl.gz"}
 
 
 def test_table_for_people(bench, tmp_path):
@@ -45,7 +39,6 @@ def test_table_for_people(bench, tmp_path):
         2,
         "--temperature",
         0,
-        "--no-plots",
     ]
     result = bench("--quick", "--max-new-tokens", 4, "--repeats", 1, *arguments)
     assert result.exit_code == 0
@@ -55,7 +48,6 @@ def test_table_for_people(bench, tmp_path):
     assert "decodes at most 1 sequence(s) at a time" in result.stdout
     assert "assisted, greedy, 2 draft tokens: " in result.stdout
     assert "speedup_over_plain" in result.stdout
-    assert not list((tmp_path / "out").glob("*.png"))
 
 
 def test_named_arms_of_a_useless_draft(bench, tmp_path):
@@ -66,7 +58,6 @@ def test_named_arms_of_a_useless_draft(bench, tmp_path):
         "--mixed",
         "--temperature",
         0,
-        "--no-plots",
     ]
     result = bench("--quick", "--max-new-tokens", 4, "--repeats", 1, *arguments)
     assert result.exit_code == 0
@@ -85,7 +76,6 @@ def test_named_arms_only_are_compared_with_plain_decoding(bench):
         "mine: controller=goodput",
         "--temperature",
         0,
-        "--no-plots",
     ]
     result = bench("--quick", "--max-new-tokens", 4, "--repeats", 2, *arguments)
     assert result.exit_code == 0
@@ -123,19 +113,10 @@ def test_bad_input(bench, arguments, message):
     assert message in result.stderr
 
 
-def test_missing_matplotlib_names_the_extra_before_anything_runs(bench, without):
-    without("matplotlib")
-    result = bench("--quick")
-    assert result.exit_code == 2
-    assert result.stderr.startswith("error: a plot needs matplotlib, which cannot be found: pip")
-    assert '"monge[bench]", or run with --no-plots' in result.stderr
-    assert result.stdout == ""
-
-
 def test_out_that_is_a_file_is_refused_before_anything_is_measured(bench, tmp_path, monkeypatch):
     (tmp_path / "out").write_text("")
     monkeypatch.setattr("monge.cli.bench_decode.load_pair", None)
-    result = bench("--quick", "--max-new-tokens", 2, "--repeats", 1, "--no-plots")
+    result = bench("--quick", "--max-new-tokens", 2, "--repeats", 1)
     assert result.exit_code == 2
     assert "cannot write results" in result.stderr
 
@@ -155,7 +136,6 @@ def test_a_run_of_which_every_arm_failed_fails(bench, tmp_path, monkeypatch):
         2,
         "--repeats",
         1,
-        "--no-plots",
     )
     assert result.exit_code == 2
     assert "d: OptionError: no room" in result.stdout
@@ -168,4 +148,4 @@ def test_ctrl_c(bench, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("monge.cli.bench_decode.compare", interrupted)
-    assert bench("--quick", "--no-plots").exit_code == 130
+    assert bench("--quick").exit_code == 130

@@ -151,7 +151,7 @@ def test_verbose_says_what_runs_on_standard_error(generate, expected):
 
 
 def test_trace(generate, tmp_path, expected):
-    numbers, plot = tmp_path / "rounds.json", tmp_path / "rounds.png"
+    numbers = tmp_path / "rounds.json"
     arguments = [
         "--max-new-tokens",
         12,
@@ -161,8 +161,6 @@ def test_trace(generate, tmp_path, expected):
         tmp_path,
         "--trace",
         numbers,
-        "--trace",
-        plot,
     ]
     result = generate(PROMPT, *arguments, "--verbose")
     assert result.stdout == expected.text + "\n"
@@ -172,18 +170,9 @@ def test_trace(generate, tmp_path, expected):
         completion["rounds"][0]
     )
     assert sum(completion["stats"]["acceptance_histogram"]) == len(completion["rounds"])
-    assert plot.read_bytes().startswith(b"\x89PNG")
     assert "rounds by drafted depth " in result.stderr
     assert "by drafter " in result.stderr
     assert "last price of a second " in result.stderr
-
-
-def test_trace_that_cannot_be_plotted_is_refused_before_decoding(generate, tmp_path, without):
-    without("matplotlib")
-    result = generate(PROMPT, "--trace", tmp_path / "rounds.png")
-    assert result.exit_code == 2
-    assert '"monge[bench]", or name a .json file' in result.stderr
-    assert result.stdout == ""
 
 
 @pytest.mark.parametrize(
@@ -203,7 +192,7 @@ def test_trace_that_cannot_be_plotted_is_refused_before_decoding(generate, tmp_p
         (["--batch-size", "0"], "max_batch_size must be at least 1"),
         (["--file", __file__], "not both"),
         (["--stop", ""], "a stop string is empty"),
-        (["--trace", "rounds.txt"], "the name must end in .json or .png"),
+        (["--trace", "rounds.txt"], "the name must end in .json"),
         (["--trace", "nowhere/rounds.json"], "there is no folder"),
         (["--drafter", "ngram", "--tree", "chain"], "drafter 'ngram' takes no"),
     ],

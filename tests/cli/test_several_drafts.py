@@ -93,7 +93,6 @@ def test_bench_decode(run, tiny_paths, drafts, tmp_path):
         "--arm",
         "first: drafter=model, controller=fixed",
         "--named-only",
-        "--no-plots",
     ]
     (tmp_path / "prompts.txt").write_text(PROMPT + "\n")
     small = [

@@ -9,7 +9,7 @@ from lab.acceptance.log import LogSettings, log_laws, seeded
 from lab.acceptance.measure import AcceptanceSettings, measure_acceptance, write_document
 from lab.acceptance.nodes import OPTIMUM
 from lab.acceptance.plots import write_plots
-from monge.bench.decode import Watch
+from monge.bench.decode import ProgressCallbacks
 from monge.core.errors import OptionError
 from monge.core.resamples import Resamples
 from monge.prompts import Prompt
@@ -49,7 +49,10 @@ def document(tiny_pair):
     steps = []
     expected = []
     found = measure_acceptance(
-        tiny_pair, PROMPTS, SETTINGS, watch=Watch(total=expected.append, step=steps.append)
+        tiny_pair,
+        PROMPTS,
+        SETTINGS,
+        progress=ProgressCallbacks(total=expected.append, step=steps.append),
     )
     assert expected == [len(steps)]
     return found

@@ -46,7 +46,7 @@ def test_command(lab, tiny_paths, tmp_path):
         tmp_path / "mine.txt",
     ]
     limits = ["--max-new-tokens", 4, "--repeats", 1, "--batch", 1, "--temperature", 0]
-    result = lab("matrix", *models, *limits, "--out", tmp_path / "out", "--no-plots", "--json")
+    result = lab("matrix", *models, *limits, "--out", tmp_path / "out", "--json")
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout.splitlines()[-1])
     assert len(document["arms"]) > 15

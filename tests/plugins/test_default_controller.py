@@ -9,9 +9,9 @@ from transformers import set_seed
 
 import monge
 from monge.cli import batch, chat, generate, serve
+from monge.distributed.ray_serve import AppArgs
 from monge.engine import latency_measurement
 from monge.plugins import transformers_generate
-from monge.scale.ray_serve import AppArgs
 from tests.engine.tiny import network, padded, perturbed, prompts
 
 ROWS = padded(prompts((9, 4), seed=3))

@@ -8,18 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monge.core.errors import LawError, OptionError
-from monge.transport.bounds import different_drafts_optimum
 from monge.transport.candidates import CandidateLaw
-from monge.transport.canonical import (
-    Tournament,
-    canonical_coupling,
-    selection_law,
-    selection_of,
-    tournament,
-    truncated_program,
-)
+from monge.transport.canonical import Tournament, tournament, truncated_program
 from monge.transport.linear_program import solve
 from monge.transport.problem import TransportProblem
+from tests.transport.reference_forms import (
+    canonical_coupling,
+    different_drafts_optimum,
+    selection_law,
+    selection_of,
+)
 from tests.transport.strategies import A, few, laws, pairs, very_few
 
 THREE_LAWS = st.integers(2, 5).flatmap(lambda n: st.tuples(laws(n), laws(n), laws(n)))

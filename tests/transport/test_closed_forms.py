@@ -6,12 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monge.core.errors import LawError
-from monge.transport.bounds import (
-    greedy_optimum,
-    iid_optimum,
-    subset_optimum,
-    without_replacement_optimum,
-)
+from monge.transport.bounds import greedy_optimum, iid_optimum, without_replacement_optimum
 from monge.transport.candidates import CandidateLaw
 from monge.transport.closed_forms import (
     k_seq_acceptance,
@@ -19,11 +14,14 @@ from monge.transport.closed_forms import (
     naive_tree_acceptance,
     rrs_acceptance,
     rrs_without_replacement_acceptance,
-    spechub_acceptance,
-    target_walk_acceptance,
 )
 from monge.transport.problem import TransportProblem
 from tests.transport import reference_rules as rules
+from tests.transport.reference_forms import (
+    spechub_acceptance,
+    subset_optimum,
+    target_walk_acceptance,
+)
 from tests.transport.strategies import EDGES, A, few, half, laws, pairs
 
 EXACT = 1e-12

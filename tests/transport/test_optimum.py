@@ -11,19 +11,22 @@ from hypothesis import strategies as st
 from monge.core.errors import LawError, OptionError
 from monge.transport.bounds import (
     acceptance_one,
-    different_drafts_optimum,
     greedy_optimum,
     greedy_proposal,
     iid_optimum,
     mixed_optimum,
-    subset_optimum,
     without_replacement_optimum,
 )
 from monge.transport.candidates import CandidateLaw
-from monge.transport.closed_forms import greedy_acceptance, single_draft_acceptance
 from monge.transport.laws import check_pair
 from monge.transport.linear_program import solve
 from monge.transport.problem import TransportProblem
+from tests.transport.reference_forms import (
+    different_drafts_optimum,
+    greedy_acceptance,
+    single_draft_acceptance,
+    subset_optimum,
+)
 from tests.transport.strategies import EDGES, A, few, laws, pairs
 
 LP = 1e-9  # HiGHS is asked for 1e-10; its flow is then scaled into the feasible set

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from monge.core.errors import LawError
 from monge.transport.bounds import iid_optimum, mixed_optimum
-from monge.transport.closed_forms import single_draft_acceptance
 from monge.transport.laws import normalised
 from monge.transport.linear_program import solve
 from monge.transport.rearrangement import Rearrangement
-from monge.transport.rearrangement_law import ScoreTable, rearrangement_coupling
+from monge.transport.rearrangement_law import ScoreTable
+from tests.transport.reference_forms import rearrangement_coupling, single_draft_acceptance
 from tests.transport.strategies import EDGES, A, as_law, few, pairs, very_few
 
 EXACT = 1e-12

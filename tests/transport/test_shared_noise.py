@@ -8,9 +8,9 @@ from scipy.integrate import quad
 
 from monge.core.errors import LawError, OptionError
 from monge.transport.bounds import iid_optimum
-from monge.transport.closed_forms import single_draft_acceptance
 from monge.transport.shared_noise import match_probability
 from tests.kit.strategies import weight_pairs
+from tests.transport.reference_forms import single_draft_acceptance
 
 P, Q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5])
 

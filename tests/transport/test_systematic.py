@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from monge.core.errors import OptionError
 from monge.core.systematic import LAYOUTS, Cells, Systematic, SystematicDesign
-from monge.transport import closed_forms
-from monge.transport.bounds import subset_optimum
 from monge.transport.linear_program import solve
 from monge.transport.problem import TransportProblem
 from monge.transport.systematic import Schedule, earliest_deadline_first
 from tests.kit.strategies import dense_law, weight_pairs
+from tests.transport import reference_forms
+from tests.transport.reference_forms import subset_optimum
 
 EXACT = 1e-12
 DESIGNS = st.builds(
@@ -149,7 +149,7 @@ def test_one_bin_beside_fixed_tokens_is_greedy_drafting() -> None:
     cells = SystematicDesign(exponent=1.0).cells(dense_law(weights), 3)
     assert all(candidates[:2] == (0, 1) for candidates in cells.candidates)
     assert schedule(p, cells).accepted == pytest.approx(
-        closed_forms.greedy_acceptance(p, masses(weights), 3), abs=EXACT
+        reference_forms.greedy_acceptance(p, masses(weights), 3), abs=EXACT
     )
 
 

@@ -6,9 +6,9 @@ import pytest
 from monge.core.errors import LawError, OptionError
 from monge.transport.bounds import iid_optimum, layer_bound
 from monge.transport.candidates import CandidateLaw
-from monge.transport.closed_forms import block_acceptance
 from monge.transport.linear_program import solve_tree
 from monge.transport.random_tree import RandomTree
+from tests.transport.reference_forms import block_acceptance
 from tests.transport.strategies import as_law
 
 LP = 1e-9
@@ -32,7 +32,7 @@ def token_level(target, draft, depth, width, path=()):
         return 0.0
     p, q = target(path), draft(path)
     alpha = iid_optimum(p, q, width)
-    from monge.transport.rearrangement_law import rearrangement_coupling
+    from tests.transport.reference_forms import rearrangement_coupling
 
     coupling = rearrangement_coupling(p, q, width)
     emitted = coupling.problem.candidates.probs @ np.where(

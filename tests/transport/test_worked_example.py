@@ -3,24 +3,22 @@
 import numpy as np
 import pytest
 
-from monge.transport.bounds import (
-    greedy_optimum,
-    iid_optimum,
-    subset_optimum,
-    without_replacement_optimum,
-)
+from monge.transport.bounds import greedy_optimum, iid_optimum, without_replacement_optimum
 from monge.transport.candidates import CandidateLaw
 from monge.transport.closed_forms import (
-    greedy_acceptance,
     k_seq_acceptance,
     k_seq_constants,
     rrs_acceptance,
     rrs_without_replacement_acceptance,
-    target_walk_acceptance,
 )
 from monge.transport.linear_program import solve
 from monge.transport.problem import TransportProblem
-from monge.transport.rearrangement_law import rearrangement_coupling
+from tests.transport.reference_forms import (
+    greedy_acceptance,
+    rearrangement_coupling,
+    subset_optimum,
+    target_walk_acceptance,
+)
 from tests.transport.strategies import A
 
 P, Q = A

@@ -10,12 +10,13 @@ from monge.core.independent import Independent
 from monge.core.law import DenseLaw
 from monge.core.proposal import Deterministic, Iid, Proposal
 from monge.testing.oracle import exact_law, law_error
-from monge.transport import bounds
 from monge.transport.candidates import CandidateLaw
-from monge.transport.canonical import canonical_coupling, tournament
+from monge.transport.canonical import tournament
 from monge.transport.problem import TransportProblem
 from monge.verify.canonical import Canonical
 from tests.kit.strategies import dense_law, weight_lists, weight_pairs
+from tests.transport import reference_forms
+from tests.transport.reference_forms import canonical_coupling
 from tests.verify.acceptance import EXACT, masses
 from tests.verify.flows import check_flow
 from tests.verify.programs import remembered_programs  # noqa: F401
@@ -51,7 +52,7 @@ def check(rule: Canonical, target: Weights, drafts: list[Weights], proposal: Pro
             problem
         )
         assert found == pytest.approx(canonical_coupling(problem, theirs).acceptance, abs=1e-9)
-    best = bounds.different_drafts_optimum(masses(target), laws).acceptance
+    best = reference_forms.different_drafts_optimum(masses(target), laws).acceptance
     assert found <= best + EXACT
     if len(drafts) == 1 or (len(drafts) == 2 and rule.size >= len(target)):
         assert found == pytest.approx(best, abs=1e-9)  # the linear program's own tolerance

@@ -11,7 +11,6 @@ from monge.core.errors import ProposalMismatchError
 from monge.core.law import DenseLaw
 from monge.core.proposal import Arbitrary, Deterministic, Iid
 from monge.testing.oracle import exact_law
-from monge.transport.closed_forms import block_acceptance
 from monge.transport.linear_program import solve_tree
 from monge.transport.random_tree import RandomTree
 from monge.verify.base import Verifier, Walk
@@ -19,6 +18,7 @@ from monge.verify.block import Block
 from monge.verify.single_draft import SingleDraft
 from monge.verify.whole_tree import share
 from tests.kit.strategies import weight_lists
+from tests.transport.reference_forms import block_acceptance
 from tests.verify.acceptance import EXACT
 from tests.verify.whole_trees import Tables, expected_accepted, grown, random_tables, text_error
 

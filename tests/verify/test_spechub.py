@@ -9,12 +9,12 @@ from monge.core.law import Law
 from monge.core.proposal import Deterministic
 from monge.draft.tree.children import children_of
 from monge.testing.oracle import exact_law, law_error
-from monge.transport import closed_forms
 from monge.transport.candidates import CandidateLaw
 from monge.transport.linear_program import solve
 from monge.transport.problem import TransportProblem
 from monge.verify.spechub import SpecHub
 from tests.kit.strategies import dense_law, weight_pairs
+from tests.transport import reference_forms
 from tests.verify.acceptance import EXACT, acceptance, masses
 from tests.verify.flows import check_flow
 from tests.verify.test_node_rules import EDGES
@@ -36,7 +36,7 @@ def check(pair: tuple[Weights, Weights]) -> None:
     # Ties at the top are each room's own to break.
     if np.count_nonzero(pair[1]) > 1 and pair[1].count(max(pair[1])) == 1:
         assert found == pytest.approx(
-            closed_forms.spechub_acceptance(masses(pair[0]), masses(pair[1])), abs=EXACT
+            reference_forms.spechub_acceptance(masses(pair[0]), masses(pair[1])), abs=EXACT
         )
     for scale in (1.0, 0.6):
         check_flow(SpecHub(), p, scale, proposal)

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float64
 
-from monge.acceptance.draftings import optimum
+from monge.acceptance.sampling_schemes import optimum
 from monge.core.clocks import SharedClocks
 from monge.core.hub_pairs import HubPairs
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
@@ -96,22 +96,6 @@ def _single(p: Vector, proposal: Proposal) -> float | None:
     return None
 
 
-def _naive_tree(p: Vector, proposal: Proposal) -> float | None:
-    return (
-        naive_tree_acceptance(p, dense(proposal.law, p.size), proposal.width)
-        if isinstance(proposal, Iid)
-        else None
-    )
-
-
-def _k_seq(p: Vector, proposal: Proposal) -> float | None:
-    return (
-        k_seq_acceptance(p, dense(proposal.law, p.size), proposal.width)
-        if isinstance(proposal, Iid)
-        else None
-    )
-
-
 def _rrs(p: Vector, proposal: Proposal) -> float | None:
     if not isinstance(proposal, Iid | Mixed):
         return None
@@ -143,14 +127,6 @@ def _greedy(p: Vector, proposal: Proposal) -> float | None:
     return float(p[list(proposal.fixed)].sum() + np.minimum(p, q).sum() + hits.sum())
 
 
-def _spechub(p: Vector, proposal: Proposal) -> float | None:
-    return optimum(p, proposal) if isinstance(proposal, HubPairs) else None
-
-
-def _systematic(p: Vector, proposal: Proposal) -> float | None:
-    return optimum(p, proposal) if isinstance(proposal, Systematic) else None
-
-
 def _gumbel(p: Vector, proposal: Proposal) -> float | None:
     """One race against one; candidates that do not share the clocks are met by chance, as on the target walk."""
     if not isinstance(proposal, SharedClocks):
@@ -158,17 +134,27 @@ def _gumbel(p: Vector, proposal: Proposal) -> float | None:
     return match_probability(p, dense(proposal.law, p.size), 1) if proposal.width == 1 else None
 
 
-def _optimal(p: Vector, proposal: Proposal) -> float | None:
-    return optimum(p, proposal) if isinstance(proposal, Iid | Mixed) else None
-
-
 def _layer(p: Vector, proposal: Proposal) -> float | None:
     """At a single node the lifted rule is the inner one: the best known for the way of drawing."""
     if isinstance(proposal, WithoutReplacement):
         return _distinct_rrs(p, proposal)
-    return (
-        optimum(p, proposal) if isinstance(proposal, Iid | Mixed | HubPairs | Systematic) else None
-    )
+    return _optimum_of(Iid, Mixed, HubPairs, Systematic)(p, proposal)
+
+
+def _optimum_of(*kinds: type[Proposal]) -> ClosedForm:
+    """Acceptance of a rule that attains the optimum of these proposals."""
+    return lambda p, proposal: optimum(p, proposal) if isinstance(proposal, kinds) else None
+
+
+def _of_iid(form: Callable[[Vector, Vector, int], float]) -> ClosedForm:
+    """A closed form of independent draws from q."""
+
+    def value(p: Vector, proposal: Proposal) -> float | None:
+        if not isinstance(proposal, Iid):
+            return None
+        return form(p, dense(proposal.law, p.size), proposal.width)
+
+    return value
 
 
 CLOSED_FORMS: Final[Mapping[str, ClosedForm]] = MappingProxyType(
@@ -179,14 +165,14 @@ CLOSED_FORMS: Final[Mapping[str, ClosedForm]] = MappingProxyType(
         "rrs": _rrs,
         "rrs_without_replacement": _distinct_rrs,
         "traversal": _distinct_rrs,
-        "naive_tree": _naive_tree,
-        "k_seq": _k_seq,
+        "naive_tree": _of_iid(naive_tree_acceptance),
+        "k_seq": _of_iid(k_seq_acceptance),
         "greedy": _greedy,
-        "spechub": _spechub,
-        "systematic": _systematic,
+        "spechub": _optimum_of(HubPairs),
+        "systematic": _optimum_of(Systematic),
         "gumbel": _gumbel,
         "layer": _layer,
-        "optimal": _optimal,
+        "optimal": _optimum_of(Iid, Mixed),
     }
 )
 """By name of the verifier; each answers `None` for candidates whose closed form is not known."""

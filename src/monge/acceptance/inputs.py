@@ -1,7 +1,6 @@
 """Laws and tables that users give: read, and refused with a reason where they are wrong."""
 
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -10,18 +9,16 @@ import numpy as np
 from jaxtyping import Float64
 
 from monge.core.errors import LawError, OptionError
-from monge.core.law import MASS_TOLERANCE
+from monge.transport.laws import check_law
 
 Vector = Float64[np.ndarray, " vocab"]
 
 MAX_CANDIDATES: Final = 32
 """Most candidates of one node: the race of draws without replacement is exact up to here."""
 
-_NORMALISE: Final = "divide by the sum in float64 where the law is made; nothing is normalised here"
-
 
 def read_law(field: str, text: str) -> Vector:
-    """A law from the command line: numbers with commas, or `@file` (`.npy`, `.json`, or text with one number a line).
+    """Read a law from the command line: numbers with commas, or `@file` (`.npy`, `.json`, or text with one number a line).
 
     Args:
         field: Name of the option, for messages.
@@ -40,33 +37,18 @@ def read_law(field: str, text: str) -> Vector:
 
 
 def law_of(field: str, values: Any) -> Vector:  # noqa: ANN401 (whatever a file holds)
-    """A checked law from plain numbers.
+    """Return a checked law from plain numbers.
 
     Raises:
         LawError: If it is not one non-empty list of finite, non-negative numbers that sum to one.
     """
     try:
-        law = np.array(values, dtype=np.float64)
+        masses = np.array(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise LawError(
-            f"{field}: expected a list of probabilities; got {_short(values)}"
-        ) from error
-    if law.ndim != 1 or law.size == 0:
-        raise LawError(
-            f"{field}: expected one non-empty list of probabilities; got an array of "
-            f"shape {law.shape}"
-        )
-    for index in np.flatnonzero(~np.isfinite(law) | (law < 0.0))[:1].tolist():
-        raise LawError(
-            f"{field}: entry {index} is {law[index]:g}; probabilities are finite and "
-            "not negative: correct it"
-        )
-    total = math.fsum(law.tolist())
-    if abs(total - 1.0) > MASS_TOLERANCE:
-        raise LawError(
-            f"{field}: {law.size} probabilities sum to {total:.12g}, expected 1; {_NORMALISE}"
-        )
-    return law
+        raise LawError(f"{field}: expected a list of probabilities; got {values!r:.60}") from error
+    if masses.ndim != 1:
+        raise LawError(f"{field}: expected one list of probabilities; got shape {masses.shape}")
+    return check_law(field, masses)
 
 
 def check_lengths(num_target: int, num_draft: int) -> None:
@@ -97,7 +79,7 @@ def read_document(path: Path) -> Any:  # noqa: ANN401 (whatever a file holds)
 
 
 def read_text(path: Path) -> str:
-    """A text file, or an `OptionError`."""
+    """Read a text file."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -128,8 +110,3 @@ def _numbers(field: str, words: Sequence[str]) -> list[float]:
                 "0.5,0.3,0.2, or @file"
             ) from error
     return numbers
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

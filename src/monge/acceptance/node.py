@@ -15,7 +15,13 @@ import torch
 from jaxtyping import Float64
 
 from monge.acceptance.closed_forms import closed_form
-from monge.acceptance.draftings import Drafting, draftings, mixed_optima, num_candidates, optimum
+from monge.acceptance.sampling_schemes import (
+    SamplingScheme,
+    mixed_optima,
+    num_candidates,
+    optimum,
+    sampling_schemes,
+)
 from monge.core.clocks import SharedClocks
 from monge.core.draws import Draws
 from monge.core.hub_pairs import HubPairs
@@ -26,7 +32,6 @@ from monge.core.systematic import Systematic
 from monge.core.tree import GrowingTree
 from monge.testing.oracle import OracleError, exact_law
 from monge.transport.bounds import acceptance_one
-from monge.transport.laws import check_law, check_pair, check_width
 from monge.verify.base import NodeRule, Rule, Verifier, unsupported_reason
 from monge.verify.registry import VERIFIERS
 
@@ -60,8 +65,8 @@ def node_report(
     """Acceptance of every verifier under every way of drafting `width` candidates for which it is exact.
 
     Args:
-        p: Target law, `[vocab]`.
-        q: Draft law, `[vocab]`.
+        p: Target law, checked, `[vocab]`.
+        q: Draft law over the same tokens, checked.
         width: Number of candidates K.
         on_rule: Called after every verifier.
 
@@ -72,23 +77,16 @@ def node_report(
         for i.i.d. candidates: `holds` says whether some rule accepts one of K with probability one,
         `smallest_num_drafts` the smallest K for which one does (`null` if none is enough), and
         `tightest_set` the token ids of the set that asks for it.
-
-    Raises:
-        LawError: If p or q is no law, or they do not cover one vocabulary.
-        OptionError: If there are no candidates.
     """
-    p, q = check_law("target law", p), check_law("draft law", q)
-    check_pair(p, q)
-    check_width(width)
-    ways = draftings(q, width)
+    ways = sampling_schemes(q, width)
     best = {way.name: optimum(p, way.proposal) for way in ways}
     target = DenseLaw(torch.from_numpy(p.copy()))
     report: dict[str, Any] = {"rules": {}, "drafting": {}, "laws": {}, "gap": {}, "how": {}}
     for name in VERIFIERS:
-        legal = legal_draftings(VERIFIERS.make(name), ways)
+        legal = legal_schemes(VERIFIERS.make(name), ways)
         if legal:
             found = {way.name: acceptance(name, target, way.proposal) for way in legal}
-            usual = usual_drafting(VERIFIERS.make(name), legal)
+            usual = usual_scheme(VERIFIERS.make(name), legal)
             report["drafting"][name] = usual
             report["rules"][name] = None if usual is None else found[usual].value
             report["laws"][name] = {way: one.value for way, one in found.items()}
@@ -106,8 +104,8 @@ def node_report(
     return report | {"optimum": best | {"mixed": mixed_optima(p, q, width)}}
 
 
-def legal_draftings(rule: Rule, ways: tuple[Drafting, ...]) -> list[Drafting]:
-    """The ways of drafting for which a rule is exact.
+def legal_schemes(rule: Rule, ways: tuple[SamplingScheme, ...]) -> list[SamplingScheme]:
+    """Return the sampling schemes for which a rule is exact.
 
     `single` only where it takes no more than one candidate.
     """
@@ -121,7 +119,7 @@ def legal_draftings(rule: Rule, ways: tuple[Drafting, ...]) -> list[Drafting]:
     return legal
 
 
-def usual_drafting(rule: Rule, legal: list[Drafting]) -> str | None:
+def usual_scheme(rule: Rule, legal: list[SamplingScheme]) -> str | None:
     """The drafting that stands for a rule.
 
     Distinct draws for one made for them, else the first that is legal.
@@ -185,7 +183,7 @@ def accepted_masses(rule: Rule, target: Law, proposal: Proposal) -> dict[int, fl
 
 
 def num_tuples(proposal: Proposal) -> float:
-    """How many tuples of candidates can be drawn, at most."""
+    """Return an upper bound of the number of tuples that can be drawn."""
     count = math.inf
     match proposal:
         case Deterministic():

@@ -41,7 +41,7 @@ class TreeProof:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the text has the target's law, to rounding."""
+        """True if the text has the target's law, to rounding."""
         return self.law_error < EXACT
 
 

@@ -1,14 +1,9 @@
-"""The file format of a small tree of tabular laws.
+"""A small tree of tabular laws, as a JSON file gives it.
 
-    vocabulary: [a, b, c]          # names of the tokens, or their number depth: 2
-    # levels of candidates candidates: [2, 2]             # candidates of a node, by level; or one
-    number for all drafting: iid                  # a way of drawing children (`monge list`), or
-    `paths`: independent paths from the root target:                        # law of the next token
-    after a prefix: names with blanks between them, "" for the root, "": [0.5, 0.3, 0.2]          #
-    "*" for every prefix that is not listed "a": [0.6, 0.2, 0.2] "*": [0.4, 0.3, 0.3] draft: "*":
-    [0.2, 0.3, 0.5]
-
-JSON has the same keys.
+The keys are `vocabulary` (names of the tokens, or their number), `depth`, `candidates` (of a node by
+level, or one number), `drafting` (a sampling scheme of children, or `paths`), `target` and `draft`
+(laws by prefix: names with blanks between them, `""` for the root, `"*"` for every prefix that is
+not listed).
 """
 
 from collections.abc import Iterator, Mapping
@@ -68,7 +63,7 @@ class TreeTable:
 
     @property
     def builder(self) -> TreeBuilder:
-        """What shapes the tree, as in decoding."""
+        """Tree builder, as in decoding."""
         if self.drafting == PATHS:
             return Paths(num_paths=self.widths[0], depth=self.depth)
         return FixedWidth(widths=self.widths, children=self.drafting)
@@ -130,11 +125,9 @@ def table_of(document: Any) -> TreeTable:  # noqa: ANN401 (whatever a file holds
             f"tree: expected an object with the keys {', '.join(KEYS)}; got "
             f"{type(document).__name__}"
         )
-    for key in document:
-        if key not in KEYS:
-            raise unknown_name("key of a tree file:", key, KEYS)
-    missing = [key for key in KEYS if key not in document]
-    if missing:
+    for key in document.keys() - KEYS:
+        raise unknown_name("key of a tree file:", key, KEYS)
+    if missing := [key for key in KEYS if key not in document]:
         raise OptionError(
             f"tree: {', '.join(missing)} missing; a tree file has the keys {', '.join(KEYS)}"
         )

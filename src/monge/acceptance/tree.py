@@ -158,7 +158,7 @@ def bound(trees: RandomTree, table: TreeTable) -> float:
 
 
 def propose(table: TreeTable, path: Path, copies: int = 1) -> Proposal:
-    """How the tree builder draws the children of a node.
+    """Return the proposal with which the tree builder draws the children of a node.
 
     Args:
         table: Laws and shape.

@@ -36,7 +36,7 @@ TokenIds = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """What an arm is asked to do."""
+    """One call of an arm."""
 
     prompt_ids: TokenIds
     max_new_tokens: int
@@ -46,7 +46,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What an arm did: new tokens of every row, and the engine's round records where there are any.
+    """The result of a call.
 
     Args:
         token_ids: New tokens of every row.
@@ -73,7 +73,7 @@ class Arm(ABC):
     max_batch_size: int | None
 
     def prepare(self, pair: Pair, batch_sizes: Sequence[int]) -> float:
-        """Learn what is learnt once, before anything is timed; the seconds that it took."""
+        """Prepare once, before anything is timed, and return the seconds that it took."""
         return 0.0
 
     @abstractmethod
@@ -130,10 +130,8 @@ class HostArm(Arm):
 
 
 @dataclass(slots=True)
-class Kept:
-    """What an arm keeps from call to call.
-
-    Latency, measured once, and the shared state of its controller.
+class ArmCache:
+    """Keeps parts of an arm between calls.
 
     Every temperature and batch size has its own shared state, as if a server did nothing else.
 
@@ -159,7 +157,7 @@ class Kept:
         self.shared_states.clear()
 
     def shared_state(self, call: Call) -> SharedState:
-        """What calls like this one share."""
+        """Return the state that calls of this temperature and batch size share."""
         key = (call.temperature, len(call.prompt_ids))
         if key not in self.shared_states:
             self.shared_states[key] = SharedState(
@@ -180,32 +178,32 @@ class MongeArm(Arm):
             missing is the library's default, and the pair's backend.
         family: Always `monge`.
         max_batch_size: Unbounded.
-        kept: What outlives a call.
+        cache: What outlives a call.
     """
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     family: str = "monge"
     max_batch_size: int | None = None
-    kept: Kept = field(default_factory=Kept, repr=False, compare=False)
+    cache: ArmCache = field(default_factory=ArmCache, repr=False, compare=False)
 
     @property
     def reads(self) -> frozenset[Reads]:
-        """What its controller's plans depend on."""
+        """Inputs of its controller's plans."""
         usual = STEADY if self.settings.get("drafter") == "none" else ADAPTIVE
         controller = self.settings.get("controller", usual)
         return (CONTROLLERS.parse(controller) if isinstance(controller, str) else controller).reads
 
     def prepare(self, pair: Pair, batch_sizes: Sequence[int]) -> float:
-        self.kept.forget()  # an arm may have run another pair before
+        self.cache.forget()  # an arm may have run another pair before
         start = time.perf_counter()
         components = self._components(pair, max_batch_size=max(batch_sizes))
         seconds = time.perf_counter() - start
-        self.kept.latency = components.shared.latency
+        self.cache.latency = components.shared.latency
         return seconds if Reads.LATENCY in self.reads else 0.0
 
     def decode(self, pair: Pair, call: Call) -> Output:
-        shared, num_rows = self.kept.shared_state(call), len(call.prompt_ids)
+        shared, num_rows = self.cache.shared_state(call), len(call.prompt_ids)
         components = self._components(pair, costs=shared.latency, max_batch_size=num_rows)
         shared.latency = components.shared.latency
         components = replace(components, shared=shared)
@@ -256,10 +254,10 @@ class MongeArm(Arm):
             )
         if drafter is None or not takes_target(drafter):
             return make_components(pair.target_model, draft, costs=costs, **settings)
-        if self.kept.components is None:
+        if self.cache.components is None:
             target = as_sequence_model(pair.target, backend=pair.backend)
-            self.kept.components = make_components(target, draft, costs=costs, **settings)
-        made = self.kept.components
+            self.cache.components = make_components(target, draft, costs=costs, **settings)
+        made = self.cache.components
         return made if costs is None else replace(made, shared=SharedState(costs))
 
     def _draft(
@@ -275,9 +273,9 @@ class MongeArm(Arm):
             return (pair.draft_model, *pair.further)
         if backend is None:
             return pair.draft_model
-        if self.kept.draft is None:
-            self.kept.draft = draft_model_by(pair, backend)
-        return self.kept.draft
+        if self.cache.draft is None:
+            self.cache.draft = draft_model_by(pair, backend)
+        return self.cache.draft
 
 
 def synchronize(pair: Pair) -> None:

@@ -43,10 +43,12 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watch:
-    """Who wants to know how far it is.
+class ProgressCallbacks:
+    """Progress callbacks.
 
-    `total` once the number of calls is known, `step` before each.
+    Args:
+        total: Called with the number of calls once it is known.
+        step: Called with a description before each call.
     """
 
     total: Callable[[int], None]
@@ -60,7 +62,7 @@ def compare(
     *,
     ours: Sequence[Arm],
     assistant_tokens: Sequence[int],
-    watch: Watch,
+    progress: ProgressCallbacks,
     chat: ChatFormat | None = None,
 ) -> Outcome:
     """Tune the host's assisted generation, measure all arms, and sum up.
@@ -72,7 +74,7 @@ def compare(
         ours: The arms of this library.
         assistant_tokens: Drafted tokens that the search for the host's best settings tries,
             shortest search first; with none the host's arms are left out.
-        watch: Told about progress.
+        progress: Told about progress.
         chat: How messages are written; `None` takes the tokenizer's own template.
     """
     before = provenance(pair.target.device)
@@ -88,11 +90,11 @@ def compare(
     tried: list[dict[str, Any]] = []
     arms = list(ours)
     if assistant_tokens:
-        watch.step("tuning transformers assisted")
+        progress.step("tuning transformers assisted")
         tuned, tried = _tuned(pair, _one_per_task(prompts, token_ids), settings, assistant_tokens)
         arms = [*host_arms(pair, tuned), *ours]
-    watch.total(num_calls(arms, token_ids, settings))
-    measurements = measure(pair, arms, token_ids, settings, on_call=watch.step)
+    progress.total(num_calls(arms, token_ids, settings))
+    measurements = measure(pair, arms, token_ids, settings, on_call=progress.step)
     after = provenance(pair.target.device)
     document = {
         **summary(measurements, batch_size=min(settings.batch_sizes)),

@@ -31,7 +31,7 @@ _STRIDE: Final = 7919  # a prime, so that texts differ and few tokens repeat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSettings:
-    """What is measured.
+    """Settings of the measurement.
 
     Args:
         backends: Names of backends, with settings; the others are compared with the first.
@@ -68,7 +68,7 @@ class StepSettings:
 
 
 def num_steps(settings: StepSettings) -> int:
-    """How often `measure` says what it does."""
+    """Return the number of notifications of `measure`."""
     cells = len(settings.nodes) + len(settings.prompts)
     return len(settings.backends) + len(settings.batch_sizes) * cells
 

@@ -46,10 +46,7 @@ class Pair:
     further: tuple[SequenceModel, ...] = ()
 
     def drafter(self, text: str | None = None) -> str:
-        """What was written of a drafter, the given head filled in.
-
-        Without a text, what drafts where nobody chooses.
-        """
+        """Return a drafter's text with the given head filled in; without a text, the default drafter."""
         if text is None:
             return self.head or ("ngram" if self.draft is None else "model")
         return with_head(text, self.head)

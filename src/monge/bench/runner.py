@@ -36,7 +36,7 @@ CLOCKS: Final[Mapping[str, Callable[[], float]]] = {
     "wall": time.perf_counter,
     "cpu": time.process_time,
 }
-"""What seconds are: those of the wall, or processor time of all threads of this process.
+"""Wall-clock time, or processor time of all threads of this process.
 
 The second leaves out the turns of other processes, so it also compares arms on a busy machine; it
 does not see a device, or how well threads share the work.
@@ -45,7 +45,7 @@ does not see a device, or how well threads share the work.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a comparison is measured.
+    """Settings of a comparison.
 
     Args:
         max_new_tokens: Length of every completion.
@@ -55,7 +55,7 @@ class Settings:
         seed: Every repeat and batch derives its own from it, the same for all arms.
         time_limit_s: No repeat is started that would end later than so many seconds after the
             first; the first always ends.
-        clock: What seconds are, one of `CLOCKS`; controllers measure by it too.
+        clock: The clock, one of `CLOCKS`; controllers measure by it too.
     """
 
     max_new_tokens: int = 64

@@ -87,9 +87,7 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 
 def is_degenerate(token_ids: Sequence[int]) -> bool:
-    """Whether a completion ends in a loop.
-
-    Its last `TAIL_TOKENS` tokens repeat with a period of at most `MAX_PERIOD`.
+    """Return whether the last `TAIL_TOKENS` tokens repeat with a period of at most `MAX_PERIOD`.
 
     Looping text is easy to draft, so it flatters every drafter.
     """

@@ -11,10 +11,10 @@ from monge.cli.console import notes, quiet_host, reported
 from monge.cli.progress import Stage, working
 from monge.core.errors import OptionError
 from monge.core.words import counted
-from monge.scale.batch import BatchJob, BatchReport, ThisProcess, Workers, run_batch
-from monge.scale.files import RowFile
-from monge.scale.ray_data import RayWorkers
-from monge.scale.spec import DecoderSpec
+from monge.distributed.batch import BatchJob, BatchReport, ThisProcess, Workers, run_batch
+from monge.distributed.files import RowFile
+from monge.distributed.ray_data import RayWorkers
+from monge.distributed.spec import DecoderSpec
 
 RAY: Final = "Ray"
 

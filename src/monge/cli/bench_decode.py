@@ -23,7 +23,7 @@ from monge.bench.usual_arms import ASSISTANT_TOKENS, QUICK_ASSISTANT_TOKENS, pla
 from monge.cli import options
 from monge.cli.console import output, quiet_host, reported, say_raw_text
 from monge.cli.options import each, measuring
-from monge.cli.out import check_out_folder, plotting
+from monge.cli.out import check_out_folder
 from monge.cli.progress import call_bar, working
 from monge.cli.tables import print_tables
 from monge.core.errors import OptionError
@@ -91,10 +91,7 @@ Clock = Annotated[
 ]
 Out = Annotated[
     Path,
-    options.option("--out", help="Folder for JSON and plots.", panel=options.OUTPUT, default=OUT),
-]
-Plots = Annotated[
-    bool, options.option("--plots/--no-plots", help="Draw PNG plots.", panel=options.OUTPUT)
+    options.option("--out", help="Folder for JSON.", panel=options.OUTPUT, default=OUT),
 ]
 
 
@@ -125,7 +122,6 @@ def decode(
     clock: Clock = None,
     threads: options.Threads = None,
     out: Out = OUT,
-    plots: Plots = True,
     as_json: options.Json = False,
     markdown: options.Markdown = False,
 ) -> None:
@@ -147,7 +143,6 @@ def decode(
     if named_only and not arm:
         raise OptionError("bench: --named-only needs arms of --arm; got none")
     quiet_host()
-    draw = plotting("monge.bench.plots").write_plots if plots else None
     options.set_threads(threads)
     check_out_folder(out)
     shown = asked_prompts(
@@ -192,7 +187,6 @@ def decode(
         ours,
         counts,
         out=out,
-        draw=draw,
         as_json=as_json,
         markdown=markdown,
         chat=chat_format(pair.tokenizer, is_built_in=target is None),
@@ -207,7 +201,6 @@ def measured(
     assistant_tokens: Sequence[int],
     *,
     out: Path,
-    draw: Any,  # noqa: ANN401 (matplotlib is optional)
     as_json: bool,
     markdown: bool = False,
     chat: ChatFormat | None = None,
@@ -217,18 +210,17 @@ def measured(
     Raises:
         OptionError: If every arm failed.
     """
-    with call_bar() as watch:
+    with call_bar() as progress:
         outcome = compare(
             pair,
             prompts,
             settings,
             ours=ours,
             assistant_tokens=assistant_tokens,
-            watch=watch,
+            progress=progress,
             chat=chat,
         )
     files = write_outcome(outcome, out)
-    files += [] if draw is None else draw(outcome.document["arms"], out)
     report(outcome.document, files, markdown=markdown)
     if as_json:
         print(json.dumps(outcome.document))

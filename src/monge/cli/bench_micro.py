@@ -69,9 +69,9 @@ def micro(
     source = str(built_in("target")) if target is None else target
     with working("loading the model"):
         network = load_network(source, **options.given(dtype=dtype, device=device))
-    with call_bar() as watch:
-        watch.total(num_steps(settings))
-        document = measure(settings, network, watch.step)
+    with call_bar() as progress:
+        progress.total(num_steps(settings))
+        document = measure(settings, network, progress.step)
     report(document, markdown=markdown)
     if as_json:
         print(json.dumps(document))

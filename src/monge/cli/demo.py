@@ -95,7 +95,7 @@ def demo(quick: Quick = False) -> None:
         ("talk", f"chat{faster}"),
         ("complete", f'generate "The history of"{model}'),
         ("choose", "list"),
-        ("measure", f"bench decode --quick --no-plots{model}"),
+        ("measure", f"bench decode --quick{model}"),
         ("options", "generate --help"),
     ):
         output().print(f"  {purpose:<10} [bold cyan]{_program()} {command}[/]", soft_wrap=True)
@@ -196,9 +196,9 @@ def _race(
     pair: Pair, arms: Sequence[Arm], prompts: TokenIds, settings: Settings
 ) -> list[Measurement]:
     """Measure and print a table for each temperature."""
-    with call_bar() as watch:
-        watch.total(num_calls(arms, prompts, settings))
-        measurements = measure(pair, arms, prompts, settings, on_call=watch.step)
+    with call_bar() as progress:
+        progress.total(num_calls(arms, prompts, settings))
+        measurements = measure(pair, arms, prompts, settings, on_call=progress.step)
     for temperature in settings.temperatures:
         cell = [
             measurement for measurement in measurements if measurement.temperature == temperature

@@ -95,13 +95,15 @@ def generate(
         monge generate --prompts prompts.jsonl --batch-size 8 --json > completions.jsonl
         monge generate --chat "Why is the sky blue?" --target smollm2
         cat letter.txt | monge generate --drafter ngram --max-new-tokens 40
-        monge generate "Once" --controller goodput --trace rounds.png --trace rounds.json
+        monge generate "Once" --controller goodput --trace rounds.json
         monge generate "Once" --temperature 1 --certificate run.json && monge certify run.json
         torchrun --nproc-per-node 2 -m monge generate "Once" --target ./my-target --tensor-parallel
         monge generate "Once" --target ./my-target --draft ./my-draft --tree "chain(6)" --verifier single_draft
     """
     quiet_host()
-    asked, writers = _prompts(prompt, file), {path: check_trace(path) for path in trace or ()}
+    asked = _prompts(prompt, file)
+    if trace is not None:
+        check_trace(trace)
     prompts = [one.text for one in asked]
     if certificate is not None:
         check_out_file(certificate, "--certificate", "run.json")
@@ -154,12 +156,12 @@ def generate(
             say_parts(decoder, sessions[0].request.controller)
         _say_seed(sessions[0].request, is_new=seed is None and not as_json, always=verbose)
         complete = _show(decoder, sessions, prompts, as_json=as_json, verbose=verbose)
-        for path, writer in writers.items():
+        if trace is not None:
             shown = [
                 completion_of(session, prompt, decoder.backend)
                 for session, prompt in zip(sessions, prompts, strict=True)
             ]
-            write_trace(path, writer, shown)
+            write_trace(trace, shown)
         if recorder is not None and certificate is not None:
             say_certificate(recorder.certificate().write(certificate))
     _leave(sessions, complete=complete)

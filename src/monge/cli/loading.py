@@ -32,7 +32,7 @@ def loaded(
             decoder = load(target, draft, **options)
         yield decoder
         return
-    from monge.scale.tensor_parallel import tensor_parallel as together
+    from monge.distributed.tensor_parallel import tensor_parallel as together
 
     with together(target, draft, **options) as decoder:
         if decoder is None:

@@ -403,11 +403,10 @@ File = Annotated[
     ),
 ]
 Trace = Annotated[
-    list[Path] | None,
+    Path | None,
     option(
         "--trace",
-        help="Write windows, prices and accepted tokens round by round: *.json, or *.png for a "
-        "plot; may be repeated.",
+        help="Write windows, prices and accepted tokens round by round, as JSON.",
         panel=OUTPUT,
         default="nothing",
     ),

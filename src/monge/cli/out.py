@@ -66,5 +66,5 @@ def plotting(module: str, otherwise: str = "run with --no-plots") -> Any:  # noq
     Raises:
         OptionError: If matplotlib is missing.
     """
-    require("bench", "a plot", otherwise=otherwise)
+    require("lab", "a plot", otherwise=otherwise)
     return import_module(module)

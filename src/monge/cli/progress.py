@@ -16,7 +16,7 @@ from rich.table import Column
 from rich.text import Text
 from tqdm import tqdm
 
-from monge.bench.decode import Watch
+from monge.bench.decode import ProgressCallbacks
 from monge.cli.console import notes, redrawing
 from monge.engine.notices import watched_by
 
@@ -242,10 +242,10 @@ def _first_stage(work: Work, name: str | None) -> Iterator[None]:
 
 
 @contextmanager
-def call_bar(name: str = "starting") -> Iterator[Watch]:
+def call_bar(name: str = "starting") -> Iterator[ProgressCallbacks]:
     """A bar of calls.
 
-    `Watch.total` begins a row of calls, and `Watch.step` says before each what it does.
+    `ProgressCallbacks.total` begins a row of calls, and `ProgressCallbacks.step` says before each what it does.
     """
     with working() as work:
         stage, is_counted = work.stage(name), False
@@ -263,7 +263,7 @@ def call_bar(name: str = "starting") -> Iterator[Watch]:
                 stage.reach(min(calls, stage.total or calls))
                 calls += 1
 
-        yield Watch(total=total, step=step)
+        yield ProgressCallbacks(total=total, step=step)
         work.end(stage)
 
 

@@ -79,9 +79,9 @@ def range_of(text: str) -> tuple[int, int]:
 def _serve(given: Mapping[str, Any]) -> None:
     from pydantic import ValidationError
 
-    from monge.scale.ray_cluster import connect, require_ray
-    from monge.scale.ray_serve import AppArgs, app_from
-    from monge.scale.retry_proxy import CONTROLLER_OPTIONS
+    from monge.distributed.ray_cluster import connect, require_ray
+    from monge.distributed.ray_serve import AppArgs, app_from
+    from monge.distributed.retry_proxy import CONTROLLER_OPTIONS
     from monge.serve.settings import hosts_to_accept
 
     hosts = hosts_to_accept(given["host"], given.get("api_key", ()), given.get("allowed_host", ()))

@@ -55,7 +55,7 @@ class RewindableDraws(Draws, Protocol):
 
     @property
     def has_drawn(self) -> bool:
-        """Whether anything was drawn since the mark."""
+        """Return whether anything was drawn since the mark."""
         ...
 
 

@@ -31,7 +31,7 @@ class Law(ABC):
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where its masses lie."""
+        """Device of the masses."""
 
     @abstractmethod
     def prob(self, token_id: int) -> float:

@@ -33,7 +33,7 @@ class NodeBlock:
         return cls(tuple(token_ids), (after, *range(first, first + len(token_ids) - 1)))
 
     def continues(self, count: int) -> bool:
-        """Whether it is a chain whose first node follows the last of `count` uncommitted nodes."""
+        """Return whether it is a chain whose first node follows the last of `count` uncommitted nodes."""
         return self.parents == tuple(range(count - 1, count - 1 + len(self.parents)))
 
 
@@ -182,7 +182,7 @@ class ModuleHost(FeatureModel, Protocol):
     """A network whose backend also runs small modules beside it, such as the steps of a head."""
 
     def module_program(self, module: nn.Module, like: Sequence[Tensor]) -> Forward:
-        """What runs a module: the backend, or where it cannot, with a warning, the module itself.
+        """Return a program of the backend for a module, or the module itself with a warning.
 
         Args:
             module: In evaluation mode; takes matrices with one row a node, and gives a tuple of
@@ -254,7 +254,7 @@ class ForeignModel(SequenceModel, Protocol):
     """A draft model with another tokenizer, seen through the target's tokens."""
 
     def continuations(self, counts: Mapping[int, int]) -> Mapping[int, tuple[int, ...]]:
-        """What it would write greedily after the committed text of sequences, spelled in the target's tokens.
+        """Return its greedy continuation of the committed text of sequences, spelled in the target's tokens.
 
         Args:
             counts: How many of its own tokens it writes, by sequence; the last committed token of

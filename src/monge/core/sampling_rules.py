@@ -21,7 +21,7 @@ from monge.core.law import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRules:
-    """How logits become a law; the same rules mean the same law for target and drafter.
+    """Rules that turn logits into a law; the same rules mean the same law for target and drafter.
 
     Applied in the order of `transformers`: temperature, top-k, top-p, min-p, each on the
     renormalised law of the one before.
@@ -58,7 +58,7 @@ class SamplingRules:
 
     @property
     def truncates(self) -> bool:
-        """Whether some tokens lose their mass by rule."""
+        """True if some tokens lose their mass by rule."""
         return self.top_k is not None or self.top_p < 1 or self.min_p > 0
 
     def within_top(self, top_k: int) -> "SamplingRules":

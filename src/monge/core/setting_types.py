@@ -1,4 +1,4 @@
-"""Whether a value that a user wrote has the type that a setting declares."""
+"""Return whether a value that a user wrote has the type that a setting declares."""
 
 import operator
 import types
@@ -9,7 +9,7 @@ _UNIONS: Final = (Union, types.UnionType)
 
 
 def _is_whole(value: object) -> bool:
-    """Whether it is a whole number, of Python, numpy or torch.
+    """Return whether it is a whole number, of Python, numpy or torch.
 
     An array has the method that says so, and refuses.
     """
@@ -32,7 +32,7 @@ _PLAIN: Final[Mapping[object, Callable[[object], bool]]] = {
 
 
 def is_of(value: object, declared: Any) -> bool:  # noqa: ANN401 (an annotation is no type)
-    """Whether a value has a declared type.
+    """Return whether a value has a declared type.
 
     Of a tuple all entries are looked at, of other containers none.
 

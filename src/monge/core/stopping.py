@@ -73,7 +73,7 @@ class StopRule:
 
     @property
     def needs_confidence(self) -> bool:
-        """Whether it depends on the network's confidence."""
+        """True if it depends on the network's confidence."""
         return bool(self.draw_prices or self.read_prices)
 
     def acceptance(self, depth: int, confidence: float) -> float:
@@ -138,7 +138,7 @@ class Evidence:
         return _known(self.confidences.get(tuple(path[:depth])) for depth in range(len(path)))
 
     def token_probs_along(self, path: Sequence[int]) -> tuple[float, ...]:
-        """What the network gave to a path's tokens; empty where it was not noted."""
+        """Probabilities that the network gave to a path's tokens; empty if not noted."""
         return _known(self.token_probs.get(tuple(path[: depth + 1])) for depth in range(len(path)))
 
 

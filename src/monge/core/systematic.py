@@ -49,7 +49,7 @@ class Cells:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystematicDesign:
-    """How q becomes cells: inclusion probabilities, bins, and an order in every bin.
+    """The cells of q: inclusion probabilities, bins, and an order in every bin.
 
     Token i is to be offered with probability pi_i proportional to q_i^exponent, capped at one, such
     that they sum to K. Tokens with pi_i = 1 are always offered. The others are dealt to as many
@@ -115,7 +115,7 @@ class SystematicDesign:
 
 
 def _num_always(weights: Sequence[float], width: int) -> int:
-    """How many tokens have inclusion probability one; weights are decreasing."""
+    """Return the number of tokens with inclusion probability one; weights are decreasing."""
     rest = list(accumulate(reversed(weights)))[::-1]
     count = 0
     while count < min(width, len(weights)) and (width - count) * weights[count] >= rest[count]:

@@ -44,7 +44,7 @@ class TokenTree:
 
     @property
     def is_chain(self) -> bool:
-        """Whether every node has at most one child."""
+        """True if every node has at most one child."""
         return all(parent == node - 1 for node, parent in enumerate(self.parents))
 
     def path(self, node: int) -> tuple[int, ...]:
@@ -172,7 +172,7 @@ class GrowingTree:
         return len(self.token_ids)
 
     def multiplicity(self, node: int) -> int:
-        """How often a node was drawn: its repeats among its parent's candidates, 1 for the root."""
+        """Return how often a node was drawn: its repeats among its parent's candidates, 1 for the root."""
         return 1 if node == 0 else self._candidates[self.parents[node]].count(node)
 
     def candidates(self, node: int) -> tuple[int, ...]:

@@ -212,7 +212,7 @@ def as_sequence_model(
         raise UnsupportedModelError(
             f"the weights of this {type(network).__name__} lie in several processes, which must "
             "agree on every token; "
-            "load it with monge.scale.tensor_parallel (--tensor-parallel)"
+            "load it with monge.distributed.tensor_parallel (--tensor-parallel)"
         )
     return chosen.sequence_model(network)
 

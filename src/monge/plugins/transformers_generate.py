@@ -286,7 +286,7 @@ class _Call:
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether the caller requests the logits or scores of every token."""
+        """Return whether the caller requests the logits or scores of every token."""
         config = self.config
         return bool(
             config.return_dict_in_generate and (config.output_scores or config.output_logits)
@@ -294,7 +294,7 @@ class _Call:
 
     @property
     def keeps_scores(self) -> bool:
-        """Whether criteria are shown scores, as in plain decoding."""
+        """Return whether criteria are shown scores, as in plain decoding."""
         return bool(self.config.return_dict_in_generate and self.config.output_scores)
 
     def score_column(self, index: int) -> Tensor:
@@ -380,7 +380,7 @@ class _StopCheck:
 
 
 def _key(model: Any, draft: Any, named: dict[str, Any]) -> str:
-    """What the default controller's knowledge depends on, beside the model."""
+    """Key of the default controller's knowledge, beside the model."""
     drafted = draft if isinstance(draft, str | Path | None) else (type(draft), id(draft))
     place = model.device, model.dtype, torch.get_num_threads()
     return repr((drafted, named, place))

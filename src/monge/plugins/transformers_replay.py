@@ -60,7 +60,7 @@ class Replay:
             self._settle()
 
     def needs(self, row: int) -> bool:
-        """Whether more tokens of a row can matter."""
+        """Return whether more tokens of a row can matter."""
         return self._running[row] if self._pads else any(self._running)
 
     @property

@@ -12,14 +12,12 @@ sorted by increasing p/q.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from monge.core.errors import OptionError
 from monge.transport.candidates import TokenTuple
 from monge.transport.laws import (
     Tabular,
@@ -31,12 +29,8 @@ from monge.transport.laws import (
     check_width,
     normalised,
 )
-from monge.transport.problem import TransportProblem
 from monge.transport.race import prefix_containment
 from monge.transport.random_tree import string_laws
-
-MAX_SUBSET_TOKENS: Final = 20
-"""Most tokens whose subsets are searched: a million of them."""
 
 DRAFTS_ROUNDING: Final = 1e-12
 """How far, relatively, log p(H) / log q(H) may lie above a whole number by rounding and still count as that number.
@@ -56,45 +50,6 @@ class Cut:
 
     acceptance: float
     tokens: TokenTuple
-
-
-def subset_optimum(problem: TransportProblem) -> Cut:
-    """Any joint law, by searching all subsets of the drafted tokens.
-
-    Raises:
-        OptionError: If more than `MAX_SUBSET_TOKENS` tokens can be drafted.
-    """
-    tokens = np.flatnonzero(problem.candidates.membership.any(axis=0))
-    _check_searchable(tokens.size)
-    bit = {token: 1 << position for position, token in enumerate(tokens.tolist())}
-    contained = np.zeros(1 << tokens.size)
-    for candidate_ids, prob in problem.candidates:
-        contained[sum(bit[token] for token in set(candidate_ids))] += prob
-    # From "exactly this set of tokens" to "a subset of this set".
-    for position in range(tokens.size):
-        view = contained.reshape(-1, 2, 1 << position)
-        view[:, 1] += view[:, 0]
-    return _smallest(problem.target, tokens, contained)
-
-
-def different_drafts_optimum(
-    p: Float64[np.ndarray, " vocab"], draft_laws: Sequence[Float64[np.ndarray, " vocab"]]
-) -> Cut:
-    """Independent candidates from different draft laws.
-
-    Q(H) is the product of q_k(H), and no sorted prefix need be minimal.
-
-    Raises:
-        OptionError: If more than `MAX_SUBSET_TOKENS` tokens can be drafted.
-    """
-    p = check_law("target", p)
-    laws = [check_law(f"draft law {index}", law) for index, law in enumerate(draft_laws)]
-    for law in laws:
-        check_pair(p, law)
-    tokens = np.flatnonzero(np.any(laws, axis=0))
-    _check_searchable(tokens.size)
-    contained = np.prod([_subset_sums(law[tokens]) for law in laws], axis=0)
-    return _smallest(p, tokens, contained)
 
 
 def iid_optimum(
@@ -184,7 +139,7 @@ class AcceptanceOne:
     tokens: TokenTuple
 
     def holds(self, width: int) -> bool:
-        """Whether alpha* = 1 for `width` draws."""
+        """Return whether alpha* = 1 for `width` draws."""
         check_width(width)
         return self.num_drafts is not None and self.num_drafts <= width
 
@@ -272,27 +227,3 @@ def _best_prefix(
     values = np.concatenate([[1.0], 1.0 + (kept - contained)[:-1], kept[-1:]])
     size = int(values.argmin())
     return Cut(acceptance=float(values[size]), tokens=tuple(tokens[:size].tolist()))
-
-
-def _smallest(
-    p: Float64[np.ndarray, " vocab"], tokens: Int64[np.ndarray, " n"], contained: np.ndarray
-) -> Cut:
-    values = 1.0 + (_subset_sums(p[tokens]) - contained)
-    subset = int(values.argmin())
-    members = [token for position, token in enumerate(tokens.tolist()) if subset >> position & 1]
-    return Cut(acceptance=float(values[subset]), tokens=tuple(members))
-
-
-def _subset_sums(masses: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " subsets"]:
-    sums = np.zeros(1)
-    for mass in masses.tolist():
-        sums = np.concatenate([sums, sums + mass])
-    return sums
-
-
-def _check_searchable(num_tokens: int) -> None:
-    if num_tokens > MAX_SUBSET_TOKENS:
-        raise OptionError(
-            f"subset search: {num_tokens} draftable tokens, at most "
-            f"{MAX_SUBSET_TOKENS}; use a closed form"
-        )

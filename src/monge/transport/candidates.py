@@ -220,7 +220,7 @@ class CandidateLaw:
 
     @property
     def membership(self) -> Bool[np.ndarray, "tuples vocab"]:
-        """Which tokens each tuple contains."""
+        """True for the tokens that a tuple contains."""
         member = np.zeros((len(self.tuples), self.num_tokens), dtype=bool)
         for row, candidates in enumerate(self.tuples):
             member[row, list(candidates)] = True

@@ -15,8 +15,7 @@ from typing import Final, Literal
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from monge.core.errors import LawError, OptionError
-from monge.transport.coupling import FLOW_TOLERANCE, Coupling
+from monge.core.errors import OptionError
 from monge.transport.laws import check_law, check_pair
 from monge.transport.problem import TransportProblem
 
@@ -26,49 +25,9 @@ MAX_LEADING: Final = 64
 Tail = Literal["ranked", "first"]
 
 
-def selection_law(
-    problem: TransportProblem, selection: Float64[np.ndarray, "tuples vocab"]
-) -> Float64[np.ndarray, " vocab"]:
-    """Law x of the selected candidate."""
-    return problem.candidates.probs @ selection
-
-
-def canonical_coupling(
-    problem: TransportProblem, selection: Float64[np.ndarray, "tuples vocab"]
-) -> Coupling:
-    """The coupling of a selection kernel, with x computed from that kernel.
-
-    Raises:
-        LawError: If a row of the kernel is not a law.
-    """
-    totals = selection.sum(axis=1)
-    if not (np.abs(totals - 1.0) <= FLOW_TOLERANCE).all():
-        raise LawError(
-            "selection: every row must sum to one; they sum to "
-            f"{totals.min():.12g}..{totals.max():.12g}"
-        )
-    x = selection_law(problem, selection)
-    return Coupling.from_kernel(problem, selection * _accept(problem.target, x))
-
-
-def selection_of(coupling: Coupling) -> Float64[np.ndarray, "tuples vocab"]:
-    """A selection kernel at least as good as a coupling.
-
-    What the flow leaves undecided selects the first candidate.
-
-    Then x >= y, so sum(min(p, x)) >= sum(y): the relaxed and the canonical optimum are one number.
-    """
-    selection = coupling.kernel.copy()
-    for row, candidate_ids in enumerate(coupling.problem.candidates.tuples):
-        if not candidate_ids:
-            raise LawError("selection: a tuple without candidates has none to select")
-        selection[row, candidate_ids[0]] += max(0.0, 1.0 - float(selection[row].sum()))
-    return selection
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PairSelection:
-    """How to select one of two candidates X1 ~ q1, X2 ~ q2, drawn independently.
+    """Selects one of two candidates X1 ~ q1, X2 ~ q2, drawn independently.
 
     Args:
         order: Tokens of either support by decreasing `p - q1 q2`, `[support]`.
@@ -191,13 +150,6 @@ def tournament(
         rounds.append(truncated_program(p, winner, challenger, num_leading=num_leading, tail=tail))
         winner = rounds[-1].winner_law
     return Tournament(rounds=tuple(rounds))
-
-
-def _accept(
-    p: Float64[np.ndarray, " vocab"], x: Float64[np.ndarray, " vocab"]
-) -> Float64[np.ndarray, " vocab"]:
-    # A token that is never selected is never accepted either; its entry is not used.
-    return np.divide(np.minimum(p, x), x, out=np.zeros_like(x), where=x > 0.0)
 
 
 def _tail_law(

@@ -11,23 +11,9 @@ import numpy as np
 from jaxtyping import Float64
 
 from monge.core.errors import LawError
-from monge.transport.bounds import greedy_proposal
-from monge.transport.laws import Tabular, check_law, check_pair, check_width
-from monge.transport.problem import TransportProblem
-from monge.transport.random_tree import string_laws
+from monge.transport.laws import check_law, check_pair, check_width
 
 Vector = Float64[np.ndarray, " vocab"]
-
-
-def single_draft_acceptance(p: Vector, q: Vector) -> float:
-    """sum(min(p, q)) = 1 - TV(p, q), the optimum of one candidate (Leviathan et al., arXiv 2211.17192)."""
-    p, q = _checked(p, q)
-    return float(np.minimum(p, q).sum())
-
-
-def target_walk_acceptance(problem: TransportProblem) -> float:
-    """sum_i p_i P(i is a candidate): the token is drawn from p without a look at the candidates."""
-    return float(problem.target @ problem.candidates.inclusion)
 
 
 def naive_tree_acceptance(p: Vector, q: Vector, width: int) -> float:
@@ -93,7 +79,7 @@ def rrs_without_replacement_acceptance(p: Vector, q: Vector, width: int) -> floa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KSeqConstants:
-    """What K-SEQ computes once per node.
+    """Constants of K-SEQ, computed once per node.
 
     Args:
         rho: Divisor of the acceptance ratio, at least the optimal one.
@@ -161,60 +147,6 @@ def k_seq_acceptance(p: Vector, q: Vector, width: int, rho: float | None = None)
     rejected_law = rejected_law / rejected_law.sum()
     hits = 1.0 - (1.0 - rejected_law) ** width
     return constants.accepted + (1.0 - constants.accepted) * float(residual @ hits / residual.sum())
-
-
-def greedy_acceptance(p: Vector, q: Vector, width: int) -> float:
-    """Top K - 1 tokens T of q and one draw x ~ q' outside: p(T) + sum outside T of min(p, q').
-
-    Single-draft step with proposal q'; residual tokens in T count as accepted. Reference: Hu et
-    al., arXiv 2502.18779.
-    """
-    p, q = _checked(p, q)
-    fixed, rest = greedy_proposal(q, width)
-    top = float(p[list(fixed)].sum())
-    return top if rest is None else top + float(np.minimum(p, rest).sum())
-
-
-def spechub_acceptance(p: Vector, q: Vector) -> float:
-    """SpecHub's pairs with the hub a = argmax q.
-
-    What its four tests take from p (arXiv 2411.05289).
-
-    A residual token is in no undecided pair: what a test leaves of it means that the test accepted
-    it for certain.
-    """
-    p, q = _checked(p, q)
-    hub = int(q.argmax())
-    first = q.copy()  # Q(i, a)
-    first[hub] = 0.0
-    if not first.any():
-        raise LawError(
-            f"hub pairs: the draft law is the point mass at token {hub}; there is no pair to draw"
-        )
-    second = q[hub] * first / first.sum()  # Q(a, i)
-    after_first = np.maximum(p - first, 0.0)
-    left = np.maximum(after_first - second, 0.0)
-    for refused in (np.maximum(second - after_first, 0.0), np.maximum(first - p, 0.0)):
-        left[hub] = max(left[hub] - float(refused.sum()), 0.0)
-    return 1.0 - float(left.sum())
-
-
-def block_acceptance(target: Tabular, draft: Tabular, *, depth: int) -> float:
-    """E[tau] of Block Verification, the multi-step optimum of one path (Sun et al., arXiv 2403.10444).
-
-    Sum over strings of min over k of q(first k tokens) p(the others | them), for every length up to
-    `depth`.
-    """
-    targets, drafts = string_laws(target, depth), string_laws(draft, depth)
-    total = 0.0
-    for length in range(1, depth + 1):
-        for string, p_string in targets[length].items():
-            # p_string is positive, so every prefix has target mass
-            total += min(
-                drafts[cut].get(string[:cut], 0.0) * p_string / targets[cut][string[:cut]]
-                for cut in range(length + 1)
-            )
-    return total
 
 
 def _k_seq_at(p: Vector, q: Vector, width: int, rho: float) -> KSeqConstants:

@@ -88,7 +88,7 @@ class Coupling:
 
     @property
     def residual(self) -> Float64[np.ndarray, " vocab"]:
-        """What the accepted part leaves of the target, p - y, not normalised."""
+        """The rest of the target, p - y, not normalised."""
         return np.maximum(self.problem.target - self.accepted_masses, 0.0)
 
     @property
@@ -131,7 +131,7 @@ class Coupling:
 
     @property
     def is_lossless(self) -> bool:
-        """Whether the output law is the target's, up to rounding."""
+        """True if the output law is the target's, up to rounding."""
         return self.law_error <= LOSSLESS_TOLERANCE
 
 

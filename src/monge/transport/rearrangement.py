@@ -214,7 +214,7 @@ def _peaks(
     width: int,
     threshold: float,
 ) -> Float64[np.ndarray, " windows"]:
-    """Where xt crosses g from above, clipped to the window."""
+    """Return the points where xt crosses g from above, clipped to the window."""
     left, right = edges[:-1], edges[1:]
     if width == 1:
         crossing = np.where(gains < 1.0, right, left)

@@ -16,10 +16,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from monge.transport.candidates import CandidateLaw, TokenTuple
-from monge.transport.coupling import Coupling
-from monge.transport.laws import check_fixed, check_law
-from monge.transport.problem import TransportProblem
+from monge.transport.candidates import TokenTuple
 from monge.transport.rearrangement import Rearrangement
 from monge.transport.score_law import NUM_NODES, ScoreLaw, running_integral, unit_nodes
 
@@ -106,33 +103,6 @@ class ScoreTable:
     def accept_probs(self, candidate_ids: TokenTuple) -> dict[int, float]:
         """pi(x | candidates): probability that each distinct independent candidate is accepted."""
         return self.score_law(tuple(sorted(set(candidate_ids)))).winner_probs(candidate_ids)
-
-
-def rearrangement_coupling(
-    p: Float64[np.ndarray, " vocab"],
-    q: Float64[np.ndarray, " vocab"],
-    width: int,
-    fixed: TokenTuple = (),
-) -> Coupling:
-    """The rearrangement coupling of deterministic candidates `fixed` and `width` independent draws from q, enumerated.
-
-    Deterministic candidates are accepted when the residual, over the whole vocabulary, emits them.
-    """
-    p = check_law("target", p)
-    check_fixed(fixed, q)
-    outside = p.copy()
-    outside[list(fixed)] = 0.0
-    table = ScoreTable.build(Rearrangement.build(outside, q, width))
-    candidates = CandidateLaw.mixed(fixed, q, width) if fixed else CandidateLaw.iid(q, width)
-    kernel = np.zeros((len(candidates.tuples), p.size))
-    known: dict[TokenTuple, dict[int, float]] = {}
-    for row, candidate_ids in enumerate(candidates.tuples):
-        # Independent draws: their order does not matter.
-        drawn = tuple(sorted(candidate_ids[len(fixed) :]))
-        if drawn not in known:
-            known[drawn] = table.accept_probs(drawn)
-        kernel[row, list(known[drawn])] = list(known[drawn].values())
-    return Coupling.from_kernel(TransportProblem(target=p, candidates=candidates), kernel)
 
 
 def _break_points(scores: Rearrangement) -> Float64[np.ndarray, " points"]:

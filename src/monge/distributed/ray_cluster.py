@@ -14,7 +14,7 @@ def require_ray(*rooms: str) -> Any:  # noqa: ANN401 (the host's)
     Raises:
         OptionError: If it is not installed.
     """
-    require("scale", "a cluster", "ray")
+    require("distributed", "a cluster", "ray")
     for room in rooms:
         import_module(f"ray.{room}")
     return import_module("ray")

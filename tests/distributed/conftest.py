@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from monge.scale.batch import BatchJob
-from monge.scale.files import RowFile
-from monge.scale.spec import DecoderSpec
-from tests.scale.batches import OPTIONS, PROMPTS
+from monge.distributed.batch import BatchJob
+from monge.distributed.files import RowFile
+from monge.distributed.spec import DecoderSpec
+from tests.distributed.batches import OPTIONS, PROMPTS
 from tests.serve.served import toy_decoder
 
 

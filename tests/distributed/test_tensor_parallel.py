@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 from monge.api import load, make_components
 from monge.cli.app import app as commands
 from monge.core.errors import OptionError, OutOfStepError, UnsupportedModelError
+from monge.distributed import tensor_parallel as room
+from monge.distributed.rank_zero_model import RankZeroModel
+from monge.distributed.ranks import Ranks
 from monge.engine.decoder import Decoder
 from monge.loading.networks import as_sequence_model
-from monge.scale import tensor_parallel as room
-from monge.scale.rank_zero_model import RankZeroModel
-from monge.scale.ranks import Ranks
 from monge.serve.scheduler import Scheduler
 from monge.testing.tabular import RandomTable, TabularModel
 from tests.bench.tiny import save_pair
@@ -132,7 +132,7 @@ def free_port():
 def two(work, *arguments):
     """Two processes, which have ended well at the end."""
     pytest.importorskip(
-        "accelerate", reason="transformers shards with accelerate: pip install 'monge[scale]'"
+        "accelerate", reason="transformers shards with accelerate: pip install 'monge[distributed]'"
     )
     # Forked, because importing everything again would take longer than the tests.
     context, port = multiprocessing.get_context("fork"), free_port()
@@ -266,7 +266,9 @@ def test_the_command_without_torchrun(pair, monkeypatch):
 def test_accelerate_is_asked_for(pair, without):
     without("accelerate")
     with (
-        pytest.raises(OptionError, match=r'needs accelerate, .* pip install "monge\[scale\]"'),
+        pytest.raises(
+            OptionError, match=r'needs accelerate, .* pip install "monge\[distributed\]"'
+        ),
         room.tensor_parallel(*pair),
     ):
         pass

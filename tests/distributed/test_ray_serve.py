@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 from monge.cli.app import app as commands
 from monge.core.errors import OptionError
-from monge.scale import ray_serve
-from monge.scale.ray_serve import AppArgs, Replica, replica_app
-from monge.scale.retry_proxy import CONTROLLER_OPTIONS
-from monge.scale.shared_metrics import merged, metrics_actor_class
-from monge.scale.spec import DecoderSpec
+from monge.distributed import ray_serve
+from monge.distributed.ray_serve import AppArgs, Replica, replica_app
+from monge.distributed.retry_proxy import CONTROLLER_OPTIONS
+from monge.distributed.shared_metrics import merged, metrics_actor_class
+from monge.distributed.spec import DecoderSpec
 from tests.serve.served import toy_decoder
 
 GUIDE = Path(__file__).parents[2] / "docs" / "scaling.md"
@@ -71,7 +71,7 @@ def test_every_replica_shows_what_all_of_them_measured(replica):
 
 
 def test_a_silent_replica_is_forgotten(monkeypatch):
-    from monge.scale import shared_metrics
+    from monge.distributed import shared_metrics
 
     board, now = metrics_actor_class()(), [0.0]
     monkeypatch.setattr(shared_metrics.time, "monotonic", lambda: now[0])
@@ -188,7 +188,7 @@ def test_deployment_options():
             "--replicas: Input should be greater than or equal to 1; got 0",
         ),
         (["--ray", "--drain", "-1"], "--drain: Input should be greater than"),
-        (["--ray"], 'a cluster needs ray, which cannot be found: pip install "monge[scale]"'),
+        (["--ray"], 'a cluster needs ray, which cannot be found: pip install "monge[distributed]"'),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -2,8 +2,8 @@
 
 import json
 
-from monge.scale.batch import ThisProcess, run_batch
-from monge.scale.shards import decode_shard
+from monge.distributed.batch import ThisProcess, run_batch
+from monge.distributed.shards import decode_shard
 
 OPTIONS = {"max_new_tokens": 8, "temperature": 0.9}
 PROMPTS = [f"Number {number} of many" for number in range(10)]

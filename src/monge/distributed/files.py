@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from monge.core.errors import OptionError
 from monge.core.extras import require
-from monge.scale.rows import ROW_OPTIONS
+from monge.distributed.rows import ROW_OPTIONS
 
 _JSONL, _PARQUET = ".jsonl", ".parquet"
 _ROWS_AT_ONCE: Final = 1024
@@ -151,5 +151,5 @@ def _opened(path: Path) -> Any:  # noqa: ANN401 (the host's)
 
 
 def _parquet() -> ModuleType:
-    require("scale", "a Parquet file", "pyarrow")
+    require("distributed", "a Parquet file", "pyarrow")
     return import_module("pyarrow.parquet")

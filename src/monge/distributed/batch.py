@@ -7,11 +7,11 @@ from typing import Any, Protocol, runtime_checkable
 
 from monge.core.errors import OptionError
 from monge.core.words import counted
-from monge.scale.files import RowFile, check_suffix
-from monge.scale.rows import RowRules, check_options
-from monge.scale.shards import Shard, decode_shard, shards_of
-from monge.scale.spec import DecoderSpec
-from monge.scale.store import shard_store
+from monge.distributed.files import RowFile, check_suffix
+from monge.distributed.journal import open_journal
+from monge.distributed.rows import RowRules, check_options
+from monge.distributed.shards import Shard, decode_shard, shards_of
+from monge.distributed.spec import DecoderSpec
 
 Finished = tuple[int, tuple[str, ...]]
 """A shard's number and its output lines."""
@@ -19,17 +19,17 @@ Finished = tuple[int, tuple[str, ...]]
 
 @runtime_checkable
 class Workers(Protocol):
-    """Who decodes shards."""
+    """Decodes shards."""
 
     def decode(
         self, shards: Iterable[Shard], spec: DecoderSpec, rules: RowRules
     ) -> Iterator[Finished]:
-        """Finished shards, in any order.
+        """Yield finished shards, in any order.
 
         Args:
-            shards: What is to be done.
-            spec: What decodes.
-            rules: How rows are read.
+            shards: Shards to decode.
+            spec: The decoder.
+            rules: Rules for reading rows.
         """
         ...
 
@@ -48,18 +48,18 @@ class ThisProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchJob:
-    """What is to be done.
+    """A batch file to complete.
 
     Args:
         source: The rows.
         output: The `.jsonl` or `.parquet` file to write.
-        spec: What decodes.
+        spec: The decoder.
         options: Options of `Decoder.requests`, for rows that say nothing else.
         seed: The run's seed, which gives the texts again; without, each row has one that is drawn.
         shard_rows: Rows that are decoded together and kept together. The output may depend on it,
             since the floating-point sums of a row depend on its neighbours.
-        overwrite: Whether an output that is there is replaced.
-        restart: Whether an unfinished run is thrown away instead of gone on with.
+        overwrite: Replace an existing output.
+        restart: Throw an unfinished run away instead of continuing it.
     """
 
     source: RowFile
@@ -84,7 +84,7 @@ class BatchJob:
             raise OptionError("input and output are the same file; give the output another name")
 
     def settings(self) -> dict[str, Any]:
-        """All that the output depends on."""
+        """Return everything that the output depends on."""
         return {
             "input": self.source.digest(),
             "prompt_field": self.source.prompt_field,
@@ -97,7 +97,7 @@ class BatchJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchReport:
-    """What was done.
+    """Counts of a finished run.
 
     Args:
         num_rows: Rows of the input, and of the output.
@@ -114,9 +114,9 @@ def run_batch(
     """Decode all rows that are not decoded yet, and write the output once all of them are.
 
     Args:
-        job: What is to be done.
-        workers: Who does it.
-        on_progress: Told how many rows are done and how many there are; first before anything is
+        job: The batch.
+        workers: Workers that decode it.
+        on_progress: Called with the numbers of finished and of all rows, first before anything is
             decoded.
 
     Raises:
@@ -129,9 +129,9 @@ def run_batch(
         range(first, min(first + job.shard_rows, num_rows))
         for first in range(0, num_rows, job.shard_rows)
     ]
-    with shard_store(job.output, job.settings(), rows, restart=job.restart) as store:
+    with open_journal(job.output, job.settings(), rows, restart=job.restart) as journal:
         rules = RowRules(seed=job.seed, options=job.options, prompt_field=job.source.prompt_field)
-        finished = store.finished
+        finished = journal.finished
         done = sum(len(rows[number]) for number in finished)
         on_progress(done, num_rows)
         if done < num_rows:
@@ -141,19 +141,19 @@ def run_batch(
                 if shard.number not in finished
             )
             for number, lines in workers.decode(pending, job.spec, rules):
-                store.put(number, lines)
+                journal.put(number, lines)
                 done += len(lines)
                 on_progress(done, num_rows)
-        if store.num_errors == num_rows:
-            error = store.first_error()
-            store.discard()  # or it would stand in the way of the command that is right
+        if journal.num_errors == num_rows:
+            error = journal.first_error()
+            journal.discard()  # or it would stand in the way of the command that is right
             raise OptionError(
                 f"none of {counted(num_rows, 'row')} could be decoded, so nothing was written; "
                 f"the first one: {error}"
             )
         _check_output(job)
-        store.merge()
-        return BatchReport(num_rows=num_rows, num_errors=store.num_errors)
+        journal.merge(job.output)
+        return BatchReport(num_rows=num_rows, num_errors=journal.num_errors)
 
 
 def _check_output(job: BatchJob) -> None:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from monge.core.errors import OptionError
-from monge.scale.batch import Finished
-from monge.scale.ray_cluster import connect, require_ray
-from monge.scale.rows import RowRules
-from monge.scale.shards import Shard, decode_shard
-from monge.scale.spec import DecoderSpec
+from monge.distributed.batch import Finished
+from monge.distributed.ray_cluster import connect, require_ray
+from monge.distributed.rows import RowRules
+from monge.distributed.shards import Shard, decode_shard
+from monge.distributed.spec import DecoderSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

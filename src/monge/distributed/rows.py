@@ -30,7 +30,7 @@ _MOST_SHOWN: Final = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowRules:
-    """How rows are read.
+    """Rules for reading rows.
 
     Args:
         seed: The run's seed. Row i has its stream i, as row i of `Decoder.generate` does; a row

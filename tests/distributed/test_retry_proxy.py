@@ -8,8 +8,8 @@ import json
 
 import pytest
 
-from monge.scale import retry_proxy
-from monge.scale.retry_proxy import CONTROLLER_OPTIONS, RetryProxy, middlewares
+from monge.distributed import retry_proxy
+from monge.distributed.retry_proxy import CONTROLLER_OPTIONS, RetryProxy, middlewares
 
 JSON = [(b"content-type", b"application/json")]
 TEXT = [(b"content-type", b"text/plain")]
@@ -161,5 +161,5 @@ def test_ray_finds_it():
         for name, value in CONTROLLER_OPTIONS["runtime_env"]["env_vars"].items()
         if name.endswith("IMPORT_PATH")
     ]
-    assert path == "monge.scale.retry_proxy:middlewares"
+    assert path == "monge.distributed.retry_proxy:middlewares"
     assert [one.cls for one in middlewares()] == [RetryProxy]

@@ -15,11 +15,11 @@ from monge.backends.registry import Eager
 from monge.core.errors import OptionError
 from monge.core.extras import require
 from monge.core.model import SequenceModel
+from monge.distributed.rank_zero_model import RankZeroModel, follow, release
+from monge.distributed.ranks import Ranks
 from monge.engine.decoder import Decoder
 from monge.loading.networks import load_network, load_tokenizer
 from monge.loading.sharding import is_sharded
-from monge.scale.rank_zero_model import RankZeroModel, follow, release
-from monge.scale.ranks import Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def tensor_parallel(
                 "eagerly on its own device"
             )
     # Without it the host does not shard.
-    require("scale", "tensor parallelism", "accelerate")
+    require("distributed", "tensor parallelism", "accelerate")
     ranks = Ranks()
     source = built_in("target") if target is None else target
     usual = default_draft(None, None, drafter) if target is None else None

@@ -39,7 +39,7 @@ _OWN_NAMES: Final = frozenset({"iid", "without_replacement", "top", "greedy_plus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drafting:
+class SamplingScheme:
     """A named way of drafting.
 
     Args:
@@ -53,7 +53,7 @@ class Drafting:
     proposal: Proposal
 
 
-def draftings(q: Vector, width: int) -> tuple[Drafting, ...]:
+def sampling_schemes(q: Vector, width: int) -> tuple[SamplingScheme, ...]:
     """Every way of drafting `width` candidates from q.
 
     Args:
@@ -73,7 +73,7 @@ def draftings(q: Vector, width: int) -> tuple[Drafting, ...]:
         proposal = _children(way, law, width)
         if proposal is not None:
             named[way] = proposal
-    return tuple(Drafting(name=name, proposal=proposal) for name, proposal in named.items())
+    return tuple(SamplingScheme(name=name, proposal=proposal) for name, proposal in named.items())
 
 
 def mixed_proposal(q: Vector, num_fixed: int, width: int) -> Proposal:
@@ -153,7 +153,7 @@ def _solved(p: Vector, proposal: Proposal) -> float | None:
 
 
 def _children(way: str, law: DenseLaw, width: int) -> Proposal | None:
-    """What trees call by this name, unless it is drafted above under a name of its own, or draws fewer candidates."""
+    """Return the proposal of a tree's sampling scheme, unless it has a name above or draws fewer candidates."""
     if way in _OWN_NAMES or way_of_drawing(way).min_width > width:
         return None
     try:

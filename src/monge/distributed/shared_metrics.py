@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from prometheus_client.core import Metric
 
-from monge.scale.ray_cluster import require_ray
+from monge.distributed.ray_cluster import require_ray
 from monge.serve.metrics import ServerMetrics
 
 _PERIOD_S: Final = 2.0

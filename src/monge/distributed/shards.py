@@ -5,10 +5,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from monge.core.errors import OptionError
+from monge.distributed.rows import BatchRow, RowRules, read_row
 from monge.engine.batch import Batch
 from monge.engine.decoder import Decoder
-from monge.scale.rows import BatchRow, RowRules, read_row
 
 _PREFILL_CHUNK = 512
 
@@ -29,13 +28,7 @@ class Shard:
 
 
 def shards_of(lines: Iterable[bytes], size: int) -> Iterator[Shard]:
-    """Cut rows into shards of `size`.
-
-    Raises:
-        OptionError: If there is no room for a row in a shard.
-    """
-    if size < 1:
-        raise OptionError(f"a shard must hold at least 1 row; got {size}")
+    """Cut rows into shards of `size`."""
     left, number = iter(lines), 0
     while piece := tuple(islice(left, size)):
         yield Shard(number=number, first_row=number * size, lines=piece)

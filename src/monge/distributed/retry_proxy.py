@@ -91,7 +91,7 @@ class _Body:
 
     @property
     def can_be_sent_again(self) -> bool:
-        """Whether the client is connected, and the body is complete so far."""
+        """True if the client is connected, and the body is complete so far."""
         return not self.has_left and self._size <= _MOST_KEPT
 
     def from_start(self) -> Receive:
@@ -131,7 +131,7 @@ class _Answer:
 
     @property
     def is_missing(self) -> bool:
-        """Whether the client has received nothing yet."""
+        """True if the client has received nothing yet."""
         return not self._has_begun
 
     async def take(self, message: Message) -> None:

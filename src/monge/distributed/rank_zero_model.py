@@ -9,7 +9,7 @@ from torch import Tensor
 
 from monge.core.errors import OutOfStepError
 from monge.core.model import NodeBlock, SequenceModel, dtype_of
-from monge.scale.ranks import Ranks
+from monge.distributed.ranks import Ranks
 
 _CALLS: Final[Mapping[str, Callable[[SequenceModel, Any], Any]]] = {
     "open": lambda model, prefixes: model.open(prefixes),

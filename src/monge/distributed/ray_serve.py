@@ -9,13 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from monge.audit.recorder import Recorder, loading_of
 from monge.core.errors import OptionError
+from monge.distributed.ray_cluster import require_ray
+from monge.distributed.shared_metrics import SharedMetrics
+from monge.distributed.spec import DecoderSpec
 from monge.engine.chat_format import chat_format
 from monge.engine.decoder import Decoder
 from monge.engine.garbage import settle_objects
 from monge.engine.logprobs import LogprobSource
-from monge.scale.ray_cluster import require_ray
-from monge.scale.shared_metrics import SharedMetrics
-from monge.scale.spec import DecoderSpec
 from monge.serve.app import create_app
 from monge.serve.metrics import Gather, ServerMetrics
 from monge.serve.settings import ServerSettings, served_name
@@ -34,7 +34,7 @@ _SCHEDULING = ("max_waiting", "kv_budget_tokens", "prefill_chunk", "round_timeou
 
 
 class AppArgs(BaseModel):
-    """What `args` of a Ray Serve configuration may say; what is absent is as in `monge serve`.
+    """`args` of a Ray Serve configuration; defaults are those of `monge serve`.
 
     Folders are those of the machines on which replicas run.
     """
@@ -102,7 +102,7 @@ class AppArgs(BaseModel):
 
 
 class Replica:
-    """What Ray Serve asks of a replica, beside HTTP."""
+    """A replica; Ray Serve calls its methods beside HTTP."""
 
     app: FastAPI  # the ingress makes it
 
@@ -114,7 +114,7 @@ class Replica:
 
 
 def app_from(args: AppArgs) -> Any:  # noqa: ANN401 (the host's)
-    """The Ray Serve application: `import_path: monge.scale.ray_serve:app_from`.
+    """The Ray Serve application: `import_path: monge.distributed.ray_serve:app_from`.
 
     Args:
         args: The `args` of the configuration.

@@ -1,0 +1,1 @@
+"""Plots of the JSON files that commands write."""

@@ -1,1 +1,0 @@
-"""Many machines on engines that exist: Ray Serve, Ray Data, torchrun."""
