@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from monge.api import make_components
 from monge.core.model import FeatureModel
-from monge.draft.head import HeadDrafter
-from monge.draft.heads import ShapeDrafter
+from monge.draft.published_heads import HeadDrafter
+from monge.draft.shape import ShapeDrafter
 from monge.draft.tree.registry import TREES
 from monge.engine.decoder import Decoder
 from monge.heads.readers.files import CONFIG, read_json

@@ -15,7 +15,7 @@ from monge.core.metrics import acceptance_by_depth, block_efficiency
 from monge.core.model import SequenceModel
 from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import StepRecord
-from monge.draft.heads import ShapeDrafter
+from monge.draft.shape import ShapeDrafter
 from monge.draft.tree.registry import TREES
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder

@@ -52,7 +52,10 @@ def parts(kind: str, draft: Bounded) -> Components:
         "best first": {"drafter": "model", "tree": "best_first(4, 3, 2, 1)"},
         "pool": {"drafter": "pool('ngram(2)', 'model')", "tree": "chain(2)"},
         "pool, model first": {"drafter": "pool('model', 'ngram(2)')", "tree": "chain(2)"},
-        "cascade": {"drafter": "cascade('ngram(2)', 'model')", "tree": "chain(2)"},
+        "pool with a minimum": {
+            "drafter": "pool('ngram(2)', 'model', min_nodes=2)",
+            "tree": "chain(2)",
+        },
     }
     return make_components(target(), draft, **made[kind])
 
@@ -65,7 +68,7 @@ KINDS = (
     "ensemble",
     "pool",
     "pool, model first",
-    "cascade",
+    "pool with a minimum",
 )
 
 

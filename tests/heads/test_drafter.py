@@ -14,7 +14,7 @@ from monge.core.law import total_variation
 from monge.core.proposal import Arbitrary, Deterministic, Iid
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.core.tree import TokenTree
-from monge.draft.heads import ShapeDrafter
+from monge.draft.shape import ShapeDrafter
 from monge.draft.tree.by_request import ByRequest
 from monge.draft.tree.registry import TREES
 from monge.engine.components import Components

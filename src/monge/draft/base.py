@@ -137,6 +137,39 @@ class StatelessDrafter(Drafter[None]):
         return None
 
 
+class DelegatingDrafter(Drafter[State]):
+    """A drafter that prepares another one and passes every call on to it."""
+
+    _drafter: Drafter[State]
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._drafter.capabilities
+
+    def open(self, contexts: Sequence[Context]) -> Sequence[State]:
+        return self._drafter.open(contexts)
+
+    def draft(
+        self,
+        contexts: Sequence[Context],
+        states: Sequence[State],
+        plans: Sequence[DraftPlan],
+        draws: Sequence[Draws],
+    ) -> Sequence[Draft[State]]:
+        return self._drafter.draft(contexts, states, plans, draws)
+
+    def observe(
+        self,
+        contexts: Sequence[Context],
+        drafts: Sequence[Draft[State]],
+        verdicts: Sequence[Verdict],
+    ) -> Sequence[State]:
+        return self._drafter.observe(contexts, drafts, verdicts)
+
+    def close(self, context: Context) -> None:
+        self._drafter.close(context)
+
+
 class PieceReader(Drafter[State]):
     """A drafter whose network can read a prompt in chunks.
 

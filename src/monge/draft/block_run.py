@@ -23,7 +23,7 @@ class _Text:
     memories: list[Tensor] = field(default_factory=list)
 
 
-class BlockRun(HeadRun):
+class BlockRun(HeadRun[_Text]):
     """Runs a `BlockHead`.
 
     The target's states at committed tokens are the context, at their positions. The last committed
@@ -36,14 +36,11 @@ class BlockRun(HeadRun):
     """
 
     def __init__(self, head: BlockHead, ends: TargetEnds) -> None:
+        super().__init__()
         self._head, self._ends = head, ends
-        self._texts: dict[int, _Text] = {}
 
     def open(self, request: int) -> None:
         self._texts[request] = _Text(Reading(self._head.num_kept))
-
-    def close(self, request: int) -> None:
-        self._texts.pop(request, None)
 
     def knows(self, request: int) -> bool:
         return len(self._texts[request].reading) > 0

@@ -14,7 +14,13 @@ from monge.core.sampling_rules import SamplingRules
 from monge.core.tree import TokenTree, root_only
 from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, PieceReader
-from monge.draft.growth import Growth, LevelReader, check_top_k, draft_rules, grow_together
+from monge.draft.growth import (
+    LevelForward,
+    check_top_k,
+    expand_trees,
+    expansions,
+    tree_capabilities,
+)
 from monge.draft.tree.base import TreeBuilder
 
 _CATCH_UP: Final = 16
@@ -58,14 +64,7 @@ class ModelDrafter(PieceReader[ReadPaths]):
 
     @property
     def capabilities(self) -> Capabilities:
-        limits = self.tree.limits
-        return Capabilities(
-            proposes=limits.proposes,
-            max_width=limits.max_width,
-            max_depth=limits.max_depth,
-            needs_trees=limits.max_width > 1,
-            max_length=self.model.max_length,
-        )
+        return tree_capabilities(self.tree.limits, max_length=self.model.max_length)
 
     def open(self, contexts: Sequence[Context]) -> Sequence[ReadPaths]:
         # All but the last token: a round starts by reading the unread tokens, at least the root.
@@ -88,20 +87,24 @@ class ModelDrafter(PieceReader[ReadPaths]):
     ) -> Sequence[Draft[ReadPaths]]:
         if all(plan.max_depth == 0 and plan.stop is None for plan in plans):
             return [Draft(root_only(context.token_ids[-1]), ()) for context in contexts]
-        rows = [
-            self._row(context, plan, row_draws)
-            for context, plan, row_draws in zip(contexts, plans, draws, strict=True)
-        ]
-        active = [row for row in rows if row.may_draft]
-        if active:
-            grow_together(
-                active,
-                self._read_text(active),
-                LevelReader(read=self._read_level, restore=self._restore),
+        rows = expansions(
+            contexts,
+            plans,
+            draws,
+            tree=self.tree,
+            rules=self.rules,
+            top_k=self.top_k,
+            network="draft model",
+        )
+        if active := [row for row in rows if row.may_draft]:
+            logits = read_text(
+                self.model, {row.request_id: row.context.token_ids for row in active}
             )
-        return [
-            Draft(row.finish(), tuple(row.paths), row.evidence, error=row.error) for row in rows
-        ]
+            forward = LevelForward(
+                extend=self.model.extend, reset=lambda row: self.model.commit({row.request_id: ()})
+            )
+            expand_trees(active, logits, forward)
+        return [row.draft(tuple(row.paths)) for row in rows]
 
     def observe(
         self,
@@ -111,36 +114,17 @@ class ModelDrafter(PieceReader[ReadPaths]):
     ) -> Sequence[ReadPaths]:
         if not any(draft.state for draft in drafts):
             return [()] * len(contexts)  # nothing was read
-        paths: dict[int, list[int]] = {}
-        for context, draft, verdict in zip(contexts, drafts, verdicts, strict=True):
-            paths[context.request_id] = read_slots(draft.state, draft.tree, verdict)
-        self.model.commit(paths)
+        rows = zip(contexts, drafts, verdicts, strict=True)
+        self.model.commit(
+            {
+                context.request_id: read_slots(draft.state, draft.tree, verdict)
+                for context, draft, verdict in rows
+            }
+        )
         return [()] * len(contexts)
 
     def close(self, context: Context) -> None:
         self.model.close(context.request_id)
-
-    def _row(self, context: Context, plan: DraftPlan, draws: Draws) -> Growth:
-        return Growth(
-            context=context,
-            plan=plan,
-            draws=draws,
-            builder=self.tree,
-            rules=draft_rules(self.tree, context.rules, self.rules, self.top_k),
-            network="draft model",
-        )
-
-    def _read_level(self, rows: Sequence[Growth]) -> Mapping[int, Tensor]:
-        return self.model.extend({row.request_id: row.block() for row in rows})
-
-    def _restore(self, row: Growth) -> None:
-        self.model.commit({row.request_id: ()})
-        for block in row.blocks:
-            self.model.extend({row.request_id: block})
-
-    def _read_text(self, rows: Sequence[Growth]) -> Mapping[int, Tensor]:
-        texts = {row.request_id: row.context.token_ids for row in rows}
-        return read_text(self.model, texts)
 
 
 def read_text(

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 import monge
 from monge.core.errors import ModelLoadError, OptionError
 from monge.draft.by_name import drafter_of
-from monge.draft.head import HeadDrafter
+from monge.draft.published_heads import HeadDrafter
 from monge.draft.tree.registry import TREES
 from monge.engine.loading import load_network
 from monge.heads.readers.registry import FORMATS, load_head

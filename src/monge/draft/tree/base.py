@@ -62,9 +62,9 @@ class TreeBuilder(ABC):
             The nodes to be read next: those that will get children in the coming level.
         """
 
-    @abstractmethod
     def finish(self, tree: GrowingTree, plan: DraftPlan) -> TokenTree:
-        """The finished tree."""
+        """Return the finished tree; a builder that ranks all nodes at the end prunes it here."""
+        return tree.finish()
 
 
 def nodes_left(tree: GrowingTree, plan: DraftPlan, own: int) -> int:

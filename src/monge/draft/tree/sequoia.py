@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.law import Law
-from monge.core.tree import GrowingTree, TokenTree
+from monge.core.tree import GrowingTree
 from monge.draft.tree.base import TreeBuilder, TreeLimits, check_sizes
 from monge.draft.tree.children import check_kind, children_of, way_of_drawing
 from monge.draft.tree.sequoia_shape import Shape, best_shape, check_acceptance
@@ -82,9 +82,6 @@ class Sequoia(TreeBuilder):
                 if subtree.children
             )
         return following
-
-    def finish(self, tree: GrowingTree, plan: DraftPlan) -> TokenTree:
-        return tree.finish()
 
 
 def _below(shape: Shape, tree: GrowingTree, node: int) -> Shape:
