@@ -21,7 +21,7 @@ from monge.engine.components import Components
 from monge.engine.decoder import Decoder
 from monge.heads.readers.base import PublishedHead
 from monge.heads.readers.registry import load_head as load_published
-from monge.heads.shape.alignment.registry import ALIGNMENTS
+from monge.heads.shape.alignment import ALIGNMENTS
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
 from monge.heads.training.shape import feature_model
 from monge.testing.decoding import Case, output_law, target_law

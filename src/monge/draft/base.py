@@ -140,7 +140,7 @@ class StatelessDrafter(Drafter[None]):
 class DelegatingDrafter(Drafter[State]):
     """A drafter that prepares another one and passes every call on to it."""
 
-    _drafter: Drafter[State]
+    _drafter: Any
 
     @property
     def capabilities(self) -> Capabilities:

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from monge.core.model import NodeBlock
 from monge.draft.head_run import HeadRun, Pairs, TargetEnds
-from monge.heads.readers.base import BlockHead, BlockPath
+from monge.heads.readers.block import DFlashHead
+from monge.heads.readers.block_edges import BlockPath
 from monge.heads.readers.reading import Reading
 
 
@@ -24,7 +25,7 @@ class _Text:
 
 
 class BlockRun(HeadRun[_Text]):
-    """Runs a `BlockHead`.
+    """Runs a `DFlashHead`.
 
     The target's states at committed tokens are the context, at their positions. The last committed
     token, whose state is not known yet, is the anchor of the block at the next position; masks
@@ -35,7 +36,7 @@ class BlockRun(HeadRun[_Text]):
         ends: The target's ends.
     """
 
-    def __init__(self, head: BlockHead, ends: TargetEnds) -> None:
+    def __init__(self, head: DFlashHead, ends: TargetEnds) -> None:
         super().__init__()
         self._head, self._ends = head, ends
 

@@ -74,6 +74,40 @@ def tree_capabilities(limits: TreeLimits, **more: Any) -> Capabilities:
     )
 
 
+@dataclass(slots=True)
+class ReadNodes:
+    """The nodes of a growing tree that a network has read below the root.
+
+    Args:
+        tree: The tree.
+
+    Attributes:
+        blocks: The levels, as they were read.
+        paths: Tokens on the path to each node, in reading order.
+    """
+
+    tree: GrowingTree
+    blocks: list[NodeBlock] = field(default_factory=list[NodeBlock])
+    paths: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
+    _slot_of: dict[int, int] = field(default_factory=dict[int, int])
+
+    def block(self, nodes: Sequence[int]) -> NodeBlock:
+        """Return nodes as a block to be read."""
+        return NodeBlock(
+            tuple(self.tree.token_ids[node] for node in nodes),
+            tuple(self._slot_of.get(self.tree.parents[node], -1) for node in nodes),
+        )
+
+    def note(self, nodes: Sequence[int]) -> None:
+        """Remember that the network has read nodes."""
+        self.blocks.append(self.block(nodes))
+        for node in nodes:
+            above = self._slot_of.get(self.tree.parents[node])
+            path = () if above is None else self.paths[above]
+            self._slot_of[node] = len(self.paths)
+            self.paths.append((*path, self.tree.token_ids[node]))
+
+
 @dataclass(slots=True, kw_only=True)
 class TreeExpansion:
     """The tree of one request, level by level.
@@ -89,8 +123,7 @@ class TreeExpansion:
 
     Attributes:
         frontier: Nodes whose children are drawn next.
-        blocks: The levels that the network has read below the root.
-        paths: Tokens on the path to each node of these levels, in reading order.
+        read: The nodes that the network has read.
         error: Why the network could not read some drawn nodes, if so; see `expand_trees`.
     """
 
@@ -102,15 +135,14 @@ class TreeExpansion:
     network: str
     draft_ids: Int64[Tensor, " some"] | None = None
     frontier: tuple[int, ...] = (0,)
-    blocks: list[NodeBlock] = field(default_factory=list[NodeBlock])
-    paths: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
     error: Exception | None = None
-    _slot_of: dict[int, int] = field(default_factory=dict[int, int])
     tree: GrowingTree = field(init=False)
+    read: ReadNodes = field(init=False)
     monitor: StopMonitor | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.tree = GrowingTree(self.root)
+        self.read = ReadNodes(self.tree)
         stop = self.plan.stop
         self.monitor = None if stop is None else StopMonitor(self.tree, stop, self.draft_ids)
 
@@ -150,29 +182,6 @@ class TreeExpansion:
         self.frontier = tuple(self.builder.expand(self.tree, nodes, laws, self.plan, self.draws))
         if self.monitor is not None:
             self.frontier = self.monitor.reads(nodes, self.frontier)
-
-    def block(self) -> NodeBlock:
-        """Return the frontier as a block to be read."""
-        return NodeBlock(
-            tuple(self.tree.token_ids[node] for node in self.frontier),
-            tuple(self._slot_of.get(self.tree.parents[node], -1) for node in self.frontier),
-        )
-
-    def note_read(self) -> None:
-        """Remember that the network has read the frontier."""
-        self.blocks.append(self.block())
-        for node in self.frontier:
-            above = self.tree.parents[node]
-            self.paths.append(
-                (*(self.paths[self._slot_of[above]] if above else ()), self.tree.token_ids[node])
-            )
-        self._slot_of |= zip(
-            self.frontier, range(len(self.paths) - len(self.frontier), len(self.paths)), strict=True
-        )
-
-    def forget(self) -> None:
-        """Forget what the network has read below the root; its `restore` drops it there too."""
-        self.blocks, self.paths, self._slot_of = [], [], {}
 
     def finish(self) -> TokenTree:
         """Return the finished tree."""
@@ -237,12 +246,12 @@ class LevelForward:
 
     def read(self, rows: Sequence[TreeExpansion]) -> Mapping[int, Float[Tensor, "nodes some"]]:
         """Read the frontiers of these requests and return their logits."""
-        return self.extend({row.request_id: row.block() for row in rows})
+        return self.extend({row.request_id: row.read.block(row.frontier) for row in rows})
 
     def restore(self, row: TreeExpansion) -> None:
-        """Return the network to the `blocks` of a request after a failed `read`."""
+        """Return the network to what a request had read before a failed `read`."""
         self.reset(row)
-        for block in row.blocks:
+        for block in row.read.blocks:
             self.extend({row.request_id: block})
 
 
@@ -282,7 +291,7 @@ def _read(rows: Sequence[TreeExpansion], forward: LevelForward) -> Mapping[int, 
     known = {} if isinstance(found, Exception) else dict(found)
     for row in rows:
         if row.request_id in known:
-            row.note_read()
+            row.read.note(row.frontier)
         elif (logits := _read_alone(row, forward)) is not None:
             known[row.request_id] = logits
     return known
@@ -307,7 +316,7 @@ def _read_alone(row: TreeExpansion, forward: LevelForward) -> Tensor | None:
 def _read_level(row: TreeExpansion, forward: LevelForward) -> Tensor:
     forward.restore(row)
     logits = forward.read([row])[row.request_id]
-    row.note_read()
+    row.read.note(row.frontier)
     return logits
 
 
@@ -317,13 +326,13 @@ def _read_path(row: TreeExpansion, node: int, forward: LevelForward) -> Tensor:
     Nodes that were read together before would fail together, so that one node decided whether
     another one has candidates.
     """
-    row.forget()
+    row.read = ReadNodes(row.tree)
     forward.restore(row)
     logits = None
     for above in row.tree.path(node):
         row.frontier = (above,)
         logits = forward.read([row])[row.request_id]
-        row.note_read()
+        row.read.note(row.frontier)
     assert logits is not None, "the root is read with the text"
     return logits
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from jaxtyping import Float
 from torch import Tensor
@@ -11,7 +11,7 @@ from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.model import NodeBlock, SequenceModel
 from monge.core.sampling_rules import SamplingRules
-from monge.core.tree import TokenTree, root_only
+from monge.core.tree import root_only
 from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, PieceReader
 from monge.draft.growth import (
@@ -67,16 +67,11 @@ class ModelDrafter(PieceReader[ReadPaths]):
         return tree_capabilities(self.tree.limits, max_length=self.model.max_length)
 
     def open(self, contexts: Sequence[Context]) -> Sequence[ReadPaths]:
-        # All but the last token: a round starts by reading the unread tokens, at least the root.
-        self.model.open({context.request_id: context.token_ids[:-1] for context in contexts})
+        open_texts(self.model, contexts)
         return [()] * len(contexts)
 
     def read(self, contexts: Sequence[Context]) -> None:
-        ids = [context.request_id for context in contexts]
-        texts = [context.token_ids[:-1] for context in contexts]
-        self.model.append(
-            {one: text[self.model.length(one) :] for one, text in zip(ids, texts, strict=True)}
-        )
+        append_texts(self.model, contexts)
 
     def draft(
         self,
@@ -104,7 +99,7 @@ class ModelDrafter(PieceReader[ReadPaths]):
                 extend=self.model.extend, reset=lambda row: self.model.commit({row.request_id: ()})
             )
             expand_trees(active, logits, forward)
-        return [row.draft(tuple(row.paths)) for row in rows]
+        return [row.draft(tuple(row.read.paths)) for row in rows]
 
     def observe(
         self,
@@ -112,19 +107,24 @@ class ModelDrafter(PieceReader[ReadPaths]):
         drafts: Sequence[Draft[ReadPaths]],
         verdicts: Sequence[Verdict],
     ) -> Sequence[ReadPaths]:
-        if not any(draft.state for draft in drafts):
-            return [()] * len(contexts)  # nothing was read
-        rows = zip(contexts, drafts, verdicts, strict=True)
-        self.model.commit(
-            {
-                context.request_id: read_slots(draft.state, draft.tree, verdict)
-                for context, draft, verdict in rows
-            }
-        )
+        if any(draft.state for draft in drafts):
+            read = [draft.state for draft in drafts]
+            commit_accepted(self.model, contexts, drafts, read, verdicts)
         return [()] * len(contexts)
 
     def close(self, context: Context) -> None:
         self.model.close(context.request_id)
+
+
+def open_texts(model: SequenceModel, contexts: Sequence[Context]) -> None:
+    """Open requests with all but their last token: a round starts by reading the unread tokens."""
+    model.open({context.request_id: context.token_ids[:-1] for context in contexts})
+
+
+def append_texts(model: SequenceModel, contexts: Sequence[Context]) -> None:
+    """Read what is new in prompts of open requests, but for the last token."""
+    texts = {context.request_id: context.token_ids[:-1] for context in contexts}
+    model.append({request: text[model.length(request) :] for request, text in texts.items()})
 
 
 def read_text(
@@ -148,9 +148,26 @@ def read_text(
     return {request: own[-1:] for request, own in logits.items()}
 
 
-def read_slots(read: ReadPaths, tree: TokenTree, verdict: Verdict) -> list[int]:
-    """Return the indices of the accepted path among the nodes that a network has read."""
-    slot_of = {path: slot for slot, path in enumerate(read)}
-    accepted = tuple(tree.token_ids[node] for node in verdict.path)
-    prefixes = (accepted[: depth + 1] for depth in range(len(accepted)))
-    return [slot_of[prefix] for prefix in prefixes if prefix in slot_of]
+def commit_accepted(
+    model: SequenceModel,
+    contexts: Sequence[Context],
+    drafts: Sequence[Draft[Any]],
+    read: Sequence[ReadPaths],
+    verdicts: Sequence[Verdict],
+) -> None:
+    """Commit the accepted paths among the nodes that a network has read, and drop the others.
+
+    Args:
+        model: The network.
+        contexts: The requests.
+        drafts: Their drafts.
+        read: What it has read of each.
+        verdicts: The verdicts.
+    """
+    slots: dict[int, list[int]] = {}
+    for context, draft, paths, verdict in zip(contexts, drafts, read, verdicts, strict=True):
+        slot_of = {path: slot for slot, path in enumerate(paths)}
+        accepted = tuple(draft.tree.token_ids[node] for node in verdict.path)
+        prefixes = (accepted[: depth + 1] for depth in range(len(accepted)))
+        slots[context.request_id] = [slot_of[one] for one in prefixes if one in slot_of]
+    model.commit(slots)

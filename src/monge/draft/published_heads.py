@@ -14,7 +14,8 @@ from monge.draft.growth import check_top_k, tree_capabilities
 from monge.draft.head_run import HeadRun, Pairs, RunDrafter, TargetEnds, check_shows_states
 from monge.draft.medusa import StepRun
 from monge.draft.tree.base import TreeBuilder
-from monge.heads.readers.base import BlockHead, ChainHead, PublishedHead, StepHead
+from monge.heads.readers.base import ChainHead, PublishedHead, StepHead
+from monge.heads.readers.block import DFlashHead
 from monge.heads.readers.registry import load_head
 from monge.heads.target import TargetSizes
 
@@ -97,5 +98,5 @@ def run_of(head: PublishedHead, ends: TargetEnds, host: ModuleHost | None = None
         return StepRun(head, ends)
     if isinstance(head, ChainHead):
         return ChainRun(head, ends, host)
-    assert isinstance(head, BlockHead), f"{type(head).__name__} is of no known kind"
+    assert isinstance(head, DFlashHead), f"{type(head).__name__} is of no known kind"
     return BlockRun(head, ends)

@@ -65,18 +65,8 @@ class EagleHead(ChainHead):
         self.output = OutputLayer(tensors, hidden, vocab) if "lm_head.weight" in tensors else None
 
     @property
-    def num_kept(self) -> int:
-        return len(self.decoder)
-
-    @property
     def draft_ids(self) -> Int64[torch.Tensor, " some"] | None:
         return None if self.output is None else self.output.draft_ids
-
-    def layers(self, num_layers: int) -> tuple[int, ...]:
-        return (num_layers,)
-
-    def embed(self, token_ids: Int64[torch.Tensor, " nodes"]) -> Nodes | None:
-        return None if self.embedding is None else self.embedding(token_ids)
 
     def advance(self, embeddings: Nodes, states: Nodes, segments: Sequence[Segment]) -> Nodes:
         values = self.fc(

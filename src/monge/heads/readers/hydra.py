@@ -79,10 +79,6 @@ class HydraHead(StepHead):
     def reads_tokens(self) -> bool:
         return self.is_grounded
 
-    @property
-    def num_kept(self) -> int:
-        return 0 if self.prefix is None else 1
-
     def layers(self, num_layers: int) -> tuple[int, ...]:
         return (num_layers - self.offset,)
 
@@ -116,10 +112,6 @@ class HydraChain(ChainHead):
         self.fc = Projection(tensors, "fc", hidden, 2 * hidden)
         self.layer = DecoderLayer(tensors, "attn", settings)
         tensors.leave("lm_head.", "input_embed_fn.")
-
-    @property
-    def num_kept(self) -> int:
-        return 1
 
     def layers(self, num_layers: int) -> tuple[int, ...]:
         return (num_layers - self.offset,)

@@ -53,9 +53,6 @@ class MedusaHead(StepHead):
     def reads_tokens(self) -> bool:
         return False
 
-    def layers(self, num_layers: int) -> tuple[int, ...]:
-        return (num_layers,)
-
     def step(self, index: int, values: Nodes, unembed: Unembed) -> Float[Tensor, "nodes vocab"]:
         del unembed
         return self.outputs[index](self.blocks[index](values))

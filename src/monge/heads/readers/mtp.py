@@ -69,13 +69,6 @@ class MtpHead(ChainHead):
         # Embeddings and output layer are the target's own, wherever they are stored once more.
         tensors.leave("layer.embed_tokens.", "layer.shared_head.head.")
 
-    @property
-    def num_kept(self) -> int:
-        return 1
-
-    def layers(self, num_layers: int) -> tuple[int, ...]:
-        return (num_layers,)
-
     def advance(self, embeddings: Nodes, states: Nodes, segments: Sequence[Segment]) -> Nodes:
         pair = [self.embedding_norm(embeddings), self.state_norm(states)]
         values = self.projection(torch.cat(pair[::-1] if self.state_first else pair, dim=-1))
