@@ -158,7 +158,7 @@ class TreeExpansion:
 
     @property
     def may_draft(self) -> bool:
-        """Whether the plan allows another node."""
+        """True if the plan allows another node."""
         return self.plan.depth(1) > 0 and self.plan.nodes(1) > 0
 
     def grow(self, logits: Float[Tensor, "nodes some"]) -> None:

@@ -9,8 +9,7 @@ from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
-from monge.draft.base import Capabilities, Draft
-from monge.draft.model_free import ModelFreeDrafter, model_free
+from monge.draft.base import Capabilities, Draft, ModelFreeDrafter, model_free
 from monge.draft.tree.base import check_sizes
 from monge.draft.tree_of_paths import node_at, tree_of_paths
 
@@ -38,7 +37,7 @@ class NgramPool:
             del known[next(iter(known))]
 
     def after(self, token: int, count: int) -> list[Column]:
-        """What followed a token: at most `count` continuations, the latest first."""
+        """Return at most `count` continuations of a token, the latest first."""
         return list(islice(reversed(self._after.get(token, {})), count))
 
 
@@ -47,8 +46,7 @@ class Window:
     """State of one request.
 
     Args:
-        columns: For every position behind the text the guesses of that position and of those after
-            it.
+        columns: For every position behind the text, guesses from that position on.
         pool: Collected n-grams.
     """
 
@@ -56,10 +54,7 @@ class Window:
     pool: NgramPool
 
     def paths(self) -> list[Column]:
-        """The columns as paths from the root.
-
-        Each behind the first guesses of the columns before it.
-        """
+        """Return the columns as paths from the root, behind the first guesses of earlier columns."""
         heads = tuple(column[0] for column in self.columns)
         return [(*heads[:place], *column) for place, column in enumerate(self.columns)]
 
@@ -148,7 +143,7 @@ class LookaheadDrafter(ModelFreeDrafter[Window]):
 
 
 def _moved_on(state: Window, tree: TokenTree, verdict: Verdict) -> tuple[Column, ...]:
-    """The columns one position further; what the target said at their ends goes into the pool."""
+    """Return the columns one position further; the target's tokens at their ends go into the pool."""
     moved: list[Column] = []
     for column, path in zip(state.columns, state.paths(), strict=True):
         node = node_at(tree, path)

@@ -10,8 +10,7 @@ from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.tree import TokenTree, fixed_chain
 from monge.core.verdict import Verdict
-from monge.draft.base import Capabilities, Draft
-from monge.draft.model_free import ModelFreeDrafter, model_free
+from monge.draft.base import Capabilities, Draft, ModelFreeDrafter, model_free
 from monge.draft.tree.base import check_sizes
 
 _TYPECODE: Final = "q"

@@ -6,8 +6,7 @@ from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.tree import TokenTree, root_only
 from monge.core.verdict import Verdict
-from monge.draft.base import Capabilities, Draft
-from monge.draft.model_free import ModelFreeDrafter, model_free
+from monge.draft.base import Capabilities, Draft, ModelFreeDrafter, model_free
 
 
 @dataclass(frozen=True, slots=True)

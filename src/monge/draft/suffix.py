@@ -9,8 +9,7 @@ from monge.core.errors import OptionError
 from monge.core.proposal import Deterministic
 from monge.core.tree import GrowingTree, TokenTree
 from monge.core.verdict import Verdict
-from monge.draft.base import Capabilities, Draft
-from monge.draft.model_free import ModelFreeDrafter, model_free
+from monge.draft.base import Capabilities, Draft, ModelFreeDrafter, model_free
 from monge.draft.suffix_index import Continuations, Limits, SuffixIndex
 from monge.draft.tree.base import check_sizes
 

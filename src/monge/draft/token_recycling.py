@@ -8,8 +8,7 @@ from monge.core.draws import Draws
 from monge.core.proposal import Deterministic
 from monge.core.tree import GrowingTree, TokenTree
 from monge.core.verdict import Verdict
-from monge.draft.base import Capabilities, Draft
-from monge.draft.model_free import ModelFreeDrafter, model_free
+from monge.draft.base import Capabilities, Draft, ModelFreeDrafter, model_free
 from monge.draft.tree.base import check_sizes
 from monge.draft.tree.sequoia_shape import Shape, best_shape, check_acceptance
 

@@ -54,7 +54,7 @@ class Sequoia(TreeBuilder):
         )
 
     def shape(self, plan: DraftPlan) -> Shape:
-        """The tree's shape under a plan."""
+        """Return the tree's shape under a plan."""
         return best_shape(
             plan.nodes(self.num_nodes), plan.depth(self.depth), tuple(self.acceptance)
         )
@@ -85,7 +85,7 @@ class Sequoia(TreeBuilder):
 
 
 def _below(shape: Shape, tree: GrowingTree, node: int) -> Shape:
-    """The subtree that belongs to a node: children of a node are numbered in a row."""
+    """Return the subtree that belongs to a node: children of a node are numbered in a row."""
     if node == 0:
         return shape
     parent = tree.parents[node]

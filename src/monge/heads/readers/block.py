@@ -146,7 +146,7 @@ class DFlashHead(PublishedHead):
 
 
 def recognises(checkpoint: Checkpoint) -> bool:
-    """Whether this is a block drafter: it has layers and a norm for the fused states."""
+    """Return whether this is a block drafter: it has layers and a norm for the fused states."""
     names = plain_names(checkpoint)
     return all(
         name in names

@@ -92,7 +92,7 @@ def plain_names(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def recognises(checkpoint: Checkpoint) -> bool:
-    """Whether this is an EAGLE-1 or EAGLE-2 head: it has layers and one matrix over embedding and state."""
+    """Return whether this is an EAGLE-1 or EAGLE-2 head: layers, and a matrix over embedding and state."""
     names = plain_names(checkpoint)
     shape = checkpoint.shapes[names["fc.weight"]] if "fc.weight" in names else ()
     is_pair = len(shape) == 2 and shape[1] == 2 * shape[0]

@@ -163,7 +163,7 @@ def _part_norms(
 
 
 def recognises(checkpoint: Checkpoint) -> bool:
-    """Whether this is an EAGLE-3 head: a first layer with a norm for the state."""
+    """Return whether this is an EAGLE-3 head: a first layer with a norm for the state."""
     return "layers.0.hidden_norm.weight" in plain_names(checkpoint)
 
 

@@ -124,7 +124,7 @@ class HydraChain(ChainHead):
 
 
 def recognises(checkpoint: Checkpoint) -> bool:
-    """Whether this is a Hydra head."""
+    """Return whether this is a Hydra head."""
     return "hydra_head_arch" in checkpoint.config or any(
         re.match(r"hydra_(mlp|lm_head)\.", name) for name in checkpoint.shapes
     )

@@ -59,7 +59,7 @@ class MedusaHead(StepHead):
 
 
 def recognises(checkpoint: Checkpoint) -> bool:
-    """Whether this is a Medusa head, judged by its tensors."""
+    """Return whether this is a Medusa head, judged by its tensors."""
     return any((found := _KEY.match(name)) and found[4] for name in checkpoint.shapes)
 
 

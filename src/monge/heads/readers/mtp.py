@@ -79,12 +79,15 @@ class MtpHead(ChainHead):
 
 
 def recognises(checkpoint: Checkpoint) -> bool:
-    """Whether the checkpoint has such a module, judged by its tensors: some configurations declare missing ones."""
+    """Return whether the checkpoint has such a module.
+
+    Its tensors decide, since some configurations declare missing modules.
+    """
     return _layout(checkpoint) is not None
 
 
 def is_alone(checkpoint: Checkpoint) -> bool:
-    """Whether the checkpoint contains only such modules."""
+    """Return whether the checkpoint contains only such modules."""
     layout = _layout(checkpoint)
     return layout is not None and all(name.startswith(layout[1]) for name in checkpoint.shapes)
 
