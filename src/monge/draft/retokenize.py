@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
-from monge.core.model import ForeignModel, NodeBlock, SequenceModel
+from monge.core.model import ForeignModel, SequenceModel
 from monge.core.proposal import Deterministic
 from monge.core.tree import fixed_chain
 from monge.draft.base import Capabilities, Draft, StatelessDrafter
+from monge.draft.model import open_texts, read_text
 from monge.draft.tree.base import check_sizes
 
 
@@ -61,7 +62,7 @@ class RetokenizeDrafter(StatelessDrafter):
         )
 
     def open(self, contexts: Sequence[Context]) -> Sequence[None]:
-        self.model.open({context.request_id: context.token_ids[:-1] for context in contexts})
+        open_texts(self.model, contexts)
         return [None] * len(contexts)
 
     def draft(
@@ -74,19 +75,12 @@ class RetokenizeDrafter(StatelessDrafter):
         assert isinstance(self.model, ForeignModel)
         sizes = [plan.nodes(plan.depth(self.num_draft_tokens)) for plan in plans]
         wanted = {
-            context.request_id: context
+            context.request_id: context.token_ids
             for context, size in zip(contexts, sizes, strict=True)
             if size > 0
         }
         if wanted:
-            unread = {
-                request: context.token_ids[self.model.length(request) :]
-                for request, context in wanted.items()
-            }
-            self.model.extend(
-                {request: NodeBlock.chain(tokens) for request, tokens in unread.items()}
-            )
-            self.model.commit({request: range(len(tokens)) for request, tokens in unread.items()})
+            read_text(self.model, wanted)
         found = self.model.continuations(dict.fromkeys(wanted, self.num_own_tokens))
         return [
             Draft(
