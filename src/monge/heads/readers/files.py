@@ -107,13 +107,17 @@ class Checkpoint:
         self._file_of: dict[str, Path] = {}
         self._loaded: dict[Path, dict[str, Tensor]] = {}
 
-    @cached_property
+    @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """The shape of every tensor, by name.
 
         Raises:
             ModelLoadError: If there are no tensors, or a file is broken.
         """
+        return self._shape_of
+
+    @cached_property
+    def _shape_of(self) -> Mapping[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {}
         for file in self._files:
             for name, shape in _shapes(file, self._loaded):
