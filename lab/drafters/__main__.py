@@ -12,6 +12,7 @@ from rich.table import Table
 from lab.command import run
 from lab.drafters.table import NODES, REPEATS, TREES, Line, entries, table
 from lab.heads.__main__ import Heads
+from lab.heads.measure import check_head
 from monge.bench.pair import Pair, load_pair
 from monge.bench.provenance import busy_note, provenance
 from monge.bench.runner import Settings
@@ -20,7 +21,6 @@ from monge.cli import options
 from monge.cli.console import output, quiet_host, reported
 from monge.cli.out import check_out_folder
 from monge.cli.progress import spinner
-from monge.draft.by_name import check_head
 from monge.heads.shape.checkpoint import built_in_head
 from monge.prompts import encode, interleaved, read_prompts, shipped
 from monge.training.own_text import TextSettings, write_own_text

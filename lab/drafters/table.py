@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from lab.shape.diagonal import head_with
 from monge.bench.arms import MongeArm, TokenIds
 from monge.bench.pair import Pair
 from monge.bench.runner import Measurement, Settings, measure
@@ -27,7 +28,7 @@ from monge.core.metrics import block_efficiency
 from monge.draft.by_name import drafters_in, head_drafter, options_of
 from monge.heads.readers.files import CONFIG, read_json
 from monge.heads.shape.checkpoint import is_shape, load_head, save_head
-from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
+from monge.heads.shape.head import TargetSizes, make_predictor
 from monge.heads.shape.ridge import RidgePredictor
 from monge.training.shape.calibrate import (
     calibrate_alignments,
@@ -154,9 +155,7 @@ def _fitted(
     else:
         predictor = load_head(trained).predictor
         about = json.loads((trained / CONFIG).read_text(encoding="utf-8")).get("about", {})
-    head = ShapeHead(predictor, sizes, "none" if variant == "temperature" else variant).to(
-        pair.target.device
-    )
+    head = head_with(variant, predictor, sizes).to(pair.target.device)
     head.remember(target)
     if isinstance(predictor, RidgePredictor):
         calibrate_ridge(head, fitted, chosen, ends)

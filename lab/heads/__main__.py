@@ -9,13 +9,19 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from lab.command import run
-from lab.heads.measure import ArmResult, LoopResult, compare_arms, is_shape_folder, run_loops
+from lab.heads.measure import (
+    ArmResult,
+    LoopResult,
+    check_head,
+    compare_arms,
+    is_shape_folder,
+    run_loops,
+)
 from monge.api import built_in
 from monge.cli import options
 from monge.cli.console import output, quiet_host, reported
 from monge.cli.out import check_out_folder
 from monge.cli.progress import spinner
-from monge.draft.by_name import check_head
 from monge.heads.shape.checkpoint import built_in_head
 from monge.loading.networks import load_network, load_tokenizer
 from monge.prompts import encode, read_prompts, shipped

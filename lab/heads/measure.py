@@ -10,16 +10,18 @@ from jaxtyping import Int64
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from lab.shape.diagonal import head_with
 from monge.api import make_components
 from monge.core.model import FeatureModel
-from monge.draft.head import HeadDrafter
-from monge.draft.heads import ShapeDrafter
+from monge.draft.by_name import drafter_of
+from monge.draft.published_heads import HeadDrafter
+from monge.draft.shape import ShapeDrafter
 from monge.draft.tree.registry import TREES
 from monge.engine.decoder import Decoder
-from monge.heads.readers.files import CONFIG, read_json
-from monge.heads.shape.alignment.registry import ALIGNMENTS
+from monge.heads.readers.files import CONFIG, Checkpoint, read_json
+from monge.heads.readers.registry import unknown_format
+from monge.heads.shape.alignment import ALIGNMENTS
 from monge.heads.shape.checkpoint import is_shape, load_head
-from monge.heads.shape.head import ShapeHead
 from monge.heads.shape.ridge import RidgePredictor
 from monge.training.chain import ChainQuality
 from monge.training.shape.calibrate import (
@@ -31,7 +33,7 @@ from monge.training.shape.measure import measure
 from monge.training.shape.run import feature_model, gradient_ends
 from monge.training.texts import Ends, Texts, read_texts
 
-ARMS: Final = ("none", "temperature", *(name for name in ALIGNMENTS if name != "none"))
+ARMS: Final = ("none", "temperature", "diagonal", *(name for name in ALIGNMENTS if name != "none"))
 """Alignments, and one temperature for each step in their place."""
 LOOPS: Final = (
     ("chain(3)", "single_draft"),
@@ -97,9 +99,7 @@ def _arm(
     fitted, chosen, held_out = parts
     trained = load_head(folder).to(fitted.states.device)
     trained.check(target)
-    head = ShapeHead(trained.predictor, trained.sizes, "none" if arm == "temperature" else arm).to(
-        fitted.states.device
-    )
+    head = head_with(arm, trained.predictor, trained.sizes).to(fitted.states.device)
     if isinstance(head.predictor, RidgePredictor):
         calibrate_ridge(head, fitted, chosen, ends)
     else:
@@ -113,6 +113,16 @@ def _arm(
         temperatures=tuple(head.temperatures.tolist()),
         quality=measure(head, held_out, ends),
     )
+
+
+def check_head(folder: str | Path) -> None:
+    """Refuse a folder without a head.
+
+    Raises:
+        ModelLoadError: If it is missing, cannot be read, or is of no known format.
+    """
+    if drafter_of(folder, folder) is None:
+        raise unknown_format(Checkpoint(folder))
 
 
 def is_shape_folder(folder: Path) -> bool:

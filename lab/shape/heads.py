@@ -13,7 +13,7 @@ from lab.shape.material import Material, Part, Say, spread
 from lab.shape.reliability import expected_error, reliability
 from monge.core.draws import SeededDraws
 from monge.core.resamples import Resamples
-from monge.heads.shape.alignment.registry import ALIGNMENTS
+from monge.heads.shape.alignment import ALIGNMENTS
 from monge.heads.shape.head import ShapeHead
 from monge.heads.shape.ridge import RidgePredictor
 from monge.training.shape.calibrate import calibrate_alignments, calibrate_temperatures
@@ -24,7 +24,7 @@ ARMS: Final = (
     "none",
     "temperature",
     "diagonal",
-    *(name for name in ALIGNMENTS if name not in {"none", "diagonal"}),
+    *(name for name in ALIGNMENTS if name != "none"),
 )
 """Controls first: nothing, one temperature for each step, shift and scale of each coordinate.
 

@@ -15,13 +15,13 @@ from monge.core.metrics import acceptance_by_depth, block_efficiency
 from monge.core.model import SequenceModel
 from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import StepRecord
-from monge.draft.heads import ShapeDrafter
+from monge.draft.shape import ShapeDrafter
 from monge.draft.tree.registry import TREES
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder
 from monge.heads.readers.base import PublishedHead
 from monge.heads.readers.registry import load_head as load_published
-from monge.heads.shape.alignment.registry import ALIGNMENTS
+from monge.heads.shape.alignment import ALIGNMENTS
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import law_error

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from lab.shape.diagonal import head_with
 from monge.core.errors import OptionError
 from monge.heads.shape.checkpoint import load_head
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
@@ -118,7 +119,7 @@ class Material:
             num_steps=self.settings.num_steps,
             is_branched=is_branched,
         )
-        head = ShapeHead(predictor, TargetSizes.of(target), alignment).to(self.network.device)
+        head = head_with(alignment, predictor, TargetSizes.of(target)).to(self.network.device)
         head.remember(target)
         calibrate_ridge(head, part.fitted, part.chosen, self.ends)
         return head
@@ -130,7 +131,7 @@ class Material:
         head.check(feature_model(self.network))
         if alignment is None:
             return head
-        return ShapeHead(head.predictor, head.sizes, alignment).to(self.network.device)
+        return head_with(alignment, head.predictor, head.sizes).to(self.network.device)
 
 
 def prepare(

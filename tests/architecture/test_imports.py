@@ -83,7 +83,7 @@ OFFENCES = [
     ),
     ("heads", "engine", "import monge.heads", "monge.engine.planted -> monge.heads"),
     ("heads", "verify", "import monge.heads", "monge.verify.planted -> monge.heads"),
-    ("pure", "heads", "import transformers", "monge.heads.planted -> transformers"),
+    ("pure", "heads/shape", "import transformers", "monge.heads.shape.planted -> transformers"),
     ("pure", "core", "import time", "monge.core.planted -> time"),
     ("pure", "verify", "import random", "monge.verify.planted -> random"),
     ("pure", "draft", "import transformers", "monge.draft.planted -> transformers"),

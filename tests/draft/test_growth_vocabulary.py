@@ -8,7 +8,7 @@ from monge.core.draws import SeededDraws
 from monge.core.law import DenseLaw, SparseLaw, one_hot, renamed
 from monge.core.sampling_rules import SamplingRules
 from monge.core.stopping import StopRule
-from monge.draft.growth import Growth
+from monge.draft.growth import TreeExpansion
 from monge.draft.tree.registry import TREES
 
 IDS = torch.tensor([1, 4, 5, 9])
@@ -16,7 +16,7 @@ VOCAB = 11
 
 
 def growth(rules, draft_ids, stop=None):
-    return Growth(
+    return TreeExpansion(
         context=Context(request_id=0, token_ids=(0,), num_prompt_tokens=1, rules=rules),
         plan=DraftPlan(stop=stop),
         draws=SeededDraws(3),

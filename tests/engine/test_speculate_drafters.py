@@ -10,7 +10,7 @@ import torch
 import monge
 from monge.core.errors import ModelLoadError, OptionError
 from monge.core.sampling_rules import SamplingRules
-from monge.draft.head import HeadDrafter
+from monge.draft.published_heads import HeadDrafter
 from monge.heads.readers.registry import load_head
 from monge.heads.shape.checkpoint import save_head
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor

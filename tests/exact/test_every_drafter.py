@@ -9,8 +9,8 @@ import pytest
 
 from monge.api import make_components
 from monge.core.sampling_rules import SamplingRules
-from monge.draft.heads import ShapeDrafter
 from monge.draft.registry import DRAFTERS
+from monge.draft.shape import ShapeDrafter
 from monge.draft.tree.registry import TREES
 from monge.engine.components import Components
 from monge.testing.decoding import Case, output_law, target_law

@@ -25,11 +25,11 @@ from monge.core.stopping import StopRule
 from monge.core.tree import GrowingTree, TokenTree
 from monge.core.verdict import Verdict
 from monge.draft.base import AnyDrafter, Capabilities, Draft, Drafter
-from monge.draft.growth import Growth, LevelReader
-from monge.draft.head import HeadDrafter
-from monge.draft.heads import ShapeDrafter
+from monge.draft.growth import LevelForward, TreeExpansion
 from monge.draft.layer_skip import LayerSkipDrafter
 from monge.draft.model import ModelDrafter
+from monge.draft.published_heads import HeadDrafter
+from monge.draft.shape import ShapeDrafter
 from monge.draft.tree.base import TreeBuilder, TreeLimits
 from monge.draft.tree.registry import TREES
 from monge.engine.batch import Batch
@@ -427,7 +427,7 @@ def test_a_network_that_reads_few_nodes_at_once_costs_time_and_no_bias(
 def test_a_level_that_ends_for_its_size_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault that the test above is there for: a level that cannot be read at once is dropped."""
 
-    def dropped(growth: Growth, reader: LevelReader) -> None:
+    def dropped(growth: TreeExpansion, reader: LevelForward) -> None:
         growth.error, growth.frontier = Fault(), ()
 
     monkeypatch.setattr("monge.draft.growth._read_alone", dropped)

@@ -6,12 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from lab.shape.diagonal import DiagonalMap
 from monge.core.errors import OptionError
-from monge.heads.shape.alignment.anchors import SinkhornAnchors, k_means
-from monge.heads.shape.alignment.diagonal import DiagonalMap
-from monge.heads.shape.alignment.gaussian import GaussianMap, monge_matrix
-from monge.heads.shape.alignment.none import NoMap
-from monge.heads.shape.alignment.registry import ALIGNMENTS
+from monge.heads.shape.alignment import (
+    ALIGNMENTS,
+    GaussianMap,
+    NoMap,
+    SinkhornAnchors,
+    k_means,
+    monge_matrix,
+)
 from monge.heads.shape.head import StepAlignment
 
 ROUNDING = 1e-9

@@ -85,7 +85,7 @@ def test_ridge_is_the_least_squares_solution() -> None:
         assert float((inputs.T @ residual).abs().max()) < 0.02 * len(inputs)
 
 
-@pytest.mark.parametrize("alignment", ["gaussian", "diagonal"])
+@pytest.mark.parametrize("alignment", ["gaussian"])
 def test_alignment_restores_a_shrunken_scale_and_never_loses_where_it_is_chosen(
     alignment: str,
 ) -> None:

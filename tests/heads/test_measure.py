@@ -10,7 +10,7 @@ from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.model import FeatureModel, NodeBlock
 from monge.core.sampling_rules import SamplingRules, law_from_logits
-from monge.draft.heads import ShapeDrafter
+from monge.draft.shape import ShapeDrafter
 from monge.draft.tree.chain import Chain
 from monge.testing.oracle import exact_law
 from monge.testing.tabular import RandomTable, TabularModel

@@ -90,9 +90,7 @@ def shape(
     ] = None,
     alignment: Annotated[
         str | None,
-        _training(
-            "--alignment", "none, gaussian, diagonal, sinkhorn_anchors.", HeadSettings().alignment
-        ),
+        _training("--alignment", "none, gaussian, sinkhorn_anchors.", HeadSettings().alignment),
     ] = None,
     num_steps: Annotated[
         int | None, _training("--num-steps", "Steps that are predicted.", HeadSettings().num_steps)

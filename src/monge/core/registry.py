@@ -123,7 +123,7 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
             OptionError: If the text is not of this form, a name in it is unknown, or a value has
                 the wrong type.
         """
-        name, positional, named = self._read(text)
+        name, positional, named = self.split(text)
         known = self.settings(name)
         if len(positional) > len(known):
             raise OptionError(
@@ -147,7 +147,12 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
         _refuse_twice(f"{self.kind} {name!r}", written.keys() & settings.keys())
         return self.make(name, **written, **settings)
 
-    def _read(self, text: str) -> tuple[str, list[Any], dict[str, Any]]:
+    def split(self, text: str) -> tuple[str, list[Any], dict[str, Any]]:
+        """Return the name, the positional and the named values of a text, without checking them.
+
+        Raises:
+            OptionError: If the text is not of the form that `read` takes.
+        """
         try:
             call = ast.parse(text.strip(), mode="eval").body
             if isinstance(call, ast.Name):

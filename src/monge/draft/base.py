@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
-from monge.core.proposal import Proposal
+from monge.core.proposal import Deterministic, Proposal
 from monge.core.selection import CounterfactualDraft, Member
 from monge.core.stopping import Evidence
 from monge.core.tree import TokenTree
@@ -137,6 +137,96 @@ class StatelessDrafter(Drafter[None]):
         return None
 
 
+class ModelFreeDrafter(Drafter[State]):
+    """A drafter whose candidates are a function of committed text and finished rounds.
+
+    The candidates are `Deterministic`: nothing is drawn.
+    """
+
+    @abstractmethod
+    def start(self, context: Context) -> State:
+        """Return the state of a new request."""
+
+    @abstractmethod
+    def tree(self, context: Context, state: State, plan: DraftPlan, draws: Draws) -> TokenTree:
+        """Return the tree of a round; `draws` are only told about the nodes."""
+
+    @abstractmethod
+    def follow(self, context: Context, draft: Draft[State], verdict: Verdict) -> State:
+        """Return the state after a commit."""
+
+    def open(self, contexts: Sequence[Context]) -> Sequence[State]:
+        return [self.start(context) for context in contexts]
+
+    def draft(
+        self,
+        contexts: Sequence[Context],
+        states: Sequence[State],
+        plans: Sequence[DraftPlan],
+        draws: Sequence[Draws],
+    ) -> Sequence[Draft[State]]:
+        rows = zip(contexts, states, plans, draws, strict=True)
+        return [
+            Draft(self.tree(context, state, plan, own), state) for context, state, plan, own in rows
+        ]
+
+    def observe(
+        self,
+        contexts: Sequence[Context],
+        drafts: Sequence[Draft[State]],
+        verdicts: Sequence[Verdict],
+    ) -> Sequence[State]:
+        return [self.follow(*row) for row in zip(contexts, drafts, verdicts, strict=True)]
+
+    def close(self, context: Context) -> None:
+        return None
+
+
+def model_free(*, max_depth: int, max_width: int = 1, num_successors: int = 0) -> Capabilities:
+    """Return the capabilities of a model-free drafter; see `Capabilities`."""
+    return Capabilities(
+        proposes=frozenset({Deterministic}),
+        max_width=max_width,
+        max_depth=max_depth,
+        needs_trees=max_width > 1,
+        num_successors=num_successors,
+        runs_network=False,
+    )
+
+
+class DelegatingDrafter(Drafter[State]):
+    """A drafter that prepares another one and passes every call on to it."""
+
+    _drafter: Any
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._drafter.capabilities
+
+    def open(self, contexts: Sequence[Context]) -> Sequence[State]:
+        return self._drafter.open(contexts)
+
+    def draft(
+        self,
+        contexts: Sequence[Context],
+        states: Sequence[State],
+        plans: Sequence[DraftPlan],
+        draws: Sequence[Draws],
+    ) -> Sequence[Draft[State]]:
+        return self._drafter.draft(contexts, states, plans, draws)
+
+    def observe(
+        self,
+        contexts: Sequence[Context],
+        drafts: Sequence[Draft[State]],
+        verdicts: Sequence[Verdict],
+    ) -> Sequence[State]:
+        return self._drafter.observe(contexts, drafts, verdicts)
+
+    def close(self, context: Context) -> None:
+        self._drafter.close(context)
+
+
 class PieceReader(Drafter[State]):
     """A drafter whose network can read a prompt in chunks.
 
@@ -145,7 +235,7 @@ class PieceReader(Drafter[State]):
 
     @property
     def reads_pieces(self) -> bool:
-        """Whether it reads prompts in chunks; a drafter made of others may not."""
+        """True if it reads prompts in chunks; a drafter made of others may not."""
         return True
 
     @abstractmethod

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from monge.core.model import NodeBlock
 from monge.draft.head_run import HeadRun, Pairs, TargetEnds
-from monge.heads.readers.base import BlockHead, BlockPath
+from monge.heads.readers.block import DFlashHead
+from monge.heads.readers.block_edges import BlockPath
 from monge.heads.readers.reading import Reading
 
 
@@ -23,8 +24,8 @@ class _Text:
     memories: list[Tensor] = field(default_factory=list)
 
 
-class BlockRun(HeadRun):
-    """Runs a `BlockHead`.
+class BlockRun(HeadRun[_Text]):
+    """Runs a `DFlashHead`.
 
     The target's states at committed tokens are the context, at their positions. The last committed
     token, whose state is not known yet, is the anchor of the block at the next position; masks
@@ -35,15 +36,12 @@ class BlockRun(HeadRun):
         ends: The target's ends.
     """
 
-    def __init__(self, head: BlockHead, ends: TargetEnds) -> None:
+    def __init__(self, head: DFlashHead, ends: TargetEnds) -> None:
+        super().__init__()
         self._head, self._ends = head, ends
-        self._texts: dict[int, _Text] = {}
 
     def open(self, request: int) -> None:
         self._texts[request] = _Text(Reading(self._head.num_kept))
-
-    def close(self, request: int) -> None:
-        self._texts.pop(request, None)
 
     def knows(self, request: int) -> bool:
         return len(self._texts[request].reading) > 0

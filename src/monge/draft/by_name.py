@@ -1,12 +1,10 @@
 """Builds drafters from text: one name, or several in a pool."""
 
-import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from monge.core.errors import OptionError
-from monge.core.registry import literals_of
 from monge.draft.base import AnyDrafter
 from monge.draft.registry import DRAFTERS
 from monge.heads.readers.base import PublishedHead
@@ -32,19 +30,21 @@ def drafters_in(text: str) -> tuple[str, ...]:
     """Return the drafters that a text names, with their settings.
 
     Raises:
-        OptionError: If a list cannot be read, has fewer than two entries, or the same one twice.
+        OptionError: If a pool cannot be read, has fewer than two drafters, or the same one twice.
     """
     if _name(text) != "pool":
         return (text,)
-    listed, settings = _listed(text)
+    _, listed, settings = DRAFTERS.split(text)
     are_names = all(isinstance(one, str) for one in listed) and "drafters" not in settings
     if len(listed) < 2 or not are_names or len(set(listed)) < len(listed):
-        raise _unreadable(text)
-    for one in listed:
-        if _name(one) == "pool":
-            raise OptionError(
-                f"drafter {text!r}: a pool cannot be in a pool; list its drafters instead"
-            )
+        raise OptionError(
+            f"cannot read drafter {text!r}; a pool lists at least two different drafters, as in "
+            "pool('ngram', 'model') or pool('ngram(max_ngram=5)', 'suffix', 'none')"
+        )
+    if any(_name(one) == "pool" for one in listed):
+        raise OptionError(
+            f"drafter {text!r}: a pool cannot be in a pool; list its drafters instead"
+        )
     return tuple(listed)
 
 
@@ -124,20 +124,9 @@ def with_head(text: str, head: str | None) -> str:
     filled = [head if one.strip() == _name(head) else one for one in drafters_in(text)]
     if _name(text) != "pool":
         return filled[0]
-    _, settings = _listed(text)
+    _, _, settings = DRAFTERS.split(text)
     arguments = [*map(repr, filled), *(f"{name}={value!r}" for name, value in settings.items())]
     return f"pool({', '.join(arguments)})"
-
-
-def check_head(folder: str | Path) -> None:
-    """Refuse a folder without a head.
-
-    Raises:
-        ModelLoadError: If it is missing, cannot be read, or is of no known format.
-    """
-    checkpoint = Checkpoint(folder)
-    if not is_shape(checkpoint.config) and format_of(checkpoint) is None:
-        raise unknown_format(checkpoint)
 
 
 def no_head_reason(draft: str | Path) -> str | None:
@@ -158,44 +147,28 @@ def make_drafter(text: str, resources: Mapping[str, Any]) -> AnyDrafter:
         OptionError: If no drafter takes a given resource, or one needs a missing resource.
     """
     texts = drafters_in(text)
+    taken = {one: options_of(one).keys() & resources.keys() for one in texts}
     for key, value in resources.items():
-        if value is not None and not any(key in options_of(one) for one in texts):
+        if value is not None and not any(key in own for own in taken.values()):
             raise OptionError(
                 f"drafter {text!r} takes no {_WORDS[key]}; leave it out or choose another drafter"
             )
-    made = [DRAFTERS.parse(one, **_wanted(one, resources)) for one in texts]
+    for one, own in taken.items():
+        for key in resources:
+            if key in own and resources[key] is None:
+                raise OptionError(
+                    f"drafter {one!r} needs a {_WORDS[key]}; give one, or use drafter='ngram'"
+                )
+    made = [DRAFTERS.parse(one, **{key: resources[key] for key in taken[one]}) for one in texts]
     if _name(text) != "pool":
         return made[0]
-    _, settings = _listed(text)
-    return DRAFTERS.make("pool", drafters=dict(zip(_labels(texts), made, strict=True)), **settings)
-
-
-def _listed(text: str) -> tuple[list[Any], dict[str, Any]]:
-    """Return the drafters between the brackets, and the settings of the pool."""
-    try:
-        call = ast.parse(text.strip(), mode="eval").body
-        return literals_of(call, f"drafter {text!r}") if isinstance(call, ast.Call) else ([], {})
-    except OptionError:
-        raise
-    except (SyntaxError, ValueError, TypeError) as error:
-        raise _unreadable(text) from error
-
-
-def _unreadable(text: str) -> OptionError:
-    return OptionError(
-        f"cannot read drafter {text!r}; a pool lists at least two different drafters, as in "
-        "pool('ngram', 'model') or pool('ngram(max_ngram=5)', 'suffix', 'none')"
-    )
-
-
-def _wanted(text: str, resources: Mapping[str, Any]) -> dict[str, Any]:
-    known = options_of(text)
-    for key, value in resources.items():
-        if value is None and key in known:
-            raise OptionError(
-                f"drafter {text!r} needs a {_WORDS[key]}; give one, or use drafter='ngram'"
-            )
-    return {key: value for key, value in resources.items() if value is not None and key in known}
+    # A name that occurs twice is told apart by its settings.
+    names = [_name(one) for one in texts]
+    labels = [
+        one if names.count(name) > 1 else name for one, name in zip(texts, names, strict=True)
+    ]
+    _, _, settings = DRAFTERS.split(text)
+    return DRAFTERS.make("pool", drafters=dict(zip(labels, made, strict=True)), **settings)
 
 
 def _may_be_head(path: Path) -> bool:
@@ -208,14 +181,6 @@ def _is_same(path: Path, target: object) -> bool:
         and Path(target).expanduser().exists()
         and path.samefile(Path(target).expanduser())
     )
-
-
-def _labels(texts: Sequence[str]) -> list[str]:
-    """Return the names of the drafters, with settings if a name occurs twice."""
-    names = [_name(text) for text in texts]
-    return [
-        text if names.count(name) > 1 else name for text, name in zip(texts, names, strict=True)
-    ]
 
 
 def _name(text: str) -> str:

@@ -75,7 +75,7 @@ class _SplitStep:
         return after, logits
 
 
-class ChainRun(HeadRun):
+class ChainRun(HeadRun[_Text]):
     """Runs a `ChainHead`.
 
     Committed text is read as pairs of the target's state at x_t and the token x_{t+1}, at position
@@ -90,8 +90,8 @@ class ChainRun(HeadRun):
     """
 
     def __init__(self, head: ChainHead, ends: TargetEnds, host: ModuleHost | None = None) -> None:
+        super().__init__()
         self._head, self._ends = head, ends
-        self._texts: dict[int, _Text] = {}
         self._split: _SplitStep | None = None
         layer = split_layer(head)
         if layer is not None and host is not None:
@@ -100,9 +100,6 @@ class ChainRun(HeadRun):
 
     def open(self, request: int) -> None:
         self._texts[request] = _Text(Reading(self._head.num_kept))
-
-    def close(self, request: int) -> None:
-        self._texts.pop(request, None)
 
     def knows(self, request: int) -> bool:
         return self._texts[request].last is not None

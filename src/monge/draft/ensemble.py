@@ -12,13 +12,15 @@ from monge.core.draws import Draws
 from monge.core.errors import OptionError, UnsupportedModelError
 from monge.core.independent import Independent
 from monge.core.law import Law
-from monge.core.model import NodeBlock, SequenceModel
+from monge.core.model import SequenceModel
 from monge.core.proposal import Proposal
 from monge.core.sampling_rules import SamplingRules, laws_from_logits
 from monge.core.tree import GrowingTree
 from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, PieceReader
-from monge.draft.model import ReadPaths, read_slots, read_text
+from monge.draft.growth import ReadNodes
+from monge.draft.model import ReadPaths, append_texts, commit_accepted, open_texts, read_text
+from monge.draft.tree.base import check_sizes
 
 States = tuple[ReadPaths, ...]
 """State of one request: for each model, the nodes that it has read behind the committed text."""
@@ -71,13 +73,12 @@ class EnsembleDrafter(PieceReader[States]):
                 "ensemble: one draft model is given twice; its draws at several temperatures are "
                 "a tree's children"
             )
-        for name, size in (
-            ("depth", self.depth),
-            ("num_nodes", self.num_nodes),
-            ("top_k", self.top_k),
-        ):
-            if size is not None and size < 1:
-                raise OptionError(f"ensemble: {name} must be at least 1; got {size}")
+        check_sizes(
+            "ensemble",
+            depth=self.depth,
+            num_nodes=self.num_nodes,
+            top_k=1 if self.top_k is None else self.top_k,
+        )
         if self.num_nodes < len(self.models):
             raise OptionError(
                 f"ensemble: num_nodes must be at least {len(self.models)}, one a "
@@ -102,17 +103,13 @@ class EnsembleDrafter(PieceReader[States]):
         )
 
     def open(self, contexts: Sequence[Context]) -> Sequence[States]:
-        # All but the last token: a round starts by reading the unread tokens, at least the root.
         for model in self.models:
-            model.open({context.request_id: context.token_ids[:-1] for context in contexts})
+            open_texts(model, contexts)
         return [self._unread] * len(contexts)
 
     def read(self, contexts: Sequence[Context]) -> None:
         for model in self.models:
-            texts = {context.request_id: context.token_ids[:-1] for context in contexts}
-            model.append(
-                {request: text[model.length(request) :] for request, text in texts.items()}
-            )
+            append_texts(model, contexts)
 
     def draft(
         self,
@@ -122,7 +119,7 @@ class EnsembleDrafter(PieceReader[States]):
         draws: Sequence[Draws],
     ) -> Sequence[Draft[States]]:
         rows = [
-            self._row(context, plan, own)
+            _Row(self, context, plan, own)
             for context, plan, own in zip(contexts, plans, draws, strict=True)
         ]
         active = [row for row in rows if row.frontier]
@@ -142,15 +139,10 @@ class EnsembleDrafter(PieceReader[States]):
         drafts: Sequence[Draft[States]],
         verdicts: Sequence[Verdict],
     ) -> Sequence[States]:
-        if not any(any(draft.state) for draft in drafts):
-            return [self._unread] * len(contexts)  # nothing was read
-        for index, model in enumerate(self.models):
-            model.commit(
-                {
-                    context.request_id: read_slots(draft.state[index], draft.tree, verdict)
-                    for context, draft, verdict in zip(contexts, drafts, verdicts, strict=True)
-                }
-            )
+        if any(any(draft.state) for draft in drafts):
+            for index, model in enumerate(self.models):
+                read = [draft.state[index] for draft in drafts]
+                commit_accepted(model, contexts, drafts, read, verdicts)
         return [self._unread] * len(contexts)
 
     def close(self, context: Context) -> None:
@@ -160,18 +152,6 @@ class EnsembleDrafter(PieceReader[States]):
     @property
     def _unread(self) -> States:
         return ((),) * len(self.models)
-
-    def _row(self, context: Context, plan: DraftPlan, draws: Draws) -> "_Row":
-        rules = self.rules or context.rules
-        return _Row(
-            context,
-            draws,
-            rules if self.top_k is None else rules.within_top(self.top_k),
-            depth=plan.depth(self.depth),
-            num_nodes=plan.nodes(self.num_nodes),
-            num_models=len(self.models),
-            paths=self.paths,
-        )
 
     def _read_level(self, rows: Sequence["_Row"]) -> Sequence[Mapping[int, Tensor]]:
         """Return the logits of every model at the frontiers, and stop unreadable requests.
@@ -194,7 +174,7 @@ class EnsembleDrafter(PieceReader[States]):
         try:
             for index, model in enumerate(self.models):
                 model.commit({row.context.request_id: ()})
-                for block in row.blocks[index]:
+                for block in row.read[index].blocks:
                     model.extend({row.context.request_id: block})
             for known, own in zip(logits, self._extend([row]), strict=True):
                 known.update(own)
@@ -204,8 +184,11 @@ class EnsembleDrafter(PieceReader[States]):
     def _extend(self, rows: Sequence["_Row"]) -> list[dict[int, Tensor]]:
         found: list[dict[int, Tensor]] = []
         for index, model in enumerate(self.models):
-            blocks = {row.context.request_id: row.next_block(index) for row in rows}
-            wanted = {request: block for request, block in blocks.items() if block.token_ids}
+            wanted = {
+                row.context.request_id: row.read[index].block(nodes)
+                for row in rows
+                if (nodes := row.nodes_of(index))
+            }
             found.append(dict(model.extend(wanted)) if wanted else {})
         return found
 
@@ -214,42 +197,28 @@ class _Row:
     """One request while its tree grows.
 
     Args:
+        ensemble: The drafter.
         context: The request.
-        draws: Its randomness.
-        rules: How logits become draft laws.
-        depth: Deepest node.
-        num_nodes: Most drafted nodes.
-        num_models: Number of models.
-        paths: Whether a model draws below its own draws only.
+        plan: The limits of the round.
+        draws: The request's randomness.
+
+    Attributes:
+        frontier: Nodes whose children are drawn next, each with its models.
+        read: By model, the nodes that it has read.
     """
 
     def __init__(
-        self,
-        context: Context,
-        draws: Draws,
-        rules: SamplingRules,
-        *,
-        depth: int,
-        num_nodes: int,
-        num_models: int,
-        paths: bool,
+        self, ensemble: EnsembleDrafter, context: Context, plan: DraftPlan, draws: Draws
     ) -> None:
         self.context, self.tree = context, GrowingTree(context.token_ids[-1])
-        self._draws, self._rules, self._depth, self._num_nodes, self._has_paths = (
-            draws,
-            rules,
-            depth,
-            num_nodes,
-            paths,
-        )
-        self._everyone = tuple(range(num_models))
-        self.frontier: dict[int, tuple[int, ...]] = {0: self._everyone} if depth > 0 else {}
-        """Nodes whose children are drawn next, each with its models."""
-        self.blocks: list[list[NodeBlock]] = [[] for _ in self._everyone]
-        """By model: the levels that it has read below the root."""
+        self._draws, self._has_paths = draws, ensemble.paths
+        rules, top_k = ensemble.rules or context.rules, ensemble.top_k
+        self._rules = rules if top_k is None else rules.within_top(top_k)
+        self._depth, self._num_nodes = plan.depth(ensemble.depth), plan.nodes(ensemble.num_nodes)
+        self._everyone = tuple(range(len(ensemble.models)))
+        self.frontier = {0: self._everyone} if self._depth > 0 else {}
+        self.read = [ReadNodes(self.tree) for _ in self._everyone]
         self.error: Exception | None = None
-        self._slots: list[dict[int, int]] = [{} for _ in self._everyone]
-        """By model: the nodes that it has read below the root, with their places in reading order."""
 
     def grow(self, logits: Sequence[Float[Tensor, "nodes vocab"] | None]) -> None:
         """Draw a level, given every model's logits at those nodes of the frontier where it draws."""
@@ -270,27 +239,19 @@ class _Row:
             drawn_by = {}
         self.frontier = drawn_by if self._has_paths else dict.fromkeys(drawn_by, self._everyone)
 
-    def next_block(self, index: int) -> NodeBlock:
-        """Return the nodes of the frontier that a model reads, below those it has read before."""
-        slots, nodes = self._slots[index], self._nodes_of(index)
-        parents = tuple(slots.get(self.tree.parents[node], -1) for node in nodes)
-        return NodeBlock(tuple(self.tree.token_ids[node] for node in nodes), parents)
-
     def note_read(self) -> None:
         """Remember that the models have read the frontier."""
-        for index, slots in enumerate(self._slots):
-            block, nodes = self.next_block(index), self._nodes_of(index)
-            if nodes:
-                self.blocks[index].append(block)
-                slots.update(zip(nodes, range(len(slots), len(slots) + len(nodes)), strict=True))
+        for index, read in enumerate(self.read):
+            if nodes := self.nodes_of(index):
+                read.note(nodes)
 
     def finish(self) -> Draft[States]:
         """Return the finished tree, and the nodes that the models have read."""
-        tree = self.tree.finish()
-        read = tuple(tuple(tree.path_tokens(node) for node in slots) for slots in self._slots)
-        return Draft(tree, read, error=self.error)
+        read = tuple(tuple(one.paths) for one in self.read)
+        return Draft(self.tree.finish(), read, error=self.error)
 
-    def _nodes_of(self, index: int) -> list[int]:
+    def nodes_of(self, index: int) -> list[int]:
+        """Return the nodes of the frontier below which a model draws."""
         return [node for node, models in self.frontier.items() if index in models]
 
     def _laws(
@@ -299,7 +260,7 @@ class _Row:
         """Return the draft laws at each node of the frontier; nodes without a law are left out."""
         laws: dict[int, dict[int, Law]] = {node: {} for node in self.frontier}
         for index, own in enumerate(logits):
-            nodes = self._nodes_of(index)
+            nodes = self.nodes_of(index)
             for node, law in zip(
                 nodes, [] if own is None else laws_from_logits(own, self._rules), strict=True
             ):

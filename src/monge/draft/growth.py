@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int64
@@ -19,8 +19,9 @@ from monge.core.proposal import Deterministic
 from monge.core.sampling_rules import SamplingRules, laws_from_logits
 from monge.core.stopping import Evidence
 from monge.core.tree import GrowingTree, TokenTree
+from monge.draft.base import Capabilities, Draft, State
 from monge.draft.stop_monitor import StopMonitor
-from monge.draft.tree.base import TreeBuilder
+from monge.draft.tree.base import TreeBuilder, TreeLimits
 
 Value = TypeVar("Value")
 
@@ -28,7 +29,7 @@ Value = TypeVar("Value")
 def draft_rules(
     builder: TreeBuilder, own: SamplingRules, rules: SamplingRules | None, top_k: int | None
 ) -> SamplingRules:
-    """How logits become draft laws.
+    """Return the rules that turn logits into draft laws.
 
     Trees of the most probable tokens draw nothing and only rank, so they are built from the law at
     temperature 1: a greedy request's law ranks one token.
@@ -56,8 +57,59 @@ def check_top_k(top_k: int | None) -> None:
         )
 
 
+def tree_capabilities(limits: TreeLimits, **more: Any) -> Capabilities:
+    """Return the capabilities of a drafter that grows trees within these limits.
+
+    Args:
+        limits: The limits of its tree builder.
+        **more: Further fields of `Capabilities`; `max_depth` may only lower the builder's.
+    """
+    depth = more.pop("max_depth", None)
+    return Capabilities(
+        proposes=limits.proposes,
+        max_width=limits.max_width,
+        max_depth=limits.max_depth if depth is None else min(limits.max_depth, depth),
+        needs_trees=limits.max_width > 1,
+        **more,
+    )
+
+
+@dataclass(slots=True)
+class ReadNodes:
+    """The nodes of a growing tree that a network has read below the root.
+
+    Args:
+        tree: The tree.
+
+    Attributes:
+        blocks: The levels, as they were read.
+        paths: Tokens on the path to each node, in reading order.
+    """
+
+    tree: GrowingTree
+    blocks: list[NodeBlock] = field(default_factory=list[NodeBlock])
+    paths: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
+    _slot_of: dict[int, int] = field(default_factory=dict[int, int])
+
+    def block(self, nodes: Sequence[int]) -> NodeBlock:
+        """Return nodes as a block to be read."""
+        return NodeBlock(
+            tuple(self.tree.token_ids[node] for node in nodes),
+            tuple(self._slot_of.get(self.tree.parents[node], -1) for node in nodes),
+        )
+
+    def note(self, nodes: Sequence[int]) -> None:
+        """Remember that the network has read nodes."""
+        self.blocks.append(self.block(nodes))
+        for node in nodes:
+            above = self._slot_of.get(self.tree.parents[node])
+            path = () if above is None else self.paths[above]
+            self._slot_of[node] = len(self.paths)
+            self.paths.append((*path, self.tree.token_ids[node]))
+
+
 @dataclass(slots=True, kw_only=True)
-class Growth:
+class TreeExpansion:
     """The tree of one request, level by level.
 
     Args:
@@ -71,9 +123,8 @@ class Growth:
 
     Attributes:
         frontier: Nodes whose children are drawn next.
-        blocks: The levels that the network has read below the root.
-        paths: Tokens on the path to each node of these levels, in reading order.
-        error: Why the network could not read some drawn nodes, if so; see `grow_together`.
+        read: The nodes that the network has read.
+        error: Why the network could not read some drawn nodes, if so; see `expand_trees`.
     """
 
     context: Context
@@ -84,15 +135,14 @@ class Growth:
     network: str
     draft_ids: Int64[Tensor, " some"] | None = None
     frontier: tuple[int, ...] = (0,)
-    blocks: list[NodeBlock] = field(default_factory=list[NodeBlock])
-    paths: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
     error: Exception | None = None
-    _slot_of: dict[int, int] = field(default_factory=dict[int, int])
     tree: GrowingTree = field(init=False)
+    read: ReadNodes = field(init=False)
     monitor: StopMonitor | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tree = GrowingTree(self.context.token_ids[-1])
+        self.tree = GrowingTree(self.root)
+        self.read = ReadNodes(self.tree)
         stop = self.plan.stop
         self.monitor = None if stop is None else StopMonitor(self.tree, stop, self.draft_ids)
 
@@ -102,8 +152,13 @@ class Growth:
         return self.context.request_id
 
     @property
+    def root(self) -> int:
+        """The last committed token."""
+        return self.context.token_ids[-1]
+
+    @property
     def may_draft(self) -> bool:
-        """Whether the plan allows another node."""
+        """True if the plan allows another node."""
         return self.plan.depth(1) > 0 and self.plan.nodes(1) > 0
 
     def grow(self, logits: Float[Tensor, "nodes some"]) -> None:
@@ -128,32 +183,17 @@ class Growth:
         if self.monitor is not None:
             self.frontier = self.monitor.reads(nodes, self.frontier)
 
-    def block(self) -> NodeBlock:
-        """Return the frontier as a block to be read."""
-        return NodeBlock(
-            tuple(self.tree.token_ids[node] for node in self.frontier),
-            tuple(self._slot_of.get(self.tree.parents[node], -1) for node in self.frontier),
-        )
-
-    def note_read(self) -> None:
-        """Remember that the network has read the frontier."""
-        self.blocks.append(self.block())
-        for node in self.frontier:
-            above = self.tree.parents[node]
-            self.paths.append(
-                (*(self.paths[self._slot_of[above]] if above else ()), self.tree.token_ids[node])
-            )
-        self._slot_of |= zip(
-            self.frontier, range(len(self.paths) - len(self.frontier), len(self.paths)), strict=True
-        )
-
-    def forget(self) -> None:
-        """Forget what the network has read below the root; its `restore` drops it there too."""
-        self.blocks, self.paths, self._slot_of = [], [], {}
-
     def finish(self) -> TokenTree:
-        """The finished tree."""
+        """Return the finished tree."""
         return self.builder.finish(self.tree, self.plan)
+
+    def draft(self, state: State) -> Draft[State]:
+        """Return the draft with the finished tree.
+
+        Args:
+            state: The drafter's state after drawing it.
+        """
+        return Draft(self.finish(), state, self.evidence, error=self.error)
 
     @property
     def evidence(self) -> Evidence | None:
@@ -161,25 +201,66 @@ class Growth:
         return None if self.monitor is None else self.monitor.evidence
 
 
+def expansions(
+    contexts: Sequence[Context],
+    plans: Sequence[DraftPlan],
+    draws: Sequence[Draws],
+    *,
+    tree: TreeBuilder,
+    rules: SamplingRules | None,
+    top_k: int | None,
+    network: str,
+    draft_ids: Int64[Tensor, " some"] | None = None,
+) -> list[TreeExpansion]:
+    """Return the unexpanded tree of every request; see `draft_rules` and `TreeExpansion`."""
+    rows: list[TreeExpansion] = []
+    for context, plan, own in zip(contexts, plans, draws, strict=True):
+        builder = tree.under(context.rules)
+        rows.append(
+            TreeExpansion(
+                context=context,
+                plan=plan,
+                draws=own,
+                builder=builder,
+                rules=draft_rules(builder, context.rules, rules, top_k),
+                network=network,
+                draft_ids=draft_ids,
+            )
+        )
+    return rows
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LevelReader:
+class LevelForward:
     """The functions with which a network reads the levels of growing trees.
 
     Args:
-        read: Reads the frontiers of these requests, all of one depth, and returns their logits.
-        restore: Rolls the network back to the `blocks` of a request after a failed `read`.
+        extend: Read a block of nodes of each request, and return the logits at them.
+        reset: Drop the nodes of a request that were read below the root.
         max_depth: Largest depth with a draft law; `None` for unbounded.
     """
 
-    read: Callable[[Sequence[Growth]], Mapping[int, Float[Tensor, "nodes vocab"]]]
-    restore: Callable[[Growth], None]
+    extend: Callable[[Mapping[int, NodeBlock]], Mapping[int, Float[Tensor, "nodes some"]]]
+    reset: Callable[[TreeExpansion], object]
     max_depth: int | None = None
 
+    def read(self, rows: Sequence[TreeExpansion]) -> Mapping[int, Float[Tensor, "nodes some"]]:
+        """Read the frontiers of these requests and return their logits."""
+        return self.extend({row.request_id: row.read.block(row.frontier) for row in rows})
 
-def grow_together(
-    growths: Sequence[Growth], logits: Mapping[int, Float[Tensor, "one vocab"]], reader: LevelReader
+    def restore(self, row: TreeExpansion) -> None:
+        """Return the network to what a request had read before a failed `read`."""
+        self.reset(row)
+        for block in row.read.blocks:
+            self.extend({row.request_id: block})
+
+
+def expand_trees(
+    rows: Sequence[TreeExpansion],
+    logits: Mapping[int, Float[Tensor, "one some"]],
+    forward: LevelForward,
 ) -> None:
-    """Grow the trees of several requests; one forward reads a level of all of them.
+    """Expand the trees of several requests; one forward reads a level of all of them.
 
     A drawn token is never dropped. If the network raises while it reads a level, each request is
     read alone. If that raises too, each node is read alone, behind its own path and without the
@@ -188,70 +269,70 @@ def grow_together(
     paths require.
 
     Args:
-        growths: The requests.
+        rows: The requests.
         logits: The network's logits at their roots, by request.
-        reader: Reads the levels below.
+        forward: Reads the levels below.
     """
-    active, depth = list(growths), 1
+    active, depth = list(rows), 1
     while active:
-        for growth in active:
-            growth.grow(logits[growth.request_id])
-        active, depth = [growth for growth in active if growth.frontier], depth + 1
-        if not active or (reader.max_depth is not None and depth > reader.max_depth):
+        for row in active:
+            row.grow(logits[row.request_id])
+        active, depth = [row for row in active if row.frontier], depth + 1
+        if not active or (forward.max_depth is not None and depth > forward.max_depth):
             return
-        logits = _read(active, reader)
-        active = [growth for growth in active if growth.frontier]
+        logits = _read(active, forward)
+        active = [row for row in active if row.frontier]
 
 
-def _read(growths: Sequence[Growth], reader: LevelReader) -> Mapping[int, Tensor]:
+def _read(rows: Sequence[TreeExpansion], forward: LevelForward) -> Mapping[int, Tensor]:
     """Return the logits at the frontiers, and reduce the frontiers to nodes that could be read."""
-    whole = [growth for growth in growths if growth.error is None]
-    found = _tried(lambda: reader.read(whole)) if whole else {}
+    whole = [row for row in rows if row.error is None]
+    found = _tried(lambda: forward.read(whole)) if whole else {}
     known = {} if isinstance(found, Exception) else dict(found)
-    for growth in growths:
-        if growth.request_id in known:
-            growth.note_read()
-        elif (logits := _read_alone(growth, reader)) is not None:
-            known[growth.request_id] = logits
+    for row in rows:
+        if row.request_id in known:
+            row.read.note(row.frontier)
+        elif (logits := _read_alone(row, forward)) is not None:
+            known[row.request_id] = logits
     return known
 
 
-def _read_alone(growth: Growth, reader: LevelReader) -> Tensor | None:
-    """Do the same for one request, after a forward has raised: its level, else node by node."""
-    if growth.error is None:
-        logits = _tried(partial(_read_level, growth, reader))
+def _read_alone(row: TreeExpansion, forward: LevelForward) -> Tensor | None:
+    """Read the frontier of one request after a forward has raised: as a level, else node by node."""
+    if row.error is None:
+        logits = _tried(partial(_read_level, row, forward))
         if not isinstance(logits, Exception):
             return logits
-        growth.error = logits
+        row.error = logits
     found: dict[int, Tensor] = {}
-    for node in growth.frontier:
-        logits = _tried(partial(_read_path, growth, node, reader))
+    for node in row.frontier:
+        logits = _tried(partial(_read_path, row, node, forward))
         if not isinstance(logits, Exception):
             found[node] = logits
-    growth.frontier = tuple(found)
+    row.frontier = tuple(found)
     return torch.cat(list(found.values())) if found else None
 
 
-def _read_level(growth: Growth, reader: LevelReader) -> Tensor:
-    reader.restore(growth)
-    logits = reader.read([growth])[growth.request_id]
-    growth.note_read()
+def _read_level(row: TreeExpansion, forward: LevelForward) -> Tensor:
+    forward.restore(row)
+    logits = forward.read([row])[row.request_id]
+    row.read.note(row.frontier)
     return logits
 
 
-def _read_path(growth: Growth, node: int, reader: LevelReader) -> Tensor:
+def _read_path(row: TreeExpansion, node: int, forward: LevelForward) -> Tensor:
     """Return the logits at a node, read behind its path only.
 
     Nodes that were read together before would fail together, so that one node decided whether
     another one has candidates.
     """
-    growth.forget()
-    reader.restore(growth)
+    row.read = ReadNodes(row.tree)
+    forward.restore(row)
     logits = None
-    for above in growth.tree.path(node):
-        growth.frontier = (above,)
-        logits = reader.read([growth])[growth.request_id]
-        growth.note_read()
+    for above in row.tree.path(node):
+        row.frontier = (above,)
+        logits = forward.read([row])[row.request_id]
+        row.read.note(row.frontier)
     assert logits is not None, "the root is read with the text"
     return logits
 

@@ -1,14 +1,26 @@
-"""How a published head follows the texts of a batch, whatever kind it is."""
+"""Drafts with a head that reads the target's hidden states, of whatever kind."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
-from monge.core.model import FeatureModel, NodeBlock
+from monge.core.context import Context, DraftPlan
+from monge.core.draws import Draws
+from monge.core.errors import OptionError
+from monge.core.model import FeatureModel, NodeBlock, SequenceModel, WatchedStates
+from monge.core.sampling_rules import SamplingRules
+from monge.core.verdict import Verdict
+from monge.draft.base import Capabilities, Draft, Drafter
+from monge.draft.growth import LevelForward, TreeExpansion, expand_trees, expansions
+from monge.draft.tree.base import TreeBuilder
+
+_CHUNK: Final = 1024
+"""Most tokens of a text that one forward of the head reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +38,7 @@ class Pairs:
     positions: range
 
     def split(self, size: int) -> list["Pairs"]:
-        """The same in parts."""
+        """Return the same in chunks."""
         starts = range(0, len(self.token_ids), size)
         return [
             Pairs(
@@ -38,23 +50,29 @@ class Pairs:
         ]
 
 
-class HeadRun(ABC):
-    """A head at work: reads what is committed, and then level after level of a tree.
+Text = TypeVar("Text")
 
-    Like the networks' caches it holds what it has read, by request.
+
+class HeadRun(ABC, Generic[Text]):
+    """A head at work: it reads committed tokens, then level after level of a tree.
+
+    Like a network's cache, it holds what it has read, by request.
     """
+
+    def __init__(self) -> None:
+        self._texts: dict[int, Text] = {}
 
     @abstractmethod
     def open(self, request: int) -> None:
         """Start a text of which nothing is known."""
 
-    @abstractmethod
     def close(self, request: int) -> None:
         """Forget a text."""
+        self._texts.pop(request, None)
 
     @abstractmethod
     def knows(self, request: int) -> bool:
-        """Whether a state of this text has been read, so that something can be drafted."""
+        """Return whether a state of this text has been read, so that something can be drafted."""
 
     @abstractmethod
     def read(self, pairs: Mapping[int, Pairs]) -> None:
@@ -62,15 +80,146 @@ class HeadRun(ABC):
 
     @abstractmethod
     def begin(self, roots: Mapping[int, int]) -> Mapping[int, Float[Tensor, "one some"]]:
-        """Start a round: logits after the last committed token of every text, which `roots` names."""
+        """Start a round and return the logits after the last committed token of each text.
+
+        Args:
+            roots: These tokens, by request.
+        """
 
     @abstractmethod
     def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes some"]]:
-        """Read a level: logits after each of its nodes."""
+        """Read a level and return the logits after each of its nodes."""
 
     @abstractmethod
     def end(self, requests: Sequence[int]) -> None:
         """Forget what was drafted in this round."""
+
+
+def check_shows_states(drafter: str, target: SequenceModel) -> FeatureModel:
+    """Return the target if it shows its hidden states.
+
+    Raises:
+        OptionError: If it does not.
+    """
+    if not isinstance(target, FeatureModel):
+        raise OptionError(
+            f"drafter {drafter!r} needs a target that shows its hidden states; "
+            f"{type(target).__name__} does not; use drafter='model' or 'ngram'"
+        )
+    return target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDrafter(Drafter[tuple[Pairs, ...]]):
+    """Draft with a running head.
+
+    The state of a request is the tokens that the target has read and the head has not.
+
+    Args:
+        run: The head.
+        states: The target's hidden states that it reads.
+        declared: Capabilities.
+        tree: Shape of the tree and how children are drawn.
+        rules: See `draft_rules`.
+        top_k: See `draft_rules`.
+        network: Name of the head, for warnings.
+        draft_ids: The tokens that its logits are about, ascending; `None` for all of the target's.
+        only_last: Whether it reads the last hidden state only.
+    """
+
+    run: HeadRun[Any]
+    states: WatchedStates
+    declared: Capabilities
+    tree: TreeBuilder
+    rules: SamplingRules | None
+    top_k: int | None
+    network: str
+    draft_ids: Int64[Tensor, " some"] | None = None
+    only_last: bool = False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.declared
+
+    def open(self, contexts: Sequence[Context]) -> Sequence[tuple[Pairs, ...]]:
+        for context in contexts:
+            self.run.open(context.request_id)
+        return [self._unread(context) for context in contexts]
+
+    def draft(
+        self,
+        contexts: Sequence[Context],
+        states: Sequence[tuple[Pairs, ...]],
+        plans: Sequence[DraftPlan],
+        draws: Sequence[Draws],
+    ) -> Sequence[Draft[tuple[Pairs, ...]]]:
+        rows = expansions(
+            contexts,
+            plans,
+            draws,
+            tree=self.tree,
+            rules=self.rules,
+            top_k=self.top_k,
+            network=self.network,
+            draft_ids=self.draft_ids,
+        )
+        with torch.inference_mode():
+            self._read(
+                {
+                    row.request_id: state
+                    for row, state in zip(rows, states, strict=True)
+                    if row.may_draft
+                }
+            )
+            active = [row for row in rows if row.may_draft and self.run.knows(row.request_id)]
+            if active:
+                logits = self.run.begin({row.request_id: row.root for row in active})
+                forward = LevelForward(
+                    extend=self.run.extend,
+                    reset=self._begin_again,
+                    max_depth=self.declared.max_depth,
+                )
+                expand_trees(active, logits, forward)
+                self.run.end([row.request_id for row in active])
+        return [
+            row.draft(() if row.may_draft else state)
+            for row, state in zip(rows, states, strict=True)
+        ]
+
+    def observe(
+        self,
+        contexts: Sequence[Context],
+        drafts: Sequence[Draft[tuple[Pairs, ...]]],
+        verdicts: Sequence[Verdict],
+    ) -> Sequence[tuple[Pairs, ...]]:
+        return [
+            (*(() if self.only_last else draft.state), *self._unread(context))
+            for context, draft in zip(contexts, drafts, strict=True)
+        ]
+
+    def close(self, context: Context) -> None:
+        self.run.close(context.request_id)
+
+    def _unread(self, context: Context) -> tuple[Pairs, ...]:
+        """Return what the target has read since the last call: the text's end but its last token."""
+        features: Tensor | None = self.states.take(context.request_id)
+        if features is None:
+            return ()
+        end = len(context.token_ids) - 1
+        positions = range(end - len(features), end)
+        return (Pairs(features, context.token_ids[positions.start + 1 :], positions),)
+
+    def _read(self, unread: Mapping[int, tuple[Pairs, ...]]) -> None:
+        chunks = {
+            request: [chunk for pairs in state for chunk in pairs.split(_CHUNK)]
+            for request, state in unread.items()
+        }
+        while chunks := {request: waiting for request, waiting in chunks.items() if waiting}:
+            self.run.read({request: waiting.pop(0) for request, waiting in chunks.items()})
+
+    def _begin_again(self, row: TreeExpansion) -> None:
+        self.run.end([row.request_id])
+        self.run.begin({row.request_id: row.root})
 
 
 class TargetEnds:
@@ -86,13 +235,13 @@ class TargetEnds:
         self.dtype, self.device = kind.dtype, kind.device
 
     def embed(self, token_ids: Sequence[int]) -> Float[Tensor, "nodes hidden"]:
-        """The target's embeddings."""
+        """Return the target's embeddings."""
         return self._target.embed(token_ids)
 
     def ids(self, token_ids: Sequence[int]) -> Tensor:
-        """Tokens as a tensor beside the weights."""
+        """Return tokens as a tensor beside the weights."""
         return torch.tensor(list(token_ids)).to(self.device, non_blocking=True)
 
     def unembed(self, states: Tensor) -> Tensor:
-        """The target's logits of last states."""
+        """Return the target's logits of last states."""
         return self._target.unembed(states.to(self.dtype))

@@ -3,19 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from monge.core.context import Context, DraftPlan
-from monge.core.draws import Draws
+from monge.core.context import Context
 from monge.core.errors import OptionError
 from monge.core.model import LayeredModel, SequenceModel
 from monge.core.sampling_rules import SamplingRules
-from monge.core.verdict import Verdict
-from monge.draft.base import Capabilities, Draft, PieceReader
+from monge.draft.base import DelegatingDrafter, PieceReader
 from monge.draft.model import ModelDrafter, ReadPaths
 from monge.draft.tree.base import TreeBuilder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerSkipDrafter(PieceReader[ReadPaths]):
+class LayerSkipDrafter(DelegatingDrafter[ReadPaths], PieceReader[ReadPaths]):
     """Draft with the target's own layers, some left out, under its own embeddings and output layer.
 
     The layer subset shares every weight with the target and keeps a cache of its own. It drafts as
@@ -79,32 +77,5 @@ class LayerSkipDrafter(PieceReader[ReadPaths]):
         quarter = max(1, total // 4)
         return tuple(sorted({*range(quarter), *range(total - quarter, total)}))
 
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._drafter.capabilities
-
-    def open(self, contexts: Sequence[Context]) -> Sequence[ReadPaths]:
-        return self._drafter.open(contexts)
-
     def read(self, contexts: Sequence[Context]) -> None:
         self._drafter.read(contexts)
-
-    def draft(
-        self,
-        contexts: Sequence[Context],
-        states: Sequence[ReadPaths],
-        plans: Sequence[DraftPlan],
-        draws: Sequence[Draws],
-    ) -> Sequence[Draft[ReadPaths]]:
-        return self._drafter.draft(contexts, states, plans, draws)
-
-    def observe(
-        self,
-        contexts: Sequence[Context],
-        drafts: Sequence[Draft[ReadPaths]],
-        verdicts: Sequence[Verdict],
-    ) -> Sequence[ReadPaths]:
-        return self._drafter.observe(contexts, drafts, verdicts)
-
-    def close(self, context: Context) -> None:
-        self._drafter.close(context)

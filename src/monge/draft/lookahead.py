@@ -7,10 +7,10 @@ from itertools import islice
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
-from monge.core.proposal import Deterministic
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
-from monge.draft.base import Capabilities, Draft, Drafter
+from monge.draft.base import Capabilities, Draft, ModelFreeDrafter, model_free
+from monge.draft.tree.base import check_sizes
 from monge.draft.tree_of_paths import node_at, tree_of_paths
 
 Column = tuple[int, ...]
@@ -37,7 +37,7 @@ class NgramPool:
             del known[next(iter(known))]
 
     def after(self, token: int, count: int) -> list[Column]:
-        """What followed a token: at most `count` continuations, the latest first."""
+        """Return at most `count` continuations of a token, the latest first."""
         return list(islice(reversed(self._after.get(token, {})), count))
 
 
@@ -46,8 +46,7 @@ class Window:
     """State of one request.
 
     Args:
-        columns: For every position behind the text the guesses of that position and of those after
-            it.
+        columns: For every position behind the text, guesses from that position on.
         pool: Collected n-grams.
     """
 
@@ -55,16 +54,13 @@ class Window:
     pool: NgramPool
 
     def paths(self) -> list[Column]:
-        """The columns as paths from the root.
-
-        Each behind the first guesses of the columns before it.
-        """
+        """Return the columns as paths from the root, behind the first guesses of earlier columns."""
         heads = tuple(column[0] for column in self.columns)
         return [(*heads[:place], *column) for place, column in enumerate(self.columns)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LookaheadDrafter(Drafter[Window]):
+class LookaheadDrafter(ModelFreeDrafter[Window]):
     """Jacobi iteration over a window of positions, whose trajectories fill a pool of n-grams that are then proposed.
 
     The tree of a round has two kinds of paths. *Candidates* are the pool's n-grams that start with
@@ -97,79 +93,47 @@ class LookaheadDrafter(Drafter[Window]):
     from_text: bool = True
 
     def __post_init__(self) -> None:
-        for name, least in (("window", 1), ("ngram", 2), ("num_candidates", 1), ("pool_size", 1)):
-            if getattr(self, name) < least:
-                raise OptionError(
-                    f"lookahead: {name} must be at least {least}; got {getattr(self, name)}"
-                )
+        check_sizes(
+            "lookahead",
+            window=self.window,
+            num_candidates=self.num_candidates,
+            pool_size=self.pool_size,
+        )
+        if self.ngram < 2:
+            raise OptionError(f"lookahead: ngram must be at least 2; got {self.ngram}")
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(
-            proposes=frozenset({Deterministic}),
-            max_width=self.num_candidates + self.window,
+        return model_free(
             max_depth=self.window + self.ngram - 2,
-            needs_trees=True,
+            max_width=self.num_candidates + self.window,
             num_successors=1,
-            runs_network=False,
         )
 
-    def open(self, contexts: Sequence[Context]) -> Sequence[Window]:
-        states: list[Window] = []
-        for context in contexts:
-            text, length = context.token_ids, self.window + self.ngram - 2
-            tail = (text * -(-length // len(text)))[-length:]
-            columns = tuple(tail[place : place + self.ngram - 1] for place in range(self.window))
-            states.append(Window(columns, NgramPool(self.pool_size)))
-            self._read(context, states[-1].pool, first=0)
-        return states
+    def start(self, context: Context) -> Window:
+        text, length = context.token_ids, self.window + self.ngram - 2
+        tail = (text * -(-length // len(text)))[-length:]
+        columns = tuple(tail[place : place + self.ngram - 1] for place in range(self.window))
+        state = Window(columns, NgramPool(self.pool_size))
+        self._read(context, state.pool, first=0)
+        return state
 
-    def draft(
-        self,
-        contexts: Sequence[Context],
-        states: Sequence[Window],
-        plans: Sequence[DraftPlan],
-        draws: Sequence[Draws],
-    ) -> Sequence[Draft[Window]]:
-        most, deepest = (
-            (self.num_candidates + self.window) * (self.ngram - 1),
-            self.capabilities.max_depth,
+    def tree(self, context: Context, state: Window, plan: DraftPlan, draws: Draws) -> TokenTree:
+        root = context.token_ids[-1]
+        return tree_of_paths(
+            root,
+            state.pool.after(root, self.num_candidates) + state.paths(),
+            num_nodes=plan.nodes((self.num_candidates + self.window) * (self.ngram - 1)),
+            depth=plan.depth(self.window + self.ngram - 2),
+            draws=draws,
         )
-        return [
-            Draft(
-                tree_of_paths(
-                    context.token_ids[-1],
-                    state.pool.after(context.token_ids[-1], self.num_candidates) + state.paths(),
-                    num_nodes=plan.nodes(most),
-                    depth=plan.depth(deepest),
-                    draws=row_draws,
-                ),
-                state,
-            )
-            for context, state, plan, row_draws in zip(contexts, states, plans, draws, strict=True)
-        ]
 
-    def observe(
-        self,
-        contexts: Sequence[Context],
-        drafts: Sequence[Draft[Window]],
-        verdicts: Sequence[Verdict],
-    ) -> Sequence[Window]:
-        states: list[Window] = []
-        for context, draft, verdict in zip(contexts, drafts, verdicts, strict=True):
-            moved = _moved_on(draft.state, draft.tree, verdict)
-            ahead = moved[verdict.num_accepted :] or moved[-1:]
-            columns = ahead + ahead[-1:] * (self.window - len(ahead))
-            states.append(Window(columns, draft.state.pool))
-            self._read(
-                context,
-                draft.state.pool,
-                first=len(context.token_ids) - verdict.num_accepted - self.ngram,
-            )
-        return states
-
-    def close(self, context: Context) -> None:
-        return None
+    def follow(self, context: Context, draft: Draft[Window], verdict: Verdict) -> Window:
+        moved = _moved_on(draft.state, draft.tree, verdict)
+        ahead = moved[verdict.num_accepted :] or moved[-1:]
+        first = len(context.token_ids) - verdict.num_accepted - self.ngram
+        self._read(context, draft.state.pool, first=first)
+        return Window(ahead + ahead[-1:] * (self.window - len(ahead)), draft.state.pool)
 
     def _read(self, context: Context, pool: NgramPool, *, first: int) -> None:
         """Put the text's n-grams into the pool, from the one at position `first` on."""
@@ -179,7 +143,7 @@ class LookaheadDrafter(Drafter[Window]):
 
 
 def _moved_on(state: Window, tree: TokenTree, verdict: Verdict) -> tuple[Column, ...]:
-    """The columns one position further; what the target said at their ends goes into the pool."""
+    """Return the columns one position further; the target's tokens at their ends go into the pool."""
     moved: list[Column] = []
     for column, path in zip(state.columns, state.paths(), strict=True):
         node = node_at(tree, path)

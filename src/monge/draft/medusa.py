@@ -21,7 +21,7 @@ class _Text:
     paths: list[tuple[int, ...]] = field(default_factory=list)
 
 
-class StepRun(HeadRun):
+class StepRun(HeadRun[_Text]):
     """Runs a `StepHead`.
 
     Step i, from 0, predicts the (i + 1)-th token after the last committed one. The target has not
@@ -33,14 +33,11 @@ class StepRun(HeadRun):
     """
 
     def __init__(self, head: StepHead, ends: TargetEnds) -> None:
+        super().__init__()
         self._head, self._ends = head, ends
-        self._texts: dict[int, _Text] = {}
 
     def open(self, request: int) -> None:
         self._texts[request] = _Text(Reading(self._head.num_kept))
-
-    def close(self, request: int) -> None:
-        self._texts.pop(request, None)
 
     def knows(self, request: int) -> bool:
         return self._texts[request].base is not None

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from jaxtyping import Float
 from torch import Tensor
@@ -11,10 +11,16 @@ from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.model import NodeBlock, SequenceModel
 from monge.core.sampling_rules import SamplingRules
-from monge.core.tree import TokenTree, root_only
+from monge.core.tree import root_only
 from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, PieceReader
-from monge.draft.growth import Growth, LevelReader, check_top_k, draft_rules, grow_together
+from monge.draft.growth import (
+    LevelForward,
+    check_top_k,
+    expand_trees,
+    expansions,
+    tree_capabilities,
+)
 from monge.draft.tree.base import TreeBuilder
 
 _CATCH_UP: Final = 16
@@ -58,26 +64,14 @@ class ModelDrafter(PieceReader[ReadPaths]):
 
     @property
     def capabilities(self) -> Capabilities:
-        limits = self.tree.limits
-        return Capabilities(
-            proposes=limits.proposes,
-            max_width=limits.max_width,
-            max_depth=limits.max_depth,
-            needs_trees=limits.max_width > 1,
-            max_length=self.model.max_length,
-        )
+        return tree_capabilities(self.tree.limits, max_length=self.model.max_length)
 
     def open(self, contexts: Sequence[Context]) -> Sequence[ReadPaths]:
-        # All but the last token: a round starts by reading the unread tokens, at least the root.
-        self.model.open({context.request_id: context.token_ids[:-1] for context in contexts})
+        open_texts(self.model, contexts)
         return [()] * len(contexts)
 
     def read(self, contexts: Sequence[Context]) -> None:
-        ids = [context.request_id for context in contexts]
-        texts = [context.token_ids[:-1] for context in contexts]
-        self.model.append(
-            {one: text[self.model.length(one) :] for one, text in zip(ids, texts, strict=True)}
-        )
+        append_texts(self.model, contexts)
 
     def draft(
         self,
@@ -88,20 +82,24 @@ class ModelDrafter(PieceReader[ReadPaths]):
     ) -> Sequence[Draft[ReadPaths]]:
         if all(plan.max_depth == 0 and plan.stop is None for plan in plans):
             return [Draft(root_only(context.token_ids[-1]), ()) for context in contexts]
-        rows = [
-            self._row(context, plan, row_draws)
-            for context, plan, row_draws in zip(contexts, plans, draws, strict=True)
-        ]
-        active = [row for row in rows if row.may_draft]
-        if active:
-            grow_together(
-                active,
-                self._read_text(active),
-                LevelReader(read=self._read_level, restore=self._restore),
+        rows = expansions(
+            contexts,
+            plans,
+            draws,
+            tree=self.tree,
+            rules=self.rules,
+            top_k=self.top_k,
+            network="draft model",
+        )
+        if active := [row for row in rows if row.may_draft]:
+            logits = read_text(
+                self.model, {row.request_id: row.context.token_ids for row in active}
             )
-        return [
-            Draft(row.finish(), tuple(row.paths), row.evidence, error=row.error) for row in rows
-        ]
+            forward = LevelForward(
+                extend=self.model.extend, reset=lambda row: self.model.commit({row.request_id: ()})
+            )
+            expand_trees(active, logits, forward)
+        return [row.draft(tuple(row.read.paths)) for row in rows]
 
     def observe(
         self,
@@ -109,38 +107,24 @@ class ModelDrafter(PieceReader[ReadPaths]):
         drafts: Sequence[Draft[ReadPaths]],
         verdicts: Sequence[Verdict],
     ) -> Sequence[ReadPaths]:
-        if not any(draft.state for draft in drafts):
-            return [()] * len(contexts)  # nothing was read
-        paths: dict[int, list[int]] = {}
-        for context, draft, verdict in zip(contexts, drafts, verdicts, strict=True):
-            paths[context.request_id] = read_slots(draft.state, draft.tree, verdict)
-        self.model.commit(paths)
+        if any(draft.state for draft in drafts):
+            read = [draft.state for draft in drafts]
+            commit_accepted(self.model, contexts, drafts, read, verdicts)
         return [()] * len(contexts)
 
     def close(self, context: Context) -> None:
         self.model.close(context.request_id)
 
-    def _row(self, context: Context, plan: DraftPlan, draws: Draws) -> Growth:
-        return Growth(
-            context=context,
-            plan=plan,
-            draws=draws,
-            builder=self.tree,
-            rules=draft_rules(self.tree, context.rules, self.rules, self.top_k),
-            network="draft model",
-        )
 
-    def _read_level(self, rows: Sequence[Growth]) -> Mapping[int, Tensor]:
-        return self.model.extend({row.request_id: row.block() for row in rows})
+def open_texts(model: SequenceModel, contexts: Sequence[Context]) -> None:
+    """Open requests with all but their last token: a round starts by reading the unread tokens."""
+    model.open({context.request_id: context.token_ids[:-1] for context in contexts})
 
-    def _restore(self, row: Growth) -> None:
-        self.model.commit({row.request_id: ()})
-        for block in row.blocks:
-            self.model.extend({row.request_id: block})
 
-    def _read_text(self, rows: Sequence[Growth]) -> Mapping[int, Tensor]:
-        texts = {row.request_id: row.context.token_ids for row in rows}
-        return read_text(self.model, texts)
+def append_texts(model: SequenceModel, contexts: Sequence[Context]) -> None:
+    """Read what is new in prompts of open requests, but for the last token."""
+    texts = {context.request_id: context.token_ids[:-1] for context in contexts}
+    model.append({request: text[model.length(request) :] for request, text in texts.items()})
 
 
 def read_text(
@@ -164,9 +148,26 @@ def read_text(
     return {request: own[-1:] for request, own in logits.items()}
 
 
-def read_slots(read: ReadPaths, tree: TokenTree, verdict: Verdict) -> list[int]:
-    """Return the indices of the accepted path among the nodes that a network has read."""
-    slot_of = {path: slot for slot, path in enumerate(read)}
-    accepted = tuple(tree.token_ids[node] for node in verdict.path)
-    prefixes = (accepted[: depth + 1] for depth in range(len(accepted)))
-    return [slot_of[prefix] for prefix in prefixes if prefix in slot_of]
+def commit_accepted(
+    model: SequenceModel,
+    contexts: Sequence[Context],
+    drafts: Sequence[Draft[Any]],
+    read: Sequence[ReadPaths],
+    verdicts: Sequence[Verdict],
+) -> None:
+    """Commit the accepted paths among the nodes that a network has read, and drop the others.
+
+    Args:
+        model: The network.
+        contexts: The requests.
+        drafts: Their drafts.
+        read: What it has read of each.
+        verdicts: The verdicts.
+    """
+    slots: dict[int, list[int]] = {}
+    for context, draft, paths, verdict in zip(contexts, drafts, read, verdicts, strict=True):
+        slot_of = {path: slot for slot, path in enumerate(paths)}
+        accepted = tuple(draft.tree.token_ids[node] for node in verdict.path)
+        prefixes = (accepted[: depth + 1] for depth in range(len(accepted)))
+        slots[context.request_id] = [slot_of[one] for one in prefixes if one in slot_of]
+    model.commit(slots)

@@ -8,17 +8,17 @@ from typing import Final
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
-from monge.core.proposal import Deterministic
-from monge.core.tree import fixed_chain
+from monge.core.tree import TokenTree, fixed_chain
 from monge.core.verdict import Verdict
-from monge.draft.base import Capabilities, Draft, Drafter
+from monge.draft.base import Capabilities, Draft, ModelFreeDrafter, model_free
+from monge.draft.tree.base import check_sizes
 
 _TYPECODE: Final = "q"
 _WIDTH: Final = array(_TYPECODE).itemsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NgramDrafter(Drafter[bytes]):
+class NgramDrafter(ModelFreeDrafter[bytes]):
     """Prompt lookup: copy what followed the latest earlier occurrence of the last few tokens.
 
     The longest match wins, and of equal matches the most recent one. If a match reaches the end of
@@ -27,7 +27,8 @@ class NgramDrafter(Drafter[bytes]):
 
     Args:
         num_draft_tokens: Length of the copied continuation.
-        max_ngram: Longest match, in tokens. min_ngram: Shortest one.
+        max_ngram: Longest match, in tokens.
+        min_ngram: Shortest match.
 
     Reference:
         Saxena, "Prompt lookup decoding" (2023); LLMA (Yang et al., arXiv 2304.04487).
@@ -38,10 +39,7 @@ class NgramDrafter(Drafter[bytes]):
     min_ngram: int = 1
 
     def __post_init__(self) -> None:
-        if self.num_draft_tokens < 1:
-            raise OptionError(
-                f"ngram: num_draft_tokens must be at least 1; got {self.num_draft_tokens}"
-            )
+        check_sizes("ngram", num_draft_tokens=self.num_draft_tokens)
         if not 1 <= self.min_ngram <= self.max_ngram:
             raise OptionError(
                 f"ngram: need 1 <= min_ngram <= max_ngram; got {self.min_ngram} and "
@@ -50,44 +48,18 @@ class NgramDrafter(Drafter[bytes]):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(
-            proposes=frozenset({Deterministic}),
-            max_width=1,
-            max_depth=self.num_draft_tokens,
-            needs_trees=False,
-            runs_network=False,
-        )
+        return model_free(max_depth=self.num_draft_tokens)
 
-    def open(self, contexts: Sequence[Context]) -> Sequence[bytes]:
-        return [_packed(context.token_ids) for context in contexts]
+    def start(self, context: Context) -> bytes:
+        return _packed(context.token_ids)
 
-    def draft(
-        self,
-        contexts: Sequence[Context],
-        states: Sequence[bytes],
-        plans: Sequence[DraftPlan],
-        draws: Sequence[Draws],
-    ) -> Sequence[Draft[bytes]]:
-        drafts: list[Draft[bytes]] = []
-        for context, state, plan, row_draws in zip(contexts, states, plans, draws, strict=True):
-            text = _up_to_date(state, context)
-            found = self._continuation(text, plan.nodes(plan.depth(self.num_draft_tokens)))
-            drafts.append(Draft(fixed_chain(context.token_ids[-1], found, row_draws), text))
-        return drafts
+    def tree(self, context: Context, state: bytes, plan: DraftPlan, draws: Draws) -> TokenTree:
+        text = _up_to_date(state, context)
+        found = self._continuation(text, plan.nodes(plan.depth(self.num_draft_tokens)))
+        return fixed_chain(context.token_ids[-1], found, draws)
 
-    def observe(
-        self,
-        contexts: Sequence[Context],
-        drafts: Sequence[Draft[bytes]],
-        verdicts: Sequence[Verdict],
-    ) -> Sequence[bytes]:
-        return [
-            _up_to_date(draft.state, context)
-            for context, draft in zip(contexts, drafts, strict=True)
-        ]
-
-    def close(self, context: Context) -> None:
-        return None
+    def follow(self, context: Context, draft: Draft[bytes], verdict: Verdict) -> bytes:
+        return _up_to_date(draft.state, context)
 
     def _continuation(self, text: bytes, count: int) -> tuple[int, ...]:
         if count == 0 or (start := self._place(text)) is None:

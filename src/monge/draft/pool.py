@@ -1,8 +1,7 @@
 """Several drafters, of which each round of a request uses one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any, Final
 
 from monge.core.context import Context, DraftPlan
@@ -10,14 +9,46 @@ from monge.core.draws import Draws, TapeDraws
 from monge.core.errors import OptionError, unknown_name
 from monge.core.proposal import Deterministic
 from monge.core.selection import CounterfactualDraft, Member
-from monge.core.tree import root_only
+from monge.core.tree import TokenTree, root_only
 from monge.core.verdict import Verdict
 from monge.draft.base import AnyDrafter, Capabilities, Draft, DrafterPool, PieceReader, piece_reader
-from monge.draft.shadow import ShadowDraft, ShadowTree
+from monge.draft.tree.base import check_sizes
 
 # Model-free drafters propose deterministic candidates, which draw nothing.
 _NO_DRAWS: Final = TapeDraws(())
-_OWN_LIMITS: Final = DraftPlan()
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowDraft:
+    """A tree of deterministic candidates that is not verified but compared with the text.
+
+    Args:
+        drafter: Name of its drafter.
+        position: Tokens of the text before its round.
+        tree: The tree.
+    """
+
+    drafter: str
+    position: int
+    tree: TokenTree
+
+    def result(self, text: Sequence[int]) -> CounterfactualDraft | None:
+        """Return what of the tree the text followed, or `None` if a longer text may follow more."""
+        node, factors = 0, list[float]()
+        for token in text[self.position :]:
+            children = {self.tree.token_ids[child]: child for child in self.tree.candidates[node]}
+            if not children or factors[-1:] == [0.0]:
+                break
+            factors.append(1.0 if token in children else 0.0)
+            node = children.get(token, node)
+        if self.tree.candidates[node] and factors[-1:] != [0.0]:
+            return None
+        return CounterfactualDraft(
+            drafter=self.drafter,
+            position=self.position,
+            num_nodes=self.tree.num_nodes - 1,
+            factors=tuple(factors),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +69,25 @@ class PoolState:
     shadows: tuple[ShadowDraft, ...] = ()
     counterfactuals: tuple[CounterfactualDraft, ...] = ()
 
-    def own_draft(self, index: int, draft: Draft["PoolState"]) -> Draft[Any]:
+    def own_draft(self, index: int, tree: TokenTree) -> Draft[Any]:
         """Return the draft of a drafter, with the tree of the drafter that was used."""
-        own = self.draft if self.chosen == index else None
-        return Draft(draft.tree, self.states[index]) if own is None else own
+        if self.draft is not None and self.chosen == index:
+            return self.draft
+        return Draft(tree, self.states[index])
+
+    def after(self, states: Sequence[Any], text: Sequence[int]) -> "PoolState":
+        """Return the state after a commit; a round's shadow drafts are reported together."""
+        results = [(one, one.result(text)) for one in self.shadows]
+        first_open = min((one.position for one, found in results if found is None), default=None)
+        shadows, counterfactuals = list[ShadowDraft](), list[CounterfactualDraft]()
+        for one, found in results:
+            if found is not None and (first_open is None or one.position < first_open):
+                counterfactuals.append(found)
+            else:
+                shadows.append(one)
+        return PoolState(
+            tuple(states), shadows=tuple(shadows), counterfactuals=tuple(counterfactuals)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,29 +114,35 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
 
     drafters: Mapping[str, AnyDrafter]
     min_nodes: int = 1
-    _places: tuple[tuple[str, AnyDrafter], ...] = field(init=False, repr=False, compare=False)
+    _all: tuple[AnyDrafter, ...] = field(init=False, repr=False, compare=False)
+    _can: tuple[Capabilities, ...] = field(init=False, repr=False, compare=False)
     _opened: dict[int, set[int]] = field(init=False, repr=False, compare=False)
-    _lengths: tuple[int | None, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _check(self.drafters)
-        if self.min_nodes < 1:
-            raise OptionError(f"pool: min_nodes must be at least 1; got {self.min_nodes}")
-        object.__setattr__(self, "_places", tuple(self.drafters.items()))
+        if not isinstance(self.drafters, Mapping) or len(self.drafters) < 2:
+            raise OptionError(
+                "pool: needs at least two drafters, as in pool('ngram', 'model'); use a single "
+                "drafter by its own name"
+            )
+        for name, drafter in self.drafters.items():
+            if isinstance(drafter, DrafterPool):
+                raise OptionError(
+                    f"pool: drafter {name!r} is a pool itself; list its drafters instead"
+                )
+        check_sizes("pool", min_nodes=self.min_nodes)
+        object.__setattr__(self, "_all", tuple(self.drafters.values()))
+        object.__setattr__(self, "_can", tuple(own.capabilities for own in self._all))
         object.__setattr__(self, "_opened", {})
-        lengths = tuple(drafter.capabilities.max_length for drafter in self.drafters.values())
-        object.__setattr__(self, "_lengths", lengths)
 
     @property
     def capabilities(self) -> Capabilities:
-        every = [drafter.capabilities for drafter in self.drafters.values()]
-        widths, lengths = [can.max_width for can in every], [can.max_length for can in every]
+        every = self._can
         return Capabilities(
             proposes=frozenset().union(*(can.proposes for can in every)),
-            max_width=None if None in widths else max(width or 0 for width in widths),
+            max_width=_largest(can.max_width for can in every),
             max_depth=max(can.max_depth for can in every),
             needs_trees=any(can.needs_trees for can in every),
-            max_length=None if None in lengths else max(length or 0 for length in lengths),
+            max_length=_largest(can.max_length for can in every),
             num_parameters=sum(can.num_parameters for can in every),
             num_bytes=sum(can.num_bytes for can in every),
             num_successors=max(can.num_successors for can in every),
@@ -104,41 +156,41 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         return tuple(
             Member(
                 name=name,
-                max_depth=own.capabilities.max_depth,
-                runs_network=own.capabilities.runs_network,
-                max_length=own.capabilities.max_length,
+                max_depth=can.max_depth,
+                runs_network=can.runs_network,
+                max_length=can.max_length,
             )
-            for name, own in self._places
+            for name, can in zip(self.drafters, self._can, strict=True)
         )
 
     @property
     def reads_pieces(self) -> bool:
-        networks = [drafter for _, drafter in self._places if drafter.capabilities.runs_network]
-        return bool(networks) and all(piece_reader(drafter) is not None for drafter in networks)
+        networks = [own for own, can in zip(self._all, self._can, strict=True) if can.runs_network]
+        return bool(networks) and all(piece_reader(own) is not None for own in networks)
 
     def counterfactuals(self, state: PoolState) -> tuple[CounterfactualDraft, ...]:
         return state.counterfactuals
 
     def open(self, contexts: Sequence[Context]) -> Sequence[PoolState]:
-        states = {context.request_id: [None] * len(self._places) for context in contexts}
+        states: list[list[Any]] = [[None] * len(self._all) for _ in contexts]
         for context in contexts:
             self._opened[context.request_id] = set()
-        whole, reader = (
-            [one for one in contexts if len(one.token_ids) >= one.num_prompt_tokens],
-            self._reader,
-        )
-        for index, (_, drafter) in enumerate(self._places):
-            if index == reader:
-                self._open(index, contexts, states)
-            elif not (drafter.capabilities.runs_network and piece_reader(drafter) is not None):
-                # Model-free drafters need whole prompts, so chunked prompts open them at the first
-                # draft.
-                self._open(index, whole, states)
-        return [PoolState(tuple(states[context.request_id])) for context in contexts]
+        # Model-free drafters need whole prompts: chunked prompts open them at the first draft.
+        whole = [
+            (context, own)
+            for context, own in zip(contexts, states, strict=True)
+            if len(context.token_ids) >= context.num_prompt_tokens
+        ]
+        for index in range(len(self._all)):
+            if index == self._reader:
+                self._open(index, list(zip(contexts, states, strict=True)))
+            elif not self._reads_in_chunks(index):
+                self._open(index, whole)
+        return [PoolState(tuple(own)) for own in states]
 
     def read(self, contexts: Sequence[Context]) -> None:
         index = self._reader
-        if index is None or (reader := piece_reader(self._places[index][1])) is None:
+        if index is None or (reader := piece_reader(self._all[index])) is None:
             return
         contexts = [one for one in contexts if self._fits(index, one)]
         if contexts:
@@ -151,18 +203,15 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         plans: Sequence[DraftPlan],
         draws: Sequence[Draws],
     ) -> Sequence[Draft[PoolState]]:
-        known = {
-            context.request_id: list(state.states)
-            for context, state in zip(contexts, states, strict=True)
-        }
+        known = [list(state.states) for state in states]
         named = [self._named(context, plan) for context, plan in zip(contexts, plans, strict=True)]
         # Before anything is drawn, so that an error of a model-free drafter costs no drawn tree.
         shadows = [
-            self._shadows(context, known, plan)
-            for context, plan in zip(contexts, plans, strict=True)
+            self._shadows(context, own, plan)
+            for context, own, plan in zip(contexts, known, plans, strict=True)
         ]
         chosen: dict[int, tuple[int, Draft[Any]]] = {}
-        for index, (_, drafter) in enumerate(self._places):
+        for index, drafter in enumerate(self._all):
             own_plans = [
                 self._own_plan(index, context, plan)
                 for context, plan in zip(contexts, plans, strict=True)
@@ -177,10 +226,10 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
             ]
             if not rows:
                 continue
-            self._open(index, [contexts[row] for row in rows], known)
+            self._open(index, [(contexts[row], known[row]) for row in rows])
             proposed = drafter.draft(
                 [contexts[row] for row in rows],
-                [known[contexts[row].request_id][index] for row in rows],
+                [known[row][index] for row in rows],
                 [own_plans[row] for row in rows],
                 [draws[row] for row in rows],
             )
@@ -191,19 +240,11 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
                     chosen[row] = index, draft
         return [
             self._joined(
-                context,
-                PoolState(tuple(known[context.request_id]), shadows=(*state.shadows, *own)),
-                name,
-                made,
+                contexts[row],
+                PoolState(tuple(known[row]), shadows=(*states[row].shadows, *shadows[row])),
+                chosen.get(row, (named[row], None)),
             )
-            for context, state, own, name, made in zip(
-                contexts,
-                states,
-                shadows,
-                named,
-                (chosen.get(row) for row in range(len(contexts))),
-                strict=True,
-            )
+            for row in range(len(contexts))
         ]
 
     def observe(
@@ -213,130 +254,103 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         verdicts: Sequence[Verdict],
     ) -> Sequence[PoolState]:
         states = [list(draft.state.states) for draft in drafts]
-        for index, (_, drafter) in enumerate(self._places):
+        for index, drafter in enumerate(self._all):
             rows = [
-                row
-                for row, context in enumerate(contexts)
-                if index in self._opened[context.request_id]
+                row for row, one in enumerate(contexts) if index in self._opened[one.request_id]
             ]
             if rows:
-                own = [drafts[row].state.own_draft(index, drafts[row]) for row in rows]
                 new = drafter.observe(
-                    [contexts[row] for row in rows], own, [verdicts[row] for row in rows]
+                    [contexts[row] for row in rows],
+                    [drafts[row].state.own_draft(index, drafts[row].tree) for row in rows],
+                    [verdicts[row] for row in rows],
                 )
                 for row, state in zip(rows, new, strict=True):
                     states[row][index] = state
         return [
-            _followed(context, draft.state.shadows, tuple(own))
+            draft.state.after(own, context.token_ids)
             for context, draft, own in zip(contexts, drafts, states, strict=True)
         ]
 
     def close(self, context: Context) -> None:
         for index in self._opened.pop(context.request_id, set()):
-            self._places[index][1].close(context)
+            self._all[index].close(context)
+
+    def _reads_in_chunks(self, index: int) -> bool:
+        return self._can[index].runs_network and piece_reader(self._all[index]) is not None
 
     @property
     def _reader(self) -> int | None:
-        """Index of the first drafter whose network reads prompts."""
-        networks = (
-            index for index, (_, own) in enumerate(self._places) if own.capabilities.runs_network
-        )
+        """Index of the first drafter whose network reads prompts in chunks."""
         return next(
-            (index for index in networks if piece_reader(self._places[index][1]) is not None), None
+            (index for index in range(len(self._all)) if self._reads_in_chunks(index)), None
         )
-
-    def _index(self, name: str) -> int:
-        if name not in self.drafters:
-            raise unknown_name("drafter of the pool:", name, self.drafters)
-        return list(self.drafters).index(name)
 
     def _named(self, context: Context, plan: DraftPlan) -> int | None:
         """Return the drafter that a plan names, unless its context has ended."""
-        index = None if plan.drafter is None else self._index(plan.drafter)
-        return None if index is None or not self._fits(index, context) else index
+        if plan.drafter is None:
+            return None
+        if plan.drafter not in self.drafters:
+            raise unknown_name("drafter of the pool:", plan.drafter, self.drafters)
+        index = list(self.drafters).index(plan.drafter)
+        return index if self._fits(index, context) else None
 
     def _fits(self, index: int, context: Context) -> bool:
         """Return whether a drafter can read the text, and a prompt of which this is a part."""
-        length = self._lengths[index]
-        size = max(len(context.token_ids), context.num_prompt_tokens)
-        return length is None or size <= length
+        length = self._can[index].max_length
+        return length is None or max(len(context.token_ids), context.num_prompt_tokens) <= length
 
     def _least_nodes(self, index: int) -> int:
-        can, is_last = self._places[index][1].capabilities, index == len(self._places) - 1
+        can, is_last = self._can[index], index == len(self._all) - 1
         is_bound = can.proposes <= {Deterministic} and not can.runs_network and not is_last
         return self.min_nodes if is_bound else 1
 
     def _own_plan(self, index: int, context: Context, plan: DraftPlan) -> DraftPlan:
-        is_model_free = not self._places[index][1].capabilities.runs_network
-        own = plan.for_model_free if is_model_free and plan.drafter is None else plan
-        return own.reaching(len(context.token_ids), self._lengths[index])
+        can = self._can[index]
+        own = plan if can.runs_network or plan.drafter is not None else plan.for_model_free
+        return own.reaching(len(context.token_ids), can.max_length)
 
     def _joined(
-        self,
-        context: Context,
-        state: PoolState,
-        named: int | None,
-        made: tuple[int, Draft[Any]] | None,
+        self, context: Context, state: PoolState, used: tuple[int | None, Draft[Any] | None]
     ) -> Draft[PoolState]:
-        """Return the draft of the pool from the draft of one member."""
-        if made is None:
-            name = None if named is None else self._places[named][0]
+        """Return the draft of the pool from the drafter that was named or used, and its draft."""
+        index, draft = used
+        name = None if index is None else tuple(self.drafters)[index]
+        if draft is None:
             return Draft(root_only(context.token_ids[-1]), state, drafter=name)
-        index, draft = made
         state = PoolState(state.states, index, draft, state.shadows)
-        return Draft(draft.tree, state, draft.evidence, self._places[index][0], draft.error)
+        return Draft(draft.tree, state, draft.evidence, name, draft.error)
 
     def _shadows(
-        self, context: Context, states: Mapping[int, list[Any]], plan: DraftPlan
+        self, context: Context, states: list[Any], plan: DraftPlan
     ) -> tuple[ShadowDraft, ...]:
         """Return the shadow drafts of all model-free drafters if the plan names a drafter."""
-        if plan.drafter is None:
-            return ()
-        trees: list[ShadowTree] = []
-        for index, (name, drafter) in enumerate(self._places):
-            if not drafter.capabilities.runs_network:
-                self._open(index, [context], states)
-                own = states[context.request_id]
-                (draft,) = drafter.draft([context], [own[index]], [_OWN_LIMITS], [_NO_DRAWS])
-                trees.append(ShadowTree(name, draft.tree))
-        return (ShadowDraft(len(context.token_ids), tuple(trees)),) if trees else ()
+        shadows: list[ShadowDraft] = []
+        for index, name in enumerate(self.drafters if plan.drafter is not None else ()):
+            if not self._can[index].runs_network:
+                self._open(index, [(context, states)])
+                (draft,) = self._all[index].draft(
+                    [context], [states[index]], [DraftPlan()], [_NO_DRAWS]
+                )
+                shadows.append(ShadowDraft(name, len(context.token_ids), draft.tree))
+        return tuple(shadows)
 
-    def _open(
-        self, index: int, contexts: Sequence[Context], states: Mapping[int, list[Any]]
-    ) -> None:
-        """Open a drafter for new requests."""
+    def _open(self, index: int, rows: Sequence[tuple[Context, list[Any]]]) -> None:
+        """Open a drafter for new requests, and note their states."""
         new = [
-            context
-            for context in contexts
+            (context, states)
+            for context, states in rows
             if index not in self._opened[context.request_id] and self._fits(index, context)
         ]
         if not new:
             return
-        for context in new:  # noted first, so that it is closed if opening fails
+        for context, _ in new:  # noted first, so that it is closed if opening fails
             self._opened[context.request_id].add(index)
-        for context, state in zip(new, self._places[index][1].open(new), strict=True):
-            states[context.request_id][index] = state
+        opened = self._all[index].open([context for context, _ in new])
+        for (_, states), state in zip(new, opened, strict=True):
+            states[index] = state
 
 
-def _check(drafters: Mapping[str, AnyDrafter]) -> None:
-    """Refuse drafters that cannot form a pool; see `PoolDrafter`."""
-    if not isinstance(drafters, Mapping) or len(drafters) < 2:
-        raise OptionError(
-            "pool: needs at least two drafters, as in pool('ngram', 'model'); use a single "
-            "drafter by its own name"
-        )
-    nested = [name for name, drafter in drafters.items() if isinstance(drafter, DrafterPool)]
-    if nested:
-        raise OptionError(
-            f"pool: drafter {nested[0]!r} is a pool itself; list its drafters instead"
-        )
-
-
-def _followed(
-    context: Context, shadows: tuple[ShadowDraft, ...], states: tuple[Any, ...]
-) -> PoolState:
-    """Return the state after a commit; decided shadow drafts are reported in order."""
-    walked = [one.after(context.token_ids) for one in shadows]
-    decided = list(takewhile(lambda one: one.is_decided, walked))
-    counterfactuals = tuple(entry for one in decided for entry in one.counterfactuals())
-    return PoolState(states, shadows=tuple(walked[len(decided) :]), counterfactuals=counterfactuals)
+def _largest(limits: Iterable[int | None]) -> int | None:
+    """Return the largest limit, or `None` if one is unbounded."""
+    known = tuple(limits)
+    return None if None in known else max(limit or 0 for limit in known)

@@ -5,8 +5,6 @@ from typing import Final
 from monge.core.registry import Registry
 from monge.draft.base import AnyDrafter
 from monge.draft.ensemble import EnsembleDrafter
-from monge.draft.head import HeadDrafter
-from monge.draft.heads import ShapeDrafter
 from monge.draft.jacobi import JacobiDrafter
 from monge.draft.layer_skip import LayerSkipDrafter
 from monge.draft.lookahead import LookaheadDrafter
@@ -14,7 +12,9 @@ from monge.draft.model import ModelDrafter
 from monge.draft.ngram import NgramDrafter
 from monge.draft.none import NoDrafter
 from monge.draft.pool import PoolDrafter
+from monge.draft.published_heads import HeadDrafter
 from monge.draft.retokenize import RetokenizeDrafter
+from monge.draft.shape import ShapeDrafter
 from monge.draft.suffix import SuffixDrafter
 from monge.draft.token_recycling import TokenRecyclingDrafter
 

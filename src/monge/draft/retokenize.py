@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
-from monge.core.model import ForeignModel, NodeBlock, SequenceModel
+from monge.core.model import ForeignModel, SequenceModel
 from monge.core.proposal import Deterministic
+from monge.core.tree import fixed_chain
 from monge.draft.base import Capabilities, Draft, StatelessDrafter
-from monge.draft.tree_of_paths import tree_of_paths
+from monge.draft.model import open_texts, read_text
+from monge.draft.tree.base import check_sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +39,11 @@ class RetokenizeDrafter(StatelessDrafter):
     num_draft_tokens: int = 8
 
     def __post_init__(self) -> None:
-        for name in ("num_own_tokens", "num_draft_tokens"):
-            if getattr(self, name) < 1:
-                raise OptionError(
-                    f"retokenize: {name} must be at least 1; got {getattr(self, name)}"
-                )
+        check_sizes(
+            "retokenize",
+            num_own_tokens=self.num_own_tokens,
+            num_draft_tokens=self.num_draft_tokens,
+        )
         if not isinstance(self.model, ForeignModel):
             raise OptionError(
                 "drafter 'retokenize' is for a draft model with another tokenizer, loaded with "
@@ -60,7 +62,7 @@ class RetokenizeDrafter(StatelessDrafter):
         )
 
     def open(self, contexts: Sequence[Context]) -> Sequence[None]:
-        self.model.open({context.request_id: context.token_ids[:-1] for context in contexts})
+        open_texts(self.model, contexts)
         return [None] * len(contexts)
 
     def draft(
@@ -73,32 +75,21 @@ class RetokenizeDrafter(StatelessDrafter):
         assert isinstance(self.model, ForeignModel)
         sizes = [plan.nodes(plan.depth(self.num_draft_tokens)) for plan in plans]
         wanted = {
-            context.request_id: context
+            context.request_id: context.token_ids
             for context, size in zip(contexts, sizes, strict=True)
             if size > 0
         }
         if wanted:
-            unread = {
-                request: context.token_ids[self.model.length(request) :]
-                for request, context in wanted.items()
-            }
-            self.model.extend(
-                {request: NodeBlock.chain(tokens) for request, tokens in unread.items()}
-            )
-            self.model.commit({request: range(len(tokens)) for request, tokens in unread.items()})
-        told = self.model.continuations(dict.fromkeys(wanted, self.num_own_tokens))
+            read_text(self.model, wanted)
+        found = self.model.continuations(dict.fromkeys(wanted, self.num_own_tokens))
         return [
             Draft(
-                tree_of_paths(
-                    context.token_ids[-1],
-                    [told.get(context.request_id, ())],
-                    num_nodes=size,
-                    depth=size,
-                    draws=row_draws,
+                fixed_chain(
+                    context.token_ids[-1], tuple(found.get(context.request_id, ())[:size]), own
                 ),
                 None,
             )
-            for context, size, row_draws in zip(contexts, sizes, draws, strict=True)
+            for context, size, own in zip(contexts, sizes, draws, strict=True)
         ]
 
     def close(self, context: Context) -> None:

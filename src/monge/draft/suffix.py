@@ -1,7 +1,6 @@
 """Suffix decoding: propose a tree of the most frequent continuations of the last tokens."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from monge.core.context import Context, DraftPlan
@@ -10,12 +9,13 @@ from monge.core.errors import OptionError
 from monge.core.proposal import Deterministic
 from monge.core.tree import GrowingTree, TokenTree
 from monge.core.verdict import Verdict
-from monge.draft.base import Capabilities, Draft, Drafter
+from monge.draft.base import Capabilities, Draft, ModelFreeDrafter, model_free
 from monge.draft.suffix_index import Continuations, Limits, SuffixIndex
+from monge.draft.tree.base import check_sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SuffixDrafter(Drafter[SuffixIndex]):
+class SuffixDrafter(ModelFreeDrafter[SuffixIndex]):
     """A tree of the most frequent continuations in this text and earlier requests.
 
     Each match length proposes a tree. Its nodes are continuations, best first by their share of the
@@ -52,9 +52,13 @@ class SuffixDrafter(Drafter[SuffixIndex]):
     _history: SuffixIndex = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("num_nodes", "depth", "width", "max_match"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"suffix: {name} must be at least 1; got {getattr(self, name)}")
+        check_sizes(
+            "suffix",
+            num_nodes=self.num_nodes,
+            depth=self.depth,
+            width=self.width,
+            max_match=self.max_match,
+        )
         if (
             not self.nodes_per_token > 0.0
             or not 0.0 <= self.min_share <= 1.0
@@ -68,41 +72,21 @@ class SuffixDrafter(Drafter[SuffixIndex]):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(
-            proposes=frozenset({Deterministic}),
-            max_width=min(self.width, self.num_nodes),
-            max_depth=self.depth,
-            needs_trees=min(self.width, self.num_nodes) > 1,
-            runs_network=False,
-        )
+        return model_free(max_depth=self.depth, max_width=min(self.width, self.num_nodes))
 
-    def open(self, contexts: Sequence[Context]) -> Sequence[SuffixIndex]:
-        states = [SuffixIndex() for _ in contexts]
-        for context, state in zip(contexts, states, strict=True):
-            state.extend(context.token_ids)
-        return states
+    def start(self, context: Context) -> SuffixIndex:
+        index = SuffixIndex()
+        index.extend(context.token_ids)
+        return index
 
-    def draft(
-        self,
-        contexts: Sequence[Context],
-        states: Sequence[SuffixIndex],
-        plans: Sequence[DraftPlan],
-        draws: Sequence[Draws],
-    ) -> Sequence[Draft[SuffixIndex]]:
-        return [
-            Draft(_tree(context.token_ids[-1], self._best(context, state, plan), row_draws), state)
-            for context, state, plan, row_draws in zip(contexts, states, plans, draws, strict=True)
-        ]
+    def tree(
+        self, context: Context, state: SuffixIndex, plan: DraftPlan, draws: Draws
+    ) -> TokenTree:
+        return _tree(context.token_ids[-1], self._best(context, state, plan), draws)
 
-    def observe(
-        self,
-        contexts: Sequence[Context],
-        drafts: Sequence[Draft[SuffixIndex]],
-        verdicts: Sequence[Verdict],
-    ) -> Sequence[SuffixIndex]:
-        for context, draft in zip(contexts, drafts, strict=True):
-            draft.state.extend(context.token_ids[len(draft.state) :])
-        return [draft.state for draft in drafts]
+    def follow(self, context: Context, draft: Draft[SuffixIndex], verdict: Verdict) -> SuffixIndex:
+        draft.state.extend(context.token_ids[len(draft.state) :])
+        return draft.state
 
     def close(self, context: Context) -> None:
         if self.max_history > 0:

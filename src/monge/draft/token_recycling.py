@@ -1,15 +1,15 @@
 """Token recycling: propose the tokens that the target last ranked highest after the same token."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
-from monge.core.errors import OptionError
 from monge.core.proposal import Deterministic
 from monge.core.tree import GrowingTree, TokenTree
 from monge.core.verdict import Verdict
-from monge.draft.base import Capabilities, Draft, Drafter
+from monge.draft.base import Capabilities, Draft, ModelFreeDrafter, model_free
+from monge.draft.tree.base import check_sizes
 from monge.draft.tree.sequoia_shape import Shape, best_shape, check_acceptance
 
 
@@ -43,7 +43,7 @@ class SuccessorTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenRecyclingDrafter(Drafter[SuccessorTable]):
+class TokenRecyclingDrafter(ModelFreeDrafter[SuccessorTable]):
     """A tree of the tokens that the target ranked highest in earlier rounds, each after its parent's token.
 
     A table has the last known successors of every token. At first they come from the prompt. After
@@ -75,60 +75,36 @@ class TokenRecyclingDrafter(Drafter[SuccessorTable]):
     _shared: SuccessorTable = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("num_nodes", "depth"):
-            if getattr(self, name) < 1:
-                raise OptionError(
-                    f"token_recycling: {name} must be at least 1; got {getattr(self, name)}"
-                )
+        check_sizes("token_recycling", num_nodes=self.num_nodes, depth=self.depth)
         check_acceptance("token_recycling", self.acceptance)
         object.__setattr__(self, "_shared", SuccessorTable(len(self.acceptance)))
 
     @property
     def capabilities(self) -> Capabilities:
         shape = self._shape(self.num_nodes, self.depth)
-        return Capabilities(
-            proposes=frozenset({Deterministic}),
-            max_width=shape.width,
-            max_depth=shape.depth,
-            needs_trees=shape.width > 1,
-            num_successors=len(self.acceptance),
-            runs_network=False,
+        return model_free(
+            max_depth=shape.depth, max_width=shape.width, num_successors=len(self.acceptance)
         )
 
-    def open(self, contexts: Sequence[Context]) -> Sequence[SuccessorTable]:
-        tables = [
-            self._shared if self.keep else SuccessorTable(len(self.acceptance)) for _ in contexts
-        ]
-        for context, table in zip(contexts, tables, strict=True):
-            table.read(context.token_ids)
-        return tables
+    def start(self, context: Context) -> SuccessorTable:
+        table = self._shared if self.keep else SuccessorTable(len(self.acceptance))
+        table.read(context.token_ids)
+        return table
 
-    def draft(
-        self,
-        contexts: Sequence[Context],
-        states: Sequence[SuccessorTable],
-        plans: Sequence[DraftPlan],
-        draws: Sequence[Draws],
-    ) -> Sequence[Draft[SuccessorTable]]:
-        drafts: list[Draft[SuccessorTable]] = []
-        for context, table, plan, row_draws in zip(contexts, states, plans, draws, strict=True):
-            shape = self._shape(plan.nodes(self.num_nodes), plan.depth(self.depth))
-            drafts.append(Draft(_tree(context.token_ids[-1], shape, table, row_draws), table))
-        return drafts
+    def tree(
+        self, context: Context, state: SuccessorTable, plan: DraftPlan, draws: Draws
+    ) -> TokenTree:
+        shape = self._shape(plan.nodes(self.num_nodes), plan.depth(self.depth))
+        return _tree(context.token_ids[-1], shape, state, draws)
 
-    def observe(
-        self,
-        contexts: Sequence[Context],
-        drafts: Sequence[Draft[SuccessorTable]],
-        verdicts: Sequence[Verdict],
-    ) -> Sequence[SuccessorTable]:
-        for draft, verdict in zip(drafts, verdicts, strict=True):
-            for node in _text_last(draft.tree, verdict):
-                draft.state.rank(draft.tree.token_ids[node], verdict.successors[node])
-        return [draft.state for draft in drafts]
-
-    def close(self, context: Context) -> None:
-        return None
+    def follow(
+        self, context: Context, draft: Draft[SuccessorTable], verdict: Verdict
+    ) -> SuccessorTable:
+        tree, text = draft.tree, (0, *verdict.path)
+        # The nodes on the text come last, so that their rankings stay.
+        for node in (*(node for node in range(tree.num_nodes) if node not in text), *text):
+            draft.state.rank(tree.token_ids[node], verdict.successors[node])
+        return draft.state
 
     def _shape(self, num_nodes: int, depth: int) -> Shape:
         return best_shape(num_nodes, depth, tuple(float(chance) for chance in self.acceptance))
@@ -146,9 +122,3 @@ def _tree(root: int, shape: Shape, table: SuccessorTable, draws: Draws) -> Token
                 below.extend(zip(grown, own.children, strict=False))
         level = below
     return tree.finish()
-
-
-def _text_last(tree: TokenTree, verdict: Verdict) -> Iterator[int]:
-    text = (0, *verdict.path)
-    yield from (node for node in range(tree.num_nodes) if node not in text)
-    yield from text

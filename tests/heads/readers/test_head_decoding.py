@@ -13,7 +13,7 @@ from monge.api import make_components
 from monge.control.latency import Latency
 from monge.core.errors import ProposalMismatchError
 from monge.core.sampling_rules import SamplingRules
-from monge.draft.head import HeadDrafter
+from monge.draft.published_heads import HeadDrafter
 from monge.draft.tree.registry import TREES
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder

@@ -17,7 +17,7 @@ from monge.core.proposal import Iid
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
-from monge.draft.head import HeadDrafter
+from monge.draft.published_heads import HeadDrafter
 from monge.draft.tree.registry import TREES
 from monge.heads.readers.base import PublishedHead
 from monge.heads.readers.registry import load_head
@@ -182,7 +182,7 @@ def test_a_level_that_is_read_again_has_the_laws_that_it_had(
     contexts = [context(request, text) for request, text in enumerate(texts)]
     target.open({request: text[:-1] for request, text in enumerate(texts)})
     states = list(drafter.open(contexts))
-    expected, shared, extend = grown(drafter, contexts, states), [0], drafter._run.extend
+    expected, shared, extend = grown(drafter, contexts, states), [0], drafter._drafter.run.extend
 
     def stumbling(blocks):
         if len(blocks) == 1:
@@ -198,7 +198,7 @@ def test_a_level_that_is_read_again_has_the_laws_that_it_had(
             )
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(drafter._run, "extend", stumbling)
+    monkeypatch.setattr(drafter._drafter.run, "extend", stumbling)
     for one, other in zip(grown(drafter, contexts, [()] * 2), expected, strict=True):
         assert (one.token_ids, one.parents, one.candidates) == (
             other.token_ids,

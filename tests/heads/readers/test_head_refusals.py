@@ -10,9 +10,10 @@ import torch
 from safetensors.torch import save_file
 
 import monge
+from monge.api import built_in
 from monge.core.errors import ModelLoadError, OptionError
 from monge.draft.by_name import drafter_of
-from monge.draft.head import HeadDrafter
+from monge.draft.published_heads import HeadDrafter
 from monge.draft.tree.registry import TREES
 from monge.heads.readers.registry import FORMATS, load_head
 from monge.loading.networks import load_network
@@ -171,7 +172,7 @@ CONTRADICTIONS = [
     ("eagle", {"hidden_size": None}, "lacks hidden_size", None),
     ("eagle", {"hidden_size": "4"}, "hidden_size must be a whole number; got '4'", None),
     ("eagle", {"rms_norm_eps": "small"}, "rms_norm_eps must be a number", None),
-    ("eagle", {"hidden_act": "sine"}, "activation 'sine' is not known here; known: gelu", None),
+    ("eagle", {"hidden_act": "sine"}, "activation 'sine' is not known to transformers", None),
     (
         "eagle",
         {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
@@ -345,8 +346,8 @@ def test_a_folder_is_recognised_where_a_draft_is_given(tmp_path: Path) -> None:
     ]
     assert drafter_of(write("eagle", tmp_path / "eagle"), None) == "head"
     assert drafter_of(tmp_path / "eagle" / "pytorch_model.bin", None) == "head"
-    assert drafter_of(monge.api.built_in("shape"), None) == "shape"
-    assert drafter_of(monge.api.built_in("draft"), None) is None
+    assert drafter_of(built_in("shape"), None) == "shape"
+    assert drafter_of(built_in("draft"), None) is None
     assert drafter_of("some/name", None) is None
     beside = {"model.embed_tokens.weight": torch.ones(VOCAB, VOCAB, dtype=torch.float64)}
     whole = write("mtp-qwen", tmp_path / "whole", lambda one: one.tensors.update(beside))

@@ -15,7 +15,7 @@ from monge.core.tree import GrowingTree, TokenTree
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeLimits:
-    """What a tree builder may produce.
+    """Limits of the trees of a builder.
 
     Args:
         proposes: Kinds of proposals it uses.
@@ -31,20 +31,20 @@ class TreeLimits:
 
 
 class TreeBuilder(ABC):
-    """Grows a tree level by level. Usable by every drafter that has a law for each node.
+    """Grows a tree level by level, for any drafter that has a law for each node.
 
-    Which nodes of a level get children, how many, and how they are drawn may depend on the text,
-    the plan, earlier levels and the draft laws at the level's own nodes: on nothing that this level
-    draws. `GrowingTree.grow_level` checks it.
+    The children of a level may depend on the text, the plan, earlier levels and the draft laws at
+    the level's own nodes. They may not depend on what this level draws; `GrowingTree.grow_level`
+    checks it.
     """
 
     @property
     @abstractmethod
     def limits(self) -> TreeLimits:
-        """What it may produce."""
+        """Limits of its trees."""
 
     def under(self, rules: SamplingRules) -> "TreeBuilder":
-        """The builder for a request with these sampling rules: this one, unless it has several."""
+        """Return the builder for a request with these sampling rules."""
         return self
 
     @abstractmethod
@@ -62,17 +62,17 @@ class TreeBuilder(ABC):
             The nodes to be read next: those that will get children in the coming level.
         """
 
-    @abstractmethod
     def finish(self, tree: GrowingTree, plan: DraftPlan) -> TokenTree:
-        """The finished tree."""
+        """Return the finished tree; a builder that ranks all nodes at the end prunes it here."""
+        return tree.finish()
 
 
 def nodes_left(tree: GrowingTree, plan: DraftPlan, own: int) -> int:
-    """Drafted nodes that a plan still allows, to be read before a level is drawn.
+    """Return the number of drafted nodes that a plan still allows, before a level is drawn.
 
-    A builder takes the *declared* width of every node that gets children off this number. Counting
-    the nodes drawn so far in the same level would let its repeated tokens decide which of its nodes
-    get children; rules for whole trees are then biased.
+    A builder subtracts the *declared* width of every node that gets children. If it counted drawn
+    nodes instead, repeated tokens of a level would decide which of its nodes get children, and
+    rules for whole trees would be biased.
 
     Args:
         tree: The tree, down to the level whose children come next.

@@ -13,11 +13,10 @@ from monge.draft.tree.base import TreeBuilder, TreeLimits
 
 @dataclass(frozen=True, slots=True)
 class ByRequest(TreeBuilder):
-    """Greedy requests want the most probable tokens, several of them.
+    """Build one tree for greedy requests and another for sampled ones.
 
-    Sampled ones want draws from the draft law.
-
-    A drafter that does not ask for the request's builder builds the sampled one's trees, exact for
+    Greedy requests gain from several of the most probable tokens, sampled ones from draws of the
+    draft law. A drafter that does not call `under` builds the sampled trees, which are exact for
     greedy requests too.
 
     Args:

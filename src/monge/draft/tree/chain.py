@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.law import Law
-from monge.core.tree import GrowingTree, TokenTree
+from monge.core.tree import GrowingTree
 from monge.draft.tree.base import TreeBuilder, TreeLimits, check_sizes
 from monge.draft.tree.children import check_kind, children_of, way_of_drawing
 
@@ -43,6 +43,3 @@ class Chain(TreeBuilder):
         (node,), (law,) = frontier, laws
         children = tree.grow(node, children_of(self.children, law, 1), draws)
         return children if tree.num_nodes - 1 < plan.nodes(plan.depth(self.depth)) else ()
-
-    def finish(self, tree: GrowingTree, plan: DraftPlan) -> TokenTree:
-        return tree.finish()

@@ -26,16 +26,13 @@ class Children(ABC):
     proposes: ClassVar[type[Proposal]]
 
     @property
-    @abstractmethod
     def min_width(self) -> int:
-        """Fewest candidates that the widest node of a tree must have for this way to make sense."""
+        """Smallest width that the widest node of a tree must have."""
+        return 1
 
     @abstractmethod
     def propose(self, law: Law, width: int) -> Proposal:
-        """How at most `width` children are drawn from a draft law.
-
-        All of its tokens where it has no more.
-        """
+        """Return a proposal of at most `width` children, or of all tokens if the law has fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +41,15 @@ class IidChildren(Children):
 
     proposes = Iid
 
-    @property
-    def min_width(self) -> int:
-        return 1
-
     def propose(self, law: Law, width: int) -> Proposal:
         return Iid(law, width)
 
 
 @dataclass(frozen=True, slots=True)
-class NewChildren(Children):
+class WithoutReplacementChildren(Children):
     """Draws without replacement."""
 
     proposes = WithoutReplacement
-
-    @property
-    def min_width(self) -> int:
-        return 1
 
     def propose(self, law: Law, width: int) -> Proposal:
         return WithoutReplacement(law, width)
@@ -72,10 +61,6 @@ class TopChildren(Children):
 
     proposes = Deterministic
 
-    @property
-    def min_width(self) -> int:
-        return 1
-
     def propose(self, law: Law, width: int) -> Proposal:
         return Deterministic(law.top(width))
 
@@ -85,10 +70,6 @@ class GreedyPlusOne(Children):
     """All but one of the most probable tokens, and one draw from the other tokens."""
 
     proposes = Mixed
-
-    @property
-    def min_width(self) -> int:
-        return 1
 
     def propose(self, law: Law, width: int) -> Proposal:
         # Where the support is smaller than the width, its last token is the draw: then all of it is
@@ -191,10 +172,6 @@ class SystematicChildren(Children):
     def __post_init__(self) -> None:
         self._design()
 
-    @property
-    def min_width(self) -> int:
-        return 1
-
     def propose(self, law: Law, width: int) -> Proposal:
         return Systematic(law, width, self._design())
 
@@ -207,10 +184,6 @@ class SharedChildren(Children):
     """Races of clocks that the verifier `gumbel` knows; the k-th child wins the k-th race."""
 
     proposes = SharedClocks
-
-    @property
-    def min_width(self) -> int:
-        return 1
 
     def propose(self, law: Law, width: int) -> Proposal:
         return SharedClocks(law, width)
@@ -226,7 +199,7 @@ CHILDREN: Final[Registry[Children]] = Registry(
     "way of drawing children",
     {
         "iid": IidChildren,
-        "without_replacement": NewChildren,
+        "without_replacement": WithoutReplacementChildren,
         "top": TopChildren,
         "greedy_plus_one": GreedyPlusOne,
         "mixed": MixedChildren,
@@ -236,23 +209,17 @@ CHILDREN: Final[Registry[Children]] = Registry(
         "shared": SharedChildren,
     },
 )
-"""Ways of drawing children by name; in a tree they are written `iid`, or with settings.
-
-`mixed(2)`.
-"""
+"""Ways of drawing children by name; a tree's settings write `iid`, or `mixed(2)` with settings."""
 
 
 @lru_cache(maxsize=256)
 def way_of_drawing(text: str) -> Children:
-    """The way of drawing children that a tree's settings name.
-
-    Ways are never edited, so each is read once.
-    """
+    """Return the way of drawing children that a tree's settings name; each text is read once."""
     return CHILDREN.parse(text)
 
 
 def children_of(kind: str, law: Law, width: int) -> Proposal:
-    """A proposal of a named kind."""
+    """Return a proposal of a named kind."""
     return way_of_drawing(kind).propose(law, width)
 
 

@@ -7,7 +7,7 @@ from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.law import Law
-from monge.core.tree import GrowingTree, TokenTree
+from monge.core.tree import GrowingTree
 from monge.draft.tree.base import TreeBuilder, TreeLimits, check_sizes, nodes_left
 from monge.draft.tree.children import check_kind, children_of, way_of_drawing
 
@@ -67,6 +67,3 @@ class FixedWidth(TreeBuilder):
             child for children in tree.grow_level(proposals, draws).values() for child in children
         ]
         return grown if depth + 1 < plan.depth(len(self.widths)) else ()
-
-    def finish(self, tree: GrowingTree, plan: DraftPlan) -> TokenTree:
-        return tree.finish()

@@ -8,7 +8,7 @@ from monge.core.draws import Draws
 from monge.core.law import Law
 from monge.core.path_draws import PathDraws
 from monge.core.proposal import Iid, Proposal
-from monge.core.tree import GrowingTree, TokenTree
+from monge.core.tree import GrowingTree
 from monge.draft.tree.base import TreeBuilder, TreeLimits, check_sizes, nodes_left
 
 
@@ -72,6 +72,3 @@ class Paths(TreeBuilder):
             child for children in tree.grow_level(proposals, draws).values() for child in children
         ]
         return grown if tree.depths[frontier[0]] + 1 < plan.depth(self.depth) else ()
-
-    def finish(self, tree: GrowingTree, plan: DraftPlan) -> TokenTree:
-        return tree.finish()

@@ -4,11 +4,9 @@ from typing import Final
 
 from monge.core.registry import Registry
 from monge.draft.tree.base import TreeBuilder
-from monge.draft.tree.best_first import BestFirst
+from monge.draft.tree.best_first import BestFirst, Eagle2, OptTree
 from monge.draft.tree.chain import Chain
-from monge.draft.tree.eagle2 import Eagle2
 from monge.draft.tree.fixed_width import FixedWidth
-from monge.draft.tree.opt_tree import OptTree
 from monge.draft.tree.paths import Paths
 from monge.draft.tree.sequoia import Sequoia
 from monge.draft.tree.threshold import Threshold

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.law import Law
-from monge.core.tree import GrowingTree, TokenTree
+from monge.core.tree import GrowingTree
 from monge.draft.tree.base import TreeBuilder, TreeLimits, check_sizes
 from monge.draft.tree.children import check_kind, children_of, way_of_drawing
 from monge.draft.tree.sequoia_shape import Shape, best_shape, check_acceptance
@@ -54,7 +54,7 @@ class Sequoia(TreeBuilder):
         )
 
     def shape(self, plan: DraftPlan) -> Shape:
-        """The tree's shape under a plan."""
+        """Return the tree's shape under a plan."""
         return best_shape(
             plan.nodes(self.num_nodes), plan.depth(self.depth), tuple(self.acceptance)
         )
@@ -83,12 +83,9 @@ class Sequoia(TreeBuilder):
             )
         return following
 
-    def finish(self, tree: GrowingTree, plan: DraftPlan) -> TokenTree:
-        return tree.finish()
-
 
 def _below(shape: Shape, tree: GrowingTree, node: int) -> Shape:
-    """The subtree that belongs to a node: children of a node are numbered in a row."""
+    """Return the subtree that belongs to a node: children of a node are numbered in a row."""
     if node == 0:
         return shape
     parent = tree.parents[node]

@@ -39,7 +39,7 @@ class Shape:
         return max((len(self.children), *(child.width for child in self.children)))
 
     def expected_tokens(self, acceptance: Sequence[float]) -> float:
-        """Committed tokens of a round: the value that the dynamic program maximises."""
+        """Return the committed tokens of a round, which the dynamic program maximises."""
         return 1.0 + sum(
             prob * child.expected_tokens(acceptance)
             for prob, child in zip(acceptance, self.children, strict=False)
@@ -47,7 +47,7 @@ class Shape:
 
 
 def check_acceptance(owner: str, acceptance: Sequence[float]) -> None:
-    """Refuse what is no list of disjoint chances.
+    """Refuse a list that does not hold disjoint chances.
 
     Raises:
         OptionError: If the list is empty, an entry is negative or NaN, or they sum to more than
@@ -65,7 +65,7 @@ def check_acceptance(owner: str, acceptance: Sequence[float]) -> None:
 
 
 def best_shape(num_nodes: int, depth: int, acceptance: tuple[float, ...]) -> Shape:
-    """The tree of at most `num_nodes` drafted nodes and `depth` levels with the most expected tokens.
+    """Return the tree of at most `num_nodes` drafted nodes and `depth` levels with the most expected tokens.
 
     Args:
         num_nodes: Drafted nodes, the root not counted.
@@ -80,9 +80,9 @@ def best_shape(num_nodes: int, depth: int, acceptance: tuple[float, ...]) -> Sha
 
 @lru_cache(maxsize=64)
 def best_shapes(num_nodes: int, depth: int, acceptance: tuple[float, ...]) -> tuple[Shape, ...]:
-    """For every number of drafted nodes from 0 up, the best tree of at most `depth` levels.
+    """Return the best tree of at most `depth` levels for every number of drafted nodes from 0 up.
 
-    It may leave nodes unused.
+    A tree may leave nodes unused.
     """
     if depth == 0:
         return (Shape(),) * (num_nodes + 1)

@@ -8,7 +8,7 @@ from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.law import Law
 from monge.core.proposal import Deterministic, Proposal
-from monge.core.tree import GrowingTree, TokenTree
+from monge.core.tree import GrowingTree
 from monge.draft.tree.base import TreeBuilder, TreeLimits, check_sizes, nodes_left
 from monge.draft.tree.children import check_kind, children_of, way_of_drawing
 
@@ -89,9 +89,6 @@ class Threshold(TreeBuilder):
         # The first candidate of a node is worth its path: below the threshold there is none.
         worth_reading = [node for node in following if tree.path_probs[node] >= self.min_prob]
         return worth_reading if tree.depths[frontier[0]] + 1 < plan.depth(self.depth) else ()
-
-    def finish(self, tree: GrowingTree, plan: DraftPlan) -> TokenTree:
-        return tree.finish()
 
     def _width(self, path_prob: float, law: Law) -> int:
         if way_of_drawing(self.children).proposes is Deterministic:

@@ -1,6 +1,6 @@
 """Attention over a batch of texts: projections of all nodes at once, scores text by text."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,9 @@ from monge.heads.readers.layers import Nodes, Norm, Projection
 from monge.heads.readers.reading import KeyValues, Segment
 from monge.heads.readers.rotary import Rotary, parameters_of, yarn_scale
 from monge.heads.readers.tensors import Settings, Tensors
+
+Mask = Callable[[Segment], Bool[Tensor, "nodes seq"]]
+"""Maps a text's new nodes to the columns of its cache that each of them attends to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +108,7 @@ class GroupedAttention(nn.Module):
         return 2 * self.shape.kv_heads * self.shape.head_dim
 
     def queries(self, values: Nodes) -> tuple[Tensor, Tensor | None]:
-        """Queries `[nodes, heads, dim]`, and the gate `[nodes, heads * dim]`, or `None` without one."""
+        """Return queries `[nodes, heads, dim]`, and the gate `[nodes, heads * dim]` if there is one."""
         found = self.q_proj(values).unflatten(-1, (self.shape.heads, -1))
         found, gate = found.chunk(2, dim=-1) if self.is_gated else (found, None)
         return found if self.q_norm is None else self.q_norm(
@@ -113,7 +116,7 @@ class GroupedAttention(nn.Module):
         ), None if gate is None else gate.flatten(1)
 
     def keys_values(self, values: Nodes) -> tuple[Tensor, Tensor]:
-        """Keys before their rotation, and values, `[nodes, heads, dim]`."""
+        """Return keys before their rotation, and values, `[nodes, heads, dim]`."""
         keys, found = (
             part(values).unflatten(-1, (self.shape.kv_heads, -1))
             for part in (self.k_proj, self.v_proj)
@@ -123,17 +126,34 @@ class GroupedAttention(nn.Module):
     def turned(
         self, values: Nodes, angles: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Queries, keys and values, `[nodes, heads, dim]`, the first two rotated, and the gate."""
+        """Return queries, keys and values, `[nodes, heads, dim]`, the first two rotated, and the gate."""
         queries, gate = self.queries(values)
         keys, found = self.keys_values(values)
         turned = self.rotary.turn(torch.cat([queries, keys], dim=1), angles)
         queries, keys = turned.split([self.shape.heads, self.shape.kv_heads], dim=1)
         return queries, keys, found, gate
 
-    def forward(self, values: Nodes, segments: Sequence[Segment], layer: int) -> Nodes:
+    def forward(
+        self,
+        values: Nodes,
+        segments: Sequence[Segment],
+        layer: int,
+        *,
+        visible: Mask | None = None,
+    ) -> Nodes:
+        """Attend, and keep keys and values in the cache unless a mask is given.
+
+        Args:
+            values: Inputs of all nodes.
+            segments: The texts of the nodes.
+            layer: Index of the layer's KV cache.
+            visible: The mask of nodes that are read anew in every round; `None` for the texts' own.
+        """
         angles = self.rotary.angles(torch.cat([segment.positions for segment in segments]), values)
         queries, keys, found, gate = self.turned(values, angles)
-        mixed = read_segments(queries, keys, found, segments, layer, window=self.window)
+        mixed = read_segments(
+            queries, keys, found, segments, layer, window=self.window, visible=visible
+        )
         return self.o_proj(mixed if gate is None else mixed * torch.sigmoid(gate))
 
 
@@ -207,8 +227,12 @@ def read_segments(
     *,
     window: int | None = None,
     scale: float | None = None,
+    visible: Mask | None = None,
 ) -> Nodes:
-    """Attention of each text's new nodes to the tokens that the text has read, `[nodes, heads * dim]`."""
+    """Return the attention of each text's new nodes to what it has read, `[nodes, heads * dim]`.
+
+    With a mask of their own, the new nodes are forgotten again.
+    """
     counts = [len(segment.positions) for segment in segments]
     parts: list[Tensor] = []
     for segment, *own in zip(
@@ -216,7 +240,10 @@ def read_segments(
     ):
         kept: KeyValues = segment.layers[layer]
         every_key, every_value = kept.append(own[1], own[2])
-        parts.append(attend(own[0], every_key, every_value, within(segment, window), scale=scale))
+        mask = within(segment, window) if visible is None else visible(segment)
+        parts.append(attend(own[0], every_key, every_value, mask, scale=scale))
+        if visible is not None:
+            kept.length -= len(own[1])
     return torch.cat(parts)
 
 
@@ -228,7 +255,7 @@ def attend(
     *,
     scale: float | None,
 ) -> Nodes:
-    """Attention of `[nodes, heads, dim]` to `[heads, columns, dim]`."""
+    """Return the attention of `[nodes, heads, dim]` to `[heads, columns, dim]`."""
     mixed = functional.scaled_dot_product_attention(
         queries.transpose(0, 1)[None],
         keys[None],
@@ -241,7 +268,7 @@ def attend(
 
 
 def within(segment: Segment, window: int | None) -> Bool[Tensor, "nodes seq"]:
-    """The part of `visible` inside the sliding window."""
+    """Return the part of `visible` inside the sliding window."""
     if window is None:
         return segment.visible
     return segment.visible & (segment.positions[:, None] - segment.columns[None] < window)

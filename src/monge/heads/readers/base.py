@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -36,6 +35,7 @@ class PublishedHead(nn.Module, ABC):
         self, hidden_size: int, vocab_size: int | None, num_layers: int | None = None
     ) -> None:
         super().__init__()
+        self.embedding: Embedding | None = None
         self.target_hidden, self.target_vocab, self.target_layers = (
             hidden_size,
             vocab_size,
@@ -47,13 +47,27 @@ class PublishedHead(nn.Module, ABC):
         """Largest depth that it drafts; `None` without a limit."""
         return None
 
-    @abstractmethod
+    @property
+    def num_kept(self) -> int:
+        """Number of layers with a KV cache."""
+        return len(self._attentions)
+
+    @property
+    def _attentions(self) -> list[GroupedAttention | LatentAttention]:
+        parts = self.modules()
+        return [part for part in parts if isinstance(part, GroupedAttention | LatentAttention)]
+
     def layers(self, num_layers: int) -> tuple[int, ...]:
-        """Indices of the hidden states that it reads, as in `FeatureModel`.
+        """Return the indices of the hidden states that it reads; the last one unless said otherwise.
 
         Raises:
             OptionError: If the target has too few layers.
         """
+        return (num_layers,)
+
+    def embed(self, token_ids: Int64[Tensor, " nodes"]) -> Nodes | None:
+        """Return the head's own embeddings; `None` if it uses the target's."""
+        return None if self.embedding is None else self.embedding(token_ids)
 
     def check(self, sizes: TargetSizes) -> None:
         """Check that the head fits a target.
@@ -103,10 +117,9 @@ class PublishedHead(nn.Module, ABC):
     @property
     def bytes_per_token(self) -> int:
         """Bytes of keys and values per token of a text."""
-        kept = [
-            part for part in self.modules() if isinstance(part, GroupedAttention | LatentAttention)
-        ]
-        return sum(part.kept_per_token * part.o_proj.weight.element_size() for part in kept)
+        return sum(
+            part.kept_per_token * part.o_proj.weight.element_size() for part in self._attentions
+        )
 
 
 class StepHead(PublishedHead):
@@ -124,12 +137,7 @@ class StepHead(PublishedHead):
     @property
     @abstractmethod
     def reads_tokens(self) -> bool:
-        """Whether a step looks at the tokens before it."""
-
-    @property
-    def num_kept(self) -> int:
-        """Number of layers with a KV cache."""
-        return 0
+        """Whether a step reads the tokens before it."""
 
     def read(self, states: Nodes, segments: Sequence[Segment]) -> Nodes:
         """Transform the states of committed tokens for `step`."""
@@ -138,7 +146,7 @@ class StepHead(PublishedHead):
 
     @abstractmethod
     def step(self, index: int, values: Nodes, unembed: Unembed) -> Float[Tensor, "nodes vocab"]:
-        """Logits of a step.
+        """Return the logits of a step.
 
         Args:
             index: From 0, the token after the newest committed one.
@@ -151,16 +159,6 @@ class StepHead(PublishedHead):
 class ChainHead(PublishedHead):
     """Predicts the next state from a state and the token after it, and continues from its own prediction."""
 
-    @property
-    @abstractmethod
-    def num_kept(self) -> int:
-        """Number of layers with a KV cache."""
-
-    def embed(self, token_ids: Int64[Tensor, " nodes"]) -> Nodes | None:
-        """The head's own embeddings; `None` if it uses the target's."""
-        del token_ids
-        return None
-
     def fuse(self, features: Nodes) -> Nodes:
         """Fuse the target's watched states into one."""
         return features
@@ -171,93 +169,7 @@ class ChainHead(PublishedHead):
 
     @abstractmethod
     def logits(self, states: Nodes, unembed: Unembed) -> Float[Tensor, "nodes some"]:
-        """Logits of the next token over `draft_ids`, given predicted states."""
-
-
-class BlockHead(PublishedHead):
-    """Predicts a block of future tokens in one pass.
-
-    The pass returns one row of states per depth.
-
-    Args:
-        hidden_size: As for `PublishedHead`.
-        vocab_size: Likewise.
-        num_layers: Likewise.
-        block_size: Rows of a pass.
-        is_shifted: Whether row k is about token k + 1 of the block, the anchor being token 0;
-            otherwise it is about token k, and the anchor's own row about nothing.
-    """
-
-    def __init__(
-        self,
-        hidden_size: int,
-        vocab_size: int | None,
-        num_layers: int | None,
-        *,
-        block_size: int,
-        is_shifted: bool,
-    ) -> None:
-        super().__init__(hidden_size, vocab_size, num_layers)
-        self.block_size, self.is_shifted = block_size, is_shifted
-
-    @property
-    def max_depth(self) -> int | None:
-        return self.block_size if self.is_shifted else self.block_size - 1
-
-    @property
-    @abstractmethod
-    def num_kept(self) -> int:
-        """Number of layers with a KV cache."""
-
-    @property
-    @abstractmethod
-    def mask_token(self) -> int:
-        """The mask token."""
-
-    @abstractmethod
-    def embed(self, token_ids: Int64[Tensor, " nodes"]) -> Nodes | None:
-        """The head's own embeddings; `None` if it uses the target's."""
-
-    @abstractmethod
-    def read(self, features: Nodes, segments: Sequence[Segment]) -> None:
-        """Read the target's states of committed tokens into the cache."""
-
-    @property
-    @abstractmethod
-    def memory(self) -> int:
-        """Width of a path's recurrent state."""
-
-    @abstractmethod
-    def predict(self, embeddings: Nodes, segments: Sequence[Segment]) -> Nodes:
-        """States of all rows of every block, from the embeddings of anchor and masks.
-
-        The cache does not change.
-        """
-
-    @abstractmethod
-    def logits(self, states: Nodes, unembed: Unembed) -> Nodes:
-        """Logits of rows over the draft vocabulary, before the correction by `follow`."""
-
-    @abstractmethod
-    def follow(
-        self, path: "BlockPath", logits: Nodes
-    ) -> tuple[Float[Tensor, "nodes vocab"], Nodes]:
-        """Logits over the target's vocabulary given the previous token, and the path's next recurrent state."""
-
-
-@dataclass(frozen=True, slots=True)
-class BlockPath:
-    """Nodes of a block.
-
-    Args:
-        token_ids: Their tokens; the head predicts the tokens after them.
-        states: States of the rows that predict those tokens.
-        memory: The head's recurrent state of the path, from the parent node; zeros at the anchor.
-    """
-
-    token_ids: Int64[Tensor, " nodes"]
-    states: Nodes
-    memory: Nodes
+        """Return the logits of the next token over `draft_ids`, given predicted states."""
 
 
 class Embedding(nn.Module):
@@ -313,7 +225,7 @@ class OutputLayer(nn.Module):
         return logits if self.is_ascending else self.widen(logits)
 
     def widen(self, logits: Float[Tensor, "nodes some"]) -> Float[Tensor, "nodes vocab"]:
-        """Logits over the target's vocabulary; tokens outside the draft vocabulary get minus infinity."""
+        """Return logits over the target's vocabulary, minus infinity outside the draft vocabulary."""
         if self.places is None:
             return logits
         return logits.new_full((len(logits), self.vocab), -torch.inf).index_copy(
@@ -322,7 +234,7 @@ class OutputLayer(nn.Module):
 
 
 def draft_vocabulary(tensors: Tensors, size: int, vocab: int) -> Int64[Tensor, " some"] | None:
-    """The target's token of every draft token; `None` if the vocabularies are equal.
+    """Return the target's token of every draft token; `None` if the vocabularies are equal.
 
     A file stores offsets: the target's token is `draft + d2t[draft]`.
 

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from monge.heads.readers.base import BlockHead, BlockPath, Embedding, OutputLayer, Unembed
-from monge.heads.readers.block_edges import Edges, MarkovEdges, NoEdges, SelectorEdges
+from monge.heads.readers.base import Embedding, OutputLayer, PublishedHead, Unembed
+from monge.heads.readers.block_edges import BlockPath, Edges, MarkovEdges, NoEdges, SelectorEdges
 from monge.heads.readers.block_layer import BlockLayer, Sight
 from monge.heads.readers.decoder import windows
 from monge.heads.readers.eagle import plain_names
@@ -19,7 +19,7 @@ from monge.heads.readers.reading import Segment
 from monge.heads.readers.tensors import Settings, Tensors
 
 
-class DFlashHead(BlockHead):
+class DFlashHead(PublishedHead):
     """Layers that read the target's fused states as context and predict a block of masked tokens in one pass.
 
     The configuration lists the fused states as indices of the host's hidden states. Which token a
@@ -31,7 +31,8 @@ class DFlashHead(BlockHead):
         settings: A Qwen3-like configuration with `block_size` and `mask_token_id`.
         ids: Indices of the fused hidden states; `None` spreads one per layer of the head over the
             target's layers.
-        is_shifted: See `BlockHead`.
+        is_shifted: Whether row k is about token k + 1 of the block, the anchor being token 0;
+            otherwise it is about token k, and the anchor's own row about nothing.
         is_speculators: Whether sliding windows follow the convention of the `speculators` library.
 
     Reference:
@@ -57,13 +58,14 @@ class DFlashHead(BlockHead):
             else settings.number("num_target_layers")
         )
         block, count = settings.number("block_size"), settings.number("num_hidden_layers")
-        super().__init__(target, vocab, layers, block_size=block, is_shifted=is_shifted)
+        super().__init__(target, vocab, layers)
+        self.block_size, self.is_shifted = block, is_shifted
         if block < (1 if is_shifted else 2) or count < 1:
             raise settings.refuse(f"a block of {block} tokens and {count} layers draft nothing")
-        self._mask, self.ids = settings.number("mask_token_id"), ids
-        if self._mask >= vocab:
+        self.mask_token, self.ids = settings.number("mask_token_id"), ids
+        if self.mask_token >= vocab:
             raise settings.refuse(
-                f"mask_token_id {self._mask} is outside the vocabulary of {vocab}"
+                f"mask_token_id {self.mask_token} is outside the vocabulary of {vocab}"
             )
         if settings.real("input_embedding_scale", 1.0) != 1.0:
             raise settings.refuse("input_embedding_scale is set, which is not supported")
@@ -90,12 +92,8 @@ class DFlashHead(BlockHead):
         tensors.leave("confidence_head.", "verifier_norm.", "verifier_lm_head.")
 
     @property
-    def num_kept(self) -> int:
-        return self.num_layers
-
-    @property
-    def mask_token(self) -> int:
-        return self._mask
+    def max_depth(self) -> int | None:
+        return self.block_size if self.is_shifted else self.block_size - 1
 
     @property
     def memory(self) -> int:
@@ -113,10 +111,8 @@ class DFlashHead(BlockHead):
         )
         return tuple(one + 1 for one in spread)
 
-    def embed(self, token_ids: Int64[Tensor, " nodes"]) -> Nodes | None:
-        return None if self.embedding is None else self.embedding(token_ids)
-
     def read(self, features: Nodes, segments: Sequence[Segment]) -> None:
+        """Read the target's states of committed tokens into the cache."""
         # The product leaves the range of float16 with some published weights.
         is_narrow = features.dtype == torch.float16
         fused = (
@@ -130,21 +126,27 @@ class DFlashHead(BlockHead):
             layer.read(states, segments, number)
 
     def predict(self, embeddings: Nodes, segments: Sequence[Segment]) -> Nodes:
+        """Return the states of all rows of every block, from the embeddings of anchor and masks.
+
+        The cache does not change.
+        """
         values = embeddings.unflatten(0, (len(segments), -1))
         for number, layer in enumerate(self.decoder):
             values = layer(values, segments, number)
         return self.norm(values).flatten(0, 1)
 
     def logits(self, states: Nodes, unembed: Unembed) -> Nodes:
+        """Return the logits of rows over the draft vocabulary, before the correction by `follow`."""
         return unembed(states) if self.output is None else self.output.layer(states)
 
     def follow(self, path: BlockPath, logits: Nodes) -> tuple[Float[Tensor, "nodes vocab"], Nodes]:
+        """Return logits over the target's vocabulary given the previous token, and the path's next recurrent state."""
         changed, memory = self.edges(path, logits)
         return changed if self.output is None else self.output.widen(changed), memory
 
 
 def recognises(checkpoint: Checkpoint) -> bool:
-    """Whether this is a block drafter: it has layers and a norm for the fused states."""
+    """Return whether this is a block drafter: it has layers and a norm for the fused states."""
     names = plain_names(checkpoint)
     return all(
         name in names

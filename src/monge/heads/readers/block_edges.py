@@ -1,15 +1,30 @@
 """How a token of a block depends on the token before it."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 
-from monge.heads.readers.base import BlockPath
 from monge.heads.readers.layers import Nodes, Projection
 from monge.heads.readers.tensors import Settings, Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPath:
+    """Nodes of a block.
+
+    Args:
+        token_ids: Their tokens; the head predicts the tokens after them.
+        states: States of the rows that predict those tokens.
+        memory: The head's recurrent state of the path, from the parent node; zeros at the anchor.
+    """
+
+    token_ids: Int64[Tensor, " nodes"]
+    states: Nodes
+    memory: Nodes
 
 
 class Edges(nn.Module, ABC):

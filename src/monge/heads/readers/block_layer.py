@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from monge.heads.readers.attention import GroupedAttention, Shape, attend
+from monge.heads.readers.attention import GroupedAttention, Shape
 from monge.heads.readers.decoder import feed_forward
 from monge.heads.readers.layers import Nodes, Norm, Projection
 from monge.heads.readers.reading import Segment
@@ -153,25 +153,5 @@ class BlockLayer(nn.Module):
         return conv.after(part(before), kernels)
 
     def _attend(self, values: Tensor, segments: Sequence[Segment], layer: int) -> Tensor:
-        flat, attention = values.flatten(0, 1), self.attention
-        queries, gate = attention.queries(flat)
-        keys, own = attention.keys_values(flat)
-        angles = attention.rotary.angles(
-            torch.cat([segment.positions for segment in segments]), flat
-        )
-        queries, keys = attention.rotary.turn(queries, angles), attention.rotary.turn(keys, angles)
-        parts: list[Tensor] = []
-        rows = zip(
-            segments, *(part.split(values.shape[1]) for part in (queries, keys, own)), strict=True
-        )
-        for segment, row_queries, row_keys, row_values in rows:
-            kept = segment.layers[layer]
-            every_key, every_value = kept.append(row_keys, row_values)
-            parts.append(
-                attend(row_queries, every_key, every_value, self.sight.visible(segment), scale=None)
-            )
-            kept.length -= len(row_keys)  # the block is read anew in every round
-        mixed = torch.cat(parts)
-        return attention.o_proj(mixed if gate is None else mixed * torch.sigmoid(gate)).view_as(
-            values
-        )
+        mixed = self.attention(values.flatten(0, 1), segments, layer, visible=self.sight.visible)
+        return mixed.view_as(values)

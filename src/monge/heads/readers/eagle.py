@@ -65,18 +65,8 @@ class EagleHead(ChainHead):
         self.output = OutputLayer(tensors, hidden, vocab) if "lm_head.weight" in tensors else None
 
     @property
-    def num_kept(self) -> int:
-        return len(self.decoder)
-
-    @property
     def draft_ids(self) -> Int64[torch.Tensor, " some"] | None:
         return None if self.output is None else self.output.draft_ids
-
-    def layers(self, num_layers: int) -> tuple[int, ...]:
-        return (num_layers,)
-
-    def embed(self, token_ids: Int64[torch.Tensor, " nodes"]) -> Nodes | None:
-        return None if self.embedding is None else self.embedding(token_ids)
 
     def advance(self, embeddings: Nodes, states: Nodes, segments: Sequence[Segment]) -> Nodes:
         values = self.fc(
@@ -102,7 +92,7 @@ def plain_names(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def recognises(checkpoint: Checkpoint) -> bool:
-    """Whether this is an EAGLE-1 or EAGLE-2 head: it has layers and one matrix over embedding and state."""
+    """Return whether this is an EAGLE-1 or EAGLE-2 head: layers, and a matrix over embedding and state."""
     names = plain_names(checkpoint)
     shape = checkpoint.shapes[names["fc.weight"]] if "fc.weight" in names else ()
     is_pair = len(shape) == 2 and shape[1] == 2 * shape[0]

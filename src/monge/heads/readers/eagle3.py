@@ -95,10 +95,6 @@ class Eagle3Head(ChainHead, SplitHead):
         tensors.leave("verifier_norm.", "verifier_lm_head.")
 
     @property
-    def num_kept(self) -> int:
-        return len(self.decoder)
-
-    @property
     def draft_ids(self) -> Int64[torch.Tensor, " some"] | None:
         return self.output.draft_ids
 
@@ -113,9 +109,6 @@ class Eagle3Head(ChainHead, SplitHead):
             )
         as_outputs = tuple(layer - 1 for layer in usual)
         return usual if self.ids is None or self.ids == as_outputs else self.ids
-
-    def embed(self, token_ids: Int64[torch.Tensor, " nodes"]) -> Nodes | None:
-        return None if self.embedding is None else self.embedding(token_ids)
 
     def fuse(self, features: Nodes) -> Nodes:
         if self.whole_norm is not None:
@@ -170,7 +163,7 @@ def _part_norms(
 
 
 def recognises(checkpoint: Checkpoint) -> bool:
-    """Whether this is an EAGLE-3 head: a first layer with a norm for the state."""
+    """Return whether this is an EAGLE-3 head: a first layer with a norm for the state."""
     return "layers.0.hidden_norm.weight" in plain_names(checkpoint)
 
 

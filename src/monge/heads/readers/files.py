@@ -76,7 +76,7 @@ class InMemory:
 
 
 def head_path(source: str | Path) -> Path:
-    """The folder of a head, given a name in `NAMED_HEADS` or a path."""
+    """Return the folder of a head, given a name in `NAMED_HEADS` or a path."""
     if isinstance(source, str) and source in NAMED_HEADS:
         return Path(str(files("monge"))) / "models" / NAMED_HEADS[source]
     return Path(source).expanduser()
@@ -104,10 +104,12 @@ class Checkpoint:
                 "checkpoint, or of a head"
             )
         self.config: dict[str, Any] = read_json(self._folder / CONFIG)
+        self._file_of: dict[str, Path] = {}
+        self._loaded: dict[Path, dict[str, Tensor]] = {}
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shape of every tensor, by name.
+        """The shape of every tensor, by name.
 
         Raises:
             ModelLoadError: If there are no tensors, or a file is broken.
@@ -128,7 +130,7 @@ class Checkpoint:
         return shapes
 
     def tensor(self, name: str) -> Tensor:
-        """One tensor, on the CPU.
+        """Read one tensor, on the CPU.
 
         Raises:
             ModelLoadError: If it is missing, or its file is broken.
@@ -179,14 +181,6 @@ class Checkpoint:
             "*.pt); fetch the folder again"
         )
 
-    @cached_property
-    def _file_of(self) -> dict[str, Path]:
-        return {}
-
-    @cached_property
-    def _loaded(self) -> dict[Path, dict[str, Tensor]]:
-        return {}
-
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object.
@@ -208,7 +202,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def listed(names: Mapping[str, Any] | Iterator[str], most: int = 6) -> str:
-    """The first names, and the number of all."""
+    """Return the first names, and the number of all."""
     every = sorted(names)
     shown = ", ".join(every[:most])
     return shown if len(every) <= most else f"{shown}, ... ({len(every)} in all)"

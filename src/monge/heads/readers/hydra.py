@@ -79,10 +79,6 @@ class HydraHead(StepHead):
     def reads_tokens(self) -> bool:
         return self.is_grounded
 
-    @property
-    def num_kept(self) -> int:
-        return 0 if self.prefix is None else 1
-
     def layers(self, num_layers: int) -> tuple[int, ...]:
         return (num_layers - self.offset,)
 
@@ -117,10 +113,6 @@ class HydraChain(ChainHead):
         self.layer = DecoderLayer(tensors, "attn", settings)
         tensors.leave("lm_head.", "input_embed_fn.")
 
-    @property
-    def num_kept(self) -> int:
-        return 1
-
     def layers(self, num_layers: int) -> tuple[int, ...]:
         return (num_layers - self.offset,)
 
@@ -132,7 +124,7 @@ class HydraChain(ChainHead):
 
 
 def recognises(checkpoint: Checkpoint) -> bool:
-    """Whether this is a Hydra head."""
+    """Return whether this is a Hydra head."""
     return "hydra_head_arch" in checkpoint.config or any(
         re.match(r"hydra_(mlp|lm_head)\.", name) for name in checkpoint.shapes
     )

@@ -1,12 +1,13 @@
 """Building blocks of published heads."""
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Final
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers.activations import ACT2FN
 
 from monge.core.errors import ModelLoadError
 from monge.heads.readers.tensors import Tensors
@@ -14,27 +15,16 @@ from monge.heads.readers.tensors import Tensors
 Nodes = Float[Tensor, "nodes _"]
 """One row a node; widths differ from use to use."""
 
-ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
-    "silu": functional.silu,
-    "swish": functional.silu,
-    "gelu": functional.gelu,
-    "gelu_pytorch_tanh": lambda values: functional.gelu(values, approximate="tanh"),
-    "relu": functional.relu,
-}
-
 
 def activation(name: str, where: str) -> Callable[[Tensor], Tensor]:
-    """Return an activation by name.
+    """Return an activation by the name that the host gives it.
 
     Raises:
         ModelLoadError: If the name is unknown.
     """
-    if name not in ACTIVATIONS:
-        raise ModelLoadError(
-            f"{where!r}: activation {name!r} is not known here; known: "
-            f"{', '.join(sorted(ACTIVATIONS))}"
-        )
-    return ACTIVATIONS[name]
+    if name not in ACT2FN:
+        raise ModelLoadError(f"{where!r}: activation {name!r} is not known to transformers")
+    return ACT2FN[name]
 
 
 class Projection(nn.Module):

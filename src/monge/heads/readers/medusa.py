@@ -53,16 +53,13 @@ class MedusaHead(StepHead):
     def reads_tokens(self) -> bool:
         return False
 
-    def layers(self, num_layers: int) -> tuple[int, ...]:
-        return (num_layers,)
-
     def step(self, index: int, values: Nodes, unembed: Unembed) -> Float[Tensor, "nodes vocab"]:
         del unembed
         return self.outputs[index](self.blocks[index](values))
 
 
 def recognises(checkpoint: Checkpoint) -> bool:
-    """Whether this is a Medusa head, judged by its tensors."""
+    """Return whether this is a Medusa head, judged by its tensors."""
     return any((found := _KEY.match(name)) and found[4] for name in checkpoint.shapes)
 
 

@@ -69,13 +69,6 @@ class MtpHead(ChainHead):
         # Embeddings and output layer are the target's own, wherever they are stored once more.
         tensors.leave("layer.embed_tokens.", "layer.shared_head.head.")
 
-    @property
-    def num_kept(self) -> int:
-        return 1
-
-    def layers(self, num_layers: int) -> tuple[int, ...]:
-        return (num_layers,)
-
     def advance(self, embeddings: Nodes, states: Nodes, segments: Sequence[Segment]) -> Nodes:
         pair = [self.embedding_norm(embeddings), self.state_norm(states)]
         values = self.projection(torch.cat(pair[::-1] if self.state_first else pair, dim=-1))
@@ -86,12 +79,15 @@ class MtpHead(ChainHead):
 
 
 def recognises(checkpoint: Checkpoint) -> bool:
-    """Whether the checkpoint has such a module, judged by its tensors: some configurations declare missing ones."""
+    """Return whether the checkpoint has such a module.
+
+    Its tensors decide, since some configurations declare missing modules.
+    """
     return _layout(checkpoint) is not None
 
 
 def is_alone(checkpoint: Checkpoint) -> bool:
-    """Whether the checkpoint contains only such modules."""
+    """Return whether the checkpoint contains only such modules."""
     layout = _layout(checkpoint)
     return layout is not None and all(name.startswith(layout[1]) for name in checkpoint.shapes)
 

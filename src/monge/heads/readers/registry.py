@@ -1,9 +1,8 @@
 """The formats of heads, in the order in which they are tried, and `load_head`."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from monge.core.errors import ModelLoadError
 from monge.heads.readers import block, eagle, eagle3, hydra, medusa, mtp, speculators
@@ -11,16 +10,8 @@ from monge.heads.readers.base import PublishedHead
 from monge.heads.readers.files import Checkpoint, listed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Format:
-    """A published format of heads.
-
-    Args:
-        name: Name of the format.
-        sign: Description of what identifies it.
-        recognises: Whether a folder is of this format.
-        read: Its reader.
-    """
+class Format(NamedTuple):
+    """A published format of heads: its name, what identifies it, and the functions of its reader."""
 
     name: str
     sign: str
@@ -28,49 +19,22 @@ class Format:
     read: Callable[[Checkpoint], PublishedHead]
 
 
-FORMATS: Final = (
-    Format(
-        name="speculators",
-        sign="speculators_model_type in config.json",
-        recognises=speculators.recognises,
-        read=speculators.read,
-    ),
-    Format(name="medusa", sign="0.0.linear.weight", recognises=medusa.recognises, read=medusa.read),
-    Format(
-        name="hydra",
-        sign="hydra_mlp.* or hydra_head_arch",
-        recognises=hydra.recognises,
-        read=hydra.read,
-    ),
-    Format(
-        name="eagle3",
-        sign="midlayer.hidden_norm.weight",
-        recognises=eagle3.recognises,
-        read=eagle3.read,
-    ),
-    Format(
-        name="dflash",
-        sign="hidden_norm.weight and fc.weight",
-        recognises=block.recognises,
-        read=block.read,
-    ),
-    Format(
-        name="eagle",
-        sign="fc.weight [d, 2d] and layers.0.*",
-        recognises=eagle.recognises,
-        read=eagle.read,
-    ),
-    Format(
-        name="mtp",
-        sign="mtp.fc.weight, eh_proj or mtp_layers.*",
-        recognises=mtp.recognises,
-        read=mtp.read,
-    ),
+FORMATS: Final = tuple(
+    Format(name, sign, reader.recognises, reader.read)
+    for name, sign, reader in (
+        ("speculators", "speculators_model_type in config.json", speculators),
+        ("medusa", "0.0.linear.weight", medusa),
+        ("hydra", "hydra_mlp.* or hydra_head_arch", hydra),
+        ("eagle3", "midlayer.hidden_norm.weight", eagle3),
+        ("dflash", "hidden_norm.weight and fc.weight", block),
+        ("eagle", "fc.weight [d, 2d] and layers.0.*", eagle),
+        ("mtp", "mtp.fc.weight, eh_proj or mtp_layers.*", mtp),
+    )
 )
 
 
 def format_of(checkpoint: Checkpoint) -> Format | None:
-    """The first format that matches a folder."""
+    """Return the first format that matches a folder."""
     return next((one for one in FORMATS if one.recognises(checkpoint)), None)
 
 
@@ -92,7 +56,7 @@ def load_head(path: str | Path) -> PublishedHead:
 
 
 def unknown_format(checkpoint: Checkpoint) -> ModelLoadError:
-    """The error for a folder that no format matches."""
+    """Return the error for a folder that no format matches."""
     signs = "; ".join(f"{one.name} ({one.sign})" for one in FORMATS)
     config = checkpoint.config
     return ModelLoadError(

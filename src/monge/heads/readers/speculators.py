@@ -14,7 +14,7 @@ _OUTER: Final = ("transformer_layer_config", "speculators_config", "architecture
 
 
 def recognises(checkpoint: Checkpoint) -> bool:
-    """Whether the configuration has the library's format."""
+    """Return whether the configuration has the library's format."""
     return TYPE in checkpoint.config
 
 

@@ -59,7 +59,7 @@ def save_head(
 
 
 def is_shape(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration describes a SHAPE head."""
+    """Return whether a configuration describes a SHAPE head."""
     return config.get("format") == FORMAT
 
 

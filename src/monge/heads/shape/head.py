@@ -9,9 +9,7 @@ from torch import Tensor, nn
 
 from monge.core.errors import OptionError, unknown_name
 from monge.core.model import FeatureModel
-from monge.heads.shape.alignment.base import Alignment
-from monge.heads.shape.alignment.none import NoMap
-from monge.heads.shape.alignment.registry import ALIGNMENTS
+from monge.heads.shape.alignment import ALIGNMENTS, Alignment, NoMap
 from monge.heads.shape.gated import GatedPredictor
 from monge.heads.shape.predictor import StepPredictor
 from monge.heads.shape.ridge import RidgePredictor

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from monge.core.errors import OptionError
-from monge.heads.shape.alignment.none import NoMap
+from monge.heads.shape.alignment import NoMap
 from monge.heads.shape.head import ShapeHead, StepAlignment
 from monge.heads.shape.ridge import RidgePredictor
 from monge.training.shape.measure import law

@@ -41,7 +41,7 @@ class HeadSettings:
         num_steps: Number of steps.
         width: Rank of a gated predictor's residual; `None` takes the target's hidden size, at most
             1024.
-        alignment: `none`, `gaussian`, `diagonal` or `sinkhorn_anchors`; fitted after the
+        alignment: `none`, `gaussian` or `sinkhorn_anchors`; fitted after the
             predictor.
         recipe: Training settings of a gated predictor.
 

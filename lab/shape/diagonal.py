@@ -1,10 +1,12 @@
-"""Control arm: mean and variance of every coordinate, no correlations."""
+"""Control arm of the alignments: mean and variance of every coordinate, no correlations."""
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from monge.heads.shape.alignment.base import Alignment
+from monge.heads.shape.alignment import Alignment
+from monge.heads.shape.head import ShapeHead, StepAlignment, TargetSizes
+from monge.heads.shape.predictor import StepPredictor
 
 
 class DiagonalMap(Alignment):
@@ -32,3 +34,14 @@ class DiagonalMap(Alignment):
 
     def map(self, states: Float[Tensor, "nodes size"]) -> Float[Tensor, "nodes size"]:
         return states * self.scale + self.shift
+
+
+def head_with(arm: str, predictor: StepPredictor, sizes: TargetSizes) -> ShapeHead:
+    """Return a head with the alignments of an arm: a name of `ALIGNMENTS`, `temperature` or `diagonal`."""
+    if arm != "diagonal":
+        return ShapeHead(predictor, sizes, "none" if arm == "temperature" else arm)
+    head = ShapeHead(predictor, sizes, "gaussian")
+    for step in head.alignments:
+        assert isinstance(step, StepAlignment)
+        step.alignment = DiagonalMap(step.alignment.size)
+    return head

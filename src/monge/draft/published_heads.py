@@ -1,0 +1,102 @@
+"""A published head as a drafter."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from monge.core.errors import OptionError
+from monge.core.model import ModuleHost, SequenceModel
+from monge.core.sampling_rules import SamplingRules
+from monge.draft.base import DelegatingDrafter
+from monge.draft.block_run import BlockRun
+from monge.draft.eagle import ChainRun
+from monge.draft.growth import check_top_k, tree_capabilities
+from monge.draft.head_run import HeadRun, Pairs, RunDrafter, TargetEnds, check_shows_states
+from monge.draft.medusa import StepRun
+from monge.draft.tree.base import TreeBuilder
+from monge.heads.readers.base import ChainHead, PublishedHead, StepHead
+from monge.heads.readers.block import DFlashHead
+from monge.heads.readers.registry import load_head
+from monge.heads.target import TargetSizes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadDrafter(DelegatingDrafter[tuple[Pairs, ...]]):
+    """Draft with a head that was published for the target: Medusa, Hydra, EAGLE, DFlash or a prediction module.
+
+    The format is recognised from the folder; see `monge.heads.readers`. The head reads the hidden
+    states of the committed text, which the target's own passes leave behind, and the tokens after
+    them. Then the tree grows level by level under the head's laws. What the head has read of its
+    own predictions is forgotten at the end of the round. A request without known states (a prompt
+    of one token) drafts nothing in its first round.
+
+    Args:
+        head: The head, its folder, or the file of its tensors.
+        target: The target, which must show its hidden states and keeps those that the head reads.
+        tree: Shape of the tree and how children are drawn.
+        rules: Sampling rules of the draft law; `None` drafts under the request's own. Trees of the
+            most probable tokens draw nothing and only rank, so they are built from the law at
+            temperature 1.
+        top_k: Draft from this number of the head's most probable tokens, renormalised; the declared
+            law is the truncated one.
+
+    Raises:
+        OptionError: If no head is given, the target shows no hidden states, or the head is for
+            another one.
+        ModelLoadError: If the head cannot be read.
+
+    Reference:
+        As for the families, in `monge.heads.readers`.
+    """
+
+    head: PublishedHead | str | Path | None = None
+    target: SequenceModel
+    tree: TreeBuilder
+    rules: SamplingRules | None = None
+    top_k: int | None = None
+    _drafter: RunDrafter = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.head is None:
+            raise OptionError(
+                "drafter 'head' needs a head: give its folder as the draft, or write head('folder')"
+            )
+        target = check_shows_states("head", self.target)
+        check_top_k(self.top_k)
+        head = self.head if isinstance(self.head, PublishedHead) else load_head(self.head)
+        head.check(TargetSizes.of(target))
+        ends = TargetEnds(target)
+        head = head.to(device=ends.device, dtype=ends.dtype).eval()
+        states = target.watch(head.layers(target.num_layers))
+        declared = tree_capabilities(
+            self.tree.limits,
+            max_depth=head.max_depth,
+            num_parameters=head.num_parameters,
+            num_bytes=head.num_bytes,
+            bytes_per_token=head.bytes_per_token,
+            reads_states=True,
+        )
+        host = target if isinstance(target, ModuleHost) else None
+        if host is not None and head is not self.head:
+            host.pack_module(head)
+        drafter = RunDrafter(
+            run=run_of(head, ends, host),
+            states=states,
+            declared=declared,
+            tree=self.tree,
+            rules=self.rules,
+            top_k=self.top_k,
+            network=f"{head.family} head",
+            draft_ids=head.draft_ids,
+        )
+        object.__setattr__(self, "_drafter", drafter)
+
+
+def run_of(head: PublishedHead, ends: TargetEnds, host: ModuleHost | None = None) -> HeadRun[Any]:
+    """Return the run of a head of this kind, with programs in the backend of a `host`."""
+    if isinstance(head, StepHead):
+        return StepRun(head, ends)
+    if isinstance(head, ChainHead):
+        return ChainRun(head, ends, host)
+    assert isinstance(head, DFlashHead), f"{type(head).__name__} is of no known kind"
+    return BlockRun(head, ends)

@@ -1,0 +1,216 @@
+"""A SHAPE head as a drafter: no draft model, only the target's own hidden states."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from monge.core.model import FeatureModel, Forward, ModuleHost, NodeBlock, SequenceModel
+from monge.core.sampling_rules import SamplingRules
+from monge.draft.base import DelegatingDrafter
+from monge.draft.growth import check_top_k, tree_capabilities
+from monge.draft.head_run import HeadRun, Pairs, RunDrafter, TargetEnds, check_shows_states
+from monge.draft.tree.base import TreeBuilder
+from monge.draft.tree.best_first import BestFirst
+from monge.draft.tree.by_request import ByRequest
+from monge.draft.tree.chain import Chain
+from monge.heads.shape.checkpoint import built_in_head, load_head
+from monge.heads.shape.head import ShapeHead
+from monge.heads.shape.steps import FirstStep, LaterStep
+
+_DEFAULT_TREE: Final = ByRequest(BestFirst(num_nodes=3, depth=1, width=3, beam=1), Chain(depth=2))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeDrafter(DelegatingDrafter[tuple[Pairs, ...]]):
+    """Predict the target's next hidden states and read them with its own output layer.
+
+    The target's pass over a round's tree leaves the hidden state of the last accepted token behind.
+    From it and the token after it, the head predicts the states of the coming steps; their laws
+    fill the tree, level by level. No second network reads the text. A request whose last state is
+    not known yet (a prompt of one token) drafts nothing in its first round.
+
+    Args:
+        target: The target, which must show its hidden states and keeps the last ones.
+        head: The head, or its folder; `None` takes the one that ships for the built-in target.
+        tree: Shape of the tree and how children are drawn; no deeper than the head's steps. By
+            default the three most probable tokens for greedy requests and a chain of two for
+            sampled ones, since every further level costs what the first one does and is reached
+            less often.
+        rules: Sampling rules of the draft law; `None` drafts under the request's own. Trees of the
+            most probable tokens draw nothing and only rank, so they are built from the law at
+            temperature 1.
+        top_k: Draft from this number of the head's most probable tokens, renormalised; the declared
+            law is the truncated one.
+
+    Raises:
+        OptionError: If the target shows no hidden states, or the head is for another one.
+        ModelLoadError: If the head cannot be read.
+
+    Reference:
+        SHAPE, OpenReview FEttCBv3Ny; see `monge.heads.shape`.
+    """
+
+    target: SequenceModel
+    tree: TreeBuilder = _DEFAULT_TREE
+    head: ShapeHead | str | Path | None = None
+    rules: SamplingRules | None = None
+    top_k: int | None = None
+    _drafter: RunDrafter = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        target = check_shows_states("shape", self.target)
+        check_top_k(self.top_k)
+        head = self.head
+        if not isinstance(head, ShapeHead):
+            head = load_head(head or built_in_head())
+        head.check(target)
+        ends = TargetEnds(target)
+        # Predictions of a float16 or bfloat16 target are made in float32 and read in the target's
+        # own type.
+        dtype = torch.float64 if ends.dtype == torch.float64 else torch.float32
+        head = head.to(device=ends.device, dtype=dtype).eval()
+        drafter = RunDrafter(
+            run=ShapeRun(head, target, ends),
+            states=target.watch((target.num_layers,), only_last=True),
+            declared=tree_capabilities(
+                self.tree.limits,
+                max_depth=head.predictor.num_steps,
+                num_parameters=head.num_parameters,
+                num_bytes=head.num_bytes,
+                reads_states=True,
+            ),
+            tree=self.tree,
+            rules=self.rules,
+            top_k=self.top_k,
+            network="shape head",
+            only_last=True,
+        )
+        object.__setattr__(self, "_drafter", drafter)
+
+
+@dataclass(slots=True)
+class _Text:
+    """One text.
+
+    Args:
+        last: The target's hidden state after the last token but one.
+        start: The predictor's computation on that state and the root, shared by all steps.
+        root: The state predicted at the root.
+        states: The states predicted at the nodes read so far.
+        depths: Depths of these nodes.
+    """
+
+    last: Tensor | None = None
+    start: Tensor | None = None
+    root: Tensor | None = None
+    states: list[Tensor] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+
+
+class ShapeRun(HeadRun[_Text]):
+    """Runs a `ShapeHead`: a predicted state and a token give the next state.
+
+    Args:
+        head: The head.
+        target: The target, whose backend runs the steps if it runs modules.
+        ends: The target's ends.
+    """
+
+    def __init__(self, head: ShapeHead, target: FeatureModel, ends: TargetEnds) -> None:
+        super().__init__()
+        self._head, self._ends, self._dtype = head, ends, head.probe.dtype
+        self._steps = _programs(head, target)
+        self._temperatures = tuple(head.temperatures.tolist())
+        with torch.inference_mode():
+            # What takes long the first time is done before anybody waits.
+            ends.unembed(head.probe[:1])
+
+    def open(self, request: int) -> None:
+        self._texts[request] = _Text()
+
+    def knows(self, request: int) -> bool:
+        return self._texts[request].last is not None
+
+    def read(self, pairs: Mapping[int, Pairs]) -> None:
+        for request, one in pairs.items():
+            self._texts[request].last = one.features[-1:].to(self._dtype)
+
+    def begin(self, roots: Mapping[int, int]) -> Mapping[int, Float[Tensor, "one vocab"]]:
+        last = _rows_of([_known(self._texts[request].last) for request in roots])
+        start, predicted = self._steps[0](last, self._embedded(list(roots.values())))
+        for request, own, state in zip(roots, start.split(1), predicted.split(1), strict=True):
+            self._texts[request].start, self._texts[request].root = own, state
+        return dict(zip(roots, self._logits(1, predicted).split(1), strict=True))
+
+    def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
+        # Nodes of one depth share one prediction unless the head looks at branches.
+        branched = self._head.predictor.is_branched
+        start, previous, tokens, counts, number = [], [], [], [], 0
+        for request, block in blocks.items():
+            text, count = self._texts[request], len(block.token_ids) if branched else 1
+            for parent in block.parents:
+                text.depths.append(1 if parent < 0 else text.depths[parent] + 1)
+            number = text.depths[-1] + 1
+            start += [_known(text.start)] * count
+            previous += [
+                _known(text.root) if parent < 0 else text.states[parent]
+                for parent in block.parents[:count]
+            ]
+            tokens += block.token_ids[:count]
+            counts.append(count)
+        (predicted,) = self._steps[number - 1](
+            _rows_of(start), _rows_of(previous), self._embedded(tokens)
+        )
+        for (request, block), states in zip(blocks.items(), predicted.split(counts), strict=True):
+            own = states.split(1)
+            self._texts[request].states += own if branched else own * len(block.token_ids)
+        logits = self._logits(number, predicted).split(counts)
+        return {
+            request: one if branched else one.expand(len(block.token_ids), -1)
+            for (request, block), one in zip(blocks.items(), logits, strict=True)
+        }
+
+    def end(self, requests: Sequence[int]) -> None:
+        for request in requests:
+            self._texts[request].states.clear()
+            self._texts[request].depths.clear()
+
+    def _logits(
+        self, number: int, predicted: Float[Tensor, "nodes hidden"]
+    ) -> Float[Tensor, "nodes vocab"]:
+        logits, temperature = self._ends.unembed(predicted), self._temperatures[number - 1]
+        return logits if temperature == 1.0 else logits / temperature
+
+    def _embedded(self, token_ids: Sequence[int]) -> Tensor:
+        return self._ends.embed(token_ids).to(self._dtype)
+
+
+def _programs(head: ShapeHead, target: FeatureModel) -> tuple[Forward, ...]:
+    """Return the head's steps, run by the target's backend where it runs more than the target."""
+    state, first = head.probe[:1], FirstStep(head).eval()
+    if not isinstance(target, ModuleHost):
+        return first, *_later(head)
+    with torch.inference_mode():
+        start, _ = first(state, state)
+    return (
+        target.module_program(first, [state, state]),
+        *(target.module_program(step, [start, state, state]) for step in _later(head)),
+    )
+
+
+def _later(head: ShapeHead) -> list[nn.Module]:
+    return [LaterStep(head, number).eval() for number in range(2, head.predictor.num_steps + 1)]
+
+
+def _known(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None
+    return tensor
+
+
+def _rows_of(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))

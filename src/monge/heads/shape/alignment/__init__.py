@@ -1,1 +1,0 @@
-"""Maps from the law of predicted states to the law of true states, one per file."""
