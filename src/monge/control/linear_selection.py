@@ -165,10 +165,7 @@ class LinearSelection(PromptReader[LinearState]):
         for arm, member in enumerate(arms.members):
             score = known[arm].predict(features) + self.bonus * known[arm].width(features)
             tokens = expected_tokens((1.0 / (1.0 + math.exp(-score)),) * member.max_depth)
-            seconds = [
-                arms.seconds(arm, window, window, batch_size=1, context_length=None)
-                for window in range(len(tokens))
-            ]
+            seconds = [arms.seconds(arm, window, 1) for window in range(len(tokens))]
             speeds.append(max(count / spent for count, spent in zip(tokens, seconds, strict=True)))
         return tuple(speeds)
 

@@ -105,21 +105,13 @@ class RoundTiming:
     """One measured round of a batch.
 
     Args:
-        num_nodes: Drafted nodes of the largest tree (the others are padded to it).
         depth: Depth of the deepest tree.
         batch_size: Requests that shared the round.
-        context_length: Tokens before the round, of the longest text.
-        draft_s: Drafting.
-        rest_s: All else: scoring, verifying, committing, the loop's own overhead.
+        seconds: Seconds of the whole round.
         drafter: Name of the drafter of a pool that drafted; `None` without a pool.
-        catches_up: Whether the drafter first reads the text that it missed, as a network does.
     """
 
-    num_nodes: int
     depth: int
     batch_size: int
-    context_length: int
-    draft_s: float
-    rest_s: float
+    seconds: float
     drafter: str | None = None
-    catches_up: bool = True
