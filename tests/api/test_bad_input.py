@@ -23,11 +23,9 @@ from monge.testing.tabular import RandomTable, TabularModel
 VOCAB = 5
 
 
-def decoder(
-    max_length: int | None = None, draft_length: int | None = None, **parts: object
-) -> Decoder:
+def decoder(max_length: int | None = None, **parts: object) -> Decoder:
     target = TabularModel(RandomTable(VOCAB, 1), VOCAB, max_length)
-    draft = TabularModel(RandomTable(VOCAB, 2), VOCAB, draft_length)
+    draft = TabularModel(RandomTable(VOCAB, 2), VOCAB)
     return Decoder(make_components(target, draft, **parts))  # type: ignore[arg-type]
 
 
@@ -71,6 +69,18 @@ def test_text_without_a_tokenizer():
         decoder().generate("hello")
 
 
+@pytest.mark.parametrize(
+    ("stop", "complaint"),
+    [
+        (["a", "b\ud83d"], r"stop\[1\]: character 1 is .*half of a pair of surrogates"),
+        ([""], "a stop string is empty"),
+    ],
+)
+def test_stop_strings_that_are_no_text(stop, complaint):
+    with pytest.raises(OptionError, match=complaint):
+        decoder().generate([[0, 1]], stop=stop)
+
+
 def test_tokens_outside_the_vocabulary():
     with pytest.raises(OptionError, match=r"0\.\.4; got 9"):
         decoder().generate([[1, 9]])
@@ -82,11 +92,6 @@ def test_prompt_and_completion_beyond_the_context():
         match="prompt of 3 tokens.*max_new_tokens=8 = 11 exceeds the target's context of 10",
     ):
         decoder(max_length=10).generate([[0, 1, 2]], max_new_tokens=8)
-
-
-def test_beyond_the_draft_models_context():
-    with pytest.raises(ContextLengthError, match="exceeds the draft model's context of 6"):
-        decoder(draft_length=6).generate([[0, 1, 2]], max_new_tokens=8)
 
 
 def test_a_draft_deeper_than_the_context():

@@ -25,7 +25,15 @@ WORDS = ["<unk>", "<s>", "</s>", "<|end|>", *"abcdefghijklmnopqrstuvwxyz", "Ġ",
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
-def write(path: Path, *, architecture: str = "llama", words: list[str] | None = WORDS) -> Path:
+def write(
+    path: Path,
+    *,
+    architecture: str = "llama",
+    words: list[str] | None = WORDS,
+    template: str = TEMPLATE,
+    add_bos: bool | None = None,
+    eot: int | None = 3,
+) -> Path:
     """A tiny network with half of its weights exact in bfloat16."""
     writer, draws = gguf.GGUFWriter(path, architecture), np.random.default_rng(0)
     writer.add_context_length(128)
@@ -45,8 +53,11 @@ def write(path: Path, *, architecture: str = "llama", words: list[str] | None = 
         writer.add_token_merges(["a b", "Ġ a"])
         writer.add_bos_token_id(1)
         writer.add_eos_token_id(2)
-        writer.add_eot_token_id(3)
-        writer.add_chat_template(TEMPLATE)
+        if eot is not None:
+            writer.add_eot_token_id(eot)
+        if add_bos is not None:
+            writer.add_add_bos_token(add_bos)
+        writer.add_chat_template(template)
 
     def add(name: str, *shape: int) -> None:
         values = torch.from_numpy(draws.normal(size=shape).astype(np.float32))
@@ -135,6 +146,35 @@ def test_its_chat_template_comes_with_it(path):
     assert decoder.encode_chat([{"role": "user", "content": "ab"}]) == tuple(
         load_tokenizer(path)("ab")["input_ids"]
     )
+
+
+CLOSED = "{% for m in messages %}{{ m.content }}<|end|>{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "add_bos", "first"),
+    [
+        (CLOSED, True, [1]),
+        (CLOSED, False, []),
+        (CLOSED, None, []),
+        ("{{ bos_token }}" + CLOSED, True, [1]),
+        ("<s>" + CLOSED, True, [1]),
+        ("{{ raise_exception('no') }}", True, None),
+    ],
+)
+def test_a_chat_starts_as_the_file_asks(cache, tmp_path, template, add_bos, first):
+    path = write(tmp_path / "chat.gguf", template=template, add_bos=add_bos, eot=None)
+    decoder = monge.load(path, drafter="none")
+    assert 1 not in decoder.tokenizer("ab", add_special_tokens=False)["input_ids"]
+    if first is None:
+        with pytest.raises(monge.OptionError, match="refuses this conversation: no"):
+            decoder.encode_chat([{"role": "user", "content": "ab"}])
+        return
+    ids = decoder.encode_chat([{"role": "user", "content": "ab"}])
+    assert ids == (*first, WORDS.index("ab"), WORDS.index("<|end|>"))
+    assert decoder.eos_ids == {2, 3}, "the template's end of a turn ends a text"
+    plain = decoder.encode("ab")
+    assert plain == ((1,) if add_bos else ()) + (WORDS.index("ab"),)
 
 
 def test_what_cannot_be_read_is_refused_by_name(path, tmp_path):

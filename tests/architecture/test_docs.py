@@ -1,7 +1,7 @@
 """Every registered component has its page and its paper, no page describes a ghost, and docstring examples run."""
 
 import doctest
-import importlib
+import importlib.util
 import re
 from collections.abc import Iterable
 
@@ -69,6 +69,27 @@ def test_verifier_docstring_is_a_contract(name):
 def test_first_docstring_line_fits_a_table(room, name):
     summary = ROOMS[room].summary(name)
     assert summary.endswith("."), f"{name}: {summary!r} is not one sentence on one line"
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_index_pages_list_the_components(room):
+    """Written out, since code hosts show the pages as they are."""
+    spec = importlib.util.spec_from_file_location("hooks", DOCS / "hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    page = (DOCS / room / "index.md").read_text()
+    assert hooks.components(room) in page, "python docs/hooks.py writes the table"
+    assert hooks.rewritten(room, page) == page, "python docs/hooks.py writes the tables"
+
+
+def test_the_readme_shows_every_room():
+    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")} | {"models"}
+    listed = re.findall(
+        r"src/monge/(\w+)", (ROOT / "README.md").read_text().partition("## Layout")[2]
+    )
+    assert set(listed) == rooms
+    picture = (DOCS / "assets" / "rooms.svg").read_text()
+    assert rooms - set(re.findall(r"\w+", picture)) == {"models"}
 
 
 def test_missing_part_is_found():

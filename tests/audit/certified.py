@@ -14,7 +14,9 @@ from monge.audit.certificate import Arrays, Certificate
 from monge.audit.certify import Report, certify
 from monge.audit.recorder import Recorder
 from monge.audit.redraft import Redrafter
+from monge.core.draws import RequestDraws
 from monge.core.errors import MongeError
+from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder
 from monge.testing.tabular import RandomTable, TabularModel
@@ -49,11 +51,10 @@ def table(seed: int, style: str = "positive", vocab: int = VOCAB) -> TabularMode
     return TabularModel(RandomTable(vocab, seed, style), vocab)
 
 
-def combined(tree: str, verifier: str | Any, style: str = "positive") -> Make:
+def combined(tree: str, verifier: str | Any, style: str = "positive", **options: Any) -> Make:
     """A target and a draft model with this tree and verifier."""
-    return lambda: make_components(
-        table(1, style), table(2, style), drafter="model", tree=tree, verifier=verifier
-    )
+    settings = {"drafter": "model", "tree": tree, "verifier": verifier} | options
+    return lambda: make_components(table(1, style), table(2, style), **settings)
 
 
 def all_runs() -> dict[str, Make]:
@@ -113,10 +114,8 @@ def certified(certificate: Certificate, make: Make, **options: Any) -> Report:
     return certify(certificate, forward, vocab_size=target.vocab_size, **settings)
 
 
-_SILENT = frozenset(
-    {"seal", "plan", "batch_size", "drafter", "controller", "stop", "top_k", "top_p", "min_p"}
-)
-"""Fields that decide nothing, or nothing in these runs."""
+_SILENT = frozenset({"seal", "batch_size", "drafter", "stop_check"})
+"""Fields that decide nothing, or nothing in these runs; docs/audit.md lists them."""
 
 
 def leaves(part: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -141,11 +140,15 @@ def tampered(certificate: Certificate, place: tuple[Any, ...], pick: Any) -> Cer
     if isinstance(value, str) and value in arrays.stored:
         at[place[-1]] = arrays.put(_moved(arrays.get(value), pick))
     elif isinstance(value, str):
-        others = {"next_kind": ("correction", "bonus"), "kind": ("Iid", "WithoutReplacement")}
+        others = {
+            "next_kind": ("correction", "bonus"),
+            "kind": ("Iid", "WithoutReplacement"),
+            "controller": ("fsm", "fixed(max_depth=1)", "fixed(max_depth=0)"),
+        }
         known = others.get(place[-1], ("target_walk", "eos", "single_draft"))
         at[place[-1]] = pick.choice([one for one in known if one != value])
     elif isinstance(value, float):
-        at[place[-1]] = value * pick.choice((0.3, 3.0))
+        at[place[-1]] = value * pick.choice((0.3, 3.0)) or 0.5
     else:
         at[place[-1]] = value + pick.choice((1, -1) if value > 0 else (1,))
     changed = Certificate(header=certificate.header, requests=tuple(requests), arrays=arrays)
@@ -170,3 +173,47 @@ def _moved(array: Tensor, pick: Any) -> Tensor:
 def only(maker: Callable[..., Components], **options: Any) -> Make:
     """A way of making components with some options."""
     return partial(maker, **options)
+
+
+def edited(certificate: Certificate, **fields: Any) -> Certificate:
+    """The certificate with other fields of its request, and seals that fit."""
+    requests = tuple({**own, **fields} for own in copy.deepcopy(certificate.requests))
+    return Certificate(
+        header=certificate.header, requests=requests, arrays=certificate.arrays
+    ).sealed()
+
+
+def shortened(certificate: Certificate, num_rounds: int, **fields: Any) -> Certificate:
+    """The certificate with its first rounds only."""
+    (request,) = certificate.requests
+    rounds = request["rounds"][:num_rounds]
+    tokens = [token for one in rounds for token in one["token_ids"]]
+    return edited(certificate, rounds=rounds, token_ids=tokens, **fields)
+
+
+def forged(make: Make, controller: str, *, is_drafted: bool = False) -> Certificate:
+    """A text of the third most probable tokens: uniforms that give others are left out.
+
+    Args:
+        make: Parts whose plans are plain decoding.
+        controller: Whose plans these are said to be.
+        is_drafted: Whether the uniforms are said to have drawn children that were not offered.
+    """
+    certificate = recorded(make)
+    (request,) = copy.deepcopy(certificate.requests)
+    arrays, text = Arrays(dict(certificate.arrays.stored)), tuple(request["prompt_ids"])
+    forward, draws, place = forward_of(table(1)), RequestDraws(request["seed"]), 0
+    for one in request["rounds"]:
+        logits = forward(text, len(text) - 1)[0]
+        law, start = law_from_logits(logits, SamplingRules(temperature=1.0)), place
+        wanted = int(logits.argsort(descending=True)[2])
+        while law.quantile(draws.uniform()) != wanted:
+            place += 1
+        one["tree"]["tokens"], one["token_ids"] = [text[-1]], [wanted]
+        one["laws"], one["verdict"]["next_token"] = [[0, {"logits": arrays.put(logits)}]], wanted
+        one["start"], one["verify"] = start, [place, place + 1]
+        if is_drafted:
+            one["draws"] = [{"path": [9], "start": start, "stop": place, "tokens": [1]}]
+        text, place = (*text, wanted), place + 1
+    request |= {"token_ids": list(text[len(request["prompt_ids"]) :]), "controller": controller}
+    return Certificate(header=certificate.header, requests=(request,), arrays=arrays).sealed()

@@ -88,11 +88,16 @@ def test_a_text_that_ends_early_passes() -> None:
     assert certified(recorder.certificate(), make).answer == "exact"
 
 
-def test_without_the_drafter_laws_are_taken_as_declared() -> None:
+def test_without_the_drafter_a_run_that_drafted_cannot_be_judged() -> None:
+    """Whoever chooses a draft law after the uniforms chooses the text."""
     make = combined("chain(3)", "block")
-    report = certified(recorded(make), make, redrafter=None)
+    report = certified(recorded(make), make, redrafter=None, undrafted="it is secret")
+    assert report.answer == "could not tell"
+    assert "taken as declared, since it is secret" in report.findings[0].reason
+    plain = combined("chain(3)", "block", controller="fixed(max_depth=0)")
+    report = certified(recorded(plain), plain, redrafter=None)
     assert report.answer == "exact"
-    assert any("taken as declared" in note for note in report.notes)
+    assert "nothing drafted" in report.summary()
 
 
 def test_another_draft_model_is_told() -> None:
@@ -250,6 +255,10 @@ def test_bad_files_get_clear_errors(tmp_path: Any) -> None:
     for text, message in (
         (whole[: len(whole) // 2], "cut off"),
         ("[]", "not a certificate"),
+        (
+            whole.replace('"requests": [', '"requests": [7, ', 1),
+            "'requests' or 'arrays' is missing",
+        ),
         (whole.replace('"version": 1', '"version": 7', 1), "got 7, this release reads 1"),
     ):
         path.write_text(text)

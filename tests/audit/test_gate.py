@@ -175,9 +175,9 @@ def test_an_engine_gives_a_seeded_text_again_and_leaves_the_global_generator_alo
         (["--engine", "foo"], f"unknown engine 'foo'; known: {', '.join(STARTED)}"),
         (["--engine", "monge", "--url", "http://a"], "leave --url and --reference-url out"),
         (["--engine", LOOKUP, "--tree", "chain"], "options of --engine monge"),
-        (["--engine", LOOKUP, "--draft", "d"], "takes no draft model"),
-        (["--engine", ASSISTED, "--target", "t"], "needs a draft model"),
-        (["--url", "http://a", "--target", "t", "--draft", "d"], "need --engine"),
+        (["--engine", LOOKUP, "--draft", "built-in"], "takes no draft model"),
+        (["--engine", ASSISTED, "--target", "."], "needs a draft model"),
+        (["--url", "http://a", "--target", "built-in", "--draft", "built-in"], "need --engine"),
         *(
             (["--engine", name], f"start its server with `{HOW_TO_START[name][0].split()[0]}")
             for name in HOW_TO_START

@@ -340,12 +340,12 @@ def test_the_page_shows_the_verdict():
     [
         (["--url", "http://a"], "either --reference-url or --target"),
         (
-            ["--url", "http://a", "--target", "t", "--reference-url", "http://b"],
+            ["--url", "http://a", "--target", "built-in", "--reference-url", "http://b"],
             "either --reference-url or --target",
         ),
         (["--url", "http://a/", "--reference-url", "http://a"], "is the audited server"),
-        (["--url", "http://a", "--target", "t", "--alpha", "2"], "--alpha"),
-        (["--url", "http://a", "--target", "t", "--budget", "0"], "--budget"),
+        (["--url", "http://a", "--target", "built-in", "--alpha", "2"], "--alpha"),
+        (["--url", "http://a", "--target", "built-in", "--budget", "0"], "--budget"),
     ],
 )
 def test_the_command_refuses(arguments, match):

@@ -184,4 +184,5 @@ def test_every_drafter_makes_an_arm(head_pair, plain, drafter):
         drafter in {"suffix", "token_recycling", "lookahead", "jacobi"}
     )
     # The other arms' target keeps no hidden states for this one, and is not asked for any.
-    assert head_pair.target_model.features(0) is None
+    kept = arm.kept.components
+    assert kept is None or kept.target is not head_pair.target_model

@@ -54,7 +54,7 @@ def test_what_runs_eagerly_after_all_has_no_numbers(monkeypatch, capsys):
     def refused(*_, **__):
         raise BackendError("there is no compiler")
 
-    monkeypatch.setattr("monge.engine.backends.compiled.compile_step", refused)
+    monkeypatch.setattr("monge.engine.backends.compiled.StepProgram.make", refused)
     settings = StepSettings(
         backends=("eager", "compiled"), nodes=(1,), batch_sizes=(1,), context=4, repeats=1
     )

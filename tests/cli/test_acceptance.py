@@ -1,9 +1,15 @@
 """`monge acceptance`: the worked example to the last digit, files, trees, and input that must be refused."""
 
 import json
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
+
+from monge.core.law import residual
+from monge.core.proposal import Iid
+from monge.verify.base import NodeRule
+from monge.verify.registry import VERIFIERS
 
 A = ("--target-probs", "0.5,0.3,0.2", "--draft-probs", "0.2,0.3,0.5")
 TREE = """{
@@ -270,3 +276,101 @@ def test_tree_too_large_to_list_is_refused_with_a_reason(run, tmp_path):
     result = run("acceptance", "--tree", tmp_path / "tree.json")
     assert result.exit_code == 2
     assert "take a smaller vocabulary, depth or width" in result.stderr
+
+
+@dataclass(frozen=True, slots=True)
+class KeepsFirst(NodeRule):
+    """Accepts the first candidate whatever the target says."""
+
+    accepts = frozenset({Iid})
+
+    def emit(self, target_law, proposal, candidates, draws):
+        return candidates[0]
+
+
+@dataclass(frozen=True, slots=True)
+class KeepsFirstOpenly(KeepsFirst):
+    """The same, declared as lossy."""
+
+    is_lossless = False
+
+
+@dataclass(frozen=True, slots=True)
+class OneDraw(NodeRule):
+    """The rule of the documentation."""
+
+    accepts = frozenset({Iid})
+    max_width = 1
+
+    def emit(self, target_law, proposal, candidates, draws):
+        (x,), q = candidates, proposal.law
+        if draws.bernoulli(min(1.0, target_law.prob(x) / q.prob(x))):
+            return x
+        return draws.categorical(residual(target_law, q))
+
+
+@dataclass(frozen=True, slots=True)
+class NoProbability(OneDraw):
+    """Takes the ratio for a probability."""
+
+    def emit(self, target_law, proposal, candidates, draws):
+        (x,), q = candidates, proposal.law
+        if draws.bernoulli(target_law.prob(x) / q.prob(x)):
+            return x
+        return draws.categorical(residual(target_law, q))
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Verifiers of another package, under their names."""
+
+    def install(**rules):
+        for name, rule in rules.items():
+            monkeypatch.setitem(VERIFIERS._all, name, rule)
+
+    return install
+
+
+def test_a_rule_above_the_optimum_is_wrong(run, installed, tmp_path):
+    (tmp_path / "tree.yaml").write_text(TREE)
+    installed(mine=KeepsFirst, honest=KeepsFirstOpenly)
+    for question in ((*A, "--candidates", 2), ("--tree", tmp_path / "tree.yaml")):
+        result = run("acceptance", *question)
+        assert result.exit_code == 1
+        assert "mine accepts more than the optimum of lossless rules" in result.stderr
+        assert "so the rule is wrong" in result.stderr
+        assert "honest" not in result.stderr
+        assert "ABOVE by" in result.stdout
+        result = run("acceptance", *question, "--json")
+        assert result.exit_code == 1
+        assert json.loads(result.stdout)["above_the_optimum"] == ["mine"]
+
+
+def test_a_rule_is_enumerated_by_name(run, installed):
+    installed(mine=OneDraw, wrong=KeepsFirst, careless=NoProbability)
+    result = run("acceptance", "mine")
+    assert result.exit_code == 0
+    assert "exact in all 1 trees" in result.stdout
+    assert "no proof for other tables and trees" in result.stdout
+    result = run("acceptance", "wrong")
+    assert result.exit_code == 1
+    assert "not exact: the text does not have the target's law" in result.stdout
+    result = run("acceptance", "careless", "--json")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert found["exact"] is False
+    assert "is no probability" in found["trees"]["chain(2, 'iid')"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["optimal"], "verifier 'optimal' draws positions in [0, 1] and cannot be enumerated"),
+        (["rsr"], "unknown verifier 'rsr'; did you mean 'rrs'?"),
+        (["rrs", "--candidates", "2"], "a RULE is enumerated on tables of its own"),
+    ],
+)
+def test_rules_that_are_not_enumerated(run, arguments, message):
+    result = run("acceptance", *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr

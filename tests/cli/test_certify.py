@@ -37,12 +37,59 @@ def test_an_exact_run(record, certify):
     assert report["num_tokens"] == 5
     assert report["law_error"] < 1e-12
     assert report["drafts"]["laws"] > 0
+    assert "exact (seed 1; planned by fixed(" in report["summary"]
+    assert report["summary"].endswith("float32 logits within 0.001)")
+
+
+def test_a_record_that_claims_a_coarser_type(record, certify, tiny_paths, tmp_path):
+    """The target is loaded in that type, so the digest of its weights has to fit, and the logits have to be such numbers."""
+    from monge.audit.certificate import Certificate, read_certificate
+    from monge.audit.recorder import target_fields
+    from monge.engine.loading import as_sequence_model, load_network
+
+    coarse = as_sequence_model(load_network(tiny_paths[0], dtype="bfloat16"))
+    own = read_certificate(record)
+    claims = (
+        {**own.header["target"], "dtype": "bfloat16"},
+        target_fields(coarse, str(tiny_paths[0])),
+    )
+    for claim, message in zip(claims, ("another target", "no numbers of bfloat16"), strict=True):
+        changed = Certificate(
+            header={**own.header, "target": claim}, requests=own.requests, arrays=own.arrays
+        )
+        result = certify(changed.sealed().write(tmp_path / "changed.json"))
+        assert result.exit_code == 2
+        assert message in result.output
+
+
+def test_a_text_with_stop_strings(run, certify, tiny_paths, tmp_path):
+    """The tokenizer of the target finds them, and a cut anywhere else is seen."""
+    from monge.audit.certificate import read_certificate
+
+    path, (target, draft) = tmp_path / "run.json", tiny_paths
+    command = f"generate Once --target {target} --draft {draft} --max-new-tokens 30 --seed 1"
+    text = json.loads(run(*f"{command} --json".split()).stdout)["text"]
+    stop = text[6:8]
+    made = run(*command.split(), "--stop", stop, "--certificate", path)
+    assert made.exit_code == 0, made.output
+    (request,) = read_certificate(path).requests
+    assert request["finish_reason"] == "stop"
+    result = certify(path)
+    assert result.exit_code == 0, result.output
+    assert "of the request" in result.stdout
+    changed = json.loads(path.read_text())
+    changed["requests"][0]["stop"] = ["never"]
+    again = read_certificate(path)
+    again = type(again)(header=again.header, requests=changed["requests"], arrays=again.arrays)
+    again.sealed().write(path)
+    assert certify(path).exit_code == 1
 
 
 def test_without_the_draft_model(record, run, tiny_paths):
+    """Then nobody knows whether the draft laws were chosen after the random numbers."""
     result = run("certify", record, "--target", tiny_paths[0], "--nodes", 1)
-    assert result.exit_code == 0
-    assert "taken as declared" in result.stdout
+    assert result.exit_code == 2
+    assert "taken as declared, since the record names the draft model" in result.stdout
 
 
 def test_a_changed_byte(record, certify, tmp_path):

@@ -43,7 +43,7 @@ def test_every_line_is_answered_and_commands_are_obeyed(talk):
     )
     assert result.exit_code == 0
     assert len(result.stdout.strip().splitlines()) >= 2
-    assert "1 answers, " in result.stderr
+    assert "1 answer, " in result.stderr
     assert "tokens a forward" in result.stderr
     assert "the conversation is forgotten" in result.stderr
     assert "nothing was answered yet" in result.stderr

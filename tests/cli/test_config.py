@@ -9,6 +9,15 @@ from monge.cli import options
 from monge.config import KEYS, read_config, write_config
 
 
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """Models and rows that the commands of this page name, as far as they look at them."""
+    monkeypatch.chdir(tmp_path)
+    for name in "abcde":
+        (tmp_path / name).mkdir()
+    (tmp_path / "in.jsonl").touch()
+
+
 @pytest.fixture
 def config(tmp_path):
     def write(text):

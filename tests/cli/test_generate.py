@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from monge.api import load
 from monge.cli.live import LiveText
+from tests.cli.screen import screen
 
 PROMPT = "The sea was calm"
 
@@ -177,12 +178,11 @@ def test_trace(generate, tmp_path, expected):
     assert "last price of a second " in result.stderr
 
 
-def test_trace_that_cannot_be_plotted_is_refused_before_decoding(generate, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    monkeypatch.delitem(sys.modules, "monge.bench.trace_plot", raising=False)
+def test_trace_that_cannot_be_plotted_is_refused_before_decoding(generate, tmp_path, without):
+    without("matplotlib")
     result = generate(PROMPT, "--trace", tmp_path / "rounds.png")
     assert result.exit_code == 2
-    assert "plots need matplotlib: pip install 'monge[bench]'" in result.stderr
+    assert '"monge[bench]", or name a .json file' in result.stderr
     assert result.stdout == ""
 
 
@@ -201,7 +201,7 @@ def test_trace_that_cannot_be_plotted_is_refused_before_decoding(generate, tmp_p
         (["--max-new-tokens", "0"], "max_new_tokens must be at least 1"),
         (["--max-new-tokens", "99999"], "exceeds the target's context of 4096 tokens"),
         (["--batch-size", "0"], "max_batch_size must be at least 1"),
-        (["--file", "nowhere.txt"], "not both"),
+        (["--file", __file__], "not both"),
         (["--stop", ""], "a stop string is empty"),
         (["--trace", "rounds.txt"], "the name must end in .json or .png"),
         (["--trace", "nowhere/rounds.json"], "there is no folder"),
@@ -385,30 +385,3 @@ def test_live_text_loses_and_repeats_nothing():
     lines = screen(capture.get())
     assert "".join("".join(lines).split()) == "".join(text.split())
     assert max(map(len, lines)) <= 40
-
-
-CONTROL = re.compile(
-    r"\x1b\[\??(?P<count>\d*)(?P<code>[A-Za-z])|(?P<move>[\r\n])|(?P<text>[^\x1b\r\n]+)"
-)
-
-
-def screen(output):
-    """What stays on a terminal: lines, with cursor movements and erasures carried out."""
-    lines, row, column = [""], 0, 0
-    for match in CONTROL.finditer(output):
-        if match["code"] == "A":
-            row -= int(match["count"] or 1)
-        elif match["code"] == "K":
-            lines[row] = ""
-        elif match["move"]:
-            column = 0
-            row += match["move"] == "\n"
-            lines += [""] * (row + 1 - len(lines))
-        elif match["text"]:
-            lines[row] = (
-                lines[row][:column].ljust(column)
-                + match["text"]
-                + lines[row][column + len(match["text"]) :]
-            )
-            column += len(match["text"])
-    return lines

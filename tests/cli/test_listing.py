@@ -6,6 +6,7 @@ from monge.cli.listing import PROPOSALS, ROOMS, legality
 from monge.core.proposal import Arbitrary
 from monge.verify.base import unsupported_reason
 from monge.verify.registry import VERIFIERS
+from monge.verify.single_draft import SingleDraft
 
 
 def test_every_part_is_shown_with_its_settings(run, monkeypatch):
@@ -61,3 +62,27 @@ def test_models_say_what_rounding_changes(run, monkeypatch):
     assert "93.4 % equal argmax" in " ".join(result.stdout.split())
     models = json.loads(run("list", "--models", "--json").stdout)
     assert models["smollm2"]["rounded"].keys() == {"bfloat16", "int8", "int4"}
+
+
+def test_rules_of_others_are_claims(run, monkeypatch):
+    """The tests of this library say nothing about the rules of other packages."""
+
+    class Mine(SingleDraft):
+        """A rule of another package."""
+
+    class Lossy(SingleDraft):
+        """A rule that says what it is."""
+
+        is_lossless = False
+
+    monkeypatch.setitem(VERIFIERS._all, "mine", Mine)
+    monkeypatch.setitem(VERIFIERS._all, "lossy", Lossy)
+    known = json.loads(run("list", "--json").stdout)["exactness"]
+    assert known.pop("mine") == "claimed: monge acceptance mine"
+    assert known.pop("lossy") == "lossy"
+    assert {name for name, word in known.items() if word == "tested: integration"} == {
+        name for name in known if not VERIFIERS.make(name).is_enumerable
+    }
+    assert set(known.values()) == {"tested: enumeration", "tested: integration"}
+    monkeypatch.setenv("COLUMNS", "250")
+    assert "monge acceptance mine" in run("list").stdout

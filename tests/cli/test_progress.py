@@ -1,11 +1,24 @@
 import io
 import json
+import sys
 
 import pytest
+import torch
 from rich.console import Console
+from tqdm import auto as tqdm_auto
+from tqdm import tqdm
 
+from monge.cli.console import notes, streaming
 from monge.cli.progress import QUIET_S, Stage, Work, call_bar, duration, working
+from monge.core.words import counted
 from monge.engine.notices import waiting
+from monge.heads.training.own_text import RowProgress
+from tests.cli.screen import screen
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
 
 
 class FakeClock:
@@ -145,18 +158,90 @@ def test_durations(seconds, said):
 
 
 def test_generate_tells_how_far_it_is(generate, monkeypatch):
-    """Every clock reading is a second later, and no pause is needed between two lines."""
-    monkeypatch.setattr("monge.cli.progress.QUIET_S", 0.0)
-    monkeypatch.setattr("monge.cli.progress.Work._tell", lambda work: None)
-    reach, said = Stage.reach, []
+    advance, said = Stage.advance, []
 
-    def told(stage, done, total=None):
-        reach(stage, done, total)
+    def told(stage, count=1):
+        advance(stage, count)
         said.append((stage.name, stage.done, stage.total))
 
-    monkeypatch.setattr(Stage, "reach", told)
+    monkeypatch.setattr(Stage, "advance", told)
+    assert json.loads(generate("Once", "--max-new-tokens", 2, "--json").stdout)["token_ids"]
+    assert said[-1] == ("decoding tokens", 2, 2)
+
+
+def test_no_progress_within_streamed_text(generate, monkeypatch):
+    """Every line of progress is due at once, and none is printed."""
+    monkeypatch.setattr("monge.cli.progress.QUIET_S", -1.0)
+    write, said = Work.stage, []
+    monkeypatch.setattr(
+        Work, "stage", lambda work, name, *a, **k: said.append(name) or write(work, name, *a, **k)
+    )
     result = generate("Once", "--max-new-tokens", 6, "--ignore-eos")
     assert result.exit_code == 0
-    assert said[-1] == ("decoding tokens", 6, 6)
     assert result.stdout.strip()
-    assert json.loads(generate("Once", "--max-new-tokens", 2, "--json").stdout)["token_ids"]
+    assert "decoding tokens" not in [*said, result.stderr]
+
+
+def test_parts_of_a_batch_count(clock):
+    """A batch of rows takes minutes: its tokens move the count and the estimate."""
+    told = RowProgress((stage := Stage(name="rows", clock=clock, total=200)).advance, 192, 100)
+    stage.advance(0)
+    for _ in range(50):
+        clock.now += 1
+        told(torch.empty(0), torch.empty(0))
+    assert stage.figures == "95 of 200, 50 s so far, about 55 s left"
+    told.end()
+    assert stage.figures.startswith("192 of 200, ")
+
+
+def test_the_host_draws_no_bars_where_ours_are(capsys):
+    with working():
+        assert list(tqdm([1, 2], desc="Converting")) == [1, 2]
+        assert list(tqdm_auto.tqdm([1], desc="Loading")) == [1]
+    assert capsys.readouterr().err == ""
+    assert list(tqdm([1], desc="Own")) == [1]
+    assert "Own" in capsys.readouterr().err
+
+
+def test_messages_stand_above_bars(monkeypatch):
+    """What is said while a bar is redrawn neither joins its line nor loses it."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    with working() as work:
+        work.stage("reading a model with a name that is longer than most", 40).advance(10)
+        work._bars.refresh()
+        notes().print("what takes long is said " * 5, soft_wrap=True)
+        sys.stderr.write("a warning of the host\n")
+        work._bars.refresh()
+    lines = screen(terminal.getvalue())
+    assert [line.rstrip() for line in lines if line.strip()] == [
+        ("what takes long is said " * 5).rstrip(),
+        "a warning of the host",
+    ]
+
+
+@pytest.mark.parametrize("err", [Terminal, io.StringIO])
+@pytest.mark.parametrize("out", [Terminal, io.StringIO])
+def test_messages_within_streamed_text(monkeypatch, out, err):
+    """On one terminal they begin a line; else they stay out of the text, and wait for its end in a pipe."""
+    told, said = out(), err()
+    monkeypatch.setattr(sys, "stdout", told)
+    monkeypatch.setattr(sys, "stderr", said)
+    with streaming() as write:
+        write("in the ")
+        notes().print("compiling")
+        now = said.getvalue()
+        write("United States")
+    assert said.getvalue() == "compiling\n"
+    if told.isatty() and said.isatty():
+        assert told.getvalue() == "in the \nUnited States\n"
+    else:
+        assert told.getvalue() == "in the United States\n"
+    assert now == ("compiling\n" if told.isatty() else "")
+
+
+@pytest.mark.parametrize(("number", "said"), [(0, "0 answers"), (1, "1 answer"), (2, "2 answers")])
+def test_numbers_of_things(number, said):
+    assert counted(number, "answer") == said

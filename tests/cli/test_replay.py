@@ -1,15 +1,23 @@
 import json
 import re
 import shlex
-import sys
+import shutil
 import tomllib
 
 import pytest
+import torch
+from transformers import AutoTokenizer
 
 from monge.cli import networks
 from monge.cli import tune as tuning
+from monge.cli.progress import Stage
+from monge.core.errors import OptionError
+from monge.core.sampling_rules import SamplingRules
 from monge.engine.loading import as_draft_model
+from monge.engine.sources import PackagedModel
+from monge.prompts import Prompt
 from monge.replay.file import read_log
+from monge.replay.log import LawLog, LoggedText, Masses, ModelIdentity
 from tests.heads.readers.published import medusa
 
 
@@ -44,8 +52,15 @@ def logged(tiny_paths, tmp_path_factory):
         folder / "run.mlog",
         *arguments,
     ]
-    result = CliRunner().invoke(app, [str(word) for word in command], catch_exceptions=False)
+    steps, advance = [], Stage.advance
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            Stage, "advance", lambda stage, *count: advance(stage, *count) or steps.append(stage)
+        )
+        result = CliRunner().invoke(app, [str(word) for word in command], catch_exceptions=False)
     assert result.exit_code == 0, result.stderr
+    written = [stage for stage in steps if stage.name == "target writes"]
+    assert [(stage.done, stage.total) for stage in written] == [(2, 2)] * 2, "every text counts"
     return folder / "run.mlog", result
 
 
@@ -239,7 +254,7 @@ def test_tune_writes_a_file_that_every_door_takes(run, tiny_paths, tmp_path, mon
     assert use == f"use it:   monge generate PROMPT --config {config}"
     assert python == f"python:   monge.load(config={str(config)!r})"
     assert re.fullmatch(r"expected: [\d.]+ times plain decoding, 95% interval .*", expected)
-    assert "monge train shape --preset ridge --target" in result.stdout
+    assert "monge train eagle3 --target" in result.stdout
     assert run("generate", "Once", "--config", config, "--max-new-tokens", 2).exit_code == 0
 
 
@@ -335,13 +350,11 @@ def test_a_log_that_nothing_can_answer_fails(run, logged, tiny_paths, tmp_path):
     assert "on trees it decides by target laws off the text" in result.stdout
 
 
-def test_missing_matplotlib_names_the_extra_before_anything_runs(run, logged, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    monkeypatch.delitem(sys.modules, "monge.replay.plots", raising=False)
+def test_missing_matplotlib_names_the_extra_before_anything_runs(run, logged, without):
+    without("matplotlib")
     result = run("replay", "run", logged[0])
     assert result.exit_code == 2
-    assert result.stderr.startswith("error: plots need matplotlib: pip install 'monge[bench]'")
+    assert result.stderr.startswith("error: a plot needs matplotlib, which cannot be found: pip")
 
 
 def test_heads_and_other_drafters_are_timed_and_tried_where_the_target_runs(
@@ -408,3 +421,54 @@ def test_a_log_alone_holds_no_hidden_states(run, logged, tmp_path):
     assert "reads hidden states of the target, and a log holds none" in result.stderr
     result = run("replay", "record", "--no-costs", "--drafter", "suffix")
     assert "--drafter says whose rounds are timed" in result.stderr
+
+
+def test_a_chat_model_is_tuned_on_messages_and_with_the_head_that_ships_for_it(
+    run, tiny_paths, tmp_path, monkeypatch
+):
+    target = shutil.copytree(tiny_paths[0], tmp_path / "chat model")
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    tokenizer.chat_template = "{% for m in messages %}Asked: {{ m.content }}\n{% endfor %}"
+    tokenizer.save_pretrained(target)
+    head = medusa(32, 4096).write(tmp_path / "medusa")
+    named = PackagedModel("none", "none", head=str(head))
+    monkeypatch.setattr(tuning, "NAMED", {str(target): named})
+    monkeypatch.setattr(tuning, "FREE", ())
+    (tmp_path / "mine.txt").write_text("One and two.\n")
+    limits = ["--max-new-tokens", 4, "--repeats", 1, "--prompts", tmp_path / "mine.txt"]
+    result = run("tune", "--target", target, *limits, "--out", tmp_path / "out", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert "prompts are written as messages" in result.stderr
+    (text,) = read_log(tmp_path / "out" / "run.mlog").texts
+    assert tokenizer.decode(text.prompt_ids) == "Asked: One and two.\n"
+    document = json.loads(result.stdout.splitlines()[-1])
+    tried = {found["configuration"]["drafter"].partition("(")[0] for found in document["replayed"]}
+    assert tried == {"none", "ngram", "head"}
+    assert "monge train" not in result.stdout, "there is a head"
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("use it:")]
+    assert line.endswith(" --chat")
+
+
+def test_nothing_is_concluded_from_texts_that_end_at_once(capsys):
+    def text(task, length):
+        masses = Masses(probs=torch.full((length, 2), 0.5, dtype=torch.float64))
+        return LoggedText(
+            tag=task,
+            prompt_ids=(1,),
+            token_ids=(0,) * length,
+            max_new_tokens=20,
+            masses=masses,
+            vocab_size=2,
+        )
+
+    def log(*texts):
+        identity = ModelIdentity(name="m", vocab_size=2, tokenizer="t")
+        return LawLog(model=identity, rules=SamplingRules(), texts=texts)
+
+    prompts = [Prompt(task=task, text=name) for task, name in (("a", "1"), ("b", "2"), ("a", "3"))]
+    found, shown = tuning._without_short(log(text("a", 9), text("a", 1), text("b", 20)), prompts)
+    assert [len(one.token_ids) for one in found.texts] == [9, 20]
+    assert [one.text for one in shown] == ["1", "2"]
+    assert "1 of 3 texts ended within 8 tokens and are left out" in capsys.readouterr().err
+    with pytest.raises(OptionError, match="1 of 1 texts ended within 8 tokens.*--prompts"):
+        tuning._without_short(log(text("a", 7)), prompts[:1])

@@ -4,15 +4,19 @@ A head comes out, is used, and goes on after an interrupt.
 """
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
 import torch
+import typer
 from transformers import AutoTokenizer
 
 from monge.api import built_in
+from monge.cli.train import _interrupts
 from monge.core.errors import OptionError, UnsupportedModelError
 from monge.heads.shape.checkpoint import CONFIG, load_head
+from monge.heads.training import loop
 from monge.heads.training.answers import ANSWERS
 from monge.heads.training.loop import STATE, Recipe
 from monge.heads.training.own_text import ROWS, TextSettings, cut_rows, write_own_text
@@ -31,15 +35,18 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
 
 def test_own_text_is_kept_and_goes_on(rows: torch.Tensor, tmp_path: Path) -> None:
     model, texts = network("llama"), prompts((3, 6, 5), seed=1)
-    told: list[int] = []
+    told: list[float] = []
 
-    def stop_after_two(count: int) -> None:
+    def stop_after_one_batch(count: float) -> None:
         told.append(count)
-        if len(told) == 2:  # the first says what was there
+        if sum(told) > TEXT.batch_size - 1e-6:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_own_text(model, texts, TEXT, tmp_path, stop_after_two)
+        write_own_text(model, texts, TEXT, tmp_path, stop_after_one_batch)
+    assert len(told) > TEXT.row_length - TEXT.prompt_length, (
+        "a batch is counted while it is written"
+    )
     told.clear()
     again = write_own_text(model, texts, TEXT, tmp_path, told.append)
     assert told[0] == TEXT.batch_size
@@ -118,6 +125,57 @@ def test_the_commands_make_and_use_a_head(run, tiny_paths, tmp_path: Path) -> No
     refused = run("train", "shape", *target, "--out", out, "--mixed", "int4")
     assert refused.exit_code == 2
     assert "--mixed: 'int4' is none of none, bfloat16, float16" in refused.stderr
+
+
+MADE = ("--preset", "paper", "--steps", "4", "--batch", "16", "--num-steps", "1")
+
+
+def test_ctrl_c_ends_after_the_step_and_the_same_command_goes_on(
+    run, tiny_paths, tmp_path: Path, monkeypatch
+) -> None:
+    out, data = tmp_path / "head", tmp_path / "data.txt"
+    data.write_text("once upon a time\nthe history of mathematics\n")
+    command = ("train", "shape", "--target", tiny_paths[0], "--data", data, "--out", out, *MADE)
+    step, steps = loop._step, []
+
+    def pressed(*args):
+        steps.append(args[-1])
+        if steps == [0, 1]:
+            signal.raise_signal(signal.SIGINT)
+        return step(*args)
+
+    monkeypatch.setattr(loop, "_step", pressed)
+    ended = run(*command, "--tokens", 1000)
+    assert (ended.exit_code, steps) == (130, [0, 1])
+    said = " ".join(ended.stderr.split())
+    assert said.count("ending after this step, which is saved; Ctrl-C again ends at once") == 1
+    assert said.endswith("the same command goes on")
+    assert run(*command, "--tokens", 1000).exit_code == 0
+    assert steps == [0, 1, 2, 3]
+
+
+def press_ctrl_c(step: int | None) -> None:
+    """Press Ctrl-C once while four steps are trained, or twice where training is to go on until the next step."""
+    with _interrupts(Recipe(steps=4)) as interrupts:
+        if step is not None:
+            interrupts.watched(lambda count: None)(loop.Progress(step=step))
+        signal.raise_signal(signal.SIGINT)
+        assert interrupts.is_wanted()
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("step", "num_warnings"),
+    [(None, 0), (2, 1), (4, 0)],
+    ids=["before the first step", "between two steps", "after the last"],
+)
+def test_ctrl_c_waits_for_a_step_alone(capsys, step: int | None, num_warnings: int) -> None:
+    with pytest.raises(typer.Exit) as ended:
+        press_ctrl_c(step)
+    assert ended.value.exit_code == 130
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("Ctrl-C again ends at once") == num_warnings
+    assert said.count("what was done so far is saved") == 1
 
 
 def test_the_built_in_head_fits_the_built_in_target_and_no_other(run, tiny_paths) -> None:

@@ -215,6 +215,27 @@ def test_costs_are_measured_kept_and_read_again(tmp_path: Path) -> None:
         save_latency(again.shared.latency, file, latency_key(parts))
 
 
+@pytest.mark.parametrize(
+    ("where", "what", "value"),
+    [
+        ("monge.engine.latency_measurement.processor_name", "processor", lambda: "another CPU"),
+        ("torch.get_num_threads", "threads", lambda: 96),
+        ("torch.__version__", "torch", "0.0.1"),
+    ],
+    ids=["processor", "threads", "torch"],
+)
+def test_costs_of_another_machine_are_not_used(
+    where: str, what: str, value: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = Counting(RandomTable(VOCAB, 4), VOCAB)
+    parts = make_components(target(), draft, controller="goodput", costs=tmp_path)
+    monkeypatch.setattr(where, value)
+    draft.forwards = 0
+    make_components(parts.target, draft, controller="goodput", costs=tmp_path)
+    assert draft.forwards > 0, f"measured again, with another {what}"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 @pytest.mark.parametrize("left", ["", "{}", "[]", '{"key": "', "cut off"], ids=repr)
 def test_costs_are_measured_again_where_the_file_was_cut_off(tmp_path: Path, left: str) -> None:
     draft = Counting(RandomTable(VOCAB, 4), VOCAB)

@@ -6,6 +6,7 @@ The clock is a fake that moves with the work, and with the tokens that are read:
 then depends on the text.
 """
 
+import math
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from monge.api import make_components
 from monge.control.latency import Latency
 from monge.engine.clock import measured_by
 from monge.engine.components import Components
+from monge.engine.decoder import Decoder
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import law_error
 from monge.testing.tabular import RandomTable, TabularModel
@@ -112,3 +114,21 @@ def test_plans_that_follow_the_clock_leave_the_law_alone(
     assert len(sizes) > 1 or costs == "drafting is cheap", (
         "where it is dear, some rounds draft and others do not"
     )
+
+
+@pytest.mark.parametrize("step", [0.0, -0.5, math.nan, math.inf])
+def test_a_clock_that_shows_no_time_stops_nobody(step: float) -> None:
+    """Measured under it, and decoded in batches of sizes that were never measured."""
+    seconds = 0.0
+
+    def clock() -> float:
+        nonlocal seconds
+        seconds += step
+        return seconds
+
+    target, draft = (TabularModel(RandomTable(VOCAB, seed), VOCAB) for seed in (5, 17))
+    with measured_by(clock):
+        decoder = Decoder(make_components(target, draft, controller=None))
+        results = decoder.generate([(0,)] * 3, max_new_tokens=12, seed=1, controller="goodput")
+        results += decoder.generate([(0,)], max_new_tokens=12)
+    assert [result.token_ids for result in results] == [results[0].token_ids] * 4

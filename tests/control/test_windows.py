@@ -6,15 +6,20 @@ import pytest
 import torch
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
-from monge.control.base import SharedState
+from monge.control.base import PromptReader, RoundInfo, SharedState
 from monge.control.cached_fsm import CachedFsm
 from monge.control.confidence_threshold import ConfidenceThreshold, best_threshold
 from monge.control.fsm import Fsm
+from monge.control.latency import Latency
+from monge.control.registry import CONTROLLERS
 from monge.control.transformers_heuristic import TransformersHeuristic
 from monge.control.windows import WINDOWS
+from monge.core.context import DraftPlan
 from monge.core.draws import TapeDraws
 from monge.core.errors import OptionError
-from tests.control.scripts import chain_round, plan_one, shared_of, windows
+from monge.core.prompt import PromptProfile
+from monge.core.selection import Member
+from tests.control.scripts import chain_round, draws, plan_one, windows
 
 
 def test_fsm() -> None:
@@ -121,18 +126,6 @@ def test_threshold_zero_never_stops() -> None:
     assert state.threshold == 0.0
 
 
-@pytest.mark.parametrize("name", WINDOWS)
-def test_states_are_values(name: str) -> None:
-    """Planning twice plans the same: state goes in and comes back, and nothing else moves."""
-    controller = WINDOWS.make(name)
-    state = controller.init(shared_of())
-    for accepted in (2, 0, 1, 3, 0, 0):
-        plan = plan_one(controller, state, TapeDraws([0.999] * 10))
-        assert plan_one(controller, state, TapeDraws([0.999] * 10)) == plan
-        window = min(plan.max_depth or 0, 4)
-        state = controller.update(state, chain_round(window, min(accepted, window), plan=plan))
-
-
 @pytest.mark.parametrize("name", [name for name in WINDOWS if "latency" in WINDOWS[name].reads])
 def test_costs_are_asked_for(name: str) -> None:
     with pytest.raises(OptionError, match=f"'{name}' needs latency"):
@@ -160,3 +153,49 @@ def test_costs_are_asked_for(name: str) -> None:
 def test_impossible_settings(text: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         WINDOWS.parse(text)
+
+
+def trajectory(name: str, times: int) -> list[list[DraftPlan]]:
+    """Plans of two requests over many rounds, each round planned so many times.
+
+    Drafting pays at first and then does not, so that pauses, cooldowns and probes occur.
+    """
+    controller = CONTROLLERS.make(name)
+    members = tuple(
+        Member(name=name, max_depth=8, runs_network=name == "model") for name in ("ngram", "model")
+    )
+    shared = SharedState(
+        Latency.linear(plain=1.0, node=0.1, draft=0.1),
+        members=members if controller.selects else (),
+    )
+    states = [controller.init(shared) for _ in range(2)]
+    if isinstance(controller, PromptReader):
+        states = [controller.read(state, PromptProfile(token_ids=(0, 1))) for state in states]
+    plans: list[list[DraftPlan]] = []
+    for number in range(120):
+        info = RoundInfo(context_lengths=(number, number + 3), batch_size=2)
+        asked = [
+            controller.plan(states, info, [draws(2 * number), draws(2 * number + 1)])
+            for _ in range(times)
+        ]
+        assert all(list(one) == list(asked[0]) for one in asked)
+        plans.append(list(asked[0]))
+        records = [
+            chain_round(
+                window := min(plan.max_depth or 0, 8),
+                min(window, 2 if number < 10 else 0),
+                plan=plan,
+                batch_size=2,
+                drafter=plan.drafter or ("model" if window and members else None),
+            )
+            for plan in plans[-1]
+        ]
+        states = [
+            controller.update(state, record) for state, record in zip(states, records, strict=True)
+        ]
+    return plans
+
+
+@pytest.mark.parametrize("name", CONTROLLERS)
+def test_a_round_that_is_planned_again_after_an_error_uses_nothing_up(name: str) -> None:
+    assert trajectory(name, 3) == trajectory(name, 1)

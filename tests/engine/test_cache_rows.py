@@ -67,7 +67,7 @@ def test_texts_survive_whatever_is_read_beside_them(family: str, seed: int) -> N
     """Sequences come, grow together with a random part of the others, and go."""
     net, chance = network(family), random.Random(seed)
     model, texts, opened = HfTreeModel(net), {}, 0
-    model.watch((1,))
+    watched = model.watch((1,))
     for _ in range(25):
         for _ in range(chance.choice((0, 1, 3))):
             texts[opened] = ()
@@ -94,14 +94,14 @@ def test_texts_survive_whatever_is_read_beside_them(family: str, seed: int) -> N
     assert len(texts) > 2, "the script was to leave some"
     for one, text in texts.items():
         fresh = HfTreeModel(net)
-        fresh.watch((1,))
+        seen = fresh.watch((1,))
         fresh.open({one: text})
         torch.testing.assert_close(
             model.extend({one: TREE})[one], fresh.extend({one: TREE})[one], rtol=1e-3, atol=1e-3
         )
         model.commit({one: (0, 2)})
         fresh.commit({one: (0, 2)})
-        ours, theirs = model.features(one), fresh.features(one)
+        ours, theirs = watched.take(one), seen.take(one)
         assert ours is not None
         assert theirs is not None
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)

@@ -3,7 +3,7 @@
 import pytest
 from transformers import AutoTokenizer
 
-from monge.api import built_in
+from monge.api import built_in, make_components
 from monge.core.errors import OptionError
 from monge.engine.chat_format import (
     InstructionFormat,
@@ -12,6 +12,8 @@ from monge.engine.chat_format import (
     chat_format,
     checked_messages,
 )
+from monge.engine.decoder import Decoder
+from monge.testing.tabular import RandomTable, TabularModel
 
 TURNS = [
     {"role": "system", "content": "Be brief."},
@@ -117,3 +119,40 @@ def test_choice(tokenizer, tmp_path):
 def test_malformed_messages_are_refused_by_place(messages, complaint):
     with pytest.raises(OptionError, match=complaint):
         checked_messages(messages)
+
+
+CLOSED = "{% for m in messages %}{{ m.role }}: {{ m.content }} <|end|>\n{% endfor %}assistant:"
+ANSWERED = "{% for m in messages %}{{ m.content | trim }}<|end|>\n{% if not loop.last %}\n{% endif %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "ends"),
+    [
+        (CLOSED.replace("assistant:", ""), {0}),
+        (ANSWERED, {0}),
+        (TEMPLATE, set()),
+        (PARTS, set()),
+        ("{{ messages | length }} turns", set()),
+        ("{{ raise_exception('no') }}", set()),
+        ("{{ messages[7].content.x() }}", set()),
+        ("{% for m in messages %}{{ m.content }}\nend{% endfor %}", set()),
+    ],
+)
+def test_the_token_that_closes_an_answer_ends_a_text(tokenizer, template, ends):
+    form = TemplateFormat(tokenizer, template)
+    assert form.end_ids() == ends
+    target = TabularModel(RandomTable(len(tokenizer), 1), len(tokenizer))
+    decoder = Decoder(make_components(target, drafter="none"), tokenizer=tokenizer, chat=form)
+    assert decoder.eos_ids == ends
+    (request,) = decoder.requests([[1]], ignore_eos=True)
+    assert not request.eos_ids
+
+
+@pytest.mark.parametrize("template", [CLOSED, None])
+def test_half_a_pair_of_surrogates_is_refused_by_its_message(tokenizer, template):
+    form = InstructionFormat(tokenizer) if template is None else TemplateFormat(tokenizer, template)
+    broken = [*TURNS[:1], {"role": "user", "content": "a\ud83d"}]
+    with pytest.raises(OptionError, match=r"messages\[1\]: character 1 is .*half of a pair"):
+        form.encode(broken)
+    with pytest.raises(OptionError, match="chat template: character 0 is .*half of a pair"):
+        TemplateFormat(tokenizer, "\ud83d{{ messages[0].content }}").encode(TURNS)

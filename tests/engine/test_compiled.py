@@ -1,6 +1,7 @@
 """The compiled backend: made once, checked, never wrong in silence, and quiet while it decodes."""
 
 import copy
+import re
 import resource
 import shutil
 from dataclasses import replace
@@ -237,7 +238,6 @@ class TestStoredPrograms:
         assert len(built) == 1
         assert "cannot be used" in told[0]
         assert spoilt.name in told[0]
-        assert "compiling LlamaForCausalLM" in told[1]
 
     def test_one_that_cannot_be_loaded_is_made_again(self, own_folder, monkeypatch):
         made, told, step = [], [], backend.CompiledStep
@@ -256,8 +256,7 @@ class TestStoredPrograms:
             backend, "_compile", lambda *given: backend.find_program(key, ".pt2")[0]
         )
         assert isinstance(compile_step(target(), told.append), step)
-        assert "is made again: undefined symbol" in told[0]
-        assert "compiling LlamaForCausalLM" in told[1]
+        assert re.search("cannot be loaded, and is compiled again, .*: undefined symbol", told[0])
 
     def test_another_architecture_has_another_name(self, compiled):
         spec = step_spec(target())
@@ -280,12 +279,17 @@ class TestStoredPrograms:
             compile_step(target(), lambda _: None)
 
 
+def made_and_shown(model):
+    made = as_sequence_model(model, backend="compiled")
+    return made, repr(made)
+
+
 def falls_back(model, reason):
     with pytest.warns(
         UserWarning, match=f"backend 'compiled' is not used, the network runs eagerly: {reason}"
     ):
-        made = as_sequence_model(model, backend="compiled")
-    assert "compiled" not in repr(made)
+        made, shown = made_and_shown(model)
+    assert "compiled" not in shown
     made.open({0: (5, 6)})
     assert made.extend({0: NodeBlock.chain((7,))})[0].shape == (1, made.vocab_size)
 

@@ -77,11 +77,11 @@ def test_hidden_states_of_whole_prompts_come(compiled, seen):
     text = prompts((40,), seed=4)[0]
     states = []
     for model in models:
-        model.watch((2,))
+        watched = model.watch((2,))
         opened(model)
         seen.clear()
         model.open({0: text})
-        states.append(model.features(0))
+        states.append(watched.take(0))
     assert seen == [(1, 1)]
     assert states[0].shape[0] == len(text)
     torch.testing.assert_close(states[1], states[0], atol=LARGEST_DIFFERENCE, rtol=0)

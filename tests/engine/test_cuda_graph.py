@@ -219,11 +219,11 @@ def test_hidden_states(device):
     )
     states = []
     for model in (HfTreeModel(target), ours):
-        model.watch((0, 1))
+        watched = model.watch((0, 1))
         model.open({0: (5, 6, 7)})
         model.extend({0: NodeBlock((3, 4, 9), (-1, 0, 0))})
         model.commit({0: (0, 2)})
-        states.append(model.features(0).cpu())
+        states.append(watched.take(0).cpu())
     torch.testing.assert_close(states[1], states[0], atol=LARGEST_DIFFERENCE, rtol=0)
 
 

@@ -38,6 +38,21 @@ def test_a_rewound_stream_repeats_itself_from_the_mark(steps, seed):
         assert draws.has_drawn == (has_mark and place > marked)
 
 
+def test_controllers_draw_beside_the_stream():
+    """The same numbers for every attempt at a round, others in the next, and no place of the stream is used up."""
+    draws, plain = RequestDraws(5), RequestDraws(5)
+    drawn = []
+    for place in (3, 3, 4):
+        draws.move_to(place)
+        plans = draws.for_plans()
+        drawn.append([plans.uniform() for _ in range(300)])
+    assert drawn[0] == drawn[1]
+    stream = [plain.uniform() for _ in range(300)]
+    assert not set(drawn[0]) & set(drawn[2])
+    assert not set(stream) & {*drawn[0], *drawn[2]}
+    assert [draws.uniform() for _ in range(300)] == stream
+
+
 def test_what_can_come_again_says_so():
     assert isinstance(RequestDraws(0), RewindableDraws)
     assert not isinstance(TapeDraws(()), RewindableDraws)

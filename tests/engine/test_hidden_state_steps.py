@@ -82,11 +82,12 @@ def load(backend):
 @pytest.mark.parametrize("layers", [LAST, pytest.param(ALL, marks=pytest.mark.slow)])
 def test_states_of_the_committed_text(backend, read, layers):
     model = load(backend)
-    model.watch(layers)
+    watched = model.watch(layers)
+    assert model.step.layers == layers
     read.clear()
     texts = {seq: list(text) for seq, text in enumerate(prompts((6, 3), seed=4))}
     model.open({seq: text[:-1] for seq, text in texts.items()})
-    taken = {seq: [model.features(seq)] for seq in texts}
+    taken = {seq: [watched.take(seq)] for seq in texts}
     for number in range(3):
         # Rows of different length, and a block that reads one of them only; every path leaves a
         # node out.
@@ -100,7 +101,7 @@ def test_states_of_the_committed_text(backend, read, layers):
         texts[0] += [7, 11, 13 + number]
         texts[1] += [13 + number]
         for seq in texts:
-            taken[seq].append(model.features(seq))
+            taken[seq].append(watched.take(seq))
     assert read == [layers] * 6
     for seq, text in texts.items():
         with torch.inference_mode():
@@ -111,12 +112,12 @@ def test_states_of_the_committed_text(backend, read, layers):
 
 def test_states_of_one_step_survive_the_next(backend):
     model = load(backend)
-    model.watch(LAST)
+    watched = model.watch(LAST)
     model.open({0: (5, 6)})
-    model.features(0)
+    watched.take(0)
     model.extend({0: NodeBlock.chain((7,))})
     model.commit({0: (0,)})
-    first = model.features(0)
+    first = watched.take(0)
     kept = first.clone()
     model.extend({0: NodeBlock.chain((9,))})
     assert torch.equal(first, kept)
@@ -162,20 +163,26 @@ def test_other_states_are_refused(backend, monkeypatch):
     with pytest.raises(BackendError, match="has other logits or hidden states than the network"):
         compile_step(target(), notify=lambda _: None, layers=LAST)
     model = load(backend)
+    model.watch(LAST)
     with pytest.warns(
         UserWarning,
         match="hidden states are watched, so every step .* runs eagerly: .* other logits or hidden",
     ):
-        model.watch(LAST)
-    model.open({0: (5, 6)})
-    model.features(0)
+        watched = _watched_open(model)
+    watched.take(0)
     model.extend({0: NodeBlock.chain((7,))})
     model.commit({0: (0,)})
     with torch.inference_mode():
         expected = target()(torch.tensor([(5, 6, 7)]), output_hidden_states=True).hidden_states[-1][
             0, -1:
         ]
-    torch.testing.assert_close(model.features(0), expected, atol=LARGEST_DIFFERENCE, rtol=0)
+    torch.testing.assert_close(watched.take(0), expected, atol=LARGEST_DIFFERENCE, rtol=0)
+
+
+def _watched_open(model):
+    watched = model.watch(LAST)
+    model.open({0: (5, 6)})  # a pending step is made now
+    return watched
 
 
 def test_a_step_alone_is_left_out():

@@ -1,11 +1,14 @@
 """Hidden states of committed tokens, on tables whose hidden states are their logits."""
 
+import gc
+
 import pytest
 import torch
 
 from monge.core.errors import OptionError
 from monge.core.model import FeatureModel, NodeBlock
-from monge.engine.models.hidden_states import HiddenStateLog
+from monge.engine.models.hf_tree import HfTreeModel
+from monge.engine.models.hidden_states import HiddenStates
 from monge.testing.tabular import RandomTable, TabularModel
 from tests.engine.tiny import FAMILIES, network
 
@@ -13,22 +16,21 @@ from tests.engine.tiny import FAMILIES, network
 def test_tables_show_their_logits() -> None:
     model = TabularModel(RandomTable(3, 1), 3)
     assert isinstance(model, FeatureModel)
-    model.watch((1,))
+    watched = model.watch((1,))
     model.open({0: (0, 1)})
     logits = model.extend({0: NodeBlock((2, 1, 0), (-1, 0, 0))})[0]
     model.commit({0: (0, 2)})
-    features = model.features(0)
+    features = watched.take(0)
     assert features is not None
     assert features.shape == (4, 3)
     assert torch.equal(features[2:], logits[[0, 2]])
     assert torch.equal(model.unembed(features), features)
-    assert model.features(0) is None
+    assert watched.take(0) is None
 
 
 def test_where_the_last_state_is_enough_it_is_there_as_often_as_asked() -> None:
     every, last = (TabularModel(RandomTable(3, 1), 3) for _ in range(2))
-    every.watch((1,))
-    last.watch((1,), only_last=True)
+    all_states, last_state = every.watch((1,)), last.watch((1,), only_last=True)
     for model in (every, last):
         model.open({0: (0, 1), 1: (2,)})
     expected = torch.empty(0)
@@ -36,13 +38,13 @@ def test_where_the_last_state_is_enough_it_is_there_as_often_as_asked() -> None:
         for model in (every, last):
             model.extend({0: NodeBlock((2, 1, 0), (-1, 0, 0))})
             model.commit({0: path})
-        seen = every.features(0)
+        seen = all_states.take(0)
         if seen is not None:
             expected = seen[-1:]
         for _ in range(2):
-            assert torch.equal(last.features(0), expected)
+            assert torch.equal(last_state.take(0), expected)
     last.close(0)
-    assert last.features(0) is None
+    assert last_state.take(0) is None
 
 
 def test_layers_that_do_not_exist_are_refused() -> None:
@@ -54,6 +56,13 @@ def test_layers_that_do_not_exist_are_refused() -> None:
         TabularModel(RandomTable(3, 1), 3).watch((3,))
 
 
+def shown(num_layers: int, layers: tuple[int, ...]) -> HiddenStates:
+    """The states of a network that one head asked for."""
+    states = HiddenStates(num_layers)
+    states.watch(layers)
+    return states
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_last_state_alone_is_that_of_all(name: str) -> None:
     """Seen by a hook on the network's body, which is left without one."""
@@ -61,9 +70,7 @@ def test_the_last_state_alone_is_that_of_all(name: str) -> None:
     last = held.config.get_text_config().num_hidden_layers
     inputs = {"input_ids": torch.tensor([[5, 6, 7]]), "use_cache": False}
     with torch.inference_mode():
-        one, two = (
-            HiddenStateLog(layers, last).forward(held, inputs) for layers in ((last,), (0, last))
-        )
+        one, two = (shown(last, layers).forward(held, inputs) for layers in ((last,), (0, last)))
     assert torch.equal(one.logits, two.logits)
     assert len(one.states) == 1
     assert torch.equal(one.states[0], two.states[1])
@@ -73,7 +80,7 @@ def test_the_last_state_alone_is_that_of_all(name: str) -> None:
 def test_no_hook_is_left_where_the_network_fails() -> None:
     held = network("llama")
     with pytest.raises(IndexError):
-        HiddenStateLog((2,), 2).forward(held, {"input_ids": torch.tensor([[10**6]])})
+        shown(2, (2,)).forward(held, {"input_ids": torch.tensor([[10**6]])})
     assert not held.get_decoder()._forward_hooks
 
 
@@ -83,7 +90,29 @@ def test_a_decoder_that_is_never_called_shows_nothing_so_all_states_are_asked_fo
     held = network("llama")
     inputs = {"input_ids": torch.tensor([[5, 6, 7]]), "use_cache": False}
     with torch.inference_mode():
-        expected = HiddenStateLog((2,), 2).forward(held, inputs)
+        expected = shown(2, (2,)).forward(held, inputs)
         monkeypatch.setattr(held, "get_decoder", torch.nn.Identity)
-        got = HiddenStateLog((2,), 2).forward(held, inputs)
+        got = shown(2, (2,)).forward(held, inputs)
     assert torch.equal(got.states[0], expected.states[0])
+
+
+def test_two_heads_of_one_target_get_their_own_states() -> None:
+    held = network("llama")
+    model = HfTreeModel(held)
+    middle, last = model.watch((1,)), model.watch((2, 0), only_last=True)
+    model.open({0: (5, 6, 7)})
+    model.extend({0: NodeBlock((8, 9), (-1, -1))})
+    model.commit({0: (1,)})
+    with torch.inference_mode():
+        states = held(torch.tensor([(5, 6, 7, 9)]), output_hidden_states=True).hidden_states
+    torch.testing.assert_close(middle.take(0), states[1][0], atol=5e-5, rtol=0)
+    assert middle.take(0) is None
+    expected = torch.cat([states[2][0, -1:], states[0][0, -1:]], dim=-1)
+    for _ in range(2):
+        torch.testing.assert_close(last.take(0), expected, atol=5e-5, rtol=0)
+    model.close(0)
+    del middle, last
+    gc.collect()
+    only = model.watch((2,))
+    model.open({1: (5, 6)})
+    assert only.take(1).shape == (2, model.hidden_size), "states that nobody takes are not kept"

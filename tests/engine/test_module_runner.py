@@ -179,7 +179,6 @@ def test_damaged_programs_are_made_again(backend, own_folder, monkeypatch, suffi
     program = compiled.compile_module(told.append, module, rows(1, HIDDEN, HIDDEN))
     assert_same(program, module, 3)
     assert "of FirstStep cannot be used: " in told[0]
-    assert "FirstStep" in told[1]
     monkeypatch.setattr(compiled, "_compile_module", no_building)
     compiled.compile_module(no_building, module, rows(1, HIDDEN, HIDDEN))
 

@@ -11,6 +11,7 @@ from monge.core.errors import NonFiniteLogitsError
 from monge.core.sampling_rules import SamplingRules
 from monge.core.tree import fixed_chain
 from monge.engine import sampling
+from monge.engine.processors import Stateless
 from monge.engine.sampling import NodeLaws
 
 TREE = fixed_chain(1, (2, 0, 1), TapeDraws([]))
@@ -50,6 +51,6 @@ def test_processors_see_each_node_alone():
         paths.append(tuple(token_ids[0].tolist()))
         return scores
 
-    laws = laws_of(torch.zeros(4, 9), processors=(noting,))
+    laws = laws_of(torch.zeros(4, 9), processors=(Stateless(noting),))
     assert laws[2].top(1) == (0,)
     assert paths == [(0, 1, 2, 0)]

@@ -1,17 +1,26 @@
 """How surprising the target finds a prompt: its own laws, and the same cache as without asking."""
 
+import itertools
 import math
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from monge.api import built_in
+from monge.api import built_in, make_components
+from monge.control.latency import Latency
 from monge.core.model import NodeBlock
 from monge.core.prompt import PromptProfile
-from monge.engine.loading import load_network
+from monge.core.sampling_rules import SamplingRules
+from monge.engine.batch import Batch
+from monge.engine.components import Components
+from monge.engine.loading import as_sequence_model, load_network
+from monge.engine.logprobs import LogprobOptions, TokenLogprob
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.prompts import open_profiled
+from monge.engine.session import Request, Session
 from monge.testing.tabular import RandomTable, TabularModel
+from tests.engine.tiny import COMMON, STATEFUL, network, prompts, seeded
 
 VOCAB = 4
 
@@ -44,18 +53,91 @@ def test_what_is_known_is_not_read_again() -> None:
 
 
 def test_a_network_goes_on_as_if_it_had_not_been_asked() -> None:
-    network = load_network(built_in("target"))
-    prompts = {1: tuple(range(40, 100)), 2: tuple(range(30, 37))}
-    asked, silent = HfTreeModel(network), HfTreeModel(network)
+    held = load_network(built_in("target"))
+    texts = {1: tuple(range(40, 100)), 2: tuple(range(30, 37))}
+    asked, silent = HfTreeModel(held), HfTreeModel(held)
     profiles = open_profiled(
-        asked, {number: PromptProfile(token_ids=ids) for number, ids in prompts.items()}
+        asked, {number: PromptProfile(token_ids=ids) for number, ids in texts.items()}
     )
-    silent.open({number: ids[:-1] for number, ids in prompts.items()})
-    blocks = {number: NodeBlock.chain((ids[-1], 7, 8)) for number, ids in prompts.items()}
+    silent.open({number: ids[:-1] for number, ids in texts.items()})
+    blocks = {number: NodeBlock.chain((ids[-1], 7, 8)) for number, ids in texts.items()}
     ours, theirs = asked.extend(blocks), silent.extend(blocks)
-    for number, ids in prompts.items():
+    for number, ids in texts.items():
         torch.testing.assert_close(ours[number], theirs[number], atol=1e-4, rtol=1e-4)
         with torch.no_grad():
-            logits = network(torch.tensor([ids])).logits[0, -min(33, len(ids)) : -1].double()
+            logits = held(torch.tensor([ids])).logits[0, -min(33, len(ids)) : -1].double()
         expected = torch.nn.functional.cross_entropy(logits, torch.tensor(ids[-logits.shape[0] :]))
         assert profiles[number].surprisal == pytest.approx(float(expected), rel=1e-4)
+
+
+def decode_all(sessions: list[Session], components: Components, chunk: int | None) -> None:
+    batch = Batch(components, prefill_chunk=chunk)
+    batch.join(sessions)
+    while len(batch):
+        batch.step()
+
+
+def stateful() -> PreTrainedModel:
+    config = AutoConfig.for_model("mamba", **{**COMMON, **STATEFUL["mamba"]})
+    return seeded(lambda: AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval())
+
+
+@pytest.mark.parametrize(
+    ("kind", "controller"),
+    [
+        *itertools.product(["table", "llama"], ["fixed", "linear_selection(('surprisal',))"]),
+        ("mamba", "fixed"),
+    ],
+)
+def test_log_probabilities_of_prompts_are_those_of_a_plain_forward_however_they_are_read(
+    kind: str, controller: str
+) -> None:
+    """Whole and in chunks, short and longer than what is scored at a time, beside one that is not asked."""
+    if kind == "table":
+        made = TabularModel(RandomTable(VOCAB, 3), VOCAB)
+        texts = [tuple(place * place % VOCAB for place in range(70)), (2, 1), (3,), (0, 1, 2)]
+    else:
+        held = stateful() if kind == "mamba" else network(kind)
+        made = as_sequence_model(held)
+        texts = [*prompts((70, 9), seed=2), (5,), *prompts((6,), seed=3)]
+    drafts = made.no_draft_reason is None
+    components = make_components(
+        made,
+        drafter="pool('ngram', 'suffix')" if drafts else "none",
+        controller=controller,
+        costs=Latency.linear(plain=1.0, node=0.1, draft=0.1) if "linear" in controller else None,
+    )
+    found: list[list[tuple[TokenLogprob, ...]]] = []
+    for chunk in (None, 1, 3, 1000):
+        sessions = [
+            Session(
+                Request(
+                    prompt_ids=ids,
+                    max_new_tokens=2,
+                    rules=SamplingRules(temperature=0.0),
+                    seed=0,
+                    prompt_logprobs=None
+                    if number == 3
+                    else LogprobOptions(num_top=2, source="raw"),
+                ),
+                request_id=number,
+            )
+            for number, ids in enumerate(texts)
+        ]
+        decode_all(sessions, components, chunk)
+        found.append([session.prompt_logprobs for session in sessions])
+    for number, ids in enumerate(texts):
+        if kind == "table":
+            expected = [math.log(made.table(ids[:end])[ids[end]]) for end in range(1, len(ids))]
+        else:
+            with torch.inference_mode():
+                logits = held(torch.tensor([ids])).logits[0].double()
+            logs = torch.log_softmax(logits[:-1], dim=-1)
+            expected = logs[range(len(ids) - 1), list(ids[1:])].tolist()
+        for way in found:
+            entries = way[number]
+            assert [entry.token_id for entry in entries] == list(ids[1:] if number < 3 else ())
+            assert all(len(entry.top) == 2 for entry in entries)
+            assert [entry.logprob for entry in entries] == pytest.approx(
+                expected if number < 3 else [], abs=1e-12 if kind == "table" else 1e-4
+            )

@@ -9,12 +9,14 @@ import monge
 from monge.audit.certify import certify
 from monge.audit.plain_forward import backend_forward
 from monge.audit.recorder import Recorder, weights_digest
+from monge.audit.redraft import Redrafter
 from monge.core.errors import BackendError, OptionError
 from monge.engine.backends.base import rounded_weights_of
 from monge.engine.backends.packed_linear import PackedLinear
 from monge.engine.backends.parity_check import step_spec
-from monge.engine.backends.registry import BACKENDS
+from monge.engine.backends.registry import BACKENDS, Compiled
 from monge.engine.backends.rounded_weights import round_weights
+from monge.engine.backends.source_weights import SourceWeights
 from monge.engine.backends.traced_step import TracedStep
 from monge.engine.loading import as_sequence_model
 from monge.engine.models.hf_tree import HfTreeModel
@@ -167,22 +169,27 @@ def recorded(request):
     )
     recorder = Recorder(decoder)
     recorder.generate(prompts((3, 9, 5)), max_new_tokens=12, temperature=1.0, seed=2)
-    return request.param, decoder.components.target, recorder.certificate()
+    return request.param, decoder.components, recorder.certificate()
 
 
 class TestCertificates:
     def test_logits_are_computed_again_to_the_last_bit(self, recorded):
-        kind, model, certificate = recorded
+        kind, parts, certificate = recorded
         assert certificate.header["target"]["weights"] == kind
-        report = certify(certificate, backend_forward(model), vocab_size=model.vocab_size)
+        report = certify(
+            certificate,
+            backend_forward(parts.target),
+            vocab_size=parts.target.vocab_size,
+            redrafter=Redrafter(parts, 1e-3),
+        )
         assert report.answer == "exact", report.findings
         assert report.num_tokens == 36
         assert report.logit_difference == 0.0
 
     def test_other_weights_are_found(self, recorded):
-        kind, model, certificate = recorded
+        kind, parts, certificate = recorded
         other = as_sequence_model(perturbed(target()), backend=f"compiled(weights={kind!r})")
-        report = certify(certificate, backend_forward(other), vocab_size=model.vocab_size)
+        report = certify(certificate, backend_forward(other), vocab_size=other.vocab_size)
         assert report.answer == "not exact"
         assert weights_digest(other.network) != certificate.header["target"]["digest"]
 
@@ -216,7 +223,7 @@ class TestBadInput:
         def fails(*_, **__):
             raise BackendError("there is no room")
 
-        monkeypatch.setattr("monge.engine.backends.compiled.compile_step", fails)
+        monkeypatch.setattr("monge.engine.backends.compiled.StepProgram.make", fails)
         with pytest.warns(UserWarning, match="runs eagerly: there is no room"):
             decoder = monge.load(target(), backend="compiled(weights='int8')", drafter="none")
         assert decoder.backend == "eager, int8 weights"
@@ -231,3 +238,60 @@ class TestBadInput:
     def test_other_types_of_weights_are_refused(self):
         with pytest.raises(BackendError, match="float64"):
             round_weights(copy.deepcopy(target()).double(), "int8")
+
+
+def trained(given):
+    with torch.no_grad():
+        next(given.parameters()).add_(0.1)
+
+
+def loaded_anew(given):
+    given.load_state_dict(copy.deepcopy(given.state_dict()))
+
+
+def assigned(given):
+    layer = next(one for one in given.modules() if isinstance(one, torch.nn.Linear))
+    layer.weight.data = layer.weight.data * 2
+
+
+def given_another_layer(given):
+    layer = given.get_decoder().layers[0].mlp
+    layer.down_proj = copy.deepcopy(layer.down_proj)
+
+
+class TestChangedNetworks:
+    @pytest.fixture
+    def given(self):
+        return copy.deepcopy(target())
+
+    @pytest.fixture
+    def decoder(self, given, monkeypatch):
+        """Of a rounded network that cannot be compiled, which saves a minute."""
+
+        def refused(*_):
+            raise BackendError("not here")
+
+        monkeypatch.setattr(Compiled, "_on_cpu", refused)
+        with pytest.warns(UserWarning, match="the network runs eagerly: not here"):
+            return monge.load(given, drafter="ngram", backend="compiled(weights='int8')")
+
+    @pytest.mark.parametrize("change", [trained, loaded_anew, assigned, given_another_layer])
+    def test_they_are_refused(self, change, given, decoder):
+        assert decoder.generate([[5, 6, 7]], max_new_tokens=4)[0].token_ids
+        change(given)
+        with pytest.raises(BackendError, match="was changed after it was loaded.*load the model"):
+            decoder.generate([[5, 6, 7]], max_new_tokens=4)
+
+    def test_reading_and_running_changes_nothing(self, given, decoder):
+        given.state_dict()
+        given(torch.tensor([[1, 2]])).logits.sum().backward()
+        given.train().eval()
+        assert decoder.generate([[5, 6, 7]], max_new_tokens=4)[0].token_ids
+
+    def test_captured_forwards_read_the_numbers_where_they_lie(self, given):
+        source = SourceWeights(given, "compiled", are_copied=False)
+        trained(given)
+        source.check()
+        assigned(given)
+        with pytest.raises(BackendError, match="was changed"):
+            source.check()

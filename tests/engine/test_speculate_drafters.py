@@ -1,5 +1,6 @@
 """`generate(custom_generate=monge.speculate)` with every drafter that can be named, and with heads: the text stays the same."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,13 @@ def test_named_drafters(drafter: str) -> None:
     assert torch.equal(
         target().generate(**SETTINGS, custom_generate=monge.speculate, drafter=drafter), plain()
     )
+
+
+def test_a_draft_model_of_shorter_context() -> None:
+    draft = copy.deepcopy(perturbed(target()))
+    draft.config.max_position_embeddings = 15
+    ours = target().generate(**SETTINGS, custom_generate=monge.speculate, assistant_model=draft)
+    assert torch.equal(ours, plain())
 
 
 @pytest.mark.parametrize("kind", ["shape", "medusa", "eagle"])

@@ -9,7 +9,7 @@ target goes on to the horizon.
 import ast
 import hashlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
@@ -357,8 +357,30 @@ class _Target:
         return np.array([law.prob(token) for token in range(self._size)])
 
 
+class ReachableLaws:
+    """The target's laws at the nodes of a tree; a node that the target cannot reach has none.
+
+    A constraint of a user may raise there: plain decoding never asks it about such a text.
+    """
+
+    def __init__(self, tree: TokenTree, law: Callable[[Text], Law]) -> None:
+        self._tree, self._law = tree, law
+
+    def __len__(self) -> int:
+        return self._tree.num_nodes
+
+    def __getitem__(self, node: int) -> Law:
+        path = self._tree.path_tokens(node)
+        for depth, token in enumerate(path):
+            assert self._law(path[:depth]).prob(token) > 0.0, f"a law was asked for after {path}"
+        return self._law(path)
+
+
 def round_error(case: Round) -> float:
-    """Law error of the text that a round begins, to one token beyond its deepest node."""
+    """Law error of the text that a round begins, to one token beyond its deepest node.
+
+    No rule may ask for the target's law at a node that the target cannot reach.
+    """
     builder, rule, target = builder_of(case.tree), as_verifier(_rule(case.verifier)), _Target(case)
     drafts = _Tables(case.drafts, case.seed if case.is_same else case.seed + 1000)
     context = Context(request_id=0, token_ids=PROMPT, num_prompt_tokens=1, rules=case.rules)
@@ -384,10 +406,9 @@ def round_error(case: Round) -> float:
         kept.enter_context(remembering_tables())
         for key, weight in exact_law(drafted).items():
             tree = found[key]
-            laws = [target.law(tree.path_tokens(node)) for node in range(tree.num_nodes)]
 
-            def decided(draws: Draws, tree: TokenTree = tree, laws: Sequence[Law] = laws) -> Text:
-                verdict = rule.verify(tree, laws, draws)
+            def decided(draws: Draws, tree: TokenTree = tree) -> Text:
+                verdict = rule.verify(tree, ReachableLaws(tree, target.law), draws)
                 return (*(tree.token_ids[node] for node in verdict.path), verdict.next_token)
 
             for text, prob in exact_law(decided).items():

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -14,13 +15,17 @@ import pytest
 from monge.api import make_components
 from monge.control.fixed import Fixed
 from monge.core.context import Context, DraftPlan
-from monge.core.draws import Draws
+from monge.core.draws import Draws, SeededDraws
 from monge.core.errors import NonFiniteLogitsError
 from monge.core.law import Law
 from monge.core.model import NodeBlock
+from monge.core.proposal import WithoutReplacement
+from monge.core.sampling_rules import SamplingRules
+from monge.core.stopping import StopRule
 from monge.core.tree import GrowingTree, TokenTree
 from monge.core.verdict import Verdict
 from monge.draft.base import AnyDrafter, Capabilities, Draft, Drafter
+from monge.draft.growth import Growth, LevelReader
 from monge.draft.head import HeadDrafter
 from monge.draft.heads import ShapeDrafter
 from monge.draft.layer_skip import LayerSkipDrafter
@@ -198,6 +203,31 @@ class CannotRead(TabularModel):
         return logits
 
 
+class ReadsFewNodes(TabularModel):
+    """A draft network without the memory for several nodes: at once, or beside those it has read.
+
+    Nor does it read some depths, in texts of some beginning.
+    """
+
+    most_at_once: float = float("inf")
+    most_beside: float = float("inf")
+    too_deep: Mapping[int, int] = MappingProxyType({})
+    """By request, the first depth that is not read."""
+
+    def extend(self, blocks: Mapping[int, NodeBlock]) -> Any:
+        logits = super().extend(blocks)
+        for sequence in blocks:
+            nodes = self._nodes[sequence]
+            depth = max(map(len, nodes)) - len(self.text(sequence))
+            if (
+                sum(len(one.token_ids) for one in blocks.values()) > self.most_at_once
+                or len(nodes) > self.most_beside
+                or depth >= self.too_deep.get(sequence, depth + 1)
+            ):
+                raise Fault("out of memory")
+        return logits
+
+
 class CannotEmbed(TabularModel):
     """A target one of whose tokens its heads cannot read, once they are made."""
 
@@ -356,6 +386,134 @@ def test_only_the_nodes_that_cannot_be_read_end(seeds: tuple[int, int]) -> None:
 
     case = Case(horizon=2, max_new_tokens=4)
     assert excess(written(make, case), target_law(make().target, case)) < 1e-12  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"most_at_once": 1},
+        {"most_beside": 2},
+        {"too_deep": {0: 1}},
+        {"most_at_once": 2, "too_deep": {0: 2, 1: 1}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("tree", "verifier"), [*PAIRS, *MORE_PAIRS, ("paths(2, 3)", "multipath_block")]
+)
+def test_a_network_that_reads_few_nodes_at_once_costs_time_and_no_bias(
+    tree: str, verifier: str, limits: Mapping[str, Any]
+) -> None:
+    """A level that is too large for the network says how many tokens were drawn.
+
+    Whether a node goes on must not depend on it where a rule weighs whole paths.
+    """
+
+    def make() -> Components:
+        draft = ReadsFewNodes(RandomTable(2, 20), 2)
+        for name, value in limits.items():
+            setattr(draft, name, value)
+        return make_components(
+            TabularModel(RandomTable(2, 8), 2), draft, tree=tree, verifier=verifier
+        )
+
+    # The first token shows a bias: the rounds behind it have no drafter any more.
+    case = Case(horizon=1 if "3" not in tree else 2, max_new_tokens=4)
+    law, truth = written(make, case), target_law(make().target, case)  # type: ignore[arg-type]
+    assert num_errors(law) == 0.0
+    assert excess(law, truth) < 1e-12
+
+
+def test_a_level_that_ends_for_its_size_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault that the test above is there for: a level that cannot be read at once is dropped."""
+
+    def dropped(growth: Growth, reader: LevelReader) -> None:
+        growth.error, growth.frontier = Fault(), ()
+
+    monkeypatch.setattr("monge.draft.growth._read_alone", dropped)
+
+    def make() -> Components:
+        draft = ReadsFewNodes(RandomTable(2, 20), 2)
+        draft.most_at_once = 1
+        return make_components(
+            TabularModel(RandomTable(2, 8), 2),
+            draft,
+            tree="paths(2, 3)",
+            verifier="multipath_block",
+        )
+
+    case = Case(horizon=2, max_new_tokens=4)
+    assert excess(written(make, case), target_law(make().target, case)) > 1e-3  # type: ignore[arg-type]
+
+
+class FailsTwice(TabularModel):
+    """A draft network that cannot read the first level, neither for all requests nor for one."""
+
+    calls = 0
+
+    def extend(self, blocks: Mapping[int, NodeBlock]) -> Any:
+        self.calls += 1
+        if self.calls in {2, 3}:
+            raise Fault("out of memory")
+        return super().extend(blocks)
+
+
+def test_a_node_that_is_read_alone_is_drawn_from_the_law_after_its_path() -> None:
+    """Levels below one that failed are read in the same way: their parents may not be in the cache."""
+    table = RandomTable(3, 23)
+    drafter = ModelDrafter(
+        model=FailsTwice(table, 3),
+        tree=TREES.parse("fixed_width((3, 2, 2), 'without_replacement')"),
+    )
+    context = Context(request_id=0, token_ids=(0,), num_prompt_tokens=1, rules=SamplingRules())
+    (draft,) = drafter.draft([context], drafter.open([context]), [DraftPlan()], [SeededDraws(4)])
+    assert isinstance(draft.error, Fault)
+    told = draft.tree
+    drawn = [node for node in range(told.num_nodes) if told.candidates[node]]
+    assert len(drawn) == 1 + 3 + 6
+    for node in drawn:
+        proposal = told.proposals[node]
+        assert isinstance(proposal, WithoutReplacement)
+        masses = [proposal.law.prob(token) for token in range(3)]
+        assert masses == pytest.approx(list(table((0, *told.path_tokens(node)))), abs=1e-12)
+
+
+class NotFinite(TabularModel):
+    """A draft network whose logits after token 1 are no numbers."""
+
+    def extend(self, blocks: Mapping[int, NodeBlock]) -> Any:
+        logits = super().extend(blocks)
+        for sequence, block in blocks.items():
+            for row, token in enumerate(block.token_ids):
+                if token == 1:
+                    logits[sequence][row] = float("nan")
+        return logits
+
+
+@pytest.mark.parametrize(
+    "stop",
+    [StopRule(draw_prices=(0.0, 1e-6)), StopRule(min_token_prob=0.01), None],
+    ids=["confidence", "token probability", "no rule"],
+)
+@pytest.mark.parametrize("tree", ["fixed_width((2, 2), 'top')", "paths(4, 3)"])
+def test_a_stop_rule_is_asked_about_the_nodes_that_have_a_law(
+    tree: str, stop: StopRule | None
+) -> None:
+    model = NotFinite(RandomTable(2, 23), 2)
+    drafter = ModelDrafter(model=model, tree=TREES.parse(tree))
+    context = Context(request_id=0, token_ids=(0,), num_prompt_tokens=1, rules=SamplingRules())
+    with pytest.warns(UserWarning, match="draft model, request 0: logits are not finite"):
+        (draft,) = drafter.draft(
+            [context], drafter.open([context]), [DraftPlan(stop=stop)], [SeededDraws(0)]
+        )
+    assert draft.error is None
+    told = draft.tree
+    nodes = [node for node in range(1, told.num_nodes) if told.depths[node] == 1]
+    assert sorted(told.token_ids[node] for node in nodes) == [0, 1]
+    assert [bool(told.candidates[node]) for node in nodes] == [
+        told.token_ids[node] == 0 for node in nodes
+    ]
+    assert draft.evidence is None or all(1 not in path for path in draft.evidence.confidences)
 
 
 def networks_that_cannot_read_a_token(kind: str, folder: Path) -> Components:
@@ -566,6 +724,46 @@ def test_a_fault_at_any_call_keeps_the_law_or_ends_the_request(
                 law, _ = law_with(fault, case, tree=tree, verifier=verifier, isolated=False)
                 assert excess(law, truth) < 1e-12, fault
     assert num_faults >= len(WAYS)
+
+
+class ReadsFirstBlocks(TabularModel):
+    """A target that reads a tree behind committed text, and nothing behind another tree."""
+
+    def extend(self, blocks: Mapping[int, NodeBlock]) -> Any:
+        assert not any(self._nodes[sequence] for sequence in blocks), "nodes were left behind"
+        return super().extend(blocks)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_round_that_is_verified_again_begins_where_it_began(when: str) -> None:
+    """The failure of a shared stage costs time: the same tree is read and the same draws are made."""
+
+    def texts(number: int | None) -> list[tuple[Text, Exception | None]]:
+        faults = Faults(("verifier", "verify", when), number)
+        components = Components(
+            target=ReadsFirstBlocks(RandomTable(3, 11), 3),
+            drafter=ModelDrafter(
+                model=TabularModel(RandomTable(3, 23), 3), tree=TREES.parse("chain(2)")
+            ),
+            rule=FaultyVerifier(VERIFIERS.parse("block"), faults),
+            controller=Fixed(),
+        )
+        sessions = [
+            Session(
+                Request(prompt_ids=prompt, max_new_tokens=12, rules=SamplingRules(), seed=row),
+                request_id=row,
+            )
+            for row, prompt in enumerate([(0,), (0, 1), (2,)])
+        ]
+        batch = Batch(components, isolated=True)
+        batch.join(sessions)
+        while any(session.finish_reason is None for session in sessions):
+            batch.step()
+        return [(session.completion_ids, session.error) for session in sessions]
+
+    plain = texts(None)
+    assert all(error is None for _, error in plain)
+    assert texts(2) == plain
 
 
 def law_with(

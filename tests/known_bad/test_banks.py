@@ -51,6 +51,14 @@ def test_their_neighbours_pass(name: str) -> None:
     assert max(distance(HARMLESS_NODES[name], p, q) for p, q in bank()) < EXACT
 
 
+@pytest.mark.parametrize("name", [*KNOWN_BAD_NODES, *HARMLESS_NODES])
+def test_a_rule_that_has_nothing_left_to_emit_has_a_law(name: str) -> None:
+    """p = q: all candidates can be accepted, but for the rounding of a solver."""
+    mutant = (KNOWN_BAD_NODES | HARMLESS_NODES)[name]
+    for p, _ in bank(6, vocab=3):
+        assert distance(mutant, p, p) <= 1.0
+
+
 def test_a_shortcut_for_an_almost_certain_hub_is_seen() -> None:
     shortcut, exact = (Mutant(rule=rule, drawn=HubPairs) for rule in (SpecHubShortcut(), SpecHub()))
     assert all(distance(shortcut, p, q) > SEEN for p, q in certain_bank())

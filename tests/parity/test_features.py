@@ -19,10 +19,10 @@ def test_features_of_the_committed_text(name: str) -> None:
     model = HfTreeModel(network_)
     assert isinstance(model, FeatureModel)
     layers = (0, 1, model.num_layers)
-    model.watch(layers)
+    watched = model.watch(layers)
     texts = {seq: list(text) for seq, text in enumerate(prompts((6, 3), seed=4))}
     model.open({seq: text[:-1] for seq, text in texts.items()})
-    taken = {seq: [model.features(seq)] for seq in texts}
+    taken = {seq: [watched.take(seq)] for seq in texts}
     for step in range(3):
         # A root, two children, and a grandchild below the second one; the grandchild is read in a
         # forward of its own.
@@ -34,12 +34,12 @@ def test_features_of_the_committed_text(name: str) -> None:
         model.commit(dict.fromkeys(texts, (0, 2, 3)))
         for seq, text in texts.items():
             text += [7 + seq, 11, 13 + step]
-            taken[seq].append(model.features(seq))
+            taken[seq].append(watched.take(seq))
             last = taken[seq][-1][-1:, -model.hidden_size :]
             torch.testing.assert_close(
                 model.unembed(last), logits[seq], atol=LARGEST_DIFFERENCE, rtol=0
             )
-    assert model.features(0) is None
+    assert watched.take(0) is None
     for seq, text in texts.items():
         with torch.inference_mode():
             states = network_(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
@@ -53,11 +53,11 @@ def test_features_of_the_committed_text(name: str) -> None:
 
 def test_tables_show_their_logits() -> None:
     model = TabularModel(RandomTable(3, 1), 3)
-    model.watch((1,))
+    watched = model.watch((1,))
     model.open({0: (0, 1)})
     logits = model.extend({0: NodeBlock((2, 1, 0), (-1, 0, 0))})[0]
     model.commit({0: (0, 2)})
-    features = model.features(0)
+    features = watched.take(0)
     assert features is not None
     assert features.shape == (4, 3)
     assert torch.equal(features[2:], logits[[0, 2]])

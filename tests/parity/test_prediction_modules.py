@@ -109,9 +109,9 @@ def test_logits_are_those_of_the_host_s_module(name: str, split: bool, tmp_path:
     assert isinstance(head, ChainHead)
     (tokens,) = prompts((9,), seed=2)
     read = HfTreeModel(target)
-    read.watch(head.layers(last))
+    watched = read.watch(head.layers(last))
     read.open({0: tokens[:-1]})
-    features = read.features(0)
+    features = watched.take(0)
     assert features is not None
     run = ChainRun(head, TargetEnds(read))
     expected = host_logits(target, model, tokens)

@@ -3,6 +3,7 @@
 Run by `make test-lm-eval`.
 """
 
+import inspect
 import json
 import os
 import subprocess
@@ -186,6 +187,11 @@ def test_command_line(tasks, plain, tmp_path):
     assert results["exact_match,none"] == plain[0][WRITTEN]["exact_match,none"]
 
 
+def test_the_default_controller_is_that_of_load():
+    signature = inspect.signature(plugin.MongeLM.__init__)
+    assert signature.parameters["controller"].default is None
+
+
 def test_sampling_follows_the_seed(tasks):
     model = get_model("monge")(
         pretrained=TARGET, draft_model=DRAFT, dtype="float32", device="cpu", batch_size=2, seed=7
@@ -211,9 +217,10 @@ def test_sampling_follows_the_seed(tasks):
         ({"tree": "chian(3)", "draft_model": DRAFT}, "unknown tree 'chian'"),
         ({"draft_model": "./no-such-folder"}, "no-such-folder"),
         ({"drafter": "model"}, "needs a draft model"),
+        ({"controller": "goodputt"}, "did you mean 'goodput'"),
         ({"mixed_precision_dtype": "bfloat16"}, "does not support mixed_precision_dtype"),
     ],
-    ids=["tree", "folder", "missing", "precision"],
+    ids=["tree", "folder", "missing", "controller", "precision"],
 )
 def test_bad_arguments_are_refused_before_anything_is_decoded(arguments, message):
     from monge.core.errors import MongeError

@@ -63,6 +63,19 @@ def test_temperature_zero_is_the_limit(values):
         )
 
 
+def test_top_p_and_min_p_at_their_boundary() -> None:
+    """Masses that are exact in binary: the boundary is met, and not missed by rounding."""
+    logits = torch.zeros(4, dtype=torch.float64)
+
+    def kept(**settings: float) -> list[int]:
+        return law_from_logits(logits, SamplingRules(**settings)).sparse().token_ids.tolist()
+
+    assert kept(top_p=0.5) == [0, 1]  # two tokens reach it, and no third one is needed
+    assert kept(top_p=0.5 + 2**-52) == [0, 1, 2]
+    assert kept(top_p=0.25) == [0]
+    assert kept(min_p=1.0) == [0, 1, 2, 3]  # as likely as the most probable one is enough
+
+
 def test_ties_at_the_last_of_top_k_all_stay():
     law = law_from_logits(torch.tensor([1.0, 3.0, 1.0, 0.0]), SamplingRules(top_k=2)).sparse()
     assert law.token_ids.tolist() == [0, 1, 2]

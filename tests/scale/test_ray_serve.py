@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from monge.cli.app import app as commands
 from monge.core.errors import OptionError
-from monge.scale import ray_cluster, ray_serve
+from monge.scale import ray_serve
 from monge.scale.ray_serve import AppArgs, Replica, replica_app
 from monge.scale.retry_proxy import CONTROLLER_OPTIONS
 from monge.scale.shared_metrics import merged, metrics_actor_class
@@ -188,15 +188,12 @@ def test_deployment_options():
             "--replicas: Input should be greater than or equal to 1; got 0",
         ),
         (["--ray", "--drain", "-1"], "--drain: Input should be greater than"),
-        (["--ray"], "pip install 'monge[scale]'"),
+        (["--ray"], 'a cluster needs ray, which cannot be found: pip install "monge[scale]"'),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_options_that_cannot_be(arguments, message, monkeypatch):
-    def missing(name):
-        raise ImportError(f"no {name}")
-
-    monkeypatch.setattr(ray_cluster, "import_module", missing)
+def test_options_that_cannot_be(arguments, message, without):
+    without("ray")
     result = CliRunner().invoke(commands, ["serve", *arguments])
     assert result.exit_code == 2
     assert message in result.stderr

@@ -246,7 +246,6 @@ def test_ranks_that_are_out_of_step_serve_no_more(monkeypatch):
 
 
 def test_one_process_is_told_to_use_torchrun(pair, monkeypatch):
-    monkeypatch.setattr(room, "find_spec", lambda _: object())
     monkeypatch.delenv("RANK", raising=False)
     with (
         pytest.raises(OptionError, match=r"torchrun --nproc-per-node 2"),
@@ -257,7 +256,6 @@ def test_one_process_is_told_to_use_torchrun(pair, monkeypatch):
 
 def test_the_command_without_torchrun(pair, monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setattr(room, "find_spec", lambda _: object())
     result = CliRunner().invoke(
         commands, ["generate", "Once", "--target", pair[0], "--tensor-parallel"]
     )
@@ -265,10 +263,10 @@ def test_the_command_without_torchrun(pair, monkeypatch):
     assert "torchrun --nproc-per-node 2" in result.stderr
 
 
-def test_accelerate_is_asked_for(pair, monkeypatch):
-    monkeypatch.setattr(room, "find_spec", lambda _: None)
+def test_accelerate_is_asked_for(pair, without):
+    without("accelerate")
     with (
-        pytest.raises(OptionError, match=r"pip install 'monge\[scale\]'"),
+        pytest.raises(OptionError, match=r'needs accelerate, .* pip install "monge\[scale\]"'),
         room.tensor_parallel(*pair),
     ):
         pass

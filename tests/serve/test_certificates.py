@@ -65,7 +65,8 @@ def test_the_certificate_of_an_answer_is_exact(parts: dict[str, Any], tmp_path: 
             assert report.answer == "exact", report.findings
             (request,) = certificate.requests
             assert report.num_tokens == answer.json()["usage"]["completion_tokens"]
-            assert request["seed"] == answer.json()["seed"]
+            # Plans that read times do not give the text of a seed again, so answers hide it.
+            assert answer.json()["seed"] in {None, request["seed"]}
 
 
 @pytest.mark.parametrize("name", ["shape", "layer_skip", "ngram", "pool", "none"])
@@ -91,8 +92,16 @@ def test_fields_beside_it(fields: dict[str, Any], tmp_path: Path) -> None:
         answer = ask(client, seed=5, **fields)
         certificate = saved(answer, tmp_path / "run.json")
         plain = ask(client, seed=5, certificate=False, **fields).json()
-    report = certified(certificate, lambda: toy_decoder().components, num_nodes=4)
+    made = toy_decoder()
+    report = certified(
+        certificate,
+        lambda: made.components,
+        tokenizer=made.tokenizer,
+        eos_ids=made.eos_ids,
+        num_nodes=4,
+    )
     assert report.answer == "exact", report.findings
+    assert "not checked" not in report.summary()
     assert len(certificate.requests) == len(plain["choices"])
     assert answer.json()["choices"] == plain["choices"]
     assert "certificate" not in plain

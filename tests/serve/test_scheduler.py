@@ -10,6 +10,7 @@ import torch
 from monge.core.errors import ContextLengthError, OptionError
 from monge.core.model import NodeBlock
 from monge.core.sampling_rules import SamplingRules, law_from_logits
+from monge.engine.processors import Stateless
 from monge.serve.scheduler import Scheduler
 from tests.serve.toy import VOCAB, Gate, Letters, Model, alone, decoder, generation
 
@@ -122,7 +123,7 @@ def test_who_comes_first_is_served_first():
     served = []
 
     def marked(row):
-        return lambda token_ids, scores: served.append(row) or scores
+        return Stateless(lambda token_ids, scores: served.append(row) or scores)
 
     with Scheduler(decoder(), max_batch_size=1) as scheduler:
         gate = Gate()

@@ -110,6 +110,9 @@ class Gate:
         assert self.opened.wait(60), "nobody opened the gate"
         return scores
 
+    def __deepcopy__(self, memo: dict[int, object]) -> "Gate":
+        return self  # whoever holds the gate opens it for all
+
 
 class Mine:
     """A processor that raises once a text has so many tokens."""

@@ -128,6 +128,19 @@ def test_the_promise_of_paths_is_needed() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
+def test_paths_that_begin_below_a_node_that_draws_for_itself(seed: int) -> None:
+    """Two paths begin at every child of a root that draws for itself: their law starts anew."""
+    tables = random_tables(vocab=2, depth=2, seed=seed)
+
+    def children(path: Path) -> Proposal | None:
+        if len(path) == 2:
+            return None
+        return (PathDraws if path else Iid)(tables.draft(path), 2)
+
+    assert text_error(MultipathBlock(), tables, children, 3) < EXACT
+
+
+@pytest.mark.parametrize("seed", range(3))
 def test_the_law_of_the_selected_path(seed: int) -> None:
     """r, in product, is how often a path is selected."""
     tables = random_tables(vocab=3, depth=2, seed=seed)

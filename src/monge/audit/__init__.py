@@ -6,6 +6,8 @@ Certificates of single requests are in `monge.audit.recorder` and `monge.audit.c
 import typing
 from importlib import import_module as _import_module
 
+from monge.core.extras import require as _require
+
 if typing.TYPE_CHECKING:
     from monge.audit.gate import UnclearError, assert_lossless
 
@@ -15,5 +17,6 @@ __all__ = ["UnclearError", "assert_lossless"]
 def __getattr__(name: str) -> object:
     # Imported late: it needs httpx, which certificates do not.
     if name in __all__:
+        _require("audit", f"monge.audit.{name}")
         return getattr(_import_module("monge.audit.gate"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

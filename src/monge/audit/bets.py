@@ -38,6 +38,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from monge.audit.token_law import END, TokenLaw
+from monge.core.words import counted
 
 _GRID: Final = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0)
 STRENGTHS: Final = np.array([*(-s for s in reversed(_GRID)), *_GRID])
@@ -196,7 +197,7 @@ class Wealth:
     def finding(self) -> str:
         """The fault that the richest bet names."""
         if self.num_impossible:
-            return f"{self.num_impossible} tokens outside of the support of their distributions"
+            return f"{counted(self.num_impossible, 'token')} outside of the support of their distributions"
         values = self.by_bet()
         name = max(values, key=lambda one: values[one] + math.log(WEIGHTS[one]))
         half = len(self._log[name]) // 2

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
@@ -43,6 +43,8 @@ _FORMAT: Final = "monge certificate"
 _DTYPES: Final = {
     name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16", "int64")
 }
+PLAIN: Final = "fixed(max_depth=0)"
+"""The controller of a request that nothing is drafted for."""
 KINDS: Final[Mapping[str, type[Proposal]]] = {
     kind.__name__: kind
     for kind in (
@@ -357,14 +359,14 @@ def read_certificate(path: Path) -> Certificate:
             f"{path}: field 'version': got {document.get('version')!r}, this release reads "
             f"{VERSION}; {again}"
         )
-    try:
-        return Certificate(
-            header=document["header"],
-            requests=tuple(document["requests"]),
-            arrays=Arrays(document["arrays"]),
+    names = ("header", "requests", "arrays")
+    header, requests, arrays = cast("tuple[Any, ...]", tuple(map(document.get, names)))
+    parts = [header, arrays, *requests] if isinstance(requests, list) else [None]
+    if not all(isinstance(part, dict) for part in parts):
+        raise CertificateError(
+            f"{path}: 'header', 'requests' or 'arrays' is missing or malformed; {again}"
         )
-    except (KeyError, TypeError) as error:
-        raise CertificateError(f"{path}: field {error} is missing or malformed; {again}") from error
+    return Certificate(header=header, requests=tuple(requests), arrays=Arrays(arrays))
 
 
 def _unsealed(part: Mapping[str, Any], *others: str) -> dict[str, Any]:

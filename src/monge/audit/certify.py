@@ -9,7 +9,6 @@ committed.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
 from typing import Any, Final, Literal
 
 import torch
@@ -23,15 +22,18 @@ from monge.audit.certificate import (
     tree_of,
 )
 from monge.audit.coupling import Coupling, Level
+from monge.audit.ends import check_end
+from monge.audit.mismatch import MismatchError, check_equal
 from monge.audit.plain_forward import Forward
 from monge.audit.redraft import DraftFindings, Redrafter
-from monge.core.draws import ClockDraws, RequestDraws
+from monge.audit.tape import Tape
 from monge.core.errors import MongeError
 from monge.core.law import Law, total_variation
 from monge.core.proposal import Arbitrary, Deterministic
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
+from monge.engine.text import Tokenizer
 from monge.verify.base import Rule, Verifier, as_verifier
 from monge.verify.registry import VERIFIERS
 
@@ -41,6 +43,7 @@ LAW_BOUND: Final = 1e-12
 """Largest law error that counts as rounding."""
 TOLERANCES: Final = {"float64": 1e-9, "float32": 1e-3, "float16": 0.25, "bfloat16": 1.0}
 """Largest difference of a logit to the float64 forward that counts as rounding, by type."""
+_FEW_SEEDS: Final = 3
 _MASS_ROUNDING: Final = 1e-9
 """Rounding of a mass that is made again from its logits; float64 sums over a vocabulary stay below 1e-12."""
 NUM_NODES: Final = 256
@@ -89,9 +92,12 @@ class Report:
         logit_difference: Largest difference of a stated logit to the float64 forward.
         law_distance: Largest total variation between a stated law and the float64 one.
         drafts: What the drafter gave when it was made again.
-        skipped: Uniforms that controllers drew.
+        seeds: Seeds of the requests.
+        dtype: Type in which the target computed.
+        tolerance: Largest difference of a logit that counts as rounding.
+        told: What the verdict takes from the record, with the number of requests.
         findings: What is wrong; empty for an exact run.
-        notes: What was taken as declared.
+        notes: Where the checks are weaker.
     """
 
     num_requests: int = 0
@@ -104,7 +110,10 @@ class Report:
     logit_difference: float = 0.0
     law_distance: float = 0.0
     drafts: DraftFindings = field(default_factory=DraftFindings)
-    skipped: int = 0
+    seeds: list[int] = field(default_factory=list[int])
+    dtype: str = ""
+    tolerance: float = 0.0
+    told: dict[str, int] = field(default_factory=dict[str, int])
     findings: list[Finding] = field(default_factory=list[Finding])
     notes: list[str] = field(default_factory=list[str])
 
@@ -115,12 +124,30 @@ class Report:
             return "not exact"
         return "could not tell" if self.findings else "exact"
 
+    def tell(self, fact: str) -> None:
+        """Note what the verdict takes from a request."""
+        self.told[fact] = self.told.get(fact, 0) + 1
+
+    @property
+    def basis(self) -> str:
+        """What an exact run was made of, as far as that was checked: seeds, plans, ends, tolerance."""
+        few = len(self.seeds) <= _FEW_SEEDS
+        seeds = ", ".join(map(str, self.seeds)) if few else f"{len(self.seeds)} of the record"
+        whole = self.num_requests
+        told = [
+            fact if count == whole else f"{fact} in {count} of {whole} requests"
+            for fact, count in self.told.items()
+        ]
+        limit = f"{self.dtype} logits within {self.tolerance:g}"
+        return "; ".join([f"seed {seeds}", *self.drafts.plan_facts(), *told, limit])
+
     def summary(self) -> str:
         """One line."""
+        basis = f" ({self.basis})" if self.answer == "exact" else ""
         return (
             f"{self.num_rounds:,} rounds, {self.num_tokens:,} tokens, "
             f"worst law error {self.law_error:.0e}, "
-            f"worst logit difference {self.logit_difference:.0e}: {self.answer}"
+            f"worst logit difference {self.logit_difference:.0e}: {self.answer}{basis}"
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -130,21 +157,17 @@ class Report:
         return {"verdict": self.answer, "summary": self.summary(), **own}
 
 
-class _MismatchError(MongeError):
-    """A round does not hold."""
-
-    def __init__(self, field_name: str, reason: str, *, is_wrong: bool = True) -> None:
-        super().__init__(reason)
-        self.field, self.is_wrong = field_name, is_wrong
-
-
 def certify(
     certificate: Certificate,
     forward: Forward,
     *,
     vocab_size: int,
+    dtype: str | None = None,
+    tokenizer: Tokenizer | None = None,
+    eos_ids: frozenset[int] = frozenset(),
     rule: Rule | None = None,
     redrafter: Redrafter | None = None,
+    undrafted: str = "no drafter was given",
     tolerance: float | None = None,
     num_nodes: int = NUM_NODES,
     on_round: Callable[[], None] = lambda: None,
@@ -155,32 +178,36 @@ def certify(
         certificate: The record.
         forward: The target, in float64.
         vocab_size: Tokens that have a logit.
+        dtype: Type in which the target computes; `None` takes what the header says.
+        tokenizer: The target's; without it texts with stop strings cannot be judged.
+        eos_ids: Tokens that end a text of the target; the report tells where a request has others.
         rule: The verifier, if it is no registered one.
-        redrafter: The drafter, made again; `None` takes the declared draft laws as they are.
+        redrafter: The drafter, made again; without it a run that drafted cannot be judged.
+        undrafted: Why there is none.
         tolerance: See `TOLERANCES`; `None` takes that of the target's type.
         num_nodes: Nodes whose coupling is enumerated at most, spread evenly over the run.
         on_round: Called after every round.
     """
     report = Report(num_requests=len(certificate.requests))
-    place, reason = _whole(certificate, vocab_size)
-    if reason is not None:
-        report.findings.append(Finding(request=0, round=0, field=place, reason=reason))
+    try:
+        num_visited, is_drafted = _looked_over(certificate, vocab_size, dtype)
+    except MismatchError as error:
+        report.findings.append(_finding(error))
         return report
-    dtype = str(certificate.header["target"]["dtype"])
-    tolerance = TOLERANCES.get(dtype, 0.0) if tolerance is None else tolerance
-    visited = sum(
-        1 + len(one["verdict"]["path"]) for own in certificate.requests for one in own["rounds"]
-    )
-    every = max(1, math.ceil(visited / num_nodes))
+    report.dtype = str(certificate.header["target"]["dtype"])
+    report.tolerance = TOLERANCES.get(report.dtype, 0.0) if tolerance is None else tolerance
+    stored_in = getattr(torch, report.dtype, None) if tolerance is None else None
+    target = _Target(forward, stored_in, tokenizer, eos_ids)
+    every = max(1, math.ceil(num_visited / num_nodes))
     for number, request in enumerate(certificate.requests, start=1):
-        replayed = _Replay(
-            certificate.arrays, request, report, forward, tolerance=tolerance, every=every
-        )
+        replayed = _Replay(certificate.arrays, request, report, target, every=every)
         _replay(replayed, number, rule, redrafter, on_round)
-    if redrafter is None:
-        report.notes.append(
-            "draft laws were taken as declared; the drawn children were checked against them"
+    if redrafter is None and is_drafted:
+        reason = (
+            f"taken as declared, since {undrafted}; a draft law that was chosen after the uniforms "
+            "can give any text"
         )
+        report.findings.append(_finding(MismatchError("drafts", reason, is_wrong=False)))
     left = report.num_nodes - report.num_enumerated
     if left:
         report.notes.append(
@@ -195,20 +222,41 @@ def certify(
     return report
 
 
-def _whole(certificate: Certificate, vocab_size: int) -> tuple[str, str | None]:
-    """The first thing that is wrong with the document itself."""
+def _looked_over(certificate: Certificate, vocab_size: int, dtype: str | None) -> tuple[int, bool]:
+    """How many nodes were stood on, and whether anything was drafted.
+
+    Raises:
+        MismatchError: With the first thing that is wrong with the document itself.
+    """
     try:
         broken = broken_seal(certificate.document())
         if broken is not None:
-            return broken, "the seal does not fit the contents: the record was changed or damaged"
+            raise MismatchError(
+                broken, "the seal does not fit the contents: the record was changed or damaged"
+            )
         for name in certificate.arrays.stored:
             certificate.arrays.get(name)
-        size = certificate.header["target"]["vocab_size"]
+        stated = certificate.header["target"]
+        check_equal("header.target.vocab_size", stated["vocab_size"], vocab_size, "the target has")
+        check_equal("header.target.dtype", stated["dtype"], dtype or stated["dtype"], "it is")
+        rounds = [one for own in certificate.requests for one in own["rounds"]]
+        num_visited = sum(1 + len(one["verdict"]["path"]) for one in rounds)
+        is_drafted = any(one["draws"] or len(one["tree"]["tokens"]) > 1 for one in rounds)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        return "document", f"malformed: {type(error).__name__}: {error}"
-    if size != vocab_size:
-        return "header.target.vocab_size", f"got {size}, the target has {vocab_size} tokens"
-    return "", None
+        raise MismatchError("document", f"malformed: {type(error).__name__}: {error}") from error
+    if not rounds:
+        raise MismatchError("requests", "nothing to certify: there are no rounds", is_wrong=False)
+    return num_visited, is_drafted
+
+
+def _finding(error: MismatchError, request: int = 0, place: int = 0) -> Finding:
+    return Finding(
+        request=request,
+        round=error.place or place,
+        field=error.field,
+        reason=str(error),
+        is_wrong=error.is_wrong,
+    )
 
 
 def _replay(
@@ -227,29 +275,22 @@ def _replay(
         place = 0
         replayed.end()
         if redrafter is not None:
-            for found in redrafter.redraft(replayed.request, replayed.trees, report.drafts):
-                report.findings.append(
-                    Finding(
-                        request=number,
-                        round=found.round,
-                        field="tree",
-                        reason=found.reason,
-                        is_wrong=found.is_wrong,
-                    )
-                )
-    except _MismatchError as error:
-        report.findings.append(
-            Finding(
-                request=number,
-                round=place,
-                field=error.field,
-                reason=str(error),
-                is_wrong=error.is_wrong,
-            )
-        )
+            redrafter.redraft(replayed.request, replayed.trees, report.drafts)
+    except MismatchError as error:
+        report.findings.append(_finding(error, number, place))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
         reason = f"malformed: {type(error).__name__}: {error}"
         report.findings.append(Finding(request=number, round=place, field="fields", reason=reason))
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """The target that requests are replayed with; see `certify`."""
+
+    forward: Forward
+    dtype: torch.dtype | None  # whose numbers recorded logits must be; `None` for any
+    tokenizer: Tokenizer | None
+    eos_ids: frozenset[int]
 
 
 class _Replay:
@@ -259,8 +300,7 @@ class _Replay:
         arrays: Laws and logits.
         request: The request's fields.
         report: Receives figures.
-        forward: The target.
-        tolerance: Of logits.
+        target: The target.
         every: One of so many nodes is enumerated.
     """
 
@@ -269,13 +309,12 @@ class _Replay:
         arrays: Arrays,
         request: Mapping[str, Any],
         report: Report,
-        forward: Forward,
+        target: "_Target",
         *,
-        tolerance: float,
         every: int,
     ) -> None:
         self.arrays, self.request, self.report = arrays, request, report
-        self._forward, self._tolerance, self._every = forward, tolerance, every
+        self._target, self._tolerance, self._every = target, report.tolerance, every
         self.trees: list[TokenTree] = []
         self._text: tuple[int, ...] = ()
         self._committed = Tensor()
@@ -288,23 +327,25 @@ class _Replay:
         self._rules = SamplingRules(**request["rules"])
         self._verifier = _verifier_of(str(request["verifier"]), rule)
         self._coupling = Coupling(self._verifier)
-        self._draws = _Tape(RequestDraws(request["seed"], request["row"]))
+        self._draws = Tape(request["seed"], request["row"])
         self._text = tuple(request["prompt_ids"])
         tokens = [token for one in request["rounds"] for token in one["token_ids"]]
-        _equal("token_ids", list(request["token_ids"]), tokens, "the rounds committed")
+        check_equal("token_ids", list(request["token_ids"]), tokens, "the rounds committed")
         if not self._text:
-            raise _MismatchError("prompt_ids", "the prompt is empty")
+            raise MismatchError("prompt_ids", "the prompt is empty")
         if tokens:
-            self._committed = self._forward((*self._text, *tokens[:-1]), len(self._text) - 1)
+            self._committed = self._target.forward((*self._text, *tokens[:-1]), len(self._text) - 1)
 
     def check_round(self, place: int) -> None:
         """Check one round.
 
         Raises:
-            _MismatchError: Naming the field.
+            MismatchError: Naming the field.
         """
         one, is_last = self.request["rounds"][place], place == len(self.request["rounds"]) - 1
-        _equal("context_length", one["context_length"], len(self._text), "the text before it has")
+        check_equal(
+            "context_length", one["context_length"], len(self._text), "the text before it has"
+        )
         tree = self._tree(one["tree"])
         self._check_draws(one, tree)
         laws = self._check_laws(one, tree)
@@ -317,71 +358,62 @@ class _Replay:
 
     def end(self) -> None:
         """Check how the text ended."""
-        request = self.request
-        tokens, reason = request["token_ids"], request["finish_reason"]
-        limit = request["max_new_tokens"]
-        if len(tokens) > limit:
-            raise _MismatchError("max_new_tokens", f"{len(tokens)} tokens with a limit of {limit}")
-        possible = {"stop"}
-        if tokens and tokens[-1] in request["eos_ids"]:
-            possible = {"eos"}
-        elif len(tokens) == limit:
-            possible |= {"length"}
-        else:
-            possible |= {None, "error"}  # interrupted, or ended by an error
-        if reason not in possible:
-            raise _MismatchError("finish_reason", f"{reason!r} does not fit the end of the text")
+        request, report = self.request, self.report
+        if (unproven := check_end(request, self._target.tokenizer)) is not None:
+            report.tell(f"end of the text not checked ({unproven})")
+        if set(request["eos_ids"]) != self._target.eos_ids:
+            report.tell(f"eos_ids {request['eos_ids']} of the request")
+        if request["stop"]:
+            report.tell(f"stop {request['stop']} of the request")
+        if request["seed"] not in report.seeds:
+            report.seeds.append(request["seed"])
 
     def _tree(self, stored: Mapping[str, Any]) -> TokenTree:
         try:
             tree = tree_of(stored, self.arrays)
         except (MongeError, KeyError, TypeError) as error:
-            raise _MismatchError("tree", str(error)) from error
-        _equal("tree.tokens", tree.token_ids[0], self._text[-1], "the text ends with")
+            raise MismatchError("tree", str(error)) from error
+        check_equal("tree.tokens", tree.token_ids[0], self._text[-1], "the text ends with")
         return tree
 
     def _check_draws(self, one: Mapping[str, Any], tree: TokenTree) -> None:
         """Every drawn child is what the declared way of drawing gives for its uniforms."""
-        place, drawn = self._place, {tuple(own["path"]): own for own in one["draws"]}
-        _equal("start", one["start"], place, "the round before it ended at uniform")
+        drawn = {tuple(own["path"]): own for own in one["draws"]}
+        check_equal("start", one["start"], self._place, "the round before it ended at uniform")
         if len(drawn) != len(one["draws"]):
-            raise _MismatchError("draws", "a node drew its children twice")
-        first = min((own["start"] for own in one["draws"]), default=one["verify"][0])
-        if first < place:
-            raise _MismatchError("draws", f"uniform {first} was used by an earlier round")
-        if first > place:
-            if self.request["controller"] in _STEADY:
-                raise _MismatchError("draws", f"uniforms {place} to {first} were left out")
-            self.report.skipped += first - place
-        spans = [(own["start"], own["stop"]) for own in one["draws"]] + [tuple(one["verify"])]
-        for (_, stop), (start, _) in pairwise(spans):
-            if stop != start:
-                raise _MismatchError("draws", f"uniforms {stop} to {start} are used otherwise")
+            raise MismatchError("draws", "a node drew its children twice")
+        place = self._place
+        for start, stop in [*((own["start"], own["stop"]) for own in one["draws"]), one["verify"]]:
+            if start > place:
+                raise MismatchError("draws", f"uniforms {place} to {start} were left out")
+            if not place <= start <= stop:
+                raise MismatchError("draws", f"uniform {min(start, stop)} was used before")
+            place = stop
         self._draws.move_to(len(self._text))
         for node, proposal in enumerate(tree.proposals):
             offered = tuple(tree.token_ids[child] for child in tree.candidates[node])
             path = tree.path_tokens(node)
             if isinstance(proposal, Deterministic | Arbitrary):
-                _equal(f"tree.candidates[{node}]", offered, proposal.token_ids, "declared are")
+                check_equal(f"tree.candidates[{node}]", offered, proposal.token_ids, "declared are")
                 continue
             if path not in drawn:
-                raise _MismatchError("draws", f"node {node} is declared as drawn and has no draw")
+                raise MismatchError("draws", f"node {node} is declared as drawn and has no draw")
             own = drawn.pop(path)
             self._draws.seek(own["start"])
             right = _given(proposal.draw, self._draws)
-            _equal(f"tree.candidates[{node}]", offered, right, "its uniforms give")
-            _equal("draws.tokens", tuple(own["tokens"]), right, "the uniforms give")
-            _equal("draws.stop", own["stop"], self._draws.place, "the last uniform is")
+            check_equal(f"tree.candidates[{node}]", offered, right, "its uniforms give")
+            check_equal("draws.tokens", tuple(own["tokens"]), right, "the uniforms give")
+            check_equal("draws.stop", own["stop"], self._draws.place, "the last uniform is")
         for own in drawn.values():
             is_left = tuple(own["path"]) and not _has(tree, tuple(own["path"]))
             if not is_left and not any(isinstance(kind, Arbitrary) for kind in tree.proposals):
-                raise _MismatchError("draws", f"children after {own['path']} are not in the tree")
+                raise MismatchError("draws", f"children after {own['path']} are not in the tree")
 
     def _check_laws(self, one: Mapping[str, Any], tree: TokenTree) -> dict[int, Law]:
         """The stated laws are the target's, up to rounding of its logits."""
         nodes = [node for node, _ in one["laws"]]
         if sorted(set(nodes)) != nodes or any(not 0 <= node < tree.num_nodes for node in nodes):
-            raise _MismatchError("laws", f"nodes {nodes} are not nodes of the tree, in order")
+            raise MismatchError("laws", f"nodes {nodes} are not nodes of the tree, in order")
         exact = self._exact_logits(tree, nodes)
         laws: dict[int, Law] = {}
         for node, stored in one["laws"]:
@@ -389,14 +421,23 @@ class _Replay:
             try:
                 laws[node], ids, logits = self._stated(stored)
             except (MongeError, KeyError, TypeError) as error:
-                raise _MismatchError(name, str(error)) from error
+                raise MismatchError(name, str(error)) from error
+            if self._target.dtype is not None and not torch.equal(
+                logits.to(self._target.dtype).to(logits.dtype), logits
+            ):
+                raise MismatchError(
+                    name,
+                    f"its logits are no numbers of {self.report.dtype}, in which the target is said "
+                    f"to compute, so that a tolerance of {self._tolerance:g} does not fit them",
+                    is_wrong=False,
+                )
             row = exact[node]
             if int(ids.max()) >= row.numel() or logits.numel() != ids.numel():
-                raise _MismatchError(name, "its tokens are not those of the target")
+                raise MismatchError(name, "its tokens are not those of the target")
             difference = _largest_difference(logits, row[ids])
             self.report.logit_difference = max(self.report.logit_difference, difference)
             if difference > self._tolerance:
-                raise _MismatchError(
+                raise MismatchError(
                     name,
                     f"a logit differs by {difference:.2g} from the float64 forward, which is more "
                     f"than the tolerance of {self._tolerance:g}",
@@ -424,7 +465,7 @@ class _Replay:
             torch.softmax(scores / self._rules.temperature, 0) if own.probs.numel() > 1 else 1.0
         )
         if float((law.at(ids) - masses).abs().max()) > _MASS_ROUNDING:
-            raise _MismatchError(name, "its masses are not those of its logits")
+            raise MismatchError(name, "its masses are not those of its logits")
         # The float64 logits, with the stated ones where they are stated.
         mixed = exact.clone()
         mixed[ids] = logits.double()
@@ -434,7 +475,7 @@ class _Replay:
         slack = 2 * self._tolerance
         if all(abs(value - low) <= slack for value in moved) or _distance(law, near) <= slack:
             return
-        raise _MismatchError(name, "it keeps other tokens than the sampling rules do")
+        raise MismatchError(name, "it keeps other tokens than the sampling rules do")
 
     def _exact_logits(self, tree: TokenTree, nodes: Sequence[int]) -> dict[int, Tensor]:
         """Float64 logits at nodes of the tree: from the committed text where they lie on it."""
@@ -449,7 +490,7 @@ class _Replay:
             if path == ahead[: len(path)] and start + len(path) < self._committed.shape[0]:
                 found[node] = self._committed[start + len(path)]
                 continue
-            rows = self._forward((*self._text, *path), len(self._text) - 1)
+            rows = self._target.forward((*self._text, *path), len(self._text) - 1)
             found |= {
                 at: rows[depth]
                 for depth, at in enumerate((0, *tree.path(node)))
@@ -466,13 +507,17 @@ class _Replay:
         try:
             right = self._verifier.verify(tree, _Stated(laws, tree.num_nodes), self._draws)
         except (MongeError, KeyError) as error:
-            raise _MismatchError("verdict", f"the verifier refuses the tree: {error}") from error
+            raise MismatchError("verdict", f"the verifier refuses the tree: {error}") from error
         stated = one["verdict"]
-        _equal("verdict.path", tuple(stated["path"]), right.path, "the verifier accepts")
-        _equal("verdict.next_token", stated["next_token"], right.next_token, "the verifier draws")
-        _equal("verdict.next_kind", stated["next_kind"], right.next_kind, "the verifier says")
-        _equal("verdict.examined", tuple(stated["examined"]), right.examined, "the verifier says")
-        _equal("verify", stop, self._draws.place, "the verifier's last uniform is")
+        check_equal("verdict.path", tuple(stated["path"]), right.path, "the verifier accepts")
+        check_equal(
+            "verdict.next_token", stated["next_token"], right.next_token, "the verifier draws"
+        )
+        check_equal("verdict.next_kind", stated["next_kind"], right.next_kind, "the verifier says")
+        check_equal(
+            "verdict.examined", tuple(stated["examined"]), right.examined, "the verifier says"
+        )
+        check_equal("verify", stop, self._draws.place, "the verifier's last uniform is")
         self._place = stop
         return right
 
@@ -500,7 +545,7 @@ class _Replay:
             report.num_whole += found.is_whole
             report.law_error = max(report.law_error, found.error)
             if not found.error < LAW_BOUND:
-                raise _MismatchError(
+                raise MismatchError(
                     f"coupling of node {node}",
                     f"the verifier {self._verifier.title} gives the next token another law than the "
                     f"target's: law error {found.error:.2g}",
@@ -512,58 +557,13 @@ class _Replay:
         """What was committed is what the verdict says, up to a stop."""
         tokens = tuple(one["token_ids"])
         whole = (*(tree.token_ids[node] for node in verdict.path), verdict.next_token)
-        _equal("token_ids", tokens, whole[: len(tokens)], "the verdict says")
-        eos, reason = self.request["eos_ids"], self.request["finish_reason"]
-        stops = [place for place, token in enumerate(tokens, start=1) if token in eos]
-        is_cut = len(tokens) < len(whole)
-        if not tokens or (stops and (stops[0] != len(tokens) or not is_last)):
-            raise _MismatchError("token_ids", "the text goes on after its end")
-        if is_cut and not (is_last and reason in {"eos", "stop", "length"}):
-            raise _MismatchError(
+        check_equal("token_ids", tokens, whole[: len(tokens)], "the verdict says")
+        can_be_cut = is_last and self.request["finish_reason"] in {"eos", "stop", "length"}
+        if not tokens or (len(tokens) < len(whole) and not can_be_cut):
+            raise MismatchError(
                 "token_ids", f"{len(tokens)} of the {len(whole)} tokens of the verdict"
             )
         self._text += tokens
-
-
-class _Tape(ClockDraws):
-    """The uniforms of a seed and row, from any place of their stream on.
-
-    Args:
-        own: The request's draws.
-    """
-
-    def __init__(self, own: RequestDraws) -> None:
-        self._own, self._drawn = own, list[float]()
-        self.place = 0
-
-    def seek(self, place: int) -> None:
-        """Go to a place of the stream."""
-        if not 0 <= place <= len(self._drawn) + _FARTHEST:
-            raise _MismatchError("draws", f"there is no uniform {place} in this run")
-        self.place = place
-
-    def uniform(self) -> float:
-        while len(self._drawn) <= self.place:
-            self._drawn.append(self._own.uniform())
-        self.place += 1
-        return self._drawn[self.place - 1]
-
-    def bernoulli(self, prob: float) -> bool:
-        return self.uniform() < prob
-
-    def categorical(self, law: Law) -> int:
-        return law.quantile(self.uniform())
-
-    def clocks(self, depth: int, draft: int, num_tokens: int) -> Tensor:
-        return self._own.clocks(depth, draft, num_tokens)
-
-    def move_to(self, place: int) -> None:
-        self._own.move_to(place)
-
-
-_FARTHEST: Final = 1 << 20
-_STEADY: Final = frozenset({"Fixed()"})
-"""Controllers that draw nothing."""
 
 
 class _Stated:
@@ -577,7 +577,7 @@ class _Stated:
 
     def __getitem__(self, node: int) -> Law:
         if node not in self._laws:
-            raise _MismatchError("laws", f"the verifier looks at node {node}, whose law is missing")
+            raise MismatchError("laws", f"the verifier looks at node {node}, whose law is missing")
         return self._laws[node]
 
 
@@ -585,42 +585,34 @@ def _verifier_of(text: str, rule: Rule | None) -> Verifier:
     if rule is not None:
         return as_verifier(rule)
     if not text or text.startswith("<"):
-        raise _MismatchError(
+        raise MismatchError(
             "verifier", f"{text or 'no verifier'} has no name to make it by", is_wrong=False
         )
     try:
-        return as_verifier(VERIFIERS.parse(text))
+        made = as_verifier(VERIFIERS.parse(text))
     except MongeError as error:
-        raise _MismatchError("verifier", str(error)) from error
+        raise MismatchError("verifier", str(error)) from error
+    if not made.is_lossless:
+        raise MismatchError("verifier", f"{text} is lossy")
+    return made
 
 
 def _check_types(request: Mapping[str, Any]) -> None:
     for name in ("seed", "row", "max_new_tokens"):
         if type(request[name]) is not int:
-            raise _MismatchError(name, f"{request[name]!r} is no whole number")
+            raise MismatchError(name, f"{request[name]!r} is no whole number")
+    if not all(type(text) is str and text for text in request["stop"]):
+        raise MismatchError("stop", "stop strings are texts of at least one character")
     for name in ("prompt_ids", "token_ids", "eos_ids"):
         if not all(type(token) is int and token >= 0 for token in request[name]):
-            raise _MismatchError(name, "token ids are whole numbers of at least 0")
+            raise MismatchError(name, "token ids are whole numbers of at least 0")
 
 
-def _equal(name: str, stated: object, right: object, whose: str) -> None:
-    if stated != right:
-        raise _MismatchError(name, f"got {_short(stated)}; {whose} {_short(right)}")
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
-
-
-_LONGEST: Final = 60
-
-
-def _given(draw: Callable[[Any], tuple[int, ...]], draws: _Tape) -> tuple[int, ...]:
+def _given(draw: Callable[[Any], tuple[int, ...]], draws: Tape) -> tuple[int, ...]:
     try:
         return draw(draws)
     except MongeError as error:
-        raise _MismatchError("draws", str(error)) from error
+        raise MismatchError("draws", str(error)) from error
 
 
 def _has(tree: TokenTree, path: tuple[int, ...]) -> bool:

@@ -12,6 +12,7 @@ from monge.api import built_in, eos_ids_of
 from monge.audit.client import TOKEN_ID, Completion
 from monge.audit.threads import one_at_a_time
 from monge.core.errors import OptionError
+from monge.core.text import token_ids_of
 from monge.engine.loading import load_network, load_tokenizer
 from monge.engine.sources import resolve
 
@@ -107,7 +108,7 @@ class TransformersEngine:
         return await one_at_a_time(self._lock, self._complete, prompt, fields)
 
     def _complete(self, prompt: str | Sequence[int], fields: Mapping[str, Any]) -> Completion:
-        given = self._tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
+        given = token_ids_of(self._tokenizer, prompt) if isinstance(prompt, str) else prompt
         ids = torch.tensor([list(given)], device=self._network.device)
         sampling: dict[str, Any] = {"do_sample": False}
         if fields.get("temperature", 1.0) > 0:

@@ -18,6 +18,7 @@ from monge.audit.report import Report
 from monge.audit.run import ALPHA, BUDGET, QUICK_BUDGET, Settings, audit, neutral_fields, probe
 from monge.audit.situations import Situation, situations
 from monge.core.errors import MongeError, OptionError
+from monge.core.words import counted
 
 EOS_NAMES: Final = (
     "</s>",
@@ -201,7 +202,7 @@ def summary(report: Report) -> str:
     """A report in a few lines: what was found, where, the evidence, and the power."""
     lines = [
         f"{report.verdict}: {report.reason}",
-        f"{report.num_tokens} sampled tokens judged, log e-value {report.log_e:.1f} "
+        f"{counted(report.num_tokens, 'sampled token')} judged, log e-value {report.log_e:.1f} "
         f"(rejected at {math.log(1.0 / report.alpha):.1f}, alpha {report.alpha:g})",
         *(
             f"situation {one.name!r}: log e-value {one.log_e:.1f}, {one.finding}"

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from monge.audit.certificate import (
     KINDS,
+    PLAIN,
     Arrays,
     Certificate,
     HeldArrays,
@@ -26,6 +27,7 @@ from monge.audit.certificate import (
     part_text,
     tree_fields,
 )
+from monge.control.registry import CONTROLLERS
 from monge.core.child_draws import ChildDraws
 from monge.core.draws import ClockDraws, Draws, RequestDraws
 from monge.core.errors import NonFiniteLogitsError, OptionError
@@ -142,6 +144,9 @@ class RecordingDraws(ClockDraws, ChildDraws):
 
     def clocks(self, depth: int, draft: int, num_tokens: int) -> Float64[Tensor, " vocab"]:
         return self._own.clocks(depth, draft, num_tokens)
+
+    def for_plans(self) -> Draws:
+        return self._own.for_plans()
 
     def move_to(self, place: int) -> None:
         self._own.move_to(place)
@@ -327,6 +332,17 @@ class Recorder:
         requests = tuple(self._request(session, arrays) for session in chosen)
         return Certificate(header=self._header, requests=requests, arrays=arrays).sealed()
 
+    def _planned_by(self, request: Request) -> str:
+        if not request.speculative:
+            return PLAIN
+        if not request.adaptive:
+            return "fixed"
+        controller = self._parts.planner(request.controller).controller
+        try:
+            return part_text(CONTROLLERS, controller)
+        except OptionError:
+            return f"<{type(controller).__name__}>"
+
     def _request(self, session: Session, arrays: Arrays) -> dict[str, Any]:
         request = session.request
         # A round that failed has a tape and no record.
@@ -339,7 +355,9 @@ class Recorder:
             "max_new_tokens": request.max_new_tokens,
             "eos_ids": sorted(request.eos_ids),
             "stop": list(request.stop),
-            "controller": repr(self._parts.planner(request.controller).controller),
+            "stop_check": request.stop_check is not None,
+            "limits": asdict(request.limits),
+            "controller": self._planned_by(request),
             "verifier": tapes[0].verifier if tapes else "",
             "finish_reason": session.finish_reason,
             "token_ids": list(session.completion_ids),

@@ -1,31 +1,44 @@
-"""Draft a recorded run again: does the drafter, made anew, declare the same laws?
+"""Draft a recorded run again: do the controller and the drafter, made anew, plan and declare the same?
 
-The real loop runs with the rebuilt drafter. Its plans and verdicts are those of the record, and a
+The real loop runs with the rebuilt parts. Its plans and verdicts are those of the record, and a
 node whose children were drawn gets the recorded ones, so that the loop takes the recorded way
-whatever the last bits of a law are.
+whatever the last bits of a law are. A controller whose plans are no function of the text alone, since
+it reads measured times, say, would plan otherwise; its plans are taken as recorded.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final, NoReturn
 
 from torch import Tensor
 
-from monge.audit.certificate import Arrays, proposal_fields
+from monge.audit.certificate import PLAIN, Arrays, proposal_fields
 from monge.audit.coupling import draft_laws
-from monge.control.base import RoundInfo, SharedState, SoloController
+from monge.audit.mismatch import MismatchError
+from monge.audit.tape import Tape
+from monge.control.base import (
+    AnyController,
+    PromptReader,
+    Reads,
+    RoundInfo,
+    SharedState,
+    SoloController,
+)
+from monge.control.registry import CONTROLLERS
 from monge.core.child_draws import ChildDraws
 from monge.core.context import DraftPlan
-from monge.core.draws import ClockDraws, Draws, RequestDraws
+from monge.core.draws import ClockDraws, Draws
 from monge.core.errors import MongeError
 from monge.core.law import Law, LawSequence, total_variation
-from monge.core.proposal import Deterministic, Proposal
+from monge.core.proposal import Arbitrary, Deterministic, Proposal
 from monge.core.sampling_rules import SamplingRules
 from monge.core.stopping import StopRule
 from monge.core.tree import TokenTree
 from monge.core.verdict import StepRecord, Verdict
 from monge.engine.batch import decode
 from monge.engine.components import Components
+from monge.engine.decoder import Decoder
 from monge.engine.session import Request, Session, catch
 from monge.verify.base import Verifier
 
@@ -41,11 +54,26 @@ class DraftFindings:
         num_rounds: Rounds that were drafted again.
         num_laws: Declared draft laws that were recomputed.
         distance: Largest total variation between a declared and a recomputed one.
+        plans: By controller, why its plans were taken as recorded; empty where they were made again.
+        choice_bits: Binary logarithm of the number of ways in which the plans that were taken as
+            recorded could have limited chains; infinite for trees.
     """
 
     num_rounds: int = 0
     num_laws: int = 0
     distance: float = 0.0
+    plans: dict[str, str] = field(default_factory=dict[str, str])
+    choice_bits: float = 0.0
+
+    def plan_facts(self) -> list[str]:
+        """Who planned, and whether that was checked."""
+        facts = [
+            f"plans of {name} as recorded, since it {reason}" if reason else f"planned by {name}"
+            for name, reason in self.plans.items()
+        ]
+        if any(self.plans.values()) and math.isfinite(self.choice_bits):
+            facts.append(f"at most {math.ceil(self.choice_bits)} bits of choice in plans")
+        return facts or ["nothing drafted"]
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -53,23 +81,9 @@ class DraftFindings:
             "rounds": self.num_rounds,
             "laws": self.num_laws,
             "distance": self.distance,
+            "plans": self.plans,
+            "choice_bits": self.choice_bits if math.isfinite(self.choice_bits) else None,
         }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """A round that the drafter does not give again.
-
-    Args:
-        round: Its number, from 1.
-        reason: What differs.
-        is_wrong: Whether a declared law is another than the drafter's; other candidates alone may
-            come from rounding.
-    """
-
-    round: int
-    reason: str
-    is_wrong: bool
 
 
 class _EndedError(MongeError):
@@ -90,7 +104,7 @@ class Redrafter:
 
     def redraft(
         self, request: Mapping[str, Any], trees: Sequence[TokenTree], found: DraftFindings
-    ) -> Iterator[Difference]:
+    ) -> None:
         """Draft every round of a request again.
 
         Args:
@@ -98,35 +112,63 @@ class Redrafter:
             trees: Its trees.
             found: Receives figures.
 
-        Yields:
-            At most one difference, since the rounds after it start from another state.
+        Raises:
+            MismatchError: With the first round that these parts do not give again. It is wrong if the
+                record cannot be theirs; other candidates alone may come from rounding.
         """
+        text = str(request["controller"])
+        controller, reason = _controller_of(text)
+        found.plans[text] = reason
+        if reason:
+            can, members = self.components.drafter.capabilities, self.components.shared.members
+            choices = math.inf if can.needs_trees else (can.max_depth + 1) * max(1, len(members))
+            found.choice_bits += len(trees) * math.log2(choices)
+        limits = plan_of(request["limits"]) if "limits" in request else DraftPlan()
         draws = _RecordedDraws(request, trees, found, self.tolerance)
         components = replace(
             self.components,
             rule=_RecordedVerdicts(),
             greedy_rule=None,
-            controller=_RecordedPlans(),
+            controller=_RecordedPlans(draws, controller),
             controllers={},
             seeded=None,
         )
-        session = Session(
-            Request(
-                prompt_ids=tuple(request["prompt_ids"]),
-                max_new_tokens=request["max_new_tokens"],
-                rules=SamplingRules(**request["rules"]),
-                seed=request["seed"],
-                row=request["row"],
-                draws=draws,
-            ),
-            request_id=0,
+        asked = Request(
+            prompt_ids=tuple(request["prompt_ids"]),
+            max_new_tokens=request["max_new_tokens"],
+            rules=SamplingRules(**request["rules"]),
+            seed=request["seed"],
+            row=request["row"],
+            draws=draws,
+            limits=limits,
+            speculative=text != PLAIN,
         )
-        error = catch(lambda: list(decode([session], components, max_batch_size=1)))
+
+        def run() -> None:
+            draws.draft_length = components.draft_length
+            draws.session = Decoder(components).session(asked)
+            for session in decode([draws.session], components, max_batch_size=1):
+                if session.error is not None:
+                    raise session.error
+
+        error = catch(run)
         if draws.difference is not None:
-            yield draws.difference
-        elif (error := error or session.error) is not None and not draws.is_over:
+            raise draws.difference
+        if draws.num_verdicts < len(trees):
             reason = f"the drafter cannot be run again: {type(error).__name__}: {error}"
-            yield Difference(round=draws.place, reason=reason, is_wrong=False)
+            raise MismatchError("tree", reason, is_wrong=False, place=draws.place)
+
+
+def _controller_of(text: str) -> tuple[AnyController | None, str]:
+    """The controller of this text, if its plans can be made again; else why not."""
+    try:
+        made = CONTROLLERS.parse(text)
+    except MongeError:
+        return None, "is not known here"
+    # Confidences are rounded, otherwise in a batch than alone.
+    seen = sorted(made.reads - {Reads.ACCEPTED, Reads.TOKENS})
+    seen += ["prompts"] * isinstance(made, PromptReader)
+    return (None, f"reads {', '.join(seen)}") if seen else (made, "")
 
 
 class _RecordedDraws(ClockDraws, ChildDraws):
@@ -139,16 +181,29 @@ class _RecordedDraws(ClockDraws, ChildDraws):
         found: DraftFindings,
         tolerance: float,
     ) -> None:
-        self._own = RequestDraws(request["seed"], request["row"])
+        self._own = Tape(request["seed"], request["row"])
         self._rounds, self._trees, self._found = request["rounds"], trees, found
         self._tolerance = tolerance
-        self._children: dict[tuple[int, ...], tuple[int, ...]] = {}
-        self.difference: Difference | None = None
-        self.place, self.is_over = 0, False
+        self._asked: list[tuple[int, ...]] = []
+        self.session: Session
+        self.draft_length: int | None = None
+        self.difference: MismatchError | None = None
+        self.place, self.num_verdicts = 0, 0
 
     @property
-    def plan(self) -> DraftPlan:
-        return plan_of(self._rounds[self.place - 1]["plan"])
+    def _children(self) -> dict[tuple[int, ...], Mapping[str, Any]]:
+        return {tuple(one["path"]): one for one in self._rounds[self.place - 1]["draws"]}
+
+    def plan(self, right: DraftPlan | None) -> DraftPlan:
+        """The recorded plan, once it is compared with the right one, if that is known."""
+        stated = plan_of(self._rounds[self.place - 1]["plan"])
+        if (
+            right is not None
+            and (limited := self.session.limit(right, self.draft_length)) != stated
+        ):
+            reason = f"the record has {_changed(stated)}, the controller plans {_changed(limited)}"
+            self._differ(reason, is_wrong=True, field="plan")
+        return stated
 
     def uniform(self) -> float:
         return self._own.uniform()
@@ -162,21 +217,40 @@ class _RecordedDraws(ClockDraws, ChildDraws):
     def clocks(self, depth: int, draft: int, num_tokens: int) -> Tensor:
         return self._own.clocks(depth, draft, num_tokens)
 
+    def for_plans(self) -> Draws:
+        return self._own.for_plans()
+
     def move_to(self, place: int) -> None:
         self._own.move_to(place)
-        if self.place == len(self._rounds):
-            self.is_over = True  # after an end of text, a stop or an interruption
+        if self.place == len(self._rounds):  # after an end of text, a stop or an interruption
             raise _EndedError("the record has no more rounds")
-        drawn = self._rounds[self.place]["draws"]
-        self._children = {tuple(one["path"]): tuple(one["tokens"]) for one in drawn}
+        self._asked = []
         self.place += 1
 
     def draw_children(self, path: tuple[int, ...], proposal: Proposal) -> tuple[int, ...]:
         if isinstance(proposal, Deterministic):
             return proposal.draw(self)
-        if path not in self._children:
+        stated = self._children.get(path)
+        if stated is None:
             self._differ(f"the drafter draws children after {path}, the record does not")
-        return self._children[path]
+        self._asked.append(path)
+        tokens = tuple(stated["tokens"])
+        if path not in self._declared:
+            # The law from which they were drawn is known only now.
+            self._own.seek(stated["start"])
+            if (proposal.draw(self), self._own.place) != (tokens, stated["stop"]):
+                self._differ(f"the drafter draws other children after {path} than the record")
+        return tokens
+
+    @property
+    def _declared(self) -> set[tuple[int, ...]]:
+        """Nodes whose draws are checked against a law of the record."""
+        tree = self._trees[self.place - 1]
+        return {
+            tree.path_tokens(node)
+            for node, proposal in enumerate(tree.proposals)
+            if not isinstance(proposal, Deterministic | Arbitrary)
+        }
 
     def verdict(self, tree: TokenTree) -> Verdict:
         """The recorded verdict, once the tree is compared."""
@@ -191,7 +265,14 @@ class _RecordedDraws(ClockDraws, ChildDraws):
             )
         for node, (new, old) in enumerate(zip(tree.proposals, own.proposals, strict=True)):
             self._compare(node, new, old)
+        if self._asked != list(self._children):
+            self._differ(
+                f"the drafter draws children after {self._asked}, the record after "
+                f"{list(self._children)}",
+                is_wrong=True,
+            )
         self._found.num_rounds += 1
+        self.num_verdicts += 1
         stated = self._rounds[self.place - 1]["verdict"]
         return Verdict(
             path=tuple(stated["path"]),
@@ -222,9 +303,9 @@ class _RecordedDraws(ClockDraws, ChildDraws):
                 f"node {node} is declared with {_settings(old)}, the drafter has {_settings(new)}"
             )
 
-    def _differ(self, reason: str, *, is_wrong: bool = False) -> None:
+    def _differ(self, reason: str, *, is_wrong: bool = False, field: str = "tree") -> NoReturn:
         if self.difference is None:
-            self.difference = Difference(round=self.place, reason=reason, is_wrong=is_wrong)
+            self.difference = MismatchError(field, reason, is_wrong=is_wrong, place=self.place)
         raise _EndedError(reason)
 
 
@@ -239,20 +320,34 @@ class _RecordedVerdicts(Verifier):
 
 
 @dataclass(frozen=True, slots=True)
-class _RecordedPlans(SoloController[None]):
-    """The recorded plans."""
+class _RecordedPlans(SoloController[Any]):
+    """The recorded plans, compared with those of a controller.
 
-    def init(self, shared: SharedState) -> None:
-        return None
+    Args:
+        recorded: The draws that know the record.
+        own: The controller; `None` where its plans cannot be made again.
+    """
+
+    recorded: _RecordedDraws
+    own: AnyController | None
+
+    def init(self, shared: SharedState) -> Any:  # noqa: ANN401 (the controller's own)
+        return None if self.own is None else self.own.init(shared)
 
     def plan_one(
-        self, state: None, info: RoundInfo, context_length: int, draws: Draws
+        self,
+        state: Any,  # noqa: ANN401
+        info: RoundInfo,
+        context_length: int,
+        draws: Draws,
     ) -> DraftPlan:
-        assert isinstance(draws, _RecordedDraws), "draws of the replayed request"
-        return draws.plan
+        if self.own is None:
+            return self.recorded.plan(None)
+        (right,) = self.own.plan([state], info, [draws])
+        return self.recorded.plan(right)
 
-    def update(self, state: None, record: StepRecord) -> None:
-        return None
+    def update(self, state: Any, record: StepRecord) -> Any:  # noqa: ANN401
+        return None if self.own is None else self.own.update(state, record)
 
 
 def plan_of(stored: Mapping[str, Any]) -> DraftPlan:
@@ -265,6 +360,11 @@ def plan_of(stored: Mapping[str, Any]) -> DraftPlan:
     if made["stop"] is not None:
         made["stop"] = StopRule(**_with_tuples(made["stop"]))
     return DraftPlan(**made)
+
+
+def _changed(plan: DraftPlan) -> str:
+    usual = asdict(DraftPlan())
+    return str({key: value for key, value in asdict(plan).items() if value != usual[key]})
 
 
 def _with_tuples(stored: Mapping[str, Any]) -> dict[str, Any]:

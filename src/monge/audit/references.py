@@ -20,6 +20,7 @@ from monge.audit.threads import one_at_a_time
 from monge.audit.token_law import END, TokenLaw, law_of_logprobs, truncated
 from monge.core.model import NodeBlock, SequenceModel
 from monge.core.sampling_rules import SamplingRules
+from monge.core.text import token_ids_of
 
 _UNNAMED: Final = "\N{REPLACEMENT CHARACTER}"
 _SORTED: Final = 256
@@ -119,7 +120,7 @@ class LocalReference:
         self, prompt: str, tokens: Sequence[str], rules: SamplingRules
     ) -> list[TokenLaw | None]:
         if prompt not in self._prompts:
-            self._prompts[prompt] = list(self._tokenizer(prompt)["input_ids"])
+            self._prompts[prompt] = list(token_ids_of(self._tokenizer, prompt))
         *before, last = self._prompts[prompt]
         ids = list[int]()
         for name in tokens[:-1]:

@@ -21,6 +21,7 @@ from monge.audit.report import Report, SituationResult, Tally
 from monge.audit.situations import Situation, situations
 from monge.audit.token_law import END, TokenLaw
 from monge.core.draws import random_numbers
+from monge.core.words import counted
 
 ALPHA: Final = 0.001
 BUDGET: Final = 20_000
@@ -277,7 +278,7 @@ class _Sampled:
             except ServerError as error:
                 raise type(error)(
                     f"{error} (in situation {situation.name!r}, after "
-                    f"{self._joint.num_tokens} judged tokens)"
+                    f"{counted(self._joint.num_tokens, 'judged token')})"
                 ) from error
 
     def report(self, first: Deterministic, notes: Sequence[str]) -> Report:
@@ -315,7 +316,7 @@ class _Sampled:
         elif num_tokens < min(_MIN_TOKENS, settings.budget):
             verdict, reason = (
                 "could not be judged",
-                f"only {num_tokens} tokens have a known reference distribution",
+                f"tokens with a known reference distribution: only {num_tokens}",
             )
         else:
             verdict = "lossless"
@@ -326,7 +327,7 @@ class _Sampled:
         if self._num_short:
             notes = (
                 *notes,
-                f"{self._num_short} texts are shorter than asked for, without an end of text",
+                f"texts that are shorter than asked for, without an end of text: {self._num_short}",
             )
         step = max(1, len(self._curve) // _CURVE_POINTS)
         return Report(

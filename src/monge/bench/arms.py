@@ -19,7 +19,7 @@ from transformers import set_seed
 
 from monge.api import make_components
 from monge.bench.pair import Pair, draft_model_by, empty_settings
-from monge.control.base import SharedState
+from monge.control.base import Reads, SharedState
 from monge.control.latency import Latency
 from monge.control.registry import CONTROLLERS
 from monge.core.errors import OptionError
@@ -190,7 +190,7 @@ class MongeArm(Arm):
     kept: Kept = field(default_factory=Kept, repr=False, compare=False)
 
     @property
-    def reads(self) -> frozenset[str]:
+    def reads(self) -> frozenset[Reads]:
         """What its controller's plans depend on."""
         usual = STEADY if self.settings.get("drafter") == "none" else ADAPTIVE
         controller = self.settings.get("controller", usual)
@@ -202,7 +202,7 @@ class MongeArm(Arm):
         components = self._components(pair, max_batch_size=max(batch_sizes))
         seconds = time.perf_counter() - start
         self.kept.latency = components.shared.latency
-        return seconds if "latency" in self.reads else 0.0
+        return seconds if Reads.LATENCY in self.reads else 0.0
 
     def decode(self, pair: Pair, call: Call) -> Output:
         shared, num_rows = self.kept.shared_state(call), len(call.prompt_ids)

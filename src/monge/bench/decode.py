@@ -25,6 +25,7 @@ from monge.bench.report import arm_record, slowest_adaptive, summary, write_roun
 from monge.bench.runner import FAILURES, Measurement, Settings, measure, num_calls
 from monge.bench.usual_arms import host_arms, tune_assistant
 from monge.core.errors import ContextLengthError, OptionError
+from monge.core.words import counted
 from monge.engine.chat_format import ChatFormat, chat_format
 from monge.prompts import Prompt, encode
 
@@ -117,7 +118,7 @@ def _check_lengths(pair: Pair, prompts: TokenIds, settings: Settings) -> None:
     longest, room = max(map(len, prompts)), pair.target_model.max_length
     if room is not None and longest + settings.max_new_tokens > room:
         raise ContextLengthError(
-            f"bench: the longest prompt of {longest} tokens + "
+            f"bench: the longest prompt of {counted(longest, 'token')} + "
             f"max_new_tokens={settings.max_new_tokens} exceeds the target's "
             f"context of {room} tokens; ask for fewer tokens, or leave that prompt out"
         )

@@ -20,6 +20,8 @@ from monge.bench.provenance import provenance
 from monge.bench.statistics import Summary, paired_ratios
 from monge.core.errors import BackendError, OptionError
 from monge.core.model import NodeBlock, SequenceModel
+from monge.core.words import counted
+from monge.engine.backends.base import make_programs
 from monge.engine.backends.registry import BACKENDS
 from monge.engine.loading import as_sequence_model
 
@@ -85,10 +87,10 @@ def measure(
     models, missing = _opened(settings, network, notify)
     records: list[dict[str, Any]] = []
     for batch, nodes in product(settings.batch_sizes, settings.nodes):
-        notify(f"batch {batch}, {nodes} nodes")
+        notify(f"batch {batch}, {counted(nodes, 'node')}")
         records += _records(_cell(models, settings, batch, nodes), batch=batch, nodes=nodes)
     for batch, prompt in product(settings.batch_sizes, settings.prompts):
-        notify(f"batch {batch}, prompts of {prompt} tokens")
+        notify(f"batch {batch}, prompts of {counted(prompt, 'token')}")
         records += _records(
             _prompt_cell(models, settings, batch, prompt), batch=batch, prompt=prompt
         )
@@ -125,7 +127,9 @@ def _opened(
             with warnings.catch_warnings():
                 # What runs eagerly after all would be measured under its name.
                 warnings.simplefilter("error", UserWarning)
-                models[name] = as_sequence_model(network, backend=name)
+                model = as_sequence_model(network, backend=name)
+                make_programs((model,))
+            models[name] = model
         except (BackendError, UserWarning) as error:
             missing[name] = str(error)
     if not models:

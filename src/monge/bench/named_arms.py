@@ -22,7 +22,9 @@ _ROOMS: Final[Mapping[str, Registry[Any]]] = {
     "draft_backend": BACKENDS,
 }
 _NUMBERS: Final = ("draft_temperature", "draft_top_k")
-_FORM: Final = "write 'name: part=value, ...', e.g. 'price, wide: tree=chain(8), controller=goodput, verifier=block'"
+_FORM: Final = (
+    "write 'name: part=value, ...', e.g. 'deep: tree=chain(8), controller=goodput, verifier=block'"
+)
 
 
 def named_arm(text: str) -> MongeArm:

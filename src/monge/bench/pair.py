@@ -11,6 +11,7 @@ from monge.api import built_in, check_draft_backend, one_or_several
 from monge.core.errors import OptionError
 from monge.core.model import SequenceModel
 from monge.draft.by_name import head_drafter, with_head
+from monge.engine.backends.base import make_programs
 from monge.engine.loading import as_draft_model, as_sequence_model, load_network, load_tokenizer
 
 
@@ -112,6 +113,8 @@ def load_pair(
     elif useless_draft:
         raise OptionError("a useless draft needs a draft model to spoil; give --draft")
     network.generation_config = empty_settings(tokenizer)
+    if head is None:  # the step that a head needs is known when its drafter is made
+        make_programs((target_model, draft_model, *further))
     return Pair(
         target=network,
         draft=draft_network,

@@ -54,7 +54,8 @@ def versions(*names: str) -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     for name in names:
         try:
-            found[name] = version(name)
+            # The metadata of torch may lack the label of its build: `+cpu`, `+cu130`.
+            found[name] = str(torch.__version__) if name == "torch" else version(name)
         except PackageNotFoundError:
             found[name] = None
     return found

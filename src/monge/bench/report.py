@@ -20,6 +20,7 @@ from monge.bench.statistics import (
     ratio_of_all,
 )
 from monge.bench.usual_arms import DEFAULT, NONE, PLAIN
+from monge.control.base import Reads
 from monge.core.metrics import (
     acceptance_by_depth,
     block_efficiency,
@@ -177,7 +178,7 @@ def slowest_adaptive(measurements: Sequence[Measurement]) -> dict[str, Any] | No
         if (
             measurement.failure is not None
             or not isinstance(arm, MongeArm)
-            or "latency" not in arm.reads
+            or Reads.LATENCY not in arm.reads
         ):
             continue
         ratios = [speedup(measurement, find(measurements, name, *where)) for name in (PLAIN, NONE)]

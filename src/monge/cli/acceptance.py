@@ -6,24 +6,38 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+import typer
+
 from monge.acceptance.inputs import check_candidates, check_lengths, read_law
 from monge.acceptance.node import node_report
+from monge.acceptance.proof import prove
 from monge.acceptance.table import read_table
 from monge.acceptance.tree import BY_NODES, BY_TREES, tree_report
 from monge.cli import options
-from monge.cli.console import output, reported
+from monge.cli.console import output, reported, say_error
 from monge.cli.progress import working
 from monge.cli.tables import plain_table, print_tables
 from monge.core.errors import OptionError
+from monge.core.words import counted
 from monge.verify.registry import VERIFIERS
 
 NODE: Final = "One node"
 MAX_TOKENS_SHOWN: Final = 8
 TREE: Final = "A whole tree"
+ROUNDING: Final = 1e-7
+"""Differences from an optimum that a linear program may leave."""
 
 
 @reported
 def acceptance(
+    rule: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RULE]",
+            help="A verifier to be enumerated, by name; laws and --tree are for all verifiers.",
+            show_default=False,
+        ),
+    ] = None,
     *,
     target_probs: Annotated[
         str | None,
@@ -61,12 +75,24 @@ def acceptance(
     number of accepted tokens of every rule, the multi-step optimum, and the layer bound.
     `docs/acceptance.md` shows such a file.
 
+    **A rule of your own.** With the name of a verifier: every draw on small random tables is
+    enumerated, and the law of the text compared with the target's. Tables and trees are few and
+    small: an error there is a disproof, none is evidence and no proof for all sizes.
+
+    The exit status is 1 if a rule is above the optimum or its law is not the target's.
+
     **Examples**
 
+        monge acceptance my_rule
         monge acceptance --target-probs 0.5,0.3,0.2 --draft-probs 0.2,0.3,0.5 --candidates 2
         monge acceptance --target-probs @p.npy --draft-probs @q.npy --candidates 4 --json
         monge acceptance --tree tree.json
     """
+    if rule is not None:
+        if any(one is not None for one in (target_probs, draft_probs, candidates, tree)):
+            raise OptionError("a RULE is enumerated on tables of its own; leave the laws out")
+        _prove(rule, as_json=as_json, markdown=markdown)
+        return
     if tree is not None:
         if target_probs is not None or draft_probs is not None or candidates is not None:
             raise OptionError(
@@ -80,10 +106,55 @@ def acceptance(
     else:
         report = _node_report(target_probs, draft_probs, candidates)
         show = _show_node
+    wrong = _above(report["gap"])
     if as_json:
-        print(json.dumps(report))
+        print(json.dumps(report | {"above_the_optimum": wrong}))
     else:
         show(report, markdown=markdown)
+    for name in wrong:
+        say_error(
+            f"{name} accepts more than the optimum of lossless rules: the text does not have the "
+            "target's law, so the rule is wrong"
+        )
+    if wrong:
+        raise typer.Exit(1)
+
+
+def _prove(rule: str, *, as_json: bool, markdown: bool) -> None:
+    proofs = prove(rule)
+    is_exact = all(proof.is_exact for proof in proofs)
+    worst = max(proof.law_error for proof in proofs)
+    if as_json:
+        trees = {proof.tree: proof.reason or proof.law_error for proof in proofs}
+        print(json.dumps({"rule": rule, "exact": is_exact, "trees": trees}))
+    else:
+        table = plain_table(f"{rule} on small random tables, enumerated", "tree", ["law error"])
+        for proof in proofs:
+            table.add_row(proof.tree, proof.reason or f"{proof.law_error:.1e}")
+        print_tables([table], markdown=markdown)
+        output().print(
+            f"exact in all {len(proofs)} trees: largest law error {worst:.1e}; no proof for other "
+            "tables and trees"
+            if is_exact
+            else "not exact: the text does not have the target's law",
+            markup=False,
+            soft_wrap=True,
+        )
+    if not is_exact:
+        raise typer.Exit(1)
+
+
+def _above(gaps: dict[str, Any]) -> list[str]:
+    """Verifiers that claim to be lossless and accept more than any lossless rule can."""
+    return [
+        name
+        for name, gap in gaps.items()
+        if VERIFIERS.make(name).is_lossless
+        and any(
+            value is not None and value < -ROUNDING
+            for value in (gap.values() if isinstance(gap, dict) else (gap,))
+        )
+    ]
 
 
 def _node_report(
@@ -106,7 +177,9 @@ def _counted() -> Iterator[Callable[[], None]]:
 
 
 def _show_node(report: dict[str, Any], *, markdown: bool) -> None:
-    title = f"{report['candidates']} candidates, {report['vocabulary']} tokens"
+    title = (
+        f"{counted(report['candidates'], 'candidate')}, {counted(report['vocabulary'], 'token')}"
+    )
     table = plain_table(title, "drafting")
     table.add_column("rule", no_wrap=True)
     for column in ("acceptance", "below the optimum"):
@@ -116,7 +189,7 @@ def _show_node(report: dict[str, Any], *, markdown: bool) -> None:
         table.add_row(way, "optimum", _number(report["optimum"][way]), "", style="bold")
         for name, laws in report["laws"].items():
             if way in laws:
-                table.add_row("", name, _number(laws[way]), _number(report["gap"][name][way]))
+                table.add_row("", name, _number(laws[way]), _gap(report["gap"][name][way]))
         table.add_section()
     console = output()
     print_tables([table], markdown=markdown)
@@ -156,7 +229,7 @@ def _show_tree(report: dict[str, Any], *, markdown: bool) -> None:
     title = f"expected accepted tokens, candidates {report['candidates']} {report['drafting']}, {report['num_trees']} trees"
     table = plain_table(title, "rule", ["accepted tokens", "below the optimum"])
     for name, value in report["rules"].items():
-        table.add_row(name, _number(value), _number(report["gap"][name]))
+        table.add_row(name, _number(value), _gap(report["gap"][name]))
     table.add_section()
     table.add_row("optimum", _number(report["optimum"]), "")
     table.add_row("layer bound", _number(report["layer_bound"]), "")
@@ -168,4 +241,11 @@ def _show_tree(report: dict[str, Any], *, markdown: bool) -> None:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{max(0.0, value):.6f}"  # a gap of -1e-16 is rounding
+    return "-" if value is None else f"{value:.6f}"
+
+
+def _gap(value: float | None) -> str:
+    """A distance below the optimum; one above it is said, unless it is rounding."""
+    if value is None or value >= -ROUNDING:
+        return _number(None if value is None else max(0.0, value))
+    return f"ABOVE by {-value:.6f}"

@@ -24,6 +24,7 @@ REPLAY: Final = {
     ),
     "run": Command(
         place="replay:run",
+        first="make a log with `monge replay record`",
         help="Say what other parts would have done on a recorded run, without the target.",
     ),
 }
@@ -48,8 +49,16 @@ TRAIN: Final = {
 COMMANDS: Final = {
     "generate": Command(place="generate:generate", help="Continue a prompt, or many at once."),
     "chat": Command(place="chat:chat", help="Talk with a model, turn by turn."),
-    "serve": Command(place="serve:serve", help="Serve a model over HTTP, as the OpenAI API does."),
-    "batch": Command(place="batch:batch", help="Complete every row of a file."),
+    "serve": Command(
+        place="serve:serve",
+        help="Serve a model over HTTP, as the OpenAI API does.",
+        first="target",
+    ),
+    "batch": Command(
+        place="batch:batch",
+        help="Complete every row of a file.",
+        first="give a file of rows, *.jsonl or *.parquet",
+    ),
     "list": Command(
         place="listing:list_parts",
         help="Show the verifiers, drafters, trees and controllers that can be named.",
@@ -62,6 +71,7 @@ COMMANDS: Final = {
     "acceptance": Command(
         place="acceptance:acceptance",
         help="Compute how often every acceptance rule keeps a drafted token, exactly.",
+        is_early=False,  # its --tree is a file
     ),
     "tune": Command(
         place="tune:tune", help="Find the fastest configuration for your prompts on this machine."
@@ -73,6 +83,7 @@ COMMANDS: Final = {
     "certify": Command(
         place="certify:certify",
         help="Replay the record of a run, and check that every round of it is exact.",
+        first="make one with `monge generate --certificate FILE`",
     ),
     "replay": group(
         "Record a run of the target, and replay other parts on it.",

@@ -18,6 +18,8 @@ from monge.cli.out import check_out_file
 from monge.cli.progress import working
 from monge.cli.tables import plain_table, print_tables
 from monge.core.errors import OptionError
+from monge.core.extras import require
+from monge.core.words import counted
 from monge.engine.decoder import Decoder
 
 if TYPE_CHECKING:
@@ -241,6 +243,8 @@ def _check_engine(
     from monge.audit.engines import OURS, check_engine
 
     check_engine(engine)
+    if engine == OURS:
+        require("serve", f"monge audit --engine {OURS}")
     if url is not None or reference_url is not None:
         raise OptionError("--engine starts what is audited; leave --url and --reference-url out")
     if parts and engine != OURS:
@@ -265,13 +269,9 @@ def _check_urls(url: str | None, reference_url: str | None, target: str | None) 
 
 def _audit_room() -> ModuleType:
     quiet_host()
-    try:
-        from monge.audit import gate
-    except ImportError as error:
-        raise OptionError(
-            f"monge audit needs packages that are not installed ({error}): pip "
-            "install 'monge[audit]'"
-        ) from error
+    require("audit", "monge audit")
+    from monge.audit import gate
+
     return gate
 
 
@@ -304,14 +304,8 @@ async def our_server(decoder: Decoder) -> AsyncIterator["Client"]:
     import httpx
 
     from monge.audit.client import Client
+    from monge.serve.launch import ServerSettings, chat_format, create_app
 
-    try:
-        from monge.serve.launch import ServerSettings, chat_format, create_app
-    except ImportError as error:
-        raise OptionError(
-            f"monge audit --engine monge needs packages that are not installed ({error}): pip "
-            "install 'monge[audit,serve]'"
-        ) from error
     app = create_app(
         decoder, ServerSettings(model_name="monge"), chat_format(decoder.tokenizer, "instruction")
     )
@@ -355,7 +349,7 @@ def _print(report: "Report", html: Path | None, *, markdown: bool) -> None:
         print_tables([table], markdown=markdown)
     first = report.deterministic
     if first is not None:
-        agree = f"{first.num_greedy} greedy tokens, {len(first.differences)} texts differ"
+        agree = f"{counted(first.num_greedy, 'greedy token')}, differing texts: {len(first.differences)}"
         differ = "-" if first.first_difference is None else f"{first.first_difference:.4f}"
         console.print(
             f"{agree}; log-probabilities of first tokens differ by {differ} nats",

@@ -10,6 +10,7 @@ from monge.cli import options
 from monge.cli.console import notes, quiet_host, reported
 from monge.cli.progress import Stage, working
 from monge.core.errors import OptionError
+from monge.core.words import counted
 from monge.scale.batch import BatchJob, BatchReport, ThisProcess, Workers, run_batch
 from monge.scale.files import RowFile
 from monge.scale.ray_data import RayWorkers
@@ -218,15 +219,13 @@ class _Told:
         self._is_first = False
         self._stage.restart("rows", total, done)
         if 0 < done < total:
-            notes().print(f"going on after {done} of {total} rows", markup=False)
+            notes().print(f"going on after {done} of {counted(total, 'row')}", markup=False)
 
 
 def _say(report: BatchReport, output: Path, seconds: float) -> None:
-    text = f"{report.num_rows} rows in {str(output)!r} after {seconds:.1f} s"
+    text = f"{counted(report.num_rows, 'row')} in {str(output)!r} after {seconds:.1f} s"
     notes().print(text, style="cyan", markup=False, soft_wrap=True)
     if report.num_errors:
-        text = (
-            f"{report.num_errors} of {report.num_rows} rows could not be decoded; see their `error`"
-        )
+        text = f"{report.num_errors} of {counted(report.num_rows, 'row')} could not be decoded; see their `error`"
         notes().print(text, style="yellow", markup=False, soft_wrap=True)
         raise typer.Exit(1)

@@ -27,6 +27,7 @@ from monge.cli.out import check_out_folder, plotting
 from monge.cli.progress import call_bar, working
 from monge.cli.tables import print_tables
 from monge.core.errors import OptionError
+from monge.core.words import counted
 from monge.engine.chat_format import ChatFormat, chat_format
 from monge.prompts import Prompt, asked_prompts, interleaved
 
@@ -138,8 +139,8 @@ def decode(
 
         monge bench decode --quick
         monge bench decode --out results --json | tail -n 1 > summary.json
-        monge bench decode --quick --useless-draft --arm "price: controller=goodput"
-        monge bench decode --named-only --arm "price: controller=goodput" --repeats 30 --backend compiled
+        monge bench decode --quick --useless-draft --arm "model: drafter=model"
+        monge bench decode --named-only --arm "model: drafter=model" --repeats 30 --backend compiled
         monge bench decode --quick --chat --target smollm2 --prompts questions.txt
         monge bench decode --target ./my-target --draft ./my-draft --prompts my.jsonl --batch 1 --temperature 0
     """
@@ -248,7 +249,7 @@ def report(document: dict[str, Any], files: Sequence[Path], *, markdown: bool = 
                 if (arm["batch_size"], arm["temperature"]) == (size, temperature)
             ]
             mode = "greedy" if temperature == 0 else f"temperature {temperature:g}"
-            title = f"{mode}, batch {size}, {len(document['prompts'])} prompts"
+            title = f"{mode}, batch {size}, {counted(len(document['prompts']), 'prompt')}"
             print_tables([table(cell, title)], markdown=markdown)
             for arm in cell:
                 if arm["failure"] is not None:
@@ -294,7 +295,7 @@ def tuning_line(choice: dict[str, Any]) -> str:
     if "failure" in choice:
         return f"tuning assisted failed: {choice['failure']}"
     mode = "greedy" if choice["temperature"] == 0 else f"temperature {choice['temperature']:g}"
-    return f"assisted, {mode}, {choice['num_assistant_tokens']} draft tokens: {choice['tokens_per_s']:.1f} tokens/s"
+    return f"assisted, {mode}, {counted(choice['num_assistant_tokens'], 'draft token')}: {choice['tokens_per_s']:.1f} tokens/s"
 
 
 def _first_cell(document: dict[str, Any]) -> tuple[int, float]:

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from monge.api import load
+from monge.api import built_in, eos_ids_of, load
 from monge.cli import options
 from monge.cli.console import notes, output, quiet_host, reported
-from monge.cli.progress import call_bar, working
+from monge.cli.progress import working
 from monge.core.errors import MongeError, OptionError
-from monge.engine.loading import as_sequence_model, load_network
+from monge.core.model import dtype_of
+from monge.core.words import counted
+from monge.engine.loading import as_sequence_model, load_network, load_tokenizer
 
 if TYPE_CHECKING:
     from monge.audit.certificate import Certificate
@@ -80,22 +82,26 @@ def certify(
     certificate = read_certificate(record)
     with working("loading the models"):
         model = _target(certificate, target)
+        stops = any(own.get("stop") for own in certificate.requests)
+        tokenizer = load_tokenizer(_source(target)) if stops else None
         redrafter, reason = _redrafter(certificate, target, draft)
     given = options.given(tolerance=tolerance, num_nodes=nodes)
-    with call_bar() as watch:
-        watch.total(sum(len(own.get("rounds", ())) for own in certificate.requests))
+    num_rounds = sum(len(own.get("rounds", ())) for own in certificate.requests)
+    with working() as work:
         report = replayed(
             certificate,
             backend_forward(model)
             if rounded_weights_of(model) is not None
             else plain_forward(model.network),
             vocab_size=model.vocab_size,
+            dtype=str(dtype_of(model)).removeprefix("torch."),
+            tokenizer=tokenizer,
+            eos_ids=eos_ids_of(model.network),
             redrafter=redrafter,
-            on_round=lambda: watch.step("replaying rounds"),
+            undrafted=reason,
+            on_round=work.stage("replaying rounds", num_rounds).advance,
             **given,
         )
-    if reason is not None:
-        report.notes.append(reason)
     if as_json:
         typer.echo(json.dumps(report.as_json()))
     else:
@@ -115,7 +121,6 @@ def say_certificate(path: Path) -> None:
 
 
 def _target(certificate: "Certificate", target: str | None) -> Any:  # noqa: ANN401 (a network's model)
-    from monge.api import built_in
     from monge.audit.certificate import CertificateError
     from monge.audit.recorder import processor_digest, weights_digest
     from monge.engine.backends.base import NetworkModel
@@ -123,8 +128,7 @@ def _target(certificate: "Certificate", target: str | None) -> Any:  # noqa: ANN
     stated = _fields(certificate.header, "target")
     if target is None and stated.get("name") != BUILT_IN:
         raise OptionError(f"the record names the target {stated.get('name')!r}; give --target")
-    source = str(built_in("target")) if target in {None, BUILT_IN} else str(target)
-    network = load_network(source, dtype=str(stated.get("dtype", "auto")))
+    network = load_network(_source(target), dtype=str(stated.get("dtype", "auto")))
     weights = stated.get("weights", "exact")
     if weights != "exact" and certificate.header.get("processor") != processor_digest():
         raise CertificateError(
@@ -143,9 +147,13 @@ def _target(certificate: "Certificate", target: str | None) -> Any:  # noqa: ANN
     return model
 
 
+def _source(target: str | None) -> str:
+    return str(built_in("target")) if target in {None, BUILT_IN} else str(target)
+
+
 def _redrafter(
     certificate: "Certificate", target: str | None, draft: list[str] | None
-) -> tuple["Redrafter | None", str | None]:
+) -> tuple["Redrafter | None", str]:
     """The drafter, made again, or why there is none."""
     from monge.audit.recorder import processor_digest
     from monge.audit.redraft import TOLERANCES, Redrafter
@@ -171,7 +179,7 @@ def _redrafter(
     if backend != stated:
         return None, f"the drafter ran beside a target on {stated}, which is {backend} here"
     dtype = str(_fields(certificate.header, "target").get("dtype"))
-    return Redrafter(decoder.components, TOLERANCES.get(dtype, 0.0)), None
+    return Redrafter(decoder.components, TOLERANCES.get(dtype, 0.0)), ""
 
 
 def _fields(header: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -190,7 +198,7 @@ def _print(report: "Report", certificate: "Certificate") -> None:
     drafts = report.drafts
     if drafts.num_rounds:
         console.print(
-            f"drafts: {drafts.num_rounds} rounds drafted again, {drafts.num_laws} draft laws "
+            f"drafts: {counted(drafts.num_rounds, 'round')} drafted again, {counted(drafts.num_laws, 'draft law')} "
             f"recomputed, largest total variation {drafts.distance:.0e}",
             style="dim",
             markup=False,

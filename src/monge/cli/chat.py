@@ -1,13 +1,14 @@
 """`monge chat`."""
 
 import sys
-from collections.abc import Iterator
 from typing import Any, Final
 
 from monge.cli import options
-from monge.cli.console import notes, quiet_host, reported
+from monge.cli.console import notes, quiet_host, reported, streaming
 from monge.cli.loading import loaded
+from monge.cli.messages import messages
 from monge.core.errors import MongeError
+from monge.core.words import counted
 from monge.engine.conversation import Conversation
 from monge.engine.decoder import Decoder
 from monge.engine.result import GenerationStats
@@ -15,7 +16,7 @@ from monge.engine.sources import obstacle
 
 _HELP: Final = (
     "/reset forgets the conversation, /stats shows figures, /help shows this, /exit or Ctrl-D "
-    "ends; Ctrl-C cuts an answer off"
+    'ends; Ctrl-C cuts an answer off; """ before and after a message lets it have several lines'
 )
 _DEFAULT: Final = "smollm2"
 
@@ -106,8 +107,8 @@ def chat(
             )
         if sys.stdin.isatty():
             notes().print(_HELP, style="dim", markup=False)
-        for text in _messages():
-            if text.startswith("/"):
+        for text in messages():
+            if text.startswith("/") and "\n" not in text:
                 if not _command(text, conversation, decoder):
                     break
             else:
@@ -126,44 +127,22 @@ def _default_target() -> str | None:
     return None
 
 
-def _messages() -> Iterator[str]:
-    """What the user says: lines from a terminal, with editing, or lines of standard input."""
-    if not sys.stdin.isatty():
-        yield from filter(None, map(str.strip, sys.stdin))
-        return
-    import readline  # noqa: F401  importing it gives `input` history and editing
-
-    while True:
-        try:
-            text = input("\n> ").strip()
-        except KeyboardInterrupt:
-            notes().print()
-            continue
-        except EOFError:
-            notes().print()
-            return
-        if text:
-            yield text
-
-
 def _answer(conversation: Conversation, text: str) -> None:
     """Stream one answer; Ctrl-C keeps what there is of it."""
     pieces = conversation.reply(text)
-    try:
-        for piece in pieces:
-            sys.stdout.write(piece.text)
-            sys.stdout.flush()
-    except KeyboardInterrupt:
-        pieces.close()
-        notes().print("\ninterrupted; the answer so far is kept", style="dim")
-    except MongeError as error:  # the conversation goes on
-        notes().print(str(error), style="red", markup=False, soft_wrap=True)
-    sys.stdout.write("\n")
-    sys.stdout.flush()
+    with streaming() as write:
+        try:
+            for piece in pieces:
+                write(piece.text)
+        except KeyboardInterrupt:
+            pieces.close()
+            notes().print("interrupted; the answer so far is kept", style="dim")
+        except MongeError as error:  # the conversation goes on
+            notes().print(str(error), style="red", markup=False, soft_wrap=True)
     if conversation.num_dropped:
         notes().print(
             "the context is full: the model saw this message without the "
-            f"{conversation.num_dropped} oldest ones",
+            f"{counted(conversation.num_dropped, 'oldest one')}",
             style="yellow",
         )
 
@@ -197,7 +176,7 @@ def stats_line(conversation: Conversation, decoder: Decoder) -> str:
     prefill_s = sum(session.prefill_s for session in conversation.sessions)
     stats = GenerationStats.of(records, num_tokens=num_tokens, prefill_s=prefill_s)
     figures: list[Any] = [
-        f"{len(conversation.sessions)} answers, {num_tokens} tokens",
+        f"{counted(len(conversation.sessions), 'answer')}, {counted(num_tokens, 'token')}",
         f"{stats.tokens_per_s:.1f} tokens/s",
         f"{stats.block_efficiency:.2f} tokens a forward",
     ]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monge.core.verdict import StepRecord
+from monge.core.words import counted
 from monge.engine.batch import decode
 from monge.engine.decoder import Decoder
 from monge.engine.result import GenerationStats
@@ -50,7 +51,7 @@ class Completion:
         stats = self.stats
         seconds = stats.prefill_s + stats.decode_s
         parts = [
-            f"{stats.num_tokens} tokens in {seconds:.2f} s",
+            f"{counted(stats.num_tokens, 'token')} in {seconds:.2f} s",
             f"{stats.tokens_per_s:.1f} tokens/s",
             f"block efficiency {stats.block_efficiency:.2f}",
         ]
@@ -68,7 +69,7 @@ class Completion:
         names = ("prefill", "draft", "score", "verify", "commit", "other")
         times = ", ".join(f"{name} {1e3 * getattr(stats, f'{name}_s'):.0f} ms" for name in names)
         return (
-            f"{stats.num_rounds} rounds; {times}; engine efficiency {stats.engine_efficiency:.2f}; "
+            f"{counted(stats.num_rounds, 'round')}; {times}; engine efficiency {stats.engine_efficiency:.2f}; "
             f"draft utilisation {stats.draft_utilisation:.2f}"
         )
 
@@ -90,7 +91,7 @@ class Completion:
         if (survival := self.stats.survival) is not None:
             parts.append(
                 f"survival forecasts off by {survival.calibration_error:.3f} over "
-                f"{survival.num_forecasts} tokens, "
+                f"{counted(survival.num_forecasts, 'token')}, "
                 f"Brier score {survival.brier:.3f}"
             )
         return "; ".join(parts)

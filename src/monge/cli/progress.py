@@ -1,25 +1,30 @@
 """Progress on standard error: bars on a terminal, a line every ten seconds elsewhere."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from functools import partialmethod
+from typing import Any, Final
 
 from rich.console import Console
 from rich.progress import Progress, ProgressColumn, SpinnerColumn, Task, TaskID
 from rich.progress_bar import ProgressBar
 from rich.table import Column
 from rich.text import Text
+from tqdm import tqdm
 
 from monge.bench.decode import Watch
-from monge.cli.console import notes
+from monge.cli.console import notes, redrawing
 from monge.engine.notices import watched_by
 
 QUIET_S: Final = 10.0
 """Seconds between two lines where standard error is no terminal."""
 BAR_WIDTH: Final = 16
+_ROUNDING: Final = 1e-6
+"""Of counts that are sums of parts."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,7 +99,8 @@ class Stage:
         parts: list[str] = []
         if not self.is_time and (self._done or self.total is not None):
             of = "" if self.total is None else f" of {self.total:g}"
-            parts.append(f"{self._done:g}{of}")
+            whole = math.floor(self._done + _ROUNDING)
+            parts.append(f"{whole}{of}")
         parts.append(f"{duration(self.elapsed_s)} so far")
         if (left := self.remaining_s) is not None and not self.is_complete:
             parts.append(f"about {duration(left)} left")
@@ -199,12 +205,31 @@ def working(name: str | None = None) -> Iterator[Work]:
         with _first_stage(_active[-1], name):
             yield _active[-1]
         return
-    with Work(notes()) as work, watched_by(work.waiting), _first_stage(work, name):
+    console = notes()
+    with (
+        _without_bars_of_the_host(),
+        redrawing(console),
+        Work(console) as work,
+        watched_by(work.waiting),
+        _first_stage(work, name),
+    ):
         _active.append(work)
         try:
             yield work
         finally:
             _active.pop()
+
+
+@contextmanager
+def _without_bars_of_the_host() -> Iterator[None]:
+    """Keep the bars that the host draws with tqdm off the terminal, where ours show the same work."""
+    bar: Any = tqdm
+    before = bar.__init__
+    bar.__init__ = partialmethod(before, disable=True)
+    try:
+        yield
+    finally:
+        bar.__init__ = before
 
 
 @contextmanager
@@ -252,7 +277,7 @@ def spinner() -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def bars() -> Iterator[Callable[[str, int], Callable[[int], None]]]:
+def bars() -> Iterator[Callable[[str, int], Callable[[float], None]]]:
     """Bars of a name and a total each; what makes one returns what advances it."""
     with working() as work:
         yield lambda name, total: work.stage(name, total, is_begun=False).advance

@@ -13,10 +13,11 @@ from monge.cli import options
 from monge.cli.console import output, quiet_host, reported, say_raw_text
 from monge.cli.networks import Networks, load_draft, load_networks
 from monge.cli.out import check_out_file, check_out_folder, plotting, write_document
-from monge.cli.progress import call_bar
+from monge.cli.progress import working
 from monge.cli.tables import plain_table, print_tables
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
+from monge.core.words import counted
 from monge.engine.loading import load_network, load_tokenizer
 from monge.prompts import Prompt, asked_prompts, written
 from monge.replay.compare import REPEATS, Settings, compare
@@ -114,21 +115,20 @@ def record(
     rules = SamplingRules(temperature=0.0 if temperature is None else temperature, top_k=top_k)
     rules = replace(rules, **options.given(top_p=top_p, min_p=min_p))
     recording = options.given(max_new_tokens=max_new_tokens)
-    with call_bar() as watch:
-        watch.total(len(shown) + (0 if no_costs else 1))
+    with working() as work:
         found = recorded(
             networks,
             shown,
             rules,
-            watch=watch,
+            on_text=work.stage("target writes", len(shown)).advance,
             seed=seed,
             ignore_eos=ignore_eos,
             top=top,
             **recording,
         )
         if not no_costs:
-            watch.step("measuring costs")
-            found = replace(found, costs=networks.costs(networks.further(drafter or ())))
+            with work.waiting("measuring costs"):
+                found = replace(found, costs=networks.costs(networks.further(drafter or ())))
     path = write_log(replace(found, about=networks.about()), out)
     say_log(found, path)
     if as_json:
@@ -139,20 +139,21 @@ def recorded(
     networks: Networks,
     prompts: Sequence[Prompt],
     rules: SamplingRules,
-    *,
-    watch: Any,  # noqa: ANN401
     **recording: Any,
 ) -> LawLog:
     """Texts and laws of prompts, by task."""
     decoder = networks.decoder(Configuration())
-    by_task: dict[str, list[str | Sequence[int]]] = {}
+    grouped: dict[str, list[str | Sequence[int]]] = {}
     for prompt in prompts:
-        by_task.setdefault(prompt.task, []).append(written(prompt, decoder.encode_chat))
+        grouped.setdefault(prompt.task, []).append(written(prompt, decoder.encode_chat))
     say_raw_text(networks.tokenizer, prompts, "a *.jsonl file may hold `messages`")
-    step = lambda: watch.step("target writes")  # noqa: E731
-    return record_log(
-        decoder, by_task, model=networks.identity, rules=rules, on_text=step, **recording
-    )
+    return record_log(decoder, grouped, model=networks.identity, rules=rules, **recording)
+
+
+def by_task(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """The prompts in the order of a log's texts."""
+    order = {task: place for place, task in enumerate(dict.fromkeys(p.task for p in prompts))}
+    return sorted(prompts, key=lambda prompt: order[prompt.task])
 
 
 def described(found: LawLog) -> dict[str, Any]:
@@ -173,12 +174,13 @@ def say_log(found: LawLog, path: Path) -> None:
     laws = (
         "complete laws"
         if found.top is None
-        else f"the {found.top} most probable tokens of each law, the rest as one"
+        else f"the {counted(found.top, 'most probable token')} of each law, the rest as one"
     )
     costs = f"costs of {', '.join(sorted(found.costs))}" if found.costs else "no costs"
     size = path.stat().st_size / 1e6
     output().print(
-        f"{path}: {len(found.texts)} texts of {found.model.name}, {found.num_tokens} tokens, "
+        f"{path}: {counted(len(found.texts), 'text')} of {found.model.name}, "
+        f"{counted(found.num_tokens, 'token')}, "
         f"{laws}, {costs}, {size:.1f} MB",
         markup=False,
         soft_wrap=True,
@@ -272,17 +274,18 @@ def run(
         raise OptionError(f"--repeats and --depth must be at least 1; got {repeats} and {depth}")
     found = read_log(log)
     if check_target is not None:
-        network = load_network(check_target)
-        found.check_model(
-            identity_of(network, load_tokenizer(check_target), check_target), "the target"
-        )
+        with working("loading the target"):
+            network, tokenizer = load_network(check_target), load_tokenizer(check_target)
+            found.check_model(identity_of(network, tokenizer, check_target), "the target")
     parts = {"drafter": drafter, "tree": tree, "verifier": verifier, "controller": controller}
     chosen = list(grid(**parts, draft_temperature=[draft_temperature], draft_top_k=[draft_top_k]))
-    model = load_draft(found, draft, **options.given(dtype=dtype, device=device))
+    with working("loading the draft model"):
+        model = load_draft(found, draft, **options.given(dtype=dtype, device=device))
     settings = Settings(repeats=repeats, depth=depth, seed=seed)
-    with call_bar() as watch:
-        watch.total(len(chosen) * len(found.texts) * (1 + repeats))
-        document = compare(chosen, found, model, settings, on_text=lambda: watch.step("replaying"))
+    num_passes = len(chosen) * len(found.texts) * (1 + repeats)
+    with working() as work:
+        advance = work.stage("replaying", num_passes).advance
+        document = compare(chosen, found, model, settings, on_text=advance)
     files = [write_document(document, out, "replay.json")] + (
         [] if draw is None else draw(document["replayed"], out)
     )

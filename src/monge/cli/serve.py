@@ -165,13 +165,8 @@ def _recorder(decoder: Decoder, given: Mapping[str, Any]) -> "Recorder":
 
 def _server_room() -> ModuleType:
     quiet_host()
-    try:
-        from monge.serve import launch
-    except ImportError as error:
-        raise OptionError(
-            f"monge serve needs packages that are not installed ({error}): pip "
-            "install 'monge[serve]'"
-        ) from error
+    from monge.serve import launch
+
     return launch
 
 

@@ -17,7 +17,7 @@ from monge.bench.provenance import versions
 from monge.cli import options
 from monge.cli.console import notes, quiet_host, reported
 from monge.cli.out import check_out_folder
-from monge.cli.progress import bars
+from monge.cli.progress import bars, working
 from monge.core.errors import OptionError
 from monge.engine.chat_format import TemplateFormat, chat_format
 from monge.engine.loading import load_network, load_tokenizer
@@ -34,6 +34,7 @@ from monge.prompts import encode, read_prompts, shipped
 
 TEXT: Final = "Text"
 TRAINING: Final = "Training"
+_KEPT: Final = "interrupted; what was done so far is saved, the same command goes on"
 MIXED: Final = {"none": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -256,10 +257,9 @@ def eagle3(
     )
     check_out_folder(out)
     source = built_in("target") if target is None else target
-    network, tokenizer = (
-        load_network(source, **options.given(device=device)),
-        load_tokenizer(source),
-    )
+    with working("loading the models"):
+        network = load_network(source, **options.given(device=device))
+        tokenizer = load_tokenizer(source)
     chat = chat_format(tokenizer, is_built_in=target is None)
     before = [] if system is None else [{"role": "system", "content": system}]
     texts = [prompt for path in data or () for prompt in read_prompts(path)]
@@ -275,7 +275,7 @@ def eagle3(
         "target": "built-in" if target is None else Path(target).name,
         **versions("monge", "torch", "transformers"),
     }
-    with bars() as bar, _interrupts() as interrupted:
+    with bars() as bar, _interrupts(recipe) as interrupts:
         if own_prompts is not None:
             if not isinstance(chat, TemplateFormat):
                 raise OptionError(
@@ -294,7 +294,7 @@ def eagle3(
             prompts += [chat.encode([*before, {"role": "user", "content": one}]) for one in turns]
         on_read, on_step = (
             bar("reading answers", len(prompts)),
-            _shown(bar("training steps", recipe.steps)),
+            interrupts.watched(bar("training steps", recipe.steps)),
         )
         outcome = train_eagle3(
             network,
@@ -304,7 +304,7 @@ def eagle3(
             answers=answers,
             draft_vocabulary=draft_vocabulary,
             num_steps=num_steps,
-            watch=Watch(on_read=on_read, on_step=on_step, should_stop=interrupted),
+            watch=Watch(on_read=on_read, on_step=on_step, should_stop=interrupts.is_wanted),
             on_answers=bar("writing answers", len(prompts)),
             about=about,
         )
@@ -339,23 +339,23 @@ def _train(
     options.set_threads(threads)
     check_out_folder(out)
     source = built_in("target") if target is None else target
-    network = load_network(source, **loading)
+    with working("loading the models"):
+        network = load_network(source, **loading)
     prompts = _encoded(load_tokenizer(source), data)
     about = {
         "target": "built-in" if target is None else Path(target).name,
         **versions("monge", "torch", "transformers"),
     }
-    with bars() as bar:
+    with bars() as bar, _interrupts(recipe) as interrupts:
         rows = cut_rows(prompts, text.row_length)[: text.num_rows] if as_it_is else None
         if rows is None:
             rows = write_own_text(network, prompts, text, out, bar("writing rows", text.num_rows))
-        with _interrupts() as interrupted:
-            on_read, on_step = (
-                bar("reading rows", len(rows)),
-                _shown(bar("training steps", recipe.steps)),
-            )
-            watch = Watch(on_read=on_read, on_step=on_step, should_stop=interrupted)
-            num_parameters, quality = fit(network, rows, watch=watch, about=about)
+        on_read, on_step = (
+            bar("reading rows", len(rows)),
+            interrupts.watched(bar("training steps", recipe.steps)),
+        )
+        watch = Watch(on_read=on_read, on_step=on_step, should_stop=interrupts.is_wanted)
+        num_parameters, quality = fit(network, rows, watch=watch, about=about)
     _say(out, num_parameters, quality)
 
 
@@ -371,7 +371,7 @@ def _encoded(tokenizer: Any, data: list[Path] | None) -> list[tuple[int, ...]]: 
 
 def _say(out: Path, num_parameters: int, quality: ChainQuality | None) -> None:
     if quality is None:
-        notes().print("interrupted; everything is saved, the same command goes on")
+        notes().print(_KEPT)
         raise typer.Exit(130)
     typer.echo(
         f"{out}: {num_parameters / 1e6:.2f}M parameters; on held-out text of the target a chain of "
@@ -380,30 +380,48 @@ def _say(out: Path, num_parameters: int, quality: ChainQuality | None) -> None:
     )
 
 
-def _shown(advance: Callable[[int], None]) -> Callable[[TrainingProgress], None]:
-    """Progress in steps, those of an earlier call included."""
-    done = 0
+class _Interrupts:
+    """Ctrl-C in a training: it ends after the step, and everything else at once.
 
-    def show(progress: TrainingProgress) -> None:
-        nonlocal done
-        advance(progress.step - done)
-        done = progress.step
+    Args:
+        recipe: Settings of the training.
+    """
 
-    return show
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe, self._is_training, self._is_wanted = recipe, False, False
+
+    def is_wanted(self) -> bool:
+        """Whether training is to end after this step."""
+        return self._is_wanted
+
+    def watched(self, advance: Callable[[float], None]) -> Callable[[TrainingProgress], None]:
+        """Show progress in steps, those of an earlier call included, and see when training ends."""
+        done = 0
+
+        def show(progress: TrainingProgress) -> None:
+            nonlocal done
+            advance(progress.step - done)
+            done, recipe = progress.step, self._recipe
+            self._is_training = done < recipe.steps and progress.looks_since_best < recipe.patience
+
+        return show
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """Handle the signal."""
+        if self._is_wanted or not self._is_training:
+            raise KeyboardInterrupt
+        self._is_wanted = True
+        notes().print("ending after this step, which is saved; Ctrl-C again ends at once")
 
 
 @contextmanager
-def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed during training; a second one interrupts at once."""
-    received: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if received:
-            raise KeyboardInterrupt
-        received.append(number)
-
-    before = signal.signal(signal.SIGINT, note)
+def _interrupts(recipe: Recipe) -> Iterator[_Interrupts]:
+    interrupts = _Interrupts(recipe)
+    before = signal.signal(signal.SIGINT, interrupts.note)
     try:
-        yield lambda: bool(received)
+        yield interrupts
+    except KeyboardInterrupt as error:
+        notes().print(f"\n{_KEPT}")
+        raise typer.Exit(130) from error
     finally:
         signal.signal(signal.SIGINT, before)

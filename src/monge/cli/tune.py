@@ -5,23 +5,25 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Final
 
 import typer
 
-from monge.bench.decode import Watch
 from monge.bench.provenance import busy_note
 from monge.cli import options
-from monge.cli.console import output, quiet_host, reported
+from monge.cli.console import notes, output, quiet_host, reported
 from monge.cli.networks import Networks, load_networks
 from monge.cli.out import check_out_file, check_out_folder, write_document
-from monge.cli.progress import call_bar, duration
-from monge.cli.replay import recorded, show
+from monge.cli.progress import bars, working
+from monge.cli.replay import by_task, recorded, show
 from monge.config import write_config
+from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
-from monge.heads.training.own_text import TextSettings
+from monge.engine.chat_format import TemplateFormat
+from monge.engine.sources import NAMED
 from monge.prompts import Prompt, read_prompts, shipped, written
 from monge.replay.compare import Settings
 from monge.replay.configuration import HEADS, MODEL, Configuration
@@ -34,6 +36,8 @@ OUT: Final = Path("tune")
 PER_TASK: Final = 1
 REPEATS: Final = 2
 CONFIRMING: Final = 3
+SHORTEST: Final = 8
+"""Fewest tokens of a text from which anything is concluded."""
 TUNE: Final = "Tuning"
 FREE: Final = ("suffix", "token_recycling")
 """Drafters that need no model and no head, tried besides none and n-grams."""
@@ -105,8 +109,9 @@ def tune(
 
     The target writes a continuation of every prompt once, which is logged; rounds of several sizes
     are timed; then drafters, trees, verifiers, windows and controllers are replayed on the log.
-    Drafters that need nothing are tried, and the draft model or head of `--draft`. The last lines
-    are the recommended command, the same call in Python, and the expected speed-up.
+    A chat model is asked your prompts as messages, and texts that end at once are left out.
+    Drafters that need nothing are tried, the draft model or head of `--draft`, and the head that
+    ships for the target. The last lines are the recommended command, the same call in Python, and the expected speed-up.
     `--confirm` measures the best ones and plain decoding, and recommends the fastest one by the
     clock. `--save` writes the recommended options to a file for `--config` and `monge.load`.
 
@@ -125,20 +130,24 @@ def tune(
         check_out_file(save, "--save", "monge.toml")
     shown = (read_prompts(prompts) if prompts else shipped(per_task=PER_TASK))[:max_prompts]
     loading = options.given(dtype=dtype, device=device, attention=attention, backend=backend)
+    if draft is None and target in NAMED:
+        draft = NAMED[target].head
     networks = load_networks(target, draft, **loading)
+    shown = _as_asked(networks, shown)
     rules = SamplingRules(temperature=0.0 if temperature is None else temperature)
-    with call_bar("target writes") as watch:
-        watch.total(len(shown))
+    with working() as work:
+        stage = work.stage("target writes", len(shown))
         found = recorded(
             networks,
             shown,
             rules,
-            watch=watch,
+            on_text=stage.advance,
             seed=seed,
             **options.given(max_new_tokens=max_new_tokens),
         )
+        found, shown = _without_short(found, shown)
         further = networks.further([*FREE, *(drafter or ())])
-        watch.step("measuring costs")
+        stage.restart("measuring costs")
         found = replace(found, costs=networks.costs(further), about=networks.about())
         settings, own = (
             Settings(repeats=repeats, seed=seed),
@@ -150,12 +159,11 @@ def tune(
             settings,
             target=own,
             drafters=further,
-            on_text=partial(watch.step, "replaying"),
-            on_grid=watch.total,
+            on_text=stage.advance,
+            on_grid=partial(stage.restart, "replaying"),
         )
-        measured = (
-            _confirmed(networks, shown, tuned, found, seed=seed, watch=watch) if confirm else []
-        )
+        work.end(stage)
+        measured = _confirmed(networks, shown, tuned, found, seed=seed) if confirm else []
     best = _fastest(tuned, measured)
     document = tuned.document | {
         "predicted_best": tuned.best.settings,
@@ -171,10 +179,49 @@ def tune(
         files.append(save)
     output().print("written: " + ", ".join(map(str, files)), soft_wrap=True)
     if networks.head is None:
-        _say_training(prompts, tuned, options.given(target=target, device=device))
-    _say_use(settings, save, rules, tuned, measured)
+        _say_training(prompts, options.given(target=target, device=device))
+    asking = "" if rules.temperature == 0 else f" --temperature {rules.temperature:g}"
+    if any(one.messages is not None for one in shown):
+        asking += " --chat"
+    _say_use(settings, save, asking, tuned, measured)
     if as_json:
         print(json.dumps(document))
+
+
+def _as_asked(networks: Networks, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+    """The prompts as a chat model is asked them: raw text becomes a message of the user."""
+    chat = networks.decoder(Configuration(drafter="none")).chat_format
+    raw = [one for one in prompts if one.messages is None]
+    if not raw or not isinstance(chat, TemplateFormat):
+        return prompts
+    notes().print(
+        "this model has a chat template: prompts are written as messages", style="dim", markup=False
+    )
+    return [
+        replace(one, messages=one.messages or ({"role": "user", "content": one.text},))
+        for one in prompts
+    ]
+
+
+def _without_short(log: LawLog, prompts: Sequence[Prompt]) -> tuple[LawLog, Sequence[Prompt]]:
+    """The log and its prompts without texts that ended before they could show anything.
+
+    Raises:
+        OptionError: If none is long enough.
+    """
+    placed = by_task(prompts)
+    long = [len(text.token_ids) >= min(SHORTEST, text.max_new_tokens) for text in log.texts]
+    if all(long):
+        return log, placed
+    told = f"{long.count(False)} of {len(long)} texts ended within {SHORTEST} tokens"
+    if not any(long):
+        raise OptionError(
+            f"{told}, which shows nothing about drafters; give prompts that the target answers at "
+            "length: --prompts"
+        )
+    notes().print(f"{told} and are left out", style="yellow", markup=False)
+    texts = tuple(compress(log.texts, long))
+    return replace(log, texts=texts), tuple(compress(placed, long))
 
 
 def _confirmed(
@@ -184,7 +231,6 @@ def _confirmed(
     log: LawLog,
     *,
     seed: int,
-    watch: Watch,
 ) -> list[dict[str, Any]]:
     """Tokens per second by the clock: the best configurations and plain decoding, in turns, so that a slow minute slows all."""
     best = [
@@ -196,21 +242,23 @@ def _confirmed(
     ]
     decoders = [networks.decoder(configuration) for configuration in chosen]
     speeds: list[list[float]] = [[] for _ in chosen]
-    watch.total(3 * len(chosen) * len(prompts))
-    for turn in range(3):
-        for decoder, found in zip(decoders, speeds, strict=True):
-            tokens, seconds = 0, 0.0
-            for number, prompt in enumerate(prompts):
-                watch.step("measuring")
-                (result,) = decoder.generate(
-                    [written(prompt, decoder.encode_chat)],
-                    max_new_tokens=log.texts[number].max_new_tokens,
-                    temperature=log.rules.temperature,
-                    seed=seed + number,
-                )
-                tokens, seconds = tokens + result.stats.num_tokens, seconds + result.stats.decode_s
-            if turn > 0:  # the first turn warms up
-                found.append(tokens / seconds)
+    with bars() as bar:
+        advance = bar("measuring", 3 * len(chosen) * len(prompts))
+        for turn in range(3):
+            for decoder, found in zip(decoders, speeds, strict=True):
+                tokens, seconds = 0, 0.0
+                for number, prompt in enumerate(prompts):
+                    (result,) = decoder.generate(
+                        [written(prompt, decoder.encode_chat)],
+                        max_new_tokens=log.texts[number].max_new_tokens,
+                        temperature=log.rules.temperature,
+                        seed=seed + number,
+                    )
+                    tokens += result.stats.num_tokens
+                    seconds += result.stats.decode_s
+                    advance(1)
+                if turn > 0:  # the first turn warms up
+                    found.append(tokens / seconds)
     return [
         {
             "label": configuration.label,
@@ -300,18 +348,13 @@ def _notes(
     ]
 
 
-def _say_training(prompts: Path | None, tuned: TuningResult, loading: dict[str, str]) -> None:
-    """How a head would be trained, and about how long that takes at the speed of plain decoding."""
-    plain = next(
-        one for one in tuned.document["replayed"] if one["configuration"] == {"drafter": "none"}
-    )
-    num_tokens = TextSettings().num_tokens
-    seconds = num_tokens / plain["tokens_per_s"]["mean"]
-    chosen = _written(loading) + ("" if prompts is None else f" --data {shlex.quote(str(prompts))}")
+def _say_training(prompts: Path | None, loading: dict[str, str]) -> None:
+    """How a head would be trained."""
+    data = "questions.jsonl" if prompts is None else shlex.quote(str(prompts))
     output().print(
-        "a head that is trained for this target may be faster: monge train shape --preset ridge"
-        f"{chosen} --out my-head writes {num_tokens} tokens, at most about {duration(seconds)} at "
-        "the speed of plain decoding; then monge tune --draft my-head tries it",
+        "a head that is trained for this target may be faster: monge train eagle3"
+        f"{_written(loading)} --data {data} --out my-head; then monge tune --draft my-head "
+        "tries it",
         style="dim",
         markup=False,
         soft_wrap=True,
@@ -327,20 +370,19 @@ def _written(settings: dict[str, Any]) -> str:
 def _say_use(
     settings: dict[str, Any],
     save: Path | None,
-    rules: SamplingRules,
+    asking: str,
     tuned: TuningResult,
     measured: Sequence[dict[str, Any]],
 ) -> None:
     """The command and the call that decode so, and how much faster they are."""
     console = output()
-    heat = "" if rules.temperature == 0 else f" --temperature {rules.temperature:g}"
     chosen = _written(settings if save is None else {"config": save})
     names = ", ".join(f"{name}={value!r}" for name, value in settings.items())
     names = names if save is None else f"config={str(save)!r}"
     if (note := busy_note()) is not None:
         console.print(note, style="yellow", markup=False, soft_wrap=True)
     for what, text in (
-        ("use it:", f"monge generate PROMPT{chosen}{heat}"),
+        ("use it:", f"monge generate PROMPT{chosen}{asking}"),
         ("python:", f"monge.load({names})"),
         ("expected:", _speedup(tuned, measured)),
     ):

@@ -3,8 +3,9 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import takewhile
-from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from monge.control.latency import Latency
 from monge.core.context import DraftPlan
@@ -15,9 +16,25 @@ from monge.core.selection import Member
 from monge.core.verdict import StepRecord
 
 State = TypeVar("State")
-Reads = Literal["accepted", "tokens", "confidence", "latency", "notes"]
-"""What a plan may depend on: accepted tokens of finished rounds, committed tokens, the draft
-network's confidence before a draw, measured times, notes of other requests."""
+
+
+class Reads(StrEnum):
+    """Information that a plan may depend on.
+
+    Attributes:
+        ACCEPTED: Accepted tokens of finished rounds.
+        TOKENS: Committed tokens.
+        CONFIDENCE: The draft network's confidence before a draw.
+        LATENCY: Measured times.
+        NOTES: What other requests taught.
+    """
+
+    ACCEPTED = "accepted"
+    TOKENS = "tokens"
+    CONFIDENCE = "confidence"
+    LATENCY = "latency"
+    NOTES = "notes"
+
 
 PLAIN: Final = DraftPlan(max_depth=0)
 """Plain decoding in the coming round."""

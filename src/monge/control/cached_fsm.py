@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from monge.control.base import RoundInfo, SharedState, SoloController
+from monge.control.base import Reads, RoundInfo, SharedState, SoloController
 from monge.control.fsm import Fsm
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
@@ -51,7 +51,7 @@ class CachedFsm(SoloController[CachedState]):
     capacity: int = 256
     rate: float | int = 0.5
 
-    reads = frozenset({"accepted", "tokens"})
+    reads = frozenset({Reads.ACCEPTED, Reads.TOKENS})
 
     def __post_init__(self) -> None:
         self._fsm()

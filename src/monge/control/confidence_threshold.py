@@ -3,7 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from monge.control.base import RoundInfo, SharedState, SoloController, check_share, check_windows
+from monge.control.base import (
+    Reads,
+    RoundInfo,
+    SharedState,
+    SoloController,
+    check_share,
+    check_windows,
+)
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.stopping import StopRule
@@ -43,7 +50,7 @@ class ConfidenceThreshold(SoloController[ThresholdState]):
     max_window: int = 8
     max_samples: int = 256
 
-    reads = frozenset({"accepted", "confidence"})
+    reads = frozenset({Reads.ACCEPTED, Reads.CONFIDENCE})
 
     def __post_init__(self) -> None:
         check_windows("confidence_threshold", lowest=0, highest=self.max_window)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from monge.control.base import RoundInfo, SharedState, SoloController, check_windows
+from monge.control.base import Reads, RoundInfo, SharedState, SoloController, check_windows
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
@@ -30,7 +30,7 @@ class Fsm(SoloController[int]):
     min_window: int = 1
     max_window: int = 8
 
-    reads = frozenset({"accepted"})
+    reads = frozenset({Reads.ACCEPTED})
 
     def __post_init__(self) -> None:
         check_windows(

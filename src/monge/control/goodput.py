@@ -8,6 +8,7 @@ from typing import Final
 from monge.control.acceptance import DepthCounts, expected_tokens
 from monge.control.base import (
     Controller,
+    Reads,
     RoundInfo,
     SharedState,
     check_windows,
@@ -114,7 +115,7 @@ class Goodput(Controller[GoodputState]):
     first_cooldown: int = 8
     last_cooldown: int = 1024
 
-    reads = frozenset({"accepted", "latency", "notes"})
+    reads = frozenset({Reads.ACCEPTED, Reads.LATENCY, Reads.NOTES})
     selects = True
 
     def __post_init__(self) -> None:

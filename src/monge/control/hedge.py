@@ -6,7 +6,7 @@ from typing import Any
 
 from monge.control.ada_hedge import AdaHedge
 from monge.control.arms import Arms
-from monge.control.base import AnyController, Controller, RoundInfo, SharedState, check_share
+from monge.control.base import AnyController, Controller, Reads, RoundInfo, SharedState, check_share
 from monge.control.windows import WINDOWS
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
@@ -110,7 +110,7 @@ class Hedge(Controller[HedgeState]):
     explore: float | int = 0.05
     keep: float | int = 0.98
 
-    reads = frozenset({"accepted", "tokens", "latency", "notes"})
+    reads = frozenset({Reads.ACCEPTED, Reads.TOKENS, Reads.LATENCY, Reads.NOTES})
     selects = True
 
     def __post_init__(self) -> None:

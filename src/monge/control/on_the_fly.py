@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from monge.control.base import (
     PLAIN,
+    Reads,
     RoundInfo,
     SharedState,
     SoloController,
@@ -67,7 +68,7 @@ class OnTheFly(SoloController[History]):
     probe_tokens: int = 64
     probe_prob: float | int = 0.0
 
-    reads = frozenset({"accepted", "latency"})
+    reads = frozenset({Reads.ACCEPTED, Reads.LATENCY})
 
     def __post_init__(self) -> None:
         check_windows("on_the_fly", lowest=0, highest=self.max_window)

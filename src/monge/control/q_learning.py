@@ -2,7 +2,14 @@
 
 from dataclasses import dataclass, field
 
-from monge.control.base import RoundInfo, SharedState, SoloController, check_share, latency_of
+from monge.control.base import (
+    Reads,
+    RoundInfo,
+    SharedState,
+    SoloController,
+    check_share,
+    latency_of,
+)
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
@@ -65,7 +72,7 @@ class QLearning(SoloController[QState]):
     rate: float | int = 0.1
     discount: float | int = 0.5
 
-    reads = frozenset({"accepted", "latency", "notes"})
+    reads = frozenset({Reads.ACCEPTED, Reads.LATENCY, Reads.NOTES})
 
     def __post_init__(self) -> None:
         if not self.windows or min(self.windows) < 0 or len(set(self.windows)) < len(self.windows):

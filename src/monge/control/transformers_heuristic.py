@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from monge.control.base import RoundInfo, SharedState, SoloController
+from monge.control.base import Reads, RoundInfo, SharedState, SoloController
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
@@ -26,7 +26,7 @@ class TransformersHeuristic(SoloController[int]):
 
     num_draft_tokens: int = 5
 
-    reads = frozenset({"accepted"})
+    reads = frozenset({Reads.ACCEPTED})
 
     def __post_init__(self) -> None:
         if self.num_draft_tokens < 1:

@@ -89,18 +89,32 @@ class DraftPlan:
             return self
         return replace(self, max_depth=depth, max_nodes=nodes, model_free_depth=lookup)
 
+    def reaching(self, num_tokens: int, max_length: int | None) -> "DraftPlan":
+        """Return this plan, no deeper than a drafter of bounded context can draft.
+
+        The deepest candidates are not read, so they may lie one token beyond the context.
+
+        Args:
+            num_tokens: Committed tokens.
+            max_length: Longest text that the drafter reads; `None` for unbounded.
+        """
+        if max_length is None:
+            return self
+        return self.within(depth_plan(max(0, max_length - num_tokens + 1)))
+
     @property
     def for_model_free(self) -> "DraftPlan":
         """The plan of model-free drafters of a pool."""
         return (
             self
             if self.model_free_depth is None
-            else _limited(self.model_free_depth, self.max_nodes)
+            else depth_plan(self.model_free_depth, self.max_nodes)
         )
 
 
 @lru_cache(maxsize=1024)
-def _limited(depth: int, nodes: int | None) -> DraftPlan:
+def depth_plan(depth: int, nodes: int | None = None) -> DraftPlan:
+    """Return the plan of this depth and this many drafted nodes."""
     return DraftPlan(max_depth=depth, max_nodes=nodes)
 
 

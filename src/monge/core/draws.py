@@ -19,7 +19,9 @@ _WORD: Final = 1 << 64
 _FIRST_SEED: Final = -(1 << 63)
 # Uniforms drawn at once: one call of the generator costs more than a hundred of its numbers.
 _BLOCK: Final = 256
-_CLOCKS: Final = 1  # `use` of the generator; 0 is the stream of uniforms
+# `use` of the generator; 0 is the stream of uniforms.
+_CLOCKS: Final = 1
+_PLANS: Final = 2
 
 
 @runtime_checkable
@@ -223,7 +225,7 @@ def _taped(uniforms: tuple[float, ...]) -> Iterator[float]:
 
 
 class ClockDraws(ABC):
-    """A source of randomness with clocks.
+    """A source of randomness with clocks, and with numbers of their own for controllers.
 
     Clock `(depth, draft, token)` is an exponential variable of mean one, independent of all others
     and of every draw. Depth counts from the last committed token, so what is read at a place of the
@@ -238,9 +240,16 @@ class ClockDraws(ABC):
     def move_to(self, place: int) -> None:
         """Say how many tokens are committed."""
 
+    @abstractmethod
+    def for_plans(self) -> Draws:
+        """Draws of the controller at this place of the text: the same for every call, and no part of the stream.
+
+        So the place of a draft's or a verdict's number in the stream never depends on a controller.
+        """
+
 
 class RequestDraws(SeededDraws, ClockDraws):
-    """The draws of one request: a stream of its own, and clocks under the same seed and row.
+    """The draws of one request: a stream of its own, with clocks and plans under the same seed and row.
 
     Args:
         seed: As for `SeededDraws`.
@@ -259,6 +268,14 @@ class RequestDraws(SeededDraws, ClockDraws):
 
     def clocks(self, depth: int, draft: int, num_tokens: int) -> Float64[Tensor, " vocab"]:
         return keyed_clocks(self._seed, self._row, self._place + depth, draft, num_tokens)
+
+    def for_plans(self) -> Draws:
+        return _UniformDraws(_for_plans(self._seed, self._row, self._place))
+
+
+def _for_plans(seed: int, row: int, place: int) -> Iterator[float]:
+    # Few controllers draw, so the generator waits for the first draw.
+    yield from _generated(random_numbers(seed, row, place=place, use=_PLANS))
 
 
 def keyed_clocks(

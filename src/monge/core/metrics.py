@@ -55,11 +55,12 @@ def engine_efficiency(records: Sequence[StepRecord]) -> float:
     """Seconds inside network forwards / wall seconds of the rounds (1 = the loop itself costs nothing).
 
     A round shared by a batch appears in the records of each of its requests; each counts by its
-    share.
+    share. 0 if the clock stood still.
     """
     _need(records)
     forward = sum(record.times.forward_s / record.batch_size for record in records)
-    return forward / sum(record.times.total_s / record.batch_size for record in records)
+    total = sum(record.times.total_s / record.batch_size for record in records)
+    return forward / total if total else 0.0
 
 
 def _need(records: Sequence[StepRecord]) -> None:

@@ -126,6 +126,18 @@ def dtype_of(model: SequenceModel) -> torch.dtype | None:
 
 
 @runtime_checkable
+class WatchedStates(Protocol):
+    """Hidden states of committed tokens that one head asked for; forgotten with this object."""
+
+    def take(self, sequence: int) -> Float[Tensor, "tokens width"] | None:
+        """Hidden states, side by side, of the tokens committed since the last call.
+
+        `None` if there are none. If only the last one is kept, every call returns it.
+        """
+        ...
+
+
+@runtime_checkable
 class FeatureModel(SequenceModel, Protocol):
     """A network that also shows its hidden states, taken from the forwards that it runs anyway.
 
@@ -144,8 +156,8 @@ class FeatureModel(SequenceModel, Protocol):
         """Index of the last hidden state."""
         ...
 
-    def watch(self, layers: Sequence[int], *, only_last: bool = False) -> None:
-        """Keep these hidden states from now on; before any sequence is open.
+    def watch(self, layers: Sequence[int], *, only_last: bool = False) -> WatchedStates:
+        """Keep these hidden states from now on, beside those of earlier calls; before any sequence is open.
 
         Args:
             layers: Their indices.
@@ -153,15 +165,6 @@ class FeatureModel(SequenceModel, Protocol):
 
         Raises:
             OptionError: If an index is out of range.
-        """
-        ...
-
-    def features(self, sequence: int) -> Float[Tensor, "tokens width"] | None:
-        """Watched hidden states, side by side, of the tokens committed since the last call.
-
-        `None` where there are none.
-
-        Where only the last is kept, it is given in every call.
         """
         ...
 

@@ -85,6 +85,10 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
             )
             return None
 
+    def is_built_in(self, name: str) -> bool:
+        """Return whether a part is this library's, and not one of an installed package."""
+        return name in self._parts
+
     def name_of(self, part: Part) -> str:
         """Return the name of the class of `part`."""
         for name, cls in self._all.items():

@@ -40,6 +40,9 @@ class SamplingRules:
     min_p: float | int = 0.0
 
     def __post_init__(self) -> None:
+        for name in ("temperature", "top_k", "top_p", "min_p"):
+            if isinstance(value := getattr(self, name), bool):
+                raise OptionError(f"{name} must be a number; got {value}")
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise OptionError(
                 f"temperature must be finite and >= 0 (0 = greedy); got {self.temperature}"

@@ -14,11 +14,13 @@ class Member:
         name: Its name in plans.
         max_depth: Deepest node it may draft.
         runs_network: Whether drafting costs forwards. Others make a shadow draft in every round.
+        max_length: Longest text that it drafts for; `None` for unbounded.
     """
 
     name: str
     max_depth: int
     runs_network: bool
+    max_length: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ integers that are walked one by one, so it holds tuples; tensors are made once, 
 reads it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -49,11 +49,7 @@ class TokenTree:
 
     def path(self, node: int) -> tuple[int, ...]:
         """Nodes from the first drafted one down to `node` (the root excluded)."""
-        nodes: list[int] = []
-        while node > 0:
-            nodes.append(node)
-            node = self.parents[node]
-        return tuple(reversed(nodes))
+        return path_to(node, self.parents)
 
     def path_tokens(self, node: int) -> tuple[int, ...]:
         """Drafted tokens from the root's child down to `node`."""
@@ -242,7 +238,7 @@ class GrowingTree:
         candidates: list[int] = []
         knows_node = isinstance(draws, ChildDraws)
         for token in (
-            draws.draw_children(self._path_tokens(node), proposal)
+            draws.draw_children(tuple(self.token_ids[one] for one in self.path(node)), proposal)
             if knows_node
             else proposal.draw(draws)
         ):
@@ -259,12 +255,9 @@ class GrowingTree:
         self._candidates[node] = tuple(candidates)
         return tuple(node_of.values())
 
-    def _path_tokens(self, node: int) -> tuple[int, ...]:
-        tokens: list[int] = []
-        while node > 0:
-            tokens.append(self.token_ids[node])
-            node = self.parents[node]
-        return tuple(reversed(tokens))
+    def path(self, node: int) -> tuple[int, ...]:
+        """Nodes from the first drafted one down to `node`, as in the finished tree."""
+        return path_to(node, self.parents)
 
     def finish(self) -> TokenTree:
         """The finished tree; nodes that were never grown have no candidates."""
@@ -276,6 +269,15 @@ class GrowingTree:
             ),
             candidates=tuple(self._candidates),
         )
+
+
+def path_to(node: int, parents: Sequence[int]) -> tuple[int, ...]:
+    """Nodes from the first drafted one down to `node` (the root excluded)."""
+    nodes: list[int] = []
+    while node > 0:
+        nodes.append(node)
+        node = parents[node]
+    return tuple(reversed(nodes))
 
 
 def depths_of(parents: tuple[int, ...]) -> tuple[int, ...]:

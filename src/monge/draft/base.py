@@ -45,13 +45,14 @@ class Capabilities:
         max_width: Most candidates of one node; `None` for unbounded.
         max_depth: Deepest node it may draft.
         needs_trees: Whether it may draw more than a chain, so that the target must read trees.
-        max_length: Longest context that it can draft for, in tokens; `None` for unbounded.
+        max_length: Longest text that it reads, in tokens; `None` for unbounded. Trees become less
+            deep as it ends, and a longer text is decoded plainly.
         num_parameters: Parameters that it has beside the networks, such as those of a head.
         num_bytes: Memory of these parameters.
         num_successors: Number of the target's most probable next tokens that it needs at every node
             of a finished round; see `Verdict.successors`.
         bytes_per_token: Memory for each token of a text, beside the caches of the networks.
-        reads_states: Whether it reads the target's hidden states; only one drafter can.
+        reads_states: Whether it reads the target's hidden states.
         runs_network: Whether drafting needs forwards of a network. Model-free drafters do not, so
             they may be asked in every round.
     """

@@ -3,7 +3,10 @@
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
+import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
@@ -18,6 +21,8 @@ from monge.core.stopping import Evidence
 from monge.core.tree import GrowingTree, TokenTree
 from monge.draft.stop_monitor import StopMonitor
 from monge.draft.tree.base import TreeBuilder
+
+Value = TypeVar("Value")
 
 
 def draft_rules(
@@ -142,6 +147,10 @@ class Growth:
             self.frontier, range(len(self.paths) - len(self.frontier), len(self.paths)), strict=True
         )
 
+    def forget(self) -> None:
+        """Forget what the network has read below the root; its `restore` drops it there too."""
+        self.blocks, self.paths, self._slot_of = [], [], {}
+
     def finish(self) -> TokenTree:
         """The finished tree."""
         return self.builder.finish(self.tree, self.plan)
@@ -173,9 +182,10 @@ def grow_together(
     """Grow the trees of several requests; one forward reads a level of all of them.
 
     A drawn token is never dropped. If the network raises while it reads a level, each request is
-    read alone; if that raises too, each node is read alone. A node that cannot be read, or whose
-    logits are not finite, gets no candidates. Whether a node has candidates then depends on its
-    path only, as rules for whole paths require.
+    read alone. If that raises too, each node is read alone, behind its own path and without the
+    other nodes. A node that cannot be read even so, or whose logits are not finite, gets no
+    candidates. Whether a node has candidates then depends on its path only, as rules for whole
+    paths require.
 
     Args:
         growths: The requests.
@@ -195,47 +205,59 @@ def grow_together(
 
 def _read(growths: Sequence[Growth], reader: LevelReader) -> Mapping[int, Tensor]:
     """Return the logits at the frontiers, and reduce the frontiers to nodes that could be read."""
-    known = _tried(lambda: reader.read(growths))
-    if isinstance(known, Exception):
-        known = {
-            growth.request_id: logits
-            for growth in growths
-            if (logits := _read_alone(growth, reader)) is not None
-        }
+    whole = [growth for growth in growths if growth.error is None]
+    found = _tried(lambda: reader.read(whole)) if whole else {}
+    known = {} if isinstance(found, Exception) else dict(found)
     for growth in growths:
-        if growth.frontier:
+        if growth.request_id in known:
             growth.note_read()
+        elif (logits := _read_alone(growth, reader)) is not None:
+            known[growth.request_id] = logits
     return known
 
 
 def _read_alone(growth: Growth, reader: LevelReader) -> Tensor | None:
-    """Do the same for one request, after a shared forward has raised."""
-    level = growth.frontier
-    logits = _read_again(growth, level, reader)
-    if isinstance(logits, Exception):
-        growth.error, readable = logits, list[int]()
-        for node in level if len(level) > 1 else ():
-            if not isinstance(_read_again(growth, (node,), reader), Exception):
-                readable.append(node)
-        logits = _read_again(growth, tuple(readable), reader) if readable else logits
-    if isinstance(logits, Exception):
-        growth.frontier = ()
-        return None
+    """Do the same for one request, after a forward has raised: its level, else node by node."""
+    if growth.error is None:
+        logits = _tried(partial(_read_level, growth, reader))
+        if not isinstance(logits, Exception):
+            return logits
+        growth.error = logits
+    found: dict[int, Tensor] = {}
+    for node in growth.frontier:
+        logits = _tried(partial(_read_path, growth, node, reader))
+        if not isinstance(logits, Exception):
+            found[node] = logits
+    growth.frontier = tuple(found)
+    return torch.cat(list(found.values())) if found else None
+
+
+def _read_level(growth: Growth, reader: LevelReader) -> Tensor:
+    reader.restore(growth)
+    logits = reader.read([growth])[growth.request_id]
+    growth.note_read()
     return logits
 
 
-def _read_again(growth: Growth, nodes: tuple[int, ...], reader: LevelReader) -> Tensor | Exception:
-    def read() -> Mapping[int, Tensor]:
-        reader.restore(growth)
-        return reader.read([growth])
+def _read_path(growth: Growth, node: int, reader: LevelReader) -> Tensor:
+    """Return the logits at a node, read behind its path only.
 
-    growth.frontier = nodes
-    known = _tried(read)
-    return known if isinstance(known, Exception) else known[growth.request_id]
+    Nodes that were read together before would fail together, so that one node decided whether
+    another one has candidates.
+    """
+    growth.forget()
+    reader.restore(growth)
+    logits = None
+    for above in growth.tree.path(node):
+        growth.frontier = (above,)
+        logits = reader.read([growth])[growth.request_id]
+        growth.note_read()
+    assert logits is not None, "the root is read with the text"
+    return logits
 
 
-def _tried(read: Callable[[], Mapping[int, Tensor]]) -> Mapping[int, Tensor] | Exception:
+def _tried(work: Callable[[], Value]) -> Value | Exception:
     try:
-        return read()
+        return work()
     except Exception as error:  # noqa: BLE001  the drawn tokens are kept
         return error

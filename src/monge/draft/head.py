@@ -11,7 +11,7 @@ from torch import Tensor
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
-from monge.core.model import FeatureModel, ModuleHost, SequenceModel
+from monge.core.model import FeatureModel, ModuleHost, SequenceModel, WatchedStates
 from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, Drafter
@@ -69,7 +69,7 @@ class HeadDrafter(Drafter[Unread]):
     tree: TreeBuilder
     rules: SamplingRules | None = None
     top_k: int | None = None
-    _model: FeatureModel = field(init=False, repr=False, compare=False)
+    _states: WatchedStates = field(init=False, repr=False, compare=False)
     _head: PublishedHead = field(init=False, repr=False, compare=False)
     _run: HeadRun = field(init=False, repr=False, compare=False)
     # Numbers, bytes, and bytes of a token, counted once.
@@ -91,12 +91,12 @@ class HeadDrafter(Drafter[Unread]):
         head.check(TargetSizes.of(self.target))
         ends = TargetEnds(self.target)
         head = head.to(device=ends.device, dtype=ends.dtype).eval()
-        self.target.watch(head.layers(self.target.num_layers))
+        states = self.target.watch(head.layers(self.target.num_layers))
         sizes = head.num_parameters, head.num_bytes, head.bytes_per_token
         if isinstance(self.target, ModuleHost) and head is not self.head:
             self.target.pack_module(head)
         host = self.target if isinstance(self.target, ModuleHost) else None
-        made = {"_model": self.target, "_head": head, "_run": run_of(head, ends, host)}
+        made = {"_states": states, "_head": head, "_run": run_of(head, ends, host)}
         for name, value in {**made, "_size": sizes}.items():
             object.__setattr__(self, name, value)
 
@@ -160,7 +160,7 @@ class HeadDrafter(Drafter[Unread]):
 
         The end of the text but for its last token.
         """
-        features: Tensor | None = self._model.features(context.request_id)
+        features: Tensor | None = self._states.take(context.request_id)
         if features is None:
             return ()
         end = len(context.token_ids) - 1

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
-from monge.core.model import FeatureModel, Forward, ModuleHost, SequenceModel
+from monge.core.model import FeatureModel, Forward, ModuleHost, SequenceModel, WatchedStates
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.base import Capabilities, Draft, StatelessDrafter
 from monge.draft.growth import Growth, LevelReader, check_top_k, draft_rules, grow_together
@@ -65,6 +65,7 @@ class ShapeDrafter(StatelessDrafter):
     rules: SamplingRules | None = None
     top_k: int | None = None
     _model: FeatureModel = field(init=False, repr=False, compare=False)
+    _states: WatchedStates = field(init=False, repr=False, compare=False)
     _head: ShapeHead = field(init=False, repr=False, compare=False)
     _kind: Tensor = field(init=False, repr=False, compare=False)
     _steps: tuple[Forward, ...] = field(init=False, repr=False, compare=False)
@@ -93,9 +94,10 @@ class ShapeDrafter(StatelessDrafter):
             device=kind.device,
             dtype=torch.float64 if kind.dtype == torch.float64 else torch.float32,
         ).eval()
-        self.target.watch((self.target.num_layers,), only_last=True)
+        states = self.target.watch((self.target.num_layers,), only_last=True)
         made = {
             "_model": self.target,
+            "_states": states,
             "_head": head,
             "_kind": kind,
             "_steps": _steps_beside(self.target, head),
@@ -151,7 +153,7 @@ class ShapeDrafter(StatelessDrafter):
 
     def _last_state(self, context: Context) -> Tensor | None:
         """The target's hidden state after the last token but one; `None` until it has been seen."""
-        features: Tensor | None = self._model.features(context.request_id)
+        features: Tensor | None = self._states.take(context.request_id)
         return None if features is None else features.to(self._head.probe.dtype)
 
     def _grow(self, growths: Sequence[Growth], states: Sequence[Tensor]) -> None:
@@ -230,16 +232,21 @@ def _steps_beside(target: FeatureModel, head: ShapeHead) -> tuple[Forward, ...]:
     state, first = head.probe[:1], FirstStep(head).eval()
     with torch.inference_mode():
         start, _ = first(state, state)
-        # What takes long the first time is done before anybody waits.
-        target.unembed(state.to(target.embed((0,)).dtype))
     steps: list[tuple[nn.Module, list[Tensor]]] = [(first, [state, state])]
     steps += [
         (LaterStep(head, number).eval(), [start, state, state])
         for number in range(2, head.predictor.num_steps + 1)
     ]
-    if not isinstance(target, ModuleHost):
-        return tuple(step for step, _ in steps)
-    return tuple(target.module_program(step, like) for step, like in steps)
+    run = target.module_program if isinstance(target, ModuleHost) else _as_it_is
+    programs = tuple(run(step, like) for step, like in steps)
+    with torch.inference_mode():
+        # What takes long the first time is done before anybody waits, all of it together.
+        target.unembed(state.to(target.embed((0,)).dtype))
+    return programs
+
+
+def _as_it_is(module: nn.Module, _like: Sequence[Tensor]) -> Forward:
+    return module
 
 
 def _rows_of(tensors: Sequence[Tensor]) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws, TapeDraws
 from monge.core.errors import OptionError, unknown_name
+from monge.core.proposal import Deterministic
 from monge.core.selection import CounterfactualDraft, Member
 from monge.core.tree import root_only
 from monge.core.verdict import Verdict
@@ -47,7 +48,8 @@ class PoolState:
 class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
     """Several drafters; a round uses the one that its plan names, else the first with a proposal.
 
-    The choice depends on the plan and on committed text only, so every verifier stays exact. All
+    The choice depends on the plan and on committed text only, so every verifier stays exact. A
+    drafter whose context has ended is passed over, also where the plan names it. All
     open drafters observe every commit. The first drafter with a network reads prompts at once,
     unless the controller postpones it. Other drafters with a network are opened at their first use.
 
@@ -61,14 +63,14 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
             drafter; the last drafter is used with any.
 
     Raises:
-        OptionError: If there are fewer than two, one is a pool, two read the target's hidden
-            states, or `min_nodes` is below 1.
+        OptionError: If there are fewer than two, one is a pool, or `min_nodes` is below 1.
     """
 
     drafters: Mapping[str, AnyDrafter]
     min_nodes: int = 1
     _places: tuple[tuple[str, AnyDrafter], ...] = field(init=False, repr=False, compare=False)
     _opened: dict[int, set[int]] = field(init=False, repr=False, compare=False)
+    _lengths: tuple[int | None, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check(self.drafters)
@@ -76,19 +78,19 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
             raise OptionError(f"pool: min_nodes must be at least 1; got {self.min_nodes}")
         object.__setattr__(self, "_places", tuple(self.drafters.items()))
         object.__setattr__(self, "_opened", {})
+        lengths = tuple(drafter.capabilities.max_length for drafter in self.drafters.values())
+        object.__setattr__(self, "_lengths", lengths)
 
     @property
     def capabilities(self) -> Capabilities:
         every = [drafter.capabilities for drafter in self.drafters.values()]
-        widths = [can.max_width for can in every]
+        widths, lengths = [can.max_width for can in every], [can.max_length for can in every]
         return Capabilities(
             proposes=frozenset().union(*(can.proposes for can in every)),
             max_width=None if None in widths else max(width or 0 for width in widths),
             max_depth=max(can.max_depth for can in every),
             needs_trees=any(can.needs_trees for can in every),
-            max_length=min(
-                (can.max_length for can in every if can.max_length is not None), default=None
-            ),
+            max_length=None if None in lengths else max(length or 0 for length in lengths),
             num_parameters=sum(can.num_parameters for can in every),
             num_bytes=sum(can.num_bytes for can in every),
             num_successors=max(can.num_successors for can in every),
@@ -104,6 +106,7 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
                 name=name,
                 max_depth=own.capabilities.max_depth,
                 runs_network=own.capabilities.runs_network,
+                max_length=own.capabilities.max_length,
             )
             for name, own in self._places
         )
@@ -134,8 +137,11 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         return [PoolState(tuple(states[context.request_id])) for context in contexts]
 
     def read(self, contexts: Sequence[Context]) -> None:
-        reader = None if self._reader is None else piece_reader(self._places[self._reader][1])
-        if reader is not None:
+        index = self._reader
+        if index is None or (reader := piece_reader(self._places[index][1])) is None:
+            return
+        contexts = [one for one in contexts if self._fits(index, one)]
+        if contexts:
             reader.read(contexts)
 
     def draft(
@@ -149,7 +155,7 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
             context.request_id: list(state.states)
             for context, state in zip(contexts, states, strict=True)
         }
-        named = [None if plan.drafter is None else self._index(plan.drafter) for plan in plans]
+        named = [self._named(context, plan) for context, plan in zip(contexts, plans, strict=True)]
         # Before anything is drawn, so that an error of a model-free drafter costs no drawn tree.
         shadows = [
             self._shadows(context, known, plan)
@@ -157,7 +163,10 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         ]
         chosen: dict[int, tuple[int, Draft[Any]]] = {}
         for index, (_, drafter) in enumerate(self._places):
-            own_plans = [self._own_plan(index, plan) for plan in plans]
+            own_plans = [
+                self._own_plan(index, context, plan)
+                for context, plan in zip(contexts, plans, strict=True)
+            ]
             rows = [
                 row
                 for row, plan in enumerate(own_plans)
@@ -241,13 +250,26 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
             raise unknown_name("drafter of the pool:", name, self.drafters)
         return list(self.drafters).index(name)
 
-    def _least_nodes(self, index: int) -> int:
-        is_last = index == len(self._places) - 1
-        return 1 if is_last or self._places[index][1].capabilities.runs_network else self.min_nodes
+    def _named(self, context: Context, plan: DraftPlan) -> int | None:
+        """Return the drafter that a plan names, unless its context has ended."""
+        index = None if plan.drafter is None else self._index(plan.drafter)
+        return None if index is None or not self._fits(index, context) else index
 
-    def _own_plan(self, index: int, plan: DraftPlan) -> DraftPlan:
+    def _fits(self, index: int, context: Context) -> bool:
+        """Return whether a drafter can read the text, and a prompt of which this is a part."""
+        length = self._lengths[index]
+        size = max(len(context.token_ids), context.num_prompt_tokens)
+        return length is None or size <= length
+
+    def _least_nodes(self, index: int) -> int:
+        can, is_last = self._places[index][1].capabilities, index == len(self._places) - 1
+        is_bound = can.proposes <= {Deterministic} and not can.runs_network and not is_last
+        return self.min_nodes if is_bound else 1
+
+    def _own_plan(self, index: int, context: Context, plan: DraftPlan) -> DraftPlan:
         is_model_free = not self._places[index][1].capabilities.runs_network
-        return plan.for_model_free if is_model_free and plan.drafter is None else plan
+        own = plan.for_model_free if is_model_free and plan.drafter is None else plan
+        return own.reaching(len(context.token_ids), self._lengths[index])
 
     def _joined(
         self,
@@ -283,7 +305,11 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         self, index: int, contexts: Sequence[Context], states: Mapping[int, list[Any]]
     ) -> None:
         """Open a drafter for new requests."""
-        new = [context for context in contexts if index not in self._opened[context.request_id]]
+        new = [
+            context
+            for context in contexts
+            if index not in self._opened[context.request_id] and self._fits(index, context)
+        ]
         if not new:
             return
         for context in new:  # noted first, so that it is closed if opening fails
@@ -303,12 +329,6 @@ def _check(drafters: Mapping[str, AnyDrafter]) -> None:
     if nested:
         raise OptionError(
             f"pool: drafter {nested[0]!r} is a pool itself; list its drafters instead"
-        )
-    readers = [name for name, drafter in drafters.items() if drafter.capabilities.reads_states]
-    if len(readers) > 1:
-        raise OptionError(
-            f"pool: {' and '.join(readers)} both take the target's hidden states, "
-            "which one of them can"
         )
 
 

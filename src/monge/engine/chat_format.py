@@ -8,9 +8,13 @@ from typing import Any, Final, Protocol, cast, runtime_checkable
 from jinja2 import TemplateError
 
 from monge.core.errors import OptionError
+from monge.core.text import check_text, token_ids_of
 
 INSTRUCTION: Final = "instruction"
 """Name of the plain format below."""
+
+_MARK: Final = "\N{OBJECT REPLACEMENT CHARACTER}"
+"""Stands for a text whose place in a template is looked for."""
 
 ROLES: Final = ("system", "developer", "user", "assistant")
 
@@ -45,6 +49,7 @@ class InstructionFormat:
     tokenizer: Any
 
     def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        check_contents(messages)
         written: list[str] = []
         for message in messages:
             role, text = message["role"], message["content"]
@@ -54,7 +59,7 @@ class InstructionFormat:
                 written.append(f"Response: {text}\n\n")
             else:
                 written.append(f"{text}\n\n")
-        return tuple(self.tokenizer("".join(written) + "Response:")["input_ids"])
+        return token_ids_of(self.tokenizer, "".join(written) + "Response:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,8 @@ class TemplateFormat:
         self.encode([{"role": "user", "content": "Hello"}])
 
     def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        return self._ids(self._text(messages))
+        check_contents(messages)
+        return self._ids(self.written(messages))
 
     def opening(self, before: Sequence[Message] = ()) -> tuple[int, ...]:
         """Tokens of a conversation up to where the user's turn after `before` starts.
@@ -86,15 +92,30 @@ class TemplateFormat:
         Raises:
             OptionError: If the template does not write the turn down as it is.
         """
-        mark = "\N{OBJECT REPLACEMENT CHARACTER}"
-        text = self._text([*before, {"role": "user", "content": mark}])
-        start, found, _ = text.partition(mark)
+        text = self.written([*before, {"role": "user", "content": _MARK}])
+        start, found, _ = text.partition(_MARK)
         if not found:
             raise OptionError("the chat template does not show where a user's turn starts")
         # Most tokenizers join a space to the word that follows.
         return self._ids(start.rstrip(" "))
 
-    def _text(self, messages: Sequence[Message]) -> str:
+    def end_ids(self) -> frozenset[int]:
+        """Return the added token with which the template closes an answer, if it does."""
+        answer = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": _MARK}]
+        try:
+            text = self._rendered(answer, add_generation_prompt=False)
+        except Exception:  # noqa: BLE001  a template is code of its own; the first conversation says what is wrong
+            return frozenset()
+        _, found, after = text.rpartition(_MARK)
+        ids = self._ids(after.strip()) if found else ()
+        return frozenset(ids[:1]) & frozenset(getattr(self.tokenizer, "added_tokens_decoder", ()))
+
+    def written(self, messages: Sequence[Message]) -> str:
+        """Return the text of a conversation, up to where the assistant's answer starts.
+
+        Raises:
+            OptionError: If the template refuses it, or does not work.
+        """
         try:
             text = self._rendered([dict(message) for message in messages])
         except TemplateError as error:
@@ -120,14 +141,19 @@ class TemplateFormat:
             return text
         return in_parts if last in in_parts else text
 
-    def _rendered(self, conversation: Sequence[Mapping[str, Any]]) -> str:
+    def _rendered(
+        self, conversation: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+    ) -> str:
         return self.tokenizer.apply_chat_template(
-            conversation, chat_template=self.template, tokenize=False, add_generation_prompt=True
+            conversation,
+            chat_template=self.template,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
         )
 
     def _ids(self, text: str) -> tuple[int, ...]:
         # The template writes special tokens itself.
-        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return token_ids_of(self.tokenizer, text, "chat template", add_special_tokens=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +196,16 @@ def chat_format(
     found = TemplateFormat(tokenizer, template)
     found.check()
     return found
+
+
+def check_contents(messages: Sequence[Message]) -> None:
+    """Refuse messages that are no text.
+
+    Raises:
+        OptionError: With the place of the message.
+    """
+    for place, message in enumerate(messages):
+        check_text(message["content"], f"messages[{place}]")
 
 
 def checked_messages(messages: object) -> list[Message]:

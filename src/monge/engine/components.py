@@ -21,6 +21,8 @@ from monge.draft.base import AnyDrafter, DrafterPool
 from monge.verify.base import Rule, Verifier, as_verifier, unsupported_reason
 
 _FLOAT32_BYTES: Final = 4
+# A plan that depends on these may differ when its seed comes again.
+_UNSTEADY: Final = frozenset({Reads.LATENCY, Reads.NOTES})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +54,11 @@ class Components:
     Attributes:
         num_successors: As the drafter's capabilities say.
         drafts: Whether the drafter may propose anything at all, by its capabilities.
+        draft_length: Longest text that the drafter drafts for, by its capabilities.
         catches_up: Whether it first reads the text that it missed, as a network does.
 
     Raises:
+        OptionError: If a controller says that it reads something unknown.
         ProposalMismatchError: If the verifier is not exact for what the drafter proposes.
         UnsupportedModelError: If the target cannot read what the drafter proposes.
         VocabularyMismatchError: If a draft model has another vocabulary size.
@@ -73,6 +77,7 @@ class Components:
     # Asked for in every round, and capabilities may take long to tell.
     num_successors: int = field(init=False)
     drafts: bool = field(init=False)
+    draft_length: int | None = field(init=False)
     catches_up: bool = field(init=False)
     greedy_verifier: Verifier = field(init=False, repr=False)
     _usual: Planner = field(init=False, repr=False)
@@ -88,6 +93,7 @@ class Components:
         object.__setattr__(self, "_networks", networks)
         object.__setattr__(self, "num_successors", can.num_successors)
         object.__setattr__(self, "drafts", can.max_depth > 0)
+        object.__setattr__(self, "draft_length", can.max_length)
         object.__setattr__(self, "catches_up", can.runs_network)
         # Where the target's laws are point masses all lossless rules give the same text, and none
         # keeps more than a walk.
@@ -118,6 +124,9 @@ class Components:
             raise UnsupportedModelError(
                 f"trees are not possible: {self.target.no_tree_reason}; use tree='chain'"
             )
+        for controller in (self.controller, *self.controllers.values()):
+            for name in controller.reads - frozenset(Reads):
+                raise unknown_name(f"value of {type(controller).__name__}.reads:", name, Reads)
         if self.target.max_length is not None and can.max_depth >= self.target.max_length:
             raise OptionError(
                 f"draft depth {can.max_depth} does not fit the target's context of "
@@ -139,9 +148,8 @@ class Components:
     @property
     def reads(self) -> frozenset[Reads]:
         """What plans may depend on, whichever controller makes them."""
-        return self.controller.reads.union(
-            *(controller.reads for controller in self.controllers.values())
-        )
+        controllers = (self.controller, *self.controllers.values())
+        return frozenset(Reads(name) for controller in controllers for name in controller.reads)
 
     @property
     def controller_name(self) -> str:
@@ -178,8 +186,8 @@ class Components:
     def repeats(self, name: str | None, rules: SamplingRules, *, is_planned: bool = True) -> bool:
         """Whether a seed gives a text again, alone or in a batch.
 
-        No network may compute in a `coarse_dtype`. The controller must look at no clocks, unless
-        plans do not matter.
+        No network may compute in a `coarse_dtype`. The controller must read neither measured times
+        nor other requests, unless plans do not matter.
 
         Args:
             name: The controller's; `None` for the one that serves requests that name none.
@@ -190,9 +198,8 @@ class Components:
             return False
         if not is_planned:
             return True
-        is_steady = not self.planner(name).controller.reads & {"costs", "notes"}
         return (
-            is_steady
+            self.planner(name).controller.reads.isdisjoint(_UNSTEADY)
             or rules.temperature == 0
             or self.drafter.capabilities.proposes <= self.rule.invariant_for
         )

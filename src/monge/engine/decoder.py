@@ -12,15 +12,24 @@ from typing import Any, Final, cast
 import numpy as np
 from torch import Tensor
 
+from monge.core.draws import check_seed
 from monge.core.errors import OptionError, unknown_name
 from monge.core.sampling_rules import SamplingRules
 from monge.core.setting_types import is_of
+from monge.core.text import token_ids_of
 from monge.engine.backends.base import backend_of
 from monge.engine.batch import decode
-from monge.engine.chat_format import ChatFormat, Message, chat_format, checked_messages
+from monge.engine.chat_format import (
+    ChatFormat,
+    Message,
+    TemplateFormat,
+    chat_format,
+    checked_messages,
+)
 from monge.engine.components import Components
 from monge.engine.logprobs import LogprobOptions, TokenLogprob
 from monge.engine.penalties import text_processors
+from monge.engine.processors import check_shared
 from monge.engine.result import GenerationResult, result_of
 from monge.engine.sampling import Processor
 from monge.engine.session import FinishReason, Request, Session, StopCheck, check_length
@@ -63,7 +72,7 @@ class Decoder:
     Args:
         components: Target, drafter, verifier, controller.
         tokenizer: Turns text into ids and back; without one, prompts are token ids.
-        eos_ids: Tokens that end a text.
+        eos_ids: Tokens that end a text, beside the one with which a chat template closes an answer.
         max_batch_size: Requests decoded together.
         chat: How conversations are written; `None` takes the tokenizer's own template.
     """
@@ -77,13 +86,16 @@ class Decoder:
         max_batch_size: int = 8,
         chat: ChatFormat | None = None,
     ) -> None:
-        self.components, self.tokenizer, self.eos_ids, self.max_batch_size = (
+        self.components, self.tokenizer, self.max_batch_size = (
             components,
             tokenizer,
-            eos_ids,
             max_batch_size,
         )
         self.chat_format = chat_format(tokenizer) if chat is None else chat
+        self.eos_ids = eos_ids
+        if isinstance(self.chat_format, TemplateFormat):
+            # Not every checkpoint names the end of a turn among its ends of text.
+            self.eos_ids |= self.chat_format.end_ids()
         self._request_ids = count()
 
     def __repr__(self) -> str:
@@ -165,7 +177,7 @@ class Decoder:
             yield piece_of(session)
 
     def sessions(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> list[Session]:
-        """Sessions for `monge.engine.batch.decode`, checked against the models' contexts."""
+        """Sessions for `monge.engine.batch.decode`, checked against the target's context."""
         return [self.session(request) for request in self.requests_of(prompts, **options)]
 
     def requests_of(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> list[Request]:
@@ -183,8 +195,6 @@ class Decoder:
         _check_tokens(request.prompt_ids, self.components.target.vocab_size)
         check_length(request, self.components.target.max_length, "target")
         self.components.planner(request.controller)  # which refuses names that nobody has
-        if request.speculative:
-            check_length(request, self.components.drafter.capabilities.max_length, "draft model")
         session = Session(
             request, next(self._request_ids), self.tokenizer, keeps_records=keeps_records
         )
@@ -250,7 +260,8 @@ class Decoder:
             stop_token_ids: Tokens that end the text beside the tokenizer's own.
             ignore_eos: Go on after an end-of-text token of the tokenizer.
             processors: Prefix-dependent logits processors, `(token_ids [1, seq], scores [1, vocab])
-                -> scores`, applied before the penalties above.
+                -> scores`, applied before the penalties above. Each text decodes with copies of
+                them, so they may keep state; what they note is in the copies.
             stop_check: Called with all token ids after every token; true stops.
             controller: Which of the controllers that `load` was given plans; absent, the first, or
                 that of `load`'s default.
@@ -275,6 +286,9 @@ class Decoder:
         )
         end_ids = (frozenset() if ignore_eos else self.eos_ids) | frozenset(stop_ids)
         encoded = [ids for prompt in prompts for ids in [self.encode(prompt)] * n]
+        check_seed(0, row)  # before rows are counted on from it
+        if len(encoded) > 1:
+            check_shared(processors)
         rules = SamplingRules(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
         controller = self.components.named_for(controller, rules, is_seeded=seed is not None)
         first_seed = secrets.randbits(63) if seed is None else seed
@@ -315,12 +329,8 @@ class Decoder:
 
     @property
     def max_length(self) -> int | None:
-        """Most tokens of a prompt and its completion; `None` where the models have no bound."""
-        bounds = (
-            self.components.target.max_length,
-            self.components.drafter.capabilities.max_length,
-        )
-        return min((bound for bound in bounds if bound is not None), default=None)
+        """Most tokens of a prompt and its completion; `None` if the target has no bound."""
+        return self.components.target.max_length
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         """Token ids of a prompt.
@@ -334,8 +344,7 @@ class Decoder:
                 raise OptionError(
                     "this decoder has no tokenizer: give token ids, or load with tokenizer=..."
                 )
-            _check_text(prompt)
-            return tuple(self.tokenizer(prompt)["input_ids"])
+            return token_ids_of(self.tokenizer, prompt)
         ids = _whole_numbers(prompt)
         _check_tokens(ids, self.components.target.vocab_size)
         return ids
@@ -408,18 +417,6 @@ def _check_tokens(ids: Sequence[int], vocab_size: int, where: str = "prompt") ->
     if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
         wrong = next(token for token in ids if not 0 <= token < vocab_size)
         raise OptionError(f"{where}: token ids must lie in 0..{vocab_size - 1}; got {wrong}")
-
-
-def _check_text(text: str) -> None:
-    """Refuse characters that no tokenizer can read."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise OptionError(
-            f"prompt: character {error.start} is {text[error.start]!r}, half of a pair of "
-            "surrogates, which is no text; decode "
-            "the bytes that it comes from as UTF-8, or replace it"
-        ) from error
 
 
 def _whole_numbers(given: object, where: str = "prompt") -> tuple[int, ...]:

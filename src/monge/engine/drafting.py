@@ -3,18 +3,21 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 from jaxtyping import Float
 from torch import Tensor
 
 from monge.core.context import Context, DraftPlan
-from monge.core.errors import DrafterError
+from monge.core.errors import ContextLengthError, DrafterError
 from monge.core.tree import root_only
 from monge.core.verdict import Verdict
 from monge.draft.base import Draft
 from monge.engine.components import Components
 from monge.engine.session import Session, catch
+
+_UNBOUNDED: Final = 1 << 62
 
 
 def propose(
@@ -110,6 +113,32 @@ def _successors(logits: Float[Tensor, "nodes vocab"], count: int) -> tuple[tuple
     return tuple(map(tuple, logits.topk(min(count, logits.shape[-1])).indices.tolist()))
 
 
+def leave_long_prompts(sessions: Sequence[Session], components: Components) -> None:
+    """Decode requests plainly whose prompt is longer than the drafter's context."""
+    for session in sessions:
+        if len(session.request.prompt_ids) > (components.draft_length or _UNBOUNDED):
+            session.drafting = "off"
+
+
+def start_all(
+    sessions: Sequence[Session], contexts: Sequence[Context], components: Components
+) -> None:
+    """Show the drafter new requests together.
+
+    A request for which the drafter's context turns out to be too short, as with a tokenizer of
+    longer texts, is decoded without it.
+    """
+    try:
+        states = components.drafter.open(contexts)
+    except ContextLengthError:
+        for session, context in zip(sessions, contexts, strict=True):
+            catch(partial(components.drafter.close, context))
+            start(session, components, context)
+        return
+    for session, state in zip(sessions, states, strict=True):
+        session.drafter_state = state
+
+
 def start(session: Session, components: Components, first: Context | None = None) -> None:
     """Show the drafter a new request, or the first part of its prompt.
 
@@ -203,6 +232,9 @@ def _recover(session: Session, components: Components, error: Exception | None) 
     With an error, or if that fails too, without the drafter from now on.
     """
     again = catch(lambda: components.drafter.close(session.context))
+    if error is None and len(session.context.token_ids) > (components.draft_length or _UNBOUNDED):
+        session.drafting, session.drafter_state = "off", None
+        return
     if error is None and again is None:
         again = catch(lambda: _open(session, components, session.context))
     error = error or again

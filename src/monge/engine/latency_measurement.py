@@ -1,6 +1,7 @@
 """Measuring the latency of rounds on this machine, by running them."""
 
 import math
+import platform
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,12 +10,12 @@ from typing import Final
 
 import torch
 
-from monge.control.base import RoundInfo, SharedState, SoloController
-from monge.control.latency import Latency
+from monge.control.base import Reads, RoundInfo, SharedState, SoloController
+from monge.control.latency import Latency, shortest_s
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
-from monge.core.model import SizedModel
+from monge.core.model import FeatureModel, SizedModel
 from monge.core.proposal import Deterministic
 from monge.core.sampling_rules import SamplingRules
 from monge.core.tree import GrowingTree
@@ -34,6 +35,7 @@ _PROMPT: Final = 32  # tokens of the text that the table is measured on
 _LONG_PROMPT: Final = 512  # tokens of the text that shows what context costs
 _CYCLES: Final = 6  # most rounds of each depth
 _PATIENCE: Final = 4.0  # budgets after which a batch size is left out, or one cycle has to do
+_UNBOUNDED: Final = 1 << 30  # tokens of a context
 _REQUESTS: Final = -1_000_000  # ids of the measured requests: below those of real ones
 
 
@@ -67,13 +69,13 @@ def with_latency(
     """
     if min(batch_sizes) < 1:
         raise OptionError(f"max_batch_size must be at least 1; got {min(batch_sizes)}")
-    if folder is not None and "latency" not in components.reads:
+    if folder is not None and Reads.LATENCY not in components.reads:
         raise OptionError(
             f"costs (--costs) {str(folder)!r}: "
             f"{', '.join(components.controllers) or components.controller_name} reads no "
             "measured times; leave it out, or choose a controller that does, such as 'goodput'"
         )
-    if "latency" not in components.reads or components.shared.latency is not None:
+    if Reads.LATENCY not in components.reads or components.shared.latency is not None:
         return components
     key = latency_key(components)
     latency = None if folder is None else load_latency(folder, key)
@@ -116,7 +118,7 @@ def measure_latency(
             records = _filled_rounds(components, size, share) or records
         for record in records:
             verifying[record.num_nodes].append(record.times.total_s - record.times.draft_s)
-        verify[size] = {nodes: min(times) for nodes, times in verifying.items()}
+        verify[size] = {nodes: shortest_s(times) for nodes, times in verifying.items()}
         for other in others:
             other.measure(components, size, share)
         cycle_s = cycle_s or (sum(verify[size].values()) + sum(first.seconds[size].values())) / size
@@ -189,16 +191,33 @@ def _filled_rounds(
 
 
 def latency_key(components: Components) -> str:
-    """What latency depends on: the networks, their types and device, drafter and tree, verifier, threads."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    """Return a text that differs where latency may.
+
+    It names the networks and their types, drafter and tree, verifier, processor, device, threads and
+    version of torch.
+    """
+    target = components.target
+    device = target.embed((0,)).device.type if isinstance(target, FeatureModel) else "cpu"
     described = (
-        components.target,
+        target,
         components.drafter,
         components.rule,
-        device,
+        processor_name(),
+        torch.cuda.get_device_name() if device == "cuda" else device,
         torch.get_num_threads(),
+        str(torch.__version__),
     )
     return " | ".join(map(repr, described))
+
+
+def processor_name() -> str:
+    """Return the name of the CPU, or of its architecture where the system tells no more."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:  # not on Linux
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
 
 
 @dataclass(slots=True)
@@ -229,7 +248,7 @@ class _Drafting:
         for record in records:
             times[record.depth].append(record.times.draft_s)
             self.nodes[record.depth] = max(record.num_nodes, self.nodes.get(record.depth, 0))
-        self.seconds[batch_size] = {depth: min(own) for depth, own in times.items()}
+        self.seconds[batch_size] = {depth: shortest_s(own) for depth, own in times.items()}
         return records
 
 
@@ -242,15 +261,12 @@ def _rounds(
     two cycles, except where these would take several budgets.
     """
     trial, size = replace(components, controller=cycle, shared=SharedState()), len(cycle.depths)
-    longest = min(
-        length
-        for length in (
-            components.target.max_length,
-            components.drafter.capabilities.max_length,
-            1 << 30,
-        )
-        if length
+    bounds = (
+        components.target.max_length,
+        components.draft_length,
+        *(member.max_length for member in components.shared.members),
     )
+    longest = min((bound for bound in bounds if bound is not None), default=_UNBOUNDED)
     most = min(_CYCLES * (sum(cycle.depths) + size) + 1, longest - 1)
     prompt = max(1, min(prompt, longest - most))
     sessions = [
@@ -317,9 +333,9 @@ def _context_s(
     further = long[0].context_length - short[0].context_length
     if further <= _PROMPT:
         return 0.0
-    fastest = [min(record.times.total_s for record in records) for records in (short, long)]
+    fastest = [shortest_s(record.times.total_s for record in records) for records in (short, long)]
     slope = (fastest[1] - fastest[0]) / further / batch_size
-    return max(0.0, slope) if math.isfinite(slope) else 0.0
+    return max(0.0, slope)
 
 
 def _filled(nodes: Mapping[int, int]) -> tuple[int, ...]:

@@ -23,13 +23,16 @@ from monge.core.errors import (
     unknown_name,
 )
 from monge.core.model import SequenceModel
+from monge.core.words import counted
+from monge.engine.backends.base import make_programs
 from monge.engine.backends.registry import BACKENDS, Backend
+from monge.engine.hub import check_model_name, nearest
 from monge.engine.models.cross_tokenizer import CrossTokenizerModel
 from monge.engine.models.resized_vocabulary import ResizedVocabulary
 from monge.engine.models.vocabulary_mapping import map_vocabulary
 from monge.engine.notices import waiting
 from monge.engine.sharding import is_sharded
-from monge.engine.sources import resolve, tokenizer_obstacle
+from monge.engine.sources import NAMED, resolve, tokenizer_obstacle
 
 DTYPES: Final = ("float32", "float16", "bfloat16", "float64")
 """Types of weights by name."""
@@ -127,7 +130,7 @@ def load_network(
     missing = sorted(info["missing_keys"])
     if missing:
         raise ModelLoadError(
-            f"{str(source)!r} lacks {len(missing)} weights of a {type(model).__name__}, "
+            f"{str(source)!r} lacks {counted(len(missing), 'weight')} of a {type(model).__name__}, "
             f"{missing[0]} among them; fetch it "
             "again, or, if it is a head, give it to the drafter: head('folder')"
         )
@@ -248,6 +251,7 @@ def as_draft_model(
             "names"
         )
     if cross_tokenizer and _vocabulary(tokenizer) != _vocabulary(target_tokenizer):
+        make_programs((model,))  # what is around it knows nothing of them
         mapping = map_vocabulary(target_tokenizer, tokenizer, target.vocab_size, model.vocab_size)
         return CrossTokenizerModel(model, mapping, tokenizer, target_tokenizer)
     if known:
@@ -260,6 +264,7 @@ def as_draft_model(
             "only padding differs, load "
             "both from folders with their tokenizers, so that this can be checked"
         )
+    make_programs((model,))
     return ResizedVocabulary(model, target.vocab_size)
 
 
@@ -295,8 +300,11 @@ def _check_folder(source: str | Path) -> None:
         )
     if looks_local and not path.expanduser().is_dir():
         raise ModelLoadError(
-            f"no folder {str(source)!r}; give the folder of a checkpoint (config.json and weights)"
+            f"no folder {str(source)!r}{nearest(source)}; give the folder of a checkpoint "
+            "(config.json and weights)"
         )
+    if not looks_local:
+        check_model_name(str(source), NAMED)
     if looks_local and not (path.expanduser() / "config.json").is_file():
         raise ModelLoadError(
             f"{str(source)!r} has no config.json; is it the folder of a checkpoint?"

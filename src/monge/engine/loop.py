@@ -86,7 +86,7 @@ def _plan(
             controller = components.planner(slot.session.request.controller).controller
             groups.setdefault(id(controller), (controller, []))[1].append(slot)
         else:
-            slot.plan = slot.session.limit(DraftPlan())
+            slot.plan = slot.session.limit(DraftPlan(), components.draft_length)
     for controller, group in groups.values():
         info = RoundInfo(
             context_lengths=tuple(len(slot.context.token_ids) for slot in group),
@@ -96,10 +96,10 @@ def _plan(
         plans = controller.plan(
             [slot.session.controller_state for slot in group],
             info,
-            [slot.session.draws for slot in group],
+            [slot.session.plan_draws for slot in group],
         )
         for slot, plan in zip(group, plans, strict=True):
-            slot.plan = slot.session.limit(plan)
+            slot.plan = slot.session.limit(plan, components.draft_length)
 
 
 def close_session(session: Session, components: Components) -> None:
@@ -152,14 +152,12 @@ def _score_and_verify(
         }
     )
     timer.lap("score_s")
-    scored = [
-        ScoredTree(
-            tree=tree,
-            target_laws=NodeLaws(
-                logits[slot.context.request_id], tree, slot.context, slot.session.request.processors
-            ),
-            draws=slot.session.draws,
+    for slot, tree in zip(slots, trees, strict=True):
+        slot.laws = NodeLaws(
+            logits[slot.context.request_id], tree, slot.context, slot.session.processors
         )
+    scored = [
+        ScoredTree(tree=tree, target_laws=slot.target_laws, draws=slot.session.draws)
         for slot, tree in zip(slots, trees, strict=True)
     ]
     outcomes: dict[int, Verdict | NonFiniteLogitsError] = {}
@@ -172,7 +170,7 @@ def _score_and_verify(
             )
     for place, (slot, one) in enumerate(zip(slots, scored, strict=True)):
         outcome = outcomes[place]
-        slot.outcome, slot.logits = outcome, logits[slot.context.request_id]
+        slot.outcome = outcome
         wanted = slot.session.request.logprobs
         if isinstance(outcome, NonFiniteLogitsError):
             slot.session.fail(outcome)
@@ -185,6 +183,7 @@ def _score_and_verify(
 def _commit(slot: RoundSlot) -> None:
     tree, verdict, session = slot.drafted.tree, slot.verdict, slot.session
     slot.length = len(session.context.token_ids)
+    session.processors = slot.target_laws.processors_after(verdict.path[-1] if verdict.path else 0)
     slot.token_ids = session.commit(
         [*(tree.token_ids[node] for node in verdict.path), verdict.next_token]
     )

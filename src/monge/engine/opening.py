@@ -11,7 +11,8 @@ from monge.core.prompt import PromptProfile
 from monge.draft.base import piece_reader
 from monge.engine.clock import now
 from monge.engine.components import Components
-from monge.engine.prompts import open_profiled
+from monge.engine.drafting import leave_long_prompts, start_all
+from monge.engine.prompts import ending_size, open_profiled, profiled, score
 from monge.engine.session import Session
 
 
@@ -22,14 +23,10 @@ def open_sessions(sessions: Sequence[Session], components: Components) -> None:
     """
     start = now()
     prompts = _open_target(sessions, components)
+    leave_long_prompts(sessions, components)
     drafting = [session for session in sessions if session.drafting != "off"]
-    states = (
-        components.drafter.open([_opening(session, components) for session in drafting])
-        if drafting
-        else ()
-    )
-    for session, state in zip(drafting, states, strict=True):
-        session.drafter_state = state
+    if drafting:
+        start_all(drafting, [_opening(session, components) for session in drafting], components)
     for session, prompt in zip(sessions, prompts, strict=True):
         session.controller_state = controller_state(session, prompt, components)
     passed = now() - start
@@ -87,9 +84,16 @@ def _open_target(
     with_laws = {
         number: profile for number, profile in with_laws.items() if not continued.get(number)
     }
+    scored = [one for one in sessions if one.request.prompt_logprobs is not None]
+    for session in scored:
+        number = session.context.request_id
+        profile = _open_scored(session, components, with_laws.pop(number, None))
+        if profile is not None:
+            profiles[number] = profile
     left = {
         one.context.request_id: one.context.token_ids[continued.get(one.context.request_id, 0) : -1]
         for one in sessions
+        if one.request.prompt_logprobs is None
     }
     plain = {
         number: tokens
@@ -107,6 +111,20 @@ def _open_target(
     return [profiles.get(number) for number in controllers]
 
 
+def _open_scored(
+    session: Session, components: Components, profile: PromptProfile | None
+) -> PromptProfile | None:
+    """Read a prompt with the log-probabilities of its tokens; complete its profile, if one is wanted."""
+    target, num_left = components.target, len(session.request.prompt_ids) - 1
+    ending = 0 if profile is None else ending_size(target, profile)
+    target.open({session.context.request_id: ()})
+    if num_left > ending:
+        score(session, target, 0, num_left - ending)
+    if profile is None or not ending:
+        return profile
+    return profiled(profile, score(session, target, num_left - ending, ending))
+
+
 def _continue(session: Session, components: Components) -> int:
     """Take over what an earlier request left in the target's cache.
 
@@ -114,6 +132,8 @@ def _continue(session: Session, components: Components) -> int:
     """
     assert session.continues is not None
     earlier, length = session.continues
+    if session.request.prompt_logprobs is not None:  # those of tokens that are not read are unknown
+        length = 0
     target, number = components.target, session.context.request_id
     if length and isinstance(target, ReopenableModel) and target.reopen(earlier, number, length):
         return length

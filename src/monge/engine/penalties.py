@@ -12,7 +12,7 @@ from torch import Tensor
 
 from monge.core.errors import OptionError
 from monge.core.setting_types import is_of
-from monge.engine.sampling import Processor
+from monge.engine.processors import Processor, Stateless
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -156,4 +156,4 @@ def text_processors(
         made.append(CountPenalty(num_prompt_tokens, presence_penalty, frequency_penalty))
     if min_tokens and end_ids:
         made.append(MinTokens(num_prompt_tokens, min_tokens, end_ids))
-    return tuple(made)
+    return tuple(map(Stateless, made))

@@ -3,27 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
-
-from jaxtyping import Float
-from torch import Tensor
+from typing import Any
 
 from monge.control.base import PromptReader
 from monge.core.context import Context
-from monge.core.model import NodeBlock
 from monge.core.prompt import PromptProfile
 from monge.draft.base import PieceReader, piece_reader
 from monge.engine.clock import now
 from monge.engine.components import Components
-from monge.engine.drafting import give_up, start
-from monge.engine.logprobs import of_logits
+from monge.engine.drafting import give_up, leave_long_prompts, start
 from monge.engine.loop import close_session
 from monge.engine.opening import controller_state, reads_prompt_later
-from monge.engine.prompts import ending_size, profiled
+from monge.engine.prompts import ending_size, profiled, score
 from monge.engine.session import Session, catch
-
-# Tokens of a prompt whose logits are held at a time, where log-probabilities are wanted.
-_SCORED: Final = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -182,31 +174,7 @@ class Prefills:
         if plain:
             self._components.target.append(plain)
         for prompt, size in scored:
-            self._score(prompt, size)
-
-    def _score(self, prompt: _Prompt, size: int) -> None:
-        """Read a piece with the log-probabilities of the tokens that follow its tokens."""
-        step = size if self._components.target.no_draft_reason is not None else _SCORED
-        for first in range(prompt.num_read, prompt.num_read + size, step):
-            self._laws(prompt, first, min(step, prompt.num_read + size - first))
-
-    def _laws(self, prompt: _Prompt, first: int, size: int) -> Float[Tensor, "nodes vocab"]:
-        """Read and commit tokens of a prompt.
-
-        The logits after each of them, noted if the request wants to know.
-        """
-        session, target = prompt.session, self._components.target
-        text, request_id = session.request.prompt_ids, session.context.request_id
-        logits = target.extend({request_id: NodeBlock.chain(text[first : first + size])})[
-            request_id
-        ]
-        target.commit({request_id: range(size)})
-        wanted = session.request.prompt_logprobs
-        if wanted is not None:
-            session.prompt_logprobs += of_logits(
-                logits, text[first + 1 : first + 1 + size], wanted.num_top
-            )
-        return logits
+            score(prompt.session, self._components.target, prompt.num_read, size)
 
     def _read_drafter(self, group: Sequence[tuple[_Prompt, int]]) -> None:
         drafter = piece_reader(self._components.drafter)
@@ -229,7 +197,8 @@ class Prefills:
     def _finish(self, prompt: _Prompt) -> None:
         session, profile = prompt.session, prompt.profile
         if prompt.ending and profile is not None:
-            profile = profiled(profile, self._laws(prompt, prompt.num_read, prompt.ending))
+            logits = score(session, self._components.target, prompt.num_read, prompt.ending)
+            profile = profiled(profile, logits)
         session.controller_state = controller_state(session, profile, self._components)
         if session.drafting != "off" and piece_reader(self._components.drafter) is None:
             start(session, self._components)
@@ -242,6 +211,7 @@ class Prefills:
 
     def _open(self, session: Session) -> None:
         self._components.target.open({session.context.request_id: ()})
+        leave_long_prompts([session], self._components)
         if session.drafting != "off" and piece_reader(self._components.drafter) is not None:
             start(session, self._components, first=_Prompt(session).context())
 

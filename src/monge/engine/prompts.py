@@ -10,12 +10,46 @@ from torch import Tensor
 
 from monge.core.model import NodeBlock, SequenceModel
 from monge.core.prompt import PromptProfile
+from monge.engine.logprobs import of_logits
+from monge.engine.session import Session
 
 _LAST: Final = 32
 """Tokens whose laws are looked at.
 
 A forward of that many nodes is a fraction of the prompt's own, and their mean is steady.
 """
+
+_SCORED: Final = 64
+"""Tokens whose logits are held at a time where log-probabilities are wanted; at least `_LAST`."""
+
+
+def score(
+    session: Session, target: SequenceModel, first: int, size: int
+) -> Float[Tensor, "nodes vocab"]:
+    """Read and commit tokens of a prompt; the log-probabilities of those after them are noted if requested.
+
+    Args:
+        session: Of the prompt; its sequence holds the first tokens.
+        target: The target.
+        first: How many tokens it holds.
+        size: How many more are read, at least one.
+
+    Returns:
+        The logits after the tokens that were read last, all of them if they are few.
+    """
+    text, number = session.request.prompt_ids, session.context.request_id
+    wanted, end = session.request.prompt_logprobs, first + size
+    step = size if target.no_draft_reason is not None else _SCORED
+    while True:
+        count = min(step, end - first)
+        logits = target.extend({number: NodeBlock.chain(text[first : first + count])})[number]
+        target.commit({number: range(count)})
+        first += count
+        if wanted is not None:
+            following = text[first - count + 1 : first + 1]
+            session.prompt_logprobs += of_logits(logits, following, wanted.num_top)
+        if first == end:
+            return logits
 
 
 def open_profiled(

@@ -31,7 +31,7 @@ class GenerationStats:
         prefill_s: Seconds for reading the prompt (shared by the requests that joined together).
         draft_s, score_s, verify_s, commit_s, other_s: Seconds of the rounds by stage.
         decode_s: Seconds of the rounds.
-        tokens_per_s: `num_tokens / (prefill_s + decode_s)`.
+        tokens_per_s: `num_tokens / (prefill_s + decode_s)`; 0 if the clock stood still.
         engine_efficiency: Seconds inside network forwards / seconds of the rounds.
         drafters: Which drafter of a pool every round used (`None`: none of them had anything to
             propose); empty without a pool.
@@ -66,6 +66,7 @@ class GenerationStats:
         names = ("draft_s", "score_s", "verify_s", "commit_s")
         stages = {name: math.fsum(getattr(time, name) for time in times) for name in names}
         decode_s = math.fsum(time.total_s for time in times)
+        passed_s = prefill_s + decode_s
         return cls(
             num_tokens=num_tokens,
             num_rounds=len(records),
@@ -76,7 +77,7 @@ class GenerationStats:
             **stages,
             other_s=decode_s - sum(stages.values()),
             decode_s=decode_s,
-            tokens_per_s=num_tokens / (prefill_s + decode_s) if records else 0.0,
+            tokens_per_s=num_tokens / passed_s if records and passed_s else 0.0,
             engine_efficiency=engine_efficiency(records) if records else 0.0,
             drafters=_drafters(records),
             acceptance_histogram=acceptance_histogram(records) if records else (),

@@ -13,6 +13,7 @@ from monge.core.verdict import Verdict
 from monge.draft.base import Draft
 from monge.engine.components import Components
 from monge.engine.logprobs import TokenLogprob
+from monge.engine.sampling import NodeLaws
 from monge.engine.session import Session, catch
 
 
@@ -24,7 +25,7 @@ class RoundSlot:
     plan: DraftPlan = DraftPlan(max_depth=0)
     draft: Draft[Any] | None = None
     outcome: Verdict | NonFiniteLogitsError | None = None
-    logits: Float[Tensor, "nodes vocab"] | None = None
+    laws: NodeLaws | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     length: int = 0
     token_ids: tuple[int, ...] = ()
@@ -43,8 +44,13 @@ class RoundSlot:
     @property
     def scored(self) -> Float[Tensor, "nodes vocab"]:
         """The target's logits at every node."""
-        assert self.logits is not None, "nothing has been scored yet"
-        return self.logits
+        return self.target_laws.logits
+
+    @property
+    def target_laws(self) -> NodeLaws:
+        """The target's laws at every node."""
+        assert self.laws is not None, "nothing has been scored yet"
+        return self.laws
 
     @property
     def verdict(self) -> Verdict:

@@ -1,6 +1,6 @@
 """From a node's logits to its law: processors that look at the text see that node's own path."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -11,9 +11,7 @@ from monge.core.context import Context
 from monge.core.law import Law
 from monge.core.sampling_rules import law_from_logits, laws_from_logits
 from monge.core.tree import TokenTree
-
-Processor = Callable[[Tensor, Tensor], Tensor]
-"""`(token_ids [1, seq], scores [1, vocab]) -> scores [1, vocab]`, the form of `transformers`' logits processors."""
+from monge.engine.processors import Processor, check_scores, fork, has_state
 
 _FEW: Final = 1 << 17
 """Logits whose largest ones are found in the time of a few calls."""
@@ -32,7 +30,8 @@ class NodeLaws:
         tree: The tree.
         context: The committed text; its last token is the tree's root.
         processors: Applied in order to the node's logits, each with the committed text and the
-            node's own path.
+            node's own path. Those with state have been asked about the text without its last token;
+            every node asks copies of its parent's.
     """
 
     def __init__(
@@ -49,6 +48,7 @@ class NodeLaws:
             processors,
         )
         self._made: dict[int, Law] = {}
+        self._asked: dict[int, tuple[Processor, ...]] = {}
 
     @property
     def logits(self) -> Float[Tensor, "nodes vocab"]:
@@ -75,15 +75,32 @@ class NodeLaws:
             self._context.rules.temperature == 0 and self._logits.numel() <= _FEW
         )
 
+    def processors_after(self, node: int) -> tuple[Processor, ...]:
+        """The processors once they have been asked about a node, for the text that goes on from there."""
+        if not has_state(self._processors):
+            return tuple(self._processors)
+        if node not in self._asked:
+            self[node]
+        return self._asked[node]
+
     def _make(self, node: int) -> Law:
+        return law_from_logits(
+            self._scores(node) if self._processors else self._logits[node], self._context.rules
+        )
+
+    def _scores(self, node: int) -> Float[Tensor, " vocab"]:
+        processors = self._processors
+        if has_state(processors):
+            above = processors if node == 0 else self.processors_after(self._tree.parents[node])
+            self._asked[node] = processors = fork(tuple(above))
         logits = self._logits[node]
-        if self._processors:
-            text = self._context.token_ids + self._tree.path_tokens(node)
-            token_ids = torch.tensor([text]).to(logits.device, non_blocking=True)
-            # A copy, in the type in which `transformers` applies processors: some of them write
-            # into what they are given.
-            scores = logits[None].to(torch.float32, copy=True)
-            for processor in self._processors:
-                scores = processor(token_ids, scores)
-            logits = scores[0]
-        return law_from_logits(logits, self._context.rules)
+        text = self._context.token_ids + self._tree.path_tokens(node)
+        token_ids = torch.tensor([text]).to(logits.device, non_blocking=True)
+        # A copy, in the type in which `transformers` applies processors: some of them write into
+        # what they are given.
+        scores = logits[None].to(torch.float32, copy=True)
+        for processor in processors:
+            found = processor(token_ids, scores)
+            check_scores(processor, found, scores)
+            scores = found
+        return scores[0]

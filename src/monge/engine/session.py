@@ -1,20 +1,22 @@
 """One request while it is decoded."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from operator import index
 from typing import Any, Final, Literal
 
-from monge.core.context import Context, DraftPlan
+from monge.core.context import Context, DraftPlan, depth_plan
 from monge.core.draws import ClockDraws, Draws, RequestDraws, RewindableDraws, check_seed
 from monge.core.errors import ContextLengthError, MongeError, OptionError
 from monge.core.prompt import PromptProfile
 from monge.core.sampling_rules import SamplingRules
 from monge.core.setting_types import is_of
+from monge.core.text import check_text
 from monge.core.verdict import StepRecord
+from monge.core.words import counted
 from monge.engine.logprobs import LogprobOptions, TokenLogprob
-from monge.engine.sampling import Processor
+from monge.engine.processors import OnePath, Processor, copy_error, fork, name_of
 from monge.engine.text import TextStream, Tokenizer
 
 FinishReason = Literal["eos", "stop", "length", "error"]
@@ -44,7 +46,8 @@ class Request:
         eos_ids: Tokens that end the text (kept as its last token).
         stop: Stop strings; the text ends before the first of them, the tokens with the one that
             completes it.
-        processors: Prefix-dependent logits processors.
+        processors: Prefix-dependent logits processors. The request decodes with copies of them;
+            with one that cannot be copied, it decodes without speculation, and a warning says so.
         stop_check: Asked after every token, in order.
         draws: Source of randomness; made of seed and row where absent.
         profile: What is known of the prompt already, for controllers that look at it.
@@ -58,8 +61,7 @@ class Request:
         is_repeatable: Whether its seed is said to give its text again.
         logprobs: Log-probabilities wanted with every generated token.
         prompt_logprobs: Log-probabilities wanted with every prompt token from the second on; always
-            those of `raw`, and only where the prompt is read in pieces (see
-            `monge.engine.prefill`).
+            those of `raw`.
     """
 
     prompt_ids: tuple[int, ...]
@@ -100,8 +102,10 @@ class Request:
         # A whole number of numpy's goes into no generator, and no JSON.
         for name in ("max_new_tokens", "seed", "row"):
             object.__setattr__(self, name, index(getattr(self, name)))
-        if any(not text for text in self.stop):
-            raise OptionError("a stop string is empty; remove it")
+        for place, text in enumerate(self.stop):
+            if not text:
+                raise OptionError("a stop string is empty; remove it")
+            check_text(text, f"stop[{place}]")
 
 
 class Session:
@@ -140,6 +144,7 @@ class Session:
         self.controller_state: Any = None
         self.drafter_state: Any = None
         self.drafting: Drafting = "together" if request.speculative else "off"
+        self.processors = self._own_processors()
         self.records: list[StepRecord] = []
         self.num_rounds = 0
         self.finish_reason: FinishReason | None = None
@@ -151,6 +156,20 @@ class Session:
         self.logprobs: tuple[TokenLogprob, ...] = ()
         self.prompt_logprobs: tuple[TokenLogprob, ...] = ()
         self.prefill_s = 0.0
+
+    def _own_processors(self) -> tuple[Processor, ...]:
+        """Copies of the request's processors, which no other text moves on."""
+        given = list(self.request.processors)
+        for place, processor in enumerate(given):
+            if (error := copy_error(processor)) is not None:
+                given[place], self.drafting = OnePath(processor), "off"
+                warnings.warn(
+                    f"request {self.context.request_id}: the processor {name_of(processor)} cannot "
+                    f"be copied ({type(error).__name__}: {error}), so the request is decoded "
+                    "without speculation; a __deepcopy__ of its class would allow it",
+                    stacklevel=2,
+                )
+        return fork(tuple(given))
 
     @property
     def prompt(self) -> PromptProfile:
@@ -175,6 +194,11 @@ class Session:
         """Tell the noise that is addressed by place where the text ends."""
         if isinstance(self.draws, ClockDraws):
             self.draws.move_to(len(self.context.token_ids))
+
+    @property
+    def plan_draws(self) -> Draws:
+        """The draws of the controller in this round."""
+        return self.draws.for_plans() if isinstance(self.draws, ClockDraws) else self.draws
 
     @property
     def can_rewind(self) -> bool:
@@ -214,13 +238,18 @@ class Session:
         self.num_rounds += 1
         self.records.append(record)
 
-    def limit(self, plan: DraftPlan) -> DraftPlan:
+    def limit(self, plan: DraftPlan, draft_length: int | None = None) -> DraftPlan:
         """The plan within the request's limits, no deeper than tokens are wanted.
 
         A round commits one more than it accepts.
+
+        Args:
+            plan: The plan.
+            draft_length: Longest text that the drafter drafts for; see `DraftPlan.reaching`.
         """
         room = self.request.max_new_tokens - self.num_generated - 1
-        return plan.within(self.request.limits).within(_of_depth(room))
+        limited = plan.within(self.request.limits).within(depth_plan(room))
+        return limited.reaching(len(self.context.token_ids), draft_length)
 
     def commit(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         """Append tokens one by one up to the first stop; returns those that were appended."""
@@ -250,11 +279,6 @@ class Session:
         return "length" if self.num_generated + len(new_ids) >= request.max_new_tokens else None
 
 
-@cache
-def _of_depth(depth: int) -> DraftPlan:
-    return DraftPlan(max_depth=depth)
-
-
 def check_length(request: Request, max_length: int | None, whose: str) -> None:
     """Refuse a request that does not fit a model's context.
 
@@ -264,7 +288,7 @@ def check_length(request: Request, max_length: int | None, whose: str) -> None:
     total = len(request.prompt_ids) + request.max_new_tokens
     if total > (max_length or _UNBOUNDED):
         raise ContextLengthError(
-            f"prompt of {len(request.prompt_ids)} tokens + "
+            f"prompt of {counted(len(request.prompt_ids), 'token')} + "
             f"max_new_tokens={request.max_new_tokens} = {total} exceeds the "
             f"{whose}'s context of {max_length} tokens; shorten the prompt or ask for fewer tokens"
         )

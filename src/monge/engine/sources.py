@@ -12,24 +12,27 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, distribution
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from monge.core.errors import ModelLoadError
+from monge.core.errors import ModelLoadError, MongeError, OptionError
+from monge.core.extras import require
 from monge.engine.backends.program_cache import cache_folder
+from monge.engine.chat_format import TemplateFormat
 from monge.engine.notices import notify, waiting
 
-_FORMAT: Final = 1  # raised whenever what is written from a GGUF file changes
+_FORMAT: Final = 2  # raised whenever what is written from a GGUF file changes
 _SAMPLES: Final = 64  # blocks of a file that its digest reads, spread over it
 _BLOCK: Final = 1 << 16
 _BYTES_PER_S: Final = 4e6  # of a file that is dequantised and written, on two cores
 _NO_TOKENIZER: Final = "no_tokenizer.txt"
 _NARROW: Final = (torch.bfloat16, torch.float16)
 _END_OF_TURN: Final = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+_ADD_BOS: Final = "tokenizer.ggml.add_bos_token"
+_TOKENIZER: Final = "tokenizer.ggml.model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,14 @@ def resolve(source: str | Path) -> str | Path:
     Raises:
         ModelLoadError: If a file is missing, truncated, of an unknown architecture, or there is no
             room for its weights.
+        OptionError: If a package that reads GGUF files is missing, or the source is something else.
     """
+    if not isinstance(source, str | Path):
+        compiled = "; give model._orig_mod" if hasattr(source, "_orig_mod") else ""
+        raise OptionError(
+            f"expected a model of transformers, a folder or a name; got {type(source).__name__}"
+            f"{compiled}"
+        )
     if isinstance(source, str) and source in NAMED:
         return _converted(NAMED[source].path())
     path = Path(source).expanduser()
@@ -119,9 +129,10 @@ def obstacle(name: str) -> str | None:
     """Why a model of `NAMED` cannot be loaded here, and what to do, if it cannot."""
     try:
         NAMED[name].path()
-    except ModelLoadError as error:
+        require("gguf", name)
+    except MongeError as error:
         return str(error)
-    return None if find_spec("gguf") else f"{name} needs the package gguf; run: pip install gguf"
+    return None
 
 
 def tokenizer_obstacle(folder: str | Path) -> str | None:
@@ -176,10 +187,7 @@ def _check_readable(path: Path) -> None:
         magic = file.read(4)
     if magic != b"GGUF":
         raise ModelLoadError(f"{str(path)!r} is no GGUF file: it starts with {magic!r}")
-    if find_spec("gguf") is None:
-        raise ModelLoadError(
-            f"{path.name}: reading GGUF files needs the package gguf; run: pip install gguf"
-        )
+    require("gguf", f"reading {path.name}")
 
 
 def _write(path: Path, folder: Path) -> None:
@@ -204,20 +212,22 @@ def _write(path: Path, folder: Path) -> None:
     config |= {"dtype": "float32", "_name_or_path": path.name}
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     try:
-        AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(folder)
+        tokenizer: Any = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        if fields.get(_ADD_BOS, fields.get(_TOKENIZER) == "llama"):
+            _start_chats_with_bos(tokenizer)
+        tokenizer.save_pretrained(folder)
     except Exception as error:  # noqa: BLE001 (whatever a rebuilt tokenizer raises; the weights are good all the same)
         (folder / _NO_TOKENIZER).write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
 
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:
-    """The fields of a file that are numbers, and how many weights it has."""
+    """The fields of a file that say how texts begin and end, and how many weights it has."""
     from gguf import GGUFReader
 
     try:
         reader = GGUFReader(path)
-        fields = {
-            name: reader.fields[name].contents() for name in _END_OF_TURN if name in reader.fields
-        }
+        names = (*_END_OF_TURN, _ADD_BOS, _TOKENIZER)
+        fields = {name: reader.fields[name].contents() for name in names if name in reader.fields}
         return fields, sum(int(tensor.n_elements) for tensor in reader.tensors)
     except (ValueError, KeyError, IndexError, OverflowError, MemoryError, struct.error) as error:
         raise ModelLoadError(
@@ -248,8 +258,25 @@ def _set_ends(network: PreTrainedModel, fields: dict[str, Any]) -> None:
     Chat models write those, and GGUF files name them apart.
     """
     config = network.generation_config
-    if config is None or not fields:
+    named = [int(fields[name]) for name in _END_OF_TURN if name in fields]
+    if config is None or not named:
         return
     given = config.eos_token_id
     ends = [] if given is None else list(given) if isinstance(given, list | tuple) else [int(given)]
-    config.eos_token_id = ends + [one for one in map(int, fields.values()) if one not in ends]
+    config.eos_token_id = ends + [one for one in named if one not in ends]
+
+
+def _start_chats_with_bos(tokenizer: Any) -> None:
+    """Let the chat template write BOS where it does not, as engines that read GGUF files do.
+
+    Templates of checkpoints write it themselves, so nobody adds it later.
+    """
+    template, start = tokenizer.chat_template, tokenizer.bos_token
+    if not isinstance(template, str) or start is None:
+        return
+    try:
+        text = TemplateFormat(tokenizer).written([{"role": "user", "content": "Hello"}])
+    except OptionError:  # which the first conversation will say
+        return
+    if not text.startswith(start):
+        tokenizer.chat_template = "{{ bos_token }}" + template

@@ -8,26 +8,17 @@ import torch
 from transformers import PreTrainedModel
 
 from monge.api import make_components
-from monge.control.registry import CONTROLLERS
 from monge.core.errors import OptionError
+from monge.core.extras import require
 from monge.engine.loading import as_draft_model, as_sequence_model, load_network
-from monge.plugins.transformers_generate import speculate
+from monge.plugins.transformers_generate import UNMEASURED, speculate
 
 NAME: Final = "monge"
 """Name of the model: `--model monge`."""
 
 
-def _host(module: str) -> Any:
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        raise OptionError(
-            f"the lm-eval model needs packages that are not installed ({error}): pip install "
-            "'monge[lm-eval]'"
-        ) from error
-
-
-_Hf: Any = _host("lm_eval.models.huggingface").HFLM
+require("lm-eval", "the lm-eval model")
+_Hf: Any = import_module("lm_eval.models.huggingface").HFLM
 
 
 class MongeLM(_Hf):
@@ -46,9 +37,9 @@ class MongeLM(_Hf):
         drafter: As for `speculate`, and so are the next six.
         tree: Shape of the proposals.
         verifier: Acceptance rule.
-        controller: Controller of the draft length; `fixed` needs no measured costs.
-        costs: Folder of measured costs, for controllers that need them; without it they are measured in
-            every batch.
+        controller: Controller of the draft length.
+        costs: Folder of measured costs, for controllers that need them; without it they are measured,
+            once for the default controller and in every batch for a named one.
         draft_temperature: Draft at this temperature instead of the request's own.
         draft_top_k: Draft from this number of the draft model's most probable tokens.
         seed: Seed of the draws of every batch; without it they follow lm-eval's own seed for torch.
@@ -67,7 +58,7 @@ class MongeLM(_Hf):
         drafter: str | None = None,
         tree: str | None = None,
         verifier: str | None = None,
-        controller: str = "fixed",
+        controller: str | None = None,
         costs: str | None = None,
         draft_temperature: float | int | None = None,
         draft_top_k: int | None = None,
@@ -122,17 +113,18 @@ class MongeLM(_Hf):
 
 def _check(target: PreTrainedModel, draft: PreTrainedModel | None, named: dict[str, Any]) -> None:
     """Refuse incompatible parts before the first batch."""
-    CONTROLLERS.parse(named["controller"])
     model = as_sequence_model(target)
-    # Under a controller that measures nothing: what rounds cost is found out where they run.
-    parts = {name: value for name, value in named.items() if name not in {"controller", "costs"}}
+    # Nothing is measured here: what rounds cost is found out where they run.
+    parts: dict[str, Any] = named | {"costs": UNMEASURED}
     make_components(model, None if draft is None else as_draft_model(draft, model), **parts)
 
 
 def register() -> None:
     """Register the model with lm-eval, which reads no entry points."""
-    registry = _host("lm_eval.api.registry").model_registry
-    _host("lm_eval.models")  # fills the registry, which it does only as long as that is empty
+    registry = import_module("lm_eval.api.registry").model_registry
+    import_module(
+        "lm_eval.models"
+    )  # fills the registry, which it does only as long as that is empty
     if NAME not in registry:
         registry.register(NAME, target=MongeLM)
 
@@ -140,7 +132,7 @@ def register() -> None:
 def main() -> None:
     """Run `lm_eval` with our model registered."""
     register()
-    _host("lm_eval.__main__").cli_evaluate()
+    import_module("lm_eval.__main__").cli_evaluate()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from monge.core.errors import OptionError
 from monge.draft.by_name import AnyHead, read_head
 from monge.engine.loading import load_network
-from monge.plugins.transformers_generate import speculate
+from monge.plugins.transformers_generate import CACHES, REFUSED_SETTINGS, check_numbers, speculate
 
 _OPTIONS: Final = frozenset(
     {
@@ -44,13 +44,14 @@ _POSITIONAL: Final = (
 )
 """Arguments of the host's `generate`, in its order."""
 _REFUSED: Final = {
+    **REFUSED_SETTINGS,
+    **dict.fromkeys(
+        CACHES,
+        "give the whole text without a cache; it would not be filled, the cache is this library's own",
+    ),
     "assistant_tokenizer": "the draft model must have the target's tokenizer here; `monge.load` "
     "takes another one",
     "assistant_early_exit": "give drafter='layer_skip' instead",
-    "num_assistant_tokens_schedule": "a controller takes its place, as controller='fsm'",
-    "assistant_confidence_threshold": "controller='confidence_threshold' takes its place",
-    "assistant_lookbehind": "it belongs to other tokenizers",
-    "target_lookbehind": "it belongs to other tokenizers",
     "prompt_lookup_num_tokens": "give drafter='ngram(num_draft_tokens=N)' instead",
     "custom_generate": "the model is accelerated; call it without, or undo with `del model.generate`",
     "synced_gpus": "ranks that must step together are not supported",
@@ -66,7 +67,7 @@ def accelerate(
 
     The output is that of plain `generate`, as for `speculate`. Every argument of `generate` is
     honoured or raises: `assistant_model` drafts in that call, `num_assistant_tokens` gives the
-    length of its chain, and `streamer`, `stop_strings` with `tokenizer`, `output_scores` and
+    length of its longest chain, and `streamer`, `stop_strings` with `tokenizer`, `output_scores` and
     `output_logits` work. `del model.generate` restores the model.
 
     Args:
@@ -83,11 +84,7 @@ def accelerate(
         OptionError: If an option is unknown, or the model has no `generate`.
         ModelLoadError: If the draft cannot be read.
     """
-    if not callable(getattr(model, "generate", None)):
-        raise OptionError(
-            f"accelerate: got {type(model).__name__}, which has no generate; expected a model of "
-            "transformers (for a pipeline: pipe.model)"
-        )
+    _check_model("accelerate", model)
     _check_names("accelerate", options)
     if isinstance(draft, str | Path):
         draft = read_head(draft, getattr(model, "name_or_path", "")) or load_network(draft)
@@ -110,6 +107,7 @@ def generate(model: Any, *arguments: Any, **settings: Any) -> Tensor | GenerateD
     Raises:
         MongeError: As for `accelerate` and `speculate`.
     """
+    _check_model("generate", model)
     draft = settings.pop("draft", None)
     return _Generate(model, draft)(*arguments, **settings)
 
@@ -131,11 +129,18 @@ class _Generate:
     def __call__(self, *arguments: Any, **settings: Any) -> Any:
         settings = _named(arguments, settings)
         plain = _plain_generate(self.model)
+        check_numbers(settings)
+        config = settings.get("generation_config")
         for name, instead in _REFUSED.items():
-            if settings.pop(name, None) not in (None, False):
+            value = settings.pop(name, None)
+            if value is None:
+                value = getattr(config, name, None)
+            if value is not None and value is not False:
                 raise OptionError(f"generate: {name} is not supported: {instead}")
         options = self.options | {name: settings.pop(name) for name in _OPTIONS & set(settings)}
         count = settings.pop("num_assistant_tokens", None)
+        if count is None:
+            count = getattr(config, "num_assistant_tokens", None)
         if count is not None:
             options.setdefault("tree", f"chain({count})")
         assistant = settings.pop("assistant_model", None)
@@ -165,6 +170,19 @@ def _named(arguments: tuple[Any, ...], settings: dict[str, Any]) -> dict[str, An
 def _plain_generate(model: Any) -> Callable[..., Any]:
     """The `generate` of the model's class, which an accelerated model hides."""
     return MethodType(type(model).generate, model)
+
+
+def _check_model(where: str, model: Any) -> None:
+    if not callable(getattr(type(model), "generate", None)):
+        # The model inside the wrapper has the method, and lends it.
+        hint = (
+            "the model itself, `model._orig_mod`, since the engine compiles what it runs"
+            if hasattr(model, "_orig_mod")
+            else "a model of transformers (for a pipeline: pipe.model)"
+        )
+        raise OptionError(
+            f"{where}: got {type(model).__name__}, which has no generate; expected {hint}"
+        )
 
 
 def _check_names(where: str, options: dict[str, Any]) -> None:

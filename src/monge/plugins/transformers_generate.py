@@ -4,9 +4,11 @@ The loop of this library inside `transformers`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, cast
+from weakref import WeakKeyDictionary
 
 import torch
 import transformers
@@ -27,7 +29,7 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from monge.api import make_components
-from monge.control.base import AnyController
+from monge.control.base import AnyController, Reads, SharedState
 from monge.control.latency import Latency
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
@@ -36,19 +38,69 @@ from monge.draft.by_name import AnyHead, drafter_of
 from monge.draft.tree.base import TreeBuilder
 from monge.engine.batch import decode
 from monge.engine.components import Components
+from monge.engine.latency_measurement import with_latency
 from monge.engine.loading import as_draft_model, as_sequence_model, load_network
 from monge.engine.models.network_facts import forward_parameters
-from monge.engine.sampling import Processor
+from monge.engine.processors import Processor, Stateless
 from monge.engine.session import Request, Session, check_length
 from monge.plugins.transformers_processors import draft_rules, row_processors
 from monge.plugins.transformers_replay import Replay
-from monge.plugins.transformers_rows import VisitedRows, columns
+from monge.plugins.transformers_rows import VisitedRows, column
 from monge.verify.base import Rule
 
 _PREPARED: Final = frozenset({"attention_mask", "position_ids", "use_cache", "logits_to_keep"})
 """What `generate` itself prepares for every decoder-only model, beside a cache."""
+_WITHOUT_EFFECT: Final = frozenset({"output_attentions", "output_hidden_states"})
+"""What changes nothing, in plain decoding too, without `return_dict_in_generate`."""
+CACHES: Final = ("cache", "past_key_values", "cache_params")
+"""Names of a caller's cache."""
+REFUSED_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "assistant_confidence_threshold": "controller='confidence_threshold' takes its place",
+        "assistant_ensemble_weight": "it changes the law of the text",
+        "assistant_lookbehind": "it belongs to other tokenizers",
+        "cache_config": "the cache is this library's own",
+        "compile_config": "the network is compiled here, if it can be",
+        "max_matching_ngram_size": "give drafter='ngram(...)' instead",
+        "num_assistant_tokens_schedule": "a controller takes its place, as controller='fsm'",
+        "prefill_chunk_size": "prompts are read whole here",
+        "speculation_type": "give a head as draft instead",
+        "target_lookbehind": "it belongs to other tokenizers",
+        "token_healing": "give the prompt that model.heal_tokens(input_ids, tokenizer) returns",
+    }
+)
+"""Settings of `GenerationConfig` that would be ignored, and what to do instead."""
+_NUMBERS: Final = frozenset(
+    {
+        "encoder_no_repeat_ngram_size",
+        "encoder_repetition_penalty",
+        "epsilon_cutoff",
+        "eta_cutoff",
+        "max_length",
+        "max_new_tokens",
+        "max_time",
+        "min_length",
+        "min_new_tokens",
+        "min_p",
+        "no_repeat_ngram_size",
+        "num_assistant_tokens",
+        "num_return_sequences",
+        "repetition_penalty",
+        "temperature",
+        "top_h",
+        "top_k",
+        "top_p",
+        "typical_p",
+    }
+)
+"""Settings of `GenerationConfig` that are numbers; the host takes a truth value for one."""
 _TEXT_MARKS: Final = frozenset({"mm_token_type_ids", "token_type_ids"})
 """What processors of vision-language models give beside the text: the kind of every token, 0 for text."""
+_LEARNED: Final[WeakKeyDictionary[Any, dict[str, SharedState]]] = WeakKeyDictionary()
+"""What the default controller knows of a model, by the options of the call: a call has no decoder
+that outlives it. The call takes it out and puts it back, so that threads share nothing."""
+UNMEASURED: Final = Latency.linear(plain=1.0, node=0.0, draft=0.0)
+"""Stands for latency until it is known that a controller of this call reads it."""
 
 
 def speculate(
@@ -62,7 +114,7 @@ def speculate(
     drafter: str | AnyDrafter | None = None,
     tree: str | TreeBuilder | None = None,
     verifier: str | Rule | None = None,
-    controller: str | AnyController = "fixed",
+    controller: str | AnyController | None = None,
     costs: str | Path | Latency | None = None,
     token_streamer: Any = None,
     draft_temperature: float | int | None = None,
@@ -79,10 +131,11 @@ def speculate(
     own padding stripped, its own cache row and draws.
 
     * *Processors* are applied to every node in order, with the row's padded text and the node's own
-      path. Your own processors are called with one row at a time, for several continuations of the same
-      text, so they must be pure functions.
-    * *Stopping criteria* see the batch grow by one column a call, as in plain decoding; `scores` is
-      `None`.
+      path. Your own may keep state: every row has a copy, and copies follow every path, so they are
+      asked once a token, in order. What they note is in the copies. One that cannot be copied is
+      decoded without speculation, and a warning says so. A batch that they are given has the shape of
+      plain decoding, and all its rows hold the text of one: they may not mix rows.
+    * *Stopping criteria* see the batch grow by one column a call, as in plain decoding.
     * *Draft law*: temperature, top-k, top-p and min-p as requested; other processors change
       the target's law only.
 
@@ -103,10 +156,13 @@ def speculate(
         drafter: As for `monge.load`; models that cannot take tokens back need `none`.
         tree: As for `monge.load`.
         verifier: As for `monge.load`.
-        controller: As for `monge.load`; `fixed` needs no measured costs. Its state ends with the
-            call, except for `costs`.
-        costs: As for `monge.load`, for controllers that need costs: without it they are measured in
-            every call; a `Latency` keeps learning across calls.
+        controller: As for `monge.load`. Every sampled call has a seed, torch's or its own, so the
+            default plans it with `fixed`, and greedy calls with `goodput`. What the default learns
+            about a model is kept for later calls with the same options; the state of a named
+            controller ends with the call, except for `costs`.
+        costs: As for `monge.load`, for controllers that need costs: without it they are measured,
+            once a model for the default controller and in every call for a named one. A `Latency`
+            keeps learning across calls.
         token_streamer: A streamer of `transformers`.
         draft_temperature: Draft at this temperature instead of the request's own.
         draft_top_k: Draft from this number of the draft model's most probable tokens, as for
@@ -132,28 +188,39 @@ def speculate(
         stopping_criteria,
         pad_token_id=call.pad_token_id,
         streamer=token_streamer,
+        scores=call.score_column if call.keeps_scores else None,
     )
+    if tree is None and (count := _given(model, generation_config, "num_assistant_tokens")):
+        tree = f"chain({count})"
     named: dict[str, Any] = {
+        "drafter": drafter,
         "tree": tree,
         "verifier": verifier,
-        "controller": controller,
+        "draft_temperature": draft_temperature,
         "draft_top_k": draft_top_k,
     }
-    named |= {
-        "draft_temperature": draft_temperature,
-        "costs": costs,
-        "max_batch_size": len(input_ids),
-    }
-    components = _parts(call, draft_model, drafter, **named)
+    if controller is None and costs is None:
+        learned, key = _LEARNED.setdefault(model, {}), _key(model, draft_model, named)
+        shared = learned.pop(key, None)
+        components = _parts(call, draft_model, **named, controller=None, costs=UNMEASURED)
+        components = _measured(components, call.rules, shared, len(input_ids))
+    else:
+        learned, key = {}, ""
+        named |= {"controller": controller, "costs": costs, "max_batch_size": len(input_ids)}
+        components = _parts(call, draft_model, **named)
     sessions = call.sessions(components, replay, seed)
     if token_streamer is not None:
         token_streamer.put(input_ids.cpu())
-    for session in decode(sessions, components, max_batch_size=len(sessions)):
-        if session.error is not None:
-            raise session.error
-        replay.grow(session.context.request_id, session.completion_ids)
-        if call.rows:
-            call.rows[session.context.request_id].grow(session.completion_ids)
+    try:
+        for session in decode(sessions, components, max_batch_size=len(sessions)):
+            if session.error is not None:
+                raise session.error
+            replay.grow(session.context.request_id, session.completion_ids)
+            if call.rows:
+                call.rows[session.context.request_id].grow(session.completion_ids)
+    finally:
+        if components.shared.latency is not UNMEASURED:
+            learned[key] = components.shared
     if token_streamer is not None:
         token_streamer.end()
     text: Any = replay.text
@@ -161,7 +228,7 @@ def speculate(
         return text
     count = text.shape[1] - input_ids.shape[1]
     kept: Any = {
-        name: columns(call.rows, count, which)
+        name: tuple(column(call.rows, index, which) for index in range(count))
         for which, name in enumerate(("logits", "scores"))
         if getattr(generation_config, f"output_{name}")
     }
@@ -226,6 +293,15 @@ class _Call:
         )
 
     @property
+    def keeps_scores(self) -> bool:
+        """Whether criteria are shown scores, as in plain decoding."""
+        return bool(self.config.return_dict_in_generate and self.config.output_scores)
+
+    def score_column(self, index: int) -> Tensor:
+        """Scores of a generated column, zero in rows that have stopped."""
+        return column(self.rows, index, 1)
+
+    @property
     def pad_token_id(self) -> int | None:
         pad = self.config._pad_token_tensor  # type: ignore[attr-defined]  # what plain decoding pads with
         return None if pad is None else int(pad)
@@ -244,6 +320,7 @@ class _Call:
         """One session per row; the row index is the request id."""
         if seed is None:
             seed = _drawn_seed() if self.config.do_sample else 0
+        controller = components.named_for(None, self.rules, is_seeded=True)
         batch_size, length = self.prompts.input_ids.shape
         longest = min(
             criterion.max_length
@@ -269,7 +346,7 @@ class _Call:
             if self.keeps_rows:
                 visited = VisitedRows(len(prompt_ids))
                 self.rows.append(visited)
-                processors = (visited.note, *processors, visited.note)
+                processors = (Stateless(visited.note), *processors, Stateless(visited.note))
             request = Request(
                 prompt_ids=tuple(prompt_ids.tolist()),
                 max_new_tokens=longest - length,
@@ -278,10 +355,10 @@ class _Call:
                 row=row,
                 eos_ids=eos_ids,
                 processors=processors,
+                controller=controller,
                 stop_check=_StopCheck(replay, row, len(prompt_ids), visited),
             )
             check_length(request, components.target.max_length, "target")
-            check_length(request, components.drafter.capabilities.max_length, "draft model")
             sessions.append(Session(request, request_id=row))
         return sessions
 
@@ -302,9 +379,29 @@ class _StopCheck:
         return not self.replay.needs(self.row)
 
 
+def _key(model: Any, draft: Any, named: dict[str, Any]) -> str:
+    """What the default controller's knowledge depends on, beside the model."""
+    drafted = draft if isinstance(draft, str | Path | None) else (type(draft), id(draft))
+    place = model.device, model.dtype, torch.get_num_threads()
+    return repr((drafted, named, place))
+
+
+def _measured(
+    components: Components, rules: SamplingRules, shared: SharedState | None, batch_size: int
+) -> Components:
+    """The components with what was learned, or with latency measured now if this call plans by it."""
+    if shared is not None:
+        return replace(components, shared=shared)
+    name = components.named_for(None, rules, is_seeded=True)
+    if Reads.LATENCY not in components.planner(name).controller.reads:
+        return components
+    return with_latency(replace(components, shared=SharedState()), batch_sizes=(1, batch_size))
+
+
 def _parts(
     call: _Call,
     draft: PreTrainedModel | AnyHead | str | Path | None,
+    *,
     drafter: str | AnyDrafter | None,
     **named: Any,
 ) -> Components:
@@ -321,8 +418,29 @@ def _parts(
     return make_components(target, draft_model, drafter=drafter, **given)
 
 
+def check_numbers(settings: Mapping[str, Any]) -> None:
+    """Refuse truth values where the host expects numbers."""
+    for name in _NUMBERS & settings.keys():
+        if isinstance(value := settings[name], bool):
+            raise OptionError(f"generate: {name} must be a number; got {value}")
+
+
+def _given(model: Any, config: GenerationConfig, name: str) -> Any:
+    """A setting of the call; `None` where it is the host's or the checkpoint's, and no wish of the caller."""
+    value = getattr(config, name, None)
+    usual = (
+        config._get_default_generation_params().get(name),
+        getattr(model.generation_config, name, None),
+    )
+    return None if value is False or value in usual else value
+
+
 def _check_settings(model: Any, config: GenerationConfig, model_kwargs: dict[str, Any]) -> None:
     """Refuse settings that would be ignored."""
+    check_numbers(vars(config))
+    for name, instead in REFUSED_SETTINGS.items():
+        if _given(model, config, name) is not None:
+            raise OptionError(f"generate: {name} is not supported: {instead}")
     mode = config.get_generation_mode()
     outputs = ("output_attentions", "output_hidden_states")
     asked = (
@@ -331,6 +449,7 @@ def _check_settings(model: Any, config: GenerationConfig, model_kwargs: dict[str
         else []
     )
     caches = [value for value in model_kwargs.values() if isinstance(value, Cache)]
+    own = [name for name in CACHES if getattr(model_kwargs.get(name), "_is_user_defined", False)]
     unknown = _other_inputs(model, model_kwargs)
     sharded = is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)
     refusals = {
@@ -342,16 +461,20 @@ def _check_settings(model: Any, config: GenerationConfig, model_kwargs: dict[str
         not in {GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE},
         f"{', '.join(asked)}; leave it out": bool(asked),
         f"cache_implementation={config.cache_implementation!r}; leave it out, the cache is this "
-        "library's own": (
-            config.cache_implementation not in {None, "dynamic"}
-            or any(isinstance(cache, StaticCache) for cache in caches)
-        ),
+        "library's own": config.cache_implementation not in {None, "dynamic"},
         # Some checkpoints have it in their settings, from training or by habit; there it is no wish
         # of the caller.
         "use_cache=False; leave it out": config.use_cache is False
         and model.generation_config.use_cache is not False,
         "a cache that holds text already; give the whole text as input_ids": any(
             map(_holds_text, caches)
+        ),
+        # Empty ones are what the host hands over, which marks those of the caller since 5.24.
+        f"a cache of the caller's ({', '.join(own)}); leave it out, it would not be filled": bool(
+            own
+        ),
+        "a static cache; leave it out, the cache is this library's own": any(
+            isinstance(cache, StaticCache) for cache in caches
         ),
         f"model inputs beside the text: {', '.join(unknown)}; leave them out, since only text is "
         "read here, and give prompts with images, video or audio to plain `generate`; where you "
@@ -383,7 +506,11 @@ def _other_inputs(model: Any, model_kwargs: dict[str, Any]) -> list[str]:
             or (isinstance(value, Mapping) and not value)
             or (name in marks and isinstance(value, Tensor) and not value.any())
         )
-        if name not in _PREPARED and not isinstance(value, Cache) and not changes_nothing:
+        if (
+            name not in _PREPARED | _WITHOUT_EFFECT
+            and not isinstance(value, Cache)
+            and not changes_nothing
+        ):
             # What the host has encoded already is named by what it was: an image, a video.
             what = f" ({', '.join(map(str, value))})" if isinstance(value, Mapping) else ""
             found.append(name + what)

@@ -17,50 +17,119 @@ from transformers.generation import logits_process as known
 
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
+from monge.engine.processors import Processor, Stateless, check_scores, check_shared, name_of
 
 _REFUSED: Final[Mapping[type[LogitsProcessor], str]] = MappingProxyType(
     {
-        known.SynthIDTextWatermarkLogitsProcessor: "changes its state at every call, so it cannot "
-        "be asked about several paths",
         known.UnbatchedClassifierFreeGuidanceLogitsProcessor: "runs a model of its own along one "
         "path",
         known.ClassifierFreeGuidanceLogitsProcessor: "mixes the rows of a batch",
         known.DiaClassifierFreeGuidanceLogitsProcessor: "mixes the rows of a batch",
-        known.DiaEOSDelayPatternLogitsProcessor: "changes its state at every call",
         known.WhisperNoSpeechDetection: "runs a model of its own",
     }
 )
+_FUNCTIONS: Final = frozenset(
+    {
+        known.EncoderNoRepeatNGramLogitsProcessor,
+        known.EncoderRepetitionPenaltyLogitsProcessor,
+        known.EpsilonLogitsWarper,
+        known.EtaLogitsWarper,
+        known.ExponentialDecayLengthPenalty,
+        known.ForcedBOSTokenLogitsProcessor,
+        known.ForcedEOSTokenLogitsProcessor,
+        known.InfNanRemoveLogitsProcessor,
+        known.LogitNormalization,
+        known.MinLengthLogitsProcessor,
+        known.MinNewTokensLengthLogitsProcessor,
+        known.MinPLogitsWarper,
+        known.NoBadWordsLogitsProcessor,
+        known.NoRepeatNGramLogitsProcessor,
+        # Its function is one of the row and the text by contract: beams come and go.
+        known.PrefixConstrainedLogitsProcessor,
+        known.RepetitionPenaltyLogitsProcessor,
+        known.SequenceBiasLogitsProcessor,
+        known.SuppressTokensAtBeginLogitsProcessor,
+        known.SuppressTokensLogitsProcessor,
+        known.TemperatureLogitsWarper,
+        known.TopHLogitsWarper,
+        known.TopKLogitsWarper,
+        known.TopPLogitsWarper,
+        known.TypicalLogitsWarper,
+        known.WatermarkLogitsProcessor,
+    }
+)
+"""Processors of the host that are functions of the text and the scores, row by row."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RowProcessors:
-    """The processors of one row, as a `monge.engine.sampling.Processor`.
+@dataclass(frozen=True, eq=False)
+class RowProcessor:
+    """A processor as one row of the batch sees it.
 
     Args:
+        processor: The processor.
         padding: Padding left of the row's prompt, `[1, padding]`, which processors may count.
-        processors: Processors, applied in order.
+        row: The row.
+        num_rows: Rows of the batch that the processor is given. All of them hold this row's text.
     """
 
+    processor: Any
     padding: Tensor
-    processors: LogitsProcessorList
+    row: int = 0
+    num_rows: int = 1
+
+    @property
+    def __wrapped__(self) -> Any:
+        return self.processor
 
     def __call__(self, token_ids: Tensor, scores: Tensor) -> Tensor:
         padded: Any = torch.cat([self.padding.to(token_ids.device), token_ids], dim=1)
-        return self.processors(padded, scores)
+        asked = LogitsProcessorList([self.processor])
+        if self.num_rows == 1:
+            return asked(padded, scores)
+        rows = scores.repeat(self.num_rows, 1)
+        try:
+            found = asked(padded.repeat(self.num_rows, 1), rows)
+        except Exception as error:
+            raise OptionError(
+                f"speculate: {name_of(self)} failed ({type(error).__name__}: {error}) on a batch "
+                f"whose {self.num_rows} rows hold the text of row {self.row}; if its rows have "
+                "grammars of their own, decode one row at a time"
+            ) from error
+        check_scores(self, found, rows)
+        return found[self.row : self.row + 1]
 
 
 def row_processors(
     processors: Sequence[Any], row: int, batch_size: int, padding: Tensor
-) -> tuple[RowProcessors, ...]:
+) -> tuple[Processor, ...]:
     """Processors of one row's nodes; empty without processors.
 
+    Those that are not known may hold something for every row: they get a batch, as in plain
+    decoding.
+
     Raises:
-        OptionError: If a processor cannot be applied node by node.
+        OptionError: If a processor cannot be applied node by node, or cannot be copied and there
+            are several rows.
     """
-    if not processors:
-        return ()
-    of_row = [_of_row(processor, row, batch_size) for processor in processors]
-    return (RowProcessors(padding, LogitsProcessorList(of_row)),)
+    made: list[Processor] = []
+    for processor in processors:
+        if type(processor) in _FUNCTIONS:
+            made.append(Stateless(RowProcessor(_of_row(processor, row, batch_size), padding)))
+        else:
+            _check(processor)
+            made.append(RowProcessor(processor, padding, row, batch_size))
+    if batch_size > 1:
+        check_shared(made)
+    return tuple(made)
+
+
+def _check(processor: Any) -> None:
+    for kind, reason in _REFUSED.items():
+        if isinstance(processor, kind):
+            raise OptionError(
+                f"speculate: {type(processor).__name__} {reason}; use generate "
+                "without custom_generate"
+            )
 
 
 def draft_rules(processors: Sequence[Any]) -> SamplingRules:
@@ -83,15 +152,11 @@ def draft_rules(processors: Sequence[Any]) -> SamplingRules:
 
 def _of_row(processor: Any, row: int, batch_size: int) -> Any:
     """A processor for one row, which it treats as row `row` of the batch."""
-    for kind, reason in _REFUSED.items():
-        if isinstance(processor, kind):
-            raise OptionError(
-                f"speculate: {type(processor).__name__} {reason}; use generate "
-                "without custom_generate"
-            )
     if isinstance(processor, known.PrefixConstrainedLogitsProcessor):
+        # It passes the number of the prompt, of which its beams are the rows.
+        prompt = row // processor._num_beams
         return known.PrefixConstrainedLogitsProcessor(
-            partial(_allowed, processor._prefix_allowed_tokens_fn, row), 1
+            partial(_allowed, processor._prefix_allowed_tokens_fn, prompt), 1
         )
     if isinstance(processor, known.RepetitionPenaltyLogitsProcessor):
         ignored = processor.prompt_ignore_length
@@ -113,9 +178,9 @@ def _of_row(processor: Any, row: int, batch_size: int) -> Any:
 
 
 def _allowed(
-    function: Callable[[int, Tensor], list[int]], row: int, _: int, token_ids: Tensor
+    function: Callable[[int, Tensor], list[int]], prompt: int, _: int, token_ids: Tensor
 ) -> list[int]:
-    return function(row, token_ids)
+    return function(prompt, token_ids)
 
 
 def _with(processor: Any, **attributes: Any) -> Any:

@@ -1,10 +1,10 @@
 """Stopping criteria and streamers, called as in plain decoding: one column of tokens at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 from transformers import StoppingCriteriaList
 
@@ -22,6 +22,7 @@ class Replay:
         criteria: Criteria, all called once per column.
         pad_token_id: Padding of stopped rows.
         streamer: Receives each settled column.
+        scores: Gives the scores of a column, `[batch, vocab]`, if the criteria are shown them.
     """
 
     def __init__(
@@ -31,10 +32,12 @@ class Replay:
         *,
         pad_token_id: int | None,
         streamer: Any = None,
+        scores: Callable[[int], Float[Tensor, "batch vocab"]] | None = None,
     ) -> None:
         self._text, self._prompt_length = prompts, prompts.shape[1]
         self._criteria: Any = criteria
-        self._streamer = streamer
+        self._streamer, self._column = streamer, scores
+        self._scores: tuple[Tensor, ...] | None = None if scores is None else ()
         # As plain decoding does: without an end-of-text criterion stopped rows are not padded but
         # go on until all have stopped.
         self._pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
@@ -71,7 +74,9 @@ class Replay:
         ]
         tokens = torch.tensor(column, dtype=self._text.dtype, device=self._text.device)
         self._text = torch.cat([self._text, tokens[:, None]], dim=1)
-        stopped = self._criteria(self._text, None).tolist()
+        if self._column is not None and self._scores is not None:
+            self._scores += (self._column(index),)
+        stopped = self._criteria(self._text, self._scores).tolist()
         self._running = [
             running and not stops for running, stops in zip(self._running, stopped, strict=True)
         ]

@@ -47,27 +47,17 @@ class VisitedRows:
         return logits, scores
 
 
-def columns(
-    rows: Sequence[VisitedRows], count: int, which: int
-) -> tuple[Float[Tensor, "batch vocab"], ...]:
-    """One tensor per generated column, as `generate` returns them.
+def column(rows: Sequence[VisitedRows], index: int, which: int) -> Float[Tensor, "batch vocab"]:
+    """The tensor of one generated column, as `generate` returns it.
 
     Args:
         rows: Visited rows of each row of the batch.
-        count: Number of generated columns.
+        index: Number of the column.
         which: 0 for logits, 1 for scores.
 
     Returns:
-        `count` tensors; rows that had stopped are zero.
+        Zero in rows that had stopped.
     """
-    found = [[row.settled(index) for row in rows] for index in range(count)]
-    return tuple(
-        torch.stack(
-            [torch.zeros_like(_any(column)[which]) if one is None else one[which] for one in column]
-        )
-        for column in found
-    )
-
-
-def _any(column: Sequence[tuple[Tensor, Tensor] | None]) -> tuple[Tensor, Tensor]:
-    return next(one for one in column if one is not None)
+    found = [row.settled(index) for row in rows]
+    like = next(one for one in found if one is not None)[which]
+    return torch.stack([torch.zeros_like(like) if one is None else one[which] for one in found])

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from monge.control.base import AnyController, RoundInfo, SharedState
+from monge.control.base import AnyController, Reads, RoundInfo, SharedState
 from monge.control.registry import CONTROLLERS
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import RequestDraws
@@ -221,7 +221,7 @@ def _drafter(text: str) -> AnyDrafter:
 
 def _controller(text: str) -> AnyController:
     controller = CONTROLLERS.parse(text)
-    if "latency" in controller.reads:
+    if Reads.LATENCY in controller.reads:
         raise OptionError(
             f"vllm: controller {text!r} reads clocks, which vLLM does not share and which differ "
             "from rank to rank; "

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from monge.core.errors import OptionError, unknown_name
+from monge.core.text import token_ids_of
 
 T = TypeVar("T")
 SHIPPED: Final = ("gsm8k", "humaneval", "prose")
@@ -50,7 +51,7 @@ def shipped(tasks: Sequence[str] = SHIPPED, *, per_task: int | None = None) -> t
 
 def encode(tokenizer: Any, text: str) -> tuple[int, ...]:  # noqa: ANN401 (the host's tokenizers share no type)
     """Token ids of a prompt."""
-    return tuple(int(token) for token in tokenizer(text)["input_ids"])
+    return token_ids_of(tokenizer, text)
 
 
 def written(prompt: Prompt, chat: Callable[[Sequence[Mapping[str, str]]], T]) -> str | T:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
+from monge.control.base import Reads
 from monge.core.proposal import Deterministic, Proposal
 from monge.draft.base import Capabilities
 from monge.engine.components import Components
@@ -81,7 +82,7 @@ def with_replayable_rule(components: Components) -> Components:
     """The components with a rule that a replay can follow: their own if possible."""
     can, reads_confidence = (
         components.drafter.capabilities,
-        "confidence" in components.controller.reads,
+        Reads.CONFIDENCE in components.controller.reads,
     )
     for rule in (components.rule, SingleDraft(), RrsWithoutReplacement(), Rrs()):
         if unsupported_reason(rule, can.proposes, can.max_width) is None:

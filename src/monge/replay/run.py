@@ -3,7 +3,7 @@
 import warnings
 from dataclasses import replace
 
-from monge.control.base import PromptReader
+from monge.control.base import PromptReader, Reads
 from monge.core.draws import Draws
 from monge.core.model import SequenceModel
 from monge.core.prompt import PromptProfile
@@ -74,12 +74,13 @@ def play_round(session: Session, guide: TextDraws, components: Components) -> No
         UnavailableError: If the candidates cannot be drawn given the text, or the drafter fails.
     """
     guide.begin(len(session.context.token_ids))
+    before = session.drafting
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*the drafter failed")
         run_round([session], components)
     if guide.error is not None:
         raise guide.error
-    if session.drafting != "together" or session.error is not None:
+    if session.drafting != before or session.error is not None:
         raise UnavailableError(
             f"replay: the drafter failed after {guide.start} tokens of a text; "
             "decode it once to see how"
@@ -99,7 +100,7 @@ def open_text(
             "that along its texts only; use it where the target runs (monge tune, monge bench "
             "decode)"
         )
-    reads_confidence = "confidence" in components.controller.reads
+    reads_confidence = Reads.CONFIDENCE in components.controller.reads
     given = conditional_candidates(
         components.rule,
         components.drafter.capabilities,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from monge.core.errors import OptionError
+from monge.core.words import counted
 from monge.scale.files import RowFile, check_suffix
 from monge.scale.rows import RowRules, check_options
 from monge.scale.shards import Shard, decode_shard, shards_of
@@ -147,7 +148,7 @@ def run_batch(
             error = store.first_error()
             store.discard()  # or it would stand in the way of the command that is right
             raise OptionError(
-                f"none of {num_rows} rows could be decoded, so nothing was written; "
+                f"none of {counted(num_rows, 'row')} could be decoded, so nothing was written; "
                 f"the first one: {error}"
             )
         _check_output(job)

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from monge.core.errors import OptionError
+from monge.core.extras import require
 from monge.scale.rows import ROW_OPTIONS
 
 _JSONL, _PARQUET = ".jsonl", ".parquet"
@@ -150,10 +151,5 @@ def _opened(path: Path) -> Any:  # noqa: ANN401 (the host's)
 
 
 def _parquet() -> ModuleType:
-    try:
-        parquet = import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise OptionError(
-            f"Parquet needs a package that is not installed ({error}): pip install 'monge[scale]'"
-        ) from error
-    return parquet
+    require("scale", "a Parquet file", "pyarrow")
+    return import_module("pyarrow.parquet")

@@ -5,6 +5,7 @@ from importlib import import_module
 from typing import Any
 
 from monge.core.errors import OptionError
+from monge.core.extras import require
 
 
 def require_ray(*rooms: str) -> Any:  # noqa: ANN401 (the host's)
@@ -13,13 +14,10 @@ def require_ray(*rooms: str) -> Any:  # noqa: ANN401 (the host's)
     Raises:
         OptionError: If it is not installed.
     """
-    try:
-        ray = import_module("ray")
-        for room in rooms:
-            import_module(f"ray.{room}")
-    except ImportError as error:
-        raise OptionError(f"Ray is not installed ({error}): pip install 'monge[scale]'") from error
-    return ray
+    require("scale", "a cluster", "ray")
+    for room in rooms:
+        import_module(f"ray.{room}")
+    return import_module("ray")
 
 
 def connect(address: str | None) -> bool:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,6 +11,7 @@ from transformers import PreTrainedModel
 
 from monge.api import built_in, default_draft, load
 from monge.core.errors import OptionError
+from monge.core.extras import require
 from monge.core.model import SequenceModel
 from monge.engine.backends.registry import Backend, Eager
 from monge.engine.decoder import Decoder
@@ -72,11 +72,8 @@ def tensor_parallel(
                 f"{name} cannot be chosen with tensor parallelism: every rank runs "
                 "eagerly on its own device"
             )
-    if find_spec("accelerate") is None:  # without which the host does not shard
-        raise OptionError(
-            "tensor parallelism needs accelerate, which is not installed: pip "
-            "install 'monge[scale]'"
-        )
+    # Without it the host does not shard.
+    require("scale", "tensor parallelism", "accelerate")
     ranks = Ranks()
     source = built_in("target") if target is None else target
     usual = default_draft(None, None, drafter) if target is None else None

@@ -76,15 +76,8 @@ class Service:
         recorder: Recorder | None = None,
     ) -> None:
         self._scheduler, self._settings, self._metrics = scheduler, settings, metrics
-        lengths = [
-            decoder.components.target.max_length,
-            decoder.components.drafter.capabilities.max_length,
-        ]
-        bounds = [
-            scheduler.snapshot().kv_budget_tokens,
-            *(length for length in lengths if length is not None),
-        ]
-        self._max_sequence_tokens = min(bounds)
+        room = scheduler.snapshot().kv_budget_tokens
+        self._max_sequence_tokens = min(room, decoder.max_length or room)
         self._parser = RequestParser(
             decoder=decoder,
             settings=settings,

@@ -139,7 +139,8 @@ class KSeqRounded(NodeRule):
         if not self.up:
             beta = np.minimum(p / rho, q).sum()
             gamma = (1.0 - (1.0 - beta) ** len(candidates)) / beta
-        return draws.categorical(law_of(np.maximum(p - gamma * np.minimum(p / rho, q), 0.0)))
+        rest = np.maximum(p - gamma * np.minimum(p / rho, q), 0.0)
+        return draws.categorical(law_of_rest(rest, target_law))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +160,8 @@ class KSeqWithoutRepeats(NodeRule):
             if draws.bernoulli(min(1.0, p.prob(x) / (rho * q.prob(x)))):
                 return x
         masses, drafts = masses_of(p), masses_of(q)
-        return draws.categorical(
-            law_of(np.maximum(masses - gamma * np.minimum(masses / rho, drafts), 0.0))
-        )
+        rest = np.maximum(masses - gamma * np.minimum(masses / rho, drafts), 0.0)
+        return draws.categorical(law_of_rest(rest, p))
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ class PerturbedProgram(NodeRule):
         x = _selectedlaw_of(carried_out, q) if self.recomputed else solved.winner_law
         if draws.bernoulli(min(1.0, float(p[z] / x[z]))):
             return z
-        return draws.categorical(law_of(np.maximum(p - x, 0.0)))
+        return draws.categorical(law_of_rest(np.maximum(p - x, 0.0), target_law))
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,7 @@ class SpecTrGbv(NodeRule):
             if draws.bernoulli(float(accept[x])):
                 return x
         left = p * (1.0 - r**count)
-        return draws.categorical(law_of(left) if left.any() else target_law)
+        return draws.categorical(law_of_rest(left, target_law))
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +283,15 @@ class DraftNoiseInRecovery(NodeRule):
             return x
         below = float(masses_of(q)[:x].sum())
         return draws.categorical(between(residual(p, q), below, below + q.prob(x)))
+
+
+def law_of_rest(rest: Float64[np.ndarray, " vocab"], p: Law) -> Law:
+    """The law of what a rule has left to emit; p where nothing is left.
+
+    Nothing is left where every candidate is accepted. How a solver rounds decides whether such a
+    rule is asked at all.
+    """
+    return law_of(rest) if rest.any() else p
 
 
 def between(law: Law, low: float, high: float) -> SparseLaw:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from monge.core.errors import MongeError
 from monge.core.model import NodeBlock
-from monge.engine.models.hidden_states import HiddenStateLog
+from monge.engine.models.hidden_states import HiddenStateLog, HiddenStates
 
 Style = Literal["positive", "sparse", "ties"]
 
@@ -83,7 +83,7 @@ class TabularModel:
         self._nodes: dict[int, list[tuple[int, ...]]] = {}
         self._logits: dict[tuple[int, ...], Tensor] = {}
         self.hidden_size, self.num_layers = vocab_size, 1
-        self._features: HiddenStateLog | None = None
+        self._states = HiddenStates(self.num_layers)
 
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
         for sequence in prefixes:
@@ -119,8 +119,7 @@ class TabularModel:
             if path:
                 self._committed[sequence] = nodes[path[-1]]
             self._nodes[sequence] = []
-            if self._features is not None:
-                self._features.commit(sequence, path)
+            self._states.commit(sequence, path)
 
     def length(self, sequence: int) -> int:
         return len(self._committed[sequence])
@@ -131,14 +130,10 @@ class TabularModel:
 
     def close(self, sequence: int) -> None:
         del self._committed[sequence], self._nodes[sequence]
-        if self._features is not None:
-            self._features.close(sequence)
+        self._states.close(sequence)
 
-    def watch(self, layers: Sequence[int], *, only_last: bool = False) -> None:
-        self._features = HiddenStateLog(layers, self.num_layers, only_last=only_last)
-
-    def features(self, sequence: int) -> Float[Tensor, "tokens width"] | None:
-        return None if self._features is None else self._features.take(sequence)
+    def watch(self, layers: Sequence[int], *, only_last: bool = False) -> HiddenStateLog:
+        return self._states.watch(layers, only_last=only_last)
 
     def unembed(self, states: Float[Tensor, "nodes hidden"]) -> Float[Tensor, "nodes vocab"]:
         return states
@@ -153,8 +148,7 @@ class TabularModel:
             above = self._committed[sequence] if parent < 0 else nodes[parent]
             nodes.append((*above, token))
         logits = torch.stack([self._logits_after(text) for text in nodes[first:]])
-        if self._features is not None:
-            self._features.read(sequence, [logits] * len(self._features.layers))
+        self._states.read(sequence, [logits] * len(self._states.layers))
         return logits
 
     def _logits_after(self, text: tuple[int, ...]) -> Tensor:

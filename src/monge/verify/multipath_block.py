@@ -1,5 +1,6 @@
 """Multi-path block verification: the best of several independent paths, decided as one block."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -57,7 +58,7 @@ class MultipathBlock(Verifier):
             proposals=(*(Iid(law) for law in laws), Deterministic()),
             candidates=(*((node,) for node in range(1, len(path))), ()),
         )
-        verdict = Block().verify(chain, [target_laws[node] for node in path], draws)
+        verdict = Block().verify(chain, _Along(target_laws, path), draws)
         decided = replace(
             verdict,
             path=tuple(path[node] for node in verdict.path),
@@ -69,25 +70,45 @@ class MultipathBlock(Verifier):
 
 
 def _select(tree: TokenTree, target_laws: LawSequence) -> tuple[list[int], list[SparseLaw]]:
-    """The selected path from the root down, and r after every node of it but the last."""
+    """The selected path from the root down, and r after every node of it but the last.
+
+    It ends at a token that the target cannot emit: none is accepted from there on, and the target
+    has no law below it.
+    """
     path, laws = [0], list[SparseLaw]()
-    count, below, within = 0, 0.0, 1.0
+    count, below, within, can_go_on = 0, 0.0, 1.0, True
     follows_paths = False
-    while candidates := tree.candidates[path[-1]]:
+    while (candidates := tree.candidates[path[-1]]) and can_go_on:
         proposal = tree.proposals[path[-1]]
         assert isinstance(proposal, Iid)
         if not (follows_paths and isinstance(proposal, PathDraws)):
             count, below, within = proposal.width, 0.0, 1.0
         follows_paths = isinstance(proposal, PathDraws)
-        node = _Order.of(target_laws[path[-1]], proposal.law)
+        p = target_laws[path[-1]]
+        node = _Order.of(p, proposal.law)
         child = max(candidates, key=lambda child, node=node: node.rank(tree.token_ids[child]))
         laws.append(node.largest(count, below, within))
         place = node.rank(tree.token_ids[child])
         lower, share = float(node.lower[place]), float(node.masses[place])
         below, within = below + within * lower, within * share
         below, within = below / (below + within), within / (below + within)
+        can_go_on = p.prob(tree.token_ids[child]) > 0.0
         path.append(child)
     return path, laws
+
+
+@dataclass(frozen=True, slots=True)
+class _Along:
+    """The laws along a path, made when they are asked for."""
+
+    laws: LawSequence
+    path: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.path)
+
+    def __getitem__(self, node: int) -> Law:
+        return self.laws[self.path[node]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

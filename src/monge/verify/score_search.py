@@ -76,7 +76,10 @@ class DraftLine:
 
     def accept_probs(self, drawn: Sequence[int]) -> dict[int, float]:
         """Accept probability of every distinct draw given all of them."""
-        index_of = {token: i for i, token in enumerate(self.tokens.tolist())}
+        # What a quadrature gives to a token without accepted mass is rounding; the target may have
+        # no law after such a token.
+        masses = self.line.accepted_masses
+        index_of = {token: i for i, token in enumerate(self.tokens.tolist()) if masses[i] > 0.0}
         on_line = tuple(sorted(index_of[token] for token in drawn if token in index_of))
         found = _table(self.line).accept_probs(on_line) if on_line else {}
         return {token: found.get(index_of.get(token, -1), 0.0) for token in dict.fromkeys(drawn)}

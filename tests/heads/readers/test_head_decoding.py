@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from monge.api import make_components
-from monge.core.errors import OptionError, ProposalMismatchError
+from monge.control.latency import Latency
+from monge.core.errors import ProposalMismatchError
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.head import HeadDrafter
 from monge.draft.tree.registry import TREES
@@ -136,16 +137,6 @@ def test_biased_pairings_are_refused(folder: Path, tree: str, verifier: str) -> 
         components("eagle3", folder, tree, verifier)
 
 
-def test_a_pool_takes_one_head_only(folder: Path) -> None:
-    target = table()
-    heads = f"pool('ngram', 'head(\"{folder / 'eagle'}\")', 'head(\"{folder / 'medusa'}\")')"
-    for kind in ("eagle", "medusa"):
-        head_of(kind, folder)
-    with pytest.raises(OptionError, match="both take the target's hidden states"):
-        make_components(target, drafter=heads, tree="chain(2)")
-    make_components(target, drafter="pool('ngram', 'head')", head=folder / "eagle", tree="chain(2)")
-
-
 def test_a_head_in_a_pool_follows_the_text(folder: Path) -> None:
     head_of("eagle3", folder)
     case = Case(prompt=(0, 1), rules=SamplingRules(temperature=0.7))
@@ -231,6 +222,23 @@ def test_a_head_that_knows_the_text_is_always_accepted(make, depth: int, tmp_pat
     (result,) = decoder.generate([(0, 1)], max_new_tokens=4 * (depth + 1), temperature=0.0)
     assert result.token_ids == tuple((2 + place) % VOCAB for place in range(4 * (depth + 1)))
     assert [record.num_accepted for record in result.records] == [depth] * 4
+
+
+def test_two_heads_that_know_the_text_are_always_accepted_whichever_drafts(tmp_path: Path) -> None:
+    eagle_folder, medusa_folder = (
+        make().write(tmp_path / make.__name__) for make in (perfect_eagle, perfect_medusa)
+    )
+    components = make_components(
+        TabularModel(markov_table, VOCAB),
+        drafter=f"pool('head(\"{eagle_folder}\")', 'head(\"{medusa_folder}\")')",
+        tree="chain(3)",
+        controller="hedge('fixed', explore=1.0)",
+        costs=Latency.linear(plain=1.0, node=0.1, draft=0.1),
+    )
+    (result,) = Decoder(components).generate([(0, 1)], max_new_tokens=48, temperature=0.0, seed=1)
+    assert result.token_ids == tuple((2 + place) % VOCAB for place in range(48))
+    assert [record.num_accepted for record in result.records] == [3] * 12
+    assert len({record.drafter for record in result.records}) == 2
 
 
 # A tiny transformer as the target: trees read by its real passes, states taken from them.

@@ -91,11 +91,14 @@ def largest_difference(law: Law, other: Law) -> float:
     return max(abs(law.prob(token) - other.prob(token)) for token in range(VOCAB))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_node_has_the_law_of_the_formula(kind: str, folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "beside"),
+    [*((kind, None) for kind in KINDS), ("eagle3", "medusa"), ("medusa", "eagle3")],
+)
+def test_every_node_has_the_law_of_the_formula(kind: str, beside: str | None, folder: Path) -> None:
     """Two texts in one batch, over two rounds, with branches.
 
-    The second round reads what the first one committed.
+    The second round reads what the first one committed. Another head of the target changes nothing.
     """
     target = table()
     drafter = HeadDrafter(
@@ -103,9 +106,15 @@ def test_every_node_has_the_law_of_the_formula(kind: str, folder: Path) -> None:
         head=head_of(kind, folder),
         tree=TREES.parse("fixed_width((2, 2, 2), children='iid')"),
     )
+    other = None
+    if beside is not None:
+        tree = TREES.parse("chain(1)")
+        other = HeadDrafter(target=target, head=head_of(beside, folder), tree=tree)
     texts = [(0, 2, 3, 1), (3, 1)]
     contexts = [context(request, text) for request, text in enumerate(texts)]
     target.open({request: text[:-1] for request, text in enumerate(texts)})
+    if other is not None:
+        other.open(contexts)
     states = drafter.open(contexts)
     trees = grown(drafter, contexts, list(states))
     deepest = drafter.capabilities.max_depth

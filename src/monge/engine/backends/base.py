@@ -1,9 +1,10 @@
 """A backend runs a network; most replace its forwards over few tree nodes, its steps, by something faster."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -11,7 +12,9 @@ from transformers import PreTrainedModel
 
 from monge.core.model import SequenceModel
 from monge.engine.models.tree_cache import TreeCache
+from monge.engine.notices import notify, waiting
 
+Made_co = TypeVar("Made_co", covariant=True)
 Notify = Callable[[str], None]
 """Told in a sentence what takes long."""
 
@@ -124,7 +127,54 @@ class SizedStep(NodeStep, Protocol):
     widths: tuple[int, ...]
 
 
-StepMaker = Callable[[tuple[int, ...]], NodeStep]
+class Pending(ABC, Generic[Made_co]):
+    """A program that is compiled when it is needed, or with others before.
+
+    Attributes:
+        expected_s: Seconds that it takes; 0 if the program is stored.
+    """
+
+    expected_s: int
+
+    @abstractmethod
+    def make(self) -> Made_co:
+        """Compile the program, or load the stored one.
+
+        Raises:
+            BackendError: If that is not possible here; the message says why.
+        """
+
+
+@runtime_checkable
+class PendingHost(Protocol):
+    """A model with programs that may be pending."""
+
+    def pending(self) -> Sequence[Pending[Any]]:
+        """Programs that are not made yet."""
+        ...
+
+    def make_programs(self) -> None:
+        """Make them; what cannot be made runs eagerly, with a warning."""
+        ...
+
+
+def make_programs(models: Iterable[object]) -> None:
+    """Make the pending programs of models; one message says how long all of them take."""
+    hosts = [model for model in models if isinstance(model, PendingHost)]
+    seconds = [one.expected_s for host in hosts for one in host.pending() if one.expected_s]
+    what, total = "1 program" if len(seconds) == 1 else f"{len(seconds)} programs", sum(seconds)
+    if seconds:
+        notify(f"compiling {what} for this machine, about {total} s in all; kept for later starts")
+    # A program may be needed in the middle of decoding, where tensors cannot be traced.
+    with (
+        waiting(f"compiling {what}", total) if seconds else nullcontext(),
+        torch.inference_mode(mode=False),
+    ):
+        for host in hosts:
+            host.make_programs()
+
+
+StepMaker = Callable[[tuple[int, ...]], NodeStep | Pending[NodeStep]]
 """Makes the step that gives these hidden states; raises `BackendError` where there is none."""
 
 

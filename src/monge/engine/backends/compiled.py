@@ -17,9 +17,8 @@ from torch.export import Dim, ExportedProgram
 from transformers import PreTrainedModel
 
 from monge.core.errors import BackendError
-from monge.core.model import Forward
 from monge.engine.backends import grouped_attention, packed_linear
-from monge.engine.backends.base import Notify, StepOutput, StepSpec
+from monge.engine.backends.base import Notify, Pending, StepOutput, StepSpec
 from monge.engine.backends.grouped_attention import load_grouped_attention
 from monge.engine.backends.packed_linear import (
     load_packed_linear,
@@ -51,7 +50,6 @@ from monge.engine.backends.traced_step import (
 from monge.engine.models.masks import chain_visibility
 from monge.engine.models.network_facts import chooses_logits
 from monge.engine.models.tree_cache import TreeCache
-from monge.engine.notices import waiting
 from monge.engine.threads import run_in_thread
 
 # Where attention is not our own, more tokens of a prompt, or nodes of a row, are the network's: what
@@ -157,12 +155,8 @@ def _first(count: int) -> Tensor:
     return torch.arange(count)
 
 
-def compile_step(
-    network: PreTrainedModel,
-    notify: Notify,
-    layers: tuple[int, ...] = (),
-) -> CompiledStep:
-    """Compile a network's step, or load it from the program cache; check it against the network.
+class StepProgram(Pending[CompiledStep]):
+    """A network's step, compiled or loaded from the program cache when it is needed.
 
     Args:
         network: A network in evaluation mode.
@@ -170,16 +164,66 @@ def compile_step(
         layers: Hidden states that come with the logits.
 
     Raises:
+        BackendError: If it is known before trying that the network cannot be compiled here.
+    """
+
+    def __init__(
+        self, network: PreTrainedModel, notify: Notify, layers: tuple[int, ...] = ()
+    ) -> None:
+        if (reason := obstacle(network)) is not None:
+            raise BackendError(reason)
+        self._network, self._notify, self._name = network, notify, type(network).__name__
+        with as_backend_error(f"{self._name} cannot be compiled"):
+            self._spec = step_spec(network, layers)
+            self._key = program_key(network, self._spec)
+            self._stored = _stored(self._key, self._name, notify)
+        self._compile_s = _START_S + _LAYER_S * len(self._spec.cache_shapes) // 2
+        self.expected_s = self._compile_s if self._stored is None else 0
+
+    def make(self) -> CompiledStep:
+        """See `Pending`; the program is checked against the network."""
+        with as_backend_error(f"{self._name} cannot be compiled"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the tracer and the compiler warn about themselves
+            compiled = self._load_or_compile()
+            run_in_thread(lambda: check_step(self._network, compiled, "compiled"))
+        return compiled
+
+    def _load_or_compile(self) -> CompiledStep:
+        network, spec = self._network, self._spec
+        step = TracedStep(network, spec)
+        if network.dtype == torch.bfloat16 and torch.backends.cpu.get_cpu_capability() == "AVX2":
+            self._notify(
+                f"this processor has no bfloat16 instructions: {self._name} is several times "
+                "faster with dtype='float32'"
+            )
+        limits = (_ALL, _ALL) if attends_in_machine_code(network) else (_PROMPT, _NODES)
+        if not chooses_logits(network):
+            limits = 0, limits[1]
+        if self._stored is not None:
+            try:
+                return CompiledStep(self._stored, step, spec, *limits)
+            except (
+                RuntimeError
+            ) as error:  # of the loader: the program needs what is not here any more
+                reason = str(error).splitlines()[0]
+                self._notify(
+                    f"the stored program of {self._name} cannot be loaded, and is compiled again, "
+                    f"about {self._compile_s} s: {reason}"
+                )
+        # A wrong trace is refused before it is compiled for minutes.
+        run_in_thread(lambda: check_step(network, UncompiledStep(step, spec), "traced"))
+        return CompiledStep(_compile(step, spec, self._key), step, spec, *limits)
+
+
+def compile_step(
+    network: PreTrainedModel, notify: Notify, layers: tuple[int, ...] = ()
+) -> CompiledStep:
+    """Make a `StepProgram` at once.
+
+    Raises:
         BackendError: If the network cannot be compiled here; the message says why.
     """
-    if (reason := obstacle(network)) is not None:
-        raise BackendError(reason)
-    name = type(network).__name__
-    with as_backend_error(f"{name} cannot be compiled"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the tracer and the compiler warn about themselves
-        compiled = _load_or_compile(network, step_spec(network, layers), name, notify)
-        run_in_thread(lambda: check_step(network, compiled, "compiled"))
-    return compiled
+    return StepProgram(network, notify, layers).make()
 
 
 def obstacle(network: PreTrainedModel) -> str | None:
@@ -201,36 +245,6 @@ def compiler_obstacle() -> str | None:
     except InvalidCxxCompiler:
         return "there is no C++ compiler on this machine; install g++ or clang++, or name one in the environment variable CXX"
     return None
-
-
-def _load_or_compile(
-    network: PreTrainedModel, spec: StepSpec, name: str, notify: Notify
-) -> CompiledStep:
-    step = TracedStep(network, spec)
-    key = program_key(network, spec)
-    stored = _stored(key, name, notify)
-    if network.dtype == torch.bfloat16 and torch.backends.cpu.get_cpu_capability() == "AVX2":
-        notify(
-            f"this processor has no bfloat16 instructions: {name} is several times faster with "
-            "dtype='float32'"
-        )
-    limits = (_ALL, _ALL) if attends_in_machine_code(network) else (_PROMPT, _NODES)
-    if not chooses_logits(network):
-        limits = 0, limits[1]
-    if stored is not None:
-        try:
-            return CompiledStep(stored, step, spec, *limits)
-        except RuntimeError as error:  # of the loader: the program needs what is not here any more
-            reason = str(error).splitlines()[0]
-            notify(f"the stored program of {name} cannot be loaded, and is made again: {reason}")
-    # A wrong trace is refused before it is compiled for minutes.
-    run_in_thread(lambda: check_step(network, UncompiledStep(step, spec), "traced"))
-    what = f"{name} with its hidden states" if spec.layers else name
-    seconds = _START_S + _LAYER_S * len(spec.cache_shapes) // 2
-    notify(f"compiling {what} for this machine, about {seconds} s; kept for the next start")
-    with waiting(f"compiling {what}", seconds):
-        stored = _compile(step, spec, key)
-    return CompiledStep(stored, step, spec, *limits)
 
 
 def _compile(step: TracedStep, spec: StepSpec, key: str) -> StoredProgram:
@@ -262,35 +276,42 @@ class CompiledModule:
         return tuple(self._run([tensor.contiguous() for tensor in inputs]))
 
 
-def compile_module(notify: Notify, module: torch.nn.Module, like: Sequence[Tensor]) -> Forward:
-    """Compile a module, or load it from the program cache; check it against the module.
+class ModuleProgram(Pending[CompiledModule]):
+    """A module's program, compiled or loaded from the program cache when it is needed.
 
     Args:
         notify: Receives messages about slow work.
         module: See `ModuleHost.module_program`.
         like: Likewise.
+    """
+
+    def __init__(self, notify: Notify, module: torch.nn.Module, like: Sequence[Tensor]) -> None:
+        self._module, self._like, self._name = module, like, type(module).__name__
+        with as_backend_error(f"{self._name} cannot be compiled"):
+            self._packed = _packed(module)
+            self._key = module_key(self._packed, like, _MODULE_FORMAT)
+            self._stored = _stored(self._key, self._name, notify)
+        self.expected_s = _START_S if self._stored is None else 0
+
+    def make(self) -> CompiledModule:
+        """See `Pending`; the program is checked against the module."""
+        with as_backend_error(f"{self._name} cannot be compiled"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the tracer and the compiler warn about themselves
+            stored = self._stored or _compile_module(self._packed, self._like, self._key)
+            program = CompiledModule(stored, _tensors(self._packed))
+            run_in_thread(lambda: check_module(self._module, program, self._like, "compiled"))
+        return program
+
+
+def compile_module(
+    notify: Notify, module: torch.nn.Module, like: Sequence[Tensor]
+) -> CompiledModule:
+    """Make a `ModuleProgram` at once.
 
     Raises:
         BackendError: If the module cannot be compiled here; the message says why.
     """
-    name = type(module).__name__
-    with as_backend_error(f"{name} cannot be compiled"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the tracer and the compiler warn about themselves
-        program = _load_or_compile_module(_packed(module), like, name, notify)
-        run_in_thread(lambda: check_module(module, program, like, "compiled"))
-    return program
-
-
-def _load_or_compile_module(
-    module: torch.nn.Module, like: Sequence[Tensor], name: str, notify: Notify
-) -> CompiledModule:
-    key = module_key(module, like, _MODULE_FORMAT)
-    stored = _stored(key, name, notify)
-    if stored is None:
-        notify(f"compiling {name} for this machine, about {_START_S} s; kept for the next start")
-        with waiting(f"compiling {name}", _START_S):
-            stored = _compile_module(module, like, key)
-    return CompiledModule(stored, _tensors(module))
+    return ModuleProgram(notify, module, like).make()
 
 
 def _compile_module(module: torch.nn.Module, like: Sequence[Tensor], key: str) -> StoredProgram:

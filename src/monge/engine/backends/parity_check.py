@@ -20,7 +20,7 @@ from monge.core.model import Forward, NodeBlock
 from monge.engine.backends.base import NodeStep, StepSpec
 from monge.engine.backends.packed_linear import GROUPS, PackedLinear, PlainLinear
 from monge.engine.models.hf_tree import HfTreeModel
-from monge.engine.models.network_facts import tree_obstacle
+from monge.engine.models.network_facts import adapter_obstacle, tree_obstacle
 
 _CLOSE: Final = {
     torch.float64: 1e-9,
@@ -68,6 +68,8 @@ def step_obstacle(network: PreTrainedModel, done: str) -> str | None:
     """
     if (reason := tree_obstacle(network)) is not None:
         return f"{reason}; only networks that read trees are {done}"
+    if (reason := adapter_obstacle(network)) is not None:
+        return reason
     name, attention = (
         type(network).__name__,
         str(network.config.get_text_config()._attn_implementation),
@@ -221,16 +223,15 @@ def _test_outputs(model: HfTreeModel, layers: tuple[int, ...]) -> list[Tensor]:
         {2: NodeBlock.chain(tokens(5, 6, 7))},
     )
     read_on = {0: NodeBlock(tokens(3, 4), (-1, -1)), 1: NodeBlock.chain(tokens(9))}
-    if layers:
-        model.watch(layers)
+    watched = model.watch(layers) if layers else None
     model.open({0: tokens(1, 2, 3), 1: tokens(4, 3, 2, 1, 0, 5, 6, 7), 2: tokens(8, 9)})
     logits = [one for blocks in rounds for one in _extend(model, blocks)]
     model.commit({0: (0, 2), 1: (1, 2), 2: (0, 1, 2)})
     model.append({0: tokens(2, 7, 5), 1: tokens(1)})
     logits += _extend(model, read_on)
-    if not layers:
+    if watched is None:
         return [torch.cat(logits)]
-    states = [one for sequence in (0, 1, 2) if (one := model.features(sequence)) is not None]
+    states = [one for sequence in (0, 1, 2) if (one := watched.take(sequence)) is not None]
     return [torch.cat(logits), *torch.cat(states).split(model.hidden_size, dim=-1)]
 
 

@@ -11,6 +11,7 @@ from monge.core.errors import BackendError
 from monge.core.model import SequenceModel
 from monge.core.registry import Registry
 from monge.engine.backends.base import Backend
+from monge.engine.backends.source_weights import SourceWeights
 from monge.engine.models.hf_chain import HfChainModel
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.models.network_facts import tree_obstacle
@@ -21,7 +22,7 @@ from monge.engine.notices import notify
 class Eager(Backend):
     """The network as `transformers` runs it, on any device."""
 
-    def sequence_model(self, network: PreTrainedModel) -> SequenceModel:
+    def sequence_model(self, network: PreTrainedModel) -> HfTreeModel | HfChainModel:
         return HfTreeModel(network) if tree_obstacle(network) is None else HfChainModel(network)
 
 
@@ -49,30 +50,37 @@ class Compiled(Backend):
         check_weights(self.weights)
 
     def sequence_model(self, network: PreTrainedModel) -> SequenceModel:
+        name = "compiled" if self.weights == "exact" else f"compiled(weights={self.weights!r})"
+        is_on_cpu = network.device.type == "cpu"
+        source = SourceWeights(network, name, are_copied=is_on_cpu)
         if self.weights != "exact":
             from monge.engine.backends.rounded_weights import round_weights
 
             # What cannot be rounded is refused: other weights are another distribution.
             network = round_weights(network, self.weights)
         try:
-            return self._on_cpu(network) if network.device.type == "cpu" else self._on_gpu(network)
+            model = self._on_cpu(network) if is_on_cpu else self._on_gpu(network)
         except BackendError as error:
             warnings.warn(
                 f"backend 'compiled' is not used, the network runs eagerly: {error}", stacklevel=4
             )
-            return Eager().sequence_model(network)
+            model = Eager().sequence_model(network)
+            if self.weights == "exact":
+                return model
+        model.source = source
+        return model
 
-    def _on_cpu(self, network: PreTrainedModel) -> SequenceModel:
+    def _on_cpu(self, network: PreTrainedModel) -> HfTreeModel:
         # The compiler is slow to import.
-        from monge.engine.backends.compiled import compile_module, compile_step
+        from monge.engine.backends.compiled import ModuleProgram, StepProgram
         from monge.engine.backends.packed_linear import pack_draft_module
 
-        make_step = partial(compile_step, network, notify)
+        make_step = partial(StepProgram, network, notify)
         return HfTreeModel(
-            network, make_step(), make_step, partial(compile_module, notify), pack_draft_module
+            network, make_step(), make_step, partial(ModuleProgram, notify), pack_draft_module
         )
 
-    def _on_gpu(self, network: PreTrainedModel) -> SequenceModel:
+    def _on_gpu(self, network: PreTrainedModel) -> HfTreeModel:
         from monge.engine.backends.cuda_graph import GraphCapture, capture_module, capture_step
 
         capture = GraphCapture(network.device)

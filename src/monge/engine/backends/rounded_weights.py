@@ -18,6 +18,7 @@ from monge.engine.backends.packed_linear import (
     load_packed_linear,
     pack_linears,
 )
+from monge.engine.models.network_facts import adapter_obstacle
 from monge.engine.notices import notify
 
 _FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
@@ -45,8 +46,8 @@ def round_weights(network: PreTrainedModel, weights: str) -> PreTrainedModel:
             has 8 bits, and so has every map that would lose too much; a message lists these.
 
     Raises:
-        BackendError: If the network is not on the CPU or has weights of another type, or there is
-            no C++ compiler.
+        BackendError: If the network is not on the CPU, has weights of another type or adapters, or
+            there is no C++ compiler.
     """
     # The compiler is slow to import.
     from monge.engine.backends.compiled import compiler_obstacle
@@ -61,6 +62,8 @@ def round_weights(network: PreTrainedModel, weights: str) -> PreTrainedModel:
             f"weights={weights!r} rounds networks of float32, bfloat16 or float16; {name} has "
             f"{network.dtype}"
         )
+    if (reason := adapter_obstacle(network)) is not None:
+        raise BackendError(f"weights={weights!r}: {reason}")
     if (reason := compiler_obstacle()) is not None:
         raise BackendError(f"weights={weights!r} needs a C++ compiler: {reason}")
     for tensor_name, weight in network.named_parameters():

@@ -131,6 +131,7 @@ class CrossTokenizerModel:
     def continuations(self, counts: Mapping[int, int]) -> Mapping[int, tuple[int, ...]]:
         """See `ForeignModel`."""
         written: dict[int, list[int]] = {sequence: [] for sequence in counts}
+        counts = {sequence: self._room(sequence, count) for sequence, count in counts.items()}
         active = {sequence: count for sequence, count in counts.items() if count > 0}
         while active:
             for sequence in active:
@@ -171,6 +172,12 @@ class CrossTokenizerModel:
             row.tokens.append(token)
         self._fits(row, row.num_own + max(map(len, row.nodes)))
         return NodeBlock(tuple(tokens), tuple(parents))
+
+    def _room(self, sequence: int, count: int) -> int:
+        """How many of these tokens can be written; the last one is not read."""
+        if self.max_length is None:
+            return count
+        return max(0, min(count, self.max_length - self._rows[sequence].num_own + 1))
 
     def _fits(self, row: _Row, length: int) -> None:
         if self.max_length is not None and length > self.max_length:

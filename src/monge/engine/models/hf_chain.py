@@ -11,6 +11,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from monge.core.errors import MongeError, UnsupportedModelError
 from monge.core.model import NodeBlock
+from monge.engine.backends.source_weights import SourceWeights
 from monge.engine.clock import now
 from monge.engine.models.cache_snapshot import CacheSnapshot
 from monge.engine.models.layer_subset import layer_subset
@@ -20,6 +21,7 @@ from monge.engine.models.network_facts import (
     chooses_logits,
     context_length,
     forward_parameters,
+    num_weights,
     own_cache,
     rollback_obstacle,
     tree_obstacle,
@@ -70,6 +72,9 @@ class HfChainModel:
         UnsupportedModelError: If it is not causal, or cannot read token after token behind a cache.
     """
 
+    source: SourceWeights | None = None
+    """Checked whenever texts are opened."""
+
     def __init__(self, model: PreTrainedModel) -> None:
         check_causal(model)
         config = model.config.get_text_config()
@@ -95,6 +100,10 @@ class HfChainModel:
             ) from error
         self.no_draft_reason = self._chain_obstacle()
 
+    def __repr__(self) -> str:
+        size = num_weights(self._model) / 1e6
+        return f"HfChainModel({type(self._model).__name__}, {size:.1f}M parameters, {self.dtype})"
+
     @property
     def network(self) -> PreTrainedModel:
         """The network."""
@@ -106,6 +115,8 @@ class HfChainModel:
         return self._forward_s + sum(model.forward_s for model in self._subsets)
 
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
+        if self.source is not None:
+            self.source.check()
         for sequence in prefixes:
             # Without a config every layer keeps all it read: one that keeps only its window could
             # not take tokens back.

@@ -14,17 +14,20 @@ from monge.core.model import Forward, NodeBlock
 from monge.engine.backends.base import (
     ChainStep,
     NodeStep,
+    Pending,
     PromptStep,
     SizedStep,
     StepMaker,
     StepOutput,
     StepSpec,
     backend_of,
+    make_programs,
 )
 from monge.engine.backends.module_runner import ModuleMaker, ModuleRunner
+from monge.engine.backends.source_weights import SourceWeights
 from monge.engine.clock import now
 from monge.engine.models.group_by_length import group_by_length
-from monge.engine.models.hidden_states import HiddenStateLog
+from monge.engine.models.hidden_states import HiddenStateLog, HiddenStates
 from monge.engine.models.layer_subset import layer_subset
 from monge.engine.models.masks import MaskFormat, forward_inputs
 from monge.engine.models.network_facts import (
@@ -59,7 +62,7 @@ class HfTreeModel:
     Args:
         model: A causal language model in evaluation mode that takes 4-D masks and position ids.
         step: Reads small blocks of nodes in the network's place, short prompts too; longer ones are
-            read by the network itself.
+            read by the network itself. One that is pending is made when it is needed.
         step_maker: Makes the step that gives hidden states as well, for when they are watched.
         module_maker: Runs the output layer and the steps of heads; `None` leaves them as they are.
         module_packer: Stores the matrices of a head's modules in a faster form; `None` leaves them.
@@ -70,11 +73,13 @@ class HfTreeModel:
 
     no_draft_reason: str | None = None
     no_tree_reason: str | None = None
+    source: SourceWeights | None = None
+    """Checked whenever texts are opened."""
 
     def __init__(
         self,
         model: PreTrainedModel,
-        step: NodeStep | None = None,
+        step: NodeStep | Pending[NodeStep] | None = None,
         step_maker: StepMaker | None = None,
         module_maker: ModuleMaker | None = None,
         module_packer: Callable[[torch.nn.Module], None] | None = None,
@@ -86,7 +91,7 @@ class HfTreeModel:
         self._model, self._step_maker, self._modules = (
             model,
             step_maker,
-            ModuleRunner(model, module_maker),
+            ModuleRunner(model, module_maker, self),
         )
         self._module_packer = module_packer
         config = model.config.get_text_config()
@@ -105,8 +110,8 @@ class HfTreeModel:
         self._rows = RowTable(self._cache)
         self._forward_s = 0.0
         self._subsets: list[HfTreeModel] = []
-        self._features: HiddenStateLog | None = None
         self.hidden_size, self.num_layers = int(config.hidden_size), int(config.num_hidden_layers)
+        self._states = HiddenStates(self.num_layers)
         self.vocab_size = int(config.vocab_size)
         self.max_length = context_length(config)
 
@@ -143,18 +148,40 @@ class HfTreeModel:
 
     @property
     def step(self) -> NodeStep | None:
-        """What reads small blocks in the network's place."""
+        """What reads small blocks in the network's place; it is made if it is pending."""
+        if self._pending_step is not None:
+            make_programs((self,))
         return self._step
 
+    def pending(self) -> Sequence[Pending[Any]]:
+        """See `PendingHost`."""
+        step = () if self._pending_step is None else (self._pending_step,)
+        return (*step, *self._modules.pending())
+
+    def make_programs(self) -> None:
+        """See `PendingHost`."""
+        if self._pending_step is not None:
+            try:
+                self._use_step(self._pending_step.make())
+            except BackendError as error:
+                self._use_step(self._no_step(error))
+        self._modules.make_programs()
+
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
+        if self.source is not None:
+            self.source.check()
+        if self._pending_step is not None:
+            make_programs((self,))
         for sequence in prefixes:
             self._rows.open(sequence)
         self.append(prefixes)
 
     def reopen(self, sequence: int, new: int, length: int) -> bool:
         row = self._rows[sequence]
-        if self._features is not None or len(row.nodes) or length > row.length:
+        if self._states.layers or len(row.nodes) or length > row.length:
             return False
+        if self.source is not None:
+            self.source.check()
         self._rows.rename(sequence, new, length)
         return True
 
@@ -195,8 +222,8 @@ class HfTreeModel:
                 )
             row.length += len(path)
             row.nodes.clear()
-            if self._features is not None:
-                self._features.commit(sequence, path)
+            if self._states.layers:
+                self._states.commit(sequence, path)
 
     def length(self, sequence: int) -> int:
         return self._rows[sequence].length
@@ -206,19 +233,16 @@ class HfTreeModel:
         # Steps of a few widths may be recorded for this memory.
         if not len(self._rows) and not self._widths:
             self._cache.give_back()
-        if self._features is not None:
-            self._features.close(sequence)
+        self._states.close(sequence)
 
-    def watch(self, layers: Sequence[int], *, only_last: bool = False) -> None:
+    def watch(self, layers: Sequence[int], *, only_last: bool = False) -> HiddenStateLog:
         if len(self._rows):
             raise MongeError(
                 f"hidden states must be watched before sequences are open; {len(self._rows)} are"
             )
-        self._features = HiddenStateLog(layers, self.num_layers, only_last=only_last)
-        self._use_step(self._watching_step(self._features.layers))
-
-    def features(self, sequence: int) -> Float[Tensor, "tokens width"] | None:
-        return None if self._features is None else self._features.take(sequence)
+        log = self._states.watch(layers, only_last=only_last)
+        self._use_step(self._watching_step(self._states.layers))
+        return log
 
     def unembed(self, states: Float[Tensor, "nodes hidden"]) -> Float[Tensor, "nodes vocab"]:
         with torch.inference_mode():
@@ -287,9 +311,9 @@ class HfTreeModel:
                     f"{type(self._model).__name__} cannot read text with position ids and a 4-D "
                     f"mask: {type(error).__name__}: {error}; use the network without monge"
                 ) from error
-            if self._features is not None:
+            if self._states.layers:
                 for index, (row, block) in enumerate(zip(members, row_blocks, strict=True)):
-                    self._features.read(
+                    self._states.read(
                         row.sequence,
                         [state[index, : len(block.token_ids)] for state in output.states],
                     )
@@ -304,14 +328,16 @@ class HfTreeModel:
         row.nodes.add(block)
         with torch.inference_mode():
             output = step.read_chain(block.token_ids, cache.starts[0], cache)
-            if self._features is not None:
-                self._features.read(row.sequence, [state[0] for state in output.states])
+            if self._states.layers:
+                self._states.read(row.sequence, [state[0] for state in output.states])
             logits = output.logits[0]
         self._forward_s += now() - start
         return logits
 
-    def _use_step(self, step: NodeStep | None) -> None:
+    def _use_step(self, step: NodeStep | Pending[NodeStep] | None) -> None:
         """Read small blocks by this step from now on."""
+        self._pending_step = step if isinstance(step, Pending) else None
+        step = None if isinstance(step, Pending) else step
         self._step = step
         self._prompt_step = step if isinstance(step, PromptStep) else None
         self._widths = step.widths if isinstance(step, SizedStep) else ()
@@ -359,22 +385,27 @@ class HfTreeModel:
         }
         if self._chooses_logits and not keep_logits:
             inputs["logits_to_keep"] = 1
-        if self._features is None:
+        if not self._states.layers:
             return StepOutput(logits=self._model(**inputs).logits)
-        return self._features.forward(self._model, inputs)
+        return self._states.forward(self._model, inputs)
 
-    def _watching_step(self, layers: tuple[int, ...]) -> NodeStep | None:
+    def _watching_step(self, layers: tuple[int, ...]) -> NodeStep | Pending[NodeStep] | None:
         """The step that gives these hidden states, or `None`, with a warning, where only the network itself does."""
-        if self._step is None or self._step.layers == layers:
+        if self._pending_step is None and (self._step is None or self._step.layers == layers):
             return self._step
-        reason = f"a step of kind {self._step.name!r} was given that shows none"
-        if self._step_maker is not None:
-            try:
-                return self._step_maker(layers)
-            except BackendError as error:
-                reason = str(error)
-        warnings.warn(
-            f"hidden states are watched, so every step of the target runs eagerly: {reason}",
-            stacklevel=3,
+        if self._step_maker is None:
+            assert self._step is not None
+            return self._no_step(f"a step of kind {self._step.name!r} was given that shows none")
+        try:
+            return self._step_maker(layers)
+        except BackendError as error:
+            return self._no_step(error)
+
+    def _no_step(self, reason: object) -> None:
+        """Warn that the network itself reads all blocks."""
+        what = (
+            "backend 'compiled' is not used, the network runs eagerly"
+            if not self._states.layers
+            else "hidden states are watched, so every step of the target runs eagerly"
         )
-        return None
+        warnings.warn(f"{what}: {reason}", stacklevel=4)

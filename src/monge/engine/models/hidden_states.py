@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from jaxtyping import Float
@@ -12,34 +13,58 @@ from monge.core.errors import OptionError, UnsupportedModelError
 from monge.engine.backends.base import StepOutput
 
 
-class HiddenStateLog:
-    """Remembers hidden states of uncommitted nodes, and of committed tokens until somebody takes them.
+class HiddenStates:
+    """Hidden states that a network shows to all heads that asked for some, each with a log of its own.
 
     Args:
-        layers: Indices of hidden states; 0 is the embedding's output, i that of layer i, the last
-            one after the final norm.
         num_layers: Layers of the network.
-        only_last: Whether of the committed tokens only the last is remembered.
 
-    Raises:
-        OptionError: If an index is out of range.
+    Attributes:
+        layers: Indices of the states that a forward must give, ascending; 0 is the embedding's
+            output, i that of layer i, the last one after the final norm.
     """
 
-    def __init__(self, layers: Sequence[int], num_layers: int, *, only_last: bool = False) -> None:
-        wrong = [layer for layer in layers if not 0 <= layer <= num_layers]
+    def __init__(self, num_layers: int) -> None:
+        self.layers: tuple[int, ...] = ()
+        self._num_layers = num_layers
+        # A log ends with the head that holds it.
+        self._logs = WeakSet[HiddenStateLog]()
+        # Whether a hook on its decoder sees the last state, once a network was asked.
+        self._shows_last: bool | None = None
+
+    def watch(self, layers: Sequence[int], *, only_last: bool = False) -> "HiddenStateLog":
+        """Return a log of some states, see `HiddenStateLog`.
+
+        Raises:
+            OptionError: If an index is out of range.
+        """
+        wrong = [layer for layer in layers if not 0 <= layer <= self._num_layers]
         if wrong or not layers:
             raise OptionError(
                 f"hidden states of layers {list(layers)} were asked for; this network has 0 "
-                f"(embedding) to {num_layers} "
+                f"(embedding) to {self._num_layers} "
                 "(what its output layer reads)"
             )
-        self.layers, self._is_last = tuple(layers), tuple(layers) == (num_layers,)
-        self._num_layers = num_layers
-        self._only_last = only_last
-        # Whether a hook on its decoder sees the last state, once a network was asked.
-        self._shows_last: bool | None = None
-        self._nodes: dict[int, list[Tensor]] = {}
-        self._fresh: dict[int, list[Tensor]] = {}
+        log = HiddenStateLog(layers, only_last=only_last)
+        self._logs.add(log)
+        self.layers = tuple(sorted({layer for one in self._logs for layer in one.layers}))
+        return log
+
+    def read(self, sequence: int, states: Sequence[Float[Tensor, "nodes hidden"]]) -> None:
+        """Log new uncommitted nodes, one tensor per index of `layers`."""
+        by_layer = dict(zip(self.layers, states, strict=True))
+        for log in self._logs:
+            log.read(sequence, [by_layer[layer] for layer in log.layers])
+
+    def commit(self, sequence: int, path: Sequence[int]) -> None:
+        """Keep the nodes of a path, drop the rest."""
+        for log in self._logs:
+            log.commit(sequence, path)
+
+    def close(self, sequence: int) -> None:
+        """Forget a sequence."""
+        for log in self._logs:
+            log.close(sequence)
 
     def forward(self, network: PreTrainedModel, inputs: Mapping[str, Any]) -> StepOutput:
         """A forward of the network with the states that are watched.
@@ -47,12 +72,13 @@ class HiddenStateLog:
         To show all states, `transformers` puts a hook on every layer, which takes small networks
         longer than a layer does; the last one alone is what the output layer reads.
         """
-        if self._is_last and self._shows_last is None:
+        is_last = self.layers == (self._num_layers,)
+        if is_last and self._shows_last is None:
             probe = torch.zeros(1, 1, dtype=torch.long, device=network.device)
             self._shows_last = bool(
                 _with_last(network, {"input_ids": probe, "use_cache": False}).states
             )
-        if self._is_last and self._shows_last:
+        if is_last and self._shows_last:
             return _with_last(network, inputs)
         output = network(**inputs, output_hidden_states=True)
         # Layers that read images only are left out of a text's.
@@ -65,6 +91,20 @@ class HiddenStateLog:
         return StepOutput(
             logits=output.logits, states=tuple(output.hidden_states[layer] for layer in self.layers)
         )
+
+
+class HiddenStateLog:
+    """Remembers hidden states of uncommitted nodes, and of committed tokens until they are taken.
+
+    Args:
+        layers: Indices of hidden states, as in `HiddenStates`.
+        only_last: Whether of the committed tokens only the last is remembered.
+    """
+
+    def __init__(self, layers: Sequence[int], *, only_last: bool = False) -> None:
+        self.layers, self._only_last = tuple(layers), only_last
+        self._nodes: dict[int, list[Tensor]] = {}
+        self._fresh: dict[int, list[Tensor]] = {}
 
     def read(self, sequence: int, states: Sequence[Float[Tensor, "nodes hidden"]]) -> None:
         """New uncommitted nodes, one tensor per watched layer."""

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -39,6 +39,28 @@ def tree_obstacle(model: PreTrainedModel) -> str | None:
         return (
             f"{name} has layers of kind {', '.join(sorted(unknown))}, whose mask is not known here"
         )
+    return None
+
+
+@runtime_checkable
+class AdapterLayer(Protocol):
+    """A layer with adapters that can be switched, such as those of PEFT."""
+
+    def set_adapter(self, *names: Any, **options: Any) -> Any:
+        """Choose the adapters that the layer applies."""
+        ...
+
+
+def adapter_obstacle(network: PreTrainedModel) -> str | None:
+    """Why the weights of a network must not be copied, or `None` where they may."""
+    for name, module in network.named_modules():
+        # Networks of transformers take adapters too, and have none for that.
+        if isinstance(module, AdapterLayer) and not isinstance(module, PreTrainedModel):
+            return (
+                f"{type(network).__name__} has adapters that can be switched or trained ({name}), "
+                "and a copy of its weights would keep those of now; merge them first: "
+                "model = model.merge_and_unload(), or use backend='eager'"
+            )
     return None
 
 
@@ -214,6 +236,23 @@ def layer_windows(config: Any) -> dict[str, int | None]:
     return {kind: window if kind == "sliding_attention" else None for kind in sorted(set(kinds))}
 
 
+@runtime_checkable
+class _Packed(Protocol):
+    """A linear map whose matrix `[width, depth]` is no parameter, as rounded ones are."""
+
+    width: int
+    depth: int
+    panels: Tensor
+
+
 def num_weights(model: PreTrainedModel) -> int:
-    """How many numbers a network has."""
-    return sum(weight.numel() for weight in model.parameters())
+    """Number of weights of a network, those that layers share counted once, however they are stored."""
+    output = model.get_output_embeddings()
+    # Packed, it has a matrix of its own.
+    is_tied = bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
+    packed = [
+        layer.width * layer.depth
+        for layer in model.modules()
+        if isinstance(layer, _Packed) and not (is_tied and layer is output)
+    ]
+    return sum(weight.numel() for weight in model.parameters()) + sum(packed)

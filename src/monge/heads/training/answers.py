@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from monge.core.errors import OptionError
+from monge.heads.training.own_text import RowProgress
 
 ANSWERS: Final = "answers.jsonl"
 _TURN: Final = 160  # most tokens of a turn that the target writes for the user
@@ -53,7 +54,7 @@ def write_answers(
     prompts: Sequence[Sequence[int]],
     settings: AnswerSettings,
     folder: Path,
-    on_rows: Callable[[int], None] = lambda count: None,
+    on_rows: Callable[[float], None] = lambda count: None,
 ) -> list[Answer]:
     """Let the target answer prompts; a rerun keeps the answers of an interrupted call.
 
@@ -63,7 +64,7 @@ def write_answers(
         prompts: Token ids, each up to where the answer starts.
         settings: Settings of the answers.
         folder: Folder of `answers.jsonl`; short prompts come first.
-        on_rows: Receives the number of new answers.
+        on_rows: Receives the number of new answers, in parts while a batch is written.
 
     Returns:
         The answers in the order of the prompts.
@@ -91,16 +92,16 @@ def write_answers(
         batch = list(islice(cut, len(answers), len(answers) + batch_size))
         number = len(answers) // batch_size
         temperature = settings.temperatures[number % len(settings.temperatures)]
-        written = _answered(
-            network, batch, settings, temperature, settings.seed * 1_000_003 + number
-        )
+        told = RowProgress(on_rows, len(batch), settings.num_tokens)
+        seed = settings.seed * 1_000_003 + number
+        written = _answered(network, batch, settings, temperature, seed=seed, told=told)
         with path.open("a", encoding="utf-8") as file:
             for prompt, answer in zip(batch, written, strict=True):
                 file.write(json.dumps({"prompt": prompt, "answer": answer}) + "\n")
         answers += [
             Answer(prompt, tuple(answer)) for prompt, answer in zip(batch, written, strict=True)
         ]
-        on_rows(len(batch))
+        told.end()
     return [answer for _, answer in sorted(zip(places, answers, strict=True), key=itemgetter(0))]
 
 
@@ -125,7 +126,7 @@ def write_prompts(
     folder: Path,
     *,
     seed: int = 0,
-    on_rows: Callable[[int], None] = lambda count: None,
+    on_rows: Callable[[float], None] = lambda count: None,
 ) -> list[str]:
     """Let a chat model write users' turns itself, by continuing its chat template where a user's turn starts.
 
@@ -137,7 +138,7 @@ def write_prompts(
             out.
         folder: Folder of the turns' `answers.jsonl`; a rerun goes on there.
         seed: Seed of the draws.
-        on_rows: Receives the number of new turns.
+        on_rows: Receives the number of new turns, in parts while a batch is written.
 
     Reference:
         Xu et al., Magpie, arXiv 2406.08464.
@@ -153,7 +154,9 @@ def _answered(
     batch: Sequence[tuple[int, ...]],
     settings: AnswerSettings,
     temperature: float,
+    *,
     seed: int,
+    told: RowProgress,
 ) -> list[list[int]]:
     length = max(map(len, batch))
     ids = torch.tensor(
@@ -174,7 +177,7 @@ def _answered(
             max_new_tokens=settings.num_tokens,
             pad_token_id=ends[0] or 0,
             do_sample=False,
-            logits_processor=LogitsProcessorList(draw),
+            logits_processor=LogitsProcessorList([*draw, told]),
         )
     return [_ended(row, ends) for row in written[:, length:].tolist()]
 

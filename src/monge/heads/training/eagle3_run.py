@@ -44,7 +44,7 @@ def train_eagle3(
     draft_vocabulary: int = DRAFT_VOCABULARY,
     num_steps: int = 4,
     watch: Watch = NOBODY,
-    on_answers: Callable[[int], None] = lambda count: None,
+    on_answers: Callable[[float], None] = lambda count: None,
     about: dict[str, Any] | None = None,
 ) -> PublishedOutcome:
     """Let the target answer the prompts, read the answers, train an EAGLE-3 head, and save it in the published format.

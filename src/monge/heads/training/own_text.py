@@ -15,7 +15,7 @@ from jaxtyping import Int64
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import PreTrainedModel, set_seed
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, set_seed
 
 from monge.core.errors import OptionError
 
@@ -65,12 +65,39 @@ class TextSettings:
         return self.num_tokens // self.row_length
 
 
+class RowProgress(LogitsProcessor):
+    """Counts the rows of a batch in parts: one for each token that `generate` writes, and the last when they are saved.
+
+    Args:
+        on_rows: Receives a number of rows.
+        num_rows: Rows of the batch.
+        num_tokens: Most tokens that a row is given.
+    """
+
+    def __init__(self, on_rows: Callable[[float], None], num_rows: int, num_tokens: int) -> None:
+        self._on_rows, self._left = on_rows, float(num_rows)
+        self._part = num_rows / (num_tokens + 1)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        del input_ids
+        self._count(min(self._part, self._left))
+        return scores
+
+    def end(self) -> None:
+        """Count what is left."""
+        self._count(self._left)
+
+    def _count(self, part: float) -> None:
+        self._left -= part
+        self._on_rows(part)
+
+
 def write_own_text(
     network: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
     settings: TextSettings,
     folder: Path,
-    on_rows: Callable[[int], None] = lambda count: None,
+    on_rows: Callable[[float], None] = lambda count: None,
 ) -> Int64[Tensor, "rows seq"]:
     """Let the target continue prompts; a rerun keeps the rows of an interrupted call.
 
@@ -81,7 +108,7 @@ def write_own_text(
         prompts: Token ids, each of at least one token.
         settings: Settings of the text.
         folder: Folder of the rows.
-        on_rows: Receives the number of new rows.
+        on_rows: Receives the number of new rows, in parts while a batch is written.
 
     Raises:
         OptionError: If there is no prompt, or the folder holds other text.
@@ -97,14 +124,14 @@ def write_own_text(
             prompts[(len(rows) + index) % len(prompts)][-settings.prompt_length :]
             for index in range(count)
         ]
-        rows = torch.cat(
-            [rows, _continued(network, batch, settings, seed=settings.seed * 1_000_003 + len(rows))]
-        )
+        told = RowProgress(on_rows, count, settings.row_length - min(map(len, batch)))
+        seed = settings.seed * 1_000_003 + len(rows)
+        rows = torch.cat([rows, _continued(network, batch, settings, seed=seed, told=told)])
         folder.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
         save_file({"rows": rows}, partial, metadata={"key": key})
         partial.replace(path)
-        on_rows(count)
+        told.end()
     return rows
 
 
@@ -124,7 +151,12 @@ def cut_rows(texts: Sequence[Sequence[int]], row_length: int) -> Int64[Tensor, "
 
 
 def _continued(
-    network: PreTrainedModel, batch: Sequence[Sequence[int]], settings: TextSettings, seed: int
+    network: PreTrainedModel,
+    batch: Sequence[Sequence[int]],
+    settings: TextSettings,
+    *,
+    seed: int,
+    told: RowProgress,
 ) -> Tensor:
     length = min(map(len, batch))
     ids = torch.tensor([list(prompt[-length:]) for prompt in batch], device=network.device)
@@ -143,6 +175,7 @@ def _continued(
             min_new_tokens=wanted,
             eos_token_id=None,
             pad_token_id=0,
+            logits_processor=LogitsProcessorList([told]),
         )
     return written.cpu()
 

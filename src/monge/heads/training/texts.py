@@ -139,13 +139,13 @@ def read_texts(
         batch_size: Rows per forward.
         on_rows: Receives the number of rows read.
     """
-    target.watch((target.num_layers,))
+    watched = target.watch((target.num_layers,))
     states: list[Tensor] = []
     for batch in rows.split(batch_size):
         opened = {number: row.tolist() for number, row in enumerate(batch)}
         target.open(opened)
         for number in opened:
-            state = target.features(number)
+            state = watched.take(number)
             assert state is not None
             states.append(state.clone())
             target.close(number)

@@ -1,0 +1,108 @@
+"""The exact law of the text that a rule writes, on small random cases in the real loop."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from monge.api import make_components
+from monge.core.errors import OptionError
+from monge.draft.tree.children import CHILDREN
+from monge.draft.tree.registry import TREES
+from monge.testing.decoding import Case, output_law, target_law
+from monge.testing.oracle import OracleError, PositionError, law_error
+from monge.testing.tabular import RandomTable, Style, TabularModel
+from monge.verify.base import Rule, unsupported_reason
+from monge.verify.registry import VERIFIERS
+
+EXACT: Final = 1e-12
+"""Largest law error of an exact rule: rounding of float64."""
+
+_TABLES: Final[tuple[tuple[Style, int, int], ...]] = (
+    ("positive", 11, 23),
+    ("positive", 7, 7),  # equal laws of target and draft model
+    ("sparse", 5, 17),
+    ("ties", 3, 4),
+)
+"""Style of the tables, and the seeds of the target's and of the draft model's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeProof:
+    """A rule on one tree.
+
+    Args:
+        tree: The tree, as a user writes it.
+        law_error: Largest law error of all tables; infinite where `reason` is given.
+        reason: Why the rule has no law there, if so.
+    """
+
+    tree: str
+    law_error: float
+    reason: str | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the text has the target's law, to rounding."""
+        return self.law_error < EXACT
+
+
+def prove(verifier: str) -> list[TreeProof]:
+    """Enumerate every draw of a verifier on small trees of all kinds that it accepts.
+
+    Args:
+        verifier: Its name, with settings.
+
+    Raises:
+        OptionError: If the name is unknown, or the rule cannot be enumerated.
+    """
+    rule = VERIFIERS.parse(verifier)
+    if not rule.is_enumerable:
+        raise OptionError(
+            f"verifier {verifier!r} draws positions in [0, 1] and cannot be enumerated; prove it by "
+            "integration"
+        )
+    trees = {tree: depth for tree, depth in _trees().items() if _accepts(rule, tree)}
+    if not trees:
+        raise OptionError(
+            f"verifier {verifier!r} accepts no way in which trees draw children; see `monge list`"
+        )
+    return [_proof(rule, tree, depth) for tree, depth in trees.items()]
+
+
+def _trees() -> dict[str, int]:
+    """Trees with their depths."""
+    trees = {f"chain(2, {way!r})": 2 for way in ("iid", "without_replacement", "top")}
+    trees |= {f"fixed_width((3,), {way!r})": 1 for way in CHILDREN}
+    trees |= {f"fixed_width((2,), {way!r})": 1 for way in CHILDREN}
+    return trees | {f"fixed_width((2, 1), {way!r})": 2 for way in CHILDREN} | {"paths(2, 2)": 2}
+
+
+def _accepts(rule: Rule, tree: str) -> bool:
+    try:
+        limits = TREES.parse(tree).limits
+    except OptionError:
+        return False  # the way of drawing needs wider nodes
+    return unsupported_reason(rule, limits.proposes, limits.max_width) is None
+
+
+def _proof(rule: Rule, tree: str, depth: int) -> TreeProof:
+    vocab = 3 if depth == 1 or tree.startswith("chain") else 2
+    case = Case(horizon=depth + 1, max_new_tokens=depth + 1)
+    worst = 0.0
+    for style, target_seed, draft_seed in _TABLES:
+
+        def model(seed: int, style: Style = style) -> TabularModel:
+            return TabularModel(RandomTable(vocab, seed, style), vocab)
+
+        try:
+            law = output_law(
+                lambda seeds=(target_seed, draft_seed): make_components(
+                    *map(model, seeds), tree=tree, verifier=rule
+                ),
+                case,
+            )
+        except PositionError as error:
+            raise OptionError(f"{rule.title} cannot be enumerated: {error}") from error
+        except OracleError as error:
+            return TreeProof(tree=tree, law_error=float("inf"), reason=str(error))
+        worst = max(worst, law_error(law, target_law(model(target_seed), case)))
+    return TreeProof(tree=tree, law_error=worst)

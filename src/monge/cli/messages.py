@@ -1,0 +1,62 @@
+"""What a user says in a conversation: lines, pasted texts, and what stands between triple quotes.
+
+Imports no torch.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Final
+
+_QUOTES: Final = '"""'
+
+
+def messages() -> Iterator[str]:
+    """Messages of the user: lines, pasted texts, and what stands between triple quotes.
+
+    Lines of a terminal can be edited. Ctrl-C drops what is being written.
+    """
+    if not sys.stdin.isatty():
+        piped = (line.removesuffix("\n") for line in sys.stdin)
+        while (text := _message(lambda prompt: next(piped, None))) is not None:
+            if text:
+                yield text
+        return
+    import readline
+
+    # A pasted text is read as a whole; Python turns this off. Where libedit stands in for GNU
+    # readline there is no such setting, and each pasted line is a message.
+    readline.parse_and_bind("set enable-bracketed-paste on")
+    while True:
+        try:
+            text = _message(_typed)
+        except KeyboardInterrupt:
+            sys.stderr.write("\n")
+            continue
+        if text is None:
+            sys.stderr.write("\n")
+            return
+        if text:
+            yield text
+
+
+def _typed(prompt: str) -> str | None:
+    try:
+        return input(prompt)
+    except EOFError:
+        return None
+
+
+def _message(line: Callable[[str], str | None]) -> str | None:
+    """Read a message; `None` at the end of input.
+
+    Args:
+        line: Shows a prompt and reads what is entered, without its last line's end; `None` at the
+            end of input.
+    """
+    first = line("\n> ")
+    if first is None or "\n" in first or not first.lstrip().startswith(_QUOTES):
+        return first if first is None else first.strip()
+    lines = [first.lstrip().removeprefix(_QUOTES)]
+    while not lines[-1].rstrip().endswith(_QUOTES) and (more := line("... ")) is not None:
+        lines.append(more)
+    return "\n".join(lines).rstrip().removesuffix(_QUOTES).strip()

@@ -1,0 +1,54 @@
+"""Optional packages: an extra is checked before the work that needs it begins."""
+
+from importlib.metadata import PackageNotFoundError, requires, version
+
+from packaging.requirements import Requirement
+
+from monge.core.errors import OptionError
+
+
+def require(extra: str, feature: str, *packages: str, otherwise: str = "") -> None:
+    """Check that the packages of an extra are installed, as the metadata of `monge` lists them.
+
+    Args:
+        extra: Name of the extra: `gguf` for `pip install "monge[gguf]"`.
+        feature: Subject of the error: "a GGUF file".
+        *packages: Those of the extra that the feature needs; all of them by default.
+        otherwise: Another way out, for the end of the error.
+
+    Raises:
+        OptionError: If a package is missing or too old.
+    """
+    needed = [one for one in _of_extra("monge", extra) if not packages or one.name in packages]
+    if missing := [text for one in needed for text in _missing(one)]:
+        way_out = f", or {otherwise}" if otherwise else ""
+        raise OptionError(
+            f"{feature} needs {', '.join(dict.fromkeys(missing))}, which cannot be found: pip "
+            f'install "monge[{extra}]"{way_out}'
+        )
+
+
+def _of_extra(package: str, extra: str) -> list[Requirement]:
+    every = map(Requirement, requires(package) or ())
+    return [
+        one
+        for one in every
+        if one.marker is not None
+        and one.marker.evaluate({"extra": extra})
+        and not one.marker.evaluate({"extra": ""})
+    ]
+
+
+def _missing(requirement: Requirement) -> list[str]:
+    try:
+        found = version(requirement.name)
+    except PackageNotFoundError:
+        return [requirement.name]
+    if not requirement.specifier.contains(found, prereleases=True):
+        return [f"{requirement.name}{requirement.specifier} (here is {found})"]
+    return [
+        text
+        for extra in sorted(requirement.extras)
+        for one in _of_extra(requirement.name, extra)
+        for text in _missing(one)
+    ]

@@ -1,0 +1,47 @@
+"""Texts on their way to a tokenizer."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from monge.core.errors import OptionError
+
+
+def token_ids_of(
+    tokenizer: Callable[..., Mapping[str, Any]],
+    text: str,
+    where: str = "prompt",
+    **options: bool,
+) -> tuple[int, ...]:
+    """Return the tokens of a text; every text goes through here on its way to a tokenizer.
+
+    Args:
+        tokenizer: Gives the tokens of a text under `input_ids`.
+        text: The text.
+        where: What it is, for the message.
+        **options: For the tokenizer.
+
+    Raises:
+        OptionError: If it holds half of a pair of surrogates, which is no character.
+    """
+    check_text(text, where)
+    return tuple(int(token) for token in tokenizer(text, **options)["input_ids"])
+
+
+def check_text(text: str, where: str) -> None:
+    """Refuse characters that no tokenizer can read.
+
+    Args:
+        text: The text.
+        where: What it is, for the message.
+
+    Raises:
+        OptionError: As `token_ids_of`.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise OptionError(
+            f"{where}: character {error.start} is {text[error.start]!r}, half of a pair of "
+            "surrogates, which is no text; decode "
+            "the bytes that it comes from as UTF-8, or replace it"
+        ) from error

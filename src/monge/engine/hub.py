@@ -1,0 +1,87 @@
+"""Names of models on the Hugging Face hub: a wrong one is refused at once, before the host asks for it again and again.
+
+Imports neither torch nor transformers.
+"""
+
+import difflib
+from collections.abc import Collection
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from monge.core.errors import ModelLoadError
+
+_TIMEOUT_S: Final = 5.0
+_MARK: Final = "config.json"
+"""The file that every model on the hub has."""
+
+
+def check_model_name(name: str, known: Collection[str] = ()) -> None:
+    """Refuse the name of a model that is neither here nor on the hub.
+
+    Folders, and what the local cache of the hub holds, are found without the network. Otherwise the
+    hub is asked once, for at most 5 s, or not at all if `HF_HUB_OFFLINE` is set.
+
+    Args:
+        name: What a user wrote, such as `org/model`.
+        known: Names of models that need no hub.
+
+    Raises:
+        ModelLoadError: If there is no such model, or the hub cannot be asked.
+    """
+    if name in known or Path(name).expanduser().exists():
+        return
+    if name.startswith((".", "/", "~")) or name.lower().endswith(".gguf"):
+        kind = "file" if name.lower().endswith(".gguf") else "folder"
+        raise ModelLoadError(
+            f"no {kind} {name!r}{nearest(name)}; give the folder of a checkpoint (config.json and "
+            "weights), or a *.gguf file"
+        )
+    try:
+        _ask_hub(name)
+    except ModelLoadError as error:
+        raise ModelLoadError(
+            f"no model {name!r}: there is no such folder here{nearest(name, known)}, and {error}"
+        ) from error
+
+
+def nearest(name: str | Path, known: Collection[str] = ()) -> str:
+    """The nearest of known names and of the files beside a path, as a question for messages, or nothing."""
+    path = Path(name).expanduser()
+    beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, [*known, *beside], n=1, cutoff=0.7)
+    if not near:
+        return ""
+    written = near[0] if near[0] in known else str(name).removesuffix(path.name) + near[0]
+    return f" (did you mean {written!r}?)"
+
+
+@lru_cache(maxsize=64)
+def _ask_hub(name: str) -> None:
+    """Raise the reason why the hub cannot give a model; pass where the host will say more."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HFValidationError,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        if isinstance(try_to_load_from_cache(name, _MARK), str):
+            return
+        get_hf_file_metadata(hf_hub_url(name, _MARK), timeout=_TIMEOUT_S)
+    except EntryNotFoundError:
+        return
+    except Exception as error:  # every version of the client has its own errors of the network
+        said = f"the hub cannot be asked: {' '.join(str(error).split()) or type(error).__name__}"
+        known = (
+            (HFValidationError, "the hub has no such names: they are NAME or OWNER/NAME"),
+            (GatedRepoError, "the hub gives it only to accounts that asked for it; set HF_TOKEN"),
+            (
+                RepositoryNotFoundError,
+                "the hub has no model of that name, or a private one that needs HF_TOKEN",
+            ),
+        )
+        reason = next((reason for kind, reason in known if isinstance(error, kind)), said)
+        raise ModelLoadError(reason) from error

@@ -1,0 +1,133 @@
+"""Optional packages are asked for by the name of their extra, before any model is read."""
+
+import ast
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+import monge
+from monge.core.errors import OptionError
+from monge.core.extras import require
+from monge.engine.sources import NAMED, PackagedModel, obstacle
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def names(requirements):
+    return {re.split(r"[\[<>=!; ]", one)[0].lower().replace("_", "-") for one in requirements}
+
+
+def test_what_is_imported_is_a_dependency_or_in_an_extra():
+    extras = PROJECT["optional-dependencies"]
+    users = [one for name, one in extras.items() if name not in {"test", "docs", "dev"}]
+    known = names([*PROJECT["dependencies"], *(one for extra in users for one in extra)])
+    known |= {"monge", "vllm"}  # our plugin is imported by vLLM
+    of_tests = {"hypothesis"}
+    distributions, missing = packages_distributions(), {}
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = []
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                modules = [node.module]
+            for module in (one.split(".")[0] for one in modules):
+                if module in sys.stdlib_module_names:
+                    continue
+                found = {one.lower() for one in distributions.get(module, [module])}
+                found = {one.replace("_", "-") for one in found}
+                if not found & (known | of_tests if "testing" in path.parts else known):
+                    missing[module] = path.name
+    assert missing == {}
+
+
+def test_an_extra_that_is_complete_says_nothing():
+    require("gguf", "a GGUF file")
+
+
+def test_the_error_names_what_is_missing_and_the_extra(without):
+    without("accelerate", "gguf")
+    with pytest.raises(
+        OptionError, match=r'^a file needs accelerate, gguf, which .* pip install "monge\[gguf\]"$'
+    ):
+        require("gguf", "a file")
+    with pytest.raises(OptionError, match=r'a file needs accelerate, .*"monge\[gguf\]", or wait$'):
+        require("gguf", "a file", "accelerate", otherwise="wait")
+
+
+def test_a_package_that_is_too_old_is_named_with_its_version(monkeypatch):
+    monkeypatch.setattr("monge.core.extras.version", lambda _: "0.16.1")
+    with pytest.raises(OptionError, match=r"needs gguf>=0.17 \(here is 0.16.1\)"):
+        require("gguf", "a file", "gguf")
+
+
+def test_packages_of_an_extra_of_a_package_count(without, monkeypatch):
+    listed = {
+        "monge": ["host[part]; extra == 'scale'", "beside; extra == 'other'"],
+        "host": ["piece>=2; extra == 'part'", "unasked; extra == 'whole'", "always"],
+    }
+    monkeypatch.setattr("monge.core.extras.requires", listed.get)
+    without("piece", "unasked", "always", "beside")
+    monkeypatch.setattr(
+        "monge.core.extras.version",
+        lambda name, found=sys.modules["monge.core.extras"].version: (
+            "1.0" if name == "host" else found(name)
+        ),
+    )
+    with pytest.raises(OptionError, match="a cluster needs piece, which"):
+        require("scale", "a cluster")
+
+
+@pytest.mark.parametrize("package", ["gguf", "accelerate"])
+def test_a_gguf_file_is_not_read_without_its_packages(without, tmp_path, monkeypatch, package):
+    monkeypatch.setenv("MONGE_CACHE", str(tmp_path / "cache"))
+    (file := tmp_path / "model.gguf").write_bytes(b"GGUF")
+    without(package)
+    message = rf'model.gguf needs {package}, .* pip install "monge\[gguf\]"'
+    with pytest.raises(OptionError, match=message):
+        monge.load(file)
+    monkeypatch.setattr("monge.api.load_network", None)  # the draft model is asked for first
+    with pytest.raises(OptionError, match=message):
+        monge.load(draft=file)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_model_by_name_asks_for_the_packages_too(without, monkeypatch, tmp_path):
+    (file := tmp_path / "model.gguf").touch()
+    monkeypatch.setattr(PackagedModel, "path", lambda _: file)
+    name = next(iter(NAMED))
+    assert obstacle(name) is None
+    without("accelerate")
+    assert f'{name} needs accelerate, which cannot be found: pip install "monge[gguf]"' in str(
+        obstacle(name)
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "package", "extra"),
+    [
+        (("serve",), "fastapi", "serve"),
+        (("audit", "--url", "http://localhost/v1", "--target", "t"), "httpx", "audit"),
+        (("audit", "--engine", "monge"), "uvicorn", "serve"),
+        (("batch", "in.parquet", "out.jsonl"), "pyarrow", "scale"),
+        (("bench", "serve", "--quick"), "matplotlib", "bench"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else value,
+)
+def test_commands_ask_before_they_load(
+    run, without, monkeypatch, tmp_path, command, package, extra
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.parquet").touch()
+    for name in [one for one in sys.modules if one == "monge.serve"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", None)  # nothing is read
+    without(package)
+    result = run(*command)
+    assert result.exit_code == 2
+    assert f'needs {package}, which cannot be found: pip install "monge[{extra}]"' in result.stderr
