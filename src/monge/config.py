@@ -34,11 +34,14 @@ KEYS: Final[Mapping[str, tuple[type, ...]]] = {
 _NAMES: Final = {str: "text", list: "a list of texts", float: "a number", int: "a whole number"}
 
 
-def read_config(path: str | Path) -> dict[str, Any]:
+def read_config(
+    path: str | Path, more: Mapping[str, tuple[type, ...]] | None = None
+) -> dict[str, Any]:
     """Arguments of `monge.load` from a file.
 
     Args:
         path: A TOML file with some of `KEYS`. Paths in it are relative to the working directory.
+        more: Further keys, with the types of their values.
 
     Raises:
         OptionError: If it cannot be read, has an unknown key, or a value of another type.
@@ -51,10 +54,11 @@ def read_config(path: str | Path) -> dict[str, Any]:
         raise OptionError(
             f"configuration {str(path)!r} is not TOML: {error}; write lines like drafter = 'ngram'"
         ) from error
+    known = {**KEYS, **(more or {})}
     for key, value in found.items():
-        if key not in KEYS:
-            raise OptionError(f"configuration {str(path)!r}: {unknown_name('key', key, KEYS)}")
-        _check_type(path, key, value)
+        if key not in known:
+            raise OptionError(f"configuration {str(path)!r}: {unknown_name('key', key, known)}")
+        _check_type(path, key, value, known[key])
     return found
 
 
@@ -79,8 +83,7 @@ def write_config(path: Path, settings: Mapping[str, Any], notes: Sequence[str] =
         raise OptionError(f"cannot write the configuration {str(path)!r}: {error}") from error
 
 
-def _check_type(path: str | Path, key: str, value: object) -> None:
-    types = KEYS[key]
+def _check_type(path: str | Path, key: str, value: object, types: tuple[type, ...]) -> None:
     is_truth = isinstance(value, bool)
     fits = isinstance(value, types) and (not is_truth or bool in types)
     if fits and isinstance(value, list):

@@ -204,3 +204,51 @@ def test_serve_refuses_models_given_twice(run, arguments, said):
     result = run("serve", *arguments)
     assert result.exit_code == 2
     assert said in " ".join(result.stderr.split())
+
+
+def test_a_server_takes_its_own_options_from_the_file(config, monkeypatch):
+    from monge.cli import serve
+
+    told = {}
+    monkeypatch.setattr(serve, "_server_room", lambda: None)
+    monkeypatch.setattr(serve, "_serve_here", told.update)
+    app = typer.Typer()
+    app.command()(serve.serve)
+    path = config(
+        "host = '0.0.0.0'\nport = 1\nmax_waiting = 7\nrequest_timeout = 2.5\napi_key = 'a'\n"
+        "access_log = true\nlogprobs_of = 'raw'\nround_timeout = 1.5\ndrafter = 'ngram'\n"
+    )
+    result = CliRunner().invoke(app, ["--config", str(path), "--port", "8000"])
+    assert result.exit_code == 0, result.output
+    expected = {
+        "host": "0.0.0.0",
+        "port": 8000,  # the default, but given
+        "max_waiting": 7,
+        "request_timeout": 2.5,
+        "api_key": ["a"],
+        "access_log": True,
+        "logprobs_of": "raw",
+        "round_timeout": 1.5,
+        "drafter": "ngram",
+        "drain": 30,
+    }
+    assert {name: told[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("port = 'x'", "port must be a whole number; got 'x'"),
+        ("drain = 1.5", "drain must be a whole number"),
+        ("max_wating = 1", "did you mean 'max_waiting'?"),
+        ("models = ['a']", "unknown key 'models'"),
+    ],
+)
+def test_wrong_options_of_a_server_are_refused(config, text, said):
+    from monge.cli import serve
+
+    app = typer.Typer()
+    app.command()(serve.serve)
+    result = CliRunner().invoke(app, ["--config", str(config(text))])
+    assert result.exit_code != 0
+    assert said in " ".join((result.output + str(result.exception)).split())

@@ -126,3 +126,9 @@ def test_refusals():
         text_processors(1, VOCAB, logit_bias={3: 1.0})
     with pytest.raises(OptionError, match="repetition_penalty must be positive"):
         text_processors(1, VOCAB, repetition_penalty=0.0)
+
+
+def test_a_bias_keeps_no_row_of_the_vocabulary():
+    bias = LogitBias({7: 1.0, 3: -2.0}, 150_000)
+    kept = [getattr(bias, name) for name in bias.__slots__]
+    assert sum(one.numel() for one in kept if isinstance(one, torch.Tensor)) == 4

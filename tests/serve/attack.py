@@ -9,9 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -58,13 +58,44 @@ def letters() -> bytes:
     return posted("/v1/completions", json.dumps({"prompt": "a" * SIZE}))
 
 
+def chunks() -> bytes:
+    """As many chunks of a byte as a body holds."""
+    head = posted("/v1/completions", "").replace(
+        b"Content-Length: 0", b"Transfer-Encoding: chunked"
+    )
+    return head + b"1\r\n[\r\n" * SIZE + b"0\r\n\r\n"
+
+
+def wide() -> bytes:
+    """UTF-16, which a scan of bytes does not see through."""
+    lists = ('{"prompt":[' + ",".join(["[]"] * (SIZE // 6)) + "]}").encode("utf-16")
+    head = posted("/v1/completions", "").replace(b"Length: 0", b"Length: %d" % len(lists))
+    return head + lists
+
+
+def answers() -> bytes:
+    """Log-probabilities by the hundred thousand, of one prompt in eight choices."""
+    body = {"prompt": [5] * 1500, "n": 8, "max_tokens": 1, "echo": True, "logprobs": 20}
+    return posted("/v1/completions", json.dumps(body))
+
+
+def choices() -> bytes:
+    """A queue full of choices, each with a bias."""
+    bias = {str(token): 1.0 for token in range(1024)}
+    body = {"prompt": "The", "n": 32, "max_tokens": 100, "logit_bias": bias, "stream": True}
+    return posted("/v1/completions", json.dumps(body))
+
+
 BODIES: dict[str, Callable[[], bytes]] = {
-    one.__name__: one for one in (messages, fields, lists, token_ids, letters)
+    one.__name__: one
+    for one in (messages, fields, lists, token_ids, letters, chunks, wide, answers, choices)
 }
-ATTACKS = (*BODIES, "left", "silent")
+ATTACKS = (*BODIES, "left", "silent", "hung")
 """`left`: clients that hang up after their letters.
 
 `silent`: three hundred connections that say nothing.
+
+`hung`: requests to a server of its own, whose target hangs.
 """
 
 
@@ -78,7 +109,7 @@ def run(address: tuple[str, int], name: str, seconds: float) -> None:
                     stack.enter_context(socket.create_connection(address, timeout=1))
             time.sleep(max(0.0, end - time.monotonic()))
         return
-    content = BODIES["letters" if name == "left" else name]()
+    content = BODIES[{"left": "letters", "hung": "choices"}.get(name, name)]()
 
     def client() -> None:
         while time.monotonic() < end:
@@ -87,8 +118,8 @@ def run(address: tuple[str, int], name: str, seconds: float) -> None:
                 socket.create_connection(address, timeout=seconds) as connection,
             ):
                 connection.sendall(content)
-                if name != "left":
-                    connection.recv(65536)
+                while name != "left" and time.monotonic() < end and connection.recv(65536):
+                    pass
 
     threads = [threading.Thread(target=client) for _ in range(CLIENTS)]
     for thread in threads:
@@ -109,11 +140,22 @@ def health(url: str, name: str, *, seconds: float = 8.0) -> Sequence[float]:
         time.sleep(1)  # until the attack has begun, more or less
         while attack.poll() is None:
             began = time.perf_counter()
-            with urllib.request.urlopen(f"{url}/health", timeout=30) as answer:
-                assert answer.status == 200
+            connection = HTTPConnection(urlsplit(url).netloc, timeout=30)
+            connection.request("GET", "/health")
+            status = connection.getresponse().status
+            connection.close()
+            assert status == 200 or name == "hung"
             taken.append(time.perf_counter() - began)
             time.sleep(0.05)
     return taken
+
+
+def hung() -> Sequence[float]:
+    """As `health`, of a server whose target hangs."""
+    from tests.serve.process import told_address
+
+    with told_address([sys.executable, "-m", "tests.serve.hung"]) as (_, url):
+        return health(url, "hung")
 
 
 def _say(name: str, text: str) -> None:
@@ -126,7 +168,7 @@ def table(url: str, names: Sequence[str] = ATTACKS) -> dict[str, Sequence[float]
     rows = dict[str, Sequence[float]]()
     for name in names:
         try:
-            rows[name] = sorted(health(url, name))
+            rows[name] = sorted(hung() if name == "hung" else health(url, name))
         except OSError as error:
             rows[name] = ()
             _say(name, str(error))

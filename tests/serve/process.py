@@ -12,12 +12,20 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
 @contextmanager
 def served(
-    *options: str, port: int = 0, descriptors: int | None = None
+    *options: str, port: int = 0, descriptors: int | None = None, lame_duck: int = 0
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A process and the address that it told; it may open so many file descriptors."""
-    command = [sys.executable, "-m", "monge", "serve", "--port", str(port), *options]
+    given = ("--port", str(port), "--lame-duck", str(lame_duck), *options)
+    command = [sys.executable, "-m", "monge", "serve", *given]
     if descriptors is not None:
         command = ["bash", "-c", f'ulimit -n {descriptors}; exec "$@"', "bash", *command]
+    with told_address(command) as running:
+        yield running
+
+
+@contextmanager
+def told_address(command: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server that runs with this command, and its address."""
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
         try:
             assert process.stderr is not None

@@ -224,6 +224,13 @@ def test_usage_in_every_chunk(client):
     assert all("usage" not in chunk for chunk in stream(client))
 
 
+def test_nothing_redirects_to_the_host_that_a_request_names(client):
+    answer = client.get("/v1/models/", headers={"host": "evil.example"}, follow_redirects=False)
+    assert answer.status_code == 404
+    answer = client.get("/health/", headers={"host": "evil.example"}, follow_redirects=False)
+    assert answer.status_code == 404
+
+
 def test_models(client):
     (card,) = client.get("/v1/models").json()["data"]
     assert (card["id"], card["max_model_len"], card["backend"]) == ("toy", CONTEXT, "eager")
@@ -233,7 +240,10 @@ def test_models(client):
 
 
 def test_health_and_version(client):
-    assert client.get("/health").json() == {"status": "ok"}
+    for path in ("/health", "/ready"):
+        assert client.get(path).json() == {"status": "ok"}
+        head = client.head(path)
+        assert (head.status_code, head.content) == (200, b"")
     assert client.get("/version").json()["version"]
 
 
@@ -243,7 +253,17 @@ BROKEN = {
     "empty": (b"", JSON, "the body is empty"),
     "list": (b"[]", JSON, "must be a JSON object"),
     "invalid UTF-8": (b'{"prompt": "\xff"}', JSON, "JSON in UTF-8"),
+    "UTF-16": ('{"prompt": "a"}'.encode("utf-16"), JSON, "JSON in UTF-8"),
+    "UTF-16 without a mark": ('{"prompt": "a"}'.encode("utf-16-le"), JSON, "JSON"),
+    "UTF-32": ('{"prompt": "a"}'.encode("utf-32-be"), JSON, "JSON"),
     "half a surrogate pair": (b'{"prompt": "\\ud800"}', JSON, "prompt: "),
+    "a field named by half a pair": (b'{"prompt": "a", "\\udfff": 1}', JSON, "string"),
+    "no content type": (b'{"prompt": "a"}', {}, "has no content-type; send JSON"),
+    "compressed": (
+        b"\x1f\x8b",
+        JSON | {"content-encoding": "gzip"},
+        "content-encoding 'gzip' is not supported; send the body uncompressed",
+    ),
     "nesting": (b"[" * 60_000, JSON, "JSON in UTF-8"),
     "a number of 5000 digits": (
         b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}",
@@ -269,6 +289,50 @@ def test_broken_bodies(client, content, headers, message):
         assert error["type"] == "invalid_request_error"
         if path == "/v1/completions":
             assert message in error["message"]
+
+
+@pytest.mark.parametrize("coding", ["utf-8", "utf-8-sig"])
+def test_bodies_in_utf_8(client, coding):
+    content = json.dumps({"prompt": "é", "max_tokens": 1}, ensure_ascii=False).encode(coding)
+    assert client.post("/v1/completions", content=content, headers=JSON).status_code == 200
+
+
+HALF = "a\ud83d"
+HALVES = {
+    "prompt": {"prompt": HALF},
+    "prompts": {"prompt": ["a", HALF]},
+    "stop": {"stop": [HALF]},
+    "model": {"model": HALF},
+    "user": {"user": HALF},
+    "suffix": {"suffix": HALF},
+    "logit_bias": {"logit_bias": {HALF: 1.0}},
+    "speculation": {"speculation": {"controller": HALF}},
+    "messages": {"messages": [{"role": "user", "content": HALF}]},
+    "messages, earlier": {"messages": [{"role": "system", "content": HALF}, *TURNS]},
+    "messages, part": {"messages": [{"role": "user", "content": [{"type": "text", "text": HALF}]}]},
+    "messages, role": {"messages": [{"role": HALF, "content": "a"}]},
+    "messages, name": {"messages": [{"role": "user", "content": "a", "name": HALF}]},
+    "messages, unknown": {"messages": [{"role": "user", "content": "a", HALF: "a"}]},
+    "metadata": {"messages": TURNS, "metadata": {"a": HALF}},
+    "safety_identifier": {"messages": TURNS, "safety_identifier": HALF},
+    "tools": {"messages": TURNS, "tools": [{"type": "function", "function": {"name": HALF}}]},
+}
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_half_a_surrogate_pair_is_refused_by_the_name_of_its_field(client, name):
+    body = HALVES[name]
+    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+    body = body if "messages" in body or "prompt" in body else {"prompt": "a"} | body
+    answer = client.post(path, content=json.dumps(body), headers=JSON)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"].startswith(name.partition(",")[0].removesuffix("s"))
+
+
+def test_whole_pairs_are_text(client):
+    content = json.dumps({"messages": [{"role": "user", "content": "😀"}], "max_tokens": 1})
+    assert "\\ud83d" in content
+    assert client.post("/v1/chat/completions", content=content, headers=JSON).status_code == 200
 
 
 REFUSED = {

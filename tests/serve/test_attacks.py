@@ -4,14 +4,16 @@ import asyncio
 import difflib
 import json
 import logging
+import resource
 import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import h11
 import httpx
 import pytest
 from fastapi.responses import Response
@@ -19,7 +21,12 @@ from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
 from monge.serve.bodies import parsed
-from monge.serve.connections import ConnectionLimits, RateLimited, log_exhaustion
+from monge.serve.connections import (
+    ConnectionLimits,
+    RateLimited,
+    log_exhaustion,
+    raise_descriptor_limit,
+)
 from monge.serve.fields import MAX_MESSAGES
 from monge.serve.schemas import ChatRequest, CompletionRequest
 from tests.serve.attack import ATTACKS, table
@@ -289,6 +296,96 @@ def silent(url, number):
     finally:
         for connection in connections:
             connection.close()
+
+
+HEAD = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+
+
+def chunked(content, size):
+    pieces = [content[start : start + size] for start in range(0, len(content), size)]
+    body = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+    return f"{HEAD}Transfer-Encoding: chunked\r\n\r\n".encode() + body + b"0\r\n\r\n"
+
+
+def answer_on(connection):
+    """The first answer with a body, or what comes before the connection is closed."""
+    answer = b""
+    with suppress(OSError):
+        while b"\r\n\r\n{" not in answer and (part := connection.recv(65536)):
+            answer += part
+    return answer
+
+
+@pytest.mark.parametrize("has_key", [False, True])
+def test_few_chunks_of_a_byte_are_parsed(monkeypatch, has_key):
+    """Also those that follow an answer: without a key, it comes before the body."""
+    parsed_events, next_event = [], h11.Connection.next_event
+    monkeypatch.setattr(
+        h11.Connection, "next_event", lambda self: parsed_events.append(1) or next_event(self)
+    )
+    content = chunked(json.dumps({"prompt": "a" * 100_000}).encode(), 1)
+    app = toy_app(settings={"api_keys": ("key",) if has_key else ()})
+    with live(app) as url, connected(url) as connection:
+        head, end, body = content.partition(b"\r\n\r\n")
+        connection.sendall(head + end)
+        if has_key:
+            assert answer_on(connection).split()[1] == b"401"
+        with suppress(OSError):
+            connection.sendall(body)
+        answer = answer_on(connection)
+        if not has_key:
+            assert answer.split()[1] == b"400"
+            assert b"chunks of at least a kilobyte" in answer
+            assert b'"code":"invalid_http"' in answer
+        assert httpx.get(f"{url}/health").status_code == 200
+    assert len(parsed_events) < 3000
+
+
+@pytest.mark.parametrize(("length", "size"), [(200, 1), (100_000, 1000), (100_000, 256)])
+def test_reasonable_chunks_are_served(length, size):
+    content = json.dumps({"prompt": "a", "max_tokens": 1, "user": "a"}).encode().ljust(length)
+    with live(toy_app()) as url, connected(url) as connection:
+        connection.sendall(chunked(content, size))
+        assert answer_on(connection).split()[1] == b"200"
+
+
+def test_what_is_no_http_gets_an_error_in_the_usual_form():
+    with live(toy_app()) as url, connected(url) as connection:
+        connection.sendall(b"hello\r\n\r\n")
+        head, _, body = answer_on(connection).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 ")
+        assert b"connection: close" in head
+        assert json.loads(body)["error"]["code"] == "invalid_http"
+
+
+def test_where_every_connection_is_served_newcomers_get_a_503_and_probes_an_answer():
+    limits = ConnectionLimits(max_connections=2, backlog=3, header_timeout_s=600)
+    body = LONG | {"stream": True}
+    with live(toy_app(slow_decoder()), limits) as url, ExitStack() as stack:
+        streams = [
+            stack.enter_context(httpx.stream("POST", f"{url}{COMPLETIONS}", json=body)).iter_lines()
+            for _ in range(2)
+        ]
+        assert all(map(next, streams))
+        newcomers = [stack.enter_context(connected(url)) for _ in range(2)]
+        for newcomer in newcomers:
+            newcomer.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+        for newcomer in newcomers:
+            answer = answer_on(newcomer)
+            assert answer.split()[1] == b"503"
+            assert b'"code":"too_many_connections"' in answer
+        for path in ("/health", "/ready", "/metrics"):
+            assert httpx.get(f"{url}{path}", timeout=60).status_code == 200
+
+
+def test_the_soft_limit_of_descriptors_is_raised_to_the_hard_one(monkeypatch):
+    told = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 1024))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: told.append(limits))
+    raise_descriptor_limit()
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
+    raise_descriptor_limit()
+    assert told == [(1024, 1024)]
 
 
 def test_connections_are_bounded_and_the_silent_ones_make_kv_budget():

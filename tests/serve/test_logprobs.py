@@ -2,6 +2,7 @@
 
 import json
 import math
+import threading
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from fastapi.testclient import TestClient
 from monge.api import built_in, load
 from monge.engine.chat_format import chat_format
 from monge.engine.loading import load_network
+from monge.engine.prefill import Prefills
+from monge.serve import logprobs
 from monge.serve.app import create_app
 from monge.serve.settings import ServerSettings
 from monge.serve.token_text import TokenTexts
@@ -190,3 +193,60 @@ def test_characters_are_never_cut(client, decoder):
     pieces = [json.loads(line.removeprefix("data: "))["choices"][0]["text"] for line in lines]
     ends = [piece for piece in pieces[:-1] if piece.endswith("\N{REPLACEMENT CHARACTER}")]
     assert ends == []
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_prompt_is_scored_once_for_its_choices(client, decoder, monkeypatch, is_stream):
+    scored, laws = [], Prefills._score
+    monkeypatch.setattr(
+        Prefills, "_score", lambda self, *given: scored.append(1) or laws(self, *given)
+    )
+    fields = {"prompt": TEXT, "n": 3, "max_tokens": 2, "echo": True, "logprobs": 2, "seed": 1}
+    if is_stream:
+        text = client.post("/v1/completions", json=fields | {"stream": True}).text
+        lines = [line.removeprefix("data: ") for line in text.split("\n\n")[:-2]]
+        choices = [json.loads(line)["choices"][0] for line in lines]
+        first = {}
+        for choice in choices:
+            first.setdefault(choice["index"], choice["logprobs"])
+        given = [first[index] for index in range(3)]
+    else:
+        given = [choice["logprobs"] for choice in complete(client, **fields)["choices"]]
+    length = len(decoder.encode(TEXT))
+    assert len(scored) == 1
+    for one in given:
+        assert one["token_logprobs"][:length] == given[0]["token_logprobs"][:length]
+        assert one["top_logprobs"][:length] == given[0]["top_logprobs"][:length]
+        assert None not in one["token_logprobs"][1:]
+        assert len(one["token_logprobs"]) > length
+
+
+def test_answers_are_written_in_a_thread_of_their_own(client, monkeypatch):
+    threads, honest = [], logprobs.LogprobWriter.chat
+
+    def noted(self, entries):
+        threads.append(threading.current_thread().name)
+        return honest(self, entries)
+
+    monkeypatch.setattr(logprobs.LogprobWriter, "chat", noted)
+    body = {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "max_tokens": 2}
+    for more in ({}, {"stream": True}):
+        assert client.post("/v1/chat/completions", json=body | more).status_code == 200
+    assert set(threads) == {"monge-answers_0"}
+
+
+def test_log_probabilities_of_an_answer_are_bounded(decoder):
+    settings = ServerSettings(model_name="built-in", max_logprobs=1000)
+    chat = chat_format(decoder.tokenizer, None, is_built_in=True)
+    ids = [1] * 50
+    with TestClient(create_app(decoder, settings, chat)) as bounded:
+        for fields, num in (
+            ({"max_tokens": 48, "logprobs": 20}, 1008),
+            ({"max_tokens": 4, "logprobs": 20, "n": 12}, 1008),
+            ({"max_tokens": 1, "logprobs": 9, "n": 2, "echo": True}, 1020),
+        ):
+            error = bounded.post("/v1/completions", json={"prompt": [ids]} | fields).json()["error"]
+            assert error["param"] == "logprobs"
+            assert f"= {num}; this server gives at most 1000 in an answer" in error["message"]
+        fine = {"prompt": [ids], "max_tokens": 1, "logprobs": 9, "echo": True}
+        assert complete(bounded, **fine)["choices"][0]["logprobs"]

@@ -64,6 +64,12 @@ def test_unknown_fields_are_named_with_the_nearest_known_one():
     assert "unknown field 'zzz'" in error.message
 
 
+def test_a_field_of_the_other_endpoint_is_not_proposed_for_itself():
+    message = error_of(chat, echo=True).message
+    assert message == "unknown field 'echo': it belongs to another endpoint or another object"
+    assert "'messages'" in error_of(completion, message="a").message
+
+
 def test_unknown_fields_inside_are_refused():
     error = error_of(chat, messages=[{"role": "user", "content": "x", "weight": 1}])
     assert "unknown field 'messages.0.weight'" in error.message

@@ -90,10 +90,55 @@ def test_slow_bodies_are_refused():
             sent.append(message)
 
         scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
-        await BoundedBodies(never, 1000, 0.1)(scope, receive, send)
+        bounded = BoundedBodies(never, max_bytes=1000, max_held_bytes=1000, timeout_s=0.1)
+        await bounded(scope, receive, send)
 
     asyncio.run(run())
     assert sent[0]["status"] == 408
+
+
+def test_large_bodies_that_wait_to_be_parsed_share_a_budget():
+    """Small ones are taken all the same, and who has parsed one makes room for the next."""
+    statuses, read, opened = [], [], asyncio.Event()
+
+    async def app(scope, receive, send):
+        await receive()
+        read.append(scope["path"])
+        if scope["path"] == "/parsed":
+            scope["state"]["release_body"]()
+        await opened.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def ask(bounded, size, path="/"):
+        parts = [size // 2, size - size // 2]
+
+        async def receive():
+            return {"type": "http.request", "body": b"x" * parts.pop(), "more_body": bool(parts)}
+
+        async def send(message):
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+
+        await bounded(
+            {"type": "http", "method": "POST", "path": path, "headers": []}, receive, send
+        )
+
+    async def run():
+        bounded = BoundedBodies(app, max_bytes=200_000, max_held_bytes=200_000, timeout_s=60)
+        asked = []
+        sizes = [200_000] * 4 + [150_000, 60_000]
+        for number, (size, path) in enumerate(zip(sizes, ["/parsed"] * 3 + ["/"] * 3, strict=True)):
+            asked.append(asyncio.create_task(ask(bounded, size, path)))
+            while len(read) + len(statuses) <= number:
+                await asyncio.sleep(0)
+        assert read == ["/parsed"] * 3 + ["/"] * 2
+        assert statuses == [429], "the second large one that is not parsed"
+        opened.set()
+        await asyncio.gather(*asked)
+        await ask(bounded, 200_000)
+
+    asyncio.run(run())
+    assert statuses == [429, *[200] * 6]
 
 
 def test_a_failure_of_ours_has_an_id_and_nothing_else(caplog):
@@ -144,7 +189,10 @@ def test_a_request_that_fails_in_the_engine_leaves_the_server_whole(caplog):
     assert '"code":"internal_error"' in stream.text
     assert stream.text.endswith("data: [DONE]\n\n")
     assert good.status_code == health.status_code == 200
-    assert any("logits" in record.getMessage() for record in caplog.records)
+    logged = [record for record in caplog.records if "logits" in record.getMessage()]
+    ids = {bad.json()["error"]["message"].split()[2].rstrip(";") for _ in logged}
+    assert logged[0].getMessage().split()[1].rstrip(":") in ids
+    assert all(record.exc_info[2] is not None for record in logged), "with its traceback"
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_memory_stays_flat_over_two_thousand_jobs():
         state = scheduler.snapshot()
         assert (state.num_running, state.num_waiting, state.kv_used_tokens) == (0, 0, 0)
         assert sum(state.finished.values()) == 2000
-        assert not scheduler._cancelled
+        assert not scheduler._leaving
     assert not target._committed
     assert not target._nodes
     assert not draft._committed

@@ -5,9 +5,9 @@ No default is written here: what is not given is not passed, and the library's o
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, get_args, get_origin
 
 import torch
 import typer
@@ -57,14 +57,20 @@ def each(values: Sequence[int | float]) -> str:
     return ", ".join(f"{value:g}" for value in values)
 
 
-def configured(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose option `--config` fills the options of `monge.load` that are not given."""
+def configured(command: Callable[..., None], *, takes_own: bool = False) -> Callable[..., None]:
+    """A command whose option `--config` fills the options that are not given.
+
+    Args:
+        command: The command.
+        takes_own: Whether the file may have its own options, beside those of `monge.load`.
+    """
     parameters = inspect.signature(command).parameters
+    own = _own_keys(parameters) if takes_own else {}
 
     @functools.wraps(command)
     def run(*args: Any, config: Path | None = None, **given: Any) -> None:
         by_place = given.get("models") or ()  # the target, then its drafts
-        for key, value in ({} if config is None else read_config(config)).items():
+        for key, value in ({} if config is None else read_config(config, own)).items():
             if (key == "target" and by_place) or (key == "draft" and len(by_place) > 1):
                 continue
             name = next((one for one in _PARAMETERS.get(key, (key,)) if one in parameters), None)
@@ -77,7 +83,7 @@ def configured(command: Callable[..., None]) -> Callable[..., None]:
                     f"configuration {str(config)!r}: this command has no option for {key}; "
                     "leave it out"
                 )
-            if (own := given.get(name)) is None or own is False:
+            if given.get(name) in (None, False):
                 takes_list = "list[" in str(parameters[name].annotation)
                 given[name] = _in_form(config, key, value, takes_list=takes_list)
         command(*args, **given)
@@ -85,6 +91,18 @@ def configured(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def _own_keys(parameters: Mapping[str, inspect.Parameter]) -> dict[str, tuple[type, ...]]:
+    """Return the options of a command with the types that their values have in a file."""
+    found: dict[str, tuple[type, ...]] = {}
+    for name, parameter in parameters.items():
+        kind = get_args(parameter.annotation)[0]
+        kind = (get_args(kind) or (kind,))[0]  # without None
+        if name not in {"config", "models"}:
+            found[name] = _TYPES.get(kind, (str, list) if get_origin(kind) is list else (str,))
+    return found
+
+
+_TYPES: Final[Mapping[Any, tuple[type, ...]]] = {int: (int,), float: (float, int), bool: (bool,)}
 _PARAMETERS: Final = {"max_batch_size": ("batch_size", "max_batch_size")}
 """Names of the parameters of commands, where they are not those of `monge.load`."""
 

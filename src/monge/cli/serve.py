@@ -1,6 +1,7 @@
 """`monge serve`."""
 
 from collections.abc import Mapping
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -18,31 +19,34 @@ if TYPE_CHECKING:
 
 
 @reported
-@options.configured
+@partial(options.configured, takes_own=True)
 def serve(
     models: asked.Models = None,
     *,
     target: options.Target = None,
     draft: options.Drafts = None,
     config: options.Config = None,
-    host: asked.Host = asked.HOST,
-    port: asked.Port = asked.PORT,
+    host: asked.Host = None,
+    port: asked.Port = None,
     api_key: asked.ApiKey = None,
     allowed_host: asked.AllowedHosts = None,
     served_model_name: asked.ServedModelName = None,
     chat_template: asked.ChatTemplate = None,
     logprobs_of: asked.LogprobsOf = None,
     certificates: asked.Certificates = False,
-    drain: asked.Drain = asked.DRAIN_S,
+    drain: asked.Drain = None,
+    lame_duck: asked.LameDuck = None,
     access_log: asked.AccessLog = False,
     max_batch_size: asked.MaxBatchSize = None,
     max_waiting: asked.MaxWaiting = None,
     kv_budget: asked.KvBudget = None,
     prefill_chunk: asked.PrefillChunk = None,
     max_choices: asked.MaxChoices = None,
+    max_logprobs: asked.MaxLogprobs = None,
     max_request_bytes: asked.MaxRequestBytes = None,
     max_certificate_bytes: asked.MaxCertificateBytes = None,
     request_timeout: asked.RequestTimeout = None,
+    round_timeout: asked.RoundTimeout = None,
     dtype: options.Dtype = None,
     device: options.Device = None,
     attention: options.Attention = None,
@@ -87,7 +91,7 @@ def serve(
         torchrun --nproc-per-node 2 -m monge serve ./my-target ./my-draft --tensor-parallel
         monge serve ./my-target --ray --address auto --autoscale 1:8 --gpus-per-replica 1
     """
-    given = asked.with_models(options.given(**locals()))  # every parameter
+    given = {**asked.DEFAULTS, **asked.with_models(options.given(**locals()))}  # every parameter
     _server_room()
     if not serves_with_ray(given):
         _serve_here(given)
@@ -99,11 +103,14 @@ def _serve_here(given: Mapping[str, Any]) -> None:
     def chosen(*names: str) -> dict[str, Any]:
         return {name: given[name] for name in names if name in given}
 
-    if given["drain"] < 0:
-        raise OptionError(f"--drain must be at least 0 seconds; got {given['drain']}")
+    for name in ("drain", "lame_duck", "round_timeout"):
+        if given.get(name, 0) < 0:
+            option = name.replace("_", "-")
+            raise OptionError(f"--{option} must be at least 0 seconds; got {given[name]}")
     limits = _limits(
         given.get("request_timeout"),
-        **chosen("max_choices", "max_request_bytes", "max_certificate_bytes", "logprobs_of"),
+        **chosen("max_choices", "max_logprobs", "max_request_bytes", "max_certificate_bytes"),
+        **chosen("logprobs_of"),
     )
     name = (
         given["served_model_name"] if "served_model_name" in given else server.served_name(target)
@@ -137,6 +144,8 @@ def _serve_here(given: Mapping[str, Any]) -> None:
             decoder.tokenizer, given.get("chat_template"), is_built_in=target is None
         )
         budget = {"kv_budget_tokens": given["kv_budget"]} if "kv_budget" in given else {}
+        if "round_timeout" in given:
+            budget["round_timeout_s"] = given["round_timeout"] or None
         recorder = _recorder(decoder, given) if given["certificates"] else None
         app = server.create_app(
             decoder,
@@ -150,7 +159,11 @@ def _serve_here(given: Mapping[str, Any]) -> None:
         where = f"serving {name} at {server.url_of(listener)}/v1"
         _say(decoder, where, verbose=given["verbose"], is_open=is_open)
         server.serve_until_signal(
-            app, listener, drain_s=given["drain"], access_log=given["access_log"]
+            app,
+            listener,
+            drain_s=given["drain"],
+            lame_duck_s=given.get("lame_duck", asked.LAME_DUCK_S),
+            access_log=given["access_log"],
         )
 
 

@@ -13,9 +13,12 @@ from monge.engine.logprobs import LogprobSource
 SERVER: Final = "Server"
 LIMITS: Final = "Limits"
 RAY: Final = "Ray"
-HOST: Final = "127.0.0.1"
-PORT: Final = 8000
-DRAIN_S: Final = 30
+DEFAULTS: Final[Mapping[str, Any]] = {
+    "host": "127.0.0.1",
+    "port": 8000,
+    "drain": 30,
+}
+LAME_DUCK_S: Final = 5
 
 
 def _server(*names: str, help: str, default: object = None) -> Any:  # noqa: ANN401
@@ -38,10 +41,16 @@ Models = Annotated[
     ),
 ]
 Host = Annotated[
-    str,
-    _server("--host", help="Address to listen on; 0.0.0.0 is open to the network.", default=HOST),
+    str | None,
+    _server(
+        "--host",
+        help="Address to listen on; 0.0.0.0 is open to the network.",
+        default=DEFAULTS["host"],
+    ),
 ]
-Port = Annotated[int, _server("--port", help="Port; 0 takes a free one.", default=PORT)]
+Port = Annotated[
+    int | None, _server("--port", help="Port; 0 takes a free one.", default=DEFAULTS["port"])
+]
 ApiKey = Annotated[
     list[str] | None,
     typer.Option(
@@ -100,8 +109,20 @@ Controllers = Annotated[
     ),
 ]
 Drain = Annotated[
-    int,
-    _server("--drain", help="Seconds that running requests get after SIGTERM.", default=DRAIN_S),
+    int | None,
+    _server(
+        "--drain",
+        help="Seconds that running requests get after SIGTERM.",
+        default=DEFAULTS["drain"],
+    ),
+]
+LameDuck = Annotated[
+    int | None,
+    _server(
+        "--lame-duck",
+        help="Seconds after SIGTERM in which requests are still taken, while /ready gives a 503.",
+        default=LAME_DUCK_S,
+    ),
 ]
 AccessLog = Annotated[bool, _server("--access-log", help="Log every request.")]
 MaxBatchSize = Annotated[
@@ -145,6 +166,22 @@ RequestTimeout = Annotated[
         "--request-timeout",
         help="Seconds after which a request is ended; 0 for never.",
         default=600,
+    ),
+]
+RoundTimeout = Annotated[
+    float | None,
+    _limit(
+        "--round-timeout",
+        help="Seconds after which a round is taken to hang and /health gives a 503; 0 for never.",
+        default=120,
+    ),
+]
+MaxLogprobs = Annotated[
+    int | None,
+    _limit(
+        "--max-logprobs",
+        help="Log-probabilities of one answer: choices x tokens x (1 + top ones).",
+        default=1 << 19,
     ),
 ]
 UseRay = Annotated[

@@ -9,21 +9,15 @@ from monge.cli.console import notes
 from monge.core.errors import OptionError
 
 _RAY_ONLY: Final = (
-    *(
-        "replicas",
-        "autoscale",
-        "upscale_delay",
-        "downscale_delay",
-        "address",
-        "cpus_per_replica",
-        "gpus_per_replica",
-    ),
+    *("replicas", "autoscale", "upscale_delay", "downscale_delay"),
+    *("address", "cpus_per_replica", "gpus_per_replica"),
 )
-_HERE_ONLY: Final = ("access_log", "verbose")
+_HERE_ONLY: Final = ("access_log", "verbose", "lame_duck")
 _NAMES: Final = {
     "api_key": "api_keys",
     "kv_budget": "kv_budget_tokens",
     "request_timeout": "request_timeout_s",
+    "round_timeout": "round_timeout_s",
     "drain": "drain_s",
     "replicas": "num_replicas",
     "upscale_delay": "upscale_delay_s",
@@ -51,10 +45,11 @@ def serves_with_ray(given: Mapping[str, Any]) -> bool:
             "--tensor-parallel is not for --ray: start the replicas of a sharded target with "
             "torchrun, one by one"
         )
-    wrong = [name for name in _HERE_ONLY if given[name]]
+    wrong = [name for name in _HERE_ONLY if given.get(name)]
     if wrong:
         raise OptionError(
-            f"--{wrong[0].replace('_', '-')} is not for --ray: Ray keeps the replicas' logs"
+            f"--{wrong[0].replace('_', '-')} is not for --ray: Ray keeps the replicas' logs, and "
+            "moves requests to other replicas before one leaves"
         )
     if "autoscale" in given and "replicas" in given:
         raise OptionError("give --replicas or --autoscale, not both")

@@ -29,7 +29,8 @@ class LogitBias:
 
     bias: Mapping[int, float | int]
     vocab_size: int
-    _row: Tensor = field(init=False)
+    _tokens: Tensor = field(init=False)
+    _values: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         for token, value in self.bias.items():
@@ -41,12 +42,14 @@ class LogitBias:
                 raise OptionError(
                     f"logit_bias: a bias must be a finite number; got {value!r} for token {token}"
                 )
-        row = torch.zeros(self.vocab_size)
-        row[list(self.bias)] = torch.tensor([float(value) for value in self.bias.values()])
-        object.__setattr__(self, "_row", row)
+        # No row of the vocabulary: thousands of requests may wait.
+        values = torch.tensor([[float(value) for value in self.bias.values()]])
+        object.__setattr__(self, "_tokens", torch.tensor(list(self.bias), dtype=torch.long))
+        object.__setattr__(self, "_values", values)
 
     def __call__(self, token_ids: Tensor, scores: Tensor) -> Tensor:
-        return scores + self._row.to(scores.device)
+        values = self._values.to(scores.device, scores.dtype).expand(len(scores), -1)
+        return scores.index_add(1, self._tokens.to(scores.device), values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,10 @@ _LOADING = (
 )
 _SETTINGS = (
     *("logprobs_of", "max_choices", "max_request_bytes", "max_certificate_bytes"),
-    "request_timeout_s",
+    *("max_logprobs", "request_timeout_s"),
 )
 _SCALING = ("upscale_delay_s", "downscale_delay_s")
-_SCHEDULING = ("max_waiting", "kv_budget_tokens", "prefill_chunk")
+_SCHEDULING = ("max_waiting", "kv_budget_tokens", "prefill_chunk", "round_timeout_s")
 
 
 class AppArgs(BaseModel):
@@ -71,9 +71,11 @@ class AppArgs(BaseModel):
         default=False, description="Whether requests may ask for their record."
     )
     max_choices: int | None = None
+    max_logprobs: int | None = None
     max_request_bytes: int | None = None
     max_certificate_bytes: int | None = None
     request_timeout_s: float | None = Field(default=None, description="Seconds; 0 for no limit.")
+    round_timeout_s: float | None = Field(default=None, description="Seconds; 0 for no limit.")
     max_waiting: int | None = Field(default=None, ge=1)
     kv_budget_tokens: int | None = None
     prefill_chunk: int | None = None
@@ -105,9 +107,9 @@ class Replica:
     app: FastAPI  # the ingress makes it
 
     def check_health(self) -> None:
-        """Raise where the decoding thread has ended, so that the replica is replaced."""
+        """Raise if the decoding thread has ended, hangs or always fails: the replica is replaced."""
         now = self.app.state.snapshot()
-        if not now.is_open:
+        if not now.is_open or now.failure is not None:
             raise RuntimeError(f"not serving: {now.failure or 'shutting down'}")
 
 
@@ -180,8 +182,10 @@ def replica_app(args: AppArgs, *, engine: str, gather: Gather) -> tuple[FastAPI,
     """
     name = served_name(args.target) if args.served_model_name is None else args.served_model_name
     limits = args.given(_SETTINGS)
-    if "request_timeout_s" in limits:
-        limits["request_timeout_s"] = limits["request_timeout_s"] or None
+    scheduling = args.given(_SCHEDULING)
+    for given, seconds in ((limits, "request_timeout_s"), (scheduling, "round_timeout_s")):
+        if seconds in given:
+            given[seconds] = given[seconds] or None
     settings = ServerSettings(
         model_name=name, api_keys=args.api_keys, allowed_hosts=args.allowed_hosts, **limits
     )
@@ -189,9 +193,7 @@ def replica_app(args: AppArgs, *, engine: str, gather: Gather) -> tuple[FastAPI,
     chat = chat_format(decoder.tokenizer, args.chat_template, is_built_in=args.target is None)
     metrics = ServerMetrics(name, engine=engine, gather=gather)
     recorder = _recorder(decoder, args) if args.certificates else None
-    app = create_app(
-        decoder, settings, chat, metrics=metrics, recorder=recorder, **args.given(_SCHEDULING)
-    )
+    app = create_app(decoder, settings, chat, metrics=metrics, recorder=recorder, **scheduling)
     return app, metrics
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final
 
+from monge.engine.logprobs import TokenLogprob
 from monge.serve.errors import ApiError, internal, refused
 from monge.serve.generation import Completion, Event, GenerationFinish, Summary
 from monge.serve.logprobs import LogprobWriter
@@ -42,7 +43,11 @@ class Answers:
         Raises:
             ApiError: If a completion ended in an error.
         """
-        choices = [self._choice(index, completion) for index, completion in enumerate(completions)]
+        scores = [completion.prompt_logprobs for completion in completions]
+        choices = [
+            self._choice(index, completion, scores[self.request.first_choice(index)])
+            for index, completion in enumerate(completions)
+        ]
         summaries = [completion.summary for completion in completions]
         return (
             self._envelope(choices, is_chunk=False)
@@ -108,12 +113,14 @@ class Answers:
         """What drafting was worth, and times; only where there is one choice."""
         return {"metrics": metrics_of(summaries[0])} if len(summaries) == 1 else {}
 
-    def _choice(self, index: int, completion: Completion) -> dict[str, Any]:
+    def _choice(
+        self, index: int, completion: Completion, scores: Sequence[TokenLogprob] | None
+    ) -> dict[str, Any]:
         event = Event(
             text=completion.text,
             token_ids=completion.token_ids,
             logprobs=completion.logprobs,
-            prompt_logprobs=completion.prompt_logprobs,
+            prompt_logprobs=None if scores is None else tuple(scores),
             finish_reason=completion.finish_reason,
             summary=completion.summary,
         )
@@ -134,11 +141,8 @@ class Answers:
             return None
         if event.finish_reason not in FINISH:
             if event.finish_reason == "error":
-                _LOG.error(
-                    "%s: %s",
-                    self.request.response_id,
-                    None if event.summary is None else event.summary.error,
-                )
+                cause = None if event.summary is None else event.summary.cause
+                _LOG.error("request %s: %s", self.request.response_id, cause, exc_info=cause)
             raise failure(event.finish_reason, self.request.response_id)
         return "length" if self.request.hides_completion else FINISH[event.finish_reason]
 

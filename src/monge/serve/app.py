@@ -27,6 +27,8 @@ from monge.serve.service import Service
 from monge.serve.settings import ServerSettings
 
 _LONGEST_PATH: Final = 100
+_WATCH_S: Final = 1.0
+_CLOSE_S: Final = 5.0
 _MODEL: Final = "#/components/schemas/{model}"
 _LOG: Final = logging.getLogger(__name__)
 
@@ -55,9 +57,9 @@ _ERRORS: Final[dict[int | str, dict[str, Any]]] = {
         404: "No such model.",
         408: "The body came too slowly.",
         413: "The body is too large.",
-        429: "The queue is full.",
+        429: "The queue is full, or too many large bodies are being read.",
         500: "An error of the server.",
-        503: "The server is shutting down.",
+        503: "The server is shutting down, or has no connection to spare.",
         504: "The request took too long.",
     }.items()
 }
@@ -99,8 +101,9 @@ def create_app(
         **scheduling: Options of `Scheduler`.
 
     Returns:
-        The application. `app.state.snapshot()` returns the state of its scheduler.
-        `app.state.end_generations()` ends all its generations; their clients get a 503.
+        The application. `app.state.snapshot()` returns the state of its scheduler,
+        `app.state.leave()` makes it not ready, and `app.state.end_generations()` ends all its
+        generations; their clients get a 503.
     """
     metrics = metrics or ServerMetrics(settings.model_name)
     decoder = decoder if recorder is None else recorder.decoder
@@ -112,9 +115,11 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         scheduler.start()
+        watching = asyncio.create_task(_watch(scheduler))
         yield
+        watching.cancel()
         # The connections are gone by now, and what they had asked for is finished or cancelled.
-        await asyncio.to_thread(scheduler.close, drain=True)
+        await asyncio.to_thread(scheduler.close, drain=True, timeout_s=_CLOSE_S)
 
     app = _Described(
         title="monge",
@@ -123,14 +128,18 @@ def create_app(
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # they would lead to whatever the Host header says
     )
-    app.state.snapshot = scheduler.snapshot
+    app.state.snapshot, app.state.leave = scheduler.snapshot, service.leave
     app.state.end_generations = partial(scheduler.close, drain=False)
     _add_routes(app, service)
     _add_errors(app, metrics)
     # The last one added is the first one asked.
     app.add_middleware(
-        BoundedBodies, max_bytes=settings.max_request_bytes, timeout_s=settings.body_timeout_s
+        BoundedBodies,
+        max_bytes=settings.max_request_bytes,
+        max_held_bytes=settings.max_held_bytes,
+        timeout_s=settings.body_timeout_s,
     )
     app.add_middleware(ApiKeyGate, keys=settings.api_keys)
     app.add_middleware(AllowedHosts, hosts=settings.allowed_hosts)
@@ -163,11 +172,29 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         methods=["GET"],
         responses={status: _ERRORS[status] for status in (401, 404)},
     )
-    app.add_api_route(
-        "/health", service.health, methods=["GET"], responses={503: {"description": "Not serving."}}
-    )
-    app.add_api_route("/version", service.version, methods=["GET"])
-    app.add_api_route("/metrics", service.exposition, methods=["GET"], response_class=Response)
+    unwell: dict[int | str, dict[str, Any]] = {503: {"description": "Not serving."}}
+    for path, probe, responses in (
+        ("/health", service.health, unwell),
+        ("/ready", service.ready, unwell),
+        ("/version", service.version, None),
+        ("/metrics", service.exposition, None),
+    ):
+        given: Any = {"response_class": Response} if probe == service.exposition else {}
+        app.add_api_route(path, probe, methods=["GET"], responses=responses, **given)
+        app.add_api_route(path, probe, methods=["HEAD"], include_in_schema=False, **given)
+
+
+async def _watch(scheduler: Scheduler) -> None:
+    """Look after a decoding thread that may hang, and say when it is in trouble."""
+    trouble = None
+    while True:
+        await asyncio.sleep(_WATCH_S)
+        scheduler.check()
+        before, trouble = trouble, scheduler.snapshot().failure
+        if trouble is not None and before is None:
+            _LOG.error("not serving: %s", trouble)
+        elif trouble is None and before is not None:
+            _LOG.warning("serving again")
 
 
 def _add_errors(app: FastAPI, metrics: ServerMetrics) -> None:

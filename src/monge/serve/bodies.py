@@ -4,7 +4,7 @@ import email.message
 import gc
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
@@ -22,22 +22,38 @@ A message has nine fields, and a part has two.
 MAX_ITEMS: Final = 1 << 19
 """Items of all lists and objects of one body: token ids, above all."""
 
+_UNREADABLE: Final = (
+    "the body cannot be read; JSON in UTF-8 is expected, without absurd numbers or nesting"
+)
 _TEXT: Final = re.compile(rb'"[^"]*"?')
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def is_json(content_type: str | None) -> bool:
-    """Whether a content type says JSON.
+def check_headers(headers: Mapping[str, str]) -> None:
+    """Refuse a body that is not plain JSON by its headers.
 
-    Browsers send no other site a body that does, unless that site allows it.
+    Browsers send no other site a body that declares JSON, unless that site allows it.
+
+    Raises:
+        ApiError: With the header, and with what it may be.
     """
+    declared, coding = headers.get("content-type"), headers.get("content-encoding", "identity")
     message = email.message.Message()
-    message["content-type"] = content_type or ""
+    message["content-type"] = declared or ""
     subtype = message.get_content_subtype()
-    return message.get_content_maintype() == "application" and (
-        subtype == "json" or subtype.endswith("+json")
-    )
+    is_json = subtype == "json" or subtype.endswith("+json")
+    if message.get_content_maintype() != "application" or not is_json:
+        got = "has no content-type" if declared is None else f"has content-type {declared[:60]!r}"
+        raise refused(
+            f"the request {got}; send JSON with content-type application/json",
+            code="invalid_content_type",
+        )
+    if coding.strip().lower() != "identity":
+        raise refused(
+            f"content-encoding {coding[:60]!r} is not supported; send the body uncompressed",
+            code="invalid_content_encoding",
+        )
 
 
 def parsed(content: bytes, model: type[Model]) -> Model:
@@ -47,7 +63,7 @@ def parsed(content: bytes, model: type[Model]) -> Model:
         ApiError: If it is not JSON in UTF-8, or does not fit the model.
     """
     if not content:
-        raise refused("the body is empty; send a JSON object with content-type application/json")
+        raise refused("the body is empty; send a JSON object")
     try:
         return model.model_validate(_fields(content))
     except ValidationError as error:
@@ -55,6 +71,11 @@ def parsed(content: bytes, model: type[Model]) -> Model:
 
 
 def _fields(content: bytes) -> Any:  # noqa: ANN401 (any JSON)
+    # The JSON parser would take UTF-16 and UTF-32 too, and the scan would not see through them.
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise refused(_UNREADABLE, code="invalid_json") from error
     # Nothing else of this process runs while a body is parsed, so its size is judged first, by what
     # a scan of bytes can see.
     no_escapes = content.replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -71,17 +92,14 @@ def _fields(content: bytes) -> Any:  # noqa: ANN401 (any JSON)
         )
     try:
         with _no_collections():
-            return json.loads(content)
+            return json.loads(text)
     except json.JSONDecodeError as error:
         raise refused(
             f"the body is not JSON: {error.msg} at position {error.pos}", code="invalid_json"
         ) from error
-    # No UTF-8; integers of thousands of digits; thousands of brackets.
+    # Integers of thousands of digits; thousands of brackets.
     except (ValueError, RecursionError) as error:
-        text = (
-            "the body cannot be read; JSON in UTF-8 is expected, without absurd numbers or nesting"
-        )
-        raise refused(text, code="invalid_json") from error
+        raise refused(_UNREADABLE, code="invalid_json") from error
 
 
 @contextmanager

@@ -53,7 +53,10 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
+        self.status, self.code = status, code
+        # They may repeat the name of a field, which need not be text.
+        self.message = message.encode(errors="replace").decode()
+        self.param = param and param.encode(errors="replace").decode()
         self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
@@ -121,6 +124,8 @@ def _sentence(error: Mapping[str, Any]) -> str:
         near = (
             difflib.get_close_matches(name, FIELD_NAMES, n=1) if len(name) <= _LONGEST_NAME else []
         )
+        if name in near:
+            return f"unknown field {where!r}: it belongs to another endpoint or another object"
         return f"unknown field {_clipped(where)!r}" + (
             f"; did you mean {near[0]!r}?" if near else ""
         )

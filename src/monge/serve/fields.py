@@ -10,6 +10,7 @@ MAX_STOP_LENGTH: Final = 1000
 MAX_STOP_IDS: Final = 64
 MAX_LOGPROBS: Final = 20
 MAX_BIASES: Final = 1024
+MAX_LABELS: Final = 16
 MAX_MESSAGES: Final = 2048
 MAX_TOKEN_ID: Final = (1 << 31) - 1
 MIN_SEED: Final = -(1 << 63)
@@ -19,20 +20,27 @@ _ID = {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}
 _TEXT = {"type": "string"}
 
 
-def _is_text(value: object) -> TypeGuard[str]:
-    """Return whether a string has a UTF-8 form; halves of surrogate pairs have none."""
+def is_text(value: object) -> TypeGuard[str]:
+    """Return whether a value is a string.
+
+    Raises:
+        ValueError: If it is a string without a UTF-8 form, which no tokenizer can read.
+    """
     if not isinstance(value, str):
         return False
     try:
         value.encode()
-    except UnicodeEncodeError:
-        return False
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"character {error.start} is half of a surrogate pair, which is no text; "
+            "send the whole character"
+        ) from error
     return True
 
 
 def _prompt(value: object) -> tuple[str | tuple[int, ...], ...]:
     """Turn one prompt or several, each text or token ids, into a list."""
-    if _is_text(value):
+    if is_text(value):
         return (value,)
     if not isinstance(value, list) or not value:
         raise ValueError("must be text, a list of token ids, or a non-empty list of either")
@@ -40,7 +48,7 @@ def _prompt(value: object) -> tuple[str | tuple[int, ...], ...]:
         return (_token_ids(value),)
     if len(value) > MAX_CHOICES:
         raise ValueError(f"at most {MAX_CHOICES} prompts in a request; got {len(value)}")
-    if all(map(_is_text, value)):
+    if all(map(is_text, value)):
         return tuple(value)
     if all(isinstance(item, list) and item for item in value):
         return tuple(map(_token_ids, value))
@@ -62,7 +70,7 @@ def _stop(value: object) -> tuple[str, ...]:
     several: list[Any] = [] if value is None else value if isinstance(value, list) else [value]
     if len(several) > MAX_STOPS:
         raise ValueError(f"at most {MAX_STOPS} stop strings; got {len(several)}")
-    if not all(map(_is_text, several)):
+    if not all(map(is_text, several)):
         raise ValueError("must be text or a list of texts")
     if not all(0 < len(item) <= MAX_STOP_LENGTH for item in several):
         raise ValueError(f"a stop string has 1 to {MAX_STOP_LENGTH} characters")
@@ -111,6 +119,12 @@ def _bias(value: dict[str, float]) -> dict[str, float]:
     return value
 
 
+def _labels(value: dict[str, str]) -> dict[str, str]:
+    for pair in value.items():
+        all(map(is_text, pair))
+    return value
+
+
 _LIST_OF_IDS = {"type": "array", "items": _ID, "minItems": 1}
 _PROMPT_SCHEMA: dict[str, Any] = {
     "anyOf": [
@@ -131,6 +145,9 @@ _STOP_SCHEMA: dict[str, Any] = {
 
 Prompts = Annotated[Any, AfterValidator(_prompt), WithJsonSchema(_PROMPT_SCHEMA)]
 Stops = Annotated[Any, AfterValidator(_stop), WithJsonSchema(_STOP_SCHEMA)]
+Labels = Annotated[
+    dict[str, str], AfterValidator(_labels), Field(max_length=MAX_LABELS), at_most(MAX_LABELS)
+]
 Biases = Annotated[
     dict[str, float], AfterValidator(_bias), Field(max_length=MAX_BIASES), at_most(MAX_BIASES)
 ]

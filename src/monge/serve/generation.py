@@ -175,14 +175,19 @@ class Summary:
         num_generated_tokens: Tokens generated.
         speculation: Figures of speculation.
         timings: Seconds by stage.
-        error: The error, if `finish_reason` is `error`; for logs, not for clients.
+        cause: The error, if `finish_reason` is `error`; for logs, not for clients.
     """
 
     num_prompt_tokens: int
     num_generated_tokens: int
     speculation: Speculation
     timings: Timings
-    error: str | None = None
+    cause: Exception | None = None
+
+    @property
+    def error(self) -> str | None:
+        """The error in words."""
+        return None if self.cause is None else f"{type(self.cause).__name__}: {self.cause}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,8 +250,8 @@ class Snapshot:
         kv_used_tokens: Tokens reserved in the caches.
         kv_budget_tokens: Tokens that may be reserved.
         is_open: Whether generations are accepted.
-        failure: The error that ended the decoding thread, if any; the scheduler cannot be used any
-            more.
+        failure: Why nothing is decoded properly: the decoding thread has ended, hangs in a round, or
+            everything fails. `None` if all is well.
         num_prompt_tokens: Prompt tokens read since the start.
         num_generated_tokens: Tokens generated since the start.
         finished: Generations ended since the start, by reason.
@@ -268,3 +273,13 @@ class Snapshot:
     num_preemptions: int = 0
     speculation: Speculation = Speculation()
     by_controller: Mapping[str, Speculation] = field(default_factory=dict[str, Speculation])
+
+    @property
+    def num_joined(self) -> int:
+        """Generations that are decoding or whose prompt is being read."""
+        return self.num_running + self.num_prefilling
+
+    @property
+    def kv_share(self) -> float:
+        """Share of the tokens that is reserved."""
+        return self.kv_used_tokens / max(1, self.kv_budget_tokens)

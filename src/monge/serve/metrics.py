@@ -1,6 +1,7 @@
 """Metrics for Prometheus: with vLLM's name if vLLM has one, else with the prefix `monge:`."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Final, Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -24,98 +25,22 @@ _REASONS: Final[Mapping[GenerationFinish, str]] = {
     "error": "error",
 }
 
-_FIRST_TOKEN: Final = (
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    7.5,
-    10,
-    20,
-    40,
-    80,
-    160,
-    640,
-    2560,
+
+def _buckets(numbers: str) -> tuple[float, ...]:
+    return tuple(map(float, numbers.split()))
+
+
+_FIRST_TOKEN: Final = _buckets(
+    "0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1 2.5 5 7.5 10 20 40 80 160 640 2560"
 )
-_BETWEEN: Final = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.075,
-    0.1,
-    0.15,
-    0.2,
-    0.3,
-    0.4,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    7.5,
-    10,
-    20,
-    40,
-    80,
+_BETWEEN: Final = _buckets(
+    "0.001 0.0025 0.005 0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1 2.5 5 7.5 10 20 40 80"
 )
-_WHOLE: Final = (
-    0.05,
-    0.1,
-    0.3,
-    0.5,
-    0.8,
-    1,
-    1.5,
-    2,
-    2.5,
-    5,
-    10,
-    15,
-    20,
-    30,
-    40,
-    50,
-    60,
-    120,
-    240,
-    480,
-    960,
-    1920,
-    7680,
+_WHOLE: Final = _buckets(
+    "0.05 0.1 0.3 0.5 0.8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960 1920 7680"
 )
 _ROUND: Final = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-_TOKENS: Final = (
-    1,
-    2,
-    5,
-    10,
-    20,
-    50,
-    100,
-    200,
-    500,
-    1000,
-    2000,
-    5000,
-    10_000,
-    20_000,
-    50_000,
-    100_000,
-)
+_TOKENS: Final = _buckets("1 2 5 10 20 50 100 200 500 1000 2000 5000 10000 20000 50000 100000")
 
 _HISTOGRAMS: Final[Mapping[Measure, tuple[str, str, tuple[float, ...]]]] = {
     "first_token_s": (
@@ -150,6 +75,31 @@ _HISTOGRAMS: Final[Mapping[Measure, tuple[str, str, tuple[float, ...]]]] = {
         _TOKENS,
     ),
 }
+
+_COUNTERS: Final = (
+    ("vllm:spec_decode_num_drafts", "Rounds with candidates.", "speculation.num_drafts"),
+    ("vllm:spec_decode_num_draft_tokens", "Candidates verified.", "speculation.num_draft_tokens"),
+    (
+        "vllm:spec_decode_num_accepted_tokens",
+        "Candidates accepted.",
+        "speculation.num_accepted_tokens",
+    ),
+    ("vllm:prompt_tokens", "Prompt tokens read.", "num_prompt_tokens"),
+    ("vllm:generation_tokens", "Tokens generated.", "num_generated_tokens"),
+    ("vllm:num_preemptions", "Requests put off after they were started.", "num_preemptions"),
+    ("vllm:prefix_cache_queries", "Tokens looked up; there is no prefix cache.", None),
+    ("vllm:prefix_cache_hits", "Tokens found; there is no prefix cache.", None),
+    ("monge:target_rounds", "Rounds: target forwards after the prompt.", "speculation.num_rounds"),
+)
+_GAUGES: Final = (
+    ("vllm:num_requests_running", "Requests being read or decoded.", "num_joined"),
+    ("vllm:num_requests_waiting", "Requests in the queue.", "num_waiting"),
+    ("vllm:kv_cache_usage_perc", "Share of the cache that is reserved, 1 for all.", "kv_share"),
+    ("monge:num_requests_prefilling", "Requests whose prompt is being read.", "num_prefilling"),
+    ("monge:kv_reserved_tokens", "Tokens reserved in the cache.", "kv_used_tokens"),
+    ("monge:kv_budget_tokens", "Tokens that may be reserved.", "kv_budget_tokens"),
+)
+"""Names and texts of figures, and where a snapshot has them; 0 where it has none."""
 
 _BY_CONTROLLER: Final[Mapping[str, tuple[str, Callable[[Speculation], int]]]] = {
     "monge:rounds_by_controller": (
@@ -268,67 +218,17 @@ class _SchedulerState(Collector):
 
     def collect(self) -> Iterator[Metric]:
         now = self._snapshot()
-        spec = now.speculation
-        yield self._counter(
-            "vllm:spec_decode_num_drafts", "Rounds with candidates.", spec.num_drafts
-        )
-        yield self._counter(
-            "vllm:spec_decode_num_draft_tokens", "Candidates verified.", spec.num_draft_tokens
-        )
-        yield self._counter(
-            "vllm:spec_decode_num_accepted_tokens", "Candidates accepted.", spec.num_accepted_tokens
-        )
-        yield self._by_position(spec.accepted_by_position)
-        yield self._counter("vllm:prompt_tokens", "Prompt tokens read.", now.num_prompt_tokens)
-        yield self._counter("vllm:generation_tokens", "Tokens generated.", now.num_generated_tokens)
+        for kind, figures in ((CounterMetricFamily, _COUNTERS), (GaugeMetricFamily, _GAUGES)):
+            for name, text, place in figures:
+                family = kind(name, text, labels=_LABELS)
+                value = 0 if place is None else attrgetter(place)(now)
+                family.add_metric(self._labels, value)
+                yield family
+        yield self._by_position(now.speculation.accepted_by_position)
         yield self._finished(now.finished)
-        yield self._counter(
-            "vllm:num_preemptions", "Requests put off after they were started.", now.num_preemptions
-        )
-        yield self._counter(
-            "vllm:prefix_cache_queries", "Tokens looked up; there is no prefix cache.", 0
-        )
-        yield self._counter("vllm:prefix_cache_hits", "Tokens found; there is no prefix cache.", 0)
-        yield self._gauge(
-            "vllm:num_requests_running",
-            "Requests being read or decoded.",
-            now.num_running + now.num_prefilling,
-        )
-        yield self._gauge("vllm:num_requests_waiting", "Requests in the queue.", now.num_waiting)
-        yield self._gauge(
-            "vllm:kv_cache_usage_perc",
-            "Share of the cache that is reserved, 1 for all.",
-            _share(now),
-        )
-        yield self._counter(
-            "monge:target_rounds",
-            "Rounds of all requests: target forwards after the prompt.",
-            spec.num_rounds,
-        )
         for name, (text, figure) in _BY_CONTROLLER.items():
             counts = {controller: figure(one) for controller, one in now.by_controller.items()}
             yield self._by_label(name, text, "controller", counts)
-        yield self._gauge(
-            "monge:num_requests_prefilling",
-            "Requests whose prompt is being read.",
-            now.num_prefilling,
-        )
-        yield self._gauge(
-            "monge:kv_reserved_tokens", "Tokens reserved in the cache.", now.kv_used_tokens
-        )
-        yield self._gauge(
-            "monge:kv_budget_tokens", "Tokens that may be reserved.", now.kv_budget_tokens
-        )
-
-    def _counter(self, name: str, text: str, value: int) -> Metric:
-        family = CounterMetricFamily(name, text, labels=_LABELS)
-        family.add_metric(self._labels, value)
-        return family
-
-    def _gauge(self, name: str, text: str, value: float | int) -> Metric:
-        family = GaugeMetricFamily(name, text, labels=_LABELS)
-        family.add_metric(self._labels, value)
-        return family
 
     def _by_position(self, accepted: tuple[int, ...]) -> Metric:
         counts = {str(position): count for position, count in enumerate(accepted)}
@@ -351,7 +251,3 @@ class _SchedulerState(Collector):
         for value, count in counts.items():
             family.add_metric((*self._labels, value), count)
         return family
-
-
-def _share(now: Snapshot) -> float:
-    return now.kv_used_tokens / now.kv_budget_tokens if now.kv_budget_tokens else 0.0

@@ -25,12 +25,15 @@ class RequestHandle:
         self._on_cancel = on_cancel
         self._changed = threading.Condition()
         self._events: deque[Event] = deque()
-        self._is_ended = False
+        self._is_complete = self._is_ended = False
         self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
 
     def put(self, event: Event) -> None:
-        """Add an event; for the scheduler."""
+        """Add an event; for the scheduler. What comes after the last one is dropped."""
         with self._changed:
+            if self._is_complete:
+                return
+            self._is_complete = event.finish_reason is not None
             self._events.append(event)
             self._changed.notify_all()
             waiter, self._waiter = self._waiter, None

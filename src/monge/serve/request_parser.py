@@ -4,7 +4,7 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 from monge.core.context import DraftPlan
@@ -60,10 +60,19 @@ class ParsedRequest:
     hides_completion: bool = False
 
     @property
+    def num_choices(self) -> int:
+        """Choices of each prompt."""
+        return len(self.generations) // self.num_prompts
+
+    @property
     def num_prompt_tokens(self) -> int:
         """Tokens of all prompts; each prompt counts once."""
-        step = len(self.generations) // self.num_prompts
-        return sum(len(generation.prompt_ids) for generation in self.generations[::step])
+        firsts = self.generations[:: self.num_choices]
+        return sum(len(generation.prompt_ids) for generation in firsts)
+
+    def first_choice(self, index: int) -> int:
+        """Index of the first choice of the prompt of a choice; the prompt's scores come with it."""
+        return index - index % self.num_choices
 
 
 @runtime_checkable
@@ -194,32 +203,36 @@ class RequestParser:
                 f"{len(prompts)} prompt(s)",
                 "n",
             )
-        seed = secrets.randbits(63) if request.seed is None else request.seed
-        rows = [
-            (prompt, limit)
-            for prompt, limit in zip(prompts, limits, strict=True)
-            for _ in range(each)
-        ]
         scores_prompt = bool(texts) and logprobs is not None
-        recording = self._recording(len(rows)) if request.certificate else None
+        self._check_logprobs(
+            each * sum(map(len, prompts)) * scores_prompt + each * sum(limits), logprobs
+        )
+        seed = secrets.randbits(63) if request.seed is None else request.seed
+        recording = self._recording(len(prompts) * each) if request.certificate else None
+        generations: list[GenerationRequest] = []
+        for prompt, limit in zip(prompts, limits, strict=True):
+            first = self._generation(
+                request,
+                prompt,
+                limit,
+                seed,
+                len(generations),
+                logprobs=logprobs,
+                scores_prompt=scores_prompt,
+                recording=recording,
+            )
+            # The choices of a prompt share what they can, and its scores come with the first.
+            others = range(first.row + 1, first.row + each)
+            generations += [
+                first,
+                *(replace(first, row=row, prompt_logprobs=None) for row in others),
+            ]
         stream = request.stream_options
         return ParsedRequest(
             kind=kind,
             response_id=("chatcmpl-" if kind == "chat" else "cmpl-") + secrets.token_hex(16),
             created=int(time.time()),
-            generations=tuple(
-                self._generation(
-                    request,
-                    prompt,
-                    limit,
-                    seed,
-                    row,
-                    logprobs=logprobs,
-                    scores_prompt=scores_prompt,
-                    recording=recording,
-                )
-                for row, (prompt, limit) in enumerate(rows)
-            ),
+            generations=tuple(generations),
             num_prompts=len(prompts),
             seed=seed if self._repeats(request) else None,
             echoes=tuple(text for text in texts for _ in range(each)),
@@ -276,6 +289,15 @@ class RequestParser:
             deadline_s=self.settings.request_timeout_s,
             recording=recording,
         )
+
+    def _check_logprobs(self, num_tokens: int, logprobs: int | None) -> None:
+        num, most = num_tokens * (1 + (logprobs or 0)), self.settings.max_logprobs
+        if logprobs is not None and num > most:
+            raise refused(
+                f"logprobs: choices x tokens x (1 + top log-probabilities) = {num}; this server "
+                f"gives at most {most} in an answer; ask for fewer tokens, choices or logprobs",
+                "logprobs",
+            )
 
     def _recording(self, num_choices: int) -> Recording:
         if self.recorder is None:

@@ -1,4 +1,4 @@
-"""One thread that parses, checks and tokenizes bodies, so that the event loop is not blocked."""
+"""Threads that read bodies and write answers, so that the event loop is not blocked."""
 
 import asyncio
 from collections.abc import Callable
@@ -23,13 +23,14 @@ class RequestWorker:
     waits for at most one C call that holds the interpreter lock.
 
     Args:
-        max_waiting: Pieces that may wait or run.
+        name: Of the thread.
+        max_waiting: Pieces that may wait or run; `None` for no limit.
     """
 
-    def __init__(self, max_waiting: int) -> None:
+    def __init__(self, name: str, max_waiting: int | None = None) -> None:
         self._max_waiting, self._num_waiting = max_waiting, 0
         self._turn = asyncio.Semaphore(1)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="monge-requests")
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
     async def do(self, work: Callable[[], Result]) -> Result:
         """Return the result of the work; a caller that is cancelled early drops it.
@@ -37,7 +38,7 @@ class RequestWorker:
         Raises:
             QueueFullError: If too many pieces wait.
         """
-        if self._num_waiting >= self._max_waiting:
+        if self._max_waiting is not None and self._num_waiting >= self._max_waiting:
             raise QueueFullError(
                 f"{self._num_waiting} requests are waiting to be read, as many "
                 "as may; try again later"

@@ -3,9 +3,12 @@
 import asyncio
 import gc
 import logging
+import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
@@ -21,12 +24,30 @@ from monge.serve.connections import (
     RateLimited,
     limits_of_process,
     log_exhaustion,
+    raise_descriptor_limit,
 )
+
+_LOG: Final = logging.getLogger(__name__)
 
 _LARGEST_PORT: Final = 65535
 _KEEP_ALIVE_S: Final = 30
+_TICK_S: Final = 0.1
 _TELL_S: Final = 10
 """Seconds for the answers of ended generations, which come after the current round."""
+
+_HUNG_S: Final = 15
+"""Seconds after which a server that was to have ended by then hangs."""
+
+_LOGGING: Final[dict[str, Any]] = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "loggers": {
+        name: {"handlers": ["stderr"], "propagate": False}
+        for name in ("uvicorn", "uvicorn.access", "monge")
+    },
+}
 
 
 class Server(uvicorn.Server):
@@ -36,15 +57,34 @@ class Server(uvicorn.Server):
 
     Args:
         config: Configuration of uvicorn.
-        end_generations: Ends all generations; it may take a round.
+        app: The application, made by `create_app`.
         drain_s: Seconds of the drain period.
+        lame_duck_s: Seconds before it, in which SIGTERM has made the server not ready, though it
+            still takes requests.
+        exits: Whether the process ends, with status 1, if the server does not.
     """
 
     def __init__(
-        self, config: uvicorn.Config, end_generations: Callable[[], None], drain_s: int
+        self,
+        config: uvicorn.Config,
+        app: FastAPI,
+        *,
+        drain_s: int,
+        lame_duck_s: int = 0,
+        exits: bool = False,
     ) -> None:
         super().__init__(config)
-        self._end_generations, self._drain_s = end_generations, drain_s
+        self._state, self._drain_s, self._lame_duck_s = app.state, drain_s, lame_duck_s
+        self._exits = exits
+        self._exit_timer = threading.Timer(drain_s + _TELL_S + _HUNG_S, _exit)
+        self._exit_timer.daemon = True
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until a signal."""
+        try:
+            super().run(sockets)
+        finally:
+            self._exit_timer.cancel()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to accept connections."""
@@ -52,7 +92,13 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept no more connections, and wait for the open ones."""
+        """Be ready no more, then accept no more connections, and wait for the open ones."""
+        self._state.leave()
+        end = time.monotonic() + self._lame_duck_s * (signal.SIGTERM in self._captured_signals)
+        while time.monotonic() < end and signal.SIGINT not in self._captured_signals:
+            await asyncio.sleep(_TICK_S)
+        if self._exits:
+            self._exit_timer.start()
         late = asyncio.create_task(self._end_late())
         try:
             await super().shutdown(sockets)
@@ -61,7 +107,14 @@ class Server(uvicorn.Server):
 
     async def _end_late(self) -> None:
         await asyncio.sleep(self._drain_s)
-        await asyncio.to_thread(self._end_generations)
+        await asyncio.to_thread(self._state.end_generations)
+
+
+def _exit() -> None:
+    """End the process though some of its threads do not."""
+    _LOG.critical("the server did not end in time: the process exits at once")
+    logging.shutdown()
+    os._exit(1)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -97,6 +150,8 @@ def server_of(
     app: FastAPI,
     *,
     drain_s: int,
+    lame_duck_s: int = 0,
+    exits: bool = False,
     access_log: bool = False,
     limits: ConnectionLimits | None = None,
     **options: Any,
@@ -106,6 +161,8 @@ def server_of(
     Args:
         app: The application, made by `create_app`.
         drain_s: Seconds that running requests get; the others get a 503.
+        lame_duck_s: Seconds before that in which requests are still taken after SIGTERM.
+        exits: Whether the process ends, with status 1, if the server does not.
         access_log: Whether every request is logged.
         limits: Of its connections; `None` for those of this process.
         **options: Further options of `uvicorn.Config`.
@@ -126,11 +183,16 @@ def server_of(
         }
         | options,
     )
-    return Server(config, app.state.end_generations, drain_s)
+    return Server(config, app, drain_s=drain_s, lame_duck_s=lame_duck_s, exits=exits)
 
 
 def serve_until_signal(
-    app: FastAPI, listener: socket.socket, *, drain_s: int, access_log: bool = False
+    app: FastAPI,
+    listener: socket.socket,
+    *,
+    drain_s: int,
+    lame_duck_s: int = 0,
+    access_log: bool = False,
 ) -> None:
     """Serve until SIGTERM or SIGINT: then no more requests are taken, and those that run are finished.
 
@@ -138,9 +200,19 @@ def serve_until_signal(
         app: The application, made by `create_app`.
         listener: Where to listen.
         drain_s: Seconds that running requests get; after that they are answered with a 503.
+        lame_duck_s: Seconds after SIGTERM in which requests are still taken, though the server says
+            that it is not ready.
         access_log: Whether every request is written to the log.
     """
-    server = server_of(app, drain_s=drain_s, access_log=access_log)
+    raise_descriptor_limit()
+    server = server_of(
+        app,
+        drain_s=drain_s,
+        lame_duck_s=lame_duck_s,
+        exits=True,
+        access_log=access_log,
+        log_config=_LOGGING,
+    )
     # uvicorn raises the signal once more when it is done; having drained is no failure.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     settle_objects()

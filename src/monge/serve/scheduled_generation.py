@@ -12,6 +12,7 @@ from monge.serve.generation import (
     GenerationRequest,
     Measure,
     Sink,
+    Speculation,
     Summary,
     Timings,
 )
@@ -26,6 +27,7 @@ class ScheduledGeneration:
     Args:
         generation: What was asked for.
         group_id: Number of the client request that this generation belongs to.
+        client: Who asked for it.
         session: Its decoding.
         handle: Where its events go.
         counter: What drafting is worth to it.
@@ -36,6 +38,7 @@ class ScheduledGeneration:
 
     generation: GenerationRequest
     group_id: int
+    client: str
     session: Session
     handle: RequestHandle
     counter: SpeculationCounter
@@ -47,13 +50,6 @@ class ScheduledGeneration:
     last_at: float = 0.0
     prefill_s: float = 0.0
     num_sent: int = 0
-
-    def is_late(self, now: float) -> bool:
-        """Whether its deadline has passed."""
-        return (
-            self.generation.deadline_s is not None
-            and now - self.submitted_at >= self.generation.deadline_s
-        )
 
     @property
     def is_oversized(self) -> bool:
@@ -99,6 +95,16 @@ class ScheduledGeneration:
             summary=self._summary(time.perf_counter()),
         )
 
+    def abandoned(self, reason: GenerationFinish) -> Event:
+        """The last event of a generation that the decoding thread still works at."""
+        summary = Summary(
+            num_prompt_tokens=len(self.generation.prompt_ids),
+            num_generated_tokens=self.num_sent,
+            speculation=Speculation(),
+            timings=Timings(),
+        )
+        return Event(finish_reason=reason, summary=summary)
+
     def _new_text(self, *, last: bool) -> str:
         found: list[str] = []
         error = catch(lambda: found.append(_take(self.session, last=last)))
@@ -131,9 +137,7 @@ class ScheduledGeneration:
             num_generated_tokens=self.num_sent,
             speculation=self.counter.total(),
             timings=timings,
-            error=None
-            if self.session.error is None
-            else f"{type(self.session.error).__name__}: {self.session.error}",
+            cause=self.session.error,
         )
 
     def _measures(self, timings: Timings) -> dict[Measure, float | int]:

@@ -1,8 +1,10 @@
 """Continuous batching: generations join and leave the rounds of one decoding thread."""
 
+import heapq
+import logging
+import math
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from itertools import count
 from typing import Final
@@ -27,7 +29,9 @@ from monge.serve.kv_budget import KVBudget
 from monge.serve.request_handle import RequestHandle
 from monge.serve.scheduled_generation import ScheduledGeneration, request_of
 from monge.serve.speculation_counter import SpeculationCounter, Totals
+from monge.serve.waiting import WaitingQueue
 
+_LOG: Final = logging.getLogger(__name__)
 _UNBOUNDED_CONTEXT: Final = 32768
 """Tokens per row of the default budget, if the target has no limit."""
 _QUIET_S: Final = 1.0
@@ -35,6 +39,16 @@ _QUIET_S: Final = 1.0
 
 _PIECE_S: Final = 0.25
 """Seconds that running requests wait for a chunk of new prompts."""
+
+_LATE_S: Final = 2.0
+"""Seconds that a round may take beyond the deadline of a generation before it is ended without it."""
+
+_LAST_ROUND_S: Final = 8.0
+"""Seconds for the round that runs when the scheduler is closed."""
+
+_MOST_FAILURES: Final = 8
+_FAILURES_S: Final = 60.0
+"""So many requests in a row that end in errors are a fault of the engine, until none has for so long."""
 
 
 def no_sink(measure: Measure, value: float | int) -> None:
@@ -45,8 +59,8 @@ class Scheduler:
     """Decodes generations in one thread, which is the only thread that runs the networks.
 
     Between two rounds, three things happen. Generations that ended, were cancelled or passed their
-    deadline leave. Waiting generations join, first come, first served, if the batch and the caches
-    have room for their longest completion. One chunk of the new prompts is read.
+    deadline leave. Waiting generations join if the batch and the caches have room for their longest
+    completion; clients take turns. One chunk of the new prompts is read.
 
     An error of one generation (in a processor, in the drafter, or NaN logits) ends only that
     generation. The others get the text that they would get alone, unless the controller depends on
@@ -62,6 +76,8 @@ class Scheduler:
             batch fill the context of the target.
         prefill_chunk: Prompt tokens that are read between two rounds; fewer if running requests
             would wait more than a quarter of a second.
+        round_timeout_s: Seconds after which a round is taken to hang; `None` for never. The
+            snapshot then has a failure, until it ends.
         sink: Receives every observation.
 
     Raises:
@@ -76,11 +92,12 @@ class Scheduler:
         max_waiting: int = 256,
         kv_budget_tokens: int | None = None,
         prefill_chunk: int = 512,
+        round_timeout_s: float | int | None = 120,
         sink: Sink = no_sink,
     ) -> None:
         self._decoder, self._sink, self._prefill_chunk = decoder, sink, prefill_chunk
         self._max_batch_size = decoder.max_batch_size if max_batch_size is None else max_batch_size
-        self.max_waiting = max_waiting
+        self.max_waiting, self._round_timeout_s = max_waiting, round_timeout_s
         row = decoder.components.target.max_length or _UNBOUNDED_CONTEXT
         self._kv_budget = KVBudget(
             self._max_batch_size * row if kv_budget_tokens is None else kv_budget_tokens
@@ -95,9 +112,12 @@ class Scheduler:
             )
         self._max_depth = decoder.components.drafter.capabilities.max_depth
         self._changed = threading.Condition()
-        self._waiting: deque[ScheduledGeneration] = deque()
+        self._waiting = WaitingQueue()
         self._running: dict[int, ScheduledGeneration] = {}
-        self._cancelled: set[int] = set()
+        self._leaving: dict[int, GenerationFinish] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        self._round_began: float | None = None
+        self._failed_groups, self._failed_at = set[int](), 0.0
         self._group_ids = count()
         self._is_open, self._failure = True, None
         self._controller_names = ControllerNames(decoder.components)
@@ -130,7 +150,11 @@ class Scheduler:
         return handle
 
     def submit_all(
-        self, generations: Sequence[GenerationRequest], *, arrived: float | None = None
+        self,
+        generations: Sequence[GenerationRequest],
+        *,
+        arrived: float | None = None,
+        client: str = "",
     ) -> list[RequestHandle]:
         """Queue the generations of one client request, all or none. Any thread may call this.
 
@@ -138,6 +162,7 @@ class Scheduler:
             generations: The generations.
             arrived: Arrival of the request on the clock of `time.perf_counter`, from which
                 deadlines and queue times count; `None` for now.
+            client: Who asks; clients take turns.
 
         Raises:
             SchedulerClosedError, QueueFullError, ContextLengthError, OptionError: As `submit`.
@@ -146,10 +171,14 @@ class Scheduler:
             self._check_queue()
             group_id = next(self._group_ids)
         submitted_at = time.perf_counter() if arrived is None else arrived
-        entries = [self._entry(generation, group_id, submitted_at) for generation in generations]
+        entries = [self._entry(one, group_id, client, submitted_at) for one in generations]
         with self._changed:
             self._check_queue()
-            self._waiting.extend(entries)
+            for entry in entries:
+                self._waiting.add(entry)
+                if (deadline_s := entry.generation.deadline_s) is not None:
+                    deadline = (submitted_at + deadline_s, entry.handle.request_id)
+                    heapq.heappush(self._deadlines, deadline)
             self._changed.notify_all()
         return [entry.handle for entry in entries]
 
@@ -164,7 +193,7 @@ class Scheduler:
                 kv_used_tokens=self._kv_budget.used,
                 kv_budget_tokens=self._kv_budget.total,
                 is_open=self._is_open,
-                failure=self._failure,
+                failure=self._what_fails(),
                 num_prompt_tokens=self._totals.num_prompt_tokens,
                 num_generated_tokens=self._totals.num_generated_tokens,
                 finished=dict(self._totals.finished),
@@ -188,16 +217,52 @@ class Scheduler:
         if drain and self._thread.is_alive():
             self._thread.join(timeout_s)
         with self._changed:
-            self._cancelled.update(
-                entry.handle.request_id for entry in (*self._waiting, *self._running.values())
-            )
+            left = [*self._waiting.entries(), *self._running.values()]
+            for entry in left:
+                self._leaving.setdefault(entry.handle.request_id, "cancelled")
             self._changed.notify_all()
         if self._thread.is_alive():
-            self._thread.join()
-        self._sweep()
+            self._thread.join(_LAST_ROUND_S)
+        if not self._thread.is_alive():
+            self._sweep()
+            return
+        _LOG.error("the decoding thread hangs; %d generations are given up", len(left))
+        for entry in left:
+            entry.handle.put(entry.abandoned("cancelled"))
+
+    def check(self) -> None:
+        """End generations whose deadline passed while the decoding thread hangs in a round.
+
+        To be called now and then. Any thread may call this.
+        """
+        with self._changed:
+            late = self._take_late(time.perf_counter() - _LATE_S)
+            for request_id in late:
+                self._leaving[request_id] = "deadline"
+            entries = [self._running.get(one) or self._waiting.get(one) for one in late]
+        for entry in filter(None, entries):
+            entry.handle.put(entry.abandoned("deadline"))
+
+    def _take_late(self, now: float) -> list[int]:
+        """Return the generations whose deadline has passed by then; the caller holds the lock."""
+        late: list[int] = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            late.append(heapq.heappop(self._deadlines)[1])
+        return late
+
+    def _what_fails(self) -> str | None:
+        """Return why nothing is decoded properly; the caller holds the lock."""
+        now, began = time.perf_counter(), self._round_began
+        if self._failure is not None:
+            return self._failure
+        if began is not None and now - began > (self._round_timeout_s or math.inf):
+            return f"a round has taken longer than {self._round_timeout_s:g} s"
+        if len(self._failed_groups) >= _MOST_FAILURES and now - self._failed_at < _FAILURES_S:
+            return f"the last {len(self._failed_groups)} requests all ended in errors"
+        return None
 
     def _entry(
-        self, generation: GenerationRequest, group_id: int, submitted_at: float
+        self, generation: GenerationRequest, group_id: int, client: str, submitted_at: float
     ) -> ScheduledGeneration:
         if generation.num_reserved_tokens > self._kv_budget.total:
             raise ContextLengthError(
@@ -214,6 +279,7 @@ class Scheduler:
         return ScheduledGeneration(
             generation=generation,
             group_id=group_id,
+            client=client,
             session=session,
             handle=RequestHandle(request_id, lambda: self._cancel(request_id)),
             counter=SpeculationCounter(self._max_depth),
@@ -228,7 +294,7 @@ class Scheduler:
             raise SchedulerClosedError(
                 f"no more generations are taken: {self._failure or 'the scheduler is closing'}"
             )
-        num_waiting = len({entry.group_id for entry in self._waiting})
+        num_waiting = self._waiting.num_requests
         if num_waiting >= self.max_waiting:
             raise QueueFullError(
                 f"{num_waiting} requests are waiting, as many as may; try again later"
@@ -236,7 +302,7 @@ class Scheduler:
 
     def _cancel(self, request_id: int) -> None:
         with self._changed:
-            self._cancelled.add(request_id)
+            self._leaving.setdefault(request_id, "cancelled")
             self._changed.notify_all()
 
     def _new_batch(self) -> Batch:
@@ -248,22 +314,32 @@ class Scheduler:
         )
 
     def _run(self) -> None:
-        error = catch(self._decode)
-        if error is not None:
-            with self._changed:
-                self._is_open, self._failure = False, f"{type(error).__name__}: {error}"
-                left = [*self._running.values(), *self._waiting]
-                self._waiting.clear()
-            for entry in left:
-                entry.sink = no_sink  # the sink may be the cause
-                self._end(entry, "error", error)
+        error: Exception | None = SystemError("the decoding thread was ended")  # by a SystemExit
+        try:
+            error = catch(self._decode)
+        finally:
+            if error is not None:
+                self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """End all generations with an error, and take no more."""
+        _LOG.error("the decoding thread has ended", exc_info=error)
+        with self._changed:
+            self._is_open, self._failure = False, f"{type(error).__name__}: {error}"
+            self._round_began = None
+            left = [*self._running.values(), *self._waiting.entries()]
+        for entry in left:
+            entry.sink = no_sink  # the sink may be the cause
+            self._end(entry, "error", error)
 
     def _decode(self) -> None:
         while self._has_work():
+            self._round_began = time.perf_counter()
             self._sweep()
             self._admit()
             if len(self._batch):
                 self._round()
+            self._round_began = None
 
     def _has_work(self) -> bool:
         with self._changed:
@@ -279,22 +355,18 @@ class Scheduler:
 
     def _sweep(self) -> None:
         """End generations that were cancelled, passed their deadline, or have too large a record."""
-        now = time.perf_counter()
         with self._changed:
-            cancelled, self._cancelled = self._cancelled, set()
-            known = [*self._waiting, *self._running.values()]
-            leaving: list[tuple[ScheduledGeneration, GenerationFinish]] = []
-            for entry in known:
-                if entry.handle.request_id in cancelled:
-                    leaving.append((entry, "cancelled"))
-                elif entry.is_late(now):
-                    leaving.append((entry, "deadline"))
-                elif entry.is_oversized:
-                    leaving.append((entry, "oversized"))
-            gone = {entry.handle.request_id for entry, _ in leaving}
-            self._waiting = deque(
-                entry for entry in self._waiting if entry.handle.request_id not in gone
-            )
+            for request_id in self._take_late(time.perf_counter()):
+                self._leaving.setdefault(request_id, "deadline")
+            for request_id, one in self._running.items():
+                if one.is_oversized:
+                    self._leaving.setdefault(request_id, "oversized")
+            reasons, self._leaving = self._leaving, {}
+            leaving: list[tuple[ScheduledGeneration, GenerationFinish]] = [
+                (entry, reason)
+                for request_id, reason in reasons.items()
+                if (entry := self._running.get(request_id) or self._waiting.discard(request_id))
+            ]
         for entry, reason in leaving:
             if entry.handle.request_id in self._running:
                 self._batch.leave(entry.session)
@@ -312,12 +384,12 @@ class Scheduler:
 
     def _next(self) -> ScheduledGeneration | None:
         with self._changed:
-            if not self._waiting or len(self._running) >= self._max_batch_size:
+            entry = self._waiting.first()
+            if entry is None or len(self._running) >= self._max_batch_size:
                 return None
-            entry = self._waiting[0]
             if not self._kv_budget.fits(entry.generation.num_reserved_tokens):
                 return None
-            self._waiting.popleft()
+            self._waiting.take(entry)
             self._running[entry.handle.request_id] = entry
             self._kv_budget.reserve(entry.handle.request_id, entry.generation.num_reserved_tokens)
             return entry
@@ -369,5 +441,11 @@ class Scheduler:
     def _forget(self, entry: ScheduledGeneration, reason: GenerationFinish) -> None:
         with self._changed:
             self._running.pop(entry.handle.request_id, None)
+            self._waiting.discard(entry.handle.request_id)
             self._kv_budget.release(entry.handle.request_id)
             self._totals.finished[reason] += 1
+            if reason == "error":
+                self._failed_groups.add(entry.group_id)
+                self._failed_at = time.perf_counter()
+            elif reason in {"eos", "stop", "length"}:
+                self._failed_groups.clear()

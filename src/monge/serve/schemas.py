@@ -27,17 +27,18 @@ from monge.serve.fields import (
     MAX_TOKEN_ID,
     MIN_SEED,
     Biases,
+    Labels,
     NumTokens,
     Prompts,
     StopIds,
     Stops,
     at_most,
     few_parts,
+    is_text,
 )
 
 MAX_DRAFT: Final = 1024
 MAX_LABEL: Final = 512
-MAX_LABELS: Final = 16
 MOST_SHOWN: Final = 5
 """Errors of one body that are spelled out."""
 
@@ -85,6 +86,7 @@ class _Strict(BaseModel):
     @field_validator("*")
     @classmethod
     def _asks_for_nothing(cls, value: object, info: Info) -> object:
+        is_text(value)  # raises where it is text that no tokenizer reads
         field = cls.model_fields[str(info.field_name)]
         allowed: Any = field.json_schema_extra and field.json_schema_extra["enum"]  # pyright: ignore[reportIndexIssue]
         if allowed and not any(_same(value, one) for one in allowed):
@@ -266,9 +268,7 @@ class ChatRequest(SamplingRequest):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     safety_identifier: str | None = label()
     prompt_cache_key: str | None = label()
-    metadata: (
-        Annotated[dict[str, str], Field(max_length=MAX_LABELS), at_most(MAX_LABELS)] | None
-    ) = Field(default=None, description="Labels; they change nothing.")
+    metadata: Labels | None = Field(default=None, description="Labels; they change nothing.")
     tools: Any = neutral("tools are not called", [])
     tool_choice: Any = neutral("tools are not called", "none", "auto")
     parallel_tool_calls: Any = neutral("tools are not called", True, False)

@@ -3,18 +3,21 @@
 import asyncio
 import hmac
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from monge.serve.errors import ApiError
+from monge.serve.errors import RETRY_AFTER_S, ApiError
 
-_OPEN: Final = frozenset({"/health", "/metrics", "/version"})
+OPEN_PATHS: Final = frozenset({"/health", "/ready", "/metrics", "/version"})
 """Paths for monitoring. If there are keys, all other paths need one, unknown paths included."""
 
 _HEADER_BYTES: Final = 4096
-_CLOSE: Final = {"connection": "close"}
+_FREE_BYTES: Final = 1 << 16
+CLOSE: Final = {"connection": "close"}
 """Closes the connection, so that the rest of a body is not read."""
 
 
@@ -68,7 +71,7 @@ class ApiKeyGate:
         if (
             scope["type"] != "http"
             or not self._keys
-            or scope["path"] in _OPEN
+            or scope["path"] in OPEN_PATHS
             or self._brings_key(scope)
         ):
             await self._app(scope, receive, send)
@@ -117,7 +120,7 @@ class AllowedHosts:
             "127.0.0.1, or start the "
             "server with --allowed-host NAME or with an API key",
             code="host_not_allowed",
-            headers=_CLOSE,
+            headers=CLOSE,
         )
         await _refuse(error, scope, receive, send)
 
@@ -130,67 +133,101 @@ def _without_port(host: bytes) -> bytes:
 class BoundedBodies:
     """Reads the whole body first, and refuses it if it is too large or too slow.
 
+    `scope["state"]["release_body"]()` says that nobody holds the body any more, before the answer
+    does.
+
     Args:
         app: What answers.
         max_bytes: Largest body.
+        max_held_bytes: Bytes of all bodies that are held at a time; the first 64 KiB of each do not
+            count, so that large ones do not keep others out.
         timeout_s: Seconds until the body must be complete.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float | int) -> None:
+    def __init__(
+        self, app: ASGIApp, *, max_bytes: int, max_held_bytes: int, timeout_s: float | int
+    ) -> None:
         self._app, self._max_bytes, self._timeout_s = app, max_bytes, timeout_s
+        self._max_held_bytes, self.num_held_bytes = max(max_bytes, max_held_bytes), 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer."""
         if scope["type"] != "http" or scope["method"] not in {"POST", "PUT", "PATCH"}:
             await self._app(scope, receive, send)
             return
+        share = _Share(self)
+        scope.setdefault("state", {})["release_body"] = partial(share.grow, 0)
         try:
-            body = await asyncio.wait_for(self._read(scope, receive), self._timeout_s)
-        except TimeoutError:
-            error = ApiError(
-                HTTPStatus.REQUEST_TIMEOUT,
-                f"the body took longer than {self._timeout_s:g} s",
-                code="slow_body",
-                headers=_CLOSE,
-            )
-            await _refuse(error, scope, receive, send)
-            return
-        except ApiError as error:
-            await _refuse(error, scope, receive, send)
-            return
-        if body is None:
-            return
-        waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+            try:
+                body = await asyncio.wait_for(self._read(scope, receive, share), self._timeout_s)
+            except TimeoutError:
+                text = f"the body took longer than {self._timeout_s:g} s"
+                error = ApiError(HTTPStatus.REQUEST_TIMEOUT, text, code="slow_body", headers=CLOSE)
+                await _refuse(error, scope, receive, send)
+            except ApiError as error:
+                await _refuse(error, scope, receive, send)
+            else:
+                if body is not None:
+                    await self._app(scope, _replayed(body, receive), send)
+        finally:
+            share.grow(0)
 
-        async def replayed() -> Message:
-            return waiting.pop() if waiting else await receive()
-
-        await self._app(scope, replayed, send)
-
-    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
+    async def _read(self, scope: Scope, receive: Receive, share: "_Share") -> bytes | None:
         """Return the body, or `None` if the client disconnected."""
         declared = next(
             (value for name, value in scope["headers"] if name == b"content-length"), b""
         )
         if declared.isdigit() and int(declared[:20]) > self._max_bytes:
             raise self._too_large()
-        parts, size = list[bytes](), 0
+        body = bytearray()
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > self._max_bytes:
+            body += message.get("body", b"")
+            share.grow(len(body))
+            if len(body) > self._max_bytes:
                 raise self._too_large()
+            if share.num_bytes and self.num_held_bytes > self._max_held_bytes:
+                raise ApiError(
+                    HTTPStatus.TOO_MANY_REQUESTS,
+                    f"{self._max_held_bytes} bytes of large bodies are waiting to be read, as many "
+                    "as may; try again later",
+                    code="bodies_full",
+                    headers={"retry-after": str(RETRY_AFTER_S)} | CLOSE,
+                )
             if not message.get("more_body", False):
-                return b"".join(parts)
+                return bytes(body)
 
     def _too_large(self) -> ApiError:
         text = f"the body is larger than {self._max_bytes} bytes, this server's limit"
         return ApiError(
-            HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text, code="request_too_large", headers=_CLOSE
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text, code="request_too_large", headers=CLOSE
         )
+
+
+@dataclass(slots=True)
+class _Share:
+    """Bytes of one body among those of all that are held."""
+
+    bodies: BoundedBodies
+    num_bytes: int = 0
+
+    def grow(self, size: int) -> None:
+        """Count a body of this size; 0 counts it no more."""
+        counted = max(0, size - _FREE_BYTES)
+        self.bodies.num_held_bytes += counted - self.num_bytes
+        self.num_bytes = counted
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """Return what receives a body that was read before, and then what comes after it."""
+    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive_again() -> Message:
+        return waiting.pop() if waiting else await receive()
+
+    return receive_again
 
 
 async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:

@@ -16,10 +16,11 @@ from starlette.types import Receive, Scope, Send
 from monge.engine.chat_format import ChatFormat
 from monge.engine.decoder import Decoder
 from monge.serve.answers import Answers
-from monge.serve.bodies import is_json, parsed
+from monge.serve.bodies import check_headers, parsed
 from monge.serve.controller_names import ControllerNames
 from monge.serve.errors import ApiError
 from monge.serve.generation import Completion
+from monge.serve.logprobs import dumped
 from monge.serve.metrics import Asked, ServerMetrics
 from monge.serve.records import Recorder
 from monge.serve.request_handle import RequestHandle
@@ -39,10 +40,11 @@ _EVENT_HEADERS: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 class EventStream(StreamingResponse):
     """A stream that cancels its generations when it ends or its client disconnects."""
 
-    def __init__(self, answers: Answers, handles: Sequence[RequestHandle]) -> None:
-        super().__init__(
-            stream(answers, handles), media_type="text/event-stream", headers=_EVENT_HEADERS
-        )
+    def __init__(
+        self, answers: Answers, handles: Sequence[RequestHandle], writer: RequestWorker
+    ) -> None:
+        chunks = stream(answers, handles, writer)
+        super().__init__(chunks, media_type="text/event-stream", headers=_EVENT_HEADERS)
         self._handles = handles
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,8 +91,9 @@ class Service:
         self._texts = TokenTexts(decoder.tokenizer)
         self._created = int(time.time())
         self._fingerprint = _fingerprint(decoder)
-        self._worker = RequestWorker(scheduler.max_waiting)
-        self._backend = decoder.backend
+        self._worker = RequestWorker("monge-requests", scheduler.max_waiting)
+        self._writer = RequestWorker("monge-answers")
+        self._backend, self._is_leaving = decoder.backend, False
         metrics.watch(scheduler.snapshot)
         metrics.describe(decoder.backend)
 
@@ -112,12 +115,18 @@ class Service:
         return self._card()
 
     async def health(self) -> Response:
-        """Return 200 while requests are accepted and served, else 503."""
+        """Return 200 while requests are decoded, else 503: a server that stays there needs a restart."""
         now = self._scheduler.snapshot()
-        is_well = now.is_open and now.failure is None
-        return JSONResponse(
-            {"status": "ok" if is_well else "unavailable"}, status_code=200 if is_well else 503
-        )
+        return _status(is_well=now.is_open and now.failure is None)
+
+    async def ready(self) -> Response:
+        """Return 200 while requests are to be sent here, else 503: also before the server stops."""
+        now = self._scheduler.snapshot()
+        return _status(is_well=now.is_open and now.failure is None and not self._is_leaving)
+
+    def leave(self) -> None:
+        """Be ready no more, though requests are served."""
+        self._is_leaving = True
 
     async def version(self) -> dict[str, str]:
         """Version of the library."""
@@ -130,16 +139,12 @@ class Service:
     async def _answer(
         self, request: Request, model: type[Body], parse: Callable[[Body], ParsedRequest]
     ) -> Response:
-        arrived, timeout_s = time.perf_counter(), self._settings.request_timeout_s
-        content = await request.body() if is_json(request.headers.get("content-type")) else b""
-        reading = self._worker.do(partial(self._read, content, model, parse))
-        body, parsed_request = await unless_disconnected(
-            request, asyncio.ensure_future(reading), timeout_s
+        arrived = time.perf_counter()
+        parsed_request, asked = await self._parsed(request, model, parse)
+        handles = self._scheduler.submit_all(
+            parsed_request.generations, arrived=arrived, client=self._client_of(request)
         )
-        handles = self._scheduler.submit_all(parsed_request.generations, arrived=arrived)
-        self._metrics.count_request(
-            _asked(body), self._controller_names.of(parsed_request.generations[0])
-        )
+        self._metrics.count_request(asked, self._controller_names.of(parsed_request.generations[0]))
         answers = Answers(
             request=parsed_request,
             model_name=self._settings.model_name,
@@ -147,25 +152,42 @@ class Service:
             texts=self._texts,
         )
         if parsed_request.is_stream:
-            return EventStream(answers, handles)
+            return EventStream(answers, handles, self._writer)
         try:
             work = asyncio.gather(*(handle.completion_async() for handle in handles))
             completions = await unless_disconnected(request, work)
-            recording = parsed_request.generations[0].recording
-            if recording is None:
-                return JSONResponse(answers.whole(completions))
-            # Compressing a record may take seconds.
-            return await asyncio.to_thread(_certified, answers, completions, recording.recorder)
+            # Many log-probabilities take seconds, and so does compressing a record.
+            content = await self._writer.do(partial(_written, answers, completions))
+            return Response(content, media_type="application/json")
         finally:
             _cancel(handles)
 
+    async def _parsed(
+        self, request: Request, model: type[Body], parse: Callable[[Body], ParsedRequest]
+    ) -> tuple[ParsedRequest, Asked]:
+        """Read a request; its body is not held any longer than that."""
+        check_headers(request.headers)
+        try:
+            content = b"".join([part async for part in request.stream()])
+            reading = self._worker.do(partial(self._read, content, model, parse))
+            return await unless_disconnected(
+                request, asyncio.ensure_future(reading), self._settings.request_timeout_s
+            )
+        finally:
+            request.state.release_body()
+
     def _read(
         self, content: bytes, model: type[Body], parse: Callable[[Body], ParsedRequest]
-    ) -> tuple[Body, ParsedRequest]:
+    ) -> tuple[ParsedRequest, Asked]:
         body = parsed(content, model)
         if body.model is not None:
             self._check_model(body.model)
-        return body, parse(body)
+        return parse(body), _asked(body)
+
+    def _client_of(self, request: Request) -> str:
+        """Return the key that a request brings, or else the address that it comes from."""
+        address = "" if request.client is None else request.client.host
+        return request.headers["authorization"] if self._settings.api_keys else address
 
     def _check_model(self, name: str) -> None:
         if name != self._settings.model_name:
@@ -183,10 +205,18 @@ class Service:
         }
 
 
-def _certified(answers: Answers, completions: Sequence[Completion], recorder: Recorder) -> Response:
+def _written(answers: Answers, completions: Sequence[Completion]) -> bytes:
     whole = answers.whole(completions)
-    sessions = [one.recorded for one in completions if one.recorded is not None]
-    return JSONResponse(whole | {"certificate": recorder.certificate(sessions).document()})
+    recording = answers.request.generations[0].recording
+    if recording is not None:
+        sessions = [one.recorded for one in completions if one.recorded is not None]
+        whole["certificate"] = recording.recorder.certificate(sessions).document()
+    return dumped(whole).encode()
+
+
+def _status(*, is_well: bool) -> Response:
+    text = "ok" if is_well else "unavailable"
+    return JSONResponse({"status": text}, status_code=200 if is_well else 503)
 
 
 def _asked(body: SamplingRequest) -> Asked:

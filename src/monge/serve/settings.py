@@ -25,7 +25,9 @@ class ServerSettings:
         allowed_hosts: Names and addresses, without ports, that the `Host` header may have. If
             empty, any is allowed.
         max_request_bytes: Largest body.
+        max_held_bytes: Most bytes of large bodies that wait to be parsed, of all requests together.
         max_choices: Most completions of one request: prompts times `n`.
+        max_logprobs: Most log-probabilities in one answer: choices x tokens x (1 + top ones).
         max_certificate_bytes: Most memory for the record of one request, where requests are
             recorded.
         body_timeout_s: Seconds until a body must be complete.
@@ -41,7 +43,9 @@ class ServerSettings:
     api_keys: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     max_request_bytes: int = 4 * 1024 * 1024
+    max_held_bytes: int = 64 * 1024 * 1024
     max_choices: int = 32
+    max_logprobs: int = 1 << 19
     max_certificate_bytes: int = 256 * 1024 * 1024
     body_timeout_s: float | int = 30
     request_timeout_s: float | int | None = 600
@@ -81,7 +85,8 @@ class ServerSettings:
         numbers = {
             name: getattr(self, name)
             for name in (
-                *("max_request_bytes", "max_choices", "max_certificate_bytes"),
+                *("max_request_bytes", "max_held_bytes", "max_certificate_bytes"),
+                *("max_choices", "max_logprobs"),
                 *("body_timeout_s", "request_timeout_s"),
             )
         }

@@ -1,5 +1,6 @@
 """The text and the bytes of single tokens, for log-probabilities."""
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,9 @@ class TokenTexts:
 
     tokenizer: Any
     _known: dict[int, str] = field(default_factory=dict[int, str], init=False)
+    _json: dict[int, tuple[str, str]] = field(
+        default_factory=dict[int, tuple[str, str]], init=False
+    )
 
     def name(self, token_id: int) -> str:
         """Return the text of one token; parts of characters become U+FFFD."""
@@ -37,6 +41,13 @@ class TokenTexts:
             return [int(single[1], 16)]
         letters = _byte_letters()
         return [letters[letter] for letter in spelled] if set(spelled) <= letters.keys() else None
+
+    def json(self, token_id: int) -> tuple[str, str]:
+        """Return the text and the bytes of a token as JSON."""
+        if token_id not in self._json:
+            parts = json.dumps(self.name(token_id)), json.dumps(self.utf8(token_id))
+            self._json[token_id] = parts
+        return self._json[token_id]
 
     def _decoded(self, token_id: int) -> str:
         return (
