@@ -15,7 +15,7 @@ from monge.core.errors import OptionError
 from monge.core.model import SequenceModel
 from monge.replay.configuration import Configuration
 from monge.replay.log import LawLog
-from monge.replay.play import PLAIN, play, seeded
+from monge.replay.play import play, seeded
 from monge.replay.text import ReplayTarget
 
 SHARES: Final = (0.2, 0.4, 0.6, 0.8, 0.9, 0.95)
@@ -113,7 +113,7 @@ def works(
         OptionError: If the controller reads latency.
         UnavailableError: If the log cannot say what the verifier would have accepted.
     """
-    parts = configuration.components(ReplayTarget(log.model.vocab_size), draft, PLAIN)
+    parts = configuration.components(ReplayTarget(log.model.vocab_size), draft)
     if Reads.LATENCY in parts.controller.reads:
         raise OptionError(
             f"capacity: controller {configuration.controller!r} plans by the batch that it meets, "

@@ -47,7 +47,6 @@ TIMED: dict[str, dict[str, Any]] = {
     "on_the_fly(probe_prob=0.5)": {},
     "q_learning": {},
     "confidence_threshold": {},
-    "survival_budget": {},
     "hedge": POOL,
     "linear_selection": POOL,
 }
@@ -55,10 +54,10 @@ TIMED: dict[str, dict[str, Any]] = {
 
 def timed(controller: str, **parts: Any) -> Make:
     """A pair whose controller reads these times; some of them draw."""
-    times = Latency(verify_s={1: {0: 1.0, 8: 1.2}}, draft_s={1: {0: 0.0, 8: 0.3}})
+    times = Latency(plain_s=1.0, node_share=0.025, draft_share=0.04)
     settings = {"drafter": "model", "tree": "chain(3)", "verifier": "block"} | parts
     return lambda: make_components(
-        table(1), table(2), controller=controller, costs=times, **settings
+        table(1), table(2), controller=controller, latency=times, **settings
     )
 
 

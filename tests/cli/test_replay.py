@@ -118,7 +118,6 @@ def test_replay_compares_what_fits_and_says_why_the_rest_does_not(
         "configurations.png",
         "survival.png",
         "windows.png",
-        "calibration.png",
     }
 
 

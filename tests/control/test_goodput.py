@@ -222,7 +222,10 @@ def test_a_batch_waits_for_drafts_that_few_requests_have_only_where_they_pay(
             controller.update(
                 state,
                 chain_round(
-                    window := (plan.max_depth or 0) if place == 0 else 0, window, plan=plan
+                    window := (plan.max_depth or 0) if place == 0 else 0,
+                    window,
+                    plan=plan,
+                    batch_size=16,
                 ),
             )
             for place, (state, plan) in enumerate(zip(states, plans, strict=True))

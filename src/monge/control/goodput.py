@@ -152,7 +152,7 @@ class Goodput(Controller[GoodputState]):
                 depth = len(drafted) - 1
             elif info.batch_size > 1 and known.probe <= 0.0:
                 # Too few of these requests may draft. A drafter that pays for none pauses in `update`.
-                pays = (1.0 + _doubt(known)) * speeds[depth] >= speeds[0]
+                pays = (1.0 + _doubt(known.recent)) * speeds[depth] >= speeds[0]
                 depth = depth if pays else 0
         model_free = self._model_free_depth(states, known, latency, info, drafted[depth])
         return [DraftPlan(max_depth=depth, model_free_depth=model_free)] * len(states)
@@ -174,7 +174,7 @@ class Goodput(Controller[GoodputState]):
                 recent=known.recent.update(*found, keep),
             )
             state = replace(state, network=state.network.update(*found, _RECENT_KEEP))
-        elif record.depth == 0:
+        elif known.cooldown > 0.0:
             # What was seen before a cooldown says little about the drafts of the probe after it.
             known = replace(known, recent=known.recent.aged(keep))
             state = replace(state, network=state.network.aged(_RECENT_KEEP))
@@ -195,8 +195,10 @@ class Goodput(Controller[GoodputState]):
         if not is_draft:
             return known
         known = replace(known, probe=known.probe - share)
-        if known.probe > 0.0:
-            return known
+        return known if known.probe > 0.0 else self._judged(known, shared, batch_size)
+
+    def _judged(self, known: Shared, shared: SharedState, batch_size: int) -> Shared:
+        """Return the state with a cooldown if drafting has not paid."""
         latency = latency_of(shared, "goodput")
         drafted = self._network(
             [GoodputState(shared)], known, latency, batch_size, copies=batch_size
@@ -205,7 +207,7 @@ class Goodput(Controller[GoodputState]):
         least, best = (1.0 + self.margin) * plain, max(others)
         if best >= least and known.probe <= -self.first_cooldown:
             return replace(known, backoff=0)
-        if (1.0 + _doubt(known)) * best >= least:
+        if (1.0 + _doubt(known.recent)) * best >= least:
             return known
         backoff = min(max(2 * known.backoff, self.first_cooldown), self.last_cooldown)
         return replace(known, cooldown=float(backoff), backoff=backoff)
@@ -307,8 +309,8 @@ def _forecasts(
     return forecasts
 
 
-def _doubt(known: Shared) -> float:
-    return _DOUBT / math.sqrt(known.recent.asked + 1.0)
+def _doubt(counts: DepthCounts) -> float:
+    return _DOUBT / math.sqrt(counts.asked + 1.0)
 
 
 def _argmax(values: Sequence[float]) -> int:

@@ -17,9 +17,7 @@ from monge.core.law import renamed
 from monge.core.model import NodeBlock
 from monge.core.proposal import Deterministic
 from monge.core.sampling_rules import SamplingRules, laws_from_logits
-from monge.core.stopping import Evidence
 from monge.core.tree import GrowingTree, TokenTree
-from monge.draft.stop_monitor import StopMonitor
 from monge.draft.tree.base import TreeBuilder
 
 Value = TypeVar("Value")
@@ -74,6 +72,8 @@ class Growth:
         blocks: The levels that the network has read below the root.
         paths: Tokens on the path to each node of these levels, in reading order.
         error: Why the network could not read some drawn nodes, if so; see `grow_together`.
+        token_probs: Draft probability of each candidate, by its path of tokens, if the plan has a
+            `min_token_prob`.
     """
 
     context: Context
@@ -87,14 +87,12 @@ class Growth:
     blocks: list[NodeBlock] = field(default_factory=list[NodeBlock])
     paths: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
     error: Exception | None = None
+    token_probs: dict[tuple[int, ...], float] = field(default_factory=dict[tuple[int, ...], float])
     _slot_of: dict[int, int] = field(default_factory=dict[int, int])
     tree: GrowingTree = field(init=False)
-    monitor: StopMonitor | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.tree = GrowingTree(self.context.token_ids[-1])
-        stop = self.plan.stop
-        self.monitor = None if stop is None else StopMonitor(self.tree, stop, self.draft_ids)
 
     @property
     def request_id(self) -> int:
@@ -120,13 +118,37 @@ class Growth:
                 nodes.append(node)
                 laws.append(law if self.draft_ids is None else renamed(law, self.draft_ids))
                 finite.append(row)
-        known = logits if len(finite) == len(logits) else logits[finite]
-        if not nodes or (self.monitor is not None and not self.monitor.draws(nodes, known)):
+        if not nodes:
             self.frontier = ()
             return
         self.frontier = tuple(self.builder.expand(self.tree, nodes, laws, self.plan, self.draws))
-        if self.monitor is not None:
-            self.frontier = self.monitor.reads(nodes, self.frontier)
+        if (least := self.plan.min_token_prob) is not None:
+            probs = self._child_probs(nodes, logits[finite])
+            for child, prob in probs.items():
+                path = tuple(self.tree.token_ids[node] for node in self.tree.path(child))
+                self.token_probs[path] = prob
+            # The tokens stay in the tree: to drop a drawn token would bias the output.
+            self.frontier = tuple(child for child in self.frontier if probs[child] >= least)
+
+    def _child_probs(
+        self, nodes: Sequence[int], logits: Float[Tensor, "nodes some"]
+    ) -> dict[int, float]:
+        """Return the probability of each child of the nodes at temperature 1."""
+        tree, row_of = self.tree, {node: row for row, node in enumerate(nodes)}
+        last = range(tree.depths.index(tree.depths[-1]), len(tree.depths))
+        children = [child for child in last if tree.parents[child] in row_of]
+        if not children:
+            return {}
+        rows, tokens = (
+            torch.tensor(values).to(logits.device, non_blocking=True)
+            for values in (
+                [row_of[tree.parents[child]] for child in children],
+                [tree.token_ids[child] for child in children],
+            )
+        )
+        if self.draft_ids is not None:
+            tokens = torch.searchsorted(self.draft_ids, tokens)
+        return dict(zip(children, logits.softmax(dim=-1)[rows, tokens].tolist(), strict=True))
 
     def block(self) -> NodeBlock:
         """Return the frontier as a block to be read."""
@@ -154,11 +176,6 @@ class Growth:
     def finish(self) -> TokenTree:
         """The finished tree."""
         return self.builder.finish(self.tree, self.plan)
-
-    @property
-    def evidence(self) -> Evidence | None:
-        """Records of the stop rule."""
-        return None if self.monitor is None else self.monitor.evidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -137,7 +137,7 @@ class HeadDrafter(Drafter[Unread]):
             self._read(unread)
             self._grow([row for row in rows if row.may_draft and self._run.knows(row.request_id)])
         return [
-            Draft(row.finish(), () if row.may_draft else state, row.evidence, error=row.error)
+            Draft(row.finish(), () if row.may_draft else state, row.token_probs, error=row.error)
             for row, state in zip(rows, states, strict=True)
         ]
 

@@ -146,7 +146,7 @@ class ShapeDrafter(StatelessDrafter):
         ]
         with torch.inference_mode():
             self._grow([row for row, _ in known], [state for _, state in known])
-        return [Draft(row.finish(), None, row.evidence, error=row.error) for row in rows]
+        return [Draft(row.finish(), None, row.token_probs, error=row.error) for row in rows]
 
     def close(self, context: Context) -> None:
         del context  # the hidden states are the target's, which forgets them with its sequence

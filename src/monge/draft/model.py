@@ -86,7 +86,7 @@ class ModelDrafter(PieceReader[ReadPaths]):
         plans: Sequence[DraftPlan],
         draws: Sequence[Draws],
     ) -> Sequence[Draft[ReadPaths]]:
-        if all(plan.max_depth == 0 and plan.stop is None for plan in plans):
+        if all(plan.max_depth == 0 for plan in plans):
             return [Draft(root_only(context.token_ids[-1]), ()) for context in contexts]
         rows = [
             self._row(context, plan, row_draws)
@@ -100,7 +100,7 @@ class ModelDrafter(PieceReader[ReadPaths]):
                 LevelReader(read=self._read_level, restore=self._restore),
             )
         return [
-            Draft(row.finish(), tuple(row.paths), row.evidence, error=row.error) for row in rows
+            Draft(row.finish(), tuple(row.paths), row.token_probs, error=row.error) for row in rows
         ]
 
     def observe(

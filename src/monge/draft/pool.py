@@ -284,7 +284,7 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
             return Draft(root_only(context.token_ids[-1]), state, drafter=name)
         index, draft = made
         state = PoolState(state.states, index, draft, state.shadows)
-        return Draft(draft.tree, state, draft.evidence, self._places[index][0], draft.error)
+        return Draft(draft.tree, state, draft.token_probs, self._places[index][0], draft.error)
 
     def _shadows(
         self, context: Context, states: Mapping[int, list[Any]], plan: DraftPlan

@@ -67,7 +67,7 @@ def replay(
         MongeError: If the parts do not fit together, or the log cannot answer.
     """
     parts = configuration.components(
-        ReplayTarget(log.model.vocab_size) if target is None else target, draft, PLAIN
+        ReplayTarget(log.model.vocab_size) if target is None else target, draft
     )
     depth = min(settings.depth, parts.drafter.capabilities.max_depth)
     known = {} if surveys is None else surveys
@@ -78,8 +78,16 @@ def replay(
     names = configuration.drafter_names(draft)
     reason = untimed(log, names)
     is_timed = bool(log.costs) and reason is None
-    costs = costs_for(log, names, nodes_by_depth(positions)) if is_timed else PLAIN
-    played = play(parts, log, costs, repeats=settings.repeats, seed=settings.seed, on_text=on_text)
+    costs = costs_for(log, names) if is_timed else PLAIN
+    played = play(
+        parts,
+        log,
+        costs,
+        nodes=nodes_by_depth(positions),
+        repeats=settings.repeats,
+        seed=settings.seed,
+        on_text=on_text,
+    )
     seen = hindsight(positions, costs, depth)
     found = summary(configuration, log, played, seen, is_timed=is_timed, seed=settings.seed)
     compact = stands_in(

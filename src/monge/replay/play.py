@@ -6,17 +6,16 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from monge.control.base import SharedState
-from monge.control.latency import Latency
 from monge.core.draws import SeededDraws
 from monge.core.verdict import StepRecord
 from monge.engine.components import Components
-from monge.replay.costs import predicted
+from monge.replay.costs import RoundCosts, fixed_latency, predicted
 from monge.replay.log import LawLog
 from monge.replay.run import replay_text
 from monge.replay.survey import Expectation, Position, fixed_window, oracle, survey
 
 DEPTH: Final = 8
-PLAIN: Final = Latency.linear(plain=1.0, node=0.0, draft=0.0)
+PLAIN: Final = RoundCosts.linear(plain=1.0, node=0.0, draft=0.0)
 """Costs if none are known: every round costs the same."""
 
 
@@ -84,7 +83,7 @@ def look(
 
 
 def hindsight(
-    positions: tuple[tuple[Position, ...], ...], costs: Latency, depth: int
+    positions: tuple[tuple[Position, ...], ...], costs: RoundCosts, depth: int
 ) -> OracleBounds:
     """Evaluate every fixed window and the oracle on surveyed texts."""
     return OracleBounds(
@@ -112,8 +111,9 @@ def nodes_by_depth(positions: Sequence[Sequence[Position]]) -> tuple[int, ...]:
 def play(
     components: Components,
     log: LawLog,
-    costs: Latency = PLAIN,
+    costs: RoundCosts = PLAIN,
     *,
+    nodes: Sequence[int] | None = None,
     repeats: int = 1,
     seed: int = 0,
     on_text: Callable[[], None] | None = None,
@@ -123,7 +123,8 @@ def play(
     Args:
         components: Drafter, verifier and controller; the target is not used.
         log: What happened.
-        costs: Predicted times, for the controller and for the records; they are not corrected.
+        costs: Predicted times, for the controller and for the records.
+        nodes: Drafted nodes of depth 0, 1, ...; `None` for a chain.
         repeats: Passes over the log: what is drafted on the way to a text is random.
         seed: Of all passes.
         on_text: Called after every text.
@@ -131,10 +132,13 @@ def play(
     Raises:
         UnavailableError: If the log cannot say what the verifier would have accepted.
     """
+    if nodes is None:
+        nodes = range(components.drafter.capabilities.max_depth + 1)
+    latency = fixed_latency(costs, components, nodes)
     passes: list[ReplayedText] = []
     for repeat in range(repeats):
         # A controller may learn across requests, as a decoder's own does; every pass starts afresh.
-        fresh = replace(components, shared=SharedState(costs))
+        fresh = replace(components, shared=SharedState(latency))
         for number, text in enumerate(log.texts):
             records = replay_text(fresh, log, text, seeded(seed, "replay", repeat, number))
             timed = tuple(

@@ -16,14 +16,11 @@ def write_plots(replayed: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
     """Draw what there is to draw; returns the files."""
     if not replayed:
         return []
-    drawn = [
+    return [
         _comparison(replayed, folder / "configurations.png"),
         _survival(replayed, folder / "survival.png"),
+        _windows(replayed, folder / "windows.png"),
     ]
-    drawn.append(_windows(replayed, folder / "windows.png"))
-    if any(found["calibration"] for found in replayed):
-        drawn.append(_calibration(replayed, folder / "calibration.png"))
-    return drawn
 
 
 def _comparison(replayed: Sequence[dict[str, Any]], path: Path) -> Path:
@@ -100,27 +97,6 @@ def _windows(replayed: Sequence[dict[str, Any]], path: Path) -> Path:
     rows[-1].set_xlabel("tokens written; a line where a text begins")
     handles, names = rows[0].get_legend_handles_labels()
     figure.legend(handles, names, fontsize=8, frameon=False, ncols=2, loc="outside upper right")
-    return _save(figure, path)
-
-
-def _calibration(replayed: Sequence[dict[str, Any]], path: Path) -> Path:
-    """The draft network's confidence against the chance of acceptance.
-
-    On the diagonal it knows itself.
-    """
-    figure = Figure(figsize=(5.4, 5), layout="constrained")
-    axes = figure.subplots()
-    axes.plot([0, 1], [0, 1], color="#bbbbbb", lw=1)
-    for number, found in enumerate(_different(replayed, "calibration")):
-        if found["calibration"]:
-            said, was, _ = zip(*found["calibration"]["bins"], strict=True)
-            label = f"{found['label']} (ECE {found['calibration']['ece']:.3f})"
-            axes.plot(said, was, "o-", ms=3, lw=1.2, color=f"C{number % 10}", label=label)
-    axes.set_xlabel("largest probability of the draft network")
-    axes.set_ylabel("chance that its first candidate is accepted")
-    axes.set_xlim(0, 1.02)
-    axes.set_ylim(0, 1.02)
-    figure.legend(fontsize=7, frameon=False, loc="outside lower center")
     return _save(figure, path)
 
 

@@ -11,10 +11,9 @@ from monge.core.metrics import acceptance_by_depth, draft_utilisation
 from monge.replay.configuration import Configuration
 from monge.replay.log import LawLog
 from monge.replay.play import OracleBounds, ReplayedText, seeded
-from monge.replay.survey import Position, confidences, survival
+from monge.replay.survey import Position, survival
 
 RESAMPLES: Final = 1000
-BINS: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +85,7 @@ def summary(
 
     Returns:
         `block_efficiency`, `tokens_per_s`, `speedup` (each mean, low, high), `acceptance_by_depth`,
-        `draft_utilisation`, `hindsight`, `controller_regret`, `survival`, `calibration`, and `tags`
+        `draft_utilisation`, `hindsight`, `controller_regret`, `survival`, and `tags`
         with the main figures of each.
     """
     choices, every = resampled(len(log.texts), seed), np.arange(len(log.texts))
@@ -106,7 +105,6 @@ def summary(
         "draft_utilisation": draft_utilisation(records),
         "mean_window": sum(record.depth for record in records) / len(records),
         "survival": list(survival_curve(seen.positions, len(seen.windows) - 1)),
-        "calibration": calibration(seen.positions),
         "windows": _trace(played),
         "lengths": [len(text.token_ids) for text in log.texts],
         "tags": tags,
@@ -120,29 +118,6 @@ def survival_curve(positions: Sequence[Sequence[Position]], depth: int) -> tuple
     return tuple(
         sum(curve[level] * weight for curve, weight in curves) / total for level in range(depth)
     )
-
-
-def calibration(positions: Sequence[Sequence[Position]]) -> dict[str, Any] | None:
-    """How far the draft network's confidence in a token is from the chance that its candidate is accepted.
-
-    Returns:
-        `bins` (mean confidence, mean chance, number of positions) and `ece`, the mean distance
-        weighted by number; `None` where the drafter says nothing of its confidence.
-    """
-    pairs = np.array([pair for text in positions for pair in confidences(text)])
-    if pairs.size == 0:
-        return None
-    places = np.minimum((pairs[:, 0] * BINS).astype(np.int64), BINS - 1)
-    bins = [pairs[places == place] for place in range(BINS)]
-    rows = [
-        [float(group[:, 0].mean()), float(group[:, 1].mean()), len(group)]
-        for group in bins
-        if len(group)
-    ]
-    return {
-        "bins": rows,
-        "ece": sum(abs(said - was) * count for said, was, count in rows) / len(pairs),
-    }
 
 
 def _figures(

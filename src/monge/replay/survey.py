@@ -9,23 +9,18 @@ programming from the end of the text.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 from monge.control.base import RoundInfo, SharedState, SoloController
-from monge.control.latency import Latency
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
-from monge.core.stopping import StopRule
 from monge.core.verdict import StepRecord
 from monge.engine.components import Components
 from monge.engine.loop import close_session
 from monge.engine.opening import open_sessions
+from monge.replay.costs import RoundCosts
 from monge.replay.log import LawLog, LoggedText
 from monge.replay.run import following, open_text, play_round
 from monge.replay.text import TextDraws, TextVerifier
-
-_NEVER_STOPS: Final = StopRule(draw_prices=(0.0,))
-"""Asks the drafter for its confidence, and stops nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,17 +31,12 @@ class Position:
         chances: For depth 1, 2, ...: P(accepted | text, the depth above was accepted).
         nodes: Drafted nodes of depth at most 0, 1, 2, ...
         room: Most draft tokens that the request's limit allows here.
-        context_length: Tokens before the round.
-        confidence: How sure the draft network was of its first candidate; `None` where it does not
-            say.
         runs_network: Whether the drafter that drafts here runs one, so that drafting costs time.
     """
 
     chances: tuple[float, ...]
     nodes: tuple[int, ...]
     room: int
-    context_length: int
-    confidence: float | None = None
     runs_network: bool = True
 
 
@@ -60,7 +50,7 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True)
 class _Full(SoloController[None]):
-    """Always the deepest tree, and the network's confidence beside it."""
+    """Always plans the deepest tree."""
 
     depth: int
 
@@ -70,7 +60,7 @@ class _Full(SoloController[None]):
     def plan_one(
         self, state: None, info: RoundInfo, context_length: int, draws: Draws
     ) -> DraftPlan:
-        return DraftPlan(max_depth=self.depth, stop=_NEVER_STOPS)
+        return DraftPlan(max_depth=self.depth)
 
     def update(self, state: None, record: StepRecord) -> None:
         return None
@@ -108,30 +98,21 @@ def survey(
     open_sessions([session], playing)
     try:
         while session.finish_reason is None:
-            length, room = (
-                len(session.context.token_ids),
-                text.max_new_tokens - session.num_generated - 1,
-            )
+            room = text.max_new_tokens - session.num_generated - 1
             play_round(session, guide, playing)
-            record = session.records[-1]
-            seen = _position(
-                guide,
-                room=room,
-                context_length=length,
-                confidence=next(iter(record.confidences), None),
-            )
-            found.append(replace(seen, runs_network=components.runs_network(record.drafter)))
+            runs_network = components.runs_network(session.records[-1].drafter)
+            found.append(_position(guide, room=room, runs_network=runs_network))
     finally:
         close_session(session, playing)
     return tuple(found)
 
 
-def fixed_window(positions: Sequence[Position], costs: Latency, window: int) -> Expectation:
+def fixed_window(positions: Sequence[Position], costs: RoundCosts, window: int) -> Expectation:
     """What a fixed window expects."""
     return _expected(positions, costs, [window])
 
 
-def oracle(positions: Sequence[Position], costs: Latency, depth: int) -> Expectation:
+def oracle(positions: Sequence[Position], costs: RoundCosts, depth: int) -> Expectation:
     """What the best window at every position expects, chosen with all chances known."""
     return _expected(positions, costs, range(depth + 1))
 
@@ -151,7 +132,9 @@ def survival(positions: Sequence[Position], depth: int) -> tuple[float, ...]:
     return tuple(sum(column) / len(curves) for column in zip(*curves, strict=True))
 
 
-def _expected(positions: Sequence[Position], costs: Latency, windows: Sequence[int]) -> Expectation:
+def _expected(
+    positions: Sequence[Position], costs: RoundCosts, windows: Sequence[int]
+) -> Expectation:
     """Backwards over positions: the round's own cost, and what is expected after as many tokens as it may commit."""
     ahead = [Expectation(rounds=0.0, seconds=0.0)]  # ahead[-1 - k]: after k more tokens
     for left, position in enumerate(reversed(positions), start=1):
@@ -163,7 +146,7 @@ def _expected(positions: Sequence[Position], costs: Latency, windows: Sequence[i
 
 
 def _round(
-    position: Position, costs: Latency, window: int, ahead: Sequence[Expectation], left: int
+    position: Position, costs: RoundCosts, window: int, ahead: Sequence[Expectation], left: int
 ) -> Expectation:
     rounds, seconds, reach = 1.0, round_seconds(position, costs, window), 1.0
     # The last token of the text is its round's own, so at most left - 1 draft tokens count as
@@ -180,16 +163,14 @@ def _round(
     return Expectation(rounds=rounds, seconds=seconds)
 
 
-def round_seconds(position: Position, costs: Latency, window: int) -> float:
+def round_seconds(position: Position, costs: RoundCosts, window: int) -> float:
     """Predicted seconds of a round with some window."""
     depth = min(window, len(position.nodes) - 1)
-    drafting = costs.draft_s(depth) if depth and position.runs_network else 0.0
-    return costs.verify_s(position.nodes[depth], 1, position.context_length) + drafting
+    drafting = costs.draft_s(depth) if position.runs_network else 0.0
+    return costs.verify_s(position.nodes[depth]) + drafting
 
 
-def _position(
-    guide: TextDraws, *, room: int, context_length: int, confidence: float | None
-) -> Position:
+def _position(guide: TextDraws, *, room: int, runs_network: bool) -> Position:
     """What was seen of the round; a node that the builder drew and left out of the finished tree cannot be accepted."""
     assert guide.tree is not None, "the verifier has seen the tree"
     tree, text = guide.tree, guide.text.all_ids
@@ -205,15 +186,5 @@ def _position(
             sum(0 < depth <= level for depth in depths) for level in range(max(depths) + 1)
         ),
         room=room,
-        context_length=context_length,
-        confidence=confidence,
-    )
-
-
-def confidences(positions: Sequence[Position]) -> tuple[tuple[float, float], ...]:
-    """How sure the draft network was of its first candidate, and with which chance that was accepted, by position."""
-    return tuple(
-        (place.confidence, place.chances[0])
-        for place in positions
-        if place.confidence is not None and place.chances
+        runs_network=runs_network,
     )
