@@ -9,14 +9,14 @@ from statistics import median
 from typing import Any, Final
 
 from lab.capacity.simulation import Machine
-from monge.control.latency import Latency
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.engine.components import Components
-from monge.engine.latency_measurement import measure_latency
 from monge.engine.loop import close_session
 from monge.engine.opening import open_sessions
 from monge.engine.session import Request, Session
+from monge.replay.costs import RoundCosts
+from monge.replay.measure import measured_rounds
 
 BUDGET_S: Final = 8.0
 _LENGTHS: Final = (32, 256)
@@ -34,10 +34,7 @@ def measured_machine(
         budget_s: Seconds for the rounds.
     """
     powers = [1 << power for power in range(max_batch_size.bit_length())]
-    costs = measure_latency(
-        components, batch_sizes=sorted({*powers, max_batch_size}), budget_s=budget_s
-    )
-    costs.learns = False
+    costs = measured_rounds(components, batch_sizes=[*powers, max_batch_size], budget_s=budget_s)
     return Machine(costs, _prefill_s(components), max_batch_size)
 
 
@@ -49,23 +46,18 @@ def levelled(machines: Mapping[str, Machine]) -> dict[str, Machine]:
     They are one machine, measured one arm after the other: if it is slower meanwhile, no arm should
     look slow for that. Each arm's times are scaled as its plain rounds are.
     """
-    tables = {label: one.costs.as_dict() for label, one in machines.items()}
-    for batch in next(iter(tables.values()))["verify_s"]:
-        common = median(table["verify_s"][batch]["0"] for table in tables.values())
-        for table in tables.values():
-            factor = common / table["verify_s"][batch]["0"]
-            for kind in ("verify_s", "draft_s"):
-                table[kind][batch] = {
-                    size: factor * seconds for size, seconds in table[kind][batch].items()
-                }
+    levelled = {label: one.costs for label, one in machines.items()}
+    for batch in next(iter(levelled.values())).verify:
+        common = median(costs.verify_s(0, batch) for costs in levelled.values())
+        levelled = {
+            label: costs.scaled(batch, common / costs.verify_s(0, batch))
+            for label, costs in levelled.items()
+        }
     made = dict[str, Machine]()
     for label, one in machines.items():
-        costs = Latency.from_dict(tables[label])
-        costs.learns = False
-        factor = costs.verify_s(0) / one.costs.verify_s(0)
-        made[label] = replace(
-            one, costs=costs, prefill_s=(factor * one.prefill_s[0], factor * one.prefill_s[1])
-        )
+        factor = levelled[label].verify_s(0) / one.costs.verify_s(0)
+        prefill_s = factor * one.prefill_s[0], factor * one.prefill_s[1]
+        made[label] = replace(one, costs=levelled[label], prefill_s=prefill_s)
     return made
 
 
@@ -135,6 +127,5 @@ def _machine(values: Mapping[str, Any]) -> Machine:
         math.isfinite(fixed) and math.isfinite(per_token) and fixed >= 0.0 and per_token >= 0.0
     ):
         raise ValueError(f"prefill_s must be two numbers >= 0; got {values['prefill_s']}")
-    costs = Latency.from_dict(values["costs"])
-    costs.learns = False
+    costs = RoundCosts.from_dict(values["costs"])
     return Machine(costs, (fixed, per_token), int(values["max_batch_size"]))

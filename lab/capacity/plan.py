@@ -15,7 +15,7 @@ from monge.core.errors import OptionError
 from monge.core.model import SequenceModel
 from monge.replay.configuration import Configuration
 from monge.replay.log import LawLog
-from monge.replay.simulate import PLAIN, seeded
+from monge.replay.simulate import seeded
 from monge.replay.simulate import simulate as simulated_passes
 from monge.replay.text import ReplayTarget
 
@@ -114,7 +114,7 @@ def works(
         OptionError: If the controller reads latency.
         UnavailableError: If the log cannot say what the verifier would have accepted.
     """
-    parts = configuration.components(ReplayTarget(log.model.vocab_size), draft, PLAIN)
+    parts = configuration.components(ReplayTarget(log.model.vocab_size), draft)
     if Reads.LATENCY in parts.controller.reads:
         raise OptionError(
             f"capacity: controller {configuration.controller!r} plans by the batch that it meets, "

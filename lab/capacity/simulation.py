@@ -1,9 +1,9 @@
 """How many machines a load needs: replicas simulated round by round, on replayed requests and measured costs. No clock in here.
 
 A replica is what `monge serve` is: requests join and leave between rounds, up to a batch size; a
-round takes as long as its cost table says for the number of rows, the largest tree and the mean
-context; prompts are read between rounds. Replicas share nothing but the door: of two drawn at
-random, a request goes to the one with fewer.
+round takes as long as its cost table says for the number of rows and the largest tree; prompts are
+read between rounds. Replicas share nothing but the door: of two drawn at random, a request goes to
+the one with fewer.
 """
 
 import heapq
@@ -11,12 +11,11 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Any, Final
 
-from monge.control.latency import Latency
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
+from monge.replay.costs import RoundCosts
 
 WARM_UP: Final = 0.2
 """Share of the requests, the first ones, that are served but not counted.
@@ -63,7 +62,7 @@ class Machine:
         max_batch_size: Rows of a round.
     """
 
-    costs: Latency
+    costs: RoundCosts
     prefill_s: tuple[float, float]
     max_batch_size: int
 
@@ -71,13 +70,11 @@ class Machine:
         """Seconds of reading a prompt."""
         return self.prefill_s[0] + self.prefill_s[1] * num_tokens
 
-    def round_s(self, steps: Sequence[Step], contexts: Sequence[int]) -> float:
+    def round_s(self, steps: Sequence[Step]) -> float:
         """Seconds of a round of several requests: trees are padded to the largest."""
         batch, depth = len(steps), max(step.depth for step in steps)
-        rest = self.costs.verify_s(
-            max(step.num_nodes for step in steps), batch, round(fmean(contexts))
-        )
-        return rest + (self.costs.draft_s(depth, batch) if depth else 0.0)
+        rest = self.costs.verify_s(max(step.num_nodes for step in steps), batch)
+        return rest + self.costs.draft_s(depth, batch)
 
 
 @dataclass(slots=True)
@@ -93,10 +90,6 @@ class _Request:
     @property
     def step(self) -> Step:
         return self.work.steps[self.next_step]
-
-    @property
-    def context(self) -> int:
-        return self.work.num_prompt_tokens + self.written
 
 
 @dataclass(slots=True)
@@ -122,9 +115,7 @@ class _Replica:
         self.is_busy = bool(self.running)
         if not self.running:
             return None
-        seconds = read + machine.round_s(
-            [one.step for one in self.running], [one.context for one in self.running]
-        )
+        seconds = read + machine.round_s([one.step for one in self.running])
         self.busy_s, self.rows, self.rounds = (
             self.busy_s + seconds,
             self.rows + len(self.running),

@@ -38,9 +38,8 @@ def main(
 ) -> None:
     """Compare controllers on simulated streams, without networks: tokens per plain forward's time.
 
-    Acceptance stays in one of four regimes for ten rounds on average; a drafter of perfectly
-    calibrated confidence proposes chains. The best fixed window is found by trying all of them. In
-    a fourth world, requests of three kinds meet a drafter with a network and a lookup, and
+    Acceptance stays in one of four regimes for ten rounds on average. The best fixed window is
+    found by trying all of them. In a fourth world, requests of three kinds meet a drafter with a network and a lookup, and
     controllers choose between them. Minutes at the default length; the controllers are those that
     decode, and the processor time that they take themselves is told.
 

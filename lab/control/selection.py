@@ -129,15 +129,11 @@ def selection_speed(
                 within,
                 rounds[name],
                 length,
-                confident=member.runs_network,
                 drafter=name,
                 counterfactuals=_counterfactuals(rounds, length),
             )
             state = watch.run(controller.update, state, record)
-            reads = max(record.depth, record.levels_read)
-            seconds += costs.verify_s(record.num_nodes) + (
-                costs.draft_s(reads) if reads and member.runs_network else 0.0
-            )
+            seconds += costs.of(name, runs_network=member.runs_network).round_s(record.depth)
             tokens, length = tokens + len(record.token_ids), length + len(record.token_ids)
     return tokens / seconds
 

@@ -3,12 +3,12 @@
 What their rules are worth, without networks, clocks or machines.
 
 A round's acceptance is drawn from regimes that last; every position deviates a little. All
-controllers meet the same rounds and the same coins, so their speeds are compared in pairs. The
-drafter's confidence is that acceptance itself. Times are those of a linear latency model in units
-of a plain forward. The controllers are the real ones, and their own time is taken.
+controllers meet the same rounds and the same coins, so their speeds are compared in pairs. Times
+are those of a linear latency model in units of a plain forward. The controllers are the real ones,
+and their own time is taken.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, Final
@@ -98,7 +98,6 @@ ARMS: Final[Mapping[str, str]] = {
     "fsm": "fsm(max_window=16)",
     "q_learning": "q_learning",
     "transformers_heuristic": "transformers_heuristic",
-    "goodput without confidence": "goodput(max_window=16)",
     "goodput": "goodput(max_window=16)",
 }
 
@@ -128,7 +127,6 @@ def speed(
     rounds: Iterable[Round],
     draws: Draws,
     *,
-    confident: bool = True,
     watch: Stopwatch | None = None,
 ) -> float:
     """Tokens per plain forward's time of a controller in a world.
@@ -138,7 +136,6 @@ def speed(
         world: What rounds cost.
         rounds: Its rounds, as one request.
         draws: The controller's own source of randomness.
-        confident: Whether the drafter tells its confidence.
         watch: Takes the time of plans and updates.
     """
     costs = world.costs()
@@ -150,13 +147,11 @@ def speed(
             watch.run(controller.plan, [state], RoundInfo(context_lengths=(length,)), [draws])[0],
             one,
             length,
-            confident=confident,
         )
         state = watch.run(controller.update, state, record)
         tokens += len(record.token_ids)
         length += len(record.token_ids)
-        reads = max(record.depth, record.levels_read)
-        seconds += costs.verify_s(record.num_nodes) + (costs.draft_s(reads) if reads else 0.0)
+        seconds += costs.round_s(record.depth)
     return tokens / seconds
 
 
@@ -193,14 +188,8 @@ def compare_controllers(
             }
         )
         for arm, text in arms.items():
-            controller, watch, confident = (
-                CONTROLLERS.parse(text),
-                Stopwatch(clock),
-                "without confidence" not in arm,
-            )
-            reached = speed(
-                controller, world, rounds, make_draws(1), confident=confident, watch=watch
-            )
+            watch = Stopwatch(clock)
+            reached = speed(CONTROLLERS.parse(text), world, rounds, make_draws(1), watch=watch)
             own = {"own_s_per_round": watch.seconds / num_rounds}
             rows.append(
                 {
@@ -214,14 +203,9 @@ def compare_controllers(
     return rows
 
 
-def chain_record(
-    plan: DraftPlan, one: Round, length: int, *, confident: bool, **fields: Any
-) -> StepRecord:
+def chain_record(plan: DraftPlan, one: Round, length: int, **fields: Any) -> StepRecord:
     """One round of a chain drafter under a plan; `fields` are further fields of the record."""
-    limit = min(plan.depth(MAX_WINDOW), MAX_WINDOW)
-    depth, levels_read = (
-        _drafted(plan, one.acceptance, limit) if confident and plan.stop else (limit, 0)
-    )
+    depth = min(plan.depth(MAX_WINDOW), MAX_WINDOW)
     accepted = one.num_accepted(depth)
     return StepRecord(
         plan=plan,
@@ -232,23 +216,5 @@ def chain_record(
         next_kind="bonus" if accepted == depth else "correction",
         token_ids=(0,) * (accepted + 1),
         context_length=length,
-        levels_read=levels_read,
-        confidences=one.acceptance[:depth] if levels_read else (),
         **fields,
     )
-
-
-def _drafted(plan: DraftPlan, acceptance: Sequence[float], limit: int) -> tuple[int, int]:
-    """Depth of the chain, and levels read, where the confidence is the acceptance itself."""
-    stop = plan.stop
-    assert stop is not None
-    reach, depth, levels_read = 1.0, 0, 0
-    while depth < limit:
-        levels_read += 1
-        expected = stop.acceptance(depth + 1, acceptance[depth])
-        if not stop.draws(depth + 1, reach * expected):
-            break
-        depth, reach = depth + 1, reach * expected
-        if not stop.reads(depth + 1, reach * stop.next_acceptance(depth + 1, expected)):
-            break
-    return depth, levels_read

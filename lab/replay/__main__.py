@@ -93,7 +93,7 @@ def bounded(
     ]
     names = configuration.drafter_names(draft)
     is_timed = bool(log.costs) and untimed(log, names) is None
-    costs = costs_for(log, names, mean_nodes(texts)) if is_timed else PLAIN
+    costs = costs_for(log, names) if is_timed else PLAIN
     total = sum(map(len, texts))
     depths = [
         _speeds([fixed_depth(text, costs, level) for text in texts], total)

@@ -10,7 +10,6 @@ from typing import Final
 
 from monge.control.base import SharedState
 from monge.control.fixed import Fixed
-from monge.control.latency import Latency
 from monge.core.draws import Draws
 from monge.core.law import LawSequence
 from monge.core.proposal import Iid, Proposal
@@ -20,7 +19,7 @@ from monge.engine.components import Components
 from monge.engine.loop import close_session
 from monge.engine.opening import open_sessions
 from monge.replay.conditional import ConditionalCandidates
-from monge.replay.costs import predicted
+from monge.replay.costs import RoundCosts, predicted
 from monge.replay.log import LawLog, LoggedText
 from monge.replay.logged_token import LoggedToken
 from monge.replay.run import open_text, simulate_round, stand_in
@@ -153,12 +152,12 @@ def survey(
     return tuple(found)
 
 
-def fixed_depth(positions: Sequence[Position], costs: Latency, depth: int) -> Expectation:
+def fixed_depth(positions: Sequence[Position], costs: RoundCosts, depth: int) -> Expectation:
     """Return the expectation of one fixed depth."""
     return _expected(positions, costs, [depth])
 
 
-def oracle(positions: Sequence[Position], costs: Latency, depth: int) -> Expectation:
+def oracle(positions: Sequence[Position], costs: RoundCosts, depth: int) -> Expectation:
     """Return the expectation of the best depth at every position, chosen with all chances known."""
     return _expected(positions, costs, range(depth + 1))
 
@@ -178,7 +177,9 @@ def survival(positions: Sequence[Position], depth: int) -> tuple[float, ...]:
     return tuple(sum(column) / len(curves) for column in zip(*curves, strict=True))
 
 
-def _expected(positions: Sequence[Position], costs: Latency, depths: Sequence[int]) -> Expectation:
+def _expected(
+    positions: Sequence[Position], costs: RoundCosts, depths: Sequence[int]
+) -> Expectation:
     """Go backwards over positions: a round costs its own time and that of what is left after it."""
     ahead = [Expectation(rounds=0.0, seconds=0.0)]  # ahead[-1 - k]: after k more tokens
     for left, position in enumerate(reversed(positions), start=1):
@@ -190,7 +191,7 @@ def _expected(positions: Sequence[Position], costs: Latency, depths: Sequence[in
 
 
 def _round(
-    position: Position, costs: Latency, depth: int, ahead: Sequence[Expectation], left: int
+    position: Position, costs: RoundCosts, depth: int, ahead: Sequence[Expectation], left: int
 ) -> Expectation:
     rounds, seconds, reach = 1.0, round_seconds(position, costs, depth), 1.0
     # The last token of the text is its round's own, so at most left - 1 draft tokens count as
@@ -207,7 +208,7 @@ def _round(
     return Expectation(rounds=rounds, seconds=seconds)
 
 
-def round_seconds(position: Position, costs: Latency, depth: int) -> float:
+def round_seconds(position: Position, costs: RoundCosts, depth: int) -> float:
     """Return the predicted seconds of a round of some depth."""
     depth = min(depth, len(position.nodes) - 1)
     record = replace(position.record, depth=depth, num_nodes=position.nodes[depth])

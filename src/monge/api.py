@@ -41,7 +41,6 @@ from monge.engine.chat_format import chat_format
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder
 from monge.engine.exact_numerics import check_exact_numerics
-from monge.engine.latency_measurement import with_latency
 from monge.engine.models.forward_program import make_programs
 from monge.engine.text import Tokenizer
 from monge.loading.networks import (
@@ -102,7 +101,6 @@ def load(
     controller: str | AnyController | Sequence[str] | None = None,
     draft_temperature: float | int | None = None,
     draft_top_k: int | None = None,
-    costs: str | Path | Latency | None = None,
     tokenizer: Tokenizer | None = None,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device | None = None,
@@ -150,8 +148,6 @@ def load(
         draft_top_k: Draft from this number of the draft model's most probable tokens, renormalised.
             Candidates are verified against the truncated law, so this stays exact, and it is fast
             for rules whose cost grows with the support of the draft law.
-        costs: Costs of rounds, for controllers that read them: a table, or a folder that keeps
-            tables by models, types, processor and device. If there is none, it is measured in about a second.
         tokenizer: A loaded tokenizer; `None` loads the one beside `target`.
         dtype: Type of the weights; `auto` takes that of the checkpoint.
         device: Where to put the models.
@@ -217,8 +213,6 @@ def load(
         controller=controller,
         draft_temperature=draft_temperature,
         draft_top_k=draft_top_k,
-        costs=costs,
-        max_batch_size=max_batch_size,
     )
     chat = chat_format(tokenizer, chat_template, is_built_in=is_built_in)
     return Decoder(
@@ -242,16 +236,15 @@ def make_components(
     draft_temperature: float | int | None = None,
     draft_top_k: int | None = None,
     draft_rules: SamplingRules | None = None,
-    costs: str | Path | Latency | None = None,
-    max_batch_size: int = 1,
+    latency: Latency | None = None,
 ) -> Components:
     """Build the parts from names or objects; arguments as for `load`, with loaded models.
 
     `draft` is one draft model, or several.
 
-    The default controller is `fixed`, for which nothing is measured; `controller=None` takes the
-    default of `load`. `draft_rules` are sampling rules of the draft law, instead of the request's
-    own.
+    The default controller is `fixed`; `controller=None` takes the default of `load`. `draft_rules`
+    are sampling rules of the draft law, instead of the request's own. `latency` is for controllers
+    that read times of rounds; without it, they start from a guess and learn.
     """
     rule = VERIFIERS.parse(verifier) if isinstance(verifier, str) else verifier
     drafts = (draft,) if isinstance(draft, SequenceModel) else tuple(draft or ())
@@ -308,13 +301,12 @@ def make_components(
         greedy_rule=TargetWalk(),
         draft_models=drafts,
         alternatives=tuple((name, VERIFIERS.make(name)) for name in VERIFIERS),
-        shared=SharedState(costs if isinstance(costs, Latency) else None),
+        shared=SharedState(latency),
         controllers=chosen.named,
         seeded=chosen.seeded,
     )
     make_programs((target, *drafts))
-    folder = Path(costs) if isinstance(costs, str | Path) else None
-    return _able_to_plan(with_latency(components, batch_sizes=(1, max_batch_size), folder=folder))
+    return _able_to_plan(components)
 
 
 def resolved(source: Source) -> Source:

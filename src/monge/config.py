@@ -19,7 +19,6 @@ KEYS: Final[Mapping[str, tuple[type, ...]]] = {
     "controller": _SEVERAL,
     "draft_temperature": (float, int),
     "draft_top_k": (int,),
-    "costs": _TEXT,
     "dtype": _TEXT,
     "device": _TEXT,
     "attention": _TEXT,

@@ -28,7 +28,7 @@ def decoder(costs=CHEAP, *, max_length=None, **parts):
     resources = {} if parts.get("drafter", "model") != "model" else {"draft": draft}
     return Decoder(
         make_components(
-            target, **resources, costs=Latency.linear(**costs), **({"controller": None} | parts)
+            target, **resources, latency=Latency.linear(**costs), **({"controller": None} | parts)
         )
     )
 
@@ -133,7 +133,7 @@ def test_a_tree_that_was_asked_for_is_drafted_whole(parts, steady):
     assert decoder(**parts).components.controllers["fixed"] == steady
 
 
-def test_who_drafts_nothing_needs_no_costs():
+def test_who_drafts_nothing_needs_no_latency():
     parts = make_components(
         TabularModel(RandomTable(VOCAB, 1), VOCAB), drafter="none", controller=None
     )
@@ -142,8 +142,6 @@ def test_who_drafts_nothing_needs_no_costs():
         frozenset(),
         None,
     )
-    with pytest.raises(OptionError, match="fixed reads no measured times"):
-        make_components(parts.target, drafter="none", controller=None, costs="kept")
 
 
 class Raising(NgramDrafter):
@@ -152,7 +150,7 @@ class Raising(NgramDrafter):
 
 
 @pytest.mark.filterwarnings("ignore:request .* the drafter failed")
-def test_a_drafter_that_raises_while_costs_are_measured_leaves_plain_decoding():
+def test_a_drafter_that_raises_leaves_plain_decoding():
     target = TabularModel(RandomTable(VOCAB, 1), VOCAB)
     result = write(Decoder(make_components(target, drafter=Raising(), controller=None)), seed=3)
     expected = write(Decoder(make_components(target, drafter="none")), seed=3)
@@ -173,7 +171,7 @@ def test_one_can_be_asked_for():
 
 
 def test_what_loads_takes_it():
-    parts = monge.load(costs=Latency.linear(**CHEAP)).components
+    parts = monge.load().components
     assert isinstance(parts.controller, Goodput)
     assert parts.seeded == "fixed"
 
@@ -191,7 +189,7 @@ def test_what_loads_takes_it():
     ],
 )
 def test_a_server_plans_likewise(fields, is_told):
-    made = toy_decoder(controller=None, costs=Latency.linear(**CHEAP))
+    made = toy_decoder(controller=None, latency=Latency.linear(**CHEAP))
     with TestClient(toy_app(made)) as client:
         asked = {"prompt": "once upon", "max_tokens": 20, "ignore_eos": True} | fields
         answer = client.post("/v1/completions", json=asked).json()

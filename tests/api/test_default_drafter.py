@@ -34,7 +34,7 @@ def components(**settings):
     max_length = settings.pop("max_length", None)
     target, draft = (TabularModel(RandomTable(VOCAB, seed), VOCAB, max_length) for seed in (1, 2))
     costs = Latency.linear(plain=1.0, node=0.01, draft=0.1)
-    return make_components(target, draft, costs=costs, **({"controller": None} | settings))
+    return make_components(target, draft, latency=costs, **({"controller": None} | settings))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_without_a_draft_model_there_is_the_text():
     target = TabularModel(RandomTable(VOCAB, 1), VOCAB)
     assert (
         make_components(
-            target, controller=None, costs=Latency.linear(plain=1.0, node=0.1, draft=0.1)
+            target, controller=None, latency=Latency.linear(plain=1.0, node=0.1, draft=0.1)
         ).drafter
         == NgramDrafter()
     )
@@ -129,7 +129,7 @@ def test_greedy_texts_are_the_targets():
 
 
 def test_the_built_in_pair_has_both():
-    made = monge.load(costs=Latency.linear(plain=1.0, node=0.01, draft=0.1)).components
+    made = monge.load().components
     assert [member.name for member in made.shared.members] == ["ngram", "model"]
     with pytest.raises(OptionError, match="draft model"):
         monge.load(drafter="ngram", draft_backend="eager")

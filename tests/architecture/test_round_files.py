@@ -33,8 +33,10 @@ def files_entered(work: Callable[[], object]) -> list[str]:
 
 def test_a_default_round_is_readable():
     """A round without drafts enters about 28 files, with a lookup 32, with the draft model 37."""
-    times = Latency.linear(plain=0.005, node=0.0002, draft=0.001)  # so that no clock decides
-    decoder = monge.load(costs=times)
+    decoder = monge.load()
+    # So that no clock decides.
+    times = Latency.linear(plain=0.005, node=0.0002, draft=0.001)
+    decoder.components.shared.latency = times
     prompts, length = ["The history of the town"], 8 * (WARM_ROUNDS + ROUNDS)
     (session,) = decoder.sessions(prompts, max_new_tokens=length, ignore_eos=True)
     rounds = decode([session], decoder.components, max_batch_size=1)

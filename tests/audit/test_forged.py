@@ -54,10 +54,10 @@ TIMED: dict[str, dict[str, Any]] = {
 
 def timed(controller: str, **parts: Any) -> Make:
     """A pair whose controller reads these times; some of them draw."""
-    times = Latency(verify_s={1: {0: 1.0, 8: 1.2}}, draft_s={1: {0: 0.0, 8: 0.3}})
+    times = Latency(plain_s=1.0, node_share=0.025, draft_share=0.04)
     settings = {"drafter": "model", "tree": "chain(3)", "verifier": "block"} | parts
     return lambda: make_components(
-        table(1), table(2), controller=controller, costs=times, **settings
+        table(1), table(2), controller=controller, latency=times, **settings
     )
 
 

@@ -71,24 +71,16 @@ def measurements(tiny_pair):
     return measure(tiny_pair, arms, prompts, settings, on_call=lambda name: None)
 
 
-def test_costs_are_measured_once_and_apart(measurements):
+def test_every_cell_learns_for_itself(measurements):
     mine = [measurement for measurement in measurements if measurement.arm.name == "mine"]
     assert len(mine) == 4
-    assert {measurement.prepare_s for measurement in mine} == {mine[0].prepare_s}
-    assert mine[0].prepare_s > 0
     arm = mine[0].arm
     assert isinstance(arm, MongeArm)
     assert set(arm.cache.shared_states) == {(0.0, 1), (0.0, 2), (1.0, 1), (1.0, 2)}
-    for measurement in mine:
-        latency = arm.cache.shared_states[measurement.temperature, measurement.batch_size].latency
-        assert latency is not None
-        assert latency.as_dict() != arm.cache.latency.as_dict(), (
-            "the measured rounds corrected a copy"
-        )
+    for (_, batch_size), shared in arm.cache.shared_states.items():
+        assert str(batch_size) in {key.split("|")[1] for key in shared.latency.as_dict()}
     records = [arm_record(measurement, measurements) for measurement in mine]
-    assert all(
-        record["prepare_s"] > 0 and record["ratio_to_none"]["median"] > 0 for record in records
-    )
+    assert all(record["ratio_to_none"]["median"] > 0 for record in records)
 
 
 def test_the_slowest_adaptive_arm_is_named(measurements):

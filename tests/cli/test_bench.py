@@ -61,7 +61,6 @@ def test_named_arms_of_a_useless_draft(bench, tmp_path):
     ]
     result = bench("--quick", "--max-new-tokens", 4, "--repeats", 1, *arguments)
     assert result.exit_code == 0
-    assert "s of measuring costs, not counted" in result.stdout
     document = json.loads((tmp_path / "out" / "result.json").read_text())
     assert document["models"]["draft"].endswith("output shifted")
     slowest = document["slowest_adaptive"]["arm"]

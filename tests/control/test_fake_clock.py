@@ -103,7 +103,7 @@ def test_plans_that_follow_the_clock_leave_the_law_alone(
             tree=tree,
             verifier=verifier,
             controller=controller,
-            costs=COSTS[costs],
+            latency=COSTS[costs],
         )
 
     case = Case(prompt=(0, 1, 0, 1, 0), horizon=horizon, max_new_tokens=horizon + 2)

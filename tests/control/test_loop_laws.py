@@ -15,7 +15,6 @@ from monge.control.windows import WINDOWS
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.proposal import Iid, WithoutReplacement
-from monge.core.stopping import StopRule
 from monge.core.verdict import StepRecord
 from monge.draft.tree.registry import TREES
 from monge.engine.components import Components
@@ -50,12 +49,9 @@ SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Adaptive(SoloController[tuple[int, float]]):
-    """Plans that swing as far as the last round allows.
+    """Plans that swing as far as the last round allows: deeper after acceptance."""
 
-    Deeper after acceptance, stop prices moved by confidence.
-    """
-
-    stop: StopRule
+    min_token_prob: float
 
     reads = frozenset({"accepted", "confidence"})
 
@@ -65,19 +61,13 @@ class Adaptive(SoloController[tuple[int, float]]):
     def plan_one(
         self, state: tuple[int, float], info: RoundInfo, context_length: int, draws: Draws
     ) -> DraftPlan:
-        return DraftPlan(max_depth=state[0], stop=self.stop)
+        return DraftPlan(max_depth=state[0], min_token_prob=self.min_token_prob)
 
     def update(self, state: tuple[int, float], record: StepRecord) -> tuple[int, float]:
-        return (2 if record.num_accepted else 1), sum(record.confidences)
+        return (2 if record.num_accepted else 1), sum(record.token_probs)
 
 
-STOPS = {
-    "before a draw": StopRule(draw_prices=(0.42, 0.35)),
-    "before reading on": StopRule(
-        read_prices=(0.0, 0.29), expected=(0.6, 0.5), following=(-0.1, 1.0)
-    ),
-    "after an improbable token": StopRule(min_token_prob=0.35),
-}
+THRESHOLDS = (0.25, 0.35, 0.45)
 
 
 def models(seed: int = 11) -> tuple[TabularModel, TabularModel]:
@@ -88,7 +78,7 @@ def models(seed: int = 11) -> tuple[TabularModel, TabularModel]:
 
 def components(**settings: Any) -> Components:
     costs = Latency.linear(plain=1.0, node=0.1, draft=0.2)
-    return make_components(*models(), costs=costs, **settings)
+    return make_components(*models(), latency=costs, **settings)
 
 
 def error(case: Case, **settings: Any) -> float:
@@ -127,33 +117,29 @@ def stopping_combinations() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("tree", "verifier"), [pair for pair in stopping_combinations() if pair[0] == "chain(2)"]
 )
-def test_a_stop_rule_with_every_verifier(tree: str, verifier: str) -> None:
+def test_a_threshold_with_every_verifier(tree: str, verifier: str) -> None:
     """The first token of a round whose draft is stopped; wider trees follow in the slow tests."""
     case = Case(horizon=1, max_new_tokens=3)
-    assert (
-        error(case, controller=Adaptive(STOPS["before a draw"]), tree=tree, verifier=verifier)
-        < 1e-12
-    )
+    assert error(case, controller=Adaptive(0.35), tree=tree, verifier=verifier) < 1e-12
 
 
-@pytest.mark.parametrize("stop", [StopRule(draw_prices=(0.0, price)) for price in (0.3, 0.4)])
-def test_a_level_that_ends_for_what_other_paths_promise(stop: StopRule) -> None:
-    """Rules that look at whole paths are told that these are none."""
+@pytest.mark.parametrize("threshold", THRESHOLDS)
+def test_paths_that_end_after_an_improbable_token(threshold: float) -> None:
     case = Case(horizon=2, max_new_tokens=3)
     assert (
-        error(case, controller=Adaptive(stop), tree="paths(2, 2)", verifier="multipath_block")
+        error(case, controller=Adaptive(threshold), tree="paths(2, 2)", verifier="multipath_block")
         < 1e-12
     )
 
 
-@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("threshold", THRESHOLDS)
 @pytest.mark.parametrize("verifier", ["single_draft", "block"])
-def test_every_stop_rule(verifier: str, stop: str) -> None:
+def test_every_threshold(verifier: str, threshold: float) -> None:
     """Two tokens, over a second round that was planned from the first."""
     assert (
         error(
             Case(horizon=2, max_new_tokens=3),
-            controller=Adaptive(STOPS[stop]),
+            controller=Adaptive(threshold),
             tree="chain(2)",
             verifier=verifier,
         )
@@ -162,16 +148,16 @@ def test_every_stop_rule(verifier: str, stop: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("threshold", THRESHOLDS)
 @pytest.mark.parametrize(("tree", "verifier"), stopping_combinations())
-def test_every_stop_rule_with_every_verifier(tree: str, verifier: str, stop: str) -> None:
+def test_every_threshold_with_every_verifier(tree: str, verifier: str, threshold: float) -> None:
     case = Case(horizon=1 if TREES.parse(tree).limits.max_width > 1 else 2, max_new_tokens=3)
-    assert error(case, controller=Adaptive(STOPS[stop]), tree=tree, verifier=verifier) < 1e-12
+    assert error(case, controller=Adaptive(threshold), tree=tree, verifier=verifier) < 1e-12
 
 
-@pytest.mark.parametrize("stop", STOPS)
-def test_the_stops_do_stop(stop: str) -> None:
-    """The rules of the test above end some drafts early, and let some go on."""
+@pytest.mark.parametrize("threshold", THRESHOLDS)
+def test_the_thresholds_do_stop(threshold: float) -> None:
+    """The thresholds of the test above end some drafts early, and let some go on."""
     depths = set[int]()
 
     @dataclass(frozen=True, slots=True)
@@ -183,7 +169,7 @@ def test_the_stops_do_stop(stop: str) -> None:
 
     for token in range(VOCAB):
         case = Case(prompt=(token,), horizon=1, max_new_tokens=3)
-        output_law(lambda: components(controller=Watching(STOPS[stop]), tree="chain(2)"), case)
+        output_law(lambda: components(controller=Watching(threshold), tree="chain(2)"), case)
     assert len(depths) > 1
 
 

@@ -3,14 +3,13 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import count, cycle
 
 import pytest
 
 from monge.api import make_components
 from monge.control.base import Reads
 from monge.control.fixed import Fixed
-from monge.control.latency import Latency
 from monge.control.registry import CONTROLLERS
 from monge.core.errors import OptionError
 from monge.engine.clock import measured_by
@@ -47,7 +46,6 @@ def decoder(name: str, verifier: str | None) -> Decoder:
             tree="chain(6)",
             verifier=verifier,
             controller=name,
-            costs=Latency.linear(plain=1.0, node=0.1, draft=0.2, learns=True),
         )
     )
 
@@ -96,9 +94,18 @@ def test_plans_do_not_matter_to_greedy_texts_and_rules_that_do_not_look_at_them(
 def test_the_clock_decides_what_a_controller_of_measured_times_writes(name):
     """Otherwise the comparisons above would prove nothing."""
     texts = set()
-    for steps in (STEADY_CLOCK, WILD_CLOCK):
-        with clock(steps):
-            texts.add(write(decoder(name, None)).token_ids)
+    for forward_s in (0.0, 50.0):
+        made, ticks, spent = decoder(name, None), count(), [0.0]
+        (draft,) = made.components.draft_models
+        extend = draft.extend
+
+        def slow(blocks, spent=spent, forward_s=forward_s, extend=extend):
+            spent[0] += forward_s
+            return extend(blocks)
+
+        draft.extend = slow
+        with measured_by(lambda ticks=ticks, spent=spent: 0.01 * next(ticks) + spent[0]):
+            texts.add(write(made).token_ids)
     assert len(texts) == 2
 
 

@@ -290,7 +290,7 @@ def test_the_law_is_the_targets(controller: str, pool: str) -> None:
         models = TabularModel(RandomTable(2, 11), 2), TabularModel(RandomTable(2, 23), 2)
         costs = Latency.linear(plain=1.0, node=0.1, draft=0.2)
         return make_components(
-            *models, drafter=pool, tree="chain(1)", controller=controller, costs=costs
+            *models, drafter=pool, tree="chain(1)", controller=controller, latency=costs
         )
 
     assert (
@@ -316,7 +316,7 @@ def test_a_batch_keeps_the_law() -> None:
             drafter="pool('none', 'model')",
             tree="chain(1)",
             controller=controller,
-            costs=costs,
+            latency=costs,
         )
 
     case = Case(prompt=(0, 1, 0), horizon=2, max_new_tokens=2, neighbours=((1,),))
@@ -337,7 +337,11 @@ def test_by_name_with_measured_choice(controller: str) -> None:
     target, draft = TabularModel(RandomTable(5, 1), 5), TabularModel(RandomTable(5, 1), 5)
     costs = Latency.linear(plain=1.0, node=0.01, draft=0.01)
     components = make_components(
-        target, draft, drafter="pool('none', 'ngram', 'model')", controller=controller, costs=costs
+        target,
+        draft,
+        drafter="pool('none', 'ngram', 'model')",
+        controller=controller,
+        latency=costs,
     )
     results = Decoder(components, max_batch_size=2).generate(
         [(0, 1), (3,)], max_new_tokens=150, temperature=0.0, seed=2
@@ -377,5 +381,5 @@ def test_there_must_be_something_to_choose_from() -> None:
     costs = Latency.linear(plain=1.0, node=0.1, draft=0.2)
     with pytest.raises(OptionError, match="chooses between drafters"):
         make_components(
-            TabularModel(RandomTable(5, 1), 5), drafter="ngram", controller="hedge", costs=costs
+            TabularModel(RandomTable(5, 1), 5), drafter="ngram", controller="hedge", latency=costs
         )

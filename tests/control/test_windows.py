@@ -114,8 +114,7 @@ def test_threshold_is_refitted_from_six_tokens_of_both_kinds() -> None:
     assert state.samples[-1] == (0.3, False)  # what lies behind a rejection says nothing
     assert state.threshold == 0.7
     plan = plan_one(controller, state, TapeDraws([]))
-    assert plan.stop is not None
-    assert plan.stop.min_token_prob == 0.7
+    assert plan.min_token_prob == 0.7
 
 
 def test_threshold_zero_never_stops() -> None:

@@ -66,7 +66,7 @@ def test_without_a_seed_a_run_goes_on_and_every_row_has_one_of_its_own(job):
     [(None, "", "goodput"), (3, "", "fixed"), (None, ', "seed": 4', "fixed")],
 )
 def test_only_rows_without_a_seed_are_planned_by_the_clock(seed, own, planner):
-    decoder = toy_decoder(controller=None, costs=Latency.linear(plain=1.0, node=0.1, draft=0.1))
+    decoder = toy_decoder(controller=None, latency=Latency.linear(plain=1.0, node=0.1, draft=0.1))
     rules = RowRules(seed=seed, options={"temperature": 1.0}, prompt_field="prompt")
     row = read_row(f'{{"prompt": "once"{own}}}'.encode(), 0, decoder, rules)
     assert (row.session.request.controller or decoder.components.controller_name) == planner
@@ -251,7 +251,7 @@ def test_a_killed_command_is_started_again(tmp_path, tiny):
 )
 def test_a_row_tells_its_seed_only_where_that_gives_the_text_again(controller, is_told):
     decoder = toy_decoder(
-        controller=controller, costs=Latency.linear(plain=1.0, node=0.1, draft=0.1)
+        controller=controller, latency=Latency.linear(plain=1.0, node=0.1, draft=0.1)
     )
     rules = RowRules(seed=3, options={"temperature": 1.0}, prompt_field="prompt")
     row = json.loads(read_row(b'{"prompt": "once"}', 0, decoder, rules).as_json())

@@ -7,7 +7,6 @@ from monge.core.context import Context, DraftPlan
 from monge.core.draws import SeededDraws
 from monge.core.law import DenseLaw, SparseLaw, one_hot, renamed
 from monge.core.sampling_rules import SamplingRules
-from monge.core.stopping import StopRule
 from monge.draft.growth import TreeExpansion
 from monge.draft.tree.registry import TREES
 
@@ -15,10 +14,10 @@ IDS = torch.tensor([1, 4, 5, 9])
 VOCAB = 11
 
 
-def growth(rules, draft_ids, stop=None):
+def growth(rules, draft_ids):
     return TreeExpansion(
         context=Context(request_id=0, token_ids=(0,), num_prompt_tokens=1, rules=rules),
-        plan=DraftPlan(stop=stop),
+        plan=DraftPlan(min_token_prob=0.0),
         draws=SeededDraws(3),
         builder=TREES.parse("fixed_width((3,), 'without_replacement')"),
         rules=rules,
@@ -39,12 +38,11 @@ def growth(rules, draft_ids, stop=None):
 def test_trees_are_equal(rules):
     logits = torch.randn(1, len(IDS), generator=torch.Generator().manual_seed(0))
     wide = torch.full((1, VOCAB), -torch.inf).index_copy(1, IDS, logits)
-    stop = StopRule(min_token_prob=0.0, draw_prices=(0.0,))
-    narrow, whole = growth(rules, IDS, stop), growth(rules, None, stop)
+    narrow, whole = growth(rules, IDS), growth(rules, None)
     narrow.grow(logits)
     whole.grow(wide)
     assert narrow.finish().token_ids == whole.finish().token_ids
-    assert narrow.evidence == whole.evidence
+    assert narrow.token_probs == whole.token_probs
 
 
 def test_a_law_under_other_names():

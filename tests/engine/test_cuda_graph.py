@@ -18,7 +18,6 @@ from monge.backends.cuda import (
 )
 from monge.core.errors import BackendError
 from monge.core.model import NodeBlock
-from monge.engine import latency_measurement
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.models.network_facts import OutputLayer
 from tests.engine import pretend
@@ -326,23 +325,6 @@ class TestTexts:
             capture.num_captured > count for capture, count in zip(captures, counts, strict=True)
         )
         assert len(captures) == 2
-
-    def test_costs_are_steps(self, device, monkeypatch):
-        """A tree costs what the width costs that it is padded to."""
-        monkeypatch.setattr(cuda_graph, "GraphCapture", lambda _: pretend.Rerun())
-        monkeypatch.setattr(
-            latency_measurement, "run_in_thread", lambda work: work()
-        )  # the device is known in this thread only
-        target, draft = (
-            placed(model, device)
-            for model in (network("llama", "sdpa"), perturbed(network("llama", "sdpa")))
-        )
-        costs = monge.load(
-            target, draft, backend="compiled", controller="goodput", tree="chain(8)"
-        ).components.shared.latency
-        assert costs.graph_sizes == cuda_graph.WIDTHS
-        assert set(costs.as_dict()["verify_s"]["1"]) == {"0", "1", "3", "7", "15"}
-        assert costs.verify_s(2) == costs.verify_s(3)
 
     def test_what_cannot_be_recorded_runs_as_it_is(self, device):
         target = network("llama", "sdpa")

@@ -9,8 +9,6 @@ import pytest
 import torch
 
 import monge
-from monge.control.latency import Latency
-from monge.engine import latency_measurement
 from monge.engine.models.hf_tree import HfTreeModel
 from tests.engine import pretend
 from tests.engine.tiny import VOCAB, network, perturbed, prompts
@@ -22,9 +20,7 @@ TRUNCATED = {"temperature": 0.8, "top_p": 0.9, "top_k": 30, "min_p": 0.01}
 
 
 @pytest.fixture
-def device(monkeypatch):
-    # The device is known in this thread only.
-    monkeypatch.setattr(latency_measurement, "run_in_thread", lambda work: work())
+def device():
     with pretend.device() as name:
         yield name
 
@@ -71,8 +67,6 @@ def written(target, draft, settings, rules, count=2):
 )
 def test_sampled_texts_are_those_of_the_host(device, settings):
     target, draft = network("llama", "sdpa"), perturbed(network("llama", "sdpa"))
-    if settings.get("controller") in {"goodput", "on_the_fly"}:
-        settings = settings | {"costs": Latency.linear(plain=1.0, node=0.01, draft=0.05)}
     expected, _ = written(target, draft, settings, SAMPLED)
     assert written(placed(target, device), placed(draft, device), settings, SAMPLED)[0] == expected
 
@@ -129,15 +123,6 @@ def test_how_often_the_host_waits(device, rules, most):
     )
     _, rounds = written(target, draft, {"tree": "chain(3)"}, {**rules, "ignore_eos": True}, count=1)
     assert 3 * rounds <= sum(pretend.waits.values()) <= most * rounds, pretend.waits
-
-
-def test_costs_are_measured_there(device):
-    target, draft = (
-        placed(model, device)
-        for model in (network("llama", "sdpa"), perturbed(network("llama", "sdpa")))
-    )
-    decoder = monge.load(target, draft, controller="goodput")
-    assert decoder.components.shared.latency is not None
 
 
 class TestTheDevice:

@@ -105,7 +105,7 @@ def test_log_probabilities_of_prompts_are_those_of_a_plain_forward_however_they_
         made,
         drafter="pool('ngram', 'suffix')" if drafts else "none",
         controller=controller,
-        costs=Latency.linear(plain=1.0, node=0.1, draft=0.1) if "linear" in controller else None,
+        latency=Latency.linear(plain=1.0, node=0.1, draft=0.1) if "linear" in controller else None,
     )
     found: list[list[tuple[TokenLogprob, ...]]] = []
     for chunk in (None, 1, 3, 1000):

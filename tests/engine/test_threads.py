@@ -3,13 +3,11 @@
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from monge.control.base import SharedState
-from monge.engine import latency_measurement, threads
+from monge.engine import threads
 from monge.engine.clock import measured_by, now
 from monge.engine.threads import release_openmp_pool, run_in_thread
 
@@ -28,21 +26,6 @@ def test_the_callers_clock_holds():
 def test_errors_reach_the_caller():
     with pytest.raises(ZeroDivisionError):
         run_in_thread(lambda: 1 / 0)
-
-
-@pytest.mark.usefixtures("unchecked_types")
-def test_costs_are_measured_apart(monkeypatch):
-    seen = []
-    monkeypatch.setattr(
-        latency_measurement, "measure_latency", lambda *_, **__: seen.append(threading.get_ident())
-    )
-    monkeypatch.setattr(latency_measurement, "latency_key", lambda _: "key")
-    monkeypatch.setattr(latency_measurement, "replace", lambda parts, **_: parts)
-    latency_measurement.with_latency(
-        SimpleNamespace(reads=frozenset({"latency"}), shared=SharedState()), batch_sizes=(1,)
-    )
-    assert len(seen) == 1
-    assert seen[0] != threading.get_ident()
 
 
 def num_os_threads():

@@ -27,7 +27,6 @@ from monge.core.errors import OptionError
 from monge.core.law import Law
 from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, Proposal
 from monge.core.sampling_rules import SamplingRules, law_from_logits
-from monge.core.stopping import StopRule
 from monge.core.tree import GrowingTree, TokenTree
 from monge.draft.model import ModelDrafter
 from monge.draft.tree.base import TreeBuilder, TreeLimits
@@ -59,7 +58,6 @@ def verifiers() -> list[str]:
     return [
         *texts,
         ENUMERABLE_OPTIMAL,
-        "optimal('candidates', 2)",
         *(f"layer({name!r})" for name in inner),
     ]
 
@@ -229,7 +227,7 @@ class Round:
         is_same: Whether the draft model picks its weights as the target does.
         max_nodes: Limit of the round; `None` for the builder's own.
         max_depth: The same.
-        stop: Ends the draft early.
+        min_token_prob: Ends the draft early.
         rules: The request's sampling rules.
         draft_rules: The draft model's, `None` for the request's.
     """
@@ -242,7 +240,7 @@ class Round:
     is_same: bool = False
     max_nodes: int | None = None
     max_depth: int | None = None
-    stop: StopRule | None = None
+    min_token_prob: float | None = None
     rules: SamplingRules = SamplingRules()
     draft_rules: SamplingRules | None = None
 
@@ -252,16 +250,11 @@ class Round:
         return DraftPlan(
             max_nodes=self.max_nodes,
             max_depth=self.max_depth,
-            stop=self.stop,
+            min_token_prob=self.min_token_prob,
         )
 
 
-STOPS: Final = (
-    *(StopRule(min_token_prob=prob) for prob in (0.2, 0.35, 0.5)),
-    *(StopRule(draw_prices=prices) for prices in product((0.0, 0.4), (0.1, 0.3, 0.45))),
-    *(StopRule(read_prices=(0.0, price), expected=(0.6, 0.5)) for price in (0.2, 0.35, 0.5)),
-    StopRule(read_prices=(0.0, 0.25), expected=(0.6, 0.5), min_token_prob=0.3),
-)
+MIN_TOKEN_PROBS: Final = (0.2, 0.35, 0.5)
 RULES: Final = (
     *[SamplingRules()] * 3,
     *(SamplingRules(temperature=value) for value in (0, 0.6, 1.6)),
@@ -299,7 +292,7 @@ def _round(random: Random, verifier: str, known: dict[str, tuple[Shape, ...]]) -
         if not fits or random.random() < 0.7
         else None,
         max_depth=random.randint(0, shape.max_depth) if random.random() < 0.2 else None,
-        stop=random.choice(STOPS) if random.random() < 0.3 else None,
+        min_token_prob=random.choice(MIN_TOKEN_PROBS) if random.random() < 0.3 else None,
         rules=random.choice(RULES),
         draft_rules=random.choice(RULES) if random.random() < 0.3 else None,
     )

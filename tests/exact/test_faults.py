@@ -21,7 +21,6 @@ from monge.core.law import Law
 from monge.core.model import NodeBlock
 from monge.core.proposal import WithoutReplacement
 from monge.core.sampling_rules import SamplingRules
-from monge.core.stopping import StopRule
 from monge.core.tree import GrowingTree, TokenTree
 from monge.core.verdict import Verdict
 from monge.draft.base import AnyDrafter, Capabilities, Draft, Drafter
@@ -491,20 +490,22 @@ class NotFinite(TabularModel):
 
 
 @pytest.mark.parametrize(
-    "stop",
-    [StopRule(draw_prices=(0.0, 1e-6)), StopRule(min_token_prob=0.01), None],
-    ids=["confidence", "token probability", "no rule"],
+    "min_token_prob",
+    [0.01, None],
 )
 @pytest.mark.parametrize("tree", ["fixed_width((2, 2), 'top')", "paths(4, 3)"])
-def test_a_stop_rule_is_asked_about_the_nodes_that_have_a_law(
-    tree: str, stop: StopRule | None
+def test_a_threshold_is_asked_about_the_nodes_that_have_a_law(
+    tree: str, min_token_prob: float | None
 ) -> None:
     model = NotFinite(RandomTable(2, 23), 2)
     drafter = ModelDrafter(model=model, tree=TREES.parse(tree))
     context = Context(request_id=0, token_ids=(0,), num_prompt_tokens=1, rules=SamplingRules())
     with pytest.warns(UserWarning, match="draft model, request 0: logits are not finite"):
         (draft,) = drafter.draft(
-            [context], drafter.open([context]), [DraftPlan(stop=stop)], [SeededDraws(0)]
+            [context],
+            drafter.open([context]),
+            [DraftPlan(min_token_prob=min_token_prob)],
+            [SeededDraws(0)],
         )
     assert draft.error is None
     told = draft.tree
@@ -513,7 +514,7 @@ def test_a_stop_rule_is_asked_about_the_nodes_that_have_a_law(
     assert [bool(told.candidates[node]) for node in nodes] == [
         told.token_ids[node] == 0 for node in nodes
     ]
-    assert draft.evidence is None or all(1 not in path for path in draft.evidence.confidences)
+    assert all(1 not in path[:-1] for path in draft.token_probs)
 
 
 def networks_that_cannot_read_a_token(kind: str, folder: Path) -> Components:

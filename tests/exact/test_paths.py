@@ -12,7 +12,6 @@ from monge.core.draws import SeededDraws, TapeDraws
 from monge.core.errors import OptionError
 from monge.core.path_draws import PathDraws
 from monge.core.proposal import Iid
-from monge.core.stopping import StopRule
 from monge.core.tree import GrowingTree
 from monge.draft.tree.paths import Paths
 from monge.testing.decoding import Case, output_law, target_law
@@ -55,8 +54,7 @@ def test_paths_are_promised_where_the_plan_ends_none() -> None:
         (DraftPlan(), PathDraws),
         (DraftPlan(max_nodes=5), Iid),
         (DraftPlan(max_nodes=3, max_depth=1), PathDraws),
-        (DraftPlan(stop=StopRule(draw_prices=(0.0, 0.1))), Iid),  # weighs levels
-        (DraftPlan(stop=StopRule(min_token_prob=0.1)), PathDraws),  # each node for itself
+        (DraftPlan(min_token_prob=0.1), PathDraws),  # each node for itself
     ):
         tree, law = GrowingTree(0), dense_law([2, 3, 5])
         Paths(3, 2).expand(tree, (0,), (law,), plan, TapeDraws([0.3, 0.3, 0.9]))

@@ -10,9 +10,9 @@ from lab.capacity import simulation
 from lab.capacity.costs import levelled
 from lab.capacity.plan import Effort, Goal, plan, replicas_for
 from lab.capacity.simulation import Machine, Step, Work, arrivals, percentiles, simulate
-from monge.control.latency import Latency
 from monge.core.draws import SeededDraws
 from monge.core.errors import OptionError
+from monge.replay.costs import RoundCosts
 
 ONE_STEP = [Work(10, (Step(0, 0, 1),))]
 
@@ -27,11 +27,7 @@ def machine(max_batch_size=1, *, plain=0.01, row=0.0, node=0.0, draft=0.0, prefi
         batch: {0: plain + row * batch, 64: plain + row * batch + 64 * node}
         for batch in (1, max(max_batch_size, 2))
     }
-    costs = Latency(
-        verify_s=batches,
-        draft_s={batch: {0: 0.0, 64: 64 * draft} for batch in batches},
-        learns=False,
-    )
+    costs = RoundCosts(batches, {batch: {0: 0.0, 64: 64 * draft} for batch in batches})
     return Machine(costs, prefill, max_batch_size)
 
 

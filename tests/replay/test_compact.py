@@ -2,15 +2,15 @@
 
 import pytest
 
-from monge.control.latency import Latency
 from monge.draft.tree.chain import Chain
+from monge.replay.costs import RoundCosts
 from monge.replay.errors import UnavailableError
 from monge.replay.simulate import simulate
 from monge.testing.oracle import law_error
 from tests.replay.toys import logged, models, real_stories, replayed_stories, toy_parts
 
 TEXT = (0, 1, 1, 2)
-FREE = Latency.linear(plain=1.0, node=0.0, draft=0.0)
+FREE = RoundCosts.linear(plain=1.0, node=0.0, draft=0.0)
 
 
 @pytest.mark.parametrize(

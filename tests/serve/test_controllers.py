@@ -228,7 +228,7 @@ def test_each_controller_plans_for_its_own_together():
 
 def test_costs_are_shared_and_notes_are_not():
     offered = ("goodput", "goodput(max_window=2)", "on_the_fly")
-    made = toy_decoder(controller=offered, costs=COSTS)
+    made = toy_decoder(controller=offered, latency=COSTS)
     for name in (None, *offered):
         (result,) = made.generate(
             PROMPT, max_new_tokens=20, temperature=1.0, seed=1, ignore_eos=True, controller=name
@@ -249,7 +249,7 @@ def test_costs_are_shared_and_notes_are_not():
 
 def test_a_prompt_is_profiled_for_those_who_ask():
     offered = ("linear_selection", "fixed")
-    made = toy_decoder(controller=offered, drafter="pool('ngram', 'model')", costs=COSTS)
+    made = toy_decoder(controller=offered, drafter="pool('ngram', 'model')", latency=COSTS)
     prompts = [PROMPT, "and then " * 3, "the end"]
     for name in offered:
         results = made.generate(
@@ -273,7 +273,7 @@ def test_a_prompt_is_profiled_for_those_who_ask():
 )
 def test_lists_that_cannot_be(controllers, message):
     with pytest.raises(OptionError, match=message):
-        toy_decoder(controller=controllers, costs=COSTS)
+        toy_decoder(controller=controllers, latency=COSTS)
 
 
 def test_offline_an_unknown_name_is_refused_too():

@@ -30,7 +30,6 @@ from monge.core.errors import MongeError
 from monge.core.law import LawSequence, total_variation
 from monge.core.proposal import Arbitrary, Deterministic, Proposal
 from monge.core.sampling_rules import SamplingRules
-from monge.core.stopping import StopRule
 from monge.core.tree import TokenTree
 from monge.core.verdict import StepRecord, Verdict
 from monge.engine.batch import decode
@@ -347,19 +346,12 @@ def plan_of(stored: Mapping[str, Any]) -> DraftPlan:
     Raises:
         MongeError: If they make none.
     """
-    made = _with_tuples(stored)
-    if made["stop"] is not None:
-        made["stop"] = StopRule(**_with_tuples(made["stop"]))
-    return DraftPlan(**made)
+    return DraftPlan(**stored)
 
 
 def _changed(plan: DraftPlan) -> str:
     usual = asdict(DraftPlan())
     return str({key: value for key, value in asdict(plan).items() if value != usual[key]})
-
-
-def _with_tuples(stored: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: tuple(own) if isinstance(own, list) else own for key, own in stored.items()}
 
 
 def _settings(proposal: Proposal) -> dict[str, Any]:

@@ -8,9 +8,8 @@ that all completions have one length; no default top-k, so that temperature 1 me
 own law).
 """
 
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +19,6 @@ from transformers import set_seed
 from monge.api import make_components
 from monge.bench.pair import Pair, draft_model_by, empty_settings
 from monge.control.base import Reads, SharedState
-from monge.control.latency import Latency
 from monge.control.registry import CONTROLLERS
 from monge.core.errors import OptionError
 from monge.core.model import SequenceModel
@@ -72,9 +70,8 @@ class Arm(ABC):
     settings: Mapping[str, Any]
     max_batch_size: int | None
 
-    def prepare(self, pair: Pair, batch_sizes: Sequence[int]) -> float:
-        """Prepare once, before anything is timed, and return the seconds that it took."""
-        return 0.0
+    def prepare(self, pair: Pair) -> None:  # noqa: B027  most arms have nothing to prepare
+        """Do what is done once, before anything is timed."""
 
     @abstractmethod
     def decode(self, pair: Pair, call: Call) -> Output:
@@ -136,7 +133,6 @@ class ArmCache:
     Every temperature and batch size has its own shared state, as if a server did nothing else.
 
     Attributes:
-        latency: Measured before anything is timed, for controllers that read it.
         shared_states: By temperature and batch size.
         components: With a target of their own, of a drafter that reads the target's hidden states
             or runs its layers: made once, as a head is read once, and away from the other arms,
@@ -144,7 +140,6 @@ class ArmCache:
         draft: The draft model of an arm that runs it in its own way.
     """
 
-    latency: Latency | None = None
     components: Components | None = None
     draft: SequenceModel | None = None
     shared_states: dict[tuple[float, int], SharedState] = field(
@@ -152,18 +147,15 @@ class ArmCache:
     )
 
     def forget(self) -> None:
-        """Forget what belongs to a pair: its networks, what its rounds cost, and what was learnt with them."""
-        self.latency = self.components = self.draft = None
+        """Forget what belongs to a pair: its networks, and what was learnt with them."""
+        self.components = self.draft = None
         self.shared_states.clear()
 
     def shared_state(self, call: Call) -> SharedState:
-        """Return the state that calls of this temperature and batch size share."""
-        key = (call.temperature, len(call.prompt_ids))
-        if key not in self.shared_states:
-            self.shared_states[key] = SharedState(
-                None if self.latency is None else Latency.from_dict(self.latency.as_dict())
-            )
-        return self.shared_states[key]
+        """Return the state that calls like this one share."""
+        return self.shared_states.setdefault(
+            (call.temperature, len(call.prompt_ids)), SharedState()
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,20 +186,13 @@ class MongeArm(Arm):
         controller = self.settings.get("controller", usual)
         return (CONTROLLERS.parse(controller) if isinstance(controller, str) else controller).reads
 
-    def prepare(self, pair: Pair, batch_sizes: Sequence[int]) -> float:
+    def prepare(self, pair: Pair) -> None:
         self.cache.forget()  # an arm may have run another pair before
-        start = time.perf_counter()
-        components = self._components(pair, max_batch_size=max(batch_sizes))
-        seconds = time.perf_counter() - start
-        self.cache.latency = components.shared.latency
-        return seconds if Reads.LATENCY in self.reads else 0.0
+        self._components(pair)
 
     def decode(self, pair: Pair, call: Call) -> Output:
-        shared, num_rows = self.cache.shared_state(call), len(call.prompt_ids)
-        components = self._components(pair, costs=shared.latency, max_batch_size=num_rows)
-        shared.latency = components.shared.latency
-        components = replace(components, shared=shared)
-        decoder = Decoder(components, max_batch_size=num_rows)
+        components = replace(self._components(pair), shared=self.cache.shared_state(call))
+        decoder = Decoder(components, max_batch_size=len(call.prompt_ids))
         options = {
             "max_new_tokens": call.max_new_tokens,
             "temperature": call.temperature,
@@ -226,9 +211,7 @@ class MongeArm(Arm):
             records=tuple(record for result in results for record in result.records),
         )
 
-    def _components(
-        self, pair: Pair, *, costs: Latency | None = None, max_batch_size: int
-    ) -> Components:
+    def _components(self, pair: Pair) -> Components:
         named = self.settings.get("drafter")
         drafter = None if named is None and pair.head is None else pair.drafter(named)
         taken = (
@@ -245,7 +228,6 @@ class MongeArm(Arm):
             "controller": None,
             **self.settings,
             "drafter": drafter,
-            "max_batch_size": max_batch_size,
         }
         if settings.pop("draft_backend", None) is not None and draft is None:
             raise OptionError(
@@ -253,12 +235,11 @@ class MongeArm(Arm):
                 f"{drafter!r} has none"
             )
         if drafter is None or not takes_target(drafter):
-            return make_components(pair.target_model, draft, costs=costs, **settings)
+            return make_components(pair.target_model, draft, **settings)
         if self.cache.components is None:
             target = as_sequence_model(pair.target, backend=pair.backend)
-            self.cache.components = make_components(target, draft, costs=costs, **settings)
-        made = self.cache.components
-        return made if costs is None else replace(made, shared=SharedState(costs))
+            self.cache.components = make_components(target, draft, **settings)
+        return self.cache.components
 
     def _draft(
         self, pair: Pair, *, several: bool

@@ -100,7 +100,6 @@ def arm_record(measurement: Measurement, measurements: Sequence[Measurement]) ->
     record |= {
         "num_tokens": sum(measurement.num_tokens),
         "seconds": measurement.seconds,
-        "prepare_s": measurement.prepare_s,
         "tokens_per_s": asdict(Summary.of(measurement.tokens_per_s)),
         "ratio_to_plain": None if ratio is None else asdict(ratio),
         "ratio_to_none": None if over_none is None else asdict(over_none),

@@ -95,8 +95,6 @@ class Measurement:
         num_tokens: New tokens of every repeat.
         records: Round records of the measured repeats.
         completions: New tokens of every row of every repeat, in the same order for all arms.
-        prepare_s: Seconds of what the arm measured once, before all temperatures and batch sizes;
-            in no other number.
         failure: Why there are no numbers.
     """
 
@@ -107,7 +105,6 @@ class Measurement:
     num_tokens: list[int] = field(default_factory=list)
     records: list[StepRecord] = field(default_factory=list)
     completions: list[tuple[int, ...]] = field(default_factory=list)
-    prepare_s: float = 0.0
     failure: str | None = None
 
     @property
@@ -191,7 +188,6 @@ def _measure(
                 if measurement.arm is arm
             ],
             pair,
-            settings,
         )
     for cell in cells.values():
         for measurement in cell:
@@ -233,15 +229,12 @@ def rotated(cell: Sequence[Measurement], by: int) -> Iterator[Measurement]:
         yield cell[(position + by) % len(cell)]
 
 
-def _prepare(measurements: Sequence[Measurement], pair: Pair, settings: Settings) -> None:
+def _prepare(measurements: Sequence[Measurement], pair: Pair) -> None:
     try:
-        seconds = measurements[0].arm.prepare(pair, settings.batch_sizes)
+        measurements[0].arm.prepare(pair)
     except FAILURES as error:
         for measurement in measurements:
             measurement.fail(f"{type(error).__name__}: {error}")
-        return
-    for measurement in measurements:
-        measurement.prepare_s = seconds
 
 
 def _warm_up(

@@ -110,7 +110,6 @@ def batch(
     tree: options.Tree = None,
     verifier: options.Verifier = None,
     controller: options.Controller = None,
-    costs: options.Costs = None,
     draft_temperature: options.DraftTemperature = None,
     draft_top_k: options.DraftTopK = None,
     max_new_tokens: options.MaxNewTokens = None,
@@ -151,9 +150,7 @@ def batch(
         monge batch prompts.jsonl texts.jsonl --ray --address auto --workers 8 --gpus-per-worker 1
     """
     quiet_host()
-    parts = options.given(
-        drafter=drafter, tree=tree, verifier=verifier, controller=controller, costs=costs
-    )
+    parts = options.given(drafter=drafter, tree=tree, verifier=verifier, controller=controller)
     parts |= options.given(draft_temperature=draft_temperature, draft_top_k=draft_top_k)
     loading = options.given(
         dtype=dtype, device=device, attention=attention, backend=backend, max_batch_size=batch_size

@@ -266,15 +266,6 @@ def report(document: dict[str, Any], files: Sequence[Path], *, markdown: bool = 
             f"({place})",
             markup=False,
         )
-    for record in document["arms"]:
-        if record.get("prepare_s") and (record["batch_size"], record["temperature"]) == _first_cell(
-            document
-        ):
-            console.print(
-                f"{record['arm']}: {record['prepare_s']:.1f} s of measuring costs, not counted",
-                style="dim",
-                markup=False,
-            )
     if document["settings"]["clock"] == "cpu":
         console.print("seconds are processor time of this process, not of the wall", style="dim")
     if (note := busy_note()) is not None:
@@ -288,7 +279,3 @@ def tuning_line(choice: dict[str, Any]) -> str:
         return f"tuning assisted failed: {choice['failure']}"
     mode = "greedy" if choice["temperature"] == 0 else f"temperature {choice['temperature']:g}"
     return f"assisted, {mode}, {counted(choice['num_assistant_tokens'], 'draft token')}: {choice['tokens_per_s']:.1f} tokens/s"
-
-
-def _first_cell(document: dict[str, Any]) -> tuple[int, float]:
-    return document["settings"]["batch_sizes"][0], document["settings"]["temperatures"][0]

@@ -41,7 +41,6 @@ def chat(
     tree: options.Tree = None,
     verifier: options.Verifier = None,
     controller: options.Controller = None,
-    costs: options.Costs = None,
     draft_temperature: options.DraftTemperature = None,
     draft_top_k: options.DraftTopK = None,
     max_new_tokens: options.MaxNewTokens = None,
@@ -72,9 +71,7 @@ def chat(
     quiet_host()
     if target is None and draft is None:
         target = _default_target()
-    parts = options.given(
-        drafter=drafter, tree=tree, verifier=verifier, controller=controller, costs=costs
-    )
+    parts = options.given(drafter=drafter, tree=tree, verifier=verifier, controller=controller)
     parts |= options.given(draft_temperature=draft_temperature, draft_top_k=draft_top_k)
     loading = options.given(
         dtype=dtype,

@@ -74,7 +74,7 @@ class Completion:
         )
 
     def plan_split(self) -> str:
-        """One line: how deep rounds drafted, what they accepted, who drafted, the last price, whether forecasts came true."""
+        """Return one line: how deep rounds drafted, what they accepted, and who drafted."""
         depths = Counter(record.depth for record in self.records)
         parts = [
             "rounds by drafted depth " + _counts(sorted(depths.items())),
@@ -85,15 +85,6 @@ class Completion:
         )
         if drafters:
             parts.append("by drafter " + _counts(sorted(drafters.items())))
-        prices = [record.plan.price for record in self.records if record.plan.price is not None]
-        if prices:
-            parts.append(f"last price of a second {prices[-1]:.1f} tokens")
-        if (survival := self.stats.survival) is not None:
-            parts.append(
-                f"survival forecasts off by {survival.calibration_error:.3f} over "
-                f"{counted(survival.num_forecasts, 'token')}, "
-                f"Brier score {survival.brier:.3f}"
-            )
         return "; ".join(parts)
 
 

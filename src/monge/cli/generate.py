@@ -61,7 +61,6 @@ def generate(
     tree: options.Tree = None,
     verifier: options.Verifier = None,
     controller: options.Controllers = None,
-    costs: options.Costs = None,
     draft_temperature: options.DraftTemperature = None,
     draft_top_k: options.DraftTopK = None,
     max_new_tokens: options.MaxNewTokens = None,
@@ -108,7 +107,7 @@ def generate(
     if certificate is not None:
         check_out_file(certificate, "--certificate", "run.json")
     parts = options.given(
-        drafter=drafter, tree=tree, verifier=verifier, controller=_one(controller), costs=costs
+        drafter=drafter, tree=tree, verifier=verifier, controller=_one(controller)
     )
     loading = options.given(
         dtype=dtype, device=device, attention=attention, backend=backend, max_batch_size=batch_size

@@ -286,15 +286,6 @@ _CONTROLLER: Final = option(
 Controller = Annotated[str | None, _CONTROLLER]
 Controllers = Annotated[list[str] | None, _CONTROLLER]
 """All that were written: of an option that takes one, the command line drops the others without a word."""
-Costs = Annotated[
-    str | None,
-    option(
-        "--costs",
-        help="Folder where measured times are kept, for controllers that read them.",
-        panel=SPECULATION,
-        default="measured at every start",
-    ),
-]
 DraftTemperature = Annotated[
     float | None,
     option(
@@ -406,7 +397,7 @@ Trace = Annotated[
     Path | None,
     option(
         "--trace",
-        help="Write windows, prices and accepted tokens round by round, as JSON.",
+        help="Write windows and accepted tokens round by round, as JSON.",
         panel=OUTPUT,
         default="nothing",
     ),

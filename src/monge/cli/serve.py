@@ -59,7 +59,6 @@ def serve(
     tree: options.Tree = None,
     verifier: options.Verifier = None,
     controller: asked.Controllers = None,
-    costs: options.Costs = None,
     draft_temperature: options.DraftTemperature = None,
     draft_top_k: options.DraftTopK = None,
     threads: options.Threads = None,
@@ -130,9 +129,7 @@ def _serve_here(given: Mapping[str, Any]) -> None:
         "max_batch_size",
         "tensor_parallel",
     )
-    parts = chosen(
-        "drafter", "tree", "verifier", "controller", "costs", "draft_temperature", "draft_top_k"
-    )
+    parts = chosen("drafter", "tree", "verifier", "controller", "draft_temperature", "draft_top_k")
     if given["tensor_parallel"] and is_led():
         follow(target, given.get("draft"), **parts, **loading)
         return

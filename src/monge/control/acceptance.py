@@ -2,24 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from monge.core.verdict import StepRecord
-
-PRIOR_WEIGHT = 2.0
-"""Rounds that earlier knowledge counts for; it is small, so that a useless drafter is detected
-soon."""
-REQUEST_KEEP = 0.9
-"""Factor on the weight of a round with each later round, in the acceptance of a request."""
-SHARED_KEEP = 0.99
-"""The same factor, in the acceptance of all requests."""
-_FIRST_ACCEPTANCE = 0.75
-_RAREST = 3e-4
-"""Smallest estimate of acceptance, and of rejection, that is used for other depths."""
+_FIRST_ACCEPTANCE: Final = 0.75
+"""Acceptance of every depth before anything is known."""
+_PRIOR_WEIGHT: Final = 4.0
+"""Rounds that earlier knowledge counts for. It is small, so that a useless drafter is found soon."""
 
 
 @dataclass(frozen=True, slots=True)
 class DepthCounts:
-    """How often each depth was reached and accepted; old rounds count less.
+    """How often drafting was asked for, and each depth was reached and accepted.
 
     A depth is reached if all nodes above it were accepted and it had candidates. Accepted / reached
     is an unbiased estimate of the conditional acceptance if plans do not depend on the tokens that
@@ -27,87 +20,75 @@ class DepthCounts:
     biased.
 
     Args:
-        reached: By depth, the root's children first.
-        accepted: Likewise.
+        asked: Rounds in which the drafter was asked.
+        reached: Rounds by depth, the root's children first.
+        accepted: The same.
     """
 
+    asked: float = 0.0
     reached: tuple[float, ...] = ()
     accepted: tuple[float, ...] = ()
 
-    def update(self, record: StepRecord, keep: float) -> "DepthCounts":
-        """The counts with one more round; earlier ones count `keep` times as much as before."""
-        return self.seen([(len(record.examined), record.num_accepted)], keep)
-
-    def seen(self, drafts: Sequence[tuple[int, int]], keep: float) -> "DepthCounts":
-        """The same with some drafts, the latest last.
+    def update(self, num_examined: int, num_accepted: int, keep: float) -> "DepthCounts":
+        """Return the counts with one more round.
 
         Args:
-            drafts: For each draft, the number of depths that were reached and accepted.
-            keep: Factor on the weight of a draft with each later one.
+            num_examined: Depths that were reached; 0 if nothing was drafted.
+            num_accepted: Depths that were accepted.
+            keep: Factor on the weight of earlier rounds.
         """
-        if not drafts:
-            return self
-        kept = keep ** len(drafts)
-        missing = [0.0] * (max(examined for examined, _ in drafts) - len(self.reached))
-        reached = [kept * count for count in self.reached] + missing
-        accepted = [kept * count for count in self.accepted] + missing
-        weight = 1.0
-        for examined, taken in reversed(drafts):
-            for depth in range(examined):
-                reached[depth] += weight
-            for depth in range(taken):
-                accepted[depth] += weight
-            weight *= keep
-        return DepthCounts(tuple(reached), tuple(accepted))
+        missing = (0.0,) * (num_examined - len(self.reached))
+        return DepthCounts(
+            keep * self.asked + 1.0,
+            tuple(
+                keep * count + (depth < num_examined)
+                for depth, count in enumerate(self.reached + missing)
+            ),
+            tuple(
+                keep * count + (depth < num_accepted)
+                for depth, count in enumerate(self.accepted + missing)
+            ),
+        )
 
     def aged(self, keep: float) -> "DepthCounts":
-        """The same shares as weaker evidence."""
+        """Return the same shares as weaker evidence."""
         return DepthCounts(
+            keep * self.asked,
             tuple(keep * count for count in self.reached),
             tuple(keep * count for count in self.accepted),
         )
 
-    def acceptance(
-        self, depths: int, prior: Sequence[float] | None = None, weight: float = PRIOR_WEIGHT
-    ) -> tuple[float, ...]:
-        """Acceptance at the first depths.
+    def acceptance(self, depths: int, prior: Sequence[float] | None = None) -> tuple[float, ...]:
+        """Return the acceptance at the first depths, given that they are reached.
 
         Args:
             depths: Number of depths.
             prior: Prior acceptance by depth. Without it, each depth starts from the estimate of the
                 depth above.
-            weight: Rounds that the prior counts for.
         """
         estimates: list[float] = []
-        estimate, ratio, known = _FIRST_ACCEPTANCE, 1.0, len(self.reached)
+        estimate, ratio = _FIRST_ACCEPTANCE, 1.0
         for depth in range(depths):
-            usual = 0.0 if prior is None else _odds(prior[depth])
-            moved = usual * ratio
-            expected = estimate if prior is None else moved / (1.0 + moved)
-            reached, accepted = (
-                (self.reached[depth], self.accepted[depth]) if depth < known else (0.0, 0.0)
-            )
-            estimate = (accepted + weight * expected) / (reached + weight)
+            # A request above the prior at one depth is expected to be above it at the next.
+            expected = estimate if prior is None else min(1.0, ratio * prior[depth])
+            is_known = depth < len(self.reached)
+            reached = self.reached[depth] if is_known else 0.0
+            accepted = self.accepted[depth] if is_known else 0.0
+            estimate = (accepted + _PRIOR_WEIGHT * expected) / (reached + _PRIOR_WEIGHT)
             estimates.append(estimate)
-            if prior is not None:
-                # A request above the prior at one depth is expected to be above it at the next.
-                ratio = _odds(estimate) / usual
+            ratio = estimate / prior[depth] if prior is not None else 1.0
         return tuple(estimates)
+
+    def hit_rate(self, prior: float = 1.0) -> float:
+        """Return the share of rounds that drafted when asked: a lookup finds no match in most rounds."""
+        drafted = self.reached[0] if self.reached else 0.0
+        return (drafted + prior) / (self.asked + 1.0)
 
 
 def expected_tokens(acceptance: Sequence[float]) -> list[float]:
-    """Expected tokens of a round for the windows 0, 1, ...
-
-    One more than the sum of the survivals.
-    """
+    """Return the expected tokens of a round for the depths 0, 1, ...: one more than the sum of the survivals."""
     tokens, reach = [1.0], 1.0
     for share in acceptance:
         reach *= share
         tokens.append(tokens[-1] + reach)
     return tokens
-
-
-def _odds(prob: float) -> float:
-    """Return bounded odds: an event that was never seen is not impossible."""
-    bounded = _RAREST if prob < _RAREST else 1.0 - _RAREST if prob > 1.0 - _RAREST else prob
-    return bounded / (1.0 - bounded)

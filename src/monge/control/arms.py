@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from monge.control.base import SharedState, latency_of
-from monge.control.latency import Latency
 from monge.core.errors import OptionError
 from monge.core.selection import Member
 
@@ -15,14 +14,12 @@ class Arms:
 
     Args:
         members: The drafters.
-        shared: Shared state of each drafter's window controller; its latency counts this drafter's
-            drafting only.
-        latency: The decoder's latency.
+        shared: Shared state of each drafter's window controller, with the latency of this drafter's
+            rounds.
     """
 
     members: tuple[Member, ...]
     shared: tuple[SharedState, ...]
-    latency: Latency
 
     @classmethod
     def of(cls, shared: SharedState, name: str) -> "Arms":
@@ -42,25 +39,18 @@ class Arms:
         if key not in shared.notes:
             shared.notes[key] = tuple(
                 SharedState(
-                    latency.of(member.name) if member.runs_network else latency.without_drafting()
+                    latency.of(member.name, runs_network=member.runs_network),
+                    max_depth=member.max_depth,
                 )
                 for member in shared.members
             )
-        return cls(shared.members, shared.notes[key], latency)
+        return cls(shared.members, shared.notes[key])
 
     @property
     def names(self) -> Sequence[str]:
         """The drafters' names."""
         return [member.name for member in self.members]
 
-    def seconds(
-        self, arm: int, num_nodes: int, depth: int, *, batch_size: int, context_length: int | None
-    ) -> float:
-        """Predicted seconds of a round that one drafter drafts."""
-        member = self.members[arm]
-        drafting = (
-            latency_of(self.shared[arm], member.name).draft_s(depth, batch_size)
-            if member.runs_network
-            else 0.0
-        )
-        return self.latency.verify_s(num_nodes, batch_size, context_length) + drafting
+    def seconds(self, arm: int, depth: int, batch_size: int) -> float:
+        """Return the predicted seconds of a round that one drafter drafts."""
+        return latency_of(self.shared[arm], self.names[arm]).round_s(depth, batch_size)

@@ -53,11 +53,13 @@ class SharedState:
         latency: Measured times; `None` where no controller reads them.
         notes: What controllers keep across requests, by name.
         members: The drafters of the decoder's pool, in its order; empty where there is no pool.
+        max_depth: Depth of the deepest draft; `None` for unbounded.
     """
 
     latency: Latency | None = None
     notes: dict[str, Any] = field(default_factory=dict[str, Any])
     members: tuple[Member, ...] = ()
+    max_depth: int | None = None
 
     def beside(self, name: str) -> "SharedState":
         """Shared state of a further controller of the same decoder.
@@ -68,7 +70,10 @@ class SharedState:
             name: Name of the controller; equal names share notes.
         """
         return SharedState(
-            self.latency, self.notes.setdefault(f"controller {name}", {}), self.members
+            self.latency,
+            self.notes.setdefault(f"controller {name}", {}),
+            self.members,
+            self.max_depth,
         )
 
     @property

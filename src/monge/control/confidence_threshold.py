@@ -13,7 +13,6 @@ from monge.control.base import (
 )
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
-from monge.core.stopping import StopRule
 from monge.core.verdict import StepRecord
 
 Samples = tuple[tuple[float, bool], ...]
@@ -62,7 +61,7 @@ class ConfidenceThreshold(SoloController[ThresholdState]):
     def plan_one(
         self, state: ThresholdState, info: RoundInfo, context_length: int, draws: Draws
     ) -> DraftPlan:
-        return DraftPlan(max_depth=self.max_window, stop=StopRule(min_token_prob=state.threshold))
+        return DraftPlan(max_depth=self.max_window, min_token_prob=state.threshold)
 
     def update(self, state: ThresholdState, record: StepRecord) -> ThresholdState:
         # Tokens after the first rejection were not tested.

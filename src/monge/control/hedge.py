@@ -110,7 +110,7 @@ class Hedge(Controller[HedgeState]):
     explore: float | int = 0.05
     keep: float | int = 0.98
 
-    reads = frozenset(Reads)
+    reads = frozenset({Reads.ACCEPTED, Reads.TOKENS, Reads.LATENCY, Reads.NOTES})
     selects = True
 
     def __post_init__(self) -> None:
@@ -188,14 +188,11 @@ class Hedge(Controller[HedgeState]):
         if record.drafter not in state.arms.names:
             return state  # the drafter has failed, and the request is decoded plainly
         chosen = state.arms.names.index(record.drafter)
-        at = {"batch_size": record.batch_size, "context_length": record.context_length}
-        seconds = state.arms.seconds(
-            chosen, record.num_nodes, max(record.depth, record.levels_read), **at
-        )
+        seconds = state.arms.seconds(chosen, record.depth, record.batch_size)
         tokens = record.num_accepted + 1.0
         inner = list(state.inner)
         inner[chosen] = self.windows().update(inner[chosen], record)
-        plain = state.arms.seconds(chosen, 0, 0, **at)
+        plain = state.arms.seconds(chosen, 0, record.batch_size)
         price = max(state.tokens / state.seconds if state.seconds else 0.0, 1.0 / plain)
         waiting = PendingRound(
             record.context_length, record.batch_size, chosen, probs[chosen], price, tokens, seconds
@@ -240,9 +237,7 @@ class Hedge(Controller[HedgeState]):
         for arm, member in enumerate(state.arms.members):
             if member.name in seen:
                 entry = seen[member.name]
-                seconds = state.arms.seconds(
-                    arm, entry.num_nodes, 0, batch_size=one.batch_size, context_length=one.position
-                )
+                seconds = state.arms.seconds(arm, entry.num_nodes, one.batch_size)
                 gains.append(entry.expected_tokens - one.price * seconds)
                 continue
             average = state.averages[arm]

@@ -18,7 +18,6 @@ from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError, unknown_name
 from monge.core.prompt import PromptProfile
-from monge.core.stopping import logit
 from monge.core.verdict import StepRecord
 
 _FIRST_LOGIT: Final = 0.5
@@ -165,10 +164,7 @@ class LinearSelection(PromptReader[LinearState]):
         for arm, member in enumerate(arms.members):
             score = known[arm].predict(features) + self.bonus * known[arm].width(features)
             tokens = expected_tokens((1.0 / (1.0 + math.exp(-score)),) * member.max_depth)
-            seconds = [
-                arms.seconds(arm, window, window, batch_size=1, context_length=None)
-                for window in range(len(tokens))
-            ]
+            seconds = [arms.seconds(arm, window, 1) for window in range(len(tokens))]
             speeds.append(max(count / spent for count, spent in zip(tokens, seconds, strict=True)))
         return tuple(speeds)
 
@@ -185,7 +181,9 @@ class LinearSelection(PromptReader[LinearState]):
         share = (count.accepted + 0.5) / (count.accepted + count.rejected + 1.0)
         known = list(self._known(state))
         known[arm] = known[arm].update(
-            state.features, logit(share), weight=(count.accepted + count.rejected) / _STRETCH
+            state.features,
+            math.log(share / (1.0 - share)),
+            weight=(count.accepted + count.rejected) / _STRETCH,
         )
         state.shared.notes["linear_selection"] = tuple(known)
         return DraftCounts()

@@ -13,7 +13,6 @@ from monge.control.base import (
     check_windows,
     latency_of,
 )
-from monge.control.latency import Latency
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
@@ -28,12 +27,12 @@ class History:
     """State of one request.
 
     Args:
-        latency: The decoder's latency.
+        shared: What the decoder's requests share.
         rounds: The last rounds that drafted.
         idle_tokens: Tokens committed since the last of them.
     """
 
-    latency: Latency
+    shared: SharedState
     rounds: tuple[tuple[int, int], ...] = ()
     idle_tokens: int = 0
 
@@ -82,12 +81,13 @@ class OnTheFly(SoloController[History]):
             )
 
     def init(self, shared: SharedState) -> History:
-        return History(latency_of(shared, "on_the_fly"))
+        latency_of(shared, "on_the_fly")
+        return History(shared)
 
     def plan_one(
         self, state: History, info: RoundInfo, context_length: int, draws: Draws
     ) -> DraftPlan:
-        window = self.window(state, info, context_length)
+        window = self.window(state, info)
         if window > 0:
             return DraftPlan(max_depth=window)
         is_probe = state.idle_tokens >= self.probe_tokens or (
@@ -97,20 +97,19 @@ class OnTheFly(SoloController[History]):
 
     def update(self, state: History, record: StepRecord) -> History:
         if record.depth == 0:
-            return History(state.latency, state.rounds, state.idle_tokens + len(record.token_ids))
+            return History(state.shared, state.rounds, state.idle_tokens + len(record.token_ids))
         # A path of a tree may end above its deepest node: where it was accepted to its end, nothing
         # was rejected.
         window = record.num_accepted if record.next_kind == "bonus" else record.depth
         rounds = (*state.rounds, (window, record.num_accepted))[-self.history :]
-        return History(state.latency, rounds)
+        return History(state.shared, rounds)
 
-    def window(self, state: History, info: RoundInfo, context_length: int) -> int:
-        """The window that the estimate asks for."""
+    def window(self, state: History, info: RoundInfo) -> int:
+        """Return the window that the estimate asks for."""
         acceptance = censored_acceptance(state.rounds, self.prior, self.max_acceptance)
-        deepest = state.latency.within(self.max_window)
-        return best_window(
-            acceptance, state.latency.rounds_s(deepest, info.batch_size, context_length)
-        )
+        deepest = min(self.max_window, state.shared.max_depth or self.max_window)
+        latency = latency_of(state.shared, "on_the_fly")
+        return best_window(acceptance, latency.rounds_s(deepest, info.batch_size))
 
 
 def censored_acceptance(

@@ -109,7 +109,7 @@ class QLearning(SoloController[QState]):
         quarter = -1 if record.depth == 0 else min(3, 4 * record.num_accepted // record.depth)
         following = (quarter, self.windows[action], record.batch_size.bit_length())
         latency = latency_of(state.shared, "q_learning")
-        seconds = latency.round_s(record.depth, record.batch_size, record.context_length)
+        seconds = latency.round_s(record.depth, record.batch_size)
         learned = self._learn(
             state.learned, state.situation, action, following, (record.num_accepted + 1, seconds)
         )

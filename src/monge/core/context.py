@@ -5,7 +5,6 @@ from functools import lru_cache
 
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
-from monge.core.stopping import StopRule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,20 +40,19 @@ class DraftPlan:
     Args:
         max_depth: Deepest node; 0 means no speculation; `None` leaves it to the builder.
         max_nodes: Drafted nodes, the root not counted; `None` leaves it to the builder.
-        stop: Rule that ends a draft early, for drafters whose network has a confidence; others
-            ignore it.
+        min_token_prob: Smallest draft probability at temperature 1 below which drafting goes on. A
+            less probable token stays in the tree, but nothing is drafted below it. Drafters without
+            a network ignore it.
         drafter: Drafter of a pool that drafts; `None` leaves it to the pool. Other drafters ignore
             it.
-        price: Value of a second in tokens, if the controller has one; for the record only.
         model_free_depth: Deepest node of the model-free drafters of a pool, where none is named;
             `None` for `max_depth`.
     """
 
     max_depth: int | None = None
     max_nodes: int | None = None
-    stop: StopRule | None = None
+    min_token_prob: float | int | None = None
     drafter: str | None = None
-    price: float | None = None
     model_free_depth: int | None = None
 
     def __post_init__(self) -> None:
@@ -65,6 +63,10 @@ class DraftPlan:
                         f"DraftPlan: {name} must be >= 0, or None for the builder's own; got "
                         f"{getattr(self, name)}"
                     )
+        if self.min_token_prob is not None and not self.min_token_prob >= 0.0:
+            raise OptionError(
+                f"DraftPlan: min_token_prob must be >= 0, or None; got {self.min_token_prob}"
+            )
 
     def depth(self, own: int) -> int:
         """Return the depth of a builder under this plan."""

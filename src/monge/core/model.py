@@ -101,16 +101,6 @@ class SequenceModel(Protocol):
 
 
 @runtime_checkable
-class SizedModel(SequenceModel, Protocol):
-    """A network whose forwards have a few sizes only, so that what a tree costs is a step function of its nodes."""
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """Nodes a row to which blocks are padded, ascending; empty where they are not."""
-        ...
-
-
-@runtime_checkable
 class TypedModel(SequenceModel, Protocol):
     """A network that tells the type of its numbers."""
 

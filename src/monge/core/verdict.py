@@ -71,11 +71,8 @@ class StepRecord:
         batch_size: Requests that shared the round.
         times: Stage times of the round.
         context_length: Tokens of the text before the round.
-        levels_read: Levels that the draft network read, where it was asked about its confidence
-            (else 0): one more than `depth` where it stopped before a draw.
-        confidences: The draft network's confidence (see `StopRule`) by depth, along the accepted
-            path and on through first candidates to a leaf; empty where the plan did not ask for it.
-        token_probs: What the network gave to the tokens of that path, likewise.
+        token_probs: Probabilities that the draft network gave to the tokens of the accepted path,
+            and on through first candidates to a leaf; empty if the plan has no `min_token_prob`.
         drafter: Which drafter of a pool the round used; `None` without a pool, or where none of
             them proposed anything.
         counterfactuals: Tokens that other drafters of a pool would have had accepted in earlier
@@ -93,8 +90,6 @@ class StepRecord:
     batch_size: int = 1
     times: StageTimes = StageTimes()
     context_length: int = 0
-    levels_read: int = 0
-    confidences: tuple[float, ...] = ()
     token_probs: tuple[float, ...] = ()
     drafter: str | None = None
     counterfactuals: tuple[CounterfactualDraft, ...] = ()
@@ -105,21 +100,13 @@ class RoundTiming:
     """One measured round of a batch.
 
     Args:
-        num_nodes: Drafted nodes of the largest tree (the others are padded to it).
         depth: Depth of the deepest tree.
         batch_size: Requests that shared the round.
-        context_length: Tokens before the round, of the longest text.
-        draft_s: Drafting.
-        rest_s: All else: scoring, verifying, committing, the loop's own overhead.
+        seconds: Seconds of the whole round.
         drafter: Name of the drafter of a pool that drafted; `None` without a pool.
-        catches_up: Whether the drafter first reads the text that it missed, as a network does.
     """
 
-    num_nodes: int
     depth: int
     batch_size: int
-    context_length: int
-    draft_s: float
-    rest_s: float
+    seconds: float
     drafter: str | None = None
-    catches_up: bool = True

@@ -21,7 +21,7 @@ from monge.serve.metrics import Gather, ServerMetrics
 from monge.serve.settings import ServerSettings, served_name
 
 _LOADING = (
-    *("drafter", "tree", "verifier", "controller", "costs", "draft_temperature", "draft_top_k"),
+    *("drafter", "tree", "verifier", "controller", "draft_temperature", "draft_top_k"),
     *("dtype", "device", "attention", "backend", "draft_backend", "max_batch_size"),
     *("cross_tokenizer", "exact_numerics"),
 )
@@ -49,7 +49,6 @@ class AppArgs(BaseModel):
     controller: str | tuple[str, ...] | None = Field(
         default=None, description="One, or those that a request may name."
     )
-    costs: str | None = None
     draft_temperature: float | None = None
     draft_top_k: int | None = None
     dtype: str | None = None

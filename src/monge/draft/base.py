@@ -1,15 +1,14 @@
 """The drafter interface."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.proposal import Deterministic, Proposal
 from monge.core.selection import CounterfactualDraft, Member
-from monge.core.stopping import Evidence
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 
@@ -23,7 +22,8 @@ class Draft(Generic[State]):
     Args:
         tree: The tree.
         state: The drafter's state after drawing it.
-        evidence: Records that the stop rule of the plan asked for.
+        token_probs: Draft probability of each candidate, by its path of tokens, if the plan has a
+            `min_token_prob`.
         drafter: Name of the drafter of a pool that drew it.
         error: The error that stopped the drafter. The tree then has all tokens drawn before it. The
             tree is verified, and the request continues without the drafter.
@@ -31,7 +31,9 @@ class Draft(Generic[State]):
 
     tree: TokenTree
     state: State
-    evidence: Evidence | None = None
+    token_probs: Mapping[tuple[int, ...], float] = field(
+        default_factory=dict[tuple[int, ...], float]
+    )
     drafter: str | None = None
     error: Exception | None = None
 
@@ -92,7 +94,7 @@ class Drafter(ABC, Generic[State]):
     ) -> Sequence[Draft[State]]:
         """Draw one tree per request, within its plan; row i draws from `draws[i]` only.
 
-        A request whose plan is plain decoding (depth 0, no stop rule) may be skipped: its draft is
+        A request whose plan is plain decoding (depth 0) may be skipped: its draft is
         the root only, with the state unchanged.
 
         Every drawn token must be in the tree: to draw again, or to drop a drawn token, biases the

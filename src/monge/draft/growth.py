@@ -17,10 +17,8 @@ from monge.core.law import renamed
 from monge.core.model import NodeBlock
 from monge.core.proposal import Deterministic
 from monge.core.sampling_rules import SamplingRules, laws_from_logits
-from monge.core.stopping import Evidence
 from monge.core.tree import GrowingTree, TokenTree
 from monge.draft.base import Capabilities, Draft, State
-from monge.draft.stop_monitor import StopMonitor
 from monge.draft.tree.base import TreeBuilder, TreeLimits
 
 Value = TypeVar("Value")
@@ -125,6 +123,8 @@ class TreeExpansion:
         frontier: Nodes whose children are drawn next.
         read: The nodes that the network has read.
         error: Why the network could not read some drawn nodes, if so; see `expand_trees`.
+        token_probs: Draft probability of each candidate, by its path of tokens, if the plan has a
+            `min_token_prob`.
     """
 
     context: Context
@@ -136,15 +136,13 @@ class TreeExpansion:
     draft_ids: Int64[Tensor, " some"] | None = None
     frontier: tuple[int, ...] = (0,)
     error: Exception | None = None
+    token_probs: dict[tuple[int, ...], float] = field(default_factory=dict[tuple[int, ...], float])
     tree: GrowingTree = field(init=False)
     read: ReadNodes = field(init=False)
-    monitor: StopMonitor | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.tree = GrowingTree(self.root)
         self.read = ReadNodes(self.tree)
-        stop = self.plan.stop
-        self.monitor = None if stop is None else StopMonitor(self.tree, stop, self.draft_ids)
 
     @property
     def request_id(self) -> int:
@@ -175,13 +173,37 @@ class TreeExpansion:
                 nodes.append(node)
                 laws.append(law if self.draft_ids is None else renamed(law, self.draft_ids))
                 finite.append(row)
-        known = logits if len(finite) == len(logits) else logits[finite]
-        if not nodes or (self.monitor is not None and not self.monitor.draws(nodes, known)):
+        if not nodes:
             self.frontier = ()
             return
         self.frontier = tuple(self.builder.expand(self.tree, nodes, laws, self.plan, self.draws))
-        if self.monitor is not None:
-            self.frontier = self.monitor.reads(nodes, self.frontier)
+        if (least := self.plan.min_token_prob) is not None:
+            probs = self._child_probs(nodes, logits[finite])
+            for child, prob in probs.items():
+                path = tuple(self.tree.token_ids[node] for node in self.tree.path(child))
+                self.token_probs[path] = prob
+            # The tokens stay in the tree: to drop a drawn token would bias the output.
+            self.frontier = tuple(child for child in self.frontier if probs[child] >= least)
+
+    def _child_probs(
+        self, nodes: Sequence[int], logits: Float[Tensor, "nodes some"]
+    ) -> dict[int, float]:
+        """Return the probability of each child of the nodes at temperature 1."""
+        tree, row_of = self.tree, {node: row for row, node in enumerate(nodes)}
+        last = range(tree.depths.index(tree.depths[-1]), len(tree.depths))
+        children = [child for child in last if tree.parents[child] in row_of]
+        if not children:
+            return {}
+        rows, tokens = (
+            torch.tensor(values).to(logits.device, non_blocking=True)
+            for values in (
+                [row_of[tree.parents[child]] for child in children],
+                [tree.token_ids[child] for child in children],
+            )
+        )
+        if self.draft_ids is not None:
+            tokens = torch.searchsorted(self.draft_ids, tokens)
+        return dict(zip(children, logits.softmax(dim=-1)[rows, tokens].tolist(), strict=True))
 
     def finish(self) -> TokenTree:
         """Return the finished tree."""
@@ -193,12 +215,7 @@ class TreeExpansion:
         Args:
             state: The drafter's state after drawing it.
         """
-        return Draft(self.finish(), state, self.evidence, error=self.error)
-
-    @property
-    def evidence(self) -> Evidence | None:
-        """Records of the stop rule."""
-        return None if self.monitor is None else self.monitor.evidence
+        return Draft(self.finish(), state, self.token_probs, error=self.error)
 
 
 def expansions(

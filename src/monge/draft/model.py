@@ -80,7 +80,7 @@ class ModelDrafter(PieceReader[ReadPaths]):
         plans: Sequence[DraftPlan],
         draws: Sequence[Draws],
     ) -> Sequence[Draft[ReadPaths]]:
-        if all(plan.max_depth == 0 and plan.stop is None for plan in plans):
+        if all(plan.max_depth == 0 for plan in plans):
             return [Draft(root_only(context.token_ids[-1]), ()) for context in contexts]
         rows = expansions(
             contexts,

@@ -318,7 +318,7 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         if draft is None:
             return Draft(root_only(context.token_ids[-1]), state, drafter=name)
         state = PoolState(state.states, index, draft, state.shadows)
-        return Draft(draft.tree, state, draft.evidence, name, draft.error)
+        return Draft(draft.tree, state, draft.token_probs, name, draft.error)
 
     def _shadows(
         self, context: Context, states: list[Any], plan: DraftPlan

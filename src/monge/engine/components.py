@@ -7,6 +7,7 @@ from typing import Any, Final
 import torch
 
 from monge.control.base import AnyController, Reads, SharedState
+from monge.control.latency import Latency
 from monge.core.errors import (
     OptionError,
     ProposalMismatchError,
@@ -55,7 +56,6 @@ class Components:
         num_successors: As the drafter's capabilities say.
         drafts: Whether the drafter may propose anything at all, by its capabilities.
         draft_length: Longest text that the drafter drafts for, by its capabilities.
-        catches_up: Whether it first reads the text that it missed, as a network does.
 
     Raises:
         OptionError: If a controller says that it reads something unknown.
@@ -78,7 +78,6 @@ class Components:
     num_successors: int = field(init=False)
     drafts: bool = field(init=False)
     draft_length: int | None = field(init=False)
-    catches_up: bool = field(init=False)
     greedy_verifier: Verifier = field(init=False, repr=False)
     _usual: Planner = field(init=False, repr=False)
     # Of a pool; asked about in every round.
@@ -87,6 +86,7 @@ class Components:
     def __post_init__(self) -> None:
         self.shared.members = self.drafter.members if isinstance(self.drafter, DrafterPool) else ()
         members, can = self.shared.members, self.drafter.capabilities
+        self.shared.max_depth = can.max_depth
         networks = (
             frozenset(member.name for member in members if member.runs_network) if members else None
         )
@@ -94,7 +94,6 @@ class Components:
         object.__setattr__(self, "num_successors", can.num_successors)
         object.__setattr__(self, "drafts", can.max_depth > 0)
         object.__setattr__(self, "draft_length", can.max_length)
-        object.__setattr__(self, "catches_up", can.runs_network)
         # Where the target's laws are point masses all lossless rules give the same text, and none
         # keeps more than a walk.
         greedy = self.greedy_rule if self.rule.is_lossless else None
@@ -127,6 +126,8 @@ class Components:
         for controller in (self.controller, *self.controllers.values()):
             for name in controller.reads - frozenset(Reads):
                 raise unknown_name(f"value of {type(controller).__name__}.reads:", name, Reads)
+        if self.shared.latency is None and Reads.LATENCY in self.reads:
+            self.shared.latency = Latency()
         if self.target.max_length is not None and can.max_depth >= self.target.max_length:
             raise OptionError(
                 f"draft depth {can.max_depth} does not fit the target's context of "
@@ -232,7 +233,7 @@ class Components:
         return ()
 
     def runs_network(self, name: str | None) -> bool:
-        """Whether the drafter of a round is one whose drafting time belongs in the table of costs; without a pool, all are."""
+        """Return whether a drafter runs a network, by its name in the pool; without a pool, `True`."""
         return self._networks is None or name in self._networks
 
     @property

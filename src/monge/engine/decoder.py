@@ -75,6 +75,9 @@ class Decoder:
         eos_ids: Tokens that end a text, beside the one with which a chat template closes an answer.
         max_batch_size: Requests decoded together.
         chat: How conversations are written; `None` takes the tokenizer's own template.
+
+    Raises:
+        OptionError: If `max_batch_size` is below 1.
     """
 
     def __init__(
@@ -86,6 +89,8 @@ class Decoder:
         max_batch_size: int = 8,
         chat: ChatFormat | None = None,
     ) -> None:
+        if max_batch_size < 1:
+            raise OptionError(f"max_batch_size must be at least 1; got {max_batch_size}")
         self.components, self.tokenizer, self.max_batch_size = (
             components,
             tokenizer,

@@ -101,12 +101,7 @@ def _observe(
 
 def _is_asked(plan: DraftPlan) -> bool:
     """Whether a plan asks the drafter for anything."""
-    return (
-        plan.max_depth != 0
-        or plan.stop is not None
-        or bool(plan.model_free_depth)
-        or plan.drafter is not None
-    )
+    return plan.max_depth != 0 or bool(plan.model_free_depth) or plan.drafter is not None
 
 
 def _successors(logits: Float[Tensor, "nodes vocab"], count: int) -> tuple[tuple[int, ...], ...]:

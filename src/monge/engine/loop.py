@@ -205,24 +205,21 @@ def _record(slot: RoundSlot, times: StageTimes, components: Components, batch_si
         context_length=slot.length,
         drafter=slot.drafted.drafter,
         counterfactuals=components.counterfactuals(slot.session.drafter_state),
-        **_evidence(slot),
+        token_probs=_token_probs(slot),
     )
     slot.session.note(record)
 
 
-def _evidence(slot: RoundSlot) -> dict[str, Any]:
-    """What the drafter noted along the accepted path and on through first candidates."""
-    noted, tree, path = slot.drafted.evidence, slot.drafted.tree, list(slot.verdict.path)
-    if noted is None:
-        return {}
+def _token_probs(slot: RoundSlot) -> tuple[float, ...]:
+    """Return the draft probabilities along the accepted path and on through first candidates."""
+    noted, tree, path = slot.drafted.token_probs, slot.drafted.tree, list(slot.verdict.path)
+    if not noted:
+        return ()
     while candidates := tree.candidates[path[-1] if path else 0]:
         path.append(candidates[0])
-    tokens = [tree.token_ids[node] for node in path]
-    return {
-        "levels_read": noted.levels_read,
-        "confidences": noted.confidences_along(tokens),
-        "token_probs": noted.token_probs_along(tokens),
-    }
+    tokens = tuple(tree.token_ids[node] for node in path)
+    found = (noted.get(tokens[:depth]) for depth in range(1, len(tokens) + 1))
+    return tuple(prob for prob in found if prob is not None)
 
 
 def _update(slot: RoundSlot, components: Components) -> None:
@@ -233,36 +230,27 @@ def _update(slot: RoundSlot, components: Components) -> None:
 
 
 def _learn_latency(records: Sequence[StepRecord], components: Components) -> None:
-    """Correct the decoder's latency by a round.
+    """Let the latency learn from a round.
+
+    The drafts of lookups count only in rounds in which no network drafts.
 
     Args:
         records: One record of each request that shared it.
         components: The components.
     """
     latency = components.shared.latency
-    if latency is None or not records:
-        return
-    first = records[0]
-    networks = {
-        record.drafter
-        for record in records
-        if record.depth and components.runs_network(record.drafter)
-    }
+    drafted = [record for record in records if record.depth]
+    networks = {record.drafter for record in drafted if components.runs_network(record.drafter)}
     # Where two networks drafted for one batch, their times cannot be told apart.
-    depths = (
-        [record.depth for record in records if record.drafter in networks]
-        if len(networks) == 1
-        else []
-    )
+    if latency is None or not records or len(networks) > 1:
+        return
+    by_network = [record for record in drafted if record.drafter in networks]
+    deepest = max(by_network or drafted or records, key=lambda record: record.depth)
     latency.observe(
         RoundTiming(
-            num_nodes=max(record.num_nodes for record in records),
-            depth=max(depths, default=0),
-            batch_size=first.batch_size,
-            context_length=max(record.context_length for record in records),
-            draft_s=first.times.draft_s,
-            rest_s=first.times.total_s - first.times.draft_s,
-            drafter=next(iter(networks), None),
-            catches_up=components.catches_up,
+            depth=deepest.depth,
+            batch_size=deepest.batch_size,
+            seconds=deepest.times.total_s,
+            drafter=deepest.drafter,
         )
     )

@@ -12,7 +12,6 @@ from monge.core.metrics import (
     draft_utilisation,
     engine_efficiency,
 )
-from monge.core.reliability import Reliability, reliability
 from monge.core.verdict import StepRecord
 from monge.engine.logprobs import TokenLogprob
 from monge.engine.session import FinishReason, Session
@@ -36,7 +35,6 @@ class GenerationStats:
         drafters: Which drafter of a pool every round used (`None`: none of them had anything to
             propose); empty without a pool.
         acceptance_histogram: Rounds that accepted 0, 1, .. draft tokens.
-        survival: How the controller's forecasts came true; `None` where it made none.
     """
 
     num_tokens: int
@@ -55,7 +53,6 @@ class GenerationStats:
     engine_efficiency: float
     drafters: tuple[str | None, ...] = ()
     acceptance_histogram: tuple[int, ...] = ()
-    survival: Reliability | None = None
 
     @classmethod
     def of(
@@ -81,7 +78,6 @@ class GenerationStats:
             engine_efficiency=engine_efficiency(records) if records else 0.0,
             drafters=_drafters(records),
             acceptance_histogram=acceptance_histogram(records) if records else (),
-            survival=reliability(records),
         )
 
     def as_dict(self) -> dict[str, Any]:

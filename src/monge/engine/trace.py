@@ -1,23 +1,18 @@
-"""A request round by round, as plain values.
-
-What was planned, what it was worth, what came of it.
-"""
+"""The rounds of a request as plain values."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from monge.core.reliability import forecast_survival
 from monge.core.verdict import StepRecord
 
 
 def rounds_of(records: Sequence[StepRecord]) -> list[dict[str, Any]]:
-    """One entry per round.
+    """Return one entry per round.
 
     Returns:
         Of every round `at` (tokens generated before it), `window` (largest depth that the plan
         allowed), `depth` and `nodes` (what was drafted within it), `accepted`, `tokens`
-        (committed), `price` (of a second, in tokens) and `survival` (a forecast by depth) where the
-        controller says so, `drafter` of a pool, `batch_size` and `seconds`.
+        (committed), `drafter` of a pool, `batch_size` and `seconds`.
     """
     entries: list[dict[str, Any]] = []
     at = 0
@@ -30,8 +25,6 @@ def rounds_of(records: Sequence[StepRecord]) -> list[dict[str, Any]]:
                 "nodes": record.num_nodes,
                 "accepted": record.num_accepted,
                 "tokens": len(record.token_ids),
-                "price": record.plan.price,
-                "survival": list(forecast_survival(record)),
                 "drafter": record.drafter,
                 "batch_size": record.batch_size,
                 "seconds": record.times.total_s,

@@ -11,7 +11,7 @@ from monge.api import make_components
 from monge.core.errors import OptionError
 from monge.core.extras import require
 from monge.loading.networks import as_draft_model, as_sequence_model, load_network
-from monge.plugins.transformers_generate import UNMEASURED, speculate
+from monge.plugins.transformers_generate import speculate
 
 NAME: Final = "monge"
 """Name of the model: `--model monge`."""
@@ -34,12 +34,10 @@ class MongeLM(_Hf):
         pretrained: The target, as for `hf`.
         draft_model: Folder or name of a draft model with the target's tokenizer, or a loaded one;
             in the target's type and on its device. Without it, n-grams.
-        drafter: As for `speculate`, and so are the next six.
+        drafter: As for `speculate`, and so are the next five.
         tree: Shape of the proposals.
         verifier: Acceptance rule.
         controller: Controller of the draft length.
-        costs: Folder of measured costs, for controllers that need them; without it they are measured,
-            once for the default controller and in every batch for a named one.
         draft_temperature: Draft at this temperature instead of the request's own.
         draft_top_k: Draft from this number of the draft model's most probable tokens.
         seed: Seed of the draws of every batch; without it they follow lm-eval's own seed for torch.
@@ -59,7 +57,6 @@ class MongeLM(_Hf):
         tree: str | None = None,
         verifier: str | None = None,
         controller: str | None = None,
-        costs: str | None = None,
         draft_temperature: float | int | None = None,
         draft_top_k: int | None = None,
         seed: int | None = None,
@@ -82,7 +79,6 @@ class MongeLM(_Hf):
             "tree": tree,
             "verifier": verifier,
             "controller": controller,
-            "costs": costs,
         }
         numbers = {"draft_temperature": draft_temperature, "draft_top_k": draft_top_k, "seed": seed}
         self._speculation = {"custom_generate": speculate, "draft_model": draft, **named, **numbers}
@@ -114,9 +110,7 @@ class MongeLM(_Hf):
 def _check(target: PreTrainedModel, draft: PreTrainedModel | None, named: dict[str, Any]) -> None:
     """Refuse incompatible parts before the first batch."""
     model = as_sequence_model(target)
-    # Nothing is measured here: what rounds cost is found out where they run.
-    parts: dict[str, Any] = named | {"costs": UNMEASURED}
-    make_components(model, None if draft is None else as_draft_model(draft, model), **parts)
+    make_components(model, None if draft is None else as_draft_model(draft, model), **named)
 
 
 def register() -> None:

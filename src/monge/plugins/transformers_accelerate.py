@@ -20,7 +20,6 @@ from monge.plugins.transformers_generate import CACHES, REFUSED_SETTINGS, check_
 _OPTIONS: Final = frozenset(
     {
         "controller",
-        "costs",
         "draft_temperature",
         "draft_top_k",
         "drafter",
@@ -74,7 +73,7 @@ def accelerate(
         model: A decoder-only model of `transformers`, or one wrapped by PEFT, in evaluation mode.
         draft: A draft model with the target's tokenizer, loaded, a folder or a name; or a head for
             the target, loaded or its folder. It is read once, here. Without it, n-grams draft.
-        **options: `drafter`, `tree`, `verifier`, `controller`, `costs`, `draft_temperature`,
+        **options: `drafter`, `tree`, `verifier`, `controller`, `draft_temperature`,
             `draft_top_k` and `seed` of `speculate`, for all calls; a call may give its own.
 
     Returns:

@@ -29,8 +29,7 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from monge.api import make_components
-from monge.control.base import AnyController, Reads, SharedState
-from monge.control.latency import Latency
+from monge.control.base import AnyController, SharedState
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.base import AnyDrafter
@@ -38,7 +37,6 @@ from monge.draft.by_name import AnyHead, drafter_of
 from monge.draft.tree.base import TreeBuilder
 from monge.engine.batch import decode
 from monge.engine.components import Components
-from monge.engine.latency_measurement import with_latency
 from monge.engine.models.network_facts import forward_parameters
 from monge.engine.processors import Processor, Stateless
 from monge.engine.session import Request, Session, check_length
@@ -97,10 +95,8 @@ _NUMBERS: Final = frozenset(
 _TEXT_MARKS: Final = frozenset({"mm_token_type_ids", "token_type_ids"})
 """What processors of vision-language models give beside the text: the kind of every token, 0 for text."""
 _LEARNED: Final[WeakKeyDictionary[Any, dict[str, SharedState]]] = WeakKeyDictionary()
-"""What the default controller knows of a model, by the options of the call: a call has no decoder
+"""What controllers know of a model, by the options of the call: a call has no decoder
 that outlives it. The call takes it out and puts it back, so that threads share nothing."""
-UNMEASURED: Final = Latency.linear(plain=1.0, node=0.0, draft=0.0)
-"""Stands for latency until it is known that a controller of this call reads it."""
 
 
 def speculate(
@@ -115,7 +111,6 @@ def speculate(
     tree: str | TreeBuilder | None = None,
     verifier: str | Rule | None = None,
     controller: str | AnyController | None = None,
-    costs: str | Path | Latency | None = None,
     token_streamer: Any = None,
     draft_temperature: float | int | None = None,
     draft_top_k: int | None = None,
@@ -157,12 +152,8 @@ def speculate(
         tree: As for `monge.load`.
         verifier: As for `monge.load`.
         controller: As for `monge.load`. Every sampled call has a seed, torch's or its own, so the
-            default plans it with `fixed`, and greedy calls with `goodput`. What the default learns
-            about a model is kept for later calls with the same options; the state of a named
-            controller ends with the call, except for `costs`.
-        costs: As for `monge.load`, for controllers that need costs: without it they are measured,
-            once a model for the default controller and in every call for a named one. A `Latency`
-            keeps learning across calls.
+            default plans it with `fixed`, and greedy calls with `goodput`. What the controller
+            learns about a model is kept for later calls with the same options.
         token_streamer: A streamer of `transformers`.
         draft_temperature: Draft at this temperature instead of the request's own.
         draft_top_k: Draft from this number of the draft model's most probable tokens, as for
@@ -198,16 +189,12 @@ def speculate(
         "verifier": verifier,
         "draft_temperature": draft_temperature,
         "draft_top_k": draft_top_k,
+        "controller": controller,
     }
-    if controller is None and costs is None:
-        learned, key = _LEARNED.setdefault(model, {}), _key(model, draft_model, named)
-        shared = learned.pop(key, None)
-        components = _parts(call, draft_model, **named, controller=None, costs=UNMEASURED)
-        components = _measured(components, call.rules, shared, len(input_ids))
-    else:
-        learned, key = {}, ""
-        named |= {"controller": controller, "costs": costs, "max_batch_size": len(input_ids)}
-        components = _parts(call, draft_model, **named)
+    learned, key = _LEARNED.setdefault(model, {}), _key(model, draft_model, named)
+    components = _parts(call, draft_model, **named)
+    if (shared := learned.pop(key, None)) is not None:
+        components = replace(components, shared=shared)
     sessions = call.sessions(components, replay, seed)
     if token_streamer is not None:
         token_streamer.put(input_ids.cpu())
@@ -219,8 +206,7 @@ def speculate(
             if call.rows:
                 call.rows[session.context.request_id].grow(session.completion_ids)
     finally:
-        if components.shared.latency is not UNMEASURED:
-            learned[key] = components.shared
+        learned[key] = components.shared
     if token_streamer is not None:
         token_streamer.end()
     text: Any = replay.text
@@ -380,22 +366,10 @@ class _StopCheck:
 
 
 def _key(model: Any, draft: Any, named: dict[str, Any]) -> str:
-    """Key of the default controller's knowledge, beside the model."""
+    """Return the key of what a controller has learned, beside the model."""
     drafted = draft if isinstance(draft, str | Path | None) else (type(draft), id(draft))
     place = model.device, model.dtype, torch.get_num_threads()
     return repr((drafted, named, place))
-
-
-def _measured(
-    components: Components, rules: SamplingRules, shared: SharedState | None, batch_size: int
-) -> Components:
-    """The components with what was learned, or with latency measured now if this call plans by it."""
-    if shared is not None:
-        return replace(components, shared=shared)
-    name = components.named_for(None, rules, is_seeded=True)
-    if Reads.LATENCY not in components.planner(name).controller.reads:
-        return components
-    return with_latency(replace(components, shared=SharedState()), batch_sizes=(1, batch_size))
 
 
 def _parts(

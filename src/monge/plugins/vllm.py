@@ -173,7 +173,7 @@ class Proposer:
         return DraftPlan(
             max_depth=depth,
             max_nodes=min(plan.nodes(depth), depth),
-            stop=plan.stop,
+            min_token_prob=plan.min_token_prob,
             drafter=plan.drafter,
         )
 

@@ -48,14 +48,20 @@ def replay(
         MongeError: If the parts do not fit together, or the log cannot answer.
     """
     parts = configuration.components(
-        ReplayTarget(log.model.vocab_size) if target is None else target, draft, PLAIN
+        ReplayTarget(log.model.vocab_size) if target is None else target, draft
     )
     names = configuration.drafter_names(draft)
     reason = untimed(log, names)
-    costs = None
-    if log.costs and reason is None:
-        costs = costs_for(log, names, _nodes_by_depth(parts, log, seed))
-    passes = simulate(parts, log, costs or PLAIN, repeats=repeats, seed=seed, on_text=on_text)
+    costs = costs_for(log, names) if log.costs and reason is None else None
+    passes = simulate(
+        parts,
+        log,
+        costs or PLAIN,
+        nodes=None if costs is None else _nodes_by_depth(parts, log, seed),
+        repeats=repeats,
+        seed=seed,
+        on_text=on_text,
+    )
     compact = stands_in(
         parts.rule, parts.drafter.capabilities.proposes, is_compact=log.top is not None
     )

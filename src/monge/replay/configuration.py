@@ -6,7 +6,6 @@ from itertools import product
 from typing import Any
 
 from monge.api import make_components
-from monge.control.latency import Latency
 from monge.core.model import SequenceModel
 from monge.defaults import STEADY
 from monge.draft.by_name import drafters_in, takes_target
@@ -75,9 +74,7 @@ class Configuration:
         """
         return self.drafter is not None and takes_target(self.drafter)
 
-    def components(
-        self, target: SequenceModel, draft: SequenceModel | None, costs: Latency | None = None
-    ) -> Components:
+    def components(self, target: SequenceModel, draft: SequenceModel | None) -> Components:
         """Return the components; the draft model goes to drafters that run one.
 
         Where no verifier is named and a replay cannot follow the default one, another exact rule
@@ -86,7 +83,6 @@ class Configuration:
         Args:
             target: The target.
             draft: The draft model, if there is one.
-            costs: For controllers that ask; measured where they are `None`.
 
         Raises:
             MongeError: If they do not fit together.
@@ -94,7 +90,6 @@ class Configuration:
         made = make_components(
             target,
             draft if MODEL in self.drafter_names(draft) else None,
-            costs=costs,
             **self.settings,
         )
         return made if self.verifier is not None else with_replayable_rule(made)

@@ -1,13 +1,69 @@
-"""Predicts the times of replayed rounds from measured costs."""
+"""Seconds of rounds by drafted nodes and by depth, and the times of replayed rounds that they predict."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from monge.control.latency import Latency
-from monge.core.verdict import StageTimes, StepRecord
+from monge.core.verdict import RoundTiming, StageTimes, StepRecord
+from monge.engine.components import Components
 from monge.replay.configuration import HEADS, MODEL
 from monge.replay.log import LawLog
+
+Table = Mapping[int, Mapping[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCosts:
+    """Measured seconds of rounds. What lies between two entries is on the line through them.
+
+    Args:
+        verify: Seconds without drafting, by batch size and drafted nodes; 0 nodes is plain decoding.
+        draft: Seconds of drafting, by batch size and depth.
+    """
+
+    verify: Table
+    draft: Table
+
+    @classmethod
+    def linear(cls, *, plain: float, node: float, draft: float) -> "RoundCosts":
+        """Return costs of `plain` seconds, `node` more by drafted node, and `draft` by level."""
+        return cls({1: {0: plain, 1: plain + node}}, {1: {0: 0.0, 1: draft}})
+
+    def verify_s(self, num_nodes: int, batch_size: int = 1) -> float:
+        """Return the seconds of a round without its drafting."""
+        return _interpolated(self.verify, batch_size, num_nodes)
+
+    def draft_s(self, depth: int, batch_size: int = 1) -> float:
+        """Return the seconds of drafting."""
+        return _interpolated(self.draft, batch_size, depth)
+
+    def scaled(self, batch_size: int, factor: float) -> "RoundCosts":
+        """Return costs in which rounds of one batch size take `factor` times as long."""
+        verify, draft = (
+            {
+                batch: {at: s * (factor if batch == batch_size else 1.0) for at, s in row.items()}
+                for batch, row in table.items()
+            }
+            for table in (self.verify, self.draft)
+        )
+        return RoundCosts(verify, draft)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "RoundCosts":
+        """Return the inverse of `as_dict`, read from JSON, whose keys are text."""
+        verify, draft = (
+            {
+                int(batch): {int(at): float(seconds) for at, seconds in row.items()}
+                for batch, row in values[name].items()
+            }
+            for name in ("verify", "draft")
+        )
+        return cls(verify, draft)
 
 
 def untimed(log: LawLog, drafters: Sequence[str]) -> str | None:
@@ -27,32 +83,65 @@ def untimed(log: LawLog, drafters: Sequence[str]) -> str | None:
     )
 
 
-def costs_for(log: LawLog, drafters: Sequence[str], nodes: Sequence[int]) -> Latency:
-    """Return the latency of a drafter for trees with these nodes by depth; it does not learn.
+def costs_for(log: LawLog, drafters: Sequence[str]) -> RoundCosts:
+    """Return the costs of a drafter.
 
-    Of a pool it is the table of its draft model or head: what the other drafters need is part of
+    Of a pool they are those of its draft model or head: what the other drafters need is part of
     every round.
     """
-    table: Mapping[str, Any] = log.costs[
-        next((name for name in (MODEL, *HEADS) if name in drafters), drafters[0])
-    ]
-    model = Latency.from_dict({**table, "nodes": list(nodes)})
-    model.learns = False
-    return model
+    name = next((name for name in (MODEL, *HEADS) if name in drafters), drafters[0])
+    return RoundCosts.from_dict(log.costs[name])
 
 
-def predicted(record: StepRecord, costs: Latency, *, runs_network: bool) -> StepRecord:
+def fixed_latency(costs: RoundCosts, components: Components, nodes: Sequence[int]) -> Latency:
+    """Return the times by depth that controllers are told; they stay as they are.
+
+    Args:
+        costs: The costs of one drafter, or of the network of a pool.
+        components: The components that are replayed.
+        nodes: Drafted nodes of depth 0, 1, ... of the drafter that runs the network. Model-free
+            drafters of a pool draft chains, in no time.
+    """
+    drafters = [(one.name, one.runs_network) for one in components.shared.members]
+    latency = Latency()
+    for name, runs_network in drafters or [(None, True)]:
+        for depth, num_nodes in enumerate(nodes):
+            seconds = (
+                costs.verify_s(num_nodes) + costs.draft_s(depth)
+                if runs_network
+                else costs.verify_s(depth)
+            )
+            latency.observe(RoundTiming(depth=depth, batch_size=1, seconds=seconds, drafter=name))
+    latency.learns = False
+    return latency
+
+
+def predicted(record: StepRecord, costs: RoundCosts, *, runs_network: bool) -> StepRecord:
     """Return the record with predicted instead of measured times.
 
     Args:
         record: A round.
-        costs: The table.
-        runs_network: Whether the table's time of drafting is that of the drafter which this round
-            used.
+        costs: The costs.
+        runs_network: Whether the costs of drafting are those of the drafter that this round used.
     """
-    drafting = costs.draft_s(record.depth) if record.depth and runs_network else 0.0
-    rest = costs.verify_s(record.num_nodes, 1, record.context_length)
+    drafting = costs.draft_s(record.depth) if runs_network else 0.0
+    rest = costs.verify_s(record.num_nodes)
     times = StageTimes(
         draft_s=drafting, score_s=rest, total_s=drafting + rest, forward_s=drafting + rest
     )
     return replace(record, times=times)
+
+
+def _interpolated(table: Table, batch_size: int, at: int) -> float:
+    return _on_line({batch: _on_line(row, at) for batch, row in table.items()}, batch_size)
+
+
+def _on_line(row: Mapping[int, float], at: int) -> float:
+    """Return the value on the lines through the entries; constant before the first."""
+    places = sorted(row)
+    if len(places) == 1 or at <= places[0]:
+        return row[places[0]]
+    low, high = next(
+        (pair for pair in zip(places, places[1:], strict=False) if at <= pair[1]), places[-2:]
+    )
+    return row[low] + (row[high] - row[low]) * (at - low) / (high - low)

@@ -1,18 +1,36 @@
-"""Measures rounds for a log: the target's rounds by drafted nodes, and the cost of each drafter."""
+"""Measures rounds: of a log's target by drafted nodes, and of each drafter by depth."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Final
 
+from monge.control.base import RoundInfo, SharedState, SoloController
 from monge.control.fixed import Fixed
+from monge.core.context import Context, DraftPlan
+from monge.core.draws import Draws
 from monge.core.model import SequenceModel
+from monge.core.proposal import Deterministic
+from monge.core.sampling_rules import SamplingRules
+from monge.core.tree import GrowingTree
+from monge.core.verdict import StepRecord
+from monge.draft.base import Capabilities, Draft, StatelessDrafter
+from monge.engine.clock import now
 from monge.engine.components import Components
-from monge.engine.latency_measurement import FillerDrafter, measure_latency
+from monge.engine.loop import close_session, run_round
+from monge.engine.opening import open_sessions
+from monge.engine.session import Request, Session
 from monge.replay.configuration import MODEL, Configuration
+from monge.replay.costs import RoundCosts
 from monge.verify.target_walk import TargetWalk
 
-_DEEPEST: Final = 8
+BUDGET_S: Final = 1.0
+_DEPTHS: Final = (0, 1, 2, 4, 8)
+_DEEPEST: Final = _DEPTHS[-1]
 _WIDE: Final = 4
+_PROMPT: Final = 32  # tokens of the text on which rounds are measured
+_CYCLES: Final = 6  # most rounds of each depth
+_UNBOUNDED: Final = 1 << 30  # tokens of a context
 TIMED: Final = {
     "none": Configuration(drafter="none"),
     "ngram": Configuration(drafter="ngram"),
@@ -26,50 +44,120 @@ def measured_costs(
     draft: SequenceModel | None,
     more: Sequence[tuple[Configuration, SequenceModel]] = (),
 ) -> dict[str, Any]:
-    """Return cost tables by drafter, as plain values.
+    """Return the costs of each drafter, as plain values.
+
+    Each measurement takes about a second, within which plain rounds take turns with others. So all
+    are scaled to one common time of a plain round: a machine that is slower during one of them does
+    not make a drafter look slow.
 
     Args:
         target: The target.
         draft: The draft model, if there is one.
         more: Further configurations, each of one drafter, with the target that it runs on.
-
-    Each measurement takes about a second, within which plain rounds take turns with others. So all
-    are scaled to one common time of a plain round: a machine that is slower during one of them does
-    not make a drafter look slow.
     """
     widths = [1] if target.no_tree_reason is not None or target.vocab_size < _WIDE else [1, _WIDE]
     drafts = target.no_draft_reason is None
-    rounds = [_timed(_filled(target, width)) for width in widths] if drafts else []
+    filled = [measured_rounds(_filled(target, width)) for width in widths] if drafts else []
     drafters = {
-        name: _timed(configuration.components(target, draft))
+        name: measured_rounds(configuration.components(target, draft))
         for name, configuration in TIMED.items()
         if name == "none" or (drafts and (name != MODEL or draft is not None))
     }
     for configuration, own in more:
         (name,) = configuration.drafter_names(draft)
-        drafters[name] = _timed(configuration.components(own, draft))
-    tables = [*rounds, *drafters.values()]
-    plain = median(_plain(table) for table in tables)
-    verify: dict[str, float] = {"0": plain}
-    for table in rounds:
-        for nodes, seconds in table["verify_s"]["1"].items():
-            verify.setdefault(nodes, seconds * plain / _plain(table))
-    base = tables[0]
+        drafters[name] = measured_rounds(configuration.components(own, draft))
+    plain = median(one.verify_s(0) for one in (*filled, *drafters.values()))
+    verify = {0: plain}
+    for one in filled:
+        for nodes, seconds in one.scaled(1, plain / one.verify_s(0)).verify[1].items():
+            verify.setdefault(nodes, seconds)
     return {
-        name: {
-            **base,
-            "verify_s": {"1": verify},
-            "draft_s": {
-                "1": {
-                    depth: seconds * plain / _plain(table)
-                    for depth, seconds in table["draft_s"]["1"].items()
-                }
-            },
-            "context_s": median(one["context_s"] for one in tables),
-            "nodes": [],
-        }
-        for name, table in drafters.items()
+        name: RoundCosts({1: verify}, one.scaled(1, plain / one.verify_s(0)).draft).as_dict()
+        for name, one in drafters.items()
     }
+
+
+def measured_rounds(
+    components: Components, *, batch_sizes: Sequence[int] = (1,), budget_s: float = BUDGET_S
+) -> RoundCosts:
+    """Run real rounds of several depths on random text, and tabulate their shortest times.
+
+    What else runs on the machine makes a round longer, never shorter.
+
+    Args:
+        components: The components that will decode.
+        batch_sizes: Requests decoded together.
+        budget_s: Seconds after which no further round is begun, once each depth had two.
+    """
+    verify: dict[int, dict[int, float]] = {}
+    draft: dict[int, dict[int, float]] = {}
+    for size in sorted(set(batch_sizes)):
+        records = _rounds(components, size, budget_s / len(batch_sizes))
+        draft[size] = _shortest((one.depth, one.times.draft_s) for one in records)
+        can = components.drafter.capabilities
+        # A lookup drafts where the text repeats itself, which the measured text hardly does.
+        if Deterministic in can.proposes and max(one.num_nodes for one in records) < min(
+            can.max_depth, _DEEPEST
+        ):
+            filler = replace(components, drafter=FillerDrafter(min(can.max_depth, _DEEPEST)))
+            records = _rounds(filler, size, budget_s / len(batch_sizes))
+        verify[size] = _shortest(
+            (one.num_nodes, one.times.total_s - one.times.draft_s) for one in records
+        )
+    return RoundCosts(verify, draft)
+
+
+@dataclass(frozen=True, slots=True)
+class FillerDrafter(StatelessDrafter):
+    """Propose meaningless candidates, so that a round of any size can be timed.
+
+    Args:
+        max_depth: Depth of the first path.
+        width: Candidates of every node on the first path.
+    """
+
+    max_depth: int
+    width: int = 1
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            proposes=frozenset({Deterministic}),
+            max_width=self.width,
+            max_depth=self.max_depth,
+            needs_trees=self.width > 1,
+        )
+
+    def draft(
+        self,
+        contexts: Sequence[Context],
+        states: Sequence[None],
+        plans: Sequence[DraftPlan],
+        draws: Sequence[Draws],
+    ) -> Sequence[Draft[None]]:
+        drafts: list[Draft[None]] = []
+        for context, plan, row_draws in zip(contexts, plans, draws, strict=True):
+            tree, node = GrowingTree(context.token_ids[-1]), 0
+            for _ in range(plan.depth(self.max_depth)):
+                node, *_ = tree.grow(node, Deterministic(tuple(range(self.width))), row_draws)
+            drafts.append(Draft(tree.finish(), None))
+        return drafts
+
+
+@dataclass(frozen=True, slots=True)
+class _Cycle(SoloController[int]):
+    """Plans the depths in turn."""
+
+    depths: tuple[int, ...]
+
+    def init(self, shared: SharedState) -> int:
+        return 0
+
+    def plan_one(self, state: int, info: RoundInfo, context_length: int, draws: Draws) -> DraftPlan:
+        return DraftPlan(max_depth=self.depths[state % len(self.depths)])
+
+    def update(self, state: int, record: StepRecord) -> int:
+        return state + 1
 
 
 def _filled(target: SequenceModel, width: int) -> Components:
@@ -78,9 +166,59 @@ def _filled(target: SequenceModel, width: int) -> Components:
     )
 
 
-def _timed(components: Components) -> Mapping[str, Any]:
-    return measure_latency(components).as_dict()
+def _shortest(times: Iterable[tuple[int, float]]) -> dict[int, float]:
+    """Return the shortest time of each size; no size takes longer than a larger one."""
+    found: dict[int, float] = {}
+    for size, seconds in sorted(times, reverse=True):
+        found[size] = min(seconds, *found.values()) if found else seconds
+    return dict(sorted(found.items()))
 
 
-def _plain(table: Mapping[str, Any]) -> float:
-    return float(table["verify_s"]["1"]["0"])
+def _rounds(components: Components, batch_size: int, budget_s: float) -> Sequence[StepRecord]:
+    """Return one record of each round, with the depth and nodes of its largest tree.
+
+    A network that runs for the first time can take many times its later time, so each depth has at
+    least two rounds.
+    """
+    can = components.drafter.capabilities
+    depths = tuple(sorted({min(depth, can.max_depth) for depth in _DEPTHS}))
+    trial = replace(components, controller=_Cycle(depths), shared=SharedState())
+    bounds = components.target.max_length, can.max_length
+    longest = min((bound for bound in bounds if bound is not None), default=_UNBOUNDED)
+    most = min(_CYCLES * (sum(depths) + len(depths)) + 1, longest - 1)
+    prompt = max(1, min(_PROMPT, longest - most))
+    sessions = [
+        Session(
+            Request(
+                prompt_ids=_text(prompt, components.target.vocab_size, row),
+                max_new_tokens=most,
+                rules=SamplingRules(),
+                seed=row,
+            ),
+            request_id=row,
+        )
+        for row in range(batch_size)
+    ]
+    open_sessions(sessions, trial)
+    start, found = now(), list[StepRecord]()
+    try:
+        for number in range(_CYCLES * len(depths)):
+            is_late = number >= 2 * len(depths) and now() - start > budget_s
+            if is_late or any(session.finish_reason is not None for session in sessions):
+                break
+            run_round(sessions, trial)
+            rows = [session.records[-1] for session in sessions]
+            num_nodes, depth = (max(row.num_nodes for row in rows), max(row.depth for row in rows))
+            found.append(replace(rows[0], num_nodes=num_nodes, depth=depth))
+    finally:
+        for session in sessions:
+            close_session(session, trial)
+    return found
+
+
+def _text(length: int, vocab_size: int, seed: int) -> tuple[int, ...]:
+    """Return tokens that repeat nothing soon, so that no drafter finds them easy."""
+    return tuple(
+        (7 + 31 * seed + 7919 * position * (position + 1)) % vocab_size
+        for position in range(length)
+    )

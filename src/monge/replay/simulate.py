@@ -1,21 +1,20 @@
 """Simulate the rounds of a configuration on all texts of a log."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from monge.control.base import SharedState
-from monge.control.latency import Latency
 from monge.core.context import DraftPlan
 from monge.core.draws import SeededDraws
 from monge.core.verdict import StepRecord
 from monge.engine.components import Components
-from monge.replay.costs import predicted
+from monge.replay.costs import RoundCosts, fixed_latency, predicted
 from monge.replay.log import LawLog, LoggedText
 from monge.replay.run import replay_text
 
-PLAIN: Final = Latency.linear(plain=1.0, node=0.0, draft=0.0)
+PLAIN: Final = RoundCosts.linear(plain=1.0, node=0.0, draft=0.0)
 """Costs if none are known: every round costs the same."""
 
 
@@ -43,8 +42,9 @@ def seeded(*names: object) -> SeededDraws:
 def simulate(
     components: Components,
     log: LawLog,
-    costs: Latency = PLAIN,
+    costs: RoundCosts = PLAIN,
     *,
+    nodes: Sequence[int] | None = None,
     repeats: int = 1,
     seed: int = 0,
     on_text: Callable[[], None] | None = None,
@@ -54,7 +54,8 @@ def simulate(
     Args:
         components: Drafter, verifier and controller; the target is not used.
         log: The texts.
-        costs: Predicted times, for the controller and for the records; they are not corrected.
+        costs: Predicted times, for the controller and for the records.
+        nodes: Drafted nodes of depth 0, 1, ...; `None` for a chain.
         repeats: Passes over the log: what is drafted on the way to a text is random.
         seed: Of all passes.
         on_text: Called after every text.
@@ -62,10 +63,13 @@ def simulate(
     Raises:
         UnavailableError: If the log cannot say what the verifier would have accepted.
     """
+    if nodes is None:
+        nodes = range(components.drafter.capabilities.max_depth + 1)
+    latency = fixed_latency(costs, components, nodes)
     passes: list[SimulatedText] = []
     for repeat in range(repeats):
         # A controller may learn across requests, as a decoder's own does; every pass starts afresh.
-        fresh = replace(components, shared=SharedState(costs))
+        fresh = replace(components, shared=SharedState(latency))
         for number, text in enumerate(log.texts):
             records = replay_text(fresh, log, text, seeded(seed, "replay", repeat, number))
             timed = tuple(
@@ -78,7 +82,7 @@ def simulate(
     return tuple(passes)
 
 
-def plain_seconds(text: LoggedText, costs: Latency) -> float:
+def plain_seconds(text: LoggedText, costs: RoundCosts) -> float:
     """Return the predicted seconds of plain decoding of a text."""
     seconds = 0.0
     for written, token in enumerate(text.token_ids):

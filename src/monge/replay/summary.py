@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from monge.control.latency import Latency
 from monge.core.metrics import acceptance_by_depth, draft_utilisation
 from monge.core.resamples import Resamples
 from monge.replay.configuration import Configuration
+from monge.replay.costs import RoundCosts
 from monge.replay.log import LawLog
 from monge.replay.simulate import SimulatedText, plain_seconds, seeded
 
@@ -18,7 +18,7 @@ def summary(
     configuration: Configuration,
     log: LawLog,
     passes: Sequence[SimulatedText],
-    costs: Latency | None,
+    costs: RoundCosts | None,
     *,
     seed: int = 0,
 ) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def summary(
     }
 
 
-def _sums(passes: Sequence[SimulatedText], log: LawLog, costs: Latency | None) -> np.ndarray:
+def _sums(passes: Sequence[SimulatedText], log: LawLog, costs: RoundCosts | None) -> np.ndarray:
     """Return tokens, rounds, seconds and seconds of plain decoding, summed by text over all passes."""
     sums = np.zeros((4, len(log.texts)))
     plain = [0.0 if costs is None else plain_seconds(text, costs) for text in log.texts]

@@ -233,7 +233,7 @@ def test_two_heads_that_know_the_text_are_always_accepted_whichever_drafts(tmp_p
         drafter=f"pool('head(\"{eagle_folder}\")', 'head(\"{medusa_folder}\")')",
         tree="chain(3)",
         controller="hedge('fixed', explore=1.0)",
-        costs=Latency.linear(plain=1.0, node=0.1, draft=0.1),
+        latency=Latency.linear(plain=1.0, node=0.1, draft=0.1),
     )
     (result,) = Decoder(components).generate([(0, 1)], max_new_tokens=48, temperature=0.0, seed=1)
     assert result.token_ids == tuple((2 + place) % VOCAB for place in range(48))

@@ -21,9 +21,9 @@ class Paths(TreeBuilder):
     fewer the more the paths agree.
 
     Under a plan with fewer nodes, a node draws no more candidates than certainly fit, and the other
-    paths that pass it end there: how many do is known before the level is drawn. Then, and where a
-    stop rule weighs whole levels, whether a node has candidates depends on other paths than its
-    own, and they are declared as independent draws of the node alone.
+    paths that pass it end there: how many do is known before the level is drawn. Then
+    whether a node has candidates depends on other paths than its own, and they are declared as
+    independent draws of the node alone.
 
     Args:
         num_paths: K.
@@ -56,11 +56,10 @@ class Paths(TreeBuilder):
         plan: DraftPlan,
         draws: Draws,
     ) -> Sequence[int]:
-        # Where the plan may end some paths early, or a level for what all paths of it promise
-        # together, what a node draws depends on other nodes: no promise about paths then.
+        # Where the plan may end some paths early, what a node draws depends on other nodes: no
+        # promise about paths then.
         all_fit = plan.nodes(self.limits.max_nodes) >= self.num_paths * plan.depth(self.depth)
-        weighs_levels = plan.stop is not None and plan.stop.needs_confidence
-        kind = PathDraws if all_fit and not weighs_levels else Iid
+        kind = PathDraws if all_fit else Iid
         left = nodes_left(tree, plan, self.limits.max_nodes)
         proposals: dict[int, Proposal] = {}
         for node, law in zip(frontier, laws, strict=True):
