@@ -85,7 +85,7 @@ def bounded(
         depth: Deepest plan.
         seed: Of the survey.
     """
-    parts = configuration.components(ReplayTarget(log.model.vocab_size), draft, PLAIN)
+    parts = configuration.components(ReplayTarget(log.model.vocab_size), draft)
     depth = min(depth, parts.drafter.capabilities.max_depth)
     texts = [
         survey(parts, log, text, seeded(seed, "survey", number), depth=depth)

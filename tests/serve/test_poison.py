@@ -92,14 +92,14 @@ def test_neighbours_write_what_they_write_alone(case, chunk):
 @pytest.mark.usefixtures("unchecked_types")
 def test_a_record_that_cannot_be_made_ends_its_own_request(monkeypatch):
     """What a drafter noted, and what a pool says in hindsight, is code of its own."""
-    honest = loop._evidence
+    honest = loop._token_probs
 
     def broken(row):
         if row.session.request.prompt_ids[0] == POISON:
             raise Oops("a note that breaks")
         return honest(row)
 
-    monkeypatch.setattr(loop, "_evidence", broken)
+    monkeypatch.setattr(loop, "_token_probs", broken)
     texts, end = crowd(lambda _: {})
     assert [text.token_ids for text in texts] == [alone(one) for one in INNOCENT]
     assert end.finish_reason == "error"
