@@ -19,6 +19,7 @@ from monge.core.errors import ModelLoadError, OptionError
 from monge.core.model import SequenceModel
 from monge.core.sampling_rules import SamplingRules
 from monge.defaults import (
+    STEADY,
     controllers_of,
     default_controllers,
     default_drafter,
@@ -53,6 +54,7 @@ from monge.engine.loading import (
 )
 from monge.engine.sources import NAMED, resolve
 from monge.engine.text import Tokenizer
+from monge.options import PARTS, LoadOptions, checked
 from monge.verify.base import Rule
 from monge.verify.registry import VERIFIERS
 from monge.verify.target_walk import TargetWalk
@@ -235,24 +237,29 @@ def make_components(
     draft: SequenceModel | Sequence[SequenceModel] | None = None,
     *,
     head: str | Path | AnyHead | None = None,
-    drafter: str | AnyDrafter | None = None,
-    tree: str | TreeBuilder | None = None,
-    verifier: str | Rule | None = None,
-    controller: str | AnyController | Sequence[str] | None = "fixed",
-    draft_temperature: float | int | None = None,
-    draft_top_k: int | None = None,
     draft_rules: SamplingRules | None = None,
-    costs: str | Path | Latency | None = None,
-    max_batch_size: int = 1,
+    **parts: Any,
 ) -> Components:
-    """Build the parts from names or objects; arguments as for `load`, with loaded models.
+    """Build the parts of a decoder from names or objects, with loaded models.
 
-    `draft` is one draft model, or several.
+    Args:
+        target: The target.
+        draft: A draft model, or several.
+        head: A head for the target, in a draft model's place.
+        draft_rules: Sampling rules of the draft law, instead of the request's own.
+        **parts: `PARTS` of `monge.options` and `max_batch_size`, as for `load`. The controller is
+            `fixed`, for which nothing is measured, if there is none; `controller=None` takes the
+            default of `load`.
 
-    The default controller is `fixed`, for which nothing is measured; `controller=None` takes the
-    default of `load`. `draft_rules` are sampling rules of the draft law, instead of the request's
-    own.
+    Raises:
+        MongeError: One of its children, if an option is unknown or the parts do not fit together.
     """
+    given = checked(
+        LoadOptions, parts, (*PARTS, "max_batch_size"), controller=STEADY, max_batch_size=1
+    )
+    tree, drafter, costs = given.tree, given.drafter, given.costs
+    controller, verifier = given.controller, given.verifier
+    draft_temperature, draft_top_k = given.draft_temperature, given.draft_top_k
     rule = VERIFIERS.parse(verifier) if isinstance(verifier, str) else verifier
     drafts = (draft,) if isinstance(draft, SequenceModel) else tuple(draft or ())
     draft = drafts[0] if len(drafts) == 1 else drafts or None
@@ -268,7 +275,7 @@ def make_components(
         rules = draft_rules if "rules" in taken else None
         if draft_temperature is not None:
             rules = replace(draft_rules or SamplingRules(), temperature=draft_temperature)
-        given = {
+        found = {
             "head": head,
             "top_k": draft_top_k,
             "target": target if "target" in taken else None,
@@ -281,7 +288,7 @@ def make_components(
             else {"model": draft, "models": None}
         )
         resources: dict[str, Any] = networks | {
-            name: one for name, one in given.items() if one is not None
+            name: one for name, one in found.items() if one is not None
         }
         if tree is not None:
             resources["tree"] = TREES.parse(tree) if isinstance(tree, str) else tree
@@ -291,7 +298,7 @@ def make_components(
             )
             is_deep = resources["tree"] not in own
         drafter = make_drafter(drafter, resources)
-    elif any(given is not None for given in (tree, draft, head, draft_temperature, draft_top_k)):
+    elif any(one is not None for one in (tree, draft, head, draft_temperature, draft_top_k)):
         raise OptionError(
             "a drafter object brings its own tree, draft model, temperature and "
             "top-k; give none beside it"
@@ -314,7 +321,9 @@ def make_components(
     )
     make_programs((target, *drafts))
     folder = Path(costs) if isinstance(costs, str | Path) else None
-    return _able_to_plan(with_latency(components, batch_sizes=(1, max_batch_size), folder=folder))
+    return _able_to_plan(
+        with_latency(components, batch_sizes=(1, given.max_batch_size), folder=folder)
+    )
 
 
 def resolved(source: Source) -> Source:

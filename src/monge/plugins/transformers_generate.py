@@ -29,13 +29,12 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from monge.api import make_components
-from monge.control.base import AnyController, Reads, SharedState
+from monge.control.base import Reads, SharedState
 from monge.control.latency import Latency
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.base import AnyDrafter
 from monge.draft.by_name import AnyHead, drafter_of
-from monge.draft.tree.base import TreeBuilder
 from monge.engine.batch import decode
 from monge.engine.components import Components
 from monge.engine.latency_measurement import with_latency
@@ -43,10 +42,10 @@ from monge.engine.loading import as_draft_model, as_sequence_model, load_network
 from monge.engine.models.network_facts import forward_parameters
 from monge.engine.processors import Processor, Stateless
 from monge.engine.session import Request, Session, check_length
+from monge.options import PARTS, takes_parts
 from monge.plugins.transformers_processors import draft_rules, row_processors
 from monge.plugins.transformers_replay import Replay
 from monge.plugins.transformers_rows import VisitedRows, column
-from monge.verify.base import Rule
 
 _PREPARED: Final = frozenset({"attention_mask", "position_ids", "use_cache", "logits_to_keep"})
 """What `generate` itself prepares for every decoder-only model, beside a cache."""
@@ -103,6 +102,7 @@ UNMEASURED: Final = Latency.linear(plain=1.0, node=0.0, draft=0.0)
 """Stands for latency until it is known that a controller of this call reads it."""
 
 
+@takes_parts
 def speculate(
     model: Any,
     input_ids: Tensor,
@@ -111,14 +111,7 @@ def speculate(
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
     draft_model: PreTrainedModel | AnyHead | str | Path | None = None,
-    drafter: str | AnyDrafter | None = None,
-    tree: str | TreeBuilder | None = None,
-    verifier: str | Rule | None = None,
-    controller: str | AnyController | None = None,
-    costs: str | Path | Latency | None = None,
     token_streamer: Any = None,
-    draft_temperature: float | int | None = None,
-    draft_top_k: int | None = None,
     seed: int | None = None,
     **model_kwargs: Any,
 ) -> Tensor | GenerateDecoderOnlyOutput:
@@ -153,23 +146,16 @@ def speculate(
         draft_model: A loaded model, folder or name, with the target's tokenizer, put into
             evaluation mode; or a head for the target, loaded or its folder. A folder is read again
             in every call. Without it, n-grams.
-        drafter: As for `monge.load`; models that cannot take tokens back need `none`.
-        tree: As for `monge.load`.
-        verifier: As for `monge.load`.
-        controller: As for `monge.load`. Every sampled call has a seed, torch's or its own, so the
-            default plans it with `fixed`, and greedy calls with `goodput`. What the default learns
-            about a model is kept for later calls with the same options; the state of a named
-            controller ends with the call, except for `costs`.
-        costs: As for `monge.load`, for controllers that need costs: without it they are measured,
-            once a model for the default controller and in every call for a named one. A `Latency`
-            keeps learning across calls.
         token_streamer: A streamer of `transformers`.
-        draft_temperature: Draft at this temperature instead of the request's own.
-        draft_top_k: Draft from this number of the draft model's most probable tokens, as for
-            `monge.load`.
         seed: Seed of the draws. Without it, torch's default generator gives one, so
             `set_seed` makes a run reproducible.
-        **model_kwargs: Model inputs from `generate`.
+        **model_kwargs: Model inputs from `generate`, and `PARTS` of `monge.options`, as for
+            `monge.load`. Models that cannot take tokens back need the drafter `none`. Every sampled
+            call has a seed, torch's or its own, so the default controller plans it with `fixed`, and
+            greedy calls with `goodput`. What the default learns about a model is kept for later
+            calls with the same options; the state of a named controller ends with the call, except
+            for `costs`. Without these, they are measured where they are needed: once a model for
+            the default controller and in every call for a named one.
 
     Returns:
         `[batch, seq]`, prompts included and stopped rows padded, or `GenerateDecoderOnlyOutput`
@@ -180,6 +166,7 @@ def speculate(
         MongeError: A subclass of it, for settings that cannot be honoured and for logits that
             are not finite.
     """
+    parts = {name: model_kwargs.pop(name) for name in PARTS if name in model_kwargs}
     _check_settings(model, generation_config, model_kwargs)
     prompts = _Prompts.of(input_ids, model_kwargs)
     call = _Call(model, prompts, logits_processor, stopping_criteria, generation_config)
@@ -190,24 +177,18 @@ def speculate(
         streamer=token_streamer,
         scores=call.score_column if call.keeps_scores else None,
     )
-    if tree is None and (count := _given(model, generation_config, "num_assistant_tokens")):
-        tree = f"chain({count})"
-    named: dict[str, Any] = {
-        "drafter": drafter,
-        "tree": tree,
-        "verifier": verifier,
-        "draft_temperature": draft_temperature,
-        "draft_top_k": draft_top_k,
-    }
-    if controller is None and costs is None:
-        learned, key = _LEARNED.setdefault(model, {}), _key(model, draft_model, named)
+    count = _given(model, generation_config, "num_assistant_tokens")
+    if count and parts.get("tree") is None:
+        parts["tree"] = f"chain({count})"
+    if parts.get("controller") is None and parts.get("costs") is None:
+        learned, key = _LEARNED.setdefault(model, {}), _key(model, draft_model, parts)
         shared = learned.pop(key, None)
-        components = _parts(call, draft_model, **named, controller=None, costs=UNMEASURED)
+        components = _parts(call, draft_model, **parts | {"controller": None, "costs": UNMEASURED})
         components = _measured(components, call.rules, shared, len(input_ids))
     else:
         learned, key = {}, ""
-        named |= {"controller": controller, "costs": costs, "max_batch_size": len(input_ids)}
-        components = _parts(call, draft_model, **named)
+        parts = {"controller": None} | parts
+        components = _parts(call, draft_model, max_batch_size=len(input_ids), **parts)
     sessions = call.sessions(components, replay, seed)
     if token_streamer is not None:
         token_streamer.put(input_ids.cpu())
@@ -402,7 +383,7 @@ def _parts(
     call: _Call,
     draft: PreTrainedModel | AnyHead | str | Path | None,
     *,
-    drafter: str | AnyDrafter | None,
+    drafter: str | AnyDrafter | None = None,
     **named: Any,
 ) -> Components:
     target, given = as_sequence_model(call.model), {**named, "draft_rules": call.draft_rules}
