@@ -21,6 +21,7 @@ from monge.cli.networks import Networks, load_draft, load_networks
 from monge.cli.out import check_out_folder, write_document
 from monge.cli.tables import plain_table
 from monge.core.errors import OptionError
+from monge.options import SPECULATION
 from monge.replay.configuration import Configuration, grid
 from monge.replay.file import read_log
 from monge.replay.log import LawLog
@@ -46,7 +47,7 @@ def _simulated(name: str, help: str, default: object) -> Any:  # noqa: ANN401
 
 def _many(name: str, help: str, default: str) -> Any:  # noqa: ANN401
     return options.option(
-        name, help=f"{help}; may be repeated.", panel=options.SPECULATION, default=default
+        name, help=f"{help}; may be repeated.", panel=SPECULATION, default=default
     )
 
 

@@ -20,6 +20,7 @@ from monge.core.errors import ModelLoadError, OptionError
 from monge.core.model import SequenceModel
 from monge.core.sampling_rules import SamplingRules
 from monge.defaults import (
+    STEADY,
     controllers_of,
     default_controllers,
     default_drafter,
@@ -52,6 +53,7 @@ from monge.loading.networks import (
     unwrapped,
 )
 from monge.loading.sources import NAMED, resolve
+from monge.options import PARTS, LoadOptions, checked
 from monge.verify.base import Rule
 from monge.verify.registry import VERIFIERS
 from monge.verify.target_walk import TargetWalk
@@ -229,23 +231,29 @@ def make_components(
     draft: SequenceModel | Sequence[SequenceModel] | None = None,
     *,
     head: str | Path | AnyHead | None = None,
-    drafter: str | AnyDrafter | None = None,
-    tree: str | TreeBuilder | None = None,
-    verifier: str | Rule | None = None,
-    controller: str | AnyController | Sequence[str] | None = "fixed",
-    draft_temperature: float | int | None = None,
-    draft_top_k: int | None = None,
     draft_rules: SamplingRules | None = None,
     latency: Latency | None = None,
+    **parts: Any,
 ) -> Components:
-    """Build the parts from names or objects; arguments as for `load`, with loaded models.
+    """Build the parts of a decoder from names or objects, with loaded models.
 
-    `draft` is one draft model, or several.
+    Args:
+        target: The target.
+        draft: A draft model, or several.
+        head: A head for the target, in a draft model's place.
+        draft_rules: Sampling rules of the draft law, instead of the request's own.
+        latency: Times of rounds for controllers that read them. Without it, they start from a guess
+            and learn.
+        **parts: `PARTS` of `monge.options`, as for `load`. The controller is `fixed` if there is
+            none; `controller=None` takes the default of `load`.
 
-    The default controller is `fixed`; `controller=None` takes the default of `load`. `draft_rules`
-    are sampling rules of the draft law, instead of the request's own. `latency` is for controllers
-    that read times of rounds; without it, they start from a guess and learn.
+    Raises:
+        MongeError: One of its children, if an option is unknown or the parts do not fit together.
     """
+    given = checked(LoadOptions, parts, PARTS, controller=STEADY)
+    tree, drafter = given.tree, given.drafter
+    controller, verifier = given.controller, given.verifier
+    draft_temperature, draft_top_k = given.draft_temperature, given.draft_top_k
     rule = VERIFIERS.parse(verifier) if isinstance(verifier, str) else verifier
     drafts = (draft,) if isinstance(draft, SequenceModel) else tuple(draft or ())
     draft = drafts[0] if len(drafts) == 1 else drafts or None
@@ -261,7 +269,7 @@ def make_components(
         rules = draft_rules if "rules" in taken else None
         if draft_temperature is not None:
             rules = replace(draft_rules or SamplingRules(), temperature=draft_temperature)
-        given = {
+        found = {
             "head": head,
             "top_k": draft_top_k,
             "target": target if "target" in taken else None,
@@ -274,7 +282,7 @@ def make_components(
             else {"model": draft, "models": None}
         )
         resources: dict[str, Any] = networks | {
-            name: one for name, one in given.items() if one is not None
+            name: one for name, one in found.items() if one is not None
         }
         if tree is not None:
             resources["tree"] = TREES.parse(tree) if isinstance(tree, str) else tree
@@ -284,7 +292,7 @@ def make_components(
             )
             is_deep = resources["tree"] not in own
         drafter = make_drafter(drafter, resources)
-    elif any(given is not None for given in (tree, draft, head, draft_temperature, draft_top_k)):
+    elif any(one is not None for one in (tree, draft, head, draft_temperature, draft_top_k)):
         raise OptionError(
             "a drafter object brings its own tree, draft model, temperature and "
             "top-k; give none beside it"

@@ -1,4 +1,4 @@
-"""Configuration files: arguments of `monge.load` in TOML, as `monge tune --save` writes them."""
+"""Read and write configuration files: options in TOML, as `monge tune --save` writes them."""
 
 import json
 import tomllib
@@ -7,40 +7,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from monge.core.errors import OptionError, unknown_name
+from monge.options import LoadOptions, Option, key_of, options_of
 
-_TEXT: Final = (str,)
-_SEVERAL: Final = (str, list)
-KEYS: Final[Mapping[str, tuple[type, ...]]] = {
-    "target": _TEXT,
-    "draft": _SEVERAL,
-    "drafter": _TEXT,
-    "tree": _TEXT,
-    "verifier": _TEXT,
-    "controller": _SEVERAL,
-    "draft_temperature": (float, int),
-    "draft_top_k": (int,),
-    "dtype": _TEXT,
-    "device": _TEXT,
-    "attention": _TEXT,
-    "backend": _TEXT,
-    "draft_backend": _TEXT,
-    "max_batch_size": (int,),
-    "cross_tokenizer": (bool,),
-    "exact_numerics": (bool,),
-    "chat_template": _TEXT,
-}
-"""Keys of a file and the types of their values; they mean what they mean for `monge.load`."""
 _NAMES: Final = {str: "text", list: "a list of texts", float: "a number", int: "a whole number"}
 
 
-def read_config(
-    path: str | Path, more: Mapping[str, tuple[type, ...]] | None = None
-) -> dict[str, Any]:
-    """Arguments of `monge.load` from a file.
+def read_config(path: str | Path, *groups: type) -> dict[str, Any]:
+    """Return the options of a file, by key.
 
     Args:
-        path: A TOML file with some of `KEYS`. Paths in it are relative to the working directory.
-        more: Further keys, with the types of their values.
+        path: A TOML file. Paths in it are relative to the working directory.
+        *groups: Dataclasses of options that it may have, beside those of `monge.load`.
 
     Raises:
         OptionError: If it cannot be read, has an unknown key, or a value of another type.
@@ -53,7 +30,8 @@ def read_config(
         raise OptionError(
             f"configuration {str(path)!r} is not TOML: {error}; write lines like drafter = 'ngram'"
         ) from error
-    known = {**KEYS, **(more or {})}
+    options = options_of(LoadOptions, *groups)
+    known = {key_of(name, option): option for name, option in options.items()}
     for key, value in found.items():
         if key not in known:
             raise OptionError(f"configuration {str(path)!r}: {unknown_name('key', key, known)}")
@@ -62,11 +40,11 @@ def read_config(
 
 
 def write_config(path: Path, settings: Mapping[str, Any], notes: Sequence[str] = ()) -> None:
-    """Write arguments of `monge.load` to a file.
+    """Write options of `monge.load` to a file.
 
     Args:
         path: The file.
-        settings: By key; of the types in `KEYS`.
+        settings: Values by key.
         notes: Lines of comments at the top.
 
     Raises:
@@ -82,9 +60,10 @@ def write_config(path: Path, settings: Mapping[str, Any], notes: Sequence[str] =
         raise OptionError(f"cannot write the configuration {str(path)!r}: {error}") from error
 
 
-def _check_type(path: str | Path, key: str, value: object, types: tuple[type, ...]) -> None:
-    is_truth = isinstance(value, bool)
-    fits = isinstance(value, types) and (not is_truth or bool in types)
+def _check_type(path: str | Path, key: str, value: object, option: Option) -> None:
+    types = {float: (float, int), int: (int,), bool: (bool,)}.get(option.kind, (str,))
+    types = (*types, list) if option.several else types
+    fits = isinstance(value, types) and (not isinstance(value, bool) or bool in types)
     if fits and isinstance(value, list):
         fits = bool(value) and all(isinstance(one, str) for one in value)
     if not fits:

@@ -1,4 +1,6 @@
+import inspect
 import json
+from dataclasses import fields
 
 import pytest
 import typer
@@ -6,7 +8,8 @@ from typer.testing import CliRunner
 
 import monge
 from monge.cli import options
-from monge.config import KEYS, read_config, write_config
+from monge.config import read_config, write_config
+from monge.options import LoadOptions, SamplingOptions, ServeOptions
 
 
 @pytest.fixture(autouse=True)
@@ -43,11 +46,19 @@ def test_what_is_written_is_read(tmp_path):
     assert path.read_text().startswith("# made by a command\n")
 
 
-def test_keys_are_arguments_of_load():
-    import inspect
+def test_the_list_of_options_is_the_signature(tmp_path):
+    """Names and defaults; `load` and `requests` write them out for editors."""
 
-    known = set(inspect.signature(monge.load).parameters)
-    assert set(KEYS) == known - {"config", "tokenizer", "trust_remote_code"}
+    def signature(function):
+        parameters = inspect.signature(function).parameters.values()
+        return {one.name: one.default for one in parameters}
+
+    load = signature(monge.load)
+    del load["config"]
+    assert load == {one.name: one.default for one in fields(LoadOptions)}
+    requests = signature(monge.Decoder.requests)
+    asked = {one.name: one.default for one in fields(SamplingOptions)}
+    assert {name: requests[name] for name in asked} == asked
 
 
 @pytest.mark.parametrize(
@@ -87,48 +98,46 @@ def test_load_takes_what_is_not_given(config, tiny_paths):
 
 def command(**parameters):
     """What a command with two options gets, by its own command line."""
-    told = {}
+    told = []
     app = typer.Typer()
 
     @app.command()
-    @options.configured
-    def run(
-        *,
-        config: options.Config = None,
-        draft: options.Drafts = None,
-        controller: options.Controller = None,
-        batch_size: options.BatchSize = None,
-        cross_tokenizer: options.CrossTokenizer = False,
-    ) -> None:
-        told.update(locals())
+    @options.command(without=("tree",), one=("controller",))
+    def run(*, load: LoadOptions) -> None:
+        told.append(load)
 
     result = CliRunner().invoke(app, list(map(str, parameters["arguments"])))
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
-    return {name: told[name] for name in ("draft", "controller", "batch_size", "cross_tokenizer")}
+    names = ("draft", "controller", "max_batch_size", "cross_tokenizer")
+    return {name: getattr(told[0], name) for name in names}
 
 
 def test_options_of_a_command_win(config):
     path = config("draft = 'a'\ncontroller = ['fsm']\nmax_batch_size = 4\ncross_tokenizer = true\n")
     assert command(arguments=["--config", path]) == {
-        "draft": ["a"],
+        "draft": ("a",),
         "controller": "fsm",
-        "batch_size": 4,
+        "max_batch_size": 4,
         "cross_tokenizer": True,
     }
     given = ["--config", path, "--draft", "b", "--batch-size", 1, "--controller", "fixed"]
     assert command(arguments=given) == {
-        "draft": ["b"],
+        "draft": ("b",),
         "controller": "fixed",
-        "batch_size": 1,
+        "max_batch_size": 1,
         "cross_tokenizer": True,
     }
+    assert not command(arguments=["--config", path, "--no-cross-tokenizer"])["cross_tokenizer"]
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("controller = ['fsm', 'fixed']", "this command takes one controller; got 2"),
+        (
+            "controller = ['fsm', 'fixed']",
+            "--controller is given 2 times .fsm, fixed.; this command takes one",
+        ),
         ("tree = 'chain(2)'", "this command has no option for tree"),
     ],
 )
@@ -159,8 +168,8 @@ def test_serve_loads_a_draft_with_another_tokenizer(run, config, monkeypatch):
     """By its own option as by the file."""
     told = []
 
-    def stop(*_, **options):
-        told.append(options["cross_tokenizer"])
+    def stop(load, **_):
+        told.append(load.cross_tokenizer)
         raise monge.OptionError("seen")
 
     monkeypatch.setattr("monge.cli.serve.loaded", stop)
@@ -173,18 +182,18 @@ def test_serve_loads_a_draft_with_another_tokenizer(run, config, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "models"),
     [
-        ([], ("a", ["b"])),
-        (["--target", "c"], ("c", ["b"])),
-        (["c"], ("c", ["b"])),
-        (["c", "--draft", "d"], ("c", ["d"])),
-        (["c", "d", "e"], ("c", ["d", "e"])),
+        ([], ("a", ("b",))),
+        (["--target", "c"], ("c", ("b",))),
+        (["c"], ("c", ("b",))),
+        (["c", "--draft", "d"], ("c", ("d",))),
+        (["c", "d", "e"], ("c", ("d", "e"))),
     ],
 )
 def test_serve_takes_models_by_place_and_by_name(run, config, monkeypatch, arguments, models):
     told = []
 
-    def stop(*models, **_):
-        told.append(models)
+    def stop(load, **_):
+        told.append((load.target, load.draft))
         raise monge.OptionError("seen")
 
     monkeypatch.setattr("monge.cli.serve.loaded", stop)
@@ -209,9 +218,9 @@ def test_serve_refuses_models_given_twice(run, arguments, said):
 def test_a_server_takes_its_own_options_from_the_file(config, monkeypatch):
     from monge.cli import serve
 
-    told = {}
+    told = []
     monkeypatch.setattr(serve, "_server_room", lambda: None)
-    monkeypatch.setattr(serve, "_serve_here", told.update)
+    monkeypatch.setattr(serve, "_serve_here", lambda *options: told.extend(options))
     app = typer.Typer()
     app.command()(serve.serve)
     path = config(
@@ -220,19 +229,17 @@ def test_a_server_takes_its_own_options_from_the_file(config, monkeypatch):
     )
     result = CliRunner().invoke(app, ["--config", str(path), "--port", "8000"])
     assert result.exit_code == 0, result.output
-    expected = {
-        "host": "0.0.0.0",
-        "port": 8000,  # the default, but given
-        "max_waiting": 7,
-        "request_timeout": 2.5,
-        "api_key": ["a"],
-        "access_log": True,
-        "logprobs_of": "raw",
-        "round_timeout": 1.5,
-        "drafter": "ngram",
-        "drain": 30,
-    }
-    assert {name: told[name] for name in expected} == expected
+    load, settings = told
+    assert load == LoadOptions(drafter="ngram")
+    assert settings == ServeOptions(
+        host="0.0.0.0",
+        port=8000,  # the default, but given
+        max_waiting=7,
+        request_timeout_s=2.5,
+        api_keys=("a",),
+        access_log=True,
+        round_timeout_s=1.5,
+    )
 
 
 @pytest.mark.parametrize(

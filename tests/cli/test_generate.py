@@ -9,12 +9,9 @@ import sys
 
 import pytest
 import torch
-from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from monge.api import load
-from monge.cli.live import LiveText
-from tests.cli.screen import screen
 
 PROMPT = "The sea was calm"
 
@@ -95,7 +92,9 @@ def test_standard_input_that_is_not_utf8(generate):
 def test_several_controllers_are_refused(generate):
     result = generate(PROMPT, "--controller", "goodput", "--controller", "fixed")
     assert result.exit_code == 2
-    assert "--controller is given 2 times (goodput, fixed); generate takes one" in result.stderr
+    assert "--controller is given 2 times (goodput, fixed); this command takes one" in " ".join(
+        result.stderr.split()
+    )
 
 
 def test_a_drawn_seed_is_reported_where_the_text_goes_into_a_pipe(generate):
@@ -184,7 +183,7 @@ def test_trace(generate, tmp_path, expected):
         (["--top-p", "1.5"], "top_p"),
         (["--max-new-tokens", "0"], "max_new_tokens must be at least 1"),
         (["--max-new-tokens", "99999"], "exceeds the target's context of 4096 tokens"),
-        (["--batch-size", "0"], "max_batch_size must be at least 1"),
+        (["--batch-size", "0"], "--max-batch-size must be at least 1"),
         (["--file", __file__], "not both"),
         (["--stop", ""], "a stop string is empty"),
         (["--trace", "rounds.txt"], "the name must end in .json"),
@@ -315,7 +314,7 @@ def test_ctrl_c_before_the_first_token(generate, monkeypatch):
     def interrupted(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("monge.cli.loading.load", interrupted)
+    monkeypatch.setattr("monge.cli.loading.monge_load", interrupted)
     result = generate(PROMPT)
     assert (result.exit_code, result.stdout, result.stderr.strip()) == (130, "", "interrupted")
 
@@ -354,18 +353,6 @@ def test_a_terminal_shows_prompt_text_and_figures(tiny_paths, expected):
     assert process.returncode == 0
     text = shown.decode()
     assert PROMPT in text
-    assert "tokens" in text
     assert expected.text.split("\n")[-1].strip() in text
     assert errors.startswith("12 tokens in ")
     assert "block efficiency" in errors
-
-
-def test_live_text_loses_and_repeats_nothing():
-    console = Console(force_terminal=True, width=40, height=50, color_system=None)
-    text = "one two three " * 12 + "\n\n" + "x" * 95 + "\nlast line"
-    with console.capture() as capture, LiveText(console, total=len(text)) as live:
-        for end in range(0, len(text), 7):
-            live.add(text[end : end + 7], end)
-    lines = screen(capture.get())
-    assert "".join("".join(lines).split()) == "".join(text.split())
-    assert max(map(len, lines)) <= 40

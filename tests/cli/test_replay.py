@@ -59,8 +59,8 @@ def logged(tiny_paths, tmp_path_factory):
         )
         result = CliRunner().invoke(app, [str(word) for word in command], catch_exceptions=False)
     assert result.exit_code == 0, result.stderr
-    written = [stage for stage in steps if stage.name == "target writes"]
-    assert [(stage.done, stage.total) for stage in written] == [(2, 2)] * 2, "every text counts"
+    written = [stage.task for stage in steps if stage.task.total == 2]
+    assert [task.completed for task in written] == [2] * 2, "every text counts"
     return folder / "run.mlog", result
 
 

@@ -112,7 +112,7 @@ def test_sigterm_finishes_what_runs_and_takes_no_connection_meanwhile(server):
         (["--drafter", "nonsense"], "unknown drafter 'nonsense'"),
         (["--served-model-name", "two words"], "must be one word"),
         (["--served-model-name", ""], "must be one word"),
-        (["--drain", "-1"], "--drain must be at least 0 seconds; got -1"),
+        (["--drain", "-1"], "--drain must be at least 0; got -1"),
         (["--chat-template", "missing.jinja"], "neither 'instruction' nor a readable file"),
         (["--kv-budget", "0"], "kv_budget_tokens"),
         (["--logprobs-of", "both"], "Invalid value for '--logprobs-of'"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from monge.api import load
+from monge.api import load as monge_load
 from monge.cli import options
 from monge.cli.console import output, quiet_host, reported
 from monge.cli.out import check_out_file
@@ -21,12 +21,14 @@ from monge.core.errors import OptionError
 from monge.core.extras import require
 from monge.core.words import counted
 from monge.engine.decoder import Decoder
+from monge.options import LoadOptions, changed
 
 if TYPE_CHECKING:
     from monge.audit.client import Client
     from monge.audit.report import Report
 
 AUDIT = "Audit"
+_PARTS = ("drafter", "tree", "verifier", "controller")
 _SAME_TYPE_TOLERANCE = 0.05
 """Of an engine that runs in the type of the reference."""
 Url = Annotated[
@@ -146,6 +148,7 @@ Html = Annotated[
 
 
 @reported
+@options.command(only=(*_PARTS, "dtype", "device"), one=("controller",))
 def audit(
     url: Url = None,
     *,
@@ -153,10 +156,7 @@ def audit(
     reference_url: ReferenceUrl = None,
     target: Target = None,
     draft: Draft = None,
-    drafter: options.Drafter = None,
-    tree: options.Tree = None,
-    verifier: options.Verifier = None,
-    controller: options.Controller = None,
+    load: LoadOptions,
     model: Model = None,
     reference_model: ReferenceModel = None,
     api_key: ApiKey = None,
@@ -167,8 +167,6 @@ def audit(
     quick: Quick = False,
     alpha: Alpha = None,
     tolerance: Tolerance = None,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
     log: Log = None,
     html: Html = None,
     as_json: options.Json = False,
@@ -188,8 +186,9 @@ def audit(
         monge audit --engine transformers-assisted --target ./model --draft ./small
         monge audit --engine monge --tree "fixed_width((2, 2), 'iid')" --verifier layer
     """
-    parts = options.given(drafter=drafter, tree=tree, verifier=verifier, controller=controller)
-    loading = options.given(dtype=dtype, device=device)
+    given = changed(load)
+    parts = {name: given.pop(name) for name in _PARTS if name in given}
+    loading = given
     if engine is not None:
         _check_engine(engine, parts, url=url, reference_url=reference_url)
     else:
@@ -293,7 +292,7 @@ async def _opened(
         yield TransformersEngine(engine, source, draft, **loading)
     else:
         with working("loading the models"):
-            decoder = load(source, draft, **parts, **loading)
+            decoder = monge_load(source, draft, **parts, **loading)
         async with our_server(decoder) as client:
             yield client
 
@@ -318,14 +317,13 @@ async def our_server(decoder: Decoder) -> AsyncIterator["Client"]:
 @contextmanager
 def _progress(settings: Any) -> Iterator[Callable[[int, float], None]]:  # noqa: ANN401 (its room is imported late)
     with working() as work:
-        stage = work.stage("judging tokens", settings.budget)
-        if settings.seconds is not None:  # the sampled texts end by the clock
-            work.end(stage)
-            stage = work.stage("judging tokens", settings.seconds, is_time=True)
+        # With a limit of time the sampled texts end by the clock.
+        total = settings.budget if settings.seconds is None else None
+        stage = work.stage("judging tokens", total, expected_s=settings.seconds)
 
         def on_tokens(num_tokens: int, log_e: float) -> None:
             shown = "infinite" if math.isinf(log_e) else f"{log_e:.1f}"
-            stage.name = f"judging tokens, log e-value {shown}"
+            stage.rename(f"judging tokens, log e-value {shown}")
             stage.reach(num_tokens)
 
         yield on_tokens

@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
@@ -15,8 +15,7 @@ from monge.distributed.batch import BatchJob, BatchReport, ThisProcess, Workers,
 from monge.distributed.files import RowFile
 from monge.distributed.ray_data import RayWorkers
 from monge.distributed.spec import DecoderSpec
-
-RAY: Final = "Ray"
+from monge.options import OUTPUT, RAY, RUNNING, LoadOptions, SamplingOptions, ServeOptions, changed
 
 
 def _field(name: str) -> object:
@@ -42,7 +41,7 @@ PromptField = Annotated[
     options.option(
         "--prompt-field",
         help="Where prompts stand in a row.",
-        panel=options.RUNNING,
+        panel=RUNNING,
         default="prompt",
     ),
 ]
@@ -51,19 +50,17 @@ ShardRows = Annotated[
     options.option(
         "--shard-rows",
         help="Rows that are decoded and kept together.",
-        panel=options.RUNNING,
+        panel=RUNNING,
         default=_field("shard_rows"),
     ),
 ]
-Overwrite = Annotated[
-    bool, options.option("--overwrite", help="Replace OUT.", panel=options.OUTPUT)
-]
+Overwrite = Annotated[bool, options.option("--overwrite", help="Replace OUT.", panel=OUTPUT)]
 Restart = Annotated[
     bool,
     options.option(
         "--restart",
         help="Throw an unfinished run away instead of going on with it.",
-        panel=options.OUTPUT,
+        panel=OUTPUT,
     ),
 ]
 UseRay = Annotated[
@@ -73,14 +70,7 @@ UseRay = Annotated[
     ),
 ]
 NumWorkers = Annotated[int | None, _ray("--workers", help="Processes that decode.", default=1)]
-Address = Annotated[
-    str | None,
-    _ray(
-        "--address",
-        help="Address of a running cluster, or `auto`.",
-        default="a cluster of this machine alone",
-    ),
-]
+Address = Annotated[str | None, options.entry(ServeOptions, "address")]
 CpusPerWorker = Annotated[
     float | None, _ray("--cpus-per-worker", help="Cores of a worker.", default=1)
 ]
@@ -90,42 +80,14 @@ GpusPerWorker = Annotated[
 
 
 @reported
-@options.configured
+@options.command(without=("chat_template",), one=("controller",))
 def batch(
     source: Source,
     output: Output,
     *,
     prompt_field: PromptField = None,
-    config: options.Config = None,
-    target: options.Target = None,
-    draft: options.Drafts = None,
-    cross_tokenizer: options.CrossTokenizer = False,
-    exact_numerics: options.ExactNumerics = False,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    attention: options.Attention = None,
-    backend: options.Backend = None,
-    draft_backend: options.DraftBackend = None,
-    drafter: options.Drafter = None,
-    tree: options.Tree = None,
-    verifier: options.Verifier = None,
-    controller: options.Controller = None,
-    draft_temperature: options.DraftTemperature = None,
-    draft_top_k: options.DraftTopK = None,
-    max_new_tokens: options.MaxNewTokens = None,
-    temperature: options.Temperature = None,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    min_p: options.MinP = None,
-    min_tokens: options.MinTokens = None,
-    repetition_penalty: options.RepetitionPenalty = None,
-    presence_penalty: options.PresencePenalty = None,
-    frequency_penalty: options.FrequencyPenalty = None,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
-    stop_token_id: options.StopTokenIds = None,
-    ignore_eos: options.IgnoreEos = False,
-    batch_size: options.BatchSize = None,
+    load: LoadOptions,
+    sampling: SamplingOptions,
     shard_rows: ShardRows = None,
     overwrite: Overwrite = False,
     restart: Restart = False,
@@ -150,40 +112,21 @@ def batch(
         monge batch prompts.jsonl texts.jsonl --ray --address auto --workers 8 --gpus-per-worker 1
     """
     quiet_host()
-    parts = options.given(drafter=drafter, tree=tree, verifier=verifier, controller=controller)
-    parts |= options.given(draft_temperature=draft_temperature, draft_top_k=draft_top_k)
-    loading = options.given(
-        dtype=dtype, device=device, attention=attention, backend=backend, max_batch_size=batch_size
-    )
-    loading |= options.given(draft_backend=draft_backend, cross_tokenizer=cross_tokenizer or None)
-    loading |= options.given(exact_numerics=exact_numerics or None)
-    wanted = options.given(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-    )
-    wanted |= options.given(stop=stop, ignore_eos=ignore_eos or None)
-    wanted |= options.given(
-        min_tokens=min_tokens,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        stop_token_ids=stop_token_id,
-    )
     ray = options.given(
         num_workers=workers, address=address, num_cpus=cpus_per_worker, num_gpus=gpus_per_worker
     )
-    spec = DecoderSpec(
-        target=target, draft=tuple(draft) if draft else None, options=parts | loading
-    )
     rows = RowFile(source, **options.given(prompt_field=prompt_field))
-    settings = options.given(seed=seed, shard_rows=shard_rows, overwrite=overwrite, restart=restart)
-    _run(
-        BatchJob(source=rows, output=output, spec=spec, options=wanted, **settings),
-        _workers(ray, use_ray=use_ray),
+    wanted = changed(sampling)
+    settings = options.given(
+        seed=wanted.pop("seed", None),
+        shard_rows=shard_rows,
+        overwrite=overwrite,
+        restart=restart,
     )
+    job = BatchJob(
+        source=rows, output=output, spec=DecoderSpec.of(load), options=wanted, **settings
+    )
+    _run(job, _workers(ray, use_ray=use_ray))
 
 
 def _run(job: BatchJob, workers: Workers) -> None:

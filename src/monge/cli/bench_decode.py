@@ -29,6 +29,7 @@ from monge.cli.tables import print_tables
 from monge.core.errors import OptionError
 from monge.core.words import counted
 from monge.engine.chat_format import ChatFormat, chat_format
+from monge.options import LoadOptions, changed
 from monge.prompts import Prompt, asked_prompts, interleaved
 
 OUT: Final = Path("bench-decode")
@@ -96,15 +97,10 @@ Out = Annotated[
 
 
 @reported
+@options.command(only=(*options.NETWORKS, "draft_backend"))
 def decode(
     *,
-    target: options.Target = None,
-    draft: options.Drafts = None,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    attention: options.Attention = None,
-    backend: options.Backend = None,
-    draft_backend: options.DraftBackend = None,
+    load: LoadOptions,
     prompts: Prompts = None,
     is_chat: options.Chat = False,
     mixed: Mixed = False,
@@ -162,15 +158,14 @@ def decode(
         **{name: some for name, some in lists.items() if some},
     )
     ours = with_named([plain_arm()] if named_only else usual_arms(), arm or ())
-    loading = options.given(
-        dtype=dtype,
-        device=device,
-        attention=attention,
-        backend=backend,
-        draft_backend=draft_backend,
-    )
+    loading = changed(load)
     with working("loading the models"):
-        pair = load_pair(target, draft, useless_draft=useless_draft, **loading)
+        pair = load_pair(
+            loading.pop("target", None),
+            loading.pop("draft", None),
+            useless_draft=useless_draft,
+            **loading,
+        )
     if is_chat:
         shown = tuple(
             one
@@ -189,7 +184,7 @@ def decode(
         out=out,
         as_json=as_json,
         markdown=markdown,
-        chat=chat_format(pair.tokenizer, is_built_in=target is None),
+        chat=chat_format(pair.tokenizer, is_built_in=load.target is None),
     )
 
 

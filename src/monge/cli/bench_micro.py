@@ -15,11 +15,13 @@ from monge.cli.options import measuring, numbers
 from monge.cli.progress import call_bar, working
 from monge.cli.tables import plain_table, print_tables
 from monge.loading.networks import load_network
+from monge.options import LoadOptions, changed
 
 _DEFAULT: Final = StepSettings()
 
 
 @reported
+@options.command(only=options.NETWORK)
 def micro(
     *,
     backend: Annotated[
@@ -41,9 +43,7 @@ def micro(
         list[int] | None,
         measuring("--prompt", "Also read prompts of so many tokens; may be repeated.", "none"),
     ] = None,
-    target: options.Target = None,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
+    load: LoadOptions,
     threads: options.Threads = None,
     as_json: options.Json = False,
     markdown: options.Markdown = False,
@@ -66,9 +66,9 @@ def micro(
         **{name: tuple(some) for name, some in lists.items() if some},
         **options.given(context=context, repeats=repeats),
     )
-    source = str(built_in("target")) if target is None else target
+    loading = changed(load)
     with working("loading the model"):
-        network = load_network(source, **options.given(dtype=dtype, device=device))
+        network = load_network(loading.pop("target", built_in("target")), **loading)
     with call_bar() as progress:
         progress.total(num_steps(settings))
         document = measure(settings, network, progress.step)

@@ -1,6 +1,7 @@
 """`monge chat`."""
 
 import sys
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 from monge.cli import options
@@ -13,6 +14,7 @@ from monge.engine.conversation import Conversation
 from monge.engine.decoder import Decoder
 from monge.engine.result import GenerationStats
 from monge.loading.sources import obstacle
+from monge.options import LoadOptions, SamplingOptions
 
 _HELP: Final = (
     "/reset forgets the conversation, /stats shows figures, /help shows this, /exit or Ctrl-D "
@@ -22,37 +24,16 @@ _DEFAULT: Final = "smollm2"
 
 
 @reported
-@options.configured
+@options.command(
+    without=("max_batch_size", "stop", "stop_token_ids", "ignore_eos"),
+    one=("controller",),
+    defaults={"max_new_tokens": 512},
+)
 def chat(
     *,
-    config: options.Config = None,
-    target: options.Target = None,
-    draft: options.Drafts = None,
-    cross_tokenizer: options.CrossTokenizer = False,
-    exact_numerics: options.ExactNumerics = False,
+    load: LoadOptions,
     system: options.System = None,
-    chat_template: options.ChatTemplate = None,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    attention: options.Attention = None,
-    backend: options.Backend = None,
-    draft_backend: options.DraftBackend = None,
-    drafter: options.Drafter = None,
-    tree: options.Tree = None,
-    verifier: options.Verifier = None,
-    controller: options.Controller = None,
-    draft_temperature: options.DraftTemperature = None,
-    draft_top_k: options.DraftTopK = None,
-    max_new_tokens: options.MaxNewTokens = None,
-    temperature: options.Temperature = None,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    min_p: options.MinP = None,
-    min_tokens: options.MinTokens = None,
-    repetition_penalty: options.RepetitionPenalty = None,
-    presence_penalty: options.PresencePenalty = None,
-    frequency_penalty: options.FrequencyPenalty = None,
-    seed: options.Seed = None,
+    sampling: SamplingOptions,
     verbose: options.Verbose = False,
 ) -> None:
     """Talk with a model, turn by turn.
@@ -69,32 +50,10 @@ def chat(
         echo "What is the capital of France?" | monge chat --target smollm2
     """
     quiet_host()
-    if target is None and draft is None:
-        target = _default_target()
-    parts = options.given(drafter=drafter, tree=tree, verifier=verifier, controller=controller)
-    parts |= options.given(draft_temperature=draft_temperature, draft_top_k=draft_top_k)
-    loading = options.given(
-        dtype=dtype,
-        device=device,
-        attention=attention,
-        backend=backend,
-        draft_backend=draft_backend,
-    )
-    loading |= options.given(chat_template=chat_template, max_batch_size=1)
-    loading |= options.given(
-        cross_tokenizer=cross_tokenizer or None, exact_numerics=exact_numerics or None
-    )
-    sampling = options.given(
-        max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, min_p=min_p
-    )
-    sampling |= options.given(
-        min_tokens=min_tokens,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-    )
-    with loaded(target, draft, tensor_parallel=False, **parts, **loading) as decoder:
-        conversation = Conversation(decoder, system=system, seed=seed, top_k=top_k, **sampling)
+    if load.target is None and load.draft is None:
+        load = replace(load, target=_default_target())
+    with loaded(replace(load, max_batch_size=1)) as decoder:
+        conversation = Conversation(decoder, system=system, **asdict(sampling))
         # A model without a template is refused before it is asked.
         decoder.encode_chat([{"role": "user", "content": "Hello"}])
         if verbose:

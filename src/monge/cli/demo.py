@@ -22,7 +22,7 @@ from monge.cli import options
 from monge.cli.chat import stats_line
 from monge.cli.completion import completion_of
 from monge.cli.console import notes, output, quiet_host, reported
-from monge.cli.generate import decode_with_bar, say_summary, stream_live
+from monge.cli.generate import decode_with_bar, say_summary, stream
 from monge.cli.progress import call_bar, working
 from monge.cli.tables import print_tables
 from monge.core.errors import MongeError
@@ -177,9 +177,7 @@ def _completions(examples: Sequence[tuple[str, int, dict[str, Any]]]) -> None:
         console.print(Text(prompt, style="dim"))
         (session,) = decoder.sessions([prompt], max_new_tokens=NEW_TOKENS, seed=number, **asked)
         complete = (
-            stream_live(decoder, session)
-            if sys.stdout.isatty()
-            else decode_with_bar(decoder, [session])
+            stream(decoder, session) if sys.stdout.isatty() else decode_with_bar(decoder, [session])
         )
         if not complete:
             raise KeyboardInterrupt

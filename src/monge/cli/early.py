@@ -14,6 +14,7 @@ from typing import Final
 from monge.config import read_config
 from monge.core.errors import OptionError, unknown_name
 from monge.loading.hub import check_model_name, nearest
+from monge.options import ServeOptions
 from monge.prompts import read_prompts
 
 TABLES: Final = {
@@ -55,7 +56,7 @@ def check_early(arguments: Sequence[str], first: str | None = None) -> None:
     for option, value in given:
         _check(option, value)
     for config in (value for option, value in given if option == "config"):
-        for key, own in read_config(config).items():
+        for key, own in read_config(config, ServeOptions).items():
             option = key.replace("_", "-")
             if option in _MODELS or option in dict(given):
                 continue  # another one may have been given, by place or by name

@@ -23,7 +23,6 @@ from monge.cli.console import (
     say_raw_text,
     streaming,
 )
-from monge.cli.live import LiveText
 from monge.cli.loading import loaded
 from monge.cli.out import check_out_file
 from monge.cli.progress import working
@@ -31,11 +30,12 @@ from monge.cli.trace import check_trace, write_trace
 from monge.core.errors import OptionError
 from monge.engine.decoder import Decoder, piece_of
 from monge.engine.session import Request, Session
+from monge.options import LoadOptions, SamplingOptions, changed
 from monge.prompts import Prompt, read_prompts, written
 
 
 @reported
-@options.configured
+@options.command(one=("controller",))
 def generate(
     prompt: Annotated[
         str | None,
@@ -45,38 +45,9 @@ def generate(
     file: options.File = None,
     is_chat: options.Chat = False,
     system: options.System = None,
-    chat_template: options.ChatTemplate = None,
-    config: options.Config = None,
-    target: options.Target = None,
-    draft: options.Drafts = None,
-    cross_tokenizer: options.CrossTokenizer = False,
-    exact_numerics: options.ExactNumerics = False,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    attention: options.Attention = None,
-    backend: options.Backend = None,
-    draft_backend: options.DraftBackend = None,
-    tensor_parallel: options.TensorParallel = False,
-    drafter: options.Drafter = None,
-    tree: options.Tree = None,
-    verifier: options.Verifier = None,
-    controller: options.Controllers = None,
-    draft_temperature: options.DraftTemperature = None,
-    draft_top_k: options.DraftTopK = None,
-    max_new_tokens: options.MaxNewTokens = None,
-    temperature: options.Temperature = None,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    min_p: options.MinP = None,
-    min_tokens: options.MinTokens = None,
-    repetition_penalty: options.RepetitionPenalty = None,
-    presence_penalty: options.PresencePenalty = None,
-    frequency_penalty: options.FrequencyPenalty = None,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
-    stop_token_id: options.StopTokenIds = None,
-    ignore_eos: options.IgnoreEos = False,
-    batch_size: options.BatchSize = None,
+    load: LoadOptions,
+    tensor_parallel: options.TensorParallel = None,
+    sampling: SamplingOptions,
     trace: options.Trace = None,
     certificate: options.Certificate = None,
     as_json: options.Json = False,
@@ -106,55 +77,32 @@ def generate(
     prompts = [one.text for one in asked]
     if certificate is not None:
         check_out_file(certificate, "--certificate", "run.json")
-    parts = options.given(
-        drafter=drafter, tree=tree, verifier=verifier, controller=_one(controller)
-    )
-    loading = options.given(
-        dtype=dtype, device=device, attention=attention, backend=backend, max_batch_size=batch_size
-    )
     if is_chat:
         asked = [_as_chat(one, system) for one in asked]
     elif any(one.messages is not None for one in asked):
         asked = [one if one.messages is None else _as_chat(one, system) for one in asked]
         is_chat = True
-    if not is_chat and (system is not None or chat_template is not None):
+    if not is_chat and (system is not None or load.chat_template is not None):
         raise OptionError(
             "--system and --chat-template say how a message is written; give --chat beside them"
         )
-    loading |= options.given(
-        chat_template=chat_template,
-        draft_backend=draft_backend,
-        cross_tokenizer=cross_tokenizer or None,
-        exact_numerics=exact_numerics or None,
-    )
-    parts |= options.given(draft_temperature=draft_temperature, draft_top_k=draft_top_k)
-    limits = options.given(
-        max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, min_p=min_p, stop=stop
-    )
-    limits |= options.given(
-        min_tokens=min_tokens,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        stop_token_ids=stop_token_id,
-    )
-    with loaded(target, draft, tensor_parallel=tensor_parallel, **parts, **loading) as made:
+    with loaded(load, tensor_parallel=bool(tensor_parallel)) as made:
         recorder = None
         if certificate is not None:
             from monge.audit.recorder import Recorder, loading_of
 
-            name = BUILT_IN if target is None else target
-            recorder = Recorder(made, target=name, loading=loading_of(draft, parts | loading))
+            name = BUILT_IN if load.target is None else load.target
+            recorder = Recorder(made, target=name, loading=loading_of(load.draft, changed(load)))
         decoder = made if recorder is None else recorder.decoder
         given = [written(one, decoder.encode_chat) for one in asked]
         say_raw_text(decoder.tokenizer, asked, "--chat writes them as messages")
-        limits |= {"top_k": top_k, "seed": seed, "ignore_eos": ignore_eos}
-        sessions = (recorder or decoder).sessions(given, **limits)
+        sessions = (recorder or decoder).sessions(given, **changed(sampling))
         say_memory(decoder)
         if verbose:
             say_parts(decoder, sessions[0].request.controller)
-        _say_seed(sessions[0].request, is_new=seed is None and not as_json, always=verbose)
-        complete = _show(decoder, sessions, prompts, as_json=as_json, verbose=verbose)
+        is_new = sampling.seed is None and not as_json
+        _say_seed(sessions[0].request, is_new=is_new, always=bool(verbose))
+        complete = _show(decoder, sessions, prompts, as_json=as_json, verbose=bool(verbose))
         if trace is not None:
             shown = [
                 completion_of(session, prompt, decoder.backend)
@@ -254,19 +202,6 @@ def _standard_input() -> str:
         ) from error
 
 
-def _one(controller: Sequence[str] | None) -> str | None:
-    """The controller, if one was given.
-
-    `monge serve` takes several, so one may well write two here.
-    """
-    if controller is not None and len(controller) > 1:
-        raise OptionError(
-            f"--controller is given {len(controller)} times "
-            f"({', '.join(controller)}); generate takes one"
-        )
-    return controller[0] if controller else None
-
-
 def _show(
     decoder: Decoder,
     sessions: Sequence[Session],
@@ -287,10 +222,10 @@ def _show(
             )
     elif is_terminal:
         output().print(Text(prompts[0], style="dim"))
-        complete = stream_live(decoder, sessions[0])
+        complete = stream(decoder, sessions[0])
         say_summary(completion_of(sessions[0], prompts[0], decoder.backend))
     else:
-        complete = _stream_plain(decoder, sessions[0])
+        complete = stream(decoder, sessions[0])
     if verbose:
         for session, prompt in zip(sessions, prompts, strict=True):
             completion = completion_of(session, prompt, decoder.backend)
@@ -300,22 +235,8 @@ def _show(
     return complete
 
 
-def stream_live(decoder: Decoder, session: Session) -> bool:
-    """Stream to a terminal; false if it was interrupted."""
-    with LiveText(output(), session.request.max_new_tokens) as live:
-        complete = decode_until_interrupted(
-            decoder,
-            [session],
-            lambda session: live.add(piece_of(session).text, session.num_generated),
-        )
-        if not complete and session.text is not None:
-            session.text.finish()
-            live.add(session.text.take(last=True), session.num_generated)
-    return complete
-
-
-def _stream_plain(decoder: Decoder, session: Session) -> bool:
-    """Stream into a pipe; false if it was interrupted."""
+def stream(decoder: Decoder, session: Session) -> bool:
+    """Write text as it is decoded; false if it was interrupted."""
     with streaming() as write:
         complete = decode_until_interrupted(
             decoder, [session], lambda session: write(piece_of(session).text)

@@ -2,60 +2,48 @@
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import typer
 
-from monge.api import load
+from monge.api import load as monge_load
 from monge.cli.progress import working
 from monge.engine.decoder import Decoder
+from monge.options import LoadOptions, changed
 
 
 @contextmanager
-def loaded(
-    target: str | None, draft: Sequence[str] | None, *, tensor_parallel: bool, **options: Any
-) -> Iterator[Decoder]:
-    """A decoder for a command.
+def loaded(load: LoadOptions, *, tensor_parallel: bool = False) -> Iterator[Decoder]:
+    """Yield a decoder for a command.
 
-    Under tensor parallelism rank 0 alone goes on; the others end when it is done.
-
-    Args:
-        target: As for `monge.load`.
-        draft: As for `monge.load`.
-        tensor_parallel: Whether the target lies in all processes of this torchrun.
-        **options: As for `monge.load`.
+    Under tensor parallelism the target lies in all processes of this torchrun. Rank 0 alone goes
+    on, and the others end when it is done.
     """
     if not tensor_parallel:
         with working("loading the models"):
-            decoder = load(target, draft, **options)
+            decoder = monge_load(**changed(load))
         yield decoder
         return
     from monge.distributed.tensor_parallel import tensor_parallel as together
 
-    with together(target, draft, **options) as decoder:
+    with together(**changed(load)) as decoder:
         if decoder is None:
             raise typer.Exit
         yield decoder
 
 
 def is_led() -> bool:
-    """Whether another process of this torchrun leads."""
+    """Return whether another process of this torchrun leads."""
     return os.environ.get("RANK", "0") != "0"
 
 
-def follow(target: str | None, draft: Sequence[str] | None, **options: Any) -> None:
+def follow(load: LoadOptions) -> None:
     """Take part in what rank 0 serves.
 
     Who follows goes when rank 0 lets it: a signal to all comes before the last answers.
-
-    Args:
-        target: As for `loaded`.
-        draft: As for `loaded`.
-        **options: As for `loaded`.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    with loaded(target, draft, **options):
+    with loaded(load, tensor_parallel=True):
         pass

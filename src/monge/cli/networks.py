@@ -103,7 +103,11 @@ class Networks:
 
 
 def load_networks(
-    target: str | None, draft: str | None, *, backend: str = "eager", **loading: Any
+    target: str | None = None,
+    draft: str | None = None,
+    *,
+    backend: str = "eager",
+    **loading: Any,
 ) -> Networks:
     """Load target and draft model, or target and head; without names the built-in pair.
 

@@ -18,7 +18,9 @@ from monge.cli.tables import plain_table, print_tables
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.core.words import counted
+from monge.defaults import STEADY
 from monge.loading.networks import load_network, load_tokenizer
+from monge.options import SAMPLING, SPECULATION, LoadOptions, SamplingOptions, changed
 from monge.prompts import Prompt, asked_prompts, written
 from monge.replay.compare import REPEATS, compare
 from monge.replay.configuration import Configuration, grid
@@ -29,6 +31,9 @@ from monge.replay.record import identity_of, record_log
 LOG: Final = Path("run.mlog")
 PER_TASK: Final = 2
 RECORD: Final = "Record"
+LAW: Final = ("temperature", "top_k", "top_p", "min_p")
+LENGTH: Final = 64
+"""Most tokens of a recorded text."""
 Top = Annotated[
     int | None,
     options.option(
@@ -44,24 +49,19 @@ LogOut = Annotated[
 
 
 @reported
+@options.command(
+    only=(*options.NETWORKS, *LAW, "max_new_tokens", "ignore_eos"),
+    one=("draft",),
+    defaults={"max_new_tokens": LENGTH},
+)
 def record(
     *,
     prompts: options.File = None,
-    target: options.Target = None,
-    draft: options.Draft = None,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    attention: options.Attention = None,
-    backend: options.Backend = None,
-    max_new_tokens: options.MaxNewTokens = None,
-    temperature: options.Temperature = None,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    min_p: options.MinP = None,
+    load: LoadOptions,
+    sampling: SamplingOptions,
     seed: Annotated[
-        int, typer.Option("--seed", help="Of the first text.", rich_help_panel=options.SAMPLING)
+        int, typer.Option("--seed", help="Of the first text.", rich_help_panel=SAMPLING)
     ] = 0,
-    ignore_eos: options.IgnoreEos = False,
     per_task: Annotated[
         int | None,
         options.option(
@@ -109,11 +109,8 @@ def record(
         raise OptionError(
             "--drafter says whose rounds are timed, and --no-costs that none are; leave one out"
         )
-    loading = options.given(dtype=dtype, device=device, attention=attention, backend=backend)
-    networks = load_networks(target, draft, **loading)
-    rules = SamplingRules(temperature=0.0 if temperature is None else temperature, top_k=top_k)
-    rules = replace(rules, **options.given(top_p=top_p, min_p=min_p))
-    recording = options.given(max_new_tokens=max_new_tokens)
+    networks = load_networks(**changed(load))
+    rules = SamplingRules(**{name: getattr(sampling, name) for name in LAW})
     with working() as work:
         found = recorded(
             networks,
@@ -121,9 +118,9 @@ def record(
             rules,
             on_text=work.stage("target writes", len(shown)).advance,
             seed=seed,
-            ignore_eos=ignore_eos,
+            max_new_tokens=sampling.max_new_tokens,
+            ignore_eos=sampling.ignore_eos,
             top=top,
-            **recording,
         )
         if not no_costs:
             with work.waiting("measuring costs"):
@@ -189,12 +186,7 @@ def say_log(found: LawLog, path: Path) -> None:
 
 OUT: Final = Path("replay")
 REPLAY: Final = "Replay"
-
-
-def _many(name: str, help: str, default: str) -> Any:  # noqa: ANN401 (typer's own type is private)
-    return options.option(
-        name, help=f"{help}; may be repeated.", panel=options.SPECULATION, default=default
-    )
+MANY: Final = ("drafter", "tree", "verifier")
 
 
 Repeats = Annotated[
@@ -206,26 +198,24 @@ Repeats = Annotated[
 
 
 @reported
+@options.command(
+    only=("draft", "dtype", "device", *MANY, "draft_temperature", "draft_top_k"),
+    one=("draft",),
+    many=MANY,
+)
 def run(
     log: Annotated[Path, typer.Argument(help="A log made by `monge replay record`.")],
     *,
-    draft: options.Draft = None,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    drafter: Annotated[
-        list[str] | None, _many("--drafter", "What proposes tokens", "the library's")
-    ] = None,
-    tree: Annotated[
-        list[str] | None, _many("--tree", "Shape of the proposals", "the library's")
-    ] = None,
-    verifier: Annotated[
-        list[str] | None, _many("--verifier", "Acceptance rule", "the library's")
-    ] = None,
+    load: LoadOptions,
     controller: Annotated[
-        list[str] | None, _many("--controller", "How much to draft", "fixed")
+        list[str] | None,
+        options.option(
+            "--controller",
+            help="How much to draft; may be repeated.",
+            panel=SPECULATION,
+            default=STEADY,
+        ),
     ] = None,
-    draft_temperature: options.DraftTemperature = None,
-    draft_top_k: options.DraftTopK = None,
     check_target: Annotated[
         str | None,
         options.option(
@@ -260,10 +250,11 @@ def run(
         with working("loading the target"):
             network, tokenizer = load_network(check_target), load_tokenizer(check_target)
             found.check_model(identity_of(network, tokenizer, check_target), "the target")
-    parts = {"drafter": drafter, "tree": tree, "verifier": verifier, "controller": controller}
-    chosen = list(grid(**parts, draft_temperature=[draft_temperature], draft_top_k=[draft_top_k]))
+    parts = {name: getattr(load, name) for name in MANY} | {"controller": controller}
+    laws = {name: [getattr(load, name)] for name in ("draft_temperature", "draft_top_k")}
+    chosen = list(grid(**parts, **laws))
     with working("loading the draft model"):
-        model = load_draft(found, draft, **options.given(dtype=dtype, device=device))
+        model = load_draft(found, load.draft, dtype=load.dtype, device=load.device)
     num_passes = len(chosen) * len(found.texts) * repeats
     with working() as work:
         advance = work.stage("replaying", num_passes).advance

@@ -18,12 +18,13 @@ from monge.cli.console import notes, output, quiet_host, reported
 from monge.cli.networks import Networks, load_networks
 from monge.cli.out import check_out_file, check_out_folder, write_document
 from monge.cli.progress import bars, working
-from monge.cli.replay import by_task, recorded, show
+from monge.cli.replay import LENGTH, by_task, recorded, show
 from monge.config import write_config
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.engine.chat_format import TemplateFormat
 from monge.loading.sources import NAMED
+from monge.options import LoadOptions, SamplingOptions, changed
 from monge.prompts import Prompt, read_prompts, shipped, written
 from monge.replay.configuration import HEADS, MODEL, Configuration
 from monge.replay.file import write_log
@@ -43,6 +44,11 @@ FREE: Final = ("suffix", "token_recycling")
 
 
 @reported
+@options.command(
+    only=(*options.NETWORKS, "temperature", "max_new_tokens"),
+    one=("draft",),
+    defaults={"max_new_tokens": LENGTH},
+)
 def tune(
     *,
     prompts: Annotated[
@@ -54,14 +60,8 @@ def tune(
             default="the shipped ones",
         ),
     ] = None,
-    target: options.Target = None,
-    draft: options.Draft = None,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    attention: options.Attention = None,
-    backend: options.Backend = None,
-    temperature: options.Temperature = None,
-    max_new_tokens: options.MaxNewTokens = None,
+    load: LoadOptions,
+    sampling: SamplingOptions,
     max_prompts: Annotated[
         int, typer.Option("--max-prompts", help="Prompts that are logged.", rich_help_panel=TUNE)
     ] = 6,
@@ -128,12 +128,11 @@ def tune(
     if save is not None:
         check_out_file(save, "--save", "monge.toml")
     shown = (read_prompts(prompts) if prompts else shipped(per_task=PER_TASK))[:max_prompts]
-    loading = options.given(dtype=dtype, device=device, attention=attention, backend=backend)
-    if draft is None and target in NAMED:
-        draft = NAMED[target].head
-    networks = load_networks(target, draft, **loading)
+    if load.draft is None and load.target in NAMED:
+        load = replace(load, draft=NAMED[load.target].head)
+    networks = load_networks(**changed(load))
     shown = _as_asked(networks, shown)
-    rules = SamplingRules(temperature=0.0 if temperature is None else temperature)
+    rules = SamplingRules(temperature=sampling.temperature)
     with working() as work:
         stage = work.stage("target writes", len(shown))
         found = recorded(
@@ -142,7 +141,7 @@ def tune(
             rules,
             on_text=stage.advance,
             seed=seed,
-            **options.given(max_new_tokens=max_new_tokens),
+            max_new_tokens=sampling.max_new_tokens,
         )
         found, shown = _without_short(found, shown)
         further = networks.further([*FREE, *(drafter or ())])
@@ -167,15 +166,14 @@ def tune(
         "measured": measured,
     }
     files = [write_log(found, out / "run.mlog"), write_document(document, out, "tune.json")]
-    loading = options.given(target=target, draft=draft) | loading
-    settings = _settings(best, loading)
+    settings = _settings(best, changed(load))
     _say(tuned, measured, markdown=markdown)
     if save is not None:
         write_config(save, settings, _notes(best, tuned, measured))
         files.append(save)
     output().print("written: " + ", ".join(map(str, files)), soft_wrap=True)
     if networks.head is None:
-        _say_training(prompts, options.given(target=target, device=device))
+        _say_training(prompts, options.given(target=load.target, device=load.device))
     asking = "" if rules.temperature == 0 else f" --temperature {rules.temperature:g}"
     if any(one.messages is not None for one in shown):
         asking += " --chat"

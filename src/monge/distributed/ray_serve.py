@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from monge.audit.recorder import Recorder, loading_of
 from monge.core.errors import OptionError
@@ -15,89 +15,64 @@ from monge.distributed.spec import DecoderSpec
 from monge.engine.chat_format import chat_format
 from monge.engine.decoder import Decoder
 from monge.engine.garbage import settle_objects
-from monge.engine.logprobs import LogprobSource
+from monge.options import LoadOptions, ServeOptions, changed, options_of
 from monge.serve.app import create_app
 from monge.serve.metrics import Gather, ServerMetrics
-from monge.serve.settings import ServerSettings, served_name
+from monge.serve.settings import scheduling_of, served_name, settings_of
 
-_LOADING = (
-    *("drafter", "tree", "verifier", "controller", "draft_temperature", "draft_top_k"),
-    *("dtype", "device", "attention", "backend", "draft_backend", "max_batch_size"),
-    *("cross_tokenizer", "exact_numerics"),
+_NOT_OF_A_REPLICA = (
+    *("host", "port", "lame_duck_s", "access_log", "verbose"),
+    *("tensor_parallel", "use_ray", "address"),
 )
-_SETTINGS = (
-    *("logprobs_of", "max_choices", "max_request_bytes", "max_certificate_bytes"),
-    *("max_logprobs", "request_timeout_s"),
-)
-_SCALING = ("upscale_delay_s", "downscale_delay_s")
-_SCHEDULING = ("max_waiting", "kv_budget_tokens", "prefill_chunk", "round_timeout_s")
 
 
-class AppArgs(BaseModel):
-    """`args` of a Ray Serve configuration; defaults are those of `monge serve`.
+def _fields() -> dict[str, Any]:
+    """Return fields of `AppArgs` from the lists of options."""
+    found: dict[str, Any] = {}
+    for group in (LoadOptions, ServeOptions):
+        defaults = group()
+        for name, option in options_of(group).items():
+            kind, default = option.kind, getattr(defaults, name)
+            if option.several:
+                kind = tuple[kind, ...] if default == () else kind | tuple[kind, ...]
+            kind = tuple[int, int] if name == "autoscale" else kind
+            least: dict[str, Any] = {} if option.least is None else {"ge": option.least}
+            found[name] = (kind | None, Field(default, description=option.help, **least))
+    return {name: one for name, one in found.items() if name not in _NOT_OF_A_REPLICA}
+
+
+AppArgs: Any = create_model(
+    "AppArgs",
+    __config__=ConfigDict(extra="forbid"),
+    __doc__="""Arguments (`args`) of a Ray Serve configuration; what is absent is as in `monge serve`.
 
     Folders are those of the machines on which replicas run.
+    """,
+    **_fields(),
+)
+
+
+def _split(args: BaseModel) -> tuple[LoadOptions, ServeOptions]:
+    """Return the options of the decoder, and those of the server."""
+    given = {name: getattr(args, name) for name in args.model_fields_set}
+    given = {name: value for name, value in given.items() if value is not None}
+    load = {name: value for name, value in given.items() if name in options_of(LoadOptions)}
+    serve = {name: value for name, value in given.items() if name not in load}
+    return LoadOptions(**load), ServeOptions(**serve)
+
+
+def range_of(text: str) -> tuple[int, int]:
+    """Return two numbers with a colon between them.
+
+    Raises:
+        OptionError: If they are not.
     """
-
-    model_config = ConfigDict(extra="forbid")
-
-    target: str | None = None
-    draft: str | tuple[str, ...] | None = None
-    drafter: str | None = None
-    tree: str | None = None
-    verifier: str | None = None
-    controller: str | tuple[str, ...] | None = Field(
-        default=None, description="One, or those that a request may name."
-    )
-    draft_temperature: float | None = None
-    draft_top_k: int | None = None
-    dtype: str | None = None
-    device: str | None = None
-    attention: str | None = None
-    backend: str | None = None
-    draft_backend: str | None = None
-    max_batch_size: int | None = Field(default=None, ge=1)
-    cross_tokenizer: bool = False
-    exact_numerics: bool = False
-    served_model_name: str | None = None
-    api_keys: tuple[str, ...] = ()
-    allowed_hosts: tuple[str, ...] = Field(
-        default=(), description="Names that requests may be sent to; none for any."
-    )
-    chat_template: str | None = None
-    logprobs_of: LogprobSource | None = None
-    certificates: bool = Field(
-        default=False, description="Whether requests may ask for their record."
-    )
-    max_choices: int | None = None
-    max_logprobs: int | None = None
-    max_request_bytes: int | None = None
-    max_certificate_bytes: int | None = None
-    request_timeout_s: float | None = Field(default=None, description="Seconds; 0 for no limit.")
-    round_timeout_s: float | None = Field(default=None, description="Seconds; 0 for no limit.")
-    max_waiting: int | None = Field(default=None, ge=1)
-    kv_budget_tokens: int | None = None
-    prefill_chunk: int | None = None
-    threads: int | None = Field(default=None, ge=1)
-    num_replicas: int = Field(default=1, ge=1)
-    autoscale: tuple[int, int] | None = Field(
-        default=None, description="Fewest and most replicas, in place of a number."
-    )
-    upscale_delay_s: float | None = Field(
-        default=None, ge=0, description="Seconds of load before a replica is added; Ray has 30."
-    )
-    downscale_delay_s: float | None = Field(
-        default=None, ge=0, description="And before one is taken away; Ray has 600."
-    )
-    cpus_per_replica: float = Field(default=1, ge=0)
-    gpus_per_replica: float = Field(default=0, ge=0)
-    drain_s: int = Field(
-        default=30, ge=0, description="Seconds that running requests get when a replica leaves."
-    )
-
-    def given(self, names: tuple[str, ...]) -> dict[str, Any]:
-        """Those of these fields that were given."""
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+    fewest, colon, most = text.partition(":")
+    if not (colon and fewest.isdecimal() and most.isdecimal()):
+        raise OptionError(
+            f"--autoscale takes the fewest and the most replicas, as in 1:4; got {text!r}"
+        )
+    return int(fewest), int(most)
 
 
 class Replica:
@@ -112,7 +87,7 @@ class Replica:
             raise RuntimeError(f"not serving: {now.failure or 'shutting down'}")
 
 
-def app_from(args: AppArgs) -> Any:  # noqa: ANN401 (the host's)
+def app_from(args: BaseModel) -> Any:  # noqa: ANN401 (the host's)
     """The Ray Serve application: `import_path: monge.distributed.ray_serve:app_from`.
 
     Args:
@@ -127,26 +102,34 @@ def app_from(args: AppArgs) -> Any:  # noqa: ANN401 (the host's)
     ).bind()
 
 
-def _deployment(args: AppArgs) -> dict[str, Any]:
+def _deployment(args: BaseModel) -> dict[str, Any]:
     """Ray's own options."""
-    rows = args.max_batch_size or 8
+    load, serve = _split(args)
+    rows = load.max_batch_size
     options: dict[str, Any] = {
-        "ray_actor_options": {"num_cpus": args.cpus_per_replica, "num_gpus": args.gpus_per_replica},
+        "ray_actor_options": {
+            "num_cpus": serve.cpus_per_replica,
+            "num_gpus": serve.gpus_per_replica,
+        },
         # A full batch, and as many that wait for a place: what is beyond that waits where another
         # replica can still take it.
         "max_ongoing_requests": 2 * rows,
-        "max_queued_requests": args.max_waiting or 256,
-        "graceful_shutdown_timeout_s": args.drain_s,
+        "max_queued_requests": serve.max_waiting,
+        "graceful_shutdown_timeout_s": serve.drain_s,
         "graceful_shutdown_wait_loop_s": 0.1,
     }
-    delays = args.given(_SCALING)
-    if args.autoscale is None:
+    delays = {
+        name: value
+        for name, value in changed(serve).items()
+        if name in {"upscale_delay_s", "downscale_delay_s"}
+    }
+    if serve.autoscale is None:
         if delays:
             raise OptionError(
                 f"{next(iter(delays))} needs autoscale: the number of replicas is fixed"
             )
-        return options | {"num_replicas": args.num_replicas}
-    fewest, most = args.autoscale
+        return options | {"num_replicas": serve.num_replicas}
+    fewest, most = serve.autoscale
     if not 0 <= fewest <= most or most < 1:
         raise OptionError(
             f"autoscale needs the fewest and the most replicas, as in 1:4; got {fewest}:{most}"
@@ -155,12 +138,12 @@ def _deployment(args: AppArgs) -> dict[str, Any]:
     return options | {"autoscaling_config": scaling | delays}
 
 
-def _builder(args: AppArgs) -> Callable[[], FastAPI]:
+def _builder(args: BaseModel) -> Callable[[], FastAPI]:
     """Makes the application, in the replica's process."""
 
     def build() -> FastAPI:
-        if args.threads is not None:
-            torch.set_num_threads(args.threads)
+        if (threads := _split(args)[1].threads) is not None:
+            torch.set_num_threads(threads)
         context = require_ray("serve").serve.get_replica_context()
         board = SharedMetrics(context.app_name, context.replica_id.unique_id)
         app, metrics = replica_app(args, engine=context.replica_id.unique_id, gather=board.gather)
@@ -171,7 +154,7 @@ def _builder(args: AppArgs) -> Callable[[], FastAPI]:
     return build
 
 
-def replica_app(args: AppArgs, *, engine: str, gather: Gather) -> tuple[FastAPI, ServerMetrics]:
+def replica_app(args: BaseModel, *, engine: str, gather: Gather) -> tuple[FastAPI, ServerMetrics]:
     """A replica's application and its metrics.
 
     Args:
@@ -179,26 +162,21 @@ def replica_app(args: AppArgs, *, engine: str, gather: Gather) -> tuple[FastAPI,
         engine: The replica's name, a label of its metrics.
         gather: Adds the other replicas' metrics.
     """
-    name = served_name(args.target) if args.served_model_name is None else args.served_model_name
-    limits = args.given(_SETTINGS)
-    scheduling = args.given(_SCHEDULING)
-    for given, seconds in ((limits, "request_timeout_s"), (scheduling, "round_timeout_s")):
-        if seconds in given:
-            given[seconds] = given[seconds] or None
-    settings = ServerSettings(
-        model_name=name, api_keys=args.api_keys, allowed_hosts=args.allowed_hosts, **limits
+    load, serve = _split(args)
+    settings = settings_of(serve, load.target)
+    decoder = DecoderSpec.of(load).load()
+    chat = chat_format(decoder.tokenizer, load.chat_template, is_built_in=load.target is None)
+    metrics = ServerMetrics(settings.model_name, engine=engine, gather=gather)
+    recorder = _recorder(decoder, load) if serve.certificates else None
+    app = create_app(
+        decoder, settings, chat, metrics=metrics, recorder=recorder, **scheduling_of(serve)
     )
-    decoder = DecoderSpec(target=args.target, draft=args.draft, options=args.given(_LOADING)).load()
-    chat = chat_format(decoder.tokenizer, args.chat_template, is_built_in=args.target is None)
-    metrics = ServerMetrics(name, engine=engine, gather=gather)
-    recorder = _recorder(decoder, args) if args.certificates else None
-    app = create_app(decoder, settings, chat, metrics=metrics, recorder=recorder, **scheduling)
     return app, metrics
 
 
-def _recorder(decoder: Decoder, args: AppArgs) -> Recorder:
-    """A recorder whose certificates name the models without their folders."""
-    given = (args.draft,) if isinstance(args.draft, str) else args.draft
+def _recorder(decoder: Decoder, load: LoadOptions) -> Recorder:
+    """Return a recorder whose certificates name the models without their folders."""
+    given = (load.draft,) if isinstance(load.draft, str) else load.draft
     drafts = None if given is None else [served_name(one) for one in given]
-    loading = loading_of(drafts, args.given(_LOADING))
-    return Recorder(decoder, target=served_name(args.target), loading=loading)
+    loading = loading_of(drafts, changed(load))
+    return Recorder(decoder, target=served_name(load.target), loading=loading)

@@ -7,6 +7,7 @@ from typing import Any
 from monge.api import load
 from monge.core.errors import OptionError
 from monge.engine.decoder import Decoder
+from monge.options import LoadOptions, changed
 
 _PLAIN = (str, int, float, bool, type(None))
 
@@ -40,6 +41,13 @@ class DecoderSpec:
                 f"{wrong[0]} must be written as text or a number, since other "
                 "processes read it; got an object"
             )
+
+    @classmethod
+    def of(cls, load: LoadOptions) -> "DecoderSpec":
+        """Return what was asked of `monge.load`, without what is a default."""
+        options = changed(load)
+        target, draft = options.pop("target", None), options.pop("draft", None)
+        return cls(target=target, draft=draft, options=options)
 
     def load(self) -> Decoder:
         """The decoder, in this process."""

@@ -43,10 +43,6 @@ class RankZeroBackend(Backend):
 def tensor_parallel(
     target: str | Path | None = None,
     draft: str | Path | Sequence[str] | None = None,
-    *,
-    dtype: str = "auto",
-    attention: str | None = None,
-    drafter: str | None = None,
     **options: Any,
 ) -> Iterator[Decoder | None]:
     """Yield a decoder whose target is sharded over all processes of this `torchrun`.
@@ -57,11 +53,8 @@ def tensor_parallel(
     Args:
         target: Folder or name; `None` for the built-in target.
         draft: Likewise for the draft model, or several of them.
-        dtype: Type of the weights.
-        attention: As for `monge.load`.
-        drafter: As for `monge.load`, except those that read the target's hidden states or run its
-            layers.
-        **options: As for `monge.load`.
+        **options: As for `monge.load`, except drafters that read the target's hidden states or run
+            its layers.
 
     Raises:
         OptionError: If this process was not started by torchrun, or an option cannot be honoured.
@@ -77,9 +70,9 @@ def tensor_parallel(
     require("distributed", "tensor parallelism", "accelerate")
     ranks = Ranks()
     source = built_in("target") if target is None else target
-    usual = default_draft(None, None, drafter) if target is None else None
-    loading: dict[str, Any] = {"dtype": dtype, "attention": attention}
+    usual = default_draft(None, None, options.get("drafter")) if target is None else None
     trust = {"trust_remote_code": options.get("trust_remote_code", False)}
+    loading = {name: options[name] for name in ("dtype", "attention") if name in options}
     network = load_network(source, tensor_parallel=ranks.size, **loading, **trust)
     ranks.join()
     try:
@@ -93,8 +86,6 @@ def tensor_parallel(
                 draft if draft is not None else usual,
                 tokenizer=load_tokenizer(source, **trust),
                 backend=RankZeroBackend(ranks),
-                drafter=drafter,
-                **loading,
                 **options,
             )
         finally:

@@ -11,6 +11,7 @@ from monge.api import make_components
 from monge.core.errors import OptionError
 from monge.core.extras import require
 from monge.loading.networks import as_draft_model, as_sequence_model, load_network
+from monge.options import PARTS, takes_parts
 from monge.plugins.transformers_generate import speculate
 
 NAME: Final = "monge"
@@ -34,34 +35,24 @@ class MongeLM(_Hf):
         pretrained: The target, as for `hf`.
         draft_model: Folder or name of a draft model with the target's tokenizer, or a loaded one;
             in the target's type and on its device. Without it, n-grams.
-        drafter: As for `speculate`, and so are the next five.
-        tree: Shape of the proposals.
-        verifier: Acceptance rule.
-        controller: Controller of the draft length.
-        draft_temperature: Draft at this temperature instead of the request's own.
-        draft_top_k: Draft from this number of the draft model's most probable tokens.
         seed: Seed of the draws of every batch; without it they follow lm-eval's own seed for torch.
-        **settings: Settings of `hf`.
+        **settings: Settings of `hf`, and `PARTS` of `monge.options`, as for `speculate`.
 
     Raises:
         MongeError: A subclass of it, if a part is unknown or incompatible, the target is an
             encoder-decoder, or mixed precision is requested.
     """
 
+    @takes_parts
     def __init__(
         self,
         pretrained: str | PreTrainedModel,
         *,
         draft_model: str | Path | PreTrainedModel | None = None,
-        drafter: str | None = None,
-        tree: str | None = None,
-        verifier: str | None = None,
-        controller: str | None = None,
-        draft_temperature: float | int | None = None,
-        draft_top_k: int | None = None,
         seed: int | None = None,
         **settings: Any,
     ) -> None:
+        parts = {name: settings.pop(name) for name in PARTS if name in settings}
         if settings.get("mixed_precision_dtype") is not None:
             raise OptionError(
                 "model 'monge' does not support mixed_precision_dtype; give dtype=, "
@@ -74,19 +65,13 @@ class MongeLM(_Hf):
                 f"{self.backend!r}"
             )
         draft = None if draft_model is None else self._draft_of(draft_model, settings)
-        named = {
-            "drafter": drafter,
-            "tree": tree,
-            "verifier": verifier,
-            "controller": controller,
+        self._speculation = {
+            "custom_generate": speculate,
+            "draft_model": draft,
+            "seed": seed,
+            **parts,
         }
-        numbers = {"draft_temperature": draft_temperature, "draft_top_k": draft_top_k, "seed": seed}
-        self._speculation = {"custom_generate": speculate, "draft_model": draft, **named, **numbers}
-        _check(
-            self.model,
-            draft,
-            {**named, "draft_temperature": draft_temperature, "draft_top_k": draft_top_k},
-        )
+        _check(self.model, draft, parts)
 
     def _draft_of(
         self, source: str | Path | PreTrainedModel, settings: dict[str, Any]
@@ -110,7 +95,8 @@ class MongeLM(_Hf):
 def _check(target: PreTrainedModel, draft: PreTrainedModel | None, named: dict[str, Any]) -> None:
     """Refuse incompatible parts before the first batch."""
     model = as_sequence_model(target)
-    make_components(model, None if draft is None else as_draft_model(draft, model), **named)
+    parts: dict[str, Any] = {"controller": None} | named
+    make_components(model, None if draft is None else as_draft_model(draft, model), **parts)
 
 
 def register() -> None:

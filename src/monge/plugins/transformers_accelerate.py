@@ -15,19 +15,10 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from monge.core.errors import OptionError
 from monge.draft.by_name import AnyHead, read_head
 from monge.loading.networks import load_network
+from monge.options import PARTS
 from monge.plugins.transformers_generate import CACHES, REFUSED_SETTINGS, check_numbers, speculate
 
-_OPTIONS: Final = frozenset(
-    {
-        "controller",
-        "draft_temperature",
-        "draft_top_k",
-        "drafter",
-        "seed",
-        "tree",
-        "verifier",
-    }
-)
+_OPTIONS: Final = frozenset({*PARTS, "seed"})
 _POSITIONAL: Final = (
     "inputs",
     "generation_config",
@@ -73,8 +64,8 @@ def accelerate(
         model: A decoder-only model of `transformers`, or one wrapped by PEFT, in evaluation mode.
         draft: A draft model with the target's tokenizer, loaded, a folder or a name; or a head for
             the target, loaded or its folder. It is read once, here. Without it, n-grams draft.
-        **options: `drafter`, `tree`, `verifier`, `controller`, `draft_temperature`,
-            `draft_top_k` and `seed` of `speculate`, for all calls; a call may give its own.
+        **options: `PARTS` of `monge.options` and `seed`, as for `speculate`, for all calls; a call
+            may give its own.
 
     Returns:
         The model.

@@ -29,22 +29,21 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from monge.api import make_components
-from monge.control.base import AnyController, SharedState
+from monge.control.base import SharedState
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.base import AnyDrafter
 from monge.draft.by_name import AnyHead, drafter_of
-from monge.draft.tree.base import TreeBuilder
 from monge.engine.batch import decode
 from monge.engine.components import Components
 from monge.engine.models.network_facts import forward_parameters
 from monge.engine.processors import Processor, Stateless
 from monge.engine.session import Request, Session, check_length
 from monge.loading.networks import as_draft_model, as_sequence_model, load_network
+from monge.options import PARTS, takes_parts
 from monge.plugins.transformers_processors import draft_rules, row_processors
 from monge.plugins.transformers_replay import Replay
 from monge.plugins.transformers_rows import VisitedRows, column
-from monge.verify.base import Rule
 
 _PREPARED: Final = frozenset({"attention_mask", "position_ids", "use_cache", "logits_to_keep"})
 """What `generate` itself prepares for every decoder-only model, beside a cache."""
@@ -99,6 +98,7 @@ _LEARNED: Final[WeakKeyDictionary[Any, dict[str, SharedState]]] = WeakKeyDiction
 that outlives it. The call takes it out and puts it back, so that threads share nothing."""
 
 
+@takes_parts
 def speculate(
     model: Any,
     input_ids: Tensor,
@@ -107,13 +107,7 @@ def speculate(
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
     draft_model: PreTrainedModel | AnyHead | str | Path | None = None,
-    drafter: str | AnyDrafter | None = None,
-    tree: str | TreeBuilder | None = None,
-    verifier: str | Rule | None = None,
-    controller: str | AnyController | None = None,
     token_streamer: Any = None,
-    draft_temperature: float | int | None = None,
-    draft_top_k: int | None = None,
     seed: int | None = None,
     **model_kwargs: Any,
 ) -> Tensor | GenerateDecoderOnlyOutput:
@@ -148,19 +142,14 @@ def speculate(
         draft_model: A loaded model, folder or name, with the target's tokenizer, put into
             evaluation mode; or a head for the target, loaded or its folder. A folder is read again
             in every call. Without it, n-grams.
-        drafter: As for `monge.load`; models that cannot take tokens back need `none`.
-        tree: As for `monge.load`.
-        verifier: As for `monge.load`.
-        controller: As for `monge.load`. Every sampled call has a seed, torch's or its own, so the
-            default plans it with `fixed`, and greedy calls with `goodput`. What the controller
-            learns about a model is kept for later calls with the same options.
         token_streamer: A streamer of `transformers`.
-        draft_temperature: Draft at this temperature instead of the request's own.
-        draft_top_k: Draft from this number of the draft model's most probable tokens, as for
-            `monge.load`.
         seed: Seed of the draws. Without it, torch's default generator gives one, so
             `set_seed` makes a run reproducible.
-        **model_kwargs: Model inputs from `generate`.
+        **model_kwargs: Model inputs from `generate`, and `PARTS` of `monge.options`, as for
+            `monge.load`. Models that cannot take tokens back need the drafter `none`. Every sampled
+            call has a seed, torch's or its own, so the default controller plans it with `fixed`, and
+            greedy calls with `goodput`. What a controller learns about a model is kept for later
+            calls with the same options.
 
     Returns:
         `[batch, seq]`, prompts included and stopped rows padded, or `GenerateDecoderOnlyOutput`
@@ -171,6 +160,7 @@ def speculate(
         MongeError: A subclass of it, for settings that cannot be honoured and for logits that
             are not finite.
     """
+    parts = {name: model_kwargs.pop(name) for name in PARTS if name in model_kwargs}
     _check_settings(model, generation_config, model_kwargs)
     prompts = _Prompts.of(input_ids, model_kwargs)
     call = _Call(model, prompts, logits_processor, stopping_criteria, generation_config)
@@ -181,18 +171,12 @@ def speculate(
         streamer=token_streamer,
         scores=call.score_column if call.keeps_scores else None,
     )
-    if tree is None and (count := _given(model, generation_config, "num_assistant_tokens")):
-        tree = f"chain({count})"
-    named: dict[str, Any] = {
-        "drafter": drafter,
-        "tree": tree,
-        "verifier": verifier,
-        "draft_temperature": draft_temperature,
-        "draft_top_k": draft_top_k,
-        "controller": controller,
-    }
-    learned, key = _LEARNED.setdefault(model, {}), _key(model, draft_model, named)
-    components = _parts(call, draft_model, **named)
+    count = _given(model, generation_config, "num_assistant_tokens")
+    if count and parts.get("tree") is None:
+        parts["tree"] = f"chain({count})"
+    parts = {"controller": None} | parts
+    learned, key = _LEARNED.setdefault(model, {}), _key(model, draft_model, parts)
+    components = _parts(call, draft_model, **parts)
     if (shared := learned.pop(key, None)) is not None:
         components = replace(components, shared=shared)
     sessions = call.sessions(components, replay, seed)
@@ -376,7 +360,7 @@ def _parts(
     call: _Call,
     draft: PreTrainedModel | AnyHead | str | Path | None,
     *,
-    drafter: str | AnyDrafter | None,
+    drafter: str | AnyDrafter | None = None,
     **named: Any,
 ) -> Components:
     target, given = as_sequence_model(call.model), {**named, "draft_rules": call.draft_rules}

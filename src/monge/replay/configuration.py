@@ -10,6 +10,7 @@ from monge.core.model import SequenceModel
 from monge.defaults import STEADY
 from monge.draft.by_name import drafters_in, takes_target
 from monge.engine.components import Components
+from monge.options import LoadOptions, changed
 from monge.replay.rules import with_replayable_rule
 
 MODEL = "model"
@@ -17,36 +18,19 @@ HEADS = ("head", "shape")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Configuration:
+class Configuration(LoadOptions):
     """Names with settings, as `monge.load` takes them.
 
     `None` is the library's default, or `fixed` of a controller.
 
     A log is replayed with one plan for all rounds unless a controller is named, and so are the
     command and the call.
-
-    Args:
-        drafter: `model`, `ngram`, `none`, ...
-        tree: Tree builder.
-        verifier: Acceptance rule.
-        controller: How much to draft.
-        draft_temperature: See `monge.load`.
-        draft_top_k: See `monge.load`.
     """
-
-    drafter: str | None = None
-    tree: str | None = None
-    verifier: str | None = None
-    controller: str | None = None
-    draft_temperature: float | int | None = None
-    draft_top_k: int | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
         """Return the settings that were chosen."""
-        return {
-            name: getattr(self, name) for name in self.__slots__ if getattr(self, name) is not None
-        }
+        return changed(self)
 
     @property
     def label(self) -> str:

@@ -5,10 +5,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 from monge.core.errors import OptionError
 from monge.engine.logprobs import LogprobSource
+from monge.options import ServeOptions
 
 BUILT_IN: Final = "built-in"
 """Name of the built-in target."""
@@ -93,6 +94,37 @@ class ServerSettings:
         for name, value in numbers.items():
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise OptionError(f"{name} must be positive; got {value}")
+
+
+def settings_of(options: ServeOptions, target: str | None) -> ServerSettings:
+    """Return the settings of a server from its options; zero seconds are no limit.
+
+    Args:
+        options: What the operator gave.
+        target: Folder or name of the target, whose name clients see if no other is given.
+    """
+    name = options.served_model_name
+    return ServerSettings(
+        model_name=served_name(target) if name is None else name,
+        api_keys=tuple(options.api_keys),
+        allowed_hosts=tuple(options.allowed_hosts),
+        max_request_bytes=options.max_request_bytes,
+        max_choices=options.max_choices,
+        max_logprobs=options.max_logprobs,
+        max_certificate_bytes=options.max_certificate_bytes,
+        request_timeout_s=options.request_timeout_s or None,
+        logprobs_of=options.logprobs_of,
+    )
+
+
+def scheduling_of(options: ServeOptions) -> dict[str, Any]:
+    """Return the options of `Scheduler` among those of a server."""
+    return {
+        "max_waiting": options.max_waiting,
+        "kv_budget_tokens": options.kv_budget_tokens,
+        "prefill_chunk": options.prefill_chunk,
+        "round_timeout_s": options.round_timeout_s or None,
+    }
 
 
 def is_loopback(host: str) -> bool:

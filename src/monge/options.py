@@ -1,0 +1,398 @@
+"""The only list of options: one field an option, with its help and its default.
+
+`monge.load`, configuration files, the command line, the drop-in and Ray read it here. It imports no
+torch, so that a mistyped option is refused at once.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, Literal, TypeVar
+
+from monge.core.errors import OptionError, unknown_name
+
+MODELS: Final = "Models"
+SPECULATION: Final = "Speculation"
+SAMPLING: Final = "Sampling"
+RUNNING: Final = "Running"
+OUTPUT: Final = "Output"
+SERVER: Final = "Server"
+LIMITS: Final = "Limits"
+RAY: Final = "Ray"
+"""Panels of `--help`."""
+
+Group = TypeVar("Group")
+_ENTRY: Final = "option"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """How an option is written as text: on a command line, in a file, in the arguments of Ray.
+
+    Args:
+        help: One sentence, with the unit of a number.
+        panel: Panel of `--help`.
+        kind: Type of a value.
+        otherwise: What holds where the option is absent, if the default does not say it.
+        flags: Names on the command line; none for the field's own.
+        several: The option may be repeated.
+        least: Smallest value of a number.
+        envvar: Variable of the environment that holds it.
+    """
+
+    help: str
+    panel: str
+    kind: Any = str
+    otherwise: str | None = None
+    flags: tuple[str, ...] = ()
+    several: bool = False
+    least: float | int | None = None
+    envvar: str | None = None
+
+
+def _option(
+    default: Any,  # noqa: ANN401 (of any type)
+    panel: str,
+    help: str,
+    otherwise: object = None,
+    **more: Any,
+) -> Any:  # noqa: ANN401 (as `dataclasses.field`)
+    """Return a field; the kind is that of the default, or text."""
+    kind = str if default is None or default == () else type(default)
+    said = default if otherwise is None and default not in {None, ()} else otherwise
+    said = None if said is None or isinstance(said, bool) else str(said)
+    entry = Option(help=help, panel=panel, otherwise=said, **{"kind": kind, **more})
+    return field(default=default, metadata={_ENTRY: entry})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """Arguments of `monge.load`, which documents them and says which objects it takes for text."""
+
+    target: Any = _option(None, MODELS, "Target model: a folder or a name.", "the built-in target")
+    draft: Any = _option(
+        None,
+        MODELS,
+        "Draft model with the target's tokenizer, or the folder of a head for the target. "
+        "Several draft models, given one by one, draft together.",
+        "the built-in draft, or none beside a --target",
+        several=True,
+    )
+    cross_tokenizer: bool = _option(
+        False,
+        MODELS,
+        "Take a draft model with another tokenizer: it drafts the tokens that both have.",
+    )
+    exact_numerics: bool = _option(
+        False, MODELS, "Refuse a target whose logits depend on how many tokens a forward reads."
+    )
+    chat_template: str | None = _option(
+        None, MODELS, "`instruction`, or a file with a Jinja template.", "the tokenizer's own"
+    )
+    dtype: Any = _option("auto", MODELS, "Type of the weights: float32, bfloat16, ...")
+    device: Any = _option(None, MODELS, "Where the models run: cpu, cuda, ...", "cpu")
+    attention: str | None = _option(
+        None, MODELS, "eager, sdpa or flex_attention.", "the model's own"
+    )
+    backend: Any = _option("eager", MODELS, "The backend: eager or compiled.")
+    draft_backend: Any = _option(
+        None, MODELS, "The backend of the draft model: eager or compiled.", "as the target"
+    )
+    trust_remote_code: bool = False
+    tokenizer: Any = None
+    drafter: Any = _option(
+        None,
+        SPECULATION,
+        "What proposes tokens, e.g. `ngram(max_ngram=4)`.",
+        "ngram or model as the controller chooses, model where it does not, ngram without a draft "
+        "model",
+    )
+    tree: Any = _option(
+        None,
+        SPECULATION,
+        "Shape of the proposals, e.g. `chain(6)`, `fixed_width((4, 2))`.",
+        "a chain, or what the verifier needs",
+    )
+    verifier: Any = _option(
+        None, SPECULATION, "Acceptance rule; see `monge list`.", "the one for the candidates"
+    )
+    controller: Any = _option(
+        None,
+        SPECULATION,
+        "How much to draft, e.g. `fixed(max_depth=2)`; `monge serve` takes several: a request may "
+        "name one, the others get the first.",
+        "goodput, and fixed for sampled requests with a seed",
+        several=True,
+    )
+    draft_temperature: float | int | None = _option(
+        None, SPECULATION, "Draft at this temperature.", "the request's own", kind=float
+    )
+    draft_top_k: int | None = _option(
+        None,
+        SPECULATION,
+        "Draft from the k most probable tokens of the draft model.",
+        "all",
+        kind=int,
+    )
+    max_batch_size: int = _option(
+        8,
+        RUNNING,
+        "Requests decoded together.",
+        flags=("--max-batch-size", "--batch-size"),
+        least=1,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingOptions:
+    """Options of a request, as `Decoder.generate` takes them."""
+
+    max_new_tokens: int = _option(128, SAMPLING, "Most tokens to generate.")
+    temperature: float | int = _option(0.0, SAMPLING, "0 decodes greedily.")
+    top_k: int | None = _option(None, SAMPLING, "Keep the k most probable tokens.", "all", kind=int)
+    top_p: float | int = _option(1.0, SAMPLING, "Keep the most probable tokens up to this mass.")
+    min_p: float | int = _option(
+        0.0, SAMPLING, "Keep tokens of at least this share of the largest mass."
+    )
+    min_tokens: int = _option(0, SAMPLING, "Fewest tokens before one that ends the text.")
+    repetition_penalty: float | int = _option(
+        1.0, SAMPLING, "Above 1, tokens that the text holds become less probable."
+    )
+    presence_penalty: float | int = _option(
+        0.0, SAMPLING, "Taken off the logits of tokens that the completion holds."
+    )
+    frequency_penalty: float | int = _option(
+        0.0, SAMPLING, "Taken off them once for every occurrence."
+    )
+    seed: int | None = _option(
+        None, SAMPLING, "Makes the text reproducible.", "drawn, and reported", kind=int
+    )
+    stop: Sequence[str] = _option(
+        (), SAMPLING, "End before this string; may be repeated.", "none", several=True
+    )
+    stop_token_ids: Sequence[int] = _option(
+        (),
+        SAMPLING,
+        "End after this token; may be repeated.",
+        "none",
+        kind=int,
+        several=True,
+        flags=("--stop-token-id",),
+    )
+    ignore_eos: bool = _option(False, SAMPLING, "Go on after an end-of-text token.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """Options of `monge serve`, beside those of `monge.load`."""
+
+    host: str = _option(
+        "127.0.0.1", SERVER, "Address to listen on; 0.0.0.0 is open to the network."
+    )
+    port: int = _option(8000, SERVER, "Port; 0 takes a free one.")
+    api_keys: tuple[str, ...] = _option(
+        (),
+        SERVER,
+        "Ask for this key; may be repeated.",
+        "none",
+        several=True,
+        flags=("--api-key",),
+        envvar="MONGE_API_KEY",
+    )
+    allowed_hosts: tuple[str, ...] = _option(
+        (),
+        SERVER,
+        "Another name or address, without a port, that requests may be sent to; may be repeated.",
+        "on loopback without a key: its own names; else any",
+        several=True,
+        flags=("--allowed-host",),
+    )
+    served_model_name: str | None = _option(
+        None, SERVER, "Name that clients ask for.", "the target's own"
+    )
+    logprobs_of: Literal["raw", "processed"] = _option(
+        "raw",
+        SERVER,
+        "raw: the target's own law; processed: the law that tokens are drawn from.",
+        kind=Literal["raw", "processed"],
+    )
+    certificates: bool = _option(
+        False,
+        SERVER,
+        "Record requests that send `certificate: true`; the answer has the record, for "
+        "`monge certify`.",
+    )
+    drain_s: int = _option(
+        30,
+        SERVER,
+        "Seconds that running requests get after SIGTERM.",
+        flags=("--drain",),
+        least=0,
+    )
+    lame_duck_s: int = _option(
+        5,
+        SERVER,
+        "Seconds after SIGTERM in which requests are still taken, while /ready gives a 503.",
+        flags=("--lame-duck",),
+        least=0,
+    )
+    access_log: bool = _option(False, SERVER, "Log every request.")
+    max_waiting: int = _option(256, LIMITS, "Requests that may wait; one more gets a 429.", least=1)
+    kv_budget_tokens: int | None = _option(
+        None,
+        LIMITS,
+        "Tokens of room in the caches.",
+        "batch size times context",
+        kind=int,
+        flags=("--kv-budget",),
+    )
+    prefill_chunk: int = _option(512, LIMITS, "Prompt tokens that are read between two rounds.")
+    max_choices: int = _option(32, LIMITS, "Completions of one request: prompts times n.")
+    max_logprobs: int = _option(
+        1 << 19, LIMITS, "Log-probabilities of one answer: choices x tokens x (1 + top ones)."
+    )
+    max_request_bytes: int = _option(4 * 1024 * 1024, LIMITS, "Largest body.")
+    max_certificate_bytes: int = _option(
+        256 * 1024 * 1024,
+        LIMITS,
+        "Memory for the record of one request; one that needs more gets a 400.",
+    )
+    request_timeout_s: float | int = _option(
+        600,
+        LIMITS,
+        "Seconds after which a request is ended; 0 for never.",
+        kind=float,
+        flags=("--request-timeout",),
+    )
+    round_timeout_s: float | int = _option(
+        120,
+        LIMITS,
+        "Seconds after which a round is taken to hang and /health gives a 503; 0 for never.",
+        kind=float,
+        flags=("--round-timeout",),
+        least=0,
+    )
+    tensor_parallel: bool = _option(
+        False, MODELS, "Spread the target over the processes of this `torchrun`."
+    )
+    threads: int | None = _option(
+        None, RUNNING, "Threads of torch.", "torch's own", kind=int, least=1
+    )
+    verbose: bool = _option(
+        False,
+        OUTPUT,
+        "Say what runs and where the time goes.",
+        flags=("--verbose", "-v"),
+    )
+    use_ray: bool = _option(False, RAY, "Serve from replicas, on many machines.", flags=("--ray",))
+    num_replicas: int = _option(1, RAY, "Replicas.", flags=("--replicas",), least=1)
+    autoscale: Any = _option(
+        None, RAY, "Fewest and most replicas, as `1:4`, in place of --replicas.", "off"
+    )
+    upscale_delay_s: float | int | None = _option(
+        None,
+        RAY,
+        "Seconds of load before a replica is added.",
+        30,
+        kind=float,
+        flags=("--upscale-delay",),
+        least=0,
+    )
+    downscale_delay_s: float | int | None = _option(
+        None,
+        RAY,
+        "Seconds without it before a replica is taken away.",
+        600,
+        kind=float,
+        flags=("--downscale-delay",),
+        least=0,
+    )
+    address: str | None = _option(
+        None,
+        RAY,
+        "Address of a running cluster, or `auto`.",
+        "a cluster of this machine alone",
+    )
+    cpus_per_replica: float | int = _option(1, RAY, "Cores of a replica.", kind=float, least=0)
+    gpus_per_replica: float | int = _option(0, RAY, "GPUs of a replica.", kind=float, least=0)
+
+
+def options_of(*groups: type) -> dict[str, Option]:
+    """Return the options of some groups that can be written as text, by field."""
+    return {
+        one.name: one.metadata[_ENTRY]
+        for group in groups
+        for one in fields(group)
+        if _ENTRY in one.metadata
+    }
+
+
+PARTS: Final = tuple(
+    name for name, one in options_of(LoadOptions).items() if one.panel == SPECULATION
+)
+"""Options that choose the parts of a decoder, whose networks are loaded."""
+
+
+def flag_of(name: str, option: Option) -> str:
+    """Return the first name of an option on the command line."""
+    return option.flags[0] if option.flags else f"--{name.replace('_', '-')}"
+
+
+def key_of(name: str, option: Option) -> str:
+    """Return the name of an option in a file."""
+    return flag_of(name, option).removeprefix("--").replace("-", "_")
+
+
+def changed(options: object) -> dict[str, Any]:
+    """Return the fields that are not their defaults, as keyword arguments."""
+    defaults = {one.name: one.default for one in fields(options)}  # pyright: ignore[reportArgumentType]
+    values = {name: getattr(options, name) for name in defaults}
+    return {
+        name: value
+        for name, value in values.items()
+        if value is not defaults[name] and value != defaults[name]
+    }
+
+
+def checked(
+    group: type[Group], given: Mapping[str, Any], known: Sequence[str], **defaults: Any
+) -> Group:
+    """Return options from keyword arguments.
+
+    Args:
+        group: The dataclass.
+        given: The keyword arguments.
+        known: Names that they may have.
+        **defaults: Values of options that are absent, in place of the usual ones.
+
+    Raises:
+        OptionError: If a name is unknown.
+    """
+    for name in given:
+        if name not in known:
+            raise unknown_name("option", name, known)
+    return group(**{**defaults, **given})
+
+
+def takes_parts(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function with `**keywords` show `PARTS` among its parameters, to editors and to hosts."""
+    signature = inspect.signature(function)
+    *own, keywords = signature.parameters.values()
+    defaults = LoadOptions()
+    parts = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=getattr(defaults, name))
+        for name in PARTS
+    ]
+    vars(function)["__signature__"] = signature.replace(parameters=[*own, *parts, keywords])
+    return function
+
+
+def check_least(name: str, option: Option, value: object) -> None:
+    """Refuse a number that is too small.
+
+    Raises:
+        OptionError: If it is.
+    """
+    least = option.least
+    if least is not None and isinstance(value, int | float) and value < least:
+        raise OptionError(f"{flag_of(name, option)} must be at least {least:g}; got {value}")
