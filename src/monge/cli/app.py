@@ -25,7 +25,7 @@ REPLAY: Final = {
     "run": Command(
         place="replay:run",
         first="make a log with `monge replay record`",
-        help="Say what other parts would have done on a recorded run, without the target.",
+        help="Compare drafters, trees, verifiers and controllers on a recorded run, without the target.",
     ),
 }
 TRAIN: Final = {
