@@ -76,7 +76,7 @@ demo: $(DEMO)/.ready
 # With a cache of its own, so that the model is read again.
 test-demo: $(DEMO)/.ready
 	@rm -rf $(DEMO)/cache
-	MONGE_CACHE=$(DEMO)/cache $(DEMO)/bin/monge demo --quick
+	OMP_NUM_THREADS=1 MONGE_CACHE=$(DEMO)/cache $(DEMO)/bin/monge demo --quick
 
 # pytest is last, so that its closing line is; it fails by itself when it finds no test (exit status 5).
 test: $(VENV)/.test

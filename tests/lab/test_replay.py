@@ -7,15 +7,14 @@ import pytest
 
 from lab.replay.survey import fixed_depth, oracle, survey
 from monge.api import make_components
-from monge.control.latency import Latency
-from monge.replay.costs import predicted
+from monge.replay.costs import RoundCosts, predicted
 from monge.replay.file import write_log
 from monge.replay.run import replay_text
 from monge.replay.simulate import seeded
 from monge.testing.oracle import exact_law
 from tests.replay.toys import logged, models, toy_parts
 
-COSTS = Latency.linear(plain=1.0, node=0.05, draft=0.2)
+COSTS = RoundCosts.linear(plain=1.0, node=0.05, draft=0.2)
 POOL = "pool('ngram', 'model')"
 
 

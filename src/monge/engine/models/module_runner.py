@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Final
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -39,7 +40,8 @@ class ModuleRunner:
         host: PendingHost | None = None,
     ) -> None:
         self._network, self._maker = network, maker
-        self._host = self if host is None else host
+        # Weak, because the host owns this runner: a cycle would keep networks in memory for longer.
+        self._host = ref(self if host is None else host)
         self._output: Forward | None = None
         self._later: list[_LaterProgram] = []
 
@@ -77,7 +79,7 @@ class _LaterProgram:
     """A module whose program is made at its first call, together with the others of its host."""
 
     def __init__(
-        self, program: PendingProgram[Forward], module: torch.nn.Module, host: PendingHost
+        self, program: PendingProgram[Forward], module: torch.nn.Module, host: ref[PendingHost]
     ) -> None:
         self.program, self._module, self._host = program, module, host
         self._run: Forward = self._first
@@ -92,7 +94,9 @@ class _LaterProgram:
             self._run = _eagerly(self._module, error)
 
     def _first(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        make_programs((self._host,))
+        host = self._host()
+        assert host is not None, "the host runs the modules"
+        make_programs((host,))
         return self._run(*inputs)
 
 
