@@ -53,7 +53,6 @@ def test_where_a_lookup_drafts_a_level_costs_what_it_takes_to_verify_it():
             drafter=POOL,
             tree="chain(2)",
             controller=f"fixed(max_depth={depth})",
-            costs=COSTS,
         )
 
     def seconds(draws):

@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 
 from monge.api import make_components
-from monge.control.latency import Latency
 from monge.core.metrics import block_efficiency
 from monge.replay.compare import compare
 from monge.replay.configuration import Configuration
+from monge.replay.costs import RoundCosts
 from monge.replay.simulate import plain_seconds, simulate
 from tests.replay.toys import logged, models, toy_parts
 
 TEXT = (0, 1, 1, 2, 0, 2)
-COSTS = Latency.linear(plain=1.0, node=0.05, draft=0.2)
+COSTS = RoundCosts.linear(plain=1.0, node=0.05, draft=0.2)
 
 
 def test_passes_have_predicted_times_and_are_reproducible():
@@ -36,8 +36,8 @@ def test_passes_have_predicted_times_and_are_reproducible():
 def test_a_controller_sees_costs_and_predicted_rounds_only():
     log = logged(models(3)[0], TEXT)
     parts = toy_parts(3, tree="chain(3)", controller="on_the_fly")
-    free = Latency.linear(plain=1.0, node=0.0, draft=0.0)
-    dear = Latency.linear(plain=1.0, node=0.0, draft=50.0)
+    free = RoundCosts.linear(plain=1.0, node=0.0, draft=0.0)
+    dear = RoundCosts.linear(plain=1.0, node=0.0, draft=50.0)
     eager = [record.depth for one in simulate(parts, log, free) for record in one.records]
     idle = [record.depth for one in simulate(parts, log, dear) for record in one.records]
     assert max(eager) == 3
@@ -58,7 +58,6 @@ def test_in_a_pool_only_the_draft_model_takes_time_to_draft(controller):
         tree="chain(2)",
         verifier="single_draft",
         controller=controller,
-        costs=COSTS,
     )
     records = [record for one in simulate(parts, log, COSTS, repeats=8) for record in one.records]
     assert {record.drafter for record in records if record.depth} == {"ngram", "model"}
