@@ -9,6 +9,11 @@ from hypothesis import strategies as st
 
 from tests.serve.served import toy_app, toy_decoder
 
+# Threads of the server and of its client may draw from the global generator while a body is drawn.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Do not use the .random. module:hypothesis.errors.HypothesisDeprecationWarning"
+)
+
 CONTROLLERS = ("fixed", "fsm")
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
