@@ -60,8 +60,8 @@ def write_document(document: dict[str, Any], folder: Path, name: str) -> Path:
     return path
 
 
-def plotting(module: str, otherwise: str = "run with --no-plots") -> Any:  # noqa: ANN401 (matplotlib is optional)
-    """A module that draws; imported before anything is measured.
+def plotting(module: str, otherwise: str) -> Any:  # noqa: ANN401 (matplotlib is optional)
+    """Import a module that draws, before anything is measured.
 
     Raises:
         OptionError: If matplotlib is missing.

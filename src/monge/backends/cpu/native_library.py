@@ -44,7 +44,7 @@ def compiler_obstacle() -> str | None:
 
 
 def native_library(source: Path) -> Path:
-    """Where the machine code of a source file lies; it is compiled where that was not done before.
+    """Return the path of the machine code of a source file, compiled at its first use.
 
     Raises:
         RuntimeError: If the compiler refuses; the message has its words.

@@ -23,7 +23,7 @@ _FORMAT: Final = 7  # raised whenever the traced step, its inputs or the files c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredProgram:
-    """Where a program lies.
+    """Return the path of a program.
 
     Attributes:
         path: The compiled package, or the graph.
@@ -35,7 +35,7 @@ class StoredProgram:
 
 
 def cache_folder() -> Path:
-    """Where programs are kept: `$MONGE_CACHE`, or `monge` in the user's cache folder."""
+    """Return the folder of programs: `$MONGE_CACHE`, or `monge` in the user's cache folder."""
     chosen = os.environ.get(FOLDER_VARIABLE)
     if chosen:
         return Path(chosen).expanduser()
@@ -161,7 +161,7 @@ def _settings(network: PreTrainedModel) -> str:
 
 
 def _plain_values(module: torch.nn.Module) -> list[tuple[str, object]]:
-    """What a trace takes for constant."""
+    """Return the values that a trace takes for constant."""
     return sorted(
         (name, value)
         for name, value in vars(module).items()
@@ -175,7 +175,7 @@ def _files(key: str, suffix: str) -> tuple[Path, Path]:
 
 
 def machine() -> str:
-    """What the compiler's choice of instructions depends on."""
+    """Return the facts that the compiler's choice of instructions depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

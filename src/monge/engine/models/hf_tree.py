@@ -137,11 +137,6 @@ class HfTreeModel:
         return self._cache.num_bytes
 
     @property
-    def widths(self) -> tuple[int, ...]:
-        """See `SizedModel`."""
-        return self._widths
-
-    @property
     def network(self) -> PreTrainedModel:
         """The network."""
         return self._model
