@@ -125,11 +125,11 @@ def test_scores_over_http_are_those_in_process(tasks, plain):
     from monge.api import load
     from monge.engine.chat_format import InstructionFormat
     from monge.serve.app import create_app
-    from monge.serve.settings import ServerSettings
+    from monge.options import ServeOptions
 
     decoder = load(max_batch_size=4)
     app = create_app(
-        decoder, ServerSettings(model_name="built-in"), InstructionFormat(decoder.tokenizer)
+        decoder, ServeOptions(served_model_name="built-in"), InstructionFormat(decoder.tokenizer)
     )
     with live(app) as url:
         arguments = {

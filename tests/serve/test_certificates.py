@@ -17,12 +17,11 @@ from monge.audit.recorder import Recorder
 from monge.engine.decoder import Decoder
 from monge.engine.session import Request
 from monge.serve.generation import Output
-from monge.serve.records import Recording
 from monge.serve.scheduler import Scheduler
 from tests.audit.certified import certified, leaves, reread, tampered
 from tests.exact.test_every_drafter import MADE
 from tests.serve.served import toy_app, toy_decoder
-from tests.serve.toy import alone, decoder, generation
+from tests.serve.toy import Handle, alone, decoder, generation, submit
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")
 PATHS = {
@@ -39,7 +38,7 @@ PARTS: dict[str, dict[str, Any]] = {
 
 def server(made: Decoder, **settings: Any) -> TestClient:
     return TestClient(
-        toy_app(made, settings=settings, recorder=Recorder(made)), raise_server_exceptions=False
+        toy_app(made, recorder=Recorder(made), **settings), raise_server_exceptions=False
     )
 
 
@@ -150,7 +149,7 @@ def test_a_record_that_takes_too_much_memory_ends_its_request() -> None:
     app = toy_app(
         made := toy_decoder(),
         recorder=Recorder(made),
-        settings={"max_certificate_bytes": 5000},
+        max_certificate_bytes=5000,
     )
     with TestClient(app) as client:
         answer = ask(client, max_tokens=200, ignore_eos=True)
@@ -186,10 +185,11 @@ def crowd() -> list[Request]:
 
 def served(recorder: Recorder, requests: list[Request], *, recorded: int) -> list[Output]:
     """Outputs of requests of which every so many are recorded."""
-    how = Recording(recorder=recorder, max_bytes=1 << 20)
     scheduler = Scheduler(recorder.decoder)
     handles = [  # together, since it does not run yet
-        scheduler.submit(one, recording=None if row % recorded else how)
+        submit(scheduler, one)
+        if row % recorded
+        else submit(scheduler, recorder.recorded(one), is_oversized=lambda _: False)
         for row, one in enumerate(requests)
     ]
     with scheduler:
@@ -233,23 +233,20 @@ def test_records_of_requests_that_left_are_forgotten() -> None:
     recorder = Recorder(made)
     draws: list[weakref.ref[Any]] = []
 
-    def watched(request: Any) -> Any:
-        changed = Recorder.recorded(recorder, request)
-        draws.append(weakref.ref(changed.draws))
-        return changed
-
-    recorder.recorded = watched  # pyright: ignore[reportAttributeAccessIssue]
-    how = Recording(recorder=recorder, max_bytes=1 << 20)
+    def submitted(scheduler: Scheduler, request: Request) -> Handle:
+        recorded = recorder.recorded(request)
+        draws.append(weakref.ref(recorded.draws))
+        return submit(scheduler, recorded, is_oversized=lambda _: False)
 
     with Scheduler(recorder.decoder) as scheduler:
-        ended = scheduler.submit(generation(1), recording=how)
+        ended = submitted(scheduler, generation(1))
         assert ended.completion(60).recorded is not None
-        cancelled = scheduler.submit(generation(2, tokens=30_000), recording=how)
+        cancelled = submitted(scheduler, generation(2, tokens=30_000))
         next(iter(cancelled))
         cancelled.cancel()
         assert list(cancelled)[-1].finish_reason == "cancelled"
         made.components.target.failing.add(3)
-        failed = scheduler.submit(generation(3), recording=how)
+        failed = submitted(scheduler, generation(3))
         assert failed.completion(60).finish_reason == "error"
         gc.collect()
         assert [one() for one in draws] == [None] * 3

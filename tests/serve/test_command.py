@@ -134,9 +134,9 @@ def test_an_open_address_is_said(monkeypatch):
     from typer.testing import CliRunner
 
     from monge.cli.app import app
-    from monge.serve import launch
+    from monge.serve import run
 
-    monkeypatch.setattr(launch, "serve_until_signal", lambda *_, **__: None)
+    monkeypatch.setattr(run, "serve_until_signal", lambda *_, **__: None)
     runner = CliRunner()
     result = runner.invoke(app, ["serve", "--host", "0.0.0.0", "--port", "0"])
     assert "anyone who reaches this address" in result.stderr

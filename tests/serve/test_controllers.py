@@ -16,7 +16,7 @@ from monge.core.errors import OptionError
 from monge.engine.decoder import Decoder
 from monge.serve.scheduler import Scheduler
 from tests.serve.served import toy_app, toy_decoder
-from tests.serve.toy import Model, alone, decoder, generation
+from tests.serve.toy import Model, alone, decoder, generation, submit
 
 PROMPT = "once upon"
 OFFERED = ("fixed(max_depth=2)", "fsm(first=2)", "fixed")
@@ -171,7 +171,7 @@ def test_neighbours_write_what_they_write_alone():
         for row in range(12)
     ]
     with Scheduler(decoder(controller=OFFERED), max_batch_size=8) as scheduler:
-        handles = [scheduler.submit(one) for one in generations]
+        handles = [submit(scheduler, one) for one in generations]
         texts = [handle.completion(60).token_ids for handle in handles]
     assert texts == [
         alone(replace(one, controller=None), controller=one.controller or OFFERED[0])

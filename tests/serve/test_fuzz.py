@@ -43,7 +43,7 @@ ODD_NUMBERS = st.sampled_from(
 
 @pytest.fixture(scope="module")
 def client():
-    app = toy_app(toy_decoder(controller=CONTROLLERS), settings={"request_timeout_s": 20})
+    app = toy_app(toy_decoder(controller=CONTROLLERS), request_timeout_s=20)
     with TestClient(app, raise_server_exceptions=False) as made:
         yield made
 

@@ -12,10 +12,10 @@ from monge.api import built_in, load
 from monge.engine import prefill
 from monge.engine.chat_format import chat_format
 from monge.loading.networks import load_network
-from monge.serve import logprobs
+from monge.options import ServeOptions
+from monge.serve import answers
+from monge.serve.answers import TokenTexts
 from monge.serve.app import create_app
-from monge.serve.settings import ServerSettings
-from monge.serve.token_text import TokenTexts
 
 TEXT = "The history of mathematics"
 ROUNDING = 2e-4
@@ -35,7 +35,7 @@ def network():
 @pytest.fixture(scope="module")
 def client(decoder):
     chat = chat_format(decoder.tokenizer, None, is_built_in=True)
-    with TestClient(create_app(decoder, ServerSettings(model_name="built-in"), chat)) as made:
+    with TestClient(create_app(decoder, ServeOptions(served_model_name="built-in"), chat)) as made:
         yield made
 
 
@@ -149,7 +149,7 @@ def test_processed_logprobs_are_those_of_the_drawn_law(decoder):
     chat = chat_format(decoder.tokenizer, None, is_built_in=True)
     fresh = load(dtype="float32", controller="fixed")
     with TestClient(
-        create_app(fresh, ServerSettings(model_name="x", logprobs_of="processed"), chat)
+        create_app(fresh, ServeOptions(served_model_name="x", logprobs_of="processed"), chat)
     ) as client:
         greedy = complete(client, prompt=TEXT, temperature=0, max_tokens=4, logprobs=2)["choices"][
             0
@@ -220,13 +220,13 @@ def test_a_prompt_is_scored_once_for_its_choices(client, decoder, monkeypatch, i
 
 
 def test_answers_are_written_in_a_thread_of_their_own(client, monkeypatch):
-    threads, honest = [], logprobs.LogprobWriter.chat
+    threads, honest = [], answers.Answers._chat_logprobs
 
     def noted(self, entries):
         threads.append(threading.current_thread().name)
         return honest(self, entries)
 
-    monkeypatch.setattr(logprobs.LogprobWriter, "chat", noted)
+    monkeypatch.setattr(answers.Answers, "_chat_logprobs", noted)
     body = {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "max_tokens": 2}
     for more in ({}, {"stream": True}):
         assert client.post("/v1/chat/completions", json=body | more).status_code == 200
@@ -234,7 +234,7 @@ def test_answers_are_written_in_a_thread_of_their_own(client, monkeypatch):
 
 
 def test_log_probabilities_of_an_answer_are_bounded(decoder):
-    settings = ServerSettings(model_name="built-in", max_logprobs=1000)
+    settings = ServeOptions(served_model_name="built-in", max_logprobs=1000)
     chat = chat_format(decoder.tokenizer, None, is_built_in=True)
     ids = [1] * 50
     with TestClient(create_app(decoder, settings, chat)) as bounded:

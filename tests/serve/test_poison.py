@@ -6,7 +6,17 @@ from monge.draft.model import ModelDrafter
 from monge.engine import loop
 from monge.engine.session import Session
 from monge.serve.scheduler import Scheduler
-from tests.serve.toy import VOCAB, Letters, Mine, Oops, Stumbling, alone, decoder, generation
+from tests.serve.toy import (
+    VOCAB,
+    Letters,
+    Mine,
+    Oops,
+    Stumbling,
+    alone,
+    decoder,
+    generation,
+    submit,
+)
 
 POISON = VOCAB - 1
 """First token of the prompt that makes trouble."""
@@ -59,14 +69,14 @@ def crowd(make_trouble, *, chunk=2):
     whole = decoder(tokenizer=Letters())
     options = make_trouble(whole)
     scheduler = Scheduler(whole, max_batch_size=8, prefill_chunk=chunk)
-    before = [scheduler.submit(one) for one in INNOCENT[:3]]
-    poisoned = scheduler.submit(generation(POISON, 0, 1, tokens=30, **options))
-    after = [scheduler.submit(one) for one in INNOCENT[3:]]
+    before = [submit(scheduler, one) for one in INNOCENT[:3]]
+    poisoned = submit(scheduler, generation(POISON, 0, 1, tokens=30, **options))
+    after = [submit(scheduler, one) for one in INNOCENT[3:]]
     with scheduler:
         texts = [handle.completion(60) for handle in (*before, *after)]
         end = poisoned.completion(60)
         state = scheduler.snapshot()
-        assert scheduler.submit(generation(3)).completion(60).finish_reason == "length", (
+        assert submit(scheduler, generation(3)).completion(60).finish_reason == "length", (
             "the scheduler was to go on"
         )
     assert (
@@ -161,12 +171,12 @@ def test_a_round_that_fails_as_a_whole_ends_its_jobs_and_no_others():
     whole = decoder(max_batch_size=2)
     with Scheduler(whole) as scheduler:
         whole.components.target.commits_fail = True
-        for handle in [scheduler.submit(one) for one in INNOCENT[:2]]:
+        for handle in [submit(scheduler, one) for one in INNOCENT[:2]]:
             end = handle.completion(60)
             assert end.finish_reason == "error"
             assert "MemoryError: the caches are gone" in told(end)
         whole.components.target.commits_fail = False
-        assert scheduler.submit(INNOCENT[1]).completion(60).token_ids == alone(INNOCENT[1])
+        assert submit(scheduler, INNOCENT[1]).completion(60).token_ids == alone(INNOCENT[1])
         assert scheduler.snapshot().finished == {"error": 2, "length": 1}
         assert scheduler.snapshot().failure is None
 
@@ -176,7 +186,7 @@ def test_a_decoding_thread_that_dies_says_so_and_ends_all_jobs():
         raise Oops("the sink is clogged")
 
     scheduler = Scheduler(decoder(), max_batch_size=1, sink=broken)
-    handles = [scheduler.submit(generation(1, seed=row)) for row in range(3)]
+    handles = [submit(scheduler, generation(1, seed=row)) for row in range(3)]
     scheduler.start()
     assert [handle.completion(60).finish_reason for handle in handles] == ["error"] * 3
     assert "the sink is clogged" in scheduler.snapshot().failure

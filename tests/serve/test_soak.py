@@ -18,7 +18,7 @@ from tests.engine.tiny import VOCAB as WORDS
 from tests.engine.tiny import network
 from tests.serve.served import toy_app
 from tests.serve.toy import decoder as toy_decoder
-from tests.serve.toy import generation
+from tests.serve.toy import generation, submit
 
 VOCAB = 7
 
@@ -41,7 +41,7 @@ def test_memory_stays_flat_over_two_thousand_jobs():
 
     def submit(scheduler, count):
         handles = [
-            scheduler.submit(generation(row % VOCAB, 1, seed=row, tokens=3, temperature=0.0))
+            submit(scheduler, generation(row % VOCAB, 1, seed=row, tokens=3, temperature=0.0))
             for row in range(count)
         ]
         for row, handle in enumerate(handles):
@@ -120,7 +120,7 @@ def test_no_object_outlives_its_job():
                 else {}
             )
             made = generation(*text(row), seed=row, tokens=3, temperature=float(row % 2), **options)
-            handles.append(scheduler.submit(made))
+            handles.append(submit(scheduler, made))
             if row % 7 == 6:
                 handles[-1].cancel()
         for handle in handles:
@@ -159,6 +159,6 @@ def test_a_quiet_scheduler_gives_free_memory_back(monkeypatch):
     given = threading.Event()
     monkeypatch.setattr(room, "trim_heap", given.set)
     with Scheduler(toy_decoder()) as scheduler:
-        scheduler.submit(generation(1, 2)).completion(60)
+        submit(scheduler, generation(1, 2)).completion(60)
         assert given.wait(60)
-        assert scheduler.submit(generation(1, 2)).completion(60).finish_reason == "length"
+        assert submit(scheduler, generation(1, 2)).completion(60).finish_reason == "length"

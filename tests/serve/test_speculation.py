@@ -10,7 +10,7 @@ from monge.core.context import DraftPlan
 from monge.serve.scheduler import Scheduler
 from monge.serve.schemas import MAX_DRAFT
 from tests.serve.served import toy_app, toy_decoder
-from tests.serve.toy import alone, decoder, generation
+from tests.serve.toy import alone, decoder, generation, submit
 
 PROMPT = "once upon"
 TREE = "fixed_width((2, 1, 1))"
@@ -155,8 +155,10 @@ def test_neighbours_write_what_they_write_alone():
         for row in range(12)
     ]
     with Scheduler(decoder(tree=TREE), max_batch_size=8) as scheduler:
-        handles = [scheduler.submit(one) for pair in zip(plain, asked, strict=True) for one in pair]
+        handles = [
+            submit(scheduler, one) for pair in zip(plain, asked, strict=True) for one in pair
+        ]
         texts = [handle.completion(60).token_ids for handle in handles]
     assert texts[::2] == [alone(one, tree=TREE) for one in plain]
     with Scheduler(decoder(tree=TREE), max_batch_size=1) as scheduler:
-        assert texts[1::2] == [scheduler.submit(one).completion(60).token_ids for one in asked]
+        assert texts[1::2] == [submit(scheduler, one).completion(60).token_ids for one in asked]

@@ -303,11 +303,12 @@ async def our_server(decoder: Decoder) -> AsyncIterator["Client"]:
     import httpx
 
     from monge.audit.client import Client
-    from monge.serve.launch import ServerSettings, chat_format, create_app
+    from monge.engine.chat_format import chat_format
+    from monge.options import ServeOptions
+    from monge.serve.app import create_app
 
-    app = create_app(
-        decoder, ServerSettings(model_name="monge"), chat_format(decoder.tokenizer, "instruction")
-    )
+    options = ServeOptions(served_model_name="monge")
+    app = create_app(decoder, options, chat_format(decoder.tokenizer, "instruction"))
     async with app.router.lifespan_context(app):
         client = Client("http://monge", model="monge", transport=httpx.ASGITransport(app=app))
         async with client:
