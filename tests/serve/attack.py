@@ -21,13 +21,8 @@ CLIENTS = 5
 
 def posted(path: str, body: str) -> bytes:
     """A whole request."""
-    head = (
-        f"POST {path} HTTP/1.1",
-        "Host: localhost",
-        "Content-Type: application/json",
-        f"Content-Length: {len(body)}",
-    )
-    return "\r\n".join((*head, "", body)).encode()
+    fields = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    return f"POST {path} HTTP/1.1\r\n{fields}\r\n\r\n{body}".encode()
 
 
 def messages() -> bytes:

@@ -173,14 +173,11 @@ def test_figures_of_requests_are_consistent_and_add_up_to_the_metrics():
     specs = [body["metrics"]["speculative_decoding"] for body in bodies]
     for body, spec in zip(bodies, specs, strict=True):
         histogram, accepted = spec["acceptance_histogram"], spec["num_accepted_draft_tokens"]
-        assert len(histogram) == spec["num_spec_tokens"] + 1 == 4
-        assert sum(histogram) == spec["num_spec_steps"]
-        assert sum(depth * count for depth, count in enumerate(histogram)) == accepted
+        assert len(histogram) == spec["num_spec_tokens"] + 1
         assert spec["mean_acceptance_length"] == 1 + accepted / spec["num_spec_steps"]
         assert spec["draft_acceptance_rate"] == accepted / spec["num_draft_tokens"] <= 1
-        assert body["metrics"]["time_to_first_token_ms"] > 0
-        assert body["metrics"]["queue_time_ms"] >= 0
-        assert body["metrics"]["generation_time_ms"] > 0
+        for name in ("time_to_first_token_ms", "queue_time_ms", "generation_time_ms"):
+            assert body["metrics"][name] > 0
     for field, name in (
         ("num_spec_steps", "num_drafts"),
         ("num_draft_tokens", "num_draft_tokens"),
@@ -239,6 +236,9 @@ BROKEN = {
     "compressed": (b"\x1f\x8b", COMPRESSED, "'gzip' is not supported; send the body uncompressed"),
     "nesting": (b"[" * 60_000, JSON, "JSON in UTF-8"),
     "a number of 5000 digits": (b'{"prompt": ' + b"9" * 5000 + b"}", JSON, "JSON in UTF-8"),
+    "closed brackets": (b'{"prompt": ' + b"[" * 60_000 + b"]" * 60_000 + b"}", JSON, "JSON in"),
+    "nested objects": (b'{"a":' * 60_000 + b"1" + b"}" * 60_000, JSON, "JSON in UTF-8"),
+    "infinity": (b'{"prompt": "a", "temperature": 1e400}', JSON, "temperature: "),
     "NaN": (b'{"prompt": "a", "temperature": NaN}', JSON, "temperature: "),
     "a form of another site": (
         b'{"prompt": "a"}',
@@ -257,6 +257,7 @@ def test_broken_bodies(client, name):
         error = answer.json()["error"]
         assert set(error) == {"message", "type", "param", "code"}
         assert error["type"] == "invalid_request_error"
+        assert len(answer.content) < 1000
         assert message in error["message"] or path != "/v1/completions"
 
 
@@ -271,22 +272,16 @@ def test_bodies_in_utf_8(client, coding):
 
 HALF = "a\ud83d"
 HALVES = [
-    {"prompt": HALF},
     {"prompt": ["a", HALF]},
-    {"stop": [HALF]},
-    {"model": HALF},
-    {"user": HALF},
     {"suffix": HALF},
+    {"model": HALF},
     {"logit_bias": {HALF: 1.0}},
     {"speculation": {"controller": HALF}},
-    {"messages": [{"role": "user", "content": HALF}]},
     {"messages": [{"role": "system", "content": HALF}, *TURNS]},
     {"messages": [{"role": "user", "content": [{"type": "text", "text": HALF}]}]},
     {"messages": [{"role": HALF, "content": "a"}]},
-    {"messages": [{"role": "user", "content": "a", "name": HALF}]},
     {"messages": [{"role": "user", "content": "a", HALF: "a"}]},
     {"metadata": {"a": HALF}, "messages": TURNS},
-    {"safety_identifier": HALF, "messages": TURNS},
     {"tools": [{"type": "function", "function": {"name": HALF}}], "messages": TURNS},
 ]
 

@@ -51,16 +51,17 @@ def with_tokenizer(whole):
 
 
 CASES = {
-    with_processor: (Oops, "stepped on"),
-    with_network: (ZeroDivisionError, "a text that breaks the network"),
-    with_prompt: (Oops, "a prompt that breaks the network"),
-    with_nan: (None, "NonFiniteLogitsError"),
-    with_tokenizer: (Oops, "an unspeakable text"),
+    with_processor: "Oops: stepped on",
+    with_network: "ZeroDivisionError: sequence 3: a text that breaks the network",
+    with_prompt: "Oops: sequence 3: a prompt that breaks the network",
+    with_nan: "NonFiniteLogitsError",
+    with_tokenizer: "Oops: an unspeakable text",
 }
 
 
 def told(end):
     """The error of a generation, in words."""
+    assert end.finish_reason == "error"
     return f"{type(end.summary.cause).__name__}: {end.summary.cause}"
 
 
@@ -76,14 +77,19 @@ def crowd(make_trouble, *, chunk=2):
         texts = [handle.completion(60) for handle in (*before, *after)]
         end = poisoned.completion(60)
         state = scheduler.snapshot()
-        assert submit(scheduler, generation(3)).completion(60).finish_reason == "length", (
-            "the scheduler was to go on"
-        )
-    assert (
-        whole.components.target.open_sequences == whole.components.drafter.model.open_sequences == 0
-    )
+        went_on = submit(scheduler, generation(3)).completion(60)
+        assert went_on.finish_reason == "length", "the scheduler was to go on"
+    for model in (whole.components.target, whole.components.drafter.model):
+        assert model.open_sequences == 0
     assert (state.kv_used_tokens, state.num_running, state.num_waiting) == (0, 0, 0)
     return texts, end
+
+
+def written(texts):
+    return [text.token_ids for text in texts]
+
+
+EXPECTED = [alone(one) for one in INNOCENT]
 
 
 @pytest.mark.usefixtures("unchecked_types")
@@ -91,12 +97,9 @@ def crowd(make_trouble, *, chunk=2):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_neighbours_write_what_they_write_alone(case, chunk):
     texts, end = crowd(case, chunk=chunk)
-    assert [text.token_ids for text in texts] == [alone(one) for one in INNOCENT]
+    assert written(texts) == EXPECTED
     assert all(text.finish_reason == "length" for text in texts)
-    kind, message = CASES[case]
-    assert end.finish_reason == "error"
-    assert message in told(end)
-    assert kind is None or isinstance(end.summary.cause, kind)
+    assert CASES[case] in told(end)
 
 
 @pytest.mark.usefixtures("unchecked_types")
@@ -111,8 +114,7 @@ def test_a_record_that_cannot_be_made_ends_its_own_request(monkeypatch):
 
     monkeypatch.setattr(loop, "_token_probs", broken)
     texts, end = crowd(lambda _: {})
-    assert [text.token_ids for text in texts] == [alone(one) for one in INNOCENT]
-    assert end.finish_reason == "error"
+    assert written(texts) == EXPECTED
     assert "a note that breaks" in told(end)
 
 
@@ -120,75 +122,54 @@ def test_a_record_that_cannot_be_made_ends_its_own_request(monkeypatch):
 def test_it_is_the_repeated_draws_that_keep_the_text(monkeypatch):
     """Without them, a request that fails below the root of its tree costs its neighbours the draws they had made."""
     monkeypatch.setattr(Session, "rewind", lambda session: None)
-    written = [
+    changed = [
         crowd(lambda _, length=length: {"processors": (Mine(length),)}, chunk=64)[0]
         for length in (4, 5, 6, 7)
     ]
-    expected = [alone(one) for one in INNOCENT]
-    assert any([text.token_ids for text in texts] != expected for texts in written)
+    assert any(written(texts) != EXPECTED for texts in changed)
 
 
 @pytest.mark.parametrize("chunk", [2, 64])
 @pytest.mark.parametrize("what", ["failing", "failing_prompts"])
-def test_a_drafter_that_raises_costs_its_job_the_speculation(what, chunk):
+def test_a_drafter_that_raises_costs_its_request_the_speculation(what, chunk):
     def with_drafter(whole):
         getattr(whole.components.drafter.model, what).add(POISON)
         return {}
 
     with pytest.warns(UserWarning, match="request 3: the drafter failed .(ZeroDivisionError|Oops)"):
         texts, end = crowd(with_drafter, chunk=chunk)
-    assert [text.token_ids for text in texts] == [alone(one) for one in INNOCENT]
+    assert written(texts) == EXPECTED
     assert end.finish_reason == "length"
     assert end.summary.speculation.num_drafts == 0
     assert all(text.summary.speculation.num_drafts > 0 for text in texts)
 
 
-def test_a_drafter_that_raises_after_drawing_ends_its_job_and_no_other(monkeypatch):
+def test_a_drafter_that_raises_after_drawing_ends_its_request_and_no_other(monkeypatch):
     draft = ModelDrafter.draft
 
     def dislikes(self, contexts, states, plans, draws):
         drafts = draft(self, contexts, states, plans, draws)
-        if any(
-            one.token_ids[0] == POISON and tree.tree.num_nodes > 1
-            for one, tree in zip(contexts, drafts, strict=True)
-        ):
-            raise Oops("it dislikes what it drew")
+        for one, tree in zip(contexts, drafts, strict=True):
+            if one.token_ids[0] == POISON and tree.tree.num_nodes > 1:
+                raise Oops("it dislikes what it drew")
         return drafts
 
-    expected = [alone(one) for one in INNOCENT]
     monkeypatch.setattr(ModelDrafter, "draft", dislikes)
     texts, end = crowd(lambda _: {})
-    assert [text.token_ids for text in texts] == expected
+    assert written(texts) == EXPECTED
     assert all(text.summary.speculation.num_drafts > 0 for text in texts)
-    assert end.finish_reason == "error"
-    assert (
-        "DrafterError: request 3: the drafter failed (Oops: it dislikes what it drew) after it "
-        "had drawn" in told(end)
+    assert "DrafterError: request 3: the drafter failed (Oops: it dislikes what it drew)" in told(
+        end
     )
 
 
-def test_a_round_that_fails_as_a_whole_ends_its_jobs_and_no_others():
+def test_a_round_that_fails_as_a_whole_ends_its_requests_and_no_others():
     whole = decoder(max_batch_size=2)
     with Scheduler(whole) as scheduler:
         whole.components.target.commits_fail = True
         for handle in [submit(scheduler, one) for one in INNOCENT[:2]]:
-            end = handle.completion(60)
-            assert end.finish_reason == "error"
-            assert "MemoryError: the caches are gone" in told(end)
+            assert "MemoryError: the caches are gone" in told(handle.completion(60))
         whole.components.target.commits_fail = False
-        assert submit(scheduler, INNOCENT[1]).completion(60).token_ids == alone(INNOCENT[1])
+        assert submit(scheduler, INNOCENT[1]).completion(60).token_ids == EXPECTED[1]
         assert scheduler.snapshot().finished == {"error": 2, "length": 1}
         assert scheduler.snapshot().failure is None
-
-
-def test_a_decoding_thread_that_dies_says_so_and_ends_all_jobs():
-    def broken(measure, value):
-        raise Oops("the sink is clogged")
-
-    scheduler = Scheduler(decoder(), max_batch_size=1, sink=broken)
-    handles = [submit(scheduler, generation(1, seed=row)) for row in range(3)]
-    scheduler.start()
-    assert [handle.completion(60).finish_reason for handle in handles] == ["error"] * 3
-    assert "the sink is clogged" in scheduler.snapshot().failure
-    assert not scheduler.snapshot().is_open
-    scheduler.close()

@@ -61,7 +61,7 @@ class ParsedRequest:
         created: Seconds since the epoch.
         choices: One request of the engine per choice: all choices of the first prompt, then those
             of the second, and so on.
-        num_prompts: Number of prompts.
+        num_choices: Choices of each prompt.
         asked: Form of the `speculation` field.
         echoes: The text of the prompt for each choice, if it is repeated before the completion;
             else empty.
@@ -77,7 +77,7 @@ class ParsedRequest:
     response_id: str
     created: int
     choices: tuple[Request, ...]
-    num_prompts: int
+    num_choices: int
     asked: Asked
     echoes: tuple[str, ...] = ()
     is_stream: bool = False
@@ -89,13 +89,7 @@ class ParsedRequest:
     @property
     def seed(self) -> int | None:
         """Seed that reproduces the answer; choice i uses row i. `None` if measured times affect it."""
-        first = self.choices[0]
-        return first.seed if first.is_repeatable else None
-
-    @property
-    def num_choices(self) -> int:
-        """Choices of each prompt."""
-        return len(self.choices) // self.num_prompts
+        return self.choices[0].seed if self.choices[0].is_repeatable else None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -153,13 +147,17 @@ class RequestParser:
             wanted = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
             logprobs, kind, prefix = body.logprobs, "completion", "cmpl-"
         each, stream = body.n or 1, body.stream_options
-        self._check_choices(each, len(prompts))
-        scores_prompt = bool(echoes) and logprobs is not None
+        if len(prompts) * each > self._options.max_choices:
+            raise refused(
+                f"this server makes at most {self._options.max_choices} completions for a "
+                f"request; asked for: n={each} for {len(prompts)} prompt(s)",
+                "n",
+            )
         requests = self._requests(
-            body, prompts, max(1, wanted), logprobs=logprobs, scores_prompt=scores_prompt
+            body, prompts, max(1, wanted), logprobs=logprobs, is_echoed=bool(echoes)
         )
         num_scored = sum(
-            one.max_new_tokens + scores_prompt * len(one.prompt_ids) for one in requests
+            one.max_new_tokens + len(one.prompt_ids) * bool(echoes) for one in requests
         )
         self._check_logprobs(each * num_scored, logprobs)
         # The choices of a prompt share what they can, and its scores come with the first.
@@ -177,7 +175,7 @@ class RequestParser:
             response_id=prefix + secrets.token_hex(16),
             created=int(time.time()),
             choices=tuple(self._recorded(choices) if body.certificate else choices),
-            num_prompts=len(prompts),
+            num_choices=each,
             asked=body.asked,
             echoes=tuple(text for text in echoes for _ in range(each)),
             is_stream=bool(body.stream),
@@ -219,14 +217,6 @@ class RequestParser:
             text = f"{param}: {size} {what}; this server takes at most {most}{why}; shorten it"
             raise refused(text, param, TOO_LONG)
 
-    def _check_choices(self, each: int, num_prompts: int) -> None:
-        if each * num_prompts > self._options.max_choices:
-            raise refused(
-                f"this server makes at most {self._options.max_choices} completions for a "
-                f"request; asked for: n={each} for {num_prompts} prompt(s)",
-                "n",
-            )
-
     def _requests(
         self,
         body: SamplingRequest,
@@ -234,16 +224,15 @@ class RequestParser:
         limit: int,
         *,
         logprobs: int | None,
-        scores_prompt: bool,
+        is_echoed: bool,
     ) -> list[Request]:
         """Return one request for each prompt."""
         asked = body.speculation
         drafting = asked if isinstance(asked, SpeculationOptions) else SpeculationOptions()
         self._check_controller(drafting.controller)
+        options = {"max_new_tokens": limit, "controller": drafting.controller} | _sampling(body)
         with _fields_named("prompt"):
-            requests = self._decoder.requests(
-                prompts, max_new_tokens=limit, controller=drafting.controller, **_sampling(body)
-            )
+            requests = self._decoder.requests(prompts, **options)
         for request in requests:
             self._check_room(request, body)
         # Without candidates, the drafter does not need to read the prompt.
@@ -258,8 +247,8 @@ class RequestParser:
         if logprobs is not None:
             source = self._options.logprobs_of
             changes["logprobs"] = LogprobOptions(num_top=logprobs, source=source)
-        if scores_prompt and logprobs is not None:
-            changes["prompt_logprobs"] = LogprobOptions(num_top=logprobs, source="raw")
+            raw = LogprobOptions(num_top=logprobs, source="raw")
+            changes["prompt_logprobs"] = raw if is_echoed else None
         return [replace(request, **changes) for request in requests]
 
     def _check_room(self, request: Request, body: SamplingRequest) -> None:
@@ -269,12 +258,12 @@ class RequestParser:
             self._max_sequence_tokens,
         )
         if num + limit > most:
-            newer = "max_completion_tokens" in body.model_fields_set
-            fields = ("max_tokens", "max_completion_tokens")
+            is_newer = "max_completion_tokens" in body.model_fields_set
+            field = "max_completion_tokens" if is_newer else "max_tokens"
             raise refused(
                 f"prompt of {num} tokens + max_tokens={limit} exceeds {most}, "
                 "the limit of a request here; shorten the prompt or ask for fewer tokens",
-                "prompt" if num >= most else fields[newer],
+                "prompt" if num >= most else field,
                 TOO_LONG,
             )
 

@@ -44,10 +44,6 @@ Info = Any
 """Pydantic's `ValidationInfo`, a protocol that cannot be checked at run time."""
 
 
-_ID = {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}
-_TEXT = {"type": "string"}
-
-
 def is_text(value: object) -> TypeGuard[str]:
     """Return whether a value is a string.
 
@@ -127,9 +123,8 @@ def few_parts(value: Any) -> Any:  # noqa: ANN401 (any JSON)
 
 
 def _bias(value: dict[str, float]) -> dict[str, float]:
-    if not all(
-        key.isascii() and key.isdigit() and len(key) <= len(str(MAX_TOKEN_ID)) for key in value
-    ):
+    longest = len(str(MAX_TOKEN_ID))
+    if not all(key.isascii() and key.isdigit() and len(key) <= longest for key in value):
         raise ValueError("keys must be token ids")
     if not all(-100 <= bias <= 100 for bias in value.values()):
         raise ValueError("a bias lies in -100..100")
@@ -142,38 +137,24 @@ def _labels(value: dict[str, str]) -> dict[str, str]:
     return value
 
 
-_LIST_OF_IDS = {"type": "array", "items": _ID, "minItems": 1}
-_PROMPT_SCHEMA: dict[str, Any] = {
-    "anyOf": [
-        _TEXT,
-        _LIST_OF_IDS,
-        {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_CHOICES},
-        {"type": "array", "items": _LIST_OF_IDS, "minItems": 1, "maxItems": MAX_CHOICES},
-    ]
-}
-_STOP_TEXT = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH}
-_STOP_SCHEMA: dict[str, Any] = {
-    "anyOf": [
-        {"type": "null"},
-        _STOP_TEXT,
-        {"type": "array", "items": _STOP_TEXT, "maxItems": MAX_STOPS},
-    ]
-}
+def _array(items: dict[str, Any], **bounds: int) -> dict[str, Any]:
+    return {"type": "array", "items": items} | bounds
 
-Prompts = Annotated[Any, AfterValidator(_prompt), WithJsonSchema(_PROMPT_SCHEMA)]
-Stops = Annotated[Any, AfterValidator(_stop), WithJsonSchema(_STOP_SCHEMA)]
-Labels = Annotated[
-    dict[str, str], AfterValidator(_labels), Field(max_length=MAX_LABELS), at_most(MAX_LABELS)
-]
-Biases = Annotated[
-    dict[str, float], AfterValidator(_bias), Field(max_length=MAX_BIASES), at_most(MAX_BIASES)
-]
-StopIds = Annotated[
-    list[Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]],
-    Field(max_length=MAX_STOP_IDS),
-    at_most(MAX_STOP_IDS),
-]
+
+_STOP_TEXT = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH}
+_STOPS = [{"type": "null"}, _STOP_TEXT, _array(_STOP_TEXT, maxItems=MAX_STOPS)]
+_IDS = _array({"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}, minItems=1)
+_SEVERAL = [_array(one, minItems=1, maxItems=MAX_CHOICES) for one in ({"type": "string"}, _IDS)]
+_PROMPTS = [{"type": "string"}, _IDS, *_SEVERAL]
+
+Prompts = Annotated[Any, AfterValidator(_prompt), WithJsonSchema({"anyOf": _PROMPTS})]
+Stops = Annotated[Any, AfterValidator(_stop), WithJsonSchema({"anyOf": _STOPS})]
 NumTokens = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+_FEW_LABELS = Field(max_length=MAX_LABELS), at_most(MAX_LABELS)
+_FEW_BIASES = Field(max_length=MAX_BIASES), at_most(MAX_BIASES)
+Labels = Annotated[dict[str, str], AfterValidator(_labels), *_FEW_LABELS]
+Biases = Annotated[dict[str, float], AfterValidator(_bias), *_FEW_BIASES]
+StopIds = Annotated[list[NumTokens], Field(max_length=MAX_STOP_IDS), at_most(MAX_STOP_IDS)]
 
 
 def neutral(why: str, *values: JsonValue) -> Any:  # noqa: ANN401 (as pydantic's own `Field`)
@@ -190,9 +171,14 @@ def neutral(why: str, *values: JsonValue) -> Any:  # noqa: ANN401 (as pydantic's
     )
 
 
+def optional(description: str | None = None, **bounds: Any) -> Any:  # noqa: ANN401
+    """Return a field that may be absent or null."""
+    return Field(default=None, description=description, **bounds)
+
+
 def label() -> Any:  # noqa: ANN401
     """Return a field for a name that clients give to their requests; it changes nothing."""
-    return Field(default=None, max_length=MAX_LABEL, description="A label; it changes nothing.")
+    return optional("A label; it changes nothing.", max_length=MAX_LABEL)
 
 
 class _Strict(BaseModel):
@@ -230,21 +216,10 @@ def _same(value: object, other: object) -> bool:
 class SpeculationOptions(_Strict):
     """Options of drafting for one request, within those of the server."""
 
-    max_depth: Annotated[int, Field(ge=0, le=MAX_DRAFT)] | None = Field(
-        default=None, description="Most tokens along a path that a round drafts; 0 drafts nothing."
-    )
-    max_nodes: Annotated[int, Field(ge=0, le=MAX_DRAFT)] | None = Field(
-        default=None,
-        description="Most tokens that a round drafts, on all paths together; 0 drafts nothing.",
-    )
-    adaptive: bool | None = Field(
-        default=None,
-        description="Whether a controller plans each round; false drafts the largest tree within "
-        "the limits.",
-    )
-    controller: Annotated[str, Field(max_length=MAX_LABEL)] | None = Field(
-        default=None, description="Which of the server's controllers plans; absent means its first."
-    )
+    max_depth: int | None = optional("Most tokens along a path; 0 is none.", ge=0, le=MAX_DRAFT)
+    max_nodes: int | None = optional("Most tokens on all paths; 0 is none.", ge=0, le=MAX_DRAFT)
+    adaptive: bool | None = optional("false drafts the largest tree within the limits.")
+    controller: str | None = optional("The controller; absent, the first.", max_length=MAX_LABEL)
 
     @field_validator("controller")
     @classmethod
@@ -274,43 +249,27 @@ Speculation = Annotated[
 class SamplingRequest(_Strict):
     """Fields of both endpoints."""
 
-    model: str | None = Field(default=None, description="The served model; it may be left out.")
-    temperature: float | None = Field(
-        default=None, ge=0, description="0 decodes greedily; absent means 1."
-    )
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(
-        default=None, ge=-1, le=MAX_TOKEN_ID, description="-1 and 0 keep all tokens."
-    )
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(default=None, ge=0.01, le=10)
+    model: str | None = optional("The served model; it may be left out.")
+    temperature: float | None = optional("0 decodes greedily; absent means 1.", ge=0)
+    top_p: float | None = optional(gt=0, le=1)
+    top_k: int | None = optional("-1 and 0 keep all tokens.", ge=-1, le=MAX_TOKEN_ID)
+    min_p: float | None = optional(ge=0, le=1)
+    presence_penalty: float | None = optional(ge=-2, le=2)
+    frequency_penalty: float | None = optional(ge=-2, le=2)
+    repetition_penalty: float | None = optional(ge=0.01, le=10)
     logit_bias: Biases | None = None
-    seed: int | None = Field(
-        default=None,
-        ge=MIN_SEED,
-        le=MAX_SEED,
-        description="Drawn where absent; returned where it gives the text again.",
+    seed: int | None = optional(
+        "Drawn if absent; returned if it gives the text again.", ge=MIN_SEED, le=MAX_SEED
     )
     stop: Stops = Field(default=(), description="Texts before which the completion ends.")
-    stop_token_ids: StopIds | None = Field(
-        default=None, description="Tokens that end the completion, beside the model's own."
-    )
-    min_tokens: NumTokens | None = Field(
-        default=None, description="Fewest tokens before one that ends the completion."
-    )
-    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    stop_token_ids: StopIds | None = optional("End the completion, as the model's own do.")
+    min_tokens: NumTokens | None = optional("Fewest tokens before one that ends the completion.")
+    n: int | None = optional(ge=1, le=MAX_CHOICES)
     ignore_eos: bool | None = None
-    speculation: Speculation | None = Field(
-        default=None, description="Whether to draft, or how; absent means true."
-    )
+    speculation: Speculation | None = optional("Whether to draft, or how; absent means true.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    certificate: bool | None = Field(
-        default=None,
-        description="Whether the answer carries the record of its rounds, for `monge certify`.",
-    )
+    certificate: bool | None = optional("Return the record of the rounds, for `monge certify`.")
     user: str | None = label()
     best_of: Any = neutral("completions are not ranked against each other", 1)
     use_beam_search: Any = neutral("beams are not searched", False)
@@ -351,9 +310,9 @@ class CompletionRequest(SamplingRequest):
     """Body of `POST /v1/completions`."""
 
     prompt: Prompts = Field(description="Text or token ids, or a list of either.")
-    max_tokens: NumTokens | None = Field(default=None, description="Absent means 16.")
-    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    echo: bool | None = Field(default=None, description="Put the prompt before the completion.")
+    max_tokens: NumTokens | None = optional("Absent means 16.")
+    logprobs: int | None = optional(ge=0, le=MAX_LOGPROBS)
+    echo: bool | None = optional("Put the prompt before the completion.")
     suffix: Any = neutral("text cannot be written before a given end", "")
     add_special_tokens: Any = neutral("the tokenizer's own rule holds", True)
 
@@ -381,11 +340,8 @@ class Message(_Strict):
     @property
     def text(self) -> str:
         """Return the whole text."""
-        return (
-            self.content
-            if isinstance(self.content, str)
-            else "".join(part.text for part in self.content)
-        )
+        content = self.content
+        return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 class ChatRequest(SamplingRequest):
@@ -394,15 +350,13 @@ class ChatRequest(SamplingRequest):
     messages: Annotated[list[Message], BeforeValidator(few_parts), at_most(MAX_MESSAGES)] = Field(
         min_length=1, max_length=MAX_MESSAGES, fail_fast=True
     )
-    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN_ID)] | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN_ID)] | None = Field(
-        default=None, description="The older name."
-    )
+    max_completion_tokens: int | None = optional(ge=1, le=MAX_TOKEN_ID)
+    max_tokens: int | None = optional("The older name.", ge=1, le=MAX_TOKEN_ID)
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: int | None = optional(ge=0, le=MAX_LOGPROBS)
     safety_identifier: str | None = label()
     prompt_cache_key: str | None = label()
-    metadata: Labels | None = Field(default=None, description="Labels; they change nothing.")
+    metadata: Labels | None = optional("Labels; they change nothing.")
     tools: Any = neutral("tools are not called", [])
     tool_choice: Any = neutral("tools are not called", "none", "auto")
     parallel_tool_calls: Any = neutral("tools are not called", True, False)
@@ -438,9 +392,9 @@ class ChatRequest(SamplingRequest):
         return value
 
 
-_MODELS: Final = (
-    *(CompletionRequest, ChatRequest, StreamOptions),
-    *(SpeculationOptions, Message, TextPart),
+FIELD_NAMES: Final = frozenset(
+    name
+    for model in (CompletionRequest, ChatRequest, *_Strict.__subclasses__())
+    for name in model.model_fields
 )
-FIELD_NAMES: Final = frozenset(name for model in _MODELS for name in model.model_fields)
 """Names of all fields at any depth. Other words in the place of an error name branches of a union."""
