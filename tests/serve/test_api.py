@@ -301,7 +301,7 @@ REFUSED = [
     ({"n": 33}, "n", None, "at most 32 completions"),
     ({"prompt": ["a"] * 17, "n": 2}, "n", None, "at most 32 completions"),
     ({"stop": list("abcdefghijklmnopq")}, "stop", None, "at most 16 stop strings"),
-    ({"prompt": [99]}, "prompt", None, "token ids must lie in 0..29; got 99"),
+    ({"prompt": [99], "echo": True}, "prompt", None, "token ids must lie in 0..29; got 99"),
     ({"logit_bias": {"99": 1}}, "logit_bias", None, "token ids must lie in 0..29; got 99"),
     ({"stop_token_ids": [10**6]}, "stop_token_ids", None, "token ids must lie in 0..29"),
     ({"min_tokens": 41, "max_tokens": 40}, "min_tokens", None, "is more than"),

@@ -256,13 +256,13 @@ def metrics_of(summary: Summary) -> dict[str, Any]:
     drafted, `speculative_decoding` is `None`.
     """
     spec, count = summary.speculation, summary.num_generated_tokens
-    generation_s = summary.total_s - summary.queue_s
+    generation_s, num_accepted = summary.total_s - summary.queue_s, spec.num_accepted_tokens
     drafting = {
-        "mean_acceptance_length": spec.mean_acceptance_length,
-        "draft_acceptance_rate": spec.draft_acceptance_rate,
+        "mean_acceptance_length": 1.0 + num_accepted / max(1, spec.num_drafts),
+        "draft_acceptance_rate": num_accepted / max(1, spec.num_draft_tokens),
         "acceptance_histogram": list(spec.acceptance_histogram),
         "num_spec_steps": spec.num_drafts,
-        "num_accepted_draft_tokens": spec.num_accepted_tokens,
+        "num_accepted_draft_tokens": num_accepted,
         "num_draft_tokens": spec.num_draft_tokens,
         "num_spec_tokens": spec.max_depth,
         "per_step_accepted": None,

@@ -4,7 +4,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from monge.core.errors import MongeError
@@ -66,10 +66,8 @@ class Speculation:
     def add(self, record: StepRecord) -> "Speculation":
         """Return the figures with one more round of one request."""
         histogram = list(self.acceptance_histogram)
-        if record.num_nodes > 0:
-            histogram[record.num_accepted] += 1
-        return replace(
-            self,
+        histogram[record.num_accepted] += record.num_nodes > 0
+        return Speculation(
             num_rounds=self.num_rounds + 1,
             num_draft_tokens=self.num_draft_tokens + record.num_nodes,
             acceptance_histogram=tuple(histogram),
@@ -89,16 +87,6 @@ class Speculation:
     def max_depth(self) -> int:
         """Largest number of accepted tokens of a draft."""
         return len(self.acceptance_histogram) - 1
-
-    @property
-    def mean_acceptance_length(self) -> float:
-        """Tokens committed per draft, including the target's own; 1 without drafts."""
-        return 1.0 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else 1.0
-
-    @property
-    def draft_acceptance_rate(self) -> float:
-        """Accepted / verified draft tokens; 0 without drafts."""
-        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
     @property
     def accepted_by_position(self) -> tuple[int, ...]:

@@ -134,16 +134,15 @@ class RequestParser:
         """
         prompts: Sequence[Prompt]
         if isinstance(body, ChatRequest):
-            prompts, echoes = [self._conversation(body)], list[str]()
+            prompts, is_echoed = [self._conversation(body)], False
             room = self._max_sequence_tokens - len(prompts[0])
             wanted = body.max_completion_tokens or body.max_tokens or room
             logprobs = (body.top_logprobs or 0) if body.logprobs else None
             kind, prefix = "chat", "chatcmpl-"
         else:
-            prompts = body.prompt
+            prompts, is_echoed = body.prompt, bool(body.echo)
             for prompt in prompts:
                 self._check_size("prompt", [prompt])
-            echoes = [self._text(prompt) for prompt in prompts] if body.echo else []
             wanted = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
             logprobs, kind, prefix = body.logprobs, "completion", "cmpl-"
         each, stream = body.n or 1, body.stream_options
@@ -154,11 +153,10 @@ class RequestParser:
                 "n",
             )
         requests = self._requests(
-            body, prompts, max(1, wanted), logprobs=logprobs, is_echoed=bool(echoes)
+            body, prompts, max(1, wanted), logprobs=logprobs, is_echoed=is_echoed
         )
-        num_scored = sum(
-            one.max_new_tokens + len(one.prompt_ids) * bool(echoes) for one in requests
-        )
+        echoes = map(self._text, prompts) if is_echoed else ()
+        num_scored = sum(one.max_new_tokens + len(one.prompt_ids) * is_echoed for one in requests)
         self._check_logprobs(each * num_scored, logprobs)
         # The choices of a prompt share what they can, and its scores come with the first.
         choices = [

@@ -31,16 +31,7 @@ Body = type[CompletionRequest] | type[ChatRequest]
 
 
 class Service:
-    """The endpoints of a server.
-
-    Args:
-        decoder: The parts, the tokenizer.
-        scheduler: Runs the generations; the application starts and closes it.
-        options: Options of the server.
-        metrics: Metrics of the server.
-        chat: Formats conversations.
-        recorder: Records requests that ask for it; `None` refuses them.
-    """
+    """The endpoints of a server, over the parts of `create_app`."""
 
     def __init__(
         self,

@@ -96,10 +96,7 @@ def merged(outputs: Sequence[Output]) -> Output:
 class EventStream(StreamingResponse):
     """A stream that cancels its generations when it ends or its client disconnects.
 
-    Args:
-        answers: Writes chunks.
-        outputs: The outputs.
-        writer: Writes chunks with log-probabilities, of which there may be many.
+    `writer` writes chunks with log-probabilities, of which there may be many.
     """
 
     def __init__(self, answers: Answers, outputs: Outputs, writer: RequestWorker) -> None:
