@@ -11,10 +11,8 @@ from fastapi.testclient import TestClient
 from monge.audit import recorder as recording
 from monge.audit.certificate import read_certificate
 from monge.audit.recorder import Recorder
-from monge.engine.decoder import Decoder
 from monge.serve.scheduler import Scheduler
 from tests.audit.certified import certified, leaves, reread, tampered
-from tests.exact.test_every_drafter import MADE
 from tests.serve.served import toy_app, toy_decoder
 from tests.serve.toy import alone, decoder, generation, submit
 
@@ -62,13 +60,6 @@ def test_the_certificate_of_an_answer_is_exact(parts, tmp_path):
             assert report.num_tokens == answer.json()["usage"]["completion_tokens"]
             # Plans that read times do not give the text of a seed again, so answers hide it.
             assert answer.json()["seed"] in {None, request["seed"]}
-
-
-@pytest.mark.parametrize("name", ["shape", "layer_skip", "ngram", "pool", "none"])
-def test_drafters_beside_a_draft_model(name, tmp_path):
-    with server(Decoder(MADE[name]())) as client:
-        answer = ask(client, prompt=[0, 2, 0, 1, 0], seed=3)
-        assert certified(saved(answer, tmp_path / "run.json"), MADE[name]).answer == "exact"
 
 
 @pytest.mark.parametrize(

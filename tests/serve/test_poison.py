@@ -3,8 +3,6 @@
 import pytest
 
 from monge.draft.model import ModelDrafter
-from monge.engine import loop
-from monge.engine.session import Session
 from monge.serve.scheduler import Scheduler
 from tests.serve.toy import (
     VOCAB,
@@ -100,33 +98,6 @@ def test_neighbours_write_what_they_write_alone(case, chunk):
     assert written(texts) == EXPECTED
     assert all(text.finish_reason == "length" for text in texts)
     assert CASES[case] in told(end)
-
-
-@pytest.mark.usefixtures("unchecked_types")
-def test_a_record_that_cannot_be_made_ends_its_own_request(monkeypatch):
-    """What a drafter noted, and what a pool says in hindsight, is code of its own."""
-    honest = loop._token_probs
-
-    def broken(row):
-        if row.session.request.prompt_ids[0] == POISON:
-            raise Oops("a note that breaks")
-        return honest(row)
-
-    monkeypatch.setattr(loop, "_token_probs", broken)
-    texts, end = crowd(lambda _: {})
-    assert written(texts) == EXPECTED
-    assert "a note that breaks" in told(end)
-
-
-@pytest.mark.usefixtures("unchecked_types")
-def test_it_is_the_repeated_draws_that_keep_the_text(monkeypatch):
-    """Without them, a request that fails below the root of its tree costs its neighbours the draws they had made."""
-    monkeypatch.setattr(Session, "rewind", lambda session: None)
-    changed = [
-        crowd(lambda _, length=length: {"processors": (Mine(length),)}, chunk=64)[0]
-        for length in (4, 5, 6, 7)
-    ]
-    assert any(written(texts) != EXPECTED for texts in changed)
 
 
 @pytest.mark.parametrize("chunk", [2, 64])

@@ -284,28 +284,6 @@ def test_figures_agree_with_each_other():
         assert times.decode_s >= 0
 
 
-def test_a_crowd_of_networks_writes_what_each_writes_alone():
-    import monge
-    from tests.engine.tiny import network, perturbed, prompts
-
-    target = network("llama")
-    texts = prompts((9, 40, 7, 23, 5, 3, 1, 31), seed=6)
-    whole = monge.load(target, perturbed(target), tree="fixed_width((3, 2))", controller="fixed")
-    made = [
-        generation(*text, seed=row, tokens=10, temperature=0.8) for row, text in enumerate(texts)
-    ]
-    options = {"max_new_tokens": 10, "temperature": 0.8, "ignore_eos": True}
-    expected = [
-        whole.generate([one.prompt_ids], seed=one.seed, **options)[0].token_ids for one in made
-    ]
-    with Scheduler(whole, max_batch_size=5, prefill_chunk=6) as scheduler:
-        assert texts_of(scheduler, made) == expected
-        assert texts_of(scheduler, made[1:2]) == expected[1:2]
-    whole.components.target.check_integrity()
-    assert not whole.components.target._rows
-    assert not whole.components.drafter.model._rows
-
-
 def test_a_full_queue_and_a_closed_scheduler_say_so():
     with Scheduler(decoder(max_length=100), max_batch_size=1, max_waiting=2) as scheduler:
         gate = Gate()

@@ -168,11 +168,6 @@ def test_if_the_draws_do_not_depend_on_the_plan_all_write_the_same(parts, fields
         assert len({text(client, seed=5, speculation=one, **fields) for one in asked}) == 1
 
 
-def test_limits_hold_beside_a_controller(offering):
-    body = complete(offering, seed=1, speculation={"controller": "fixed", "max_depth": 1})
-    assert not any(figures(body)["acceptance_histogram"][2:])
-
-
 def samples(client, name, label):
     families = text_string_to_metric_families(client.get("/metrics").text)
     found = [one for family in families for one in family.samples if one.name == name]
