@@ -4,17 +4,8 @@ import pytest
 
 from monge.draft.model import ModelDrafter
 from monge.serve.scheduler import Scheduler
-from tests.serve.toy import (
-    VOCAB,
-    Letters,
-    Mine,
-    Oops,
-    Stumbling,
-    alone,
-    decoder,
-    generation,
-    submit,
-)
+from tests.serve import toy
+from tests.serve.toy import VOCAB, Letters, Oops, alone, decoder, generation, submit
 
 POISON = VOCAB - 1
 """First token of the prompt that makes trouble."""
@@ -25,7 +16,7 @@ INNOCENT = [
 
 
 def with_processor(whole):
-    return {"processors": (Mine(5),)}
+    return {"processors": (toy.Mine(5),)}
 
 
 def with_network(whole):
@@ -44,7 +35,7 @@ def with_nan(whole):
 
 
 def with_tokenizer(whole):
-    whole.tokenizer = Stumbling()
+    whole.tokenizer = toy.Stumbling()
     return {"stop": ("xyz",)}
 
 

@@ -99,29 +99,21 @@ def test_wrong_values_are_refused_by_name(name, value):
     json.dumps(error.body()).encode()
 
 
+def turn(**fields):
+    return {"messages": [TURNS[0] | fields]}
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"messages": []}, "messages: "),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role: "),
-        ({"messages": [{"role": "user", "content": None}]}, "messages.0.content: "),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "text": "x"}]}]},
-            "messages.0.content.0.type: ",
-        ),
-        (
-            {"messages": [{"role": "user", "content": "x", "weight": 1}]},
-            "unknown field 'messages.0.weight'",
-        ),
-        (
-            {"stream": True, "stream_options": {"more": 1}},
-            "unknown field 'stream_options.more'",
-        ),
+        (turn(role="tool"), "messages.0.role: "),
+        (turn(content=None), "messages.0.content: "),
+        (turn(content=[{"type": "image_url", "text": "x"}]), "messages.0.content.0.type: "),
+        (turn(weight=1), "unknown field 'messages.0.weight'"),
+        ({"stream": True, "stream_options": {"more": 1}}, "unknown field 'stream_options.more'"),
         ({"top_logprobs": 2}, "top_logprobs: only with logprobs=true"),
-        (
-            {"max_tokens": 3, "max_completion_tokens": 4},
-            "max_tokens: differs from max_completion_tokens",
-        ),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens: differs from max_comp"),
         ({"max_tokens": 0}, "max_tokens: "),
         ({"stream_options": {}}, "stream_options: only with stream=true"),
     ],

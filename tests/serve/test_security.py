@@ -61,90 +61,79 @@ def test_large_bodies_are_refused_by_their_length_and_by_their_size(guarded):
         assert "larger than 2000 bytes" in answer.json()["error"]["message"]
 
 
-SCOPE = {"type": "http", "method": "POST", "path": "/", "headers": []}
+class Bodies:
+    """An application that reads bodies through `BoundedBodies`, and holds its answers until it is opened."""
+
+    def __init__(self, max_bytes, timeout_s=60.0):
+        self.statuses, self.read, self.held, self.opened = [], [], [], asyncio.Event()
+        self.bounded = BoundedBodies(
+            self.app, max_bytes=max_bytes, max_held_bytes=max_bytes, timeout_s=timeout_s
+        )
+
+    async def app(self, scope, receive, send):
+        await receive()
+        self.held.append(tracemalloc.get_traced_memory()[0])
+        self.read.append(scope["path"])
+        if scope["path"] == "/parsed":
+            scope["state"]["release_body"]()
+        await self.opened.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def ask(self, *sizes, path="/", pause_s=0.0):
+        left = list(sizes)
+
+        async def receive():
+            await asyncio.sleep(pause_s)
+            body = b"x" * left.pop()
+            return {"type": "http.request", "body": body, "more_body": bool(left)}
+
+        async def send(message):
+            if message["type"] == "http.response.start":
+                self.statuses.append(message["status"])
+
+        scope = {"type": "http", "method": "POST", "path": path, "headers": []}
+        await self.bounded(scope, receive, send)
 
 
 def test_slow_bodies_are_refused():
-    sent = []
-
-    async def receive():
-        await asyncio.sleep(0.02)
-        return {"type": "http.request", "body": b"x", "more_body": True}
-
-    async def never(scope, receive, send):
-        pytest.fail("the application was asked")
-
-    async def send(message):
-        sent.append(message)
-
     async def run():
-        bounded = BoundedBodies(never, max_bytes=1000, max_held_bytes=1000, timeout_s=0.1)
-        await bounded(dict(SCOPE), receive, send)
+        bodies = Bodies(1000, timeout_s=0.1)
+        await bodies.ask(*[1] * 100, pause_s=0.02)
+        assert (bodies.statuses, bodies.read) == ([408], [])
 
     asyncio.run(run())
-    assert sent[0]["status"] == 408
 
 
 def test_large_bodies_that_wait_to_be_parsed_share_a_budget():
     """Small ones are taken all the same, and who has parsed one makes room for the next."""
-    statuses, read, opened = [], [], asyncio.Event()
-
-    async def app(scope, receive, send):
-        await receive()
-        read.append(scope["path"])
-        if scope["path"] == "/parsed":
-            scope["state"]["release_body"]()
-        await opened.wait()
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-
-    async def ask(bounded, size, path="/"):
-        parts = [size // 2, size - size // 2]
-
-        async def receive():
-            return {"type": "http.request", "body": b"x" * parts.pop(), "more_body": bool(parts)}
-
-        async def send(message):
-            if message["type"] == "http.response.start":
-                statuses.append(message["status"])
-
-        await bounded(SCOPE | {"path": path}, receive, send)
 
     async def run():
-        bounded = BoundedBodies(app, max_bytes=200_000, max_held_bytes=200_000, timeout_s=60)
-        asked = []
-        sizes = [200_000] * 4 + [150_000, 60_000]
-        for number, (size, path) in enumerate(zip(sizes, ["/parsed"] * 3 + ["/"] * 3, strict=True)):
-            asked.append(asyncio.create_task(ask(bounded, size, path)))
-            while len(read) + len(statuses) <= number:
+        bodies, asked = Bodies(200_000), []
+        parsed, others = [(100_000, "/parsed")] * 3, [(100_000, "/"), (75_000, "/"), (30_000, "/")]
+        for number, (half, path) in enumerate(parsed + others):
+            asked.append(asyncio.create_task(bodies.ask(half, half, path=path)))
+            while len(bodies.read) + len(bodies.statuses) <= number:
                 await asyncio.sleep(0)
-        assert read == ["/parsed"] * 3 + ["/"] * 2
-        assert statuses == [429], "the second large one that is not parsed"
-        opened.set()
+        assert bodies.read == ["/parsed"] * 3 + ["/"] * 2
+        assert bodies.statuses == [429], "the second large one that is not parsed"
+        bodies.opened.set()
         await asyncio.gather(*asked)
-        await ask(bounded, 200_000)
+        await bodies.ask(100_000, 100_000)
+        assert bodies.statuses == [429, *[200] * 6]
 
     asyncio.run(run())
-    assert statuses == [429, *[200] * 6]
 
 
 def test_a_body_that_was_read_is_held_by_nobody():
-    held = []
-
-    async def app(scope, receive, send):
-        await receive()
-        held.append(tracemalloc.get_traced_memory()[0])
-
-    async def receive():
-        return {"type": "http.request", "body": b"x" * 1_000_000, "more_body": False}
-
     async def run():
-        bounded = BoundedBodies(app, max_bytes=1 << 20, max_held_bytes=1 << 20, timeout_s=60)
-        await bounded(dict(SCOPE), receive, receive)
+        bodies = Bodies(1 << 20)
+        bodies.opened.set()
+        await bodies.ask(1_000_000)
+        return bodies.held[0]
 
     tracemalloc.start()
-    asyncio.run(run())
+    assert asyncio.run(run()) < 500_000
     tracemalloc.stop()
-    assert held[0] < 500_000
 
 
 def test_a_failure_of_ours_has_an_id_and_nothing_else(caplog):

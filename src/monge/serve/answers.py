@@ -195,7 +195,9 @@ class Answers:
         """
         tokens, logprobs, top, offsets = list[int](), list[float | None](), list[str](), list[int]()
         if output.prompt_logprobs is not None:
-            tokens, logprobs, top = [first], [None], ["null"]
+            tokens.append(first)
+            logprobs.append(None)
+            top.append("null")
             entries = [*output.prompt_logprobs, *entries]
         for entry in entries:
             tokens.append(entry.token_id)

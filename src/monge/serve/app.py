@@ -171,10 +171,11 @@ def _add_routes(app: FastAPI, service: Service) -> None:
             response_class=Response,
             openapi_extra={"requestBody": {"required": True, "content": content}},
         )
-    unwell: dict[int | str, dict[str, Any]] = {503: {"description": "Not serving."}}
+    unwell: Any = {503: {"description": "Not serving."}}
+    guarded: Any = {401: _ERRORS[401]}
     for path, endpoint, responses in (
-        ("/v1/models", service.models, {401: _ERRORS[401]}),
-        ("/v1/models/{name:path}", service.model, {one: _ERRORS[one] for one in (401, 404)}),
+        ("/v1/models", service.models, guarded),
+        ("/v1/models/{name:path}", service.model, guarded | {404: _ERRORS[404]}),
         ("/health", service.health, unwell),
         ("/ready", service.ready, unwell),
         ("/version", service.version, None),

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -15,6 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from monge.engine.chat_format import ChatFormat
 from monge.engine.decoder import Decoder
+from monge.engine.session import Session
 from monge.options import ServeOptions
 from monge.serve.answers import Answers, TokenTexts, dumped
 from monge.serve.bodies import check_headers, parsed
@@ -147,8 +148,8 @@ class Service:
             self._check_model(body.model)
         return self._parser.parse(body)
 
-    def _record_check(self, asked: ParsedRequest) -> Any:  # noqa: ANN401 (a function, or none)
-        """Return what says whether a record is too large; the choices share the memory of the request."""
+    def _record_check(self, asked: ParsedRequest) -> Callable[[Session], bool] | None:
+        """Return a check of the size of a record; the choices share the memory of the request."""
         if not asked.is_recorded or self._recorder is None:
             return None
         recorder, most = self._recorder, self._options.max_certificate_bytes // len(asked.choices)
