@@ -1,4 +1,4 @@
-"""Records that a server returns: `certify` accepts them, whoever shares the rounds, and other requests are as without them."""
+"""Records that a server returns are certified, and requests beside them are as without them."""
 
 import gc
 import json

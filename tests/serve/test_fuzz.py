@@ -1,4 +1,4 @@
-"""Whatever is sent to the endpoints of the OpenAPI description, the answer is none of ours to be ashamed of: never a 5xx."""
+"""No request to the endpoints of the OpenAPI description gets a 5xx."""
 
 import json
 

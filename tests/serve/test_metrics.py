@@ -90,7 +90,7 @@ def test_values_are_the_scheduler_s(text):
 
 
 def test_a_benchmark_that_adds_up_by_substring_is_not_misled(text):
-    """`vllm bench serve` takes every line that starts with `vllm:spec_decode` and ends in `_total`, and splits it at blanks."""
+    """`vllm bench serve` takes lines of `vllm:spec_decode` that end in `_total`, and splits them at blanks."""
     totals = {"num_drafts": 0.0, "num_draft_tokens": 0.0, "num_accepted_tokens_total": 0.0}
     for line in text.splitlines():
         if line.startswith("vllm:spec_decode"):

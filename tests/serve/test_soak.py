@@ -111,7 +111,7 @@ def test_a_quiet_scheduler_gives_free_memory_back(monkeypatch):
 
 
 def quiet_kb(process):
-    """Memory that a process holds once it has had nothing to do for a while, which is when it gives free memory back."""
+    """Memory that a process holds once it has been idle, and has given free memory back."""
     time.sleep(3)
     status = Path(f"/proc/{process.pid}/status")
     if not status.exists():

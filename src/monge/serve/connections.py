@@ -113,7 +113,7 @@ class Connection(H11Protocol):
 
     @property
     def is_served(self) -> bool:
-        """Whether it has a whole request that is not answered yet."""
+        """True if it has a whole request that is not answered yet."""
         cycle = self.cycle
         return cycle is not None and not cycle.response_complete and not cycle.more_body
 

@@ -191,7 +191,7 @@ class Generation:
 
     @property
     def is_oversized(self) -> bool:
-        """Whether its record takes more memory than it may."""
+        """True if its record takes more memory than it may."""
         return self.check_record is not None and self.check_record(self.session)
 
     def send(self, output: Output) -> None:

@@ -94,7 +94,7 @@ class Snapshot:
 
     @property
     def is_well(self) -> bool:
-        """Whether requests are taken and decoded properly."""
+        """True if requests are taken and decoded properly."""
         return self.is_open and self.failure is None
 
 
