@@ -3,7 +3,6 @@
 import gc
 import json
 import weakref
-from random import Random
 
 import pytest
 from fastapi.testclient import TestClient
@@ -12,7 +11,7 @@ from monge.audit import recorder as recording
 from monge.audit.certificate import read_certificate
 from monge.audit.recorder import Recorder
 from monge.serve.scheduler import Scheduler
-from tests.audit.certified import certified, leaves, reread, tampered
+from tests.audit.certified import certified, reread
 from tests.serve.served import toy_app, toy_decoder
 from tests.serve.toy import alone, decoder, generation, submit
 
@@ -91,15 +90,6 @@ def test_fields_beside_it(fields, tmp_path):
     assert len(certificate.requests) == len(plain["choices"])
     assert answer.json()["choices"] == plain["choices"]
     assert "certificate" not in plain
-
-
-def test_changed_answers_are_rejected(tmp_path):
-    with server(toy_decoder()) as client:
-        certificate = saved(ask(client), tmp_path / "run.json")
-    make, pick = lambda: toy_decoder().components, Random(0)
-    for place in pick.sample(leaves(list(certificate.requests)), 12):
-        report = certified(tampered(certificate, place, pick), make, num_nodes=1)
-        assert report.answer != "exact", place
 
 
 def test_a_server_without_recorder_refuses():

@@ -76,19 +76,6 @@ def test_a_crowd_writes_what_each_writes_alone(tree, chunk):
             assert is_empty(scheduler)
 
 
-def test_text_and_stop_strings_are_those_of_the_decoder():
-    made = generation(0, 1, seed=5, tokens=40, stop=("ab", "c"))
-    options = {"max_new_tokens": 40, "temperature": 1.0, "seed": 5, "stop": made.stop}
-    (result,) = decoder(tokenizer=Letters()).generate([made.prompt_ids], **options)
-    with Scheduler(decoder(tokenizer=Letters())) as scheduler:
-        outputs = list(submit(scheduler, made))
-    assert "".join(one.text for one in outputs) == result.text
-    assert tuple(token for one in outputs for token in one.token_ids) == result.token_ids
-    assert outputs[-1].finish_reason == result.finish_reason == "stop"
-    assert [one.summary is not None for one in outputs] == [False] * (len(outputs) - 1) + [True]
-    assert outputs[-1].summary.speculation.num_accepted_tokens > 0
-
-
 def test_without_speculation_nothing_is_drafted_and_the_text_is_the_greedy_one():
     whole = decoder()
     with Scheduler(whole) as scheduler:

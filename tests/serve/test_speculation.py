@@ -89,12 +89,6 @@ def test_no_room_is_no_speculation(client, limits):
     assert figures(body)["num_draft_tokens"] == 0
 
 
-def test_a_chat_has_them_too(client):
-    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 20, "ignore_eos": True}
-    answer = client.post("/v1/chat/completions", json=body | {"speculation": {"max_depth": 1}})
-    assert figures(answer.json())["acceptance_histogram"][2:] == [0, 0]
-
-
 def test_without_the_controller_a_seed_has_its_text_under_one_that_rests():
     with TestClient(toy_app(toy_decoder(tree=TREE, controller="fixed(max_depth=0)"))) as client:
         as_planned = complete(client, seed=5)
