@@ -71,7 +71,7 @@ class Bodies:
         )
 
     async def app(self, scope, receive, send):
-        await receive()
+        del scope["state"]["body"]
         self.held.append(tracemalloc.get_traced_memory()[0])
         self.read.append(scope["path"])
         if scope["path"] == "/parsed":

@@ -1,7 +1,6 @@
 """Metrics for Prometheus: with vLLM's name if vLLM has one, else with the prefix `monge:`."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter
 from typing import Any, Final, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -60,22 +59,6 @@ _HISTOGRAMS: Final[Sequence[tuple[Measure, str, str, tuple[float, ...]]]] = (
     ("prompt_tokens", "request_prompt_tokens", "Prompt tokens of a request.", _TOKENS),
     ("generated_tokens", "request_generation_tokens", "Generated tokens of a request.", _TOKENS),
 )
-
-_COUNTERS: Final[Mapping[str, tuple[str, str | None]]] = {
-    "vllm:spec_decode_num_drafts": ("Rounds with candidates.", "speculation.num_drafts"),
-    "vllm:spec_decode_num_draft_tokens": ("Candidates verified.", "speculation.num_draft_tokens"),
-    "vllm:spec_decode_num_accepted_tokens": (
-        "Candidates accepted.",
-        "speculation.num_accepted_tokens",
-    ),
-    "vllm:prompt_tokens": ("Prompt tokens read.", "num_prompt_tokens"),
-    "vllm:generation_tokens": ("Tokens generated.", "num_generated_tokens"),
-    "vllm:num_preemptions": ("Requests put off; admitted ones never are.", None),
-    "vllm:prefix_cache_queries": ("Tokens looked up; there is no prefix cache.", None),
-    "vllm:prefix_cache_hits": ("Tokens found; there is no prefix cache.", None),
-    "monge:target_rounds": ("Target forwards after the prompt.", "speculation.num_rounds"),
-}
-"""Texts of counters, and where a snapshot has them; 0 if it has none."""
 
 _BY_CONTROLLER: Final = {
     "rounds": "Rounds, by the controller that planned them.",
@@ -171,41 +154,47 @@ class _Collected(Collector):
 
 def _state(now: Snapshot, labels: tuple[str, str]) -> Iterator[Metric]:
     """Yield counters and gauges of a scheduler."""
-
-    def family(kind: Any, name: str, text: str, values: Any, *label: str) -> Metric:  # noqa: ANN401
-        made = kind(name, text, labels=(*_LABELS, *label))
-        for key, value in values.items() if label else [(None, values)]:
-            made.add_metric(labels if key is None else (*labels, key), value)
-        return made
-
-    for name, (text, place) in _COUNTERS.items():
-        value = 0 if place is None else attrgetter(place)(now)
-        yield family(CounterMetricFamily, name, text, value)
-    num_joined = now.num_running + now.num_prefilling
+    spec, num_joined = now.speculation, now.num_running + now.num_prefilling
     share = now.kv_used_tokens / max(1, now.kv_budget_tokens)
-    for name, text, value in (
+    accepted = spec.num_accepted_tokens
+    counters = (
+        ("vllm:spec_decode_num_drafts", "Rounds with candidates.", spec.num_drafts),
+        ("vllm:spec_decode_num_draft_tokens", "Candidates verified.", spec.num_draft_tokens),
+        ("vllm:spec_decode_num_accepted_tokens", "Candidates accepted.", accepted),
+        ("vllm:prompt_tokens", "Prompt tokens read.", now.num_prompt_tokens),
+        ("vllm:generation_tokens", "Tokens generated.", now.num_generated_tokens),
+        ("vllm:num_preemptions", "Requests put off; admitted ones never are.", 0),
+        ("vllm:prefix_cache_queries", "Tokens looked up; there is no prefix cache.", 0),
+        ("vllm:prefix_cache_hits", "Tokens found; there is no prefix cache.", 0),
+        ("monge:target_rounds", "Target forwards after the prompt.", spec.num_rounds),
+    )
+    gauges = (
         ("vllm:num_requests_running", "Requests being read or decoded.", num_joined),
         ("vllm:num_requests_waiting", "Requests in the queue.", now.num_waiting),
         ("vllm:kv_cache_usage_perc", "Share of the cache that is reserved, 1 for all.", share),
         ("monge:num_requests_prefilling", "Prompts that are being read.", now.num_prefilling),
         ("monge:kv_reserved_tokens", "Tokens reserved in the cache.", now.kv_used_tokens),
         ("monge:kv_budget_tokens", "Tokens that may be reserved.", now.kv_budget_tokens),
-    ):
-        yield family(GaugeMetricFamily, name, text, value)
-    by_position = enumerate(now.speculation.accepted_by_position)
+    )
+    for kind, figures in ((CounterMetricFamily, counters), (GaugeMetricFamily, gauges)):
+        for name, text, value in figures:
+            family = kind(name, text, labels=_LABELS)
+            family.add_metric(labels, value)
+            yield family
     by_reason = dict.fromkeys(_REASONS.values(), 0)
     for reason, number in now.finished.items():
         by_reason[_REASONS[reason]] += number
-    yield family(
-        CounterMetricFamily,
-        "vllm:spec_decode_num_accepted_tokens_per_pos",
-        "Drafts that accepted a candidate at this depth.",
-        {str(depth): number for depth, number in by_position},
-        "position",
-    )
-    text = "Requests that ended."
-    yield family(CounterMetricFamily, "vllm:request_success", text, by_reason, "finished_reason")
+    by_position = {str(depth): one for depth, one in enumerate(spec.accepted_by_position)}
+    text = "Drafts that accepted a candidate at this depth."
+    labelled = [
+        ("vllm:spec_decode_num_accepted_tokens_per_pos", text, "position", by_position),
+        ("vllm:request_success", "Requests that ended.", "finished_reason", by_reason),
+    ]
     for figure, text in _BY_CONTROLLER.items():
         values = {name: getattr(one, f"num_{figure}") for name, one in now.by_controller.items()}
-        name = f"monge:{figure}_by_controller"
-        yield family(CounterMetricFamily, name, text, values, "controller")
+        labelled.append((f"monge:{figure}_by_controller", text, "controller", values))
+    for name, text, label, values in labelled:
+        family = CounterMetricFamily(name, text, labels=(*_LABELS, label))
+        for key, value in values.items():
+            family.add_metric((*labels, key), value)
+        yield family

@@ -96,8 +96,8 @@ class Gate:
 class BoundedBodies:
     """Reads the whole body first, and refuses it if it is too large or too slow.
 
-    `scope["state"]["release_body"]()` says that nobody holds the body any more, before the answer
-    does.
+    The application takes the body out of `scope["state"]["body"]`, so that nobody else holds it, and
+    calls `scope["state"]["release_body"]()` when it holds it no more.
 
     Args:
         app: The application behind it.
@@ -128,9 +128,11 @@ class BoundedBodies:
             self._num_held_bytes += num_counted - before
             return num_counted > 0
 
-        scope.setdefault("state", {})["release_body"] = partial(hold, 0)
+        state = scope.setdefault("state", {})
+        state["release_body"] = partial(hold, 0)
         try:
-            replay = await asyncio.wait_for(self._read(scope, receive, hold), self._timeout_s)
+            read = self._read(scope, receive, hold)
+            state["body"] = await asyncio.wait_for(read, self._timeout_s)
         except TimeoutError:
             text = f"the body took longer than {self._timeout_s:g} s"
             error = ApiError(408, text, code="slow_body", headers=CLOSE)
@@ -138,15 +140,15 @@ class BoundedBodies:
         except ApiError as error:
             await _refuse(error, scope, receive, send)
         else:
-            if replay is not None:  # which alone holds the body
-                await self._app(scope, replay, send)
+            if state["body"] is not None:
+                await self._app(scope, receive, send)
         finally:
             hold(0)
 
     async def _read(
         self, scope: Scope, receive: Receive, hold: Callable[[int], bool]
-    ) -> Receive | None:
-        """Return what receives the body once more, or `None` if the client disconnected."""
+    ) -> bytes | None:
+        """Return the body, or `None` if the client disconnected."""
         declared, body, is_large = _header(scope, b"content-length"), bytearray(), False
         if declared.isdigit():
             self._check_size(int(declared[:20]))
@@ -164,22 +166,12 @@ class BoundedBodies:
                 text = f"{self._max_held_bytes} bytes of large bodies are waiting to be read; retry later"
                 raise ApiError(429, text, code="bodies_full", headers=RETRY | CLOSE)
             if not message.get("more_body", False):
-                return _replayed(bytes(body), receive)
+                return bytes(body)
 
     def _check_size(self, size: int) -> None:
         if size > self._max_bytes:
             text = f"the body is larger than {self._max_bytes} bytes, this server's limit"
             raise ApiError(413, text, code="request_too_large", headers=CLOSE)
-
-
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Return what receives a body that was read before, and then what comes after it."""
-    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive_again() -> Message:
-        return waiting.pop() if waiting else await receive()
-
-    return receive_again
 
 
 def _header(scope: Scope, name: bytes) -> bytes:

@@ -4,6 +4,7 @@ Unknown fields are refused.
 """
 
 import json
+from collections.abc import Callable
 from itertools import islice
 from typing import Annotated, Any, Final, Literal, TypeGuard
 
@@ -198,14 +199,35 @@ class _Strict(BaseModel):
 
     @field_validator("*")
     @classmethod
-    def _asks_for_nothing(cls, value: object, info: Info) -> object:
-        is_text(value)  # raises where it is text that no tokenizer reads
-        field = cls.model_fields[str(info.field_name)]
+    def _can_be_honoured(cls, value: object, info: Info) -> object:
+        is_text(value)  # raises if it is text that no tokenizer reads
+        name, field = str(info.field_name), cls.model_fields[str(info.field_name)]
         allowed: Any = field.json_schema_extra and field.json_schema_extra["enum"]  # pyright: ignore[reportIndexIssue]
         if allowed and not any(_same(value, one) for one in allowed):
             why = str(field.description).partition(": ")[2].removesuffix(".")
             raise ValueError(f"{why}; leave it out or send {' or '.join(map(json.dumps, allowed))}")
+        if value is not None and name in _CONFLICTS and (why := _CONFLICTS[name](value, info.data)):
+            raise ValueError(why)
         return value
+
+
+_CONFLICTS: Final[dict[str, Callable[[Any, dict[str, Any]], Any]]] = {
+    "stream_options": lambda _, others: not others.get("stream", True) and "only with stream=true",
+    "top_logprobs": lambda _, others: (
+        not others.get("logprobs", True) and "only with logprobs=true"
+    ),
+    "certificate": lambda is_on, others: (
+        is_on and others.get("stream") and "a stream carries none; leave stream out"
+    ),
+    "controller": lambda _, others: (
+        others.get("adaptive") is False and "adaptive=false asks for none; send one of them"
+    ),
+    "max_tokens": lambda number, others: (
+        others.get("max_completion_tokens") not in {None, number}
+        and "differs from max_completion_tokens; send one of them"
+    ),
+}
+"""Reasons why a field does not fit an earlier one; one that was refused for itself is absent."""
 
 
 def _same(value: object, other: object) -> bool:
@@ -220,13 +242,6 @@ class SpeculationOptions(_Strict):
     max_nodes: int | None = optional("Most tokens on all paths; 0 is none.", ge=0, le=MAX_DRAFT)
     adaptive: bool | None = optional("false drafts the largest tree within the limits.")
     controller: str | None = optional("The controller; absent, the first.", max_length=MAX_LABEL)
-
-    @field_validator("controller")
-    @classmethod
-    def _check_controller(cls, value: str | None, info: Info) -> str | None:
-        if value is not None and info.data.get("adaptive") is False:
-            raise ValueError("adaptive=false asks for none; send one of them")
-        return value
 
 
 class StreamOptions(_Strict):
@@ -290,20 +305,6 @@ class SamplingRequest(_Strict):
         if isinstance(self.speculation, SpeculationOptions):
             return "options"
         return "off" if self.speculation is False else "default"
-
-    @field_validator("stream_options")
-    @classmethod
-    def _check_stream(cls, value: StreamOptions | None, info: Info) -> StreamOptions | None:
-        if value is not None and not info.data.get("stream", True):  # absent: refused for itself
-            raise ValueError("only with stream=true")
-        return value
-
-    @field_validator("certificate")
-    @classmethod
-    def _check_certificate(cls, value: bool | None, info: Info) -> bool | None:
-        if value and info.data.get("stream"):
-            raise ValueError("a stream carries none; leave stream out")
-        return value
 
 
 class CompletionRequest(SamplingRequest):
@@ -375,21 +376,6 @@ class ChatRequest(SamplingRequest):
     add_generation_prompt: Any = neutral("the answer is always the assistant's", True)
     continue_final_message: Any = neutral("the answer is a message of its own", False)
     add_special_tokens: Any = neutral("the template writes them", False)
-
-    @field_validator("max_tokens")
-    @classmethod
-    def _check_counts(cls, value: int | None, info: Info) -> int | None:
-        newer = info.data.get("max_completion_tokens")
-        if None not in {value, newer} and value != newer:
-            raise ValueError("differs from max_completion_tokens; send one of them")
-        return value
-
-    @field_validator("top_logprobs")
-    @classmethod
-    def _check_logprobs(cls, value: int | None, info: Info) -> int | None:
-        if value is not None and not info.data.get("logprobs", True):  # absent: refused for itself
-            raise ValueError("only with logprobs=true")
-        return value
 
 
 FIELD_NAMES: Final = frozenset(

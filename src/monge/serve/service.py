@@ -135,7 +135,7 @@ class Service:
         """Read a request; its body is not held any longer than that."""
         check_headers(request.headers)
         try:
-            content = b"".join([part async for part in request.stream()])
+            content = request.scope["state"].pop("body")
             reading = self._worker.do(partial(self._read, content, model))
             timeout_s = self._options.request_timeout_s or None
             return await unless_disconnected(request, asyncio.ensure_future(reading), timeout_s)
