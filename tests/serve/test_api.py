@@ -18,12 +18,6 @@ CHAT = {"messages": TURNS}
 PATHS = {"/v1/completions": {"prompt": PROMPT}, "/v1/chat/completions": CHAT}
 
 
-@pytest.fixture(scope="module")
-def client():
-    with TestClient(toy_app(), raise_server_exceptions=False) as made:
-        yield made
-
-
 def complete(client, path="/v1/completions", **fields):
     answer = client.post(path, json=PATHS[path] | {"max_tokens": 12} | fields)
     assert answer.status_code == 200, answer.text

@@ -71,12 +71,6 @@ BODIES = {
 }
 
 
-@pytest.fixture(scope="module")
-def client():
-    with TestClient(toy_app(), raise_server_exceptions=False) as made:
-        yield made
-
-
 @pytest.mark.parametrize("name", BODIES)
 def test_a_body_causes_few_errors_and_looks_for_few_names(client, name, monkeypatch):
     body, looked, close_matches = BODIES[name], [], difflib.get_close_matches

@@ -3,13 +3,11 @@
 import re
 
 import pytest
-from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from monge.serve.generation import Speculation
 from monge.serve.metrics import ServerMetrics
 from monge.serve.scheduler import Snapshot
-from tests.serve.served import toy_app
 
 STATE = Snapshot(
     num_running=3,
@@ -108,12 +106,11 @@ def test_servers_do_not_share_metrics():
     assert value(second.text().decode(), "vllm:e2e_request_latency_seconds_count") == 0
 
 
-def test_answers_are_counted_with_bounded_labels():
-    with TestClient(toy_app()) as client:
-        client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})
-        client.post("/v1/completions", json={"prompt": "a", "nonsense": 1})
-        client.get("/some/path/of/mine")
-        counted = samples(client.get("/metrics").text)
+def test_answers_are_counted_with_bounded_labels(client):
+    client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})
+    client.post("/v1/completions", json={"prompt": "a", "nonsense": 1})
+    client.get("/some/path/of/mine")
+    counted = samples(client.get("/metrics").text)
     assert {
         tuple(label for _, label in key[1:]): number
         for key, number in counted.items()
