@@ -79,7 +79,7 @@ def test_a_client_that_leaves_is_not_decoded_for_and_is_no_error(caplog, fields)
 
 def test_deadlines_hold_while_a_round_hangs(monkeypatch):
     monkeypatch.setattr(scheduling, "_LATE_S", 0.0)
-    with Scheduler(decoder(), max_batch_size=1) as scheduler:
+    with Scheduler(decoder(max_batch_size=1)) as scheduler:
         gate = Gate()
         running = submit(scheduler, generation(1, processors=(gate,)), deadline_s=1)
         waiting = submit(scheduler, generation(1), deadline_s=1)
@@ -138,7 +138,7 @@ def test_a_decoding_thread_that_ends_is_a_failure_with_a_traceback(caplog, error
     def broken(measure, value):
         raise error("the sink is clogged")
 
-    scheduler = Scheduler(decoder(), max_batch_size=1, sink=broken)
+    scheduler = Scheduler(decoder(max_batch_size=1), sink=broken)
     handles = [submit(scheduler, generation(1, seed=row)) for row in range(3)]
     scheduler.start()
     assert [handle.completion(60).finish_reason for handle in handles] == ["error"] * 3
@@ -152,7 +152,7 @@ def test_a_decoding_thread_that_ends_is_a_failure_with_a_traceback(caplog, error
 
 def test_a_scheduler_that_hangs_is_closed_and_tells_its_clients(monkeypatch, caplog):
     monkeypatch.setattr(scheduling, "_LAST_ROUND_S", 0.01)
-    scheduler = Scheduler(decoder(), max_batch_size=1)
+    scheduler = Scheduler(decoder(max_batch_size=1))
     scheduler.start()
     gate = Gate()
     handles = [submit(scheduler, generation(1, processors=(gate,))) for _ in range(2)]

@@ -58,7 +58,7 @@ def crowd(make_trouble, *, chunk=2):
     """What innocent generations write beside a poisoned one, and how that one ends."""
     whole = decoder(tokenizer=Letters())
     options = make_trouble(whole)
-    scheduler = Scheduler(whole, max_batch_size=8, prefill_chunk=chunk)
+    scheduler = Scheduler(whole, prefill_chunk=chunk)
     before = [submit(scheduler, one) for one in INNOCENT[:3]]
     poisoned = submit(scheduler, generation(POISON, 0, 1, tokens=30, **options))
     after = [submit(scheduler, one) for one in INNOCENT[3:]]

@@ -71,7 +71,7 @@ def test_a_crowd_writes_what_each_writes_alone(tree, chunk):
     ]
     expected = [alone(one, tree=tree) for one in requests]
     for size, count in ((32, 32), (3, 10)):
-        with Scheduler(decoder(tree=tree), max_batch_size=size, prefill_chunk=chunk) as scheduler:
+        with Scheduler(decoder(tree=tree, max_batch_size=size), prefill_chunk=chunk) as scheduler:
             assert texts_of(scheduler, requests[:count]) == expected[:count]
             assert is_empty(scheduler)
 
@@ -158,12 +158,13 @@ def test_what_can_never_fit_is_refused_at_once():
     ],
 )
 def test_limits_without_room_are_refused(options, message):
+    whole = decoder(max_batch_size=options.pop("max_batch_size", 8))
     with pytest.raises(OptionError, match=message):
-        Scheduler(decoder(), **options)
+        Scheduler(whole, **options)
 
 
 def test_the_caches_are_never_promised_twice():
-    with Scheduler(decoder(), max_batch_size=8, kv_budget_tokens=60) as scheduler:
+    with Scheduler(decoder(max_batch_size=8), kv_budget_tokens=60) as scheduler:
         _, gate = held(scheduler, tokens=18)
         # 20 tokens: three rows of 20 fit
         handles = [submit(scheduler, generation(1, 2, tokens=18, seed=row)) for row in range(4)]
@@ -179,7 +180,7 @@ def test_the_caches_are_never_promised_twice():
 
 
 def test_cancelled_generations_give_back_their_room_wherever_they_are():
-    with Scheduler(decoder(), max_batch_size=3, prefill_chunk=2) as scheduler:
+    with Scheduler(decoder(max_batch_size=3), prefill_chunk=2) as scheduler:
         running, gate = held(scheduler, tokens=30)
         prefilling, untouched, waiting = [
             submit(scheduler, generation(*[2] * 20, seed=row)) for row in range(3)
@@ -217,13 +218,13 @@ def test_a_deadline_ends_a_generation_with_what_it_has():
 
 
 def test_closing_finishes_what_was_taken_or_cuts_it_short():
-    scheduler = Scheduler(decoder(), max_batch_size=2)
+    scheduler = Scheduler(decoder(max_batch_size=2))
     handles = [submit(scheduler, generation(1, seed=row)) for row in range(5)]
     scheduler.start()
     scheduler.close(drain=True)
     assert [handle.completion(1).finish_reason for handle in handles] == ["length"] * 5
 
-    scheduler = Scheduler(decoder(), max_batch_size=1)
+    scheduler = Scheduler(decoder(max_batch_size=1))
     scheduler.start()
     handles = [submit(scheduler, generation(1, tokens=3000)) for _ in range(2)]
     scheduler.close(drain=True, timeout_s=0.05)
@@ -240,7 +241,7 @@ def test_figures_agree_with_each_other():
     seen = defaultdict(list)
     requests = [generation(*[row] * (1 + row), seed=row, tokens=1 + 2 * row) for row in range(6)]
     sink = lambda measure, value: seen[measure].append(value)  # noqa: E731
-    with Scheduler(decoder(), max_batch_size=3, sink=sink) as scheduler:
+    with Scheduler(decoder(max_batch_size=3), sink=sink) as scheduler:
         handles = [submit(scheduler, one) for one in requests]
         done = [handle.completion(60) for handle in handles]
         state = scheduler.snapshot()
@@ -272,7 +273,7 @@ def test_figures_agree_with_each_other():
 
 
 def test_a_full_queue_and_a_closed_scheduler_say_so():
-    with Scheduler(decoder(max_length=100), max_batch_size=1, max_waiting=2) as scheduler:
+    with Scheduler(decoder(max_length=100, max_batch_size=1), max_waiting=2) as scheduler:
         gate = Gate()
         first = generation(1, processors=(gate,))
         handles = submit_all(scheduler, [first, *(generation(1, seed=seed) for seed in range(4))])
@@ -316,7 +317,7 @@ def test_a_full_queue_counts_requests():
 def test_clients_and_requests_of_one_client_take_turns(asked, order):
     """Requests have a client and a number of choices each."""
     served, handles = [], []
-    with Scheduler(decoder(), max_batch_size=1) as scheduler:
+    with Scheduler(decoder(max_batch_size=1)) as scheduler:
         _, gate = held(scheduler, tokens=1)
         for name, (client, choices) in asked.items():
             made = [generation(1, tokens=1, processors=(marked(served, name),))] * choices
@@ -331,7 +332,7 @@ def test_a_round_looks_at_nothing_that_waits(monkeypatch):
     looked, honest = [], Generation.is_oversized.fget
     watched = property(lambda one: looked.append(1) or honest(one))
     monkeypatch.setattr(Generation, "is_oversized", watched)
-    with Scheduler(decoder(), max_batch_size=1, max_waiting=1000) as scheduler:
+    with Scheduler(decoder(max_batch_size=1), max_waiting=1000) as scheduler:
         first, gate = held(scheduler, tokens=5)
         many = [submit(scheduler, generation(1), deadline_s=600) for _ in range(500)]
         gate.opened.set()

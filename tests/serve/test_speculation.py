@@ -190,10 +190,10 @@ def test_neighbours_write_what_they_write_alone():
     ]
     parts = {"tree": TREE, "controller": OFFERED}
     made = [generation(row, 1, seed=row, tokens=6 + row, **options[row]) for row in range(7)]
-    with Scheduler(decoder(**parts), max_batch_size=8) as scheduler:
+    with Scheduler(decoder(**parts, max_batch_size=8)) as scheduler:
         handles = [submit(scheduler, one) for one in made]
         texts = [handle.completion(60).token_ids for handle in handles]
-    with Scheduler(decoder(**parts), max_batch_size=1) as scheduler:
+    with Scheduler(decoder(**parts, max_batch_size=1)) as scheduler:
         assert texts == [submit(scheduler, one).completion(60).token_ids for one in made]
     assert texts[0] == alone(made[0], tree=TREE, controller=OFFERED[0])
     for one, text, name in zip(made[4:], texts[4:], OFFERED, strict=True):

@@ -112,8 +112,7 @@ class Scheduler:
     No other code may use the decoder while the scheduler runs.
 
     Args:
-        decoder: The parts, the tokenizer.
-        max_batch_size: Generations decoded together; `None` takes the value of the decoder.
+        decoder: The parts, the tokenizer, the number of generations that are decoded together.
         max_waiting: Client requests that may wait, wholly or partly.
         kv_budget_tokens: Tokens in the caches: rows x longest row, since the caches are
             rectangular; the few columns of a round's tree do not count. `None` lets each row of a
@@ -132,7 +131,6 @@ class Scheduler:
         self,
         decoder: Decoder,
         *,
-        max_batch_size: int | None = None,
         max_waiting: int = 256,
         kv_budget_tokens: int | None = None,
         prefill_chunk: int = 512,
@@ -140,7 +138,7 @@ class Scheduler:
         sink: Sink = no_sink,
     ) -> None:
         parts = decoder.components
-        rows = decoder.max_batch_size if max_batch_size is None else max_batch_size
+        rows = decoder.max_batch_size
         if kv_budget_tokens is None:
             kv_budget_tokens = max(2, rows * (parts.target.max_length or _UNBOUNDED_CONTEXT))
         for name, value, least in (
@@ -151,8 +149,8 @@ class Scheduler:
             if value < least:
                 raise OptionError(f"{name} must be at least {least}; got {value}")
         self._decoder, self._sink = decoder, sink
-        self._max_batch_size, self.max_waiting = rows, max_waiting
         self._kv_budget_tokens, self._prefill_chunk = kv_budget_tokens, prefill_chunk
+        self._max_waiting = max_waiting
         self._round_timeout_s = round_timeout_s or math.inf
         self._changed = threading.Condition()
         self._waiting = WaitingQueue()
@@ -336,8 +334,8 @@ class Scheduler:
             raise SchedulerClosedError(
                 f"no more generations are taken: {self._failure or 'the scheduler is closing'}"
             )
-        if self._waiting.num_requests >= self.max_waiting:
-            raise QueueFullError(f"The queue is full ({self.max_waiting} requests); retry later.")
+        if self._waiting.num_requests >= self._max_waiting:
+            raise QueueFullError(f"The queue is full ({self._max_waiting} requests); retry later.")
 
     @staticmethod
     def _kv_tokens(entries: Iterable[Generation]) -> int:
@@ -418,7 +416,7 @@ class Scheduler:
     def _next(self) -> Generation | None:
         with self._changed:
             entry = self._waiting.first()
-            if entry is None or len(self._running) >= self._max_batch_size:
+            if entry is None or len(self._running) >= self._decoder.max_batch_size:
                 return None
             if self._kv_tokens([*self._running.values(), entry]) > self._kv_budget_tokens:
                 return None
