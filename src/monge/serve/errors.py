@@ -11,9 +11,8 @@ from monge.core.errors import ContextLengthError, MongeError, OptionError
 from monge.serve.generation import GenerationFinish, QueueFullError, SchedulerClosedError
 from monge.serve.schemas import FIELD_NAMES, MOST_SHOWN
 
-RETRY_AFTER_S: Final = 1
-"""Seconds in the `retry-after` header when the queue is full."""
-RETRY: Final = {"retry-after": str(RETRY_AFTER_S)}
+RETRY: Final = {"retry-after": "1"}
+"""Asks a client to come again after so many seconds."""
 TOO_LONG: Final = "context_length_exceeded"
 """Error code of a request that is longer than the server allows."""
 _LONGEST_NAME: Final = 60
