@@ -151,16 +151,14 @@ def test_what_can_never_fit_is_refused_at_once():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_batch_size": 0}, "max_batch_size must be at least 1; got 0"),
         ({"max_waiting": 0}, "max_waiting must be at least 1; got 0"),
         ({"kv_budget_tokens": 1}, "kv_budget_tokens must be at least 2; got 1"),
         ({"prefill_chunk": 0}, "prefill_chunk must be at least 1, or None"),
     ],
 )
 def test_limits_without_room_are_refused(options, message):
-    whole = decoder(max_batch_size=options.pop("max_batch_size", 8))
     with pytest.raises(OptionError, match=message):
-        Scheduler(whole, **options)
+        Scheduler(decoder(), **options)
 
 
 def test_the_caches_are_never_promised_twice():

@@ -138,14 +138,11 @@ class Scheduler:
         sink: Sink = no_sink,
     ) -> None:
         parts = decoder.components
-        rows = decoder.max_batch_size
         if kv_budget_tokens is None:
-            kv_budget_tokens = max(2, rows * (parts.target.max_length or _UNBOUNDED_CONTEXT))
-        for name, value, least in (
-            ("max_batch_size", rows, 1),
-            ("max_waiting", max_waiting, 1),
-            ("kv_budget_tokens", kv_budget_tokens, 2),
-        ):
+            row = parts.target.max_length or _UNBOUNDED_CONTEXT
+            kv_budget_tokens = decoder.max_batch_size * row
+        limits = ("max_waiting", max_waiting, 1), ("kv_budget_tokens", kv_budget_tokens, 2)
+        for name, value, least in limits:
             if value < least:
                 raise OptionError(f"{name} must be at least {least}; got {value}")
         self._decoder, self._sink = decoder, sink
