@@ -1,9 +1,10 @@
 """Asking the drafter, and going on without it where it fails.
 
-A drafter that raises before it has drawn anything costs its requests the speculation, never their
-text: they are decoded plainly from there on, and a warning says so. One that raises after it has
-drawn fails the round: what was drawn cannot be offered, and to decode on as if nothing had been
-drawn would bias the text.
+A drafter that raises before it has drawn anything costs a request the speculation, never its text.
+Requests that share the call are then shown to it one by one; one that fails alone is decoded
+plainly from there on, and a warning says so. A drafter that raises after it has drawn fails the
+round: what was drawn cannot be offered, and to decode on as if nothing had been drawn would bias
+the text.
 """
 
 import warnings
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import num_drawn
-from monge.core.errors import ContextLengthError, DrafterError
+from monge.core.errors import DrafterError
 from monge.core.tree import root_only
 from monge.core.verdict import Verdict
 from monge.draft.base import Draft, PieceReader
@@ -75,20 +76,18 @@ def draft_trees(
         drafts.update(zip((session.request_id for session in members), made, strict=True))
 
     if (error := catch(work)) is not None:
+        drafts.clear()
         for session, count in zip(members, before, strict=True):
             if count is None or num_drawn(session.draws) != count:
-                raise DrafterError(
-                    f"request {session.request_id}: the drafter failed "
-                    f"({type(error).__name__}: {error}) after it had drawn tokens, and did not "
-                    "return them; continuing without them would bias the text, so the request "
-                    "ends here. A drafter may raise before its first draw, or return the tree so "
-                    "far with `Draft.error`"
-                ) from error
-        drafts.clear()
-        go_on_without(members, components, error)
+                raise _drawn_in_vain(session, error) from error
+        _reopen(members, components, error)
+        if len(members) > 1:
+            for session, plan in asked:
+                (drafts[session.request_id],) = draft_trees([session], [plan], components)
     for session in members:
-        if (failed := drafts.get(session.request_id)) is not None and failed.error is not None:
-            go_on_without([session], components, failed.error)
+        made = drafts.get(session.request_id)
+        if session.drafts and made is not None and made.error is not None:
+            go_on_without(session, components, made.error)
     return [drafts.get(session.request_id) or nothing(session) for session in sessions]
 
 
@@ -114,31 +113,21 @@ def observe(rows: Sequence[Row], components: Components) -> None:
             session.drafter_state = state
 
     if (error := catch(work)) is not None:
-        go_on_without(sessions, components, error)
+        _reopen(sessions, components, error)
 
 
 def open_drafter(
     sessions: Sequence[Session], contexts: Sequence[Context], components: Components
 ) -> None:
-    """Show the drafter new requests, as far as their prompts are read.
-
-    If a text is too long for the drafter's context, as with a tokenizer of longer texts, only its
-    own request goes on without the drafter.
-    """
+    """Show the drafter new requests, as far as their prompts are read."""
 
     def work() -> None:
         states = components.drafter.open(contexts)
         for session, state in zip(sessions, states, strict=True):
             session.drafter_state = state
 
-    if (error := catch(work)) is None:
-        return
-    if isinstance(error, ContextLengthError) and len(sessions) > 1:
-        for session, context in zip(sessions, contexts, strict=True):
-            catch(lambda context=context: components.drafter.close(context))
-            open_drafter([session], [context], components)
-    else:
-        go_on_without(sessions, components, error)
+    if (error := catch(work)) is not None:
+        _reopen(sessions, components, error, contexts)
 
 
 def read_pieces(
@@ -149,19 +138,34 @@ def read_pieces(
 ) -> None:
     """Show the drafter more of the prompts of open requests."""
     if (error := catch(lambda: drafter.read(contexts))) is not None:
-        go_on_without(sessions, components, error)
+        _reopen(sessions, components, error, contexts)
 
 
-def go_on_without(sessions: Sequence[Session], components: Components, error: Exception) -> None:
-    """Decode requests without the drafter from here on, with a warning."""
-    for session in sessions:
-        session.drafts, session.drafter_state = False, None
-        catch(lambda context=session.context: components.drafter.close(context))
-        warnings.warn(
-            f"request {session.request_id}: the drafter failed ({type(error).__name__}: "
-            f"{error}); the request is decoded without it from here on",
-            stacklevel=2,
-        )
+def _reopen(
+    sessions: Sequence[Session],
+    components: Components,
+    error: Exception,
+    contexts: Sequence[Context] = (),
+) -> None:
+    """After an error of the drafter, show it each request anew and alone; one alone goes without it."""
+    if len(sessions) == 1:
+        go_on_without(sessions[0], components, error)
+        return
+    shown = contexts or [session.context for session in sessions]
+    for session, context in zip(sessions, shown, strict=True):
+        catch(lambda context=context: components.drafter.close(context))
+        open_drafter([session], [context], components)
+
+
+def go_on_without(session: Session, components: Components, error: Exception) -> None:
+    """Decode a request without the drafter from here on, with a warning."""
+    session.drafts, session.drafter_state = False, None
+    catch(lambda: components.drafter.close(session.context))
+    warnings.warn(
+        f"request {session.request_id}: the drafter failed ({type(error).__name__}: {error}); "
+        "the request is decoded without it from here on",
+        stacklevel=2,
+    )
 
 
 def close_drafter(session: Session, components: Components) -> None:
@@ -193,6 +197,15 @@ def token_probs(draft: Draft[Any], verdict: Verdict) -> tuple[float, ...]:
     tokens = tuple(tree.token_ids[node] for node in path)
     found = (draft.token_probs.get(tokens[:depth]) for depth in range(1, len(tokens) + 1))
     return tuple(prob for prob in found if prob is not None)
+
+
+def _drawn_in_vain(session: Session, error: Exception) -> DrafterError:
+    return DrafterError(
+        f"request {session.request_id}: the drafter failed ({type(error).__name__}: {error}) after "
+        "it had drawn tokens, and did not return them; continuing without them would bias the "
+        "text, so the request ends here. A drafter may raise before its first draw, or return the "
+        "tree so far with `Draft.error`"
+    )
 
 
 def _is_asked(plan: DraftPlan) -> bool:
