@@ -163,7 +163,8 @@ class Prefill:
 
     def _show_drafter(self, prompts: Sequence[_Prompt]) -> None:
         reader = piece_reader(self._components.drafter)
-        new, going_on = list[tuple[Session, Context]](), list[tuple[Session, Context]]()
+        new, going_on = list[Context](), list[Context]()
+        session_of = {prompt.session.request_id: prompt.session for prompt in prompts}
         for prompt in prompts:
             session = prompt.session
             if not session.drafts or not (reader is not None or prompt.is_read):
@@ -173,13 +174,15 @@ class Prefill:
             shown = replace(session.context, token_ids=session.request.prompt_ids[:count])
             if not session.drafter_is_open:
                 session.drafter_is_open = True
-                new.append((session, shown))
+                new.append(shown)
             elif not reads_later:
-                going_on.append((session, shown))
+                going_on.append(shown)
         if new:
-            open_drafter(*zip(*new, strict=True), self._components)
+            opened = [session_of[context.request_id] for context in new]
+            open_drafter(opened, new, self._components)
         if going_on and reader is not None:
-            read_pieces(reader, *zip(*going_on, strict=True), self._components)
+            readers = [session_of[context.request_id] for context in going_on]
+            read_pieces(reader, readers, going_on, self._components)
 
     def _reads_later(self, session: Session) -> bool:
         """Whether the drafter's network reads the prompt only when its first draft is due."""
