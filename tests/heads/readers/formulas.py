@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tests.heads.readers.published import DIM, HEADS, INNER, KV, Published
+from tests.heads.readers.published import DIM, HEADS, INNER, KV, LAYOUTS, Published
 
 Law = Callable[[Sequence[int]], Tensor]
 """Tokens drafted so far -> logits of the next."""
@@ -234,34 +234,13 @@ def eagle3(made: Published, case: Case) -> Law:
     return chain(case, states, advance, logits)
 
 
-LAYOUTS = {
-    "mtp.fc.weight": (
-        "mtp.pre_fc_norm_embedding",
-        "mtp.pre_fc_norm_hidden",
-        "mtp.fc",
-        "mtp.norm",
-        "mtp.layers.0",
-    ),
-    "model.layers.7.eh_proj.weight": tuple(
-        f"model.layers.7{one}" for one in (".enorm", ".hnorm", ".eh_proj", ".shared_head.norm", "")
-    ),
-    "model.mtp_layers.0.input_proj.weight": tuple(
-        f"model.mtp_layers.0{one}"
-        for one in (".token_layernorm", ".hidden_layernorm", ".input_proj", ".final_layernorm", "")
-    ),
-    "mtp_layers.0.input_proj.weight": tuple(
-        f"mtp_layers.0{one}"
-        for one in (".token_layernorm", ".hidden_layernorm", ".input_proj", ".final_layernorm", "")
-    ),
-}
-
-
 def mtp(made: Published, case: Case) -> Law:
     t = made.tensors
-    key = next(name for name in LAYOUTS if name in t)
-    names, is_mimo = LAYOUTS[key], key.startswith("model.mtp_layers")
-    # Qwen's two layouts, as this library and `speculators` write them
-    centred = key.startswith("mtp")
+    prefix, names = next(
+        (prefix, names) for prefix, names in LAYOUTS.items() if f"{names[2]}.weight" in t
+    )
+    # The order of MiMo, and the norms of Qwen's two layouts.
+    is_mimo, centred = prefix == "model.mtp_layers.0", prefix.startswith("mtp")
     layer = Layer(made, names[4], centred=centred)
 
     def advance(states: list[Tensor], tokens: list[int]) -> list[Tensor]:

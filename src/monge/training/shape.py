@@ -1,5 +1,6 @@
 """`monge train shape`: from a target and some text to a head on disk."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -10,26 +11,38 @@ from jaxtyping import Int64
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from monge.core.errors import OptionError, UnsupportedModelError, unknown_name
+from monge.core.errors import unknown_name
 from monge.core.model import FeatureModel
-from monge.engine.models.network_facts import OutputLayer
 from monge.heads.shape.checkpoint import save_head
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
-from monge.loading.networks import as_sequence_model
-from monge.training.loop import NOBODY, Outcome, Progress, Recipe, Watch, train
-from monge.training.shape.calibrate import calibrate_alignments, calibrate_ridge
-from monge.training.shape.measure import measure
-from monge.training.shape.trainee import ShapeTrainee
-from monge.training.texts import Ends, Texts, read_texts
+from monge.training.calibrate import (
+    calibrate_alignments,
+    calibrate_ridge,
+    measure,
+    predictions,
+    principal_directions,
+)
+from monge.training.chain import ChainQuality, Step, Weights, chain_loss
+from monge.training.loop import NOBODY, Outcome, Progress, Recipe, Trainee, Watch, train
+from monge.training.texts import (
+    HELD_OUT_ROWS,
+    Ends,
+    Texts,
+    Windows,
+    feature_model,
+    gradient_ends,
+    random_windows,
+    read_texts,
+    thirds,
+)
 
 PRESETS: Final[dict[str, dict[str, Any]]] = {
     "ridge": {"kind": "ridge", "is_branched": True},
     "paper": {"kind": "gated", "is_branched": False},
     "branch": {"kind": "gated", "is_branched": True},
 }
-_HELD_OUT: Final = 0.1
-HELD_OUT_ROWS: Final = 16
-"""Held-out rows that a look of the training measures on."""
+_SUBSPACE: Final = 64
+_SUBSPACE_STATES: Final = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +54,7 @@ class HeadSettings:
         num_steps: Number of steps.
         width: Rank of a gated predictor's residual; `None` takes the target's hidden size, at most
             1024.
-        alignment: `none`, `gaussian` or `sinkhorn_anchors`; fitted after the
-            predictor.
+        alignment: `none`, `gaussian` or `sinkhorn_anchors`; fitted after the predictor.
         recipe: Training settings of a gated predictor.
 
     Raises:
@@ -60,27 +72,57 @@ class HeadSettings:
             raise unknown_name("preset", self.preset, PRESETS)
 
 
-def feature_model(network: PreTrainedModel) -> FeatureModel:
-    """Wrap a network as a target with hidden states.
+@dataclass(kw_only=True, eq=False)
+class ShapeTrainee(Trainee):
+    """A SHAPE head whose predictor is trained in place.
 
-    Raises:
-        UnsupportedModelError: If its hidden states are not available.
+    Args:
+        head: The head.
+        fitted: Training text and states.
+        held_out: Held-out text and states, for early stopping.
+        ends: The target's embedding and output layer.
+        parts: Weights of the loss terms.
+        mixed: Autocast type of the predictor; `None` disables autocast.
     """
-    model = as_sequence_model(network)
-    if not isinstance(model, FeatureModel):
-        raise UnsupportedModelError(
-            f"{type(network).__name__} is read as {type(model).__name__}, "
-            "which shows no hidden states"
-        )
-    return model
+
+    head: ShapeHead
+    fitted: Texts
+    held_out: Texts
+    ends: Ends
+    parts: Weights
+    mixed: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        some = self.fitted.states.flatten(0, 1)[:_SUBSPACE_STATES]
+        self.subspace = principal_directions(some.float(), min(_SUBSPACE, some.shape[1]))
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        return dict(self.head.predictor.named_parameters())
+
+    def loss(self, batch_size: int, generator: torch.Generator, share: float = 1.0) -> Tensor:
+        del share
+        num_steps, device = self.head.predictor.num_steps, self.subspace.device.type
+        windows = random_windows(self.fitted, batch_size, num_steps, self.ends, generator)
+        with torch.autocast(device, dtype=self.mixed, enabled=self.mixed is not None):
+            return head_loss(self.head, windows, self.ends, self.parts, self.subspace)
+
+    def quality(self, texts: Texts) -> ChainQuality:
+        return measure(self.head, texts, self.ends)
 
 
-def gradient_ends(network: PreTrainedModel) -> Ends:
-    """The frozen embedding and output layer of a network; gradients pass through them."""
-    network.requires_grad_(False)
-    layer: Any = network.get_input_embeddings()
-    output = OutputLayer(network)
-    return Ends(embed=layer, unembed=lambda states: output(states.to(network.dtype))[0])
+def head_loss(
+    head: ShapeHead, windows: Windows, ends: Ends, weights: Weights, subspace: Tensor
+) -> Tensor:
+    """Mean loss of a batch of windows; see `chain_loss`."""
+    steps: list[Step] = []
+    for index, state in enumerate(predictions(head, windows)):
+        true = windows.true[:, index]
+        with torch.no_grad():
+            target = ends.unembed(true).float()
+        drafted = head.cooled(index + 1, ends.unembed(state))
+        steps.append(Step(drafted, target, windows.token_ids[:, index], states=(state, true)))
+    return chain_loss(steps, weights, subspace=subspace)
 
 
 def make_head(
@@ -91,14 +133,14 @@ def make_head(
     *,
     watch: Watch = NOBODY,
     mixed: torch.dtype | None = None,
-    about: dict[str, Any] | None = None,
+    about: Mapping[str, Any] | None = None,
 ) -> Outcome:
     """Read the rows with the target, fit or train a head, and save it.
 
     Args:
         network: The target.
         rows: Text that the target wrote.
-        settings: Settings of a head.
+        settings: Settings of the head.
         folder: Folder of the head and of the checkpoint.
         watch: Callbacks.
         mixed: Autocast type; `None` disables autocast.
@@ -132,7 +174,7 @@ def make_head(
         **progress.figures,
     }
     # Rounding to bfloat16 moves a draft law a little and the output law not at all.
-    save_head(head, folder, dtype=torch.bfloat16, about=figures | (about or {}))
+    save_head(head, folder, dtype=torch.bfloat16, about=figures | dict(about or {}))
     return Outcome(num_parameters=head.num_parameters, quality=quality, progress=progress)
 
 
@@ -156,19 +198,3 @@ def _fresh(target: FeatureModel, settings: HeadSettings, device: torch.device) -
     head = ShapeHead(predictor, sizes, settings.alignment)
     head.remember(target)
     return head.to(device)
-
-
-def thirds(texts: Texts) -> tuple[Texts, Texts, Texts]:
-    """Split texts into training, validation and test rows.
-
-    Raises:
-        OptionError: If there are fewer than three rows.
-    """
-    if len(texts.token_ids) < 3:
-        raise OptionError(
-            "a head needs three rows of text or more, to fit, to choose and to measure; got "
-            f"{len(texts.token_ids)}"
-        )
-    rest, held_out = texts.split(_HELD_OUT)
-    fitted, chosen = rest.split(_HELD_OUT)
-    return fitted, chosen, held_out
