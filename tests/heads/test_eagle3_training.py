@@ -13,10 +13,8 @@ from monge.core.errors import OptionError, UnsupportedModelError
 from monge.core.model import NodeBlock
 from monge.draft import eagle as eagle_run
 from monge.engine.models.hf_tree import HfTreeModel
-from monge.heads.readers.eagle3 import Eagle3Head
 from monge.heads.readers.reading import Reading
 from monge.heads.readers.registry import load_head
-from monge.heads.readers.tensors import Settings, Tensors
 from monge.training import own_text
 from monge.training.conversations import Conversations, read_conversations
 from monge.training.eagle3 import (
@@ -24,7 +22,6 @@ from monge.training.eagle3 import (
     Target,
     _Loss,
     frequent_tokens,
-    published,
     train_eagle3,
 )
 from monge.training.loop import Recipe, Watch
@@ -73,17 +70,9 @@ def trainee():
     return made
 
 
-def reader_of(trainee):
-    """The reader of the same weights, which are not rounded."""
-    tensors, config = published(trainee, SIZE)
-    whole = tensors | {name: tensor.detach() for name, tensor in trainee.weights.items()}
-    whole = {name.replace("midlayer", "layers.0"): tensor for name, tensor in whole.items()}
-    return Eagle3Head(Tensors.in_memory(whole), Settings(config, "test"))
-
-
 def test_chains_of_the_training_are_those_of_the_reader(trainee):
     """The chain that starts at place t sees the true states up to t, and its own predictions after that."""
-    text, head = trainee.fitted.rows(1, 1), reader_of(trainee)
+    text, head = trainee.fitted.rows(1, 1), trainee.head
     tokens, embed = text.token_ids[0], trainee.target.embeddings
     steps = [step.drafted for step in trainee._steps(text)]
     learnt = text.is_learnt[0].unfold(0, STEPS, 1).all(dim=1)[2:][: len(tokens) - 1 - STEPS]

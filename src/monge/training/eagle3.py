@@ -17,6 +17,9 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from monge.core.errors import OptionError, UnsupportedModelError
+from monge.heads.readers.attention import GroupedAttention
+from monge.heads.readers.eagle3 import Eagle3Head
+from monge.heads.readers.tensors import Settings, Tensors
 from monge.heads.target import TargetSizes
 from monge.training.chain import ChainQuality, Step, chain_quality
 from monge.training.conversations import Conversations, Rows, read_conversations
@@ -75,7 +78,7 @@ class Eagle3Trainee(Trainee):
         decay: Weight of a step relative to the previous one.
         anneal: The shares of the training between which the loss moves.
         seed: Seed of the initial weights.
-        dtype: Type of the matrix products.
+        dtype: Type of the head's matrix products.
 
     Reference:
         Li et al., EAGLE-3, arXiv 2503.01840, section 3.
@@ -94,9 +97,11 @@ class Eagle3Trainee(Trainee):
 
     def __post_init__(self) -> None:
         fresh = initial(self.config, self.target, torch.Generator().manual_seed(self.seed))
-        self.tensors = {
-            name: part.to(self._device).requires_grad_() for name, part in fresh.items()
-        }
+        device, ids = self._device, self.target.draft_ids.cpu()
+        self.tensors = {name: part.to(device).requires_grad_() for name, part in fresh.items()}
+        named = {name.replace(_LAYER, "layers.0"): part for name, part in self.tensors.items()}
+        tensors = Tensors.in_memory({**named, "d2t": ids - torch.arange(len(ids))})
+        self.head = Eagle3Head(tensors, Settings(self.config, "eagle3 training"))
 
     @property
     def weights(self) -> Mapping[str, Tensor]:
@@ -132,30 +137,26 @@ class Eagle3Trainee(Trainee):
         x_{t+1+n} and predicts the law of x_{t+2+n}.
         """
         rows, length = texts.token_ids.shape
-        places = length - 1 - self.num_steps
+        places, ids = length - 1 - self.num_steps, self.target.draft_ids
         # A chain counts if the target wrote all the tokens that it is about.
-        learnt = (
-            texts.is_learnt.unfold(1, self.num_steps, 1).all(dim=2)[:, 2 : 2 + places].flatten()
-        )
+        is_learnt = texts.is_learnt.unfold(1, self.num_steps, 1).all(dim=2)[:, 2 : 2 + places]
+        learnt = is_learnt.flatten()
         embeddings = functional.embedding(texts.token_ids, self.target.embeddings)
-        weights, ids = self.tensors, self.target.draft_ids
-        states = self._product(texts.features[:, :places].float(), weights["fc.weight"])
         keys: list[Tensor] = []
         values: list[Tensor] = []
-        with torch.no_grad():  # neighbouring steps share most places
+        with torch.no_grad(), self._mixed():  # neighbouring steps share most places
             is_read = torch.zeros(rows, length, dtype=torch.bool, device=learnt.device)
             for number in range(self.num_steps):
-                is_read[:, 1 + number : 1 + number + places] |= learnt.view(rows, places)
+                is_read[:, 1 + number : 1 + number + places] |= is_learnt
             read_at = is_read.flatten().cumsum(0).view(rows, length) - 1
-            all_true = self._product(texts.last[is_read], self.target.output).float()
+            all_true = functional.linear(texts.last[is_read].float(), self.target.output).float()
+        with self._mixed():
+            states = self.head.fuse(texts.features[:, :places].flatten(0, 1).float())
         for number in range(self.num_steps):
-            read = embeddings[:, 1 + number : 1 + number + places]
-            states = self._layer(read, states, number, keys, values)
             at = slice(1 + number, 1 + number + places)
-            wanted = states.flatten(0, 1)[learnt]
-            drafted = self._product(
-                _normed(wanted, weights["norm.weight"], self._eps), weights["lm_head.weight"]
-            )
+            with self._mixed():
+                states = self._advance(embeddings[:, at], states, number, keys, values)
+                drafted = self.head.scores(states[learnt]).float()
             tokens = texts.token_ids[:, 2 + number : 2 + number + places].flatten()[learnt]
             place = torch.searchsorted(ids, tokens).clamp_max(len(ids) - 1)
             yield Step(
@@ -165,76 +166,50 @@ class Eagle3Trainee(Trainee):
                 log_z=texts.log_z[:, at].flatten()[learnt].float(),
             )
 
-    def _layer(
-        self, read: Tensor, states: Tensor, number: int, keys: list[Tensor], values: list[Tensor]
+    def _advance(
+        self,
+        embeddings: Tensor,
+        states: Tensor,
+        number: int,
+        keys: list[Tensor],
+        values: list[Tensor],
     ) -> Tensor:
         """One step of all chains through the layer; this step's are appended to `keys` and `values`."""
-        weights, config = self.tensors, self.config
-        heads, kv_heads, dim = (
-            config[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim")
-        )
-        beside = torch.cat(
-            [
-                _normed(read, weights[f"{_LAYER}.input_layernorm.weight"], self._eps),
-                _normed(states, weights[f"{_LAYER}.hidden_norm.weight"], self._eps),
-            ],
-            dim=-1,
-        )
+        rows, places = embeddings.shape[:2]
+        layer: Any = self.head.decoder[0]
+        attention: GroupedAttention = layer.attention
+        residual, read = self.head.enter(embeddings.flatten(0, 1), states.float())
+        positions = torch.arange(number, number + places).repeat(rows)
+        parts = attention.turned(read, attention.rotary.angles(positions, residual))[:3]
         queries, key, value = (
-            self._product(beside, weights[f"{_LAYER}.self_attn.{part}_proj.weight"])
-            .unflatten(-1, (count, dim))
-            .transpose(1, 2)
-            for part, count in (("q", heads), ("k", kv_heads), ("v", kv_heads))
+            part.unflatten(0, (rows, places)).transpose(1, 2).float() for part in parts
         )
-        places = torch.arange(number, number + read.shape[1], device=read.device)
-        queries, key = (
-            _turned(part, places, float(config["rope_theta"])) for part in (queries, key)
-        )
-        keys.append(key.repeat_interleave(heads // kv_heads, dim=1))
-        values.append(value.repeat_interleave(heads // kv_heads, dim=1))
-        mixed = self._attention(queries, keys, values).transpose(1, 2).flatten(2)
-        states = states + self._product(mixed, weights[f"{_LAYER}.self_attn.o_proj.weight"])
-        normed = _normed(states, weights[f"{_LAYER}.post_attention_layernorm.weight"], self._eps)
-        gate, up = (
-            self._product(normed, weights[f"{_LAYER}.mlp.{part}_proj.weight"])
-            for part in ("gate", "up")
-        )
-        return states + self._product(
-            functional.silu(gate) * up, weights[f"{_LAYER}.mlp.down_proj.weight"]
-        )
+        keys.append(key.repeat_interleave(attention.heads // attention.kv_heads, dim=1))
+        values.append(value.repeat_interleave(attention.heads // attention.kv_heads, dim=1))
+        mixed = self._attention(queries, keys, values).transpose(1, 2).flatten(2).flatten(0, 1)
+        after = residual + attention.o_proj(mixed)
+        return after + layer.mlp(layer.second(after))
 
     def _attention(
         self, queries: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]
     ) -> Tensor:
         """The first step's keys up to a chain's start, and the chain's own keys of the later steps."""
-        if len(keys) == 1:
-            return functional.scaled_dot_product_attention(
-                queries, keys[0], values[0], is_causal=True
-            )
-        length = queries.shape[2]
-        hidden = torch.ones(length, length, dtype=torch.bool, device=queries.device).triu(1)
-        scores = (queries @ keys[0].transpose(2, 3)).masked_fill(hidden, -math.inf)
-        own = torch.stack([(queries * key).sum(dim=-1) for key in keys[1:]], dim=-1)
-        shares = (
-            (torch.cat([scores, own], dim=-1).float() / queries.shape[-1] ** 0.5)
-            .softmax(dim=-1)
-            .to(queries.dtype)
-        )
-        later = (
-            shares[..., length + number, None] * value for number, value in enumerate(values[1:])
-        )
-        return shares[..., :length] @ values[0] + sum(later)
+        length, scale = queries.shape[2], queries.shape[-1] ** -0.5
+        with torch.autocast(self._device.type, enabled=False):
+            hidden = torch.ones(length, length, dtype=torch.bool, device=queries.device).triu(1)
+            scores = (queries @ keys[0].transpose(2, 3)).masked_fill(hidden, -math.inf)
+            own = [(queries * key).sum(dim=-1, keepdim=True) for key in keys[1:]]
+            shares = (torch.cat([scores, *own], dim=-1) * scale).softmax(dim=-1)
+            later = zip(shares[..., length:].split(1, dim=-1), values[1:], strict=False)
+            return shares[..., :length] @ values[0] + sum(share * value for share, value in later)
 
-    def _product(self, read: Tensor, weight: Tensor) -> Tensor:
-        return functional.linear(read.to(self.dtype), weight.to(self.dtype)).float()
+    def _mixed(self) -> torch.autocast:
+        is_narrow = self.dtype != torch.float32
+        return torch.autocast(self._device.type, dtype=self.dtype, enabled=is_narrow)
 
     @property
     def _device(self) -> torch.device:
         return self.target.output.device
-
-    @property
-    def _eps(self) -> float:
-        return float(self.config["rms_norm_eps"])
 
 
 class _Loss(torch.autograd.Function):
@@ -295,19 +270,6 @@ def published(trainee: Eagle3Trainee, vocab_size: int) -> tuple[dict[str, Tensor
     tensors["t2d"] = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, ids, value=True)
     config = {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": len(ids)}
     return tensors, {**trainee.config, **config}
-
-
-def _normed(values: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return functional.rms_norm(values.float(), (values.shape[-1],), weight, eps)
-
-
-def _turned(heads: Tensor, positions: Tensor, theta: float) -> Tensor:
-    """Rotary positions of `[rows, heads, places, dim]`."""
-    half = heads.shape[-1] // 2
-    angles = positions[:, None].float() * theta ** (-torch.arange(half, device=heads.device) / half)
-    cos, sin = angles.cos(), angles.sin()
-    first, second = heads[..., :half], heads[..., half:]
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
 def train_eagle3(
