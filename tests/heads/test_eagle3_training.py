@@ -158,8 +158,8 @@ def test_answers_are_written_once(target, tmp_path):
     again = write_answers(target, PROMPTS, ANSWERED, tmp_path, counts.append)
     assert counts[0] == ANSWERED.batch_size
     assert sum(counts) == pytest.approx(len(PROMPTS))
-    assert [list(one.prompt) for one in again] == PROMPTS
-    assert all(0 < len(one.answer) <= 16 for one in again)
+    assert [list(prompt) for prompt, _ in again] == PROMPTS
+    assert all(0 < len(answer) <= 16 for _, answer in again)
     fresh = write_answers(target, PROMPTS, ANSWERED, tmp_path / "fresh")
     assert fresh == again, "an interrupted run writes what an uninterrupted one does"
     with pytest.raises(OptionError, match="answers to other prompts"):
@@ -172,16 +172,16 @@ def test_answers_are_written_once(target, tmp_path):
 def test_greedy_answers_do_not_depend_on_their_neighbours(target, tmp_path):
     settings = AnswerSettings(num_tokens=8, batch_size=8, temperatures=(0.0,))
     options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 1}
-    for one in write_answers(target, PROMPTS[:8], settings, tmp_path):
-        alone = target.generate(torch.tensor([one.prompt]), **options)
-        assert alone[0, len(one.prompt) :].tolist()[: len(one.answer)] == list(one.answer)
+    for prompt, answer in write_answers(target, PROMPTS[:8], settings, tmp_path):
+        alone = target.generate(torch.tensor([prompt]), **options)
+        assert alone[0, len(prompt) :].tolist()[: len(answer)] == list(answer)
 
 
 def test_sampled_answers_have_the_law_of_the_target(target, tmp_path):
     """The first token of many answers to one prompt, against its law at the temperature."""
     settings = AnswerSettings(num_tokens=1, batch_size=4000, temperatures=(0.7,))
     written = write_answers(target, [PROMPTS[0]] * 4000, settings, tmp_path)
-    counts = torch.bincount(torch.tensor([one.answer[0] for one in written]), minlength=VOCAB)
+    counts = torch.bincount(torch.tensor([answer[0] for _, answer in written]), minlength=VOCAB)
     with torch.no_grad():
         law = (target(torch.tensor([PROMPTS[0]])).logits[0, -1].double() / 0.7).softmax(0)
     # Expected distance of 4,000 draws: at most sqrt(VOCAB / 4000) / 2.
@@ -201,7 +201,7 @@ def test_the_target_writes_prompts(target, tmp_path, monkeypatch):
     texts = write_prompts(target, Letters(), (3, 4), 60, tmp_path, seed=1)
     settings = AnswerSettings(num_tokens=6, temperatures=(1.0,), seed=1)
     written = write_answers(target, [(3, 4)] * 60, settings, tmp_path)
-    ended = [one.answer[:-1] for one in written if len(one.answer) < 6]
+    ended = [turn[:-1] for _, turn in written if len(turn) < 6]
     assert 0 < len(ended) < 60, "some turns were to end, and some not"
     assert set(texts) == {Letters().decode(ids).strip() for ids in ended} - {""}
     assert len(texts) == len(set(texts))

@@ -6,7 +6,7 @@ In the maths p = target, q = draft.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ from monge.heads.readers.tensors import Settings, Tensors
 from monge.heads.target import TargetSizes
 from monge.training.chain import ChainQuality, Step, chain_quality
 from monge.training.conversations import Conversations, Rows, read_conversations
-from monge.training.loop import NOBODY, Outcome, Recipe, Trainee, Watch, train
+from monge.training.loop import NOBODY, Outcome, Recipe, Trainee, Watch, fit
 from monge.training.own_text import AnswerSettings, OnRows, write_answers
 from monge.training.published import initial_layer, layer_config, rounded, save_published
 from monge.training.texts import feature_model
@@ -312,7 +312,7 @@ def train_eagle3(
     quick = faster_copy(network)
     written = write_answers(quick, prompts, answers, folder, on_answers)
     layers = (2, sizes.num_layers // 2, sizes.num_layers - 3)
-    pairs = [(one.prompt, one.answer) for one in written if len(one.answer) > num_steps]
+    pairs = [(prompt, answer) for prompt, answer in written if len(answer) > num_steps]
     count = min(_MOST_CHOSEN, max(1, round(_CHOSEN * len(pairs))))
     if len(pairs) < 2 * count + 1:
         raise OptionError(
@@ -343,22 +343,19 @@ def train_eagle3(
         dtype=quick.dtype,
     )
 
-    reached, size = train(trainee, recipe, folder, watch), trainee.num_parameters
-    if watch.should_stop():
-        return Outcome(num_parameters=size, quality=None, progress=reached)
-    quality = trainee.quality(measured)
-    covered = torch.isin(measured.token_ids[measured.is_learnt].cpu(), ids).double().mean()
-    figures = {
-        "answers": len(pairs),
-        "tokens": len(learnt),
-        "draft_vocabulary_covers": round(float(covered), 4),
-        **reached.figures,
-        "held_out": asdict(quality),
-    }
-    tensors, config = published(trainee, sizes.vocab_size)
-    config["about"] = figures | dict(about or {})
-    save_published(folder / "model.safetensors", tensors, config)
-    return Outcome(num_parameters=size, quality=quality, progress=reached)
+    outcome = fit(trainee, recipe, folder, watch, measured=measured)
+    if outcome.quality is not None:
+        covered = torch.isin(measured.token_ids[measured.is_learnt].cpu(), ids).double().mean()
+        figures = {
+            "answers": len(pairs),
+            "tokens": len(learnt),
+            "draft_vocabulary_covers": round(float(covered), 4),
+            **outcome.figures,
+            **(about or {}),
+        }
+        tensors, config = published(trainee, sizes.vocab_size)
+        save_published(folder / "model.safetensors", tensors, {**config, "about": figures})
+    return outcome
 
 
 def faster_copy(network: PreTrainedModel) -> PreTrainedModel:

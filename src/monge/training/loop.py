@@ -86,11 +86,6 @@ class Progress:
     seconds: float = 0.0
 
     @property
-    def figures(self) -> dict[str, Any]:
-        """Entries of a saved head's configuration."""
-        return {"steps": self.step, "best_step": self.best_step, "training_s": self.seconds}
-
-    @property
     def looks_since_best(self) -> int:
         """Evaluations since the best one."""
         return sum(step > self.best_step for step, _ in self.history)
@@ -122,6 +117,13 @@ class Outcome:
     quality: ChainQuality | None
     progress: Progress
 
+    @property
+    def figures(self) -> dict[str, Any]:
+        """Entries of a saved head's configuration."""
+        own, quality = self.progress, None if self.quality is None else asdict(self.quality)
+        steps = {"steps": own.step, "best_step": own.best_step, "training_s": own.seconds}
+        return {**steps, "held_out": quality}
+
 
 class Trainee(ABC):
     """A head in training: parameters, a loss on random batches, and its acceptance on text."""
@@ -148,14 +150,19 @@ class Trainee(ABC):
     def quality(self, texts: Any) -> ChainQuality:
         """Acceptance on text."""
 
-    @property
-    def num_parameters(self) -> int:
-        """Number of trained parameters."""
-        return sum(tensor.numel() for tensor in self.weights.values())
-
     def look(self) -> float:
         """Block efficiency on held-out text: larger is better."""
         return self.quality(self.held_out).block_efficiency
+
+
+def fit(trainee: Trainee, recipe: Recipe, folder: Path, watch: Watch, *, measured: Any) -> Outcome:
+    """Train a head as by `train`, then measure it on other text unless training was interrupted."""
+    progress = train(trainee, recipe, folder, watch)
+    return Outcome(
+        num_parameters=sum(tensor.numel() for tensor in trainee.weights.values()),
+        quality=None if watch.should_stop() else trainee.quality(measured),
+        progress=progress,
+    )
 
 
 def train(trainee: Trainee, recipe: Recipe, folder: Path, watch: Watch = NOBODY) -> Progress:

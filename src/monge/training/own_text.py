@@ -18,6 +18,8 @@ from monge.core.errors import OptionError
 
 ANSWERS: Final = "answers.jsonl"
 _TURN: Final = 160  # most tokens of a turn that the target writes for the user
+Answer = tuple[tuple[int, ...], tuple[int, ...]]
+"""A prompt and the target's answer."""
 OnRows = Callable[[float], None]
 """Receives the number of new rows, in parts while a batch is written."""
 
@@ -84,14 +86,6 @@ class TextSettings:
         return self.num_tokens // self.row_length
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A prompt and the target's answer."""
-
-    prompt: tuple[int, ...]
-    answer: tuple[int, ...]
-
-
 def write_own_text(
     network: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
@@ -115,7 +109,7 @@ def write_own_text(
         row_length=settings.row_length,
     )
     written = write_answers(network, in_turn, answers, folder, on_rows)
-    return torch.tensor([[*one.prompt, *one.answer] for one in written])
+    return torch.tensor([[*prompt, *answer] for prompt, answer in written])
 
 
 def cut_rows(texts: Sequence[Sequence[int]], row_length: int) -> Int64[Tensor, "rows seq"]:
@@ -160,8 +154,8 @@ def write_prompts(
     """
     settings = AnswerSettings(num_tokens=_TURN, temperatures=(1.0,), seed=seed)
     written = write_answers(network, [opening] * count, settings, folder, on_rows)
-    ended = (tokenizer.decode(one.answer[:-1]) for one in written if len(one.answer) < _TURN)
-    return list(dict.fromkeys(text.strip() for text in ended if text.strip()))
+    ended = (tokenizer.decode(turn[:-1]).strip() for _, turn in written if len(turn) < _TURN)
+    return list(dict.fromkeys(text for text in ended if text))
 
 
 def write_answers(
@@ -208,8 +202,8 @@ def write_answers(
         progress = RowProgress(on_rows, len(batch), most)
         written = _answered(network, batch, settings, len(answers) // batch_size, progress)
         with path.open("a", encoding="utf-8") as file:
-            for one in written:
-                row = {"prompt": one.prompt, "answer": one.answer, "settings": key}
+            for prompt, answer in written:
+                row = {"prompt": prompt, "answer": answer, "settings": key}
                 file.write(json.dumps(row) + "\n")
         answers += written
         progress.end()
@@ -250,7 +244,7 @@ def _answered(
         end = next((place + 1 for place, token in enumerate(row) if token in ends), len(row))
         if settings.row_length is not None:
             end = settings.row_length - len(prompt)
-        answers.append(Answer(prompt, tuple(row[:end])))
+        answers.append((prompt, tuple(row[:end])))
     return answers
 
 
@@ -325,15 +319,13 @@ def _restored(path: Path, prompts: Sequence[tuple[int, ...]], key: str) -> list[
         return []
     try:
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        answers = [Answer(tuple(row["prompt"]), tuple(row["answer"])) for row in rows]
+        answers = [(tuple(row["prompt"]), tuple(row["answer"])) for row in rows]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise OptionError(
             f"cannot read {str(path)!r}: {error}; remove it to write the answers again"
         ) from error
-    has_other_prompts = any(
-        answer.prompt != prompt for answer, prompt in zip(answers, prompts, strict=False)
-    )
-    if has_other_prompts or any(row.get("settings") != key for row in rows):
+    found = [prompt for prompt, _ in answers[: len(prompts)]]
+    if found != list(prompts[: len(found)]) or any(row.get("settings") != key for row in rows):
         raise OptionError(
             f"{str(path)!r} holds answers to other prompts or by other settings; restore them "
             "or choose another folder"

@@ -3,7 +3,7 @@
 import json
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -20,7 +20,7 @@ from monge.heads.readers.reading import Reading
 from monge.heads.readers.tensors import Settings, Tensors
 from monge.heads.target import TargetSizes
 from monge.training.chain import ChainQuality, Step, Weights, chain_loss, chain_quality
-from monge.training.loop import NOBODY, Outcome, Recipe, Trainee, Watch, train
+from monge.training.loop import NOBODY, Outcome, Recipe, Trainee, Watch, fit
 from monge.training.texts import (
     HELD_OUT_ROWS,
     Ends,
@@ -248,14 +248,12 @@ def train_published(
         layer=layer_config(network, TargetSizes.of(target)),
         seed=recipe.seed,
     )
-    progress, size = train(trainee, recipe, folder, watch), trainee.num_parameters
-    if watch.should_stop():
-        return Outcome(num_parameters=size, quality=None, progress=progress)
-    quality = trainee.quality(held_out)
-    figures = {"tokens": rows.numel(), **progress.figures, "held_out": asdict(quality)}
-    config = {**trainee.config, "about": figures | dict(about or {})}
-    save_published(folder / trainee.file, rounded(trainee.weights), config)
-    return Outcome(num_parameters=size, quality=quality, progress=progress)
+    outcome = fit(trainee, recipe, folder, watch, measured=held_out)
+    if outcome.quality is not None:
+        figures = {"tokens": rows.numel(), **outcome.figures, **(about or {})}
+        config = {**trainee.config, "about": figures}
+        save_published(folder / trainee.file, rounded(trainee.weights), config)
+    return outcome
 
 
 def save_published(file: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:

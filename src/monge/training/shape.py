@@ -149,7 +149,7 @@ def make_head(
     target, ends = feature_model(network), gradient_ends(network)
     fitted, chosen, held_out = thirds(read_texts(target, rows, on_rows=watch.on_read))
     head = _fresh(target, settings, network.device)
-    size, began = head.num_parameters, perf_counter()
+    began = perf_counter()
     if settings.preset == "ridge":
         calibrate_ridge(head, fitted, chosen, ends)
         progress = Progress(seconds=perf_counter() - began)
@@ -164,37 +164,25 @@ def make_head(
         )
         progress = train(trainee, settings.recipe, folder, watch)
         if watch.should_stop():
+            size = head.num_parameters
             return Outcome(num_parameters=size, quality=None, progress=progress)
         calibrate_alignments(head, fitted, chosen, ends)
     quality = measure(head, held_out, ends)
-    figures = {
-        "settings": asdict(settings),
-        "tokens": rows.numel(),
-        "held_out": asdict(quality),
-        **progress.figures,
-    }
-    # Rounding to bfloat16 moves a draft law a little and the output law not at all.
-    save_head(head, folder, dtype=torch.bfloat16, about=figures | dict(about or {}))
-    return Outcome(num_parameters=head.num_parameters, quality=quality, progress=progress)
+    outcome = Outcome(num_parameters=head.num_parameters, quality=quality, progress=progress)
+    figures = {"settings": asdict(settings), "tokens": rows.numel(), **outcome.figures}
+    # Rounding to bfloat16 changes a draft law slightly and the output law not at all.
+    save_head(head, folder, dtype=torch.bfloat16, about={**figures, **(about or {})})
+    return outcome
 
 
 def _fresh(target: FeatureModel, settings: HeadSettings, device: torch.device) -> ShapeHead:
-    sizes = TargetSizes.of(target)
-    shape = {
-        "width": settings.width or min(1024, sizes.hidden_size),
-        "gate_rank": min(64, max(1, sizes.hidden_size // 8)),
-    }
-    made = dict(PRESETS[settings.preset])
+    sizes, own = TargetSizes.of(target), dict(PRESETS[settings.preset])
+    kind = own.pop("kind")
+    if kind == "gated":
+        own["width"] = settings.width or min(1024, sizes.hidden_size)
+        own["gate_rank"] = min(64, max(1, sizes.hidden_size // 8))
     generator = torch.Generator().manual_seed(settings.recipe.seed)
-    kind = made.pop("kind")
-    predictor = make_predictor(
-        kind,
-        sizes,
-        generator,
-        num_steps=settings.num_steps,
-        **made,
-        **(shape if kind == "gated" else {}),
-    )
+    predictor = make_predictor(kind, sizes, generator, num_steps=settings.num_steps, **own)
     head = ShapeHead(predictor, sizes, settings.alignment)
     head.remember(target)
     return head.to(device)

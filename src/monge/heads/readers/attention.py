@@ -20,9 +20,6 @@ class GroupedAttention(nn.Module):
     """Grouped-query attention, with query and key norms and an output gate if the checkpoint has them.
 
     Args:
-        tensors: Tensors of the checkpoint.
-        name: Prefix of its tensor names.
-        settings: The head's configuration.
         doubled: Whether the input is twice as wide as the output: embedding and state.
         window: Size of the sliding window in tokens; `None` for full attention.
         centred: Whether norm weights are stored minus 1.
@@ -115,11 +112,6 @@ class GroupedAttention(nn.Module):
 
 class LatentAttention(nn.Module):
     """Multi-head latent attention: keys and values are projected from one compressed vector.
-
-    Args:
-        tensors: Tensors of the checkpoint.
-        name: Prefix of its tensor names.
-        settings: The head's configuration.
 
     Reference:
         DeepSeek-V2, arXiv 2405.04434; used by DeepSeek-V3, arXiv 2412.19437.

@@ -159,9 +159,6 @@ class BlockLayer(nn.Module):
     those of the block.
 
     Args:
-        tensors: Tensors of the checkpoint.
-        name: Prefix of its tensor names.
-        settings: The head's configuration.
         mask: Maps the rows of a block to the columns that they attend to.
     """
 
@@ -240,7 +237,6 @@ class DynamicConv(nn.Module):
 
     Args:
         tensors: `base_kernel` and `kernel_projection.weight`.
-        name: Prefix of their tensor names.
         hidden: Width of a row.
         settings: `conv_kernel_size`, `conv_group_size`.
 

@@ -17,9 +17,6 @@ class DecoderLayer(nn.Module):
     The checkpoint decides between latent and grouped attention, and between experts and one network.
 
     Args:
-        tensors: Tensors of the checkpoint.
-        name: Prefix of its tensor names.
-        settings: The head's configuration.
         doubled: Whether attention reads embedding and state concatenated.
         centred: Whether norm weights are stored minus 1.
         window: Size of the sliding window in tokens; `None` for full attention.

@@ -19,8 +19,6 @@ class Experts(nn.Module):
 
     Args:
         tensors: Tensors of the checkpoint; experts one by one, or all in one tensor.
-        name: Prefix of their tensor names.
-        settings: The head's configuration.
 
     Reference:
         DeepSeek-V3, arXiv 2412.19437, section 2.1.2.

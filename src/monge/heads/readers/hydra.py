@@ -30,7 +30,6 @@ class HydraHead(StepHead):
 
     Args:
         tensors: `hydra_mlp.*`, `hydra_lm_head.*` and optionally the prefix layer.
-        settings: The head's configuration.
 
     Reference:
         Ankner et al., arXiv 2402.05109.
@@ -84,7 +83,6 @@ class HydraChain(ChainHead):
 
     Args:
         tensors: `fc.*` and `attn.*`.
-        settings: The head's configuration.
 
     Reference:
         Ankner et al., arXiv 2402.05109; Li et al., EAGLE, arXiv 2401.15077.

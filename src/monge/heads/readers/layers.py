@@ -1,4 +1,8 @@
-"""Building blocks of published heads."""
+"""Building blocks of published heads.
+
+A block is built from the `tensors` of the checkpoint under a `name` of its own: a prefix of tensor
+names, or the name of a tensor without `.weight`. `settings` are the head's configuration.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import ClassVar
@@ -33,8 +37,6 @@ class Projection(nn.Module):
     """A linear layer, with a bias if the checkpoint has one.
 
     Args:
-        tensors: Tensors of the checkpoint.
-        name: Tensor name, without `.weight`.
         rows: Output width.
         columns: Input width.
     """
@@ -56,8 +58,6 @@ class Norm(nn.Module):
     """RMS normalisation over the last dimension, in float32 or wider.
 
     Args:
-        tensors: Tensors of the checkpoint.
-        name: Tensor name, without `.weight`.
         size: Width.
         eps: Added to the mean square: part of the published networks' definition.
         centred: Whether the weight is stored minus 1.
@@ -84,8 +84,6 @@ class GatedMlp(nn.Module):
     """down(act(gate(x)) * up(x)).
 
     Args:
-        tensors: Tensors of the checkpoint.
-        name: Prefix of its tensor names.
         hidden: Input and output width.
         inner: Inner width.
         act: Activation function.
@@ -110,7 +108,6 @@ class ResBlocks(nn.Module):
     If the first block reduces the width, a linear map replaces its x.
 
     Args:
-        tensors: Tensors of the checkpoint.
         names: Tensor names of the blocks.
         hidden: Output width.
         width: Input width.

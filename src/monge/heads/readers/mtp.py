@@ -96,8 +96,6 @@ def read(checkpoint: Checkpoint, config: Mapping[str, Any] | None = None) -> Mtp
     Raises:
         ModelLoadError: If settings or tensors are missing or misshapen, or there is no module.
     """
-    if config is None:
-        config = checkpoint.config.get("text_config") or checkpoint.config
     where, layout = str(checkpoint.path), _layout(checkpoint)
     if layout is None:
         raise ModelLoadError(
@@ -119,9 +117,10 @@ def read(checkpoint: Checkpoint, config: Mapping[str, Any] | None = None) -> Mtp
             names[parts.get(part, "") + name.removeprefix(part)] = name
     tensors = Tensors.of(checkpoint, names)
     tensors.leave(*(f"mtp.layers.{one}." for one in range(1, num_modules)))
-    centred = str(config.get("model_type", "")).startswith(_CENTRED)
-    state_first = prefix.startswith("model.mtp_layers.")
-    head = MtpHead(tensors, Settings(config, where), state_first=state_first, centred=centred)
+    config = config or checkpoint.config.get("text_config") or checkpoint.config
+    settings, state_first = Settings(config, where), prefix.startswith("model.mtp_layers.")
+    centred = str(settings.config.get("model_type", "")).startswith(_CENTRED)
+    head = MtpHead(tensors, settings, state_first=state_first, centred=centred)
     tensors.finish()
     return head
 
