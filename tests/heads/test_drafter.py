@@ -1,4 +1,4 @@
-"""The shape drafter in the real loop: lossless with every pairing that is legal, refused with the others."""
+"""The shape drafter in the real loop: lossless with every pairing that is legal."""
 
 from collections.abc import Callable
 
@@ -8,9 +8,9 @@ import torch
 from monge.api import make_components
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import TapeDraws
-from monge.core.errors import OptionError, ProposalMismatchError
+from monge.core.errors import OptionError
 from monge.core.law import total_variation
-from monge.core.proposal import Arbitrary, Deterministic, Iid
+from monge.core.proposal import Deterministic, Iid
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.core.tree import TokenTree
 from monge.draft.shape import ShapeDrafter
@@ -193,28 +193,6 @@ def test_the_truncated_law_is_the_declared_one() -> None:
     proposal = drafted(shape("chain(1)", top_k=2)).proposals[0]
     assert isinstance(proposal, Iid)
     assert proposal.law.sparse().probs.numel() == 2
-
-
-@pytest.mark.parametrize(
-    ("tree", "verifier"),
-    [
-        ("best_first(4, 2, 2)", "single_draft"),  # an argmax declared as a draw
-        ("fixed_width((2,), children='without_replacement')", "rrs"),
-        ("fixed_width((2,), children='iid')", "greedy"),
-        ("fixed_width((2,), children='iid')", "single_draft"),  # more than one draw
-    ],
-)
-def test_biased_pairings_are_refused(tree: str, verifier: str) -> None:
-    with pytest.raises(ProposalMismatchError):
-        components(tree, verifier)
-
-
-def test_a_draw_that_is_dropped_makes_the_tree_arbitrary() -> None:
-    """No rule but the walk takes a tree without the candidates of low probability, or the worse of two draws."""
-    tree = drafted(shape("fixed_width((2, 1), children='iid')"))
-    kept = tree.prune(tree.candidates[0][:1])
-    assert isinstance(kept.proposals[0], Arbitrary)
-    assert all(isinstance(proposal, Arbitrary | Deterministic) for proposal in kept.proposals)
 
 
 def test_targets_without_hidden_states_are_refused() -> None:

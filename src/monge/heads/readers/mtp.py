@@ -117,8 +117,9 @@ def read(checkpoint: Checkpoint, config: Mapping[str, Any] | None = None) -> Mtp
             names[parts.get(part, "") + name.removeprefix(part)] = name
     tensors = Tensors.of(checkpoint, names)
     tensors.leave(*(f"mtp.layers.{one}." for one in range(1, num_modules)))
-    config = config or checkpoint.config.get("text_config") or checkpoint.config
-    settings, state_first = Settings(config, where), prefix.startswith("model.mtp_layers.")
+    text: Any = checkpoint.config.get("text_config")
+    settings = Settings(config or text or checkpoint.config, where)
+    state_first = prefix.startswith("model.mtp_layers.")
     centred = str(settings.config.get("model_type", "")).startswith(_CENTRED)
     head = MtpHead(tensors, settings, state_first=state_first, centred=centred)
     tensors.finish()
