@@ -146,7 +146,7 @@ def _agreed(p: Tensor, q: Tensor) -> Tensor:
 
 
 def _inputs(head: ShapeHead, number: int, windows: Windows) -> tuple[Tensor, Tensor, Tensor]:
-    """What step `number` reads: the shared start, the previous state, and the last token's embedding."""
+    """Inputs of step `number`: the shared start, the previous state, and the last token's embedding."""
     start = head.predictor.start(windows.states, windows.tokens[:, 0])
     state = windows.states
     for earlier in range(1, number):

@@ -57,7 +57,7 @@ class ChainQuality:
 
     @property
     def block_efficiency(self) -> float:
-        """Tokens per target forward of a sampled chain of all steps, verified token by token at the text's temperature."""
+        """Tokens per target forward of a sampled chain of all steps, verified at the text's temperature."""
         return 1.0 + sum(self.survival)
 
 

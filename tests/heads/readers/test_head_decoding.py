@@ -1,4 +1,4 @@
-"""Published heads in the real loop: lossless with every legal pairing, refused with the others, aligned with the text."""
+"""Published heads in the real loop: lossless with every legal pairing, and aligned with the text."""
 
 from collections.abc import Callable
 from functools import cache, partial

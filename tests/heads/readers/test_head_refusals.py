@@ -130,7 +130,7 @@ def test_truncated_and_corrupted_files_are_refused(kind: str, write: Write) -> N
 
 
 class Intruder:
-    """What a file of weights must not be able to do."""
+    """A file of weights that would run code."""
 
     def __reduce__(self):
         return (Path.touch, (Path("intruder"),))

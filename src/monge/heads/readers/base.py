@@ -110,7 +110,7 @@ class StepHead(PublishedHead):
     """Predicts each future token from the target's last state and, in some families, the tokens drafted before it."""
 
     reads_tokens: bool = False
-    """Whether a step reads the tokens before it."""
+    """True if a step reads the tokens before it."""
     outputs: nn.ModuleList
     """An output layer for each step."""
 

@@ -48,7 +48,7 @@ class NoMap(Alignment):
 
 
 class GaussianMap(Alignment):
-    """The optimal transport map, under squared Euclidean cost, from the law of the predictions to that of the true states.
+    """The optimal transport map, under squared Euclidean cost, from the law of predictions to that of true states.
 
     Both laws are modelled as Gaussian, N(mu', S') and N(mu, S):
 

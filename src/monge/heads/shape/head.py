@@ -208,7 +208,7 @@ class FirstStep(nn.Module):
         self.head = head
 
     def forward(self, states: States, known: States) -> tuple[Start, States]:
-        """Map the target's last state and the next token's embedding to the shared computation and the predicted state."""
+        """Return the shared computation and the predicted state, from the last state and the next token's embedding."""
         start = self.head.predictor.start(states, known)
         return start, self.head.step(1, start, states, known)
 
