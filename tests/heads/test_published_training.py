@@ -12,7 +12,7 @@ from monge.core.errors import ModelLoadError, OptionError
 from monge.draft.by_name import drafter_of
 from monge.heads.readers.registry import load_head
 from monge.heads.target import TargetSizes
-from monge.training.chain import Step, Weights, chain_quality
+from monge.training.chain import Weights
 from monge.training.loop import STATE, Recipe, Watch
 from monge.training.own_text import TextSettings, write_own_text
 from monge.training.published import KINDS, PublishedTrainee, layer_config, train_published
@@ -45,25 +45,6 @@ def trainee(kind: str) -> PublishedTrainee:
         num_steps=STEPS,
         layer=LLAMA,
     )
-
-
-def test_survival_is_the_mean_over_the_target_s_texts() -> None:
-    """Two steps, every text enumerated with its probability."""
-    generator = torch.Generator().manual_seed(1)
-    first, second = torch.randn(2, 2, 3, generator=generator, dtype=torch.float64)
-    (p, q), (later, drafted) = torch.softmax(first, 1), torch.softmax(second, 1)
-    expected = sum(torch.minimum(p, q)) * sum(torch.minimum(later, drafted))
-    found = 0.0
-    for token in range(3):
-        steps = [
-            Step(first[1:2], first[:1], torch.tensor([token])),
-            Step(second[1:2], second[:1], torch.tensor([0])),
-        ]
-        quality = chain_quality([steps])
-        found += float(p[token]) * quality.survival[1]
-        assert quality.acceptance[0] == pytest.approx(float(torch.minimum(p, q).sum()))
-        assert quality.block_efficiency == pytest.approx(1 + sum(quality.survival))
-    assert found == pytest.approx(float(expected))
 
 
 @each_kind

@@ -312,7 +312,7 @@ def test_heads_are_loaded_as_drafts(tmp_path: Path) -> None:
         monge.load(draft=odd)
 
 
-def test_unknown_layers_and_blind_targets_are_refused(write: Write) -> None:
+def test_unknown_layers_are_refused(write: Write) -> None:
     folder = write("eagle3", {AUX: [0, 1, 7]})
     with pytest.raises(OptionError, match=r"states \[0, 1, 7\]; the target has 0 to 1"):
         HeadDrafter(target=table(), head=folder, tree=TREE)
