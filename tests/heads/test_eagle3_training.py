@@ -27,19 +27,9 @@ from monge.training.eagle3 import (
 from monge.training.loop import Recipe, Watch
 from monge.training.own_text import ANSWERS, AnswerSettings, write_answers, write_prompts
 from tests.engine.tiny import VOCAB, network
+from tests.heads.readers.published import sizes
 
 STEPS, SIZE, HIDDEN = 3, 11, 16
-LLAMA = {
-    "hidden_size": HIDDEN,
-    "vocab_size": SIZE,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 4,
-    "intermediate_size": 24,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 100.0,
-}
 
 
 def conversations(lengths=(9, 12), given=3):
@@ -64,7 +54,7 @@ def trainee():
         draft_ids=ids,
     )
     texts = {"fitted": conversations(), "held_out": conversations()}
-    made = Eagle3Trainee(**texts, target=target, config=LLAMA, num_steps=STEPS)
+    made = Eagle3Trainee(**texts, target=target, config=sizes(HIDDEN, SIZE), num_steps=STEPS)
     for tensor in made.tensors.values():  # what starts as zero would hide mistakes
         tensor.data += 0.3 * torch.randn(tensor.shape, generator=draws)
     return made

@@ -17,22 +17,12 @@ from monge.training.loop import STATE, Recipe, Watch
 from monge.training.own_text import TextSettings, write_own_text
 from monge.training.published import KINDS, PublishedTrainee, layer_config, train_published
 from tests.engine.tiny import network, prompts
+from tests.heads.readers.published import sizes
 from tests.heads.toy import markov_ends, markov_table, markov_texts
 
 VOCAB, STEPS = 4, 2
 RECIPE = Recipe(steps=20, batch_size=96, evaluate_every=10)
 TEXT = TextSettings(num_tokens=960, row_length=24, prompt_length=4, batch_size=32)
-LLAMA = {
-    "hidden_size": VOCAB,
-    "vocab_size": VOCAB,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 2,
-    "intermediate_size": 6,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 100.0,
-}
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -43,7 +33,7 @@ def trainee(kind: str) -> PublishedTrainee:
         ends=markov_ends(VOCAB),
         parts=Weights(),
         num_steps=STEPS,
-        layer=LLAMA,
+        layer=sizes(VOCAB, VOCAB),
     )
 
 
