@@ -3,6 +3,7 @@
 import gc
 import json
 import weakref
+from dataclasses import replace
 
 import pytest
 from fastapi.testclient import TestClient
@@ -13,7 +14,7 @@ from monge.audit.recorder import Recorder
 from monge.serve.scheduler import Scheduler
 from tests.audit.certified import certified, reread
 from tests.serve.served import toy_app, toy_decoder
-from tests.serve.toy import alone, decoder, generation, submit
+from tests.serve.toy import Mine, alone, decoder, generation, submit
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")
 PATHS = {
@@ -187,16 +188,13 @@ def test_a_crowd_writes_what_each_writes_alone(tree, verifier):
 
 
 def test_a_neighbour_that_fails_leaves_no_trace():
-    """The stage of all is tried again for each alone, and the tape has it once."""
     made = decoder()
     recorder = Recorder(made)
-    generations = crowd()
-    made.components.target.failing.add(generations[1].prompt_ids[0])
-    completions = served(recorder, generations, recorded=1)
+    requests = crowd()
+    requests[1] = replace(requests[1], processors=(Mine(5),))
+    completions = served(recorder, requests, recorded=2)
     assert [one.finish_reason for one in completions] == ["length", "error", *["length"] * 3]
-    sessions = [one.recorded for one in completions[:1] + completions[2:]]
-    made.components.target.failing.clear()
-    certificate = reread(recorder.certificate([one for one in sessions if one is not None]))
+    certificate = reread(recorder.certificate([one.recorded for one in completions[::2]]))
     report = certified(certificate, lambda: decoder().components)
     assert report.answer == "exact", report.findings
 

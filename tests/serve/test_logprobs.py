@@ -9,7 +9,7 @@ import torch
 from fastapi.testclient import TestClient
 
 from monge.api import built_in, load
-from monge.engine import prefill
+from monge.engine import opening
 from monge.engine.chat_format import chat_format
 from monge.loading.networks import load_network
 from monge.options import ServeOptions
@@ -154,8 +154,8 @@ def test_characters_are_never_cut(client, decoder):
 
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_a_prompt_is_scored_once_for_its_choices(client, decoder, monkeypatch, is_stream):
-    scored, score = [], prefill.score
-    monkeypatch.setattr(prefill, "score", lambda *given: scored.append(1) or score(*given))
+    scored, score = [], opening.score
+    monkeypatch.setattr(opening, "score", lambda *given: scored.append(1) or score(*given))
     fields = {"n": 3, "max_tokens": 2, "echo": True, "logprobs": 2, "seed": 1}
     if is_stream:
         choices = stream(client, **fields)
