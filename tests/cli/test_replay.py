@@ -8,12 +8,11 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from monge.cli import networks
+from monge import api
 from monge.cli import tune as tuning
 from monge.cli.progress import Stage
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
-from monge.loading.networks import as_draft_model
 from monge.loading.sources import PackagedModel
 from monge.prompts import Prompt
 from monge.replay.file import read_log
@@ -31,33 +30,14 @@ def logged(tiny_paths, tmp_path_factory):
     folder = tmp_path_factory.mktemp("log")
     (folder / "mine.txt").write_text("One and two.\nThree.\n")
     target, draft = tiny_paths
-    arguments = [
-        "--file",
-        folder / "mine.txt",
-        "--temperature",
-        1,
-        "--max-new-tokens",
-        8,
-        "--ignore-eos",
-        "--json",
-    ]
-    command = [
-        "replay",
-        "record",
-        "--target",
-        target,
-        "--draft",
-        draft,
-        "--out",
-        folder / "run.mlog",
-        *arguments,
-    ]
+    command = f"replay record --target {target} --draft {draft} --out {folder}/run.mlog"
+    command += f" --file {folder}/mine.txt --temperature 1 --max-new-tokens 8 --ignore-eos --json"
     steps, advance = [], Stage.advance
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             Stage, "advance", lambda stage, *count: advance(stage, *count) or steps.append(stage)
         )
-        result = CliRunner().invoke(app, [str(word) for word in command], catch_exceptions=False)
+        result = CliRunner().invoke(app, command.split(), catch_exceptions=False)
     assert result.exit_code == 0, result.stderr
     written = [stage.task for stage in steps if stage.task.total == 2]
     assert [task.completed for task in written] == [2] * 2, "every text counts"
@@ -78,26 +58,9 @@ def test_replay_compares_what_fits_and_says_why_the_rest_does_not(
     run, logged, tiny_paths, tmp_path
 ):
     path, _ = logged
-    choices = [
-        "--tree",
-        "chain(2)",
-        "--verifier",
-        "single_draft",
-        "--verifier",
-        "layer",
-        "--verifier",
-        "rrs_without_replacement",
-    ]
-    arguments = [
-        "--draft",
-        tiny_paths[1],
-        "--repeats",
-        1,
-        "--out",
-        tmp_path,
-        "--json",
-    ]
-    result = run("replay", "run", path, *choices, *arguments, "--check-target", tiny_paths[0])
+    choices = "--tree chain(2) --verifier single_draft --verifier layer --verifier rrs_without_replacement"
+    files = ("--draft", tiny_paths[1], "--out", tmp_path, "--check-target", tiny_paths[0])
+    result = run("replay", "run", path, *choices.split(), *files, "--repeats", 1, "--json")
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout.splitlines()[-1])
     assert json.loads((tmp_path / "replay.json").read_text()) == document
@@ -113,34 +76,15 @@ def test_replay_compares_what_fits_and_says_why_the_rest_does_not(
 def test_compact_logs_without_costs_count_rounds(run, tiny_paths, tmp_path):
     target, draft = tiny_paths
     path = tmp_path / "small.mlog"
-    logging = [
-        "--prompts-per-task",
-        1,
-        "--max-new-tokens",
-        4,
-        "--temperature",
-        1,
-        "--top",
-        8,
-        "--no-costs",
-        "--ignore-eos",
-    ]
-    result = run("replay", "record", "--target", target, "--draft", draft, "--out", path, *logging)
+    models = ("--target", target, "--draft", draft, "--out", path)
+    limits = (
+        "--prompts-per-task 1 --max-new-tokens 4 --temperature 1 --top 8 --no-costs --ignore-eos"
+    )
+    result = run("replay", "record", *models, *limits.split())
     assert result.exit_code == 0, result.stderr
     assert "the 8 most probable tokens of each law, the rest as one, no costs" in result.stdout
-    result = run(
-        "replay",
-        "run",
-        path,
-        "--draft",
-        draft,
-        "--tree",
-        "chain(2)",
-        "--repeats",
-        1,
-        "--out",
-        tmp_path,
-    )
+    replayed = ("--draft", draft, "--tree", "chain(2)", "--repeats", 1, "--out", tmp_path)
+    result = run("replay", "run", path, *replayed)
     assert result.exit_code == 0, result.stderr
     assert "compact log: rejected candidates stand in" in result.stdout
     found = json.loads((tmp_path / "replay.json").read_text())["replayed"][0]
@@ -148,30 +92,23 @@ def test_compact_logs_without_costs_count_rounds(run, tiny_paths, tmp_path):
     assert set(found["tags"]) == {"gsm8k", "humaneval", "prose"}
 
 
+def command_of(line):
+    """The recommended command, with a prompt."""
+    return shlex.split(line.removeprefix("use it:   monge ").replace("PROMPT", "Once"))
+
+
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_tune_ends_with_a_command_that_runs(run, tiny_paths, tmp_path, temperature):
     target, draft = tiny_paths
     (tmp_path / "mine.txt").write_text("One and two.\n")
-    models = ["--target", target, "--draft", draft]
-    arguments = [
-        "--prompts",
-        tmp_path / "mine.txt",
-        "--max-new-tokens",
-        6,
-        "--repeats",
-        1,
-        "--out",
-        tmp_path / "out",
-    ]
-    confirm = ["--confirm"] if temperature == 0 else []
-    backend = (
-        []
-        if temperature == 0
-        else shlex.split("--backend eager --dtype float64 --device cpu --attention eager")
-    )
-    result = run(
-        "tune", *models, *arguments, "--temperature", temperature, "--json", *confirm, *backend
-    )
+    files = ("--prompts", tmp_path / "mine.txt", "--out", tmp_path / "out")
+    confirm, backend = ["--confirm"], []
+    if temperature:
+        backend = ["--backend", "eager", "--dtype", "float64", "--device", "cpu", "--attention", "eager"]
+        confirm = []
+    limits = f"--max-new-tokens 6 --repeats 1 --temperature {temperature} --json".split()
+    models = ("--target", target, "--draft", draft)
+    result = run("tune", *models, *files, *limits, *confirm, *backend)
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout.splitlines()[-1])
     speeds = [found["tokens_per_s"]["mean"] for found in document["replayed"]]
@@ -187,12 +124,7 @@ def test_tune_ends_with_a_command_that_runs(run, tiny_paths, tmp_path, temperatu
     assert "backend" not in line, "it is the default"
     assert ("--dtype float64 --device cpu --attention eager" in line) == bool(backend)
     assert ("dtype='float64', device='cpu', attention='eager'" in result.stdout) == bool(backend)
-    command = [
-        word if word != "PROMPT" else "Once"
-        for word in shlex.split(line.removeprefix("use it:   monge "))
-    ]
-    result = run(*command, "--max-new-tokens", 2)
-    assert result.exit_code == 0, result.stderr
+    assert run(*command_of(line), "--max-new-tokens", 2).exit_code == 0
 
 
 def test_what_the_clock_says_goes_before_what_was_predicted(run, tiny_paths, tmp_path, monkeypatch):
@@ -205,18 +137,9 @@ def test_what_the_clock_says_goes_before_what_was_predicted(run, tiny_paths, tmp
 
     monkeypatch.setattr(tuning, "_confirmed", confirmed)
     (tmp_path / "mine.txt").write_text("One and two.\n")
-    arguments = [
-        "--prompts",
-        tmp_path / "mine.txt",
-        "--max-new-tokens",
-        2,
-        "--repeats",
-        1,
-        "--out",
-        tmp_path / "out",
-        "--confirm",
-    ]
-    result = run("tune", "--target", tiny_paths[0], "--draft", tiny_paths[1], *arguments)
+    models = ("--target", tiny_paths[0], "--draft", tiny_paths[1])
+    files = ("--prompts", tmp_path / "mine.txt", "--out", tmp_path / "out")
+    result = run("tune", *models, *files, *["--max-new-tokens", "2", "--repeats", "1", "--confirm"])
     assert result.exit_code == 0, result.stderr
     assert "measured: slow: 1.0 tokens/s, 0.50 times plain decoding" in result.stdout
     assert "best by the clock: none" in result.stdout
@@ -290,40 +213,18 @@ def test_bad_input(run, logged, tiny_paths, tmp_path, arguments, message):
 
 
 def test_rounds_are_timed_in_the_backend_that_was_asked_for(run, tiny_paths, tmp_path, monkeypatch):
-    target, draft = tiny_paths
-    asked, make = [], networks.as_sequence_model
-    monkeypatch.setattr(
-        networks,
-        "as_sequence_model",
-        lambda network, backend: asked.append(backend) or make(network),
-    )
-    monkeypatch.setattr(
-        networks,
-        "as_draft_model",
-        lambda *args, backend, **rest: asked.append(backend) or make_draft(*args, **rest),
-    )
-    path, make_draft = tmp_path / "fast.mlog", as_draft_model
-    arguments = [
-        "--prompts-per-task",
-        1,
-        "--max-new-tokens",
-        2,
-        "--no-costs",
-        "--ignore-eos",
-        "--out",
-        path,
-    ]
-    result = run(
-        "replay",
-        "record",
-        "--target",
-        target,
-        "--draft",
-        draft,
-        *arguments,
-        "--backend",
-        "compiled",
-    )
+    asked, path = [], tmp_path / "fast.mlog"
+    for name in ("as_sequence_model", "as_draft_model"):
+        make = getattr(api, name)
+
+        def noted(*args, backend, make=make, **rest):
+            asked.append(backend)
+            return make(*args, **rest)
+
+        monkeypatch.setattr(api, name, noted)
+    models = ("--target", tiny_paths[0], "--draft", tiny_paths[1], "--out", path)
+    limits = "--prompts-per-task 1 --max-new-tokens 2 --no-costs --ignore-eos --backend compiled"
+    result = run("replay", "record", *models, *limits.split())
     assert result.exit_code == 0, result.stderr
     assert asked == ["compiled", "compiled"]
     assert read_log(path).about["backend"] == "compiled"
@@ -341,27 +242,10 @@ def test_heads_and_other_drafters_are_timed_and_tried_where_the_target_runs(
 ):
     head = medusa(32, 4096).write(tmp_path / "medusa")
     (tmp_path / "mine.txt").write_text("One and two.\n")
-    models = [
-        "--target",
-        tiny_paths[0],
-        "--draft",
-        head,
-        "--drafter",
-        "jacobi",
-        "--drafter",
-        "pool('ngram', 'head')",
-    ]
+    models = ["--target", tiny_paths[0], "--draft", head, "--prompts", tmp_path / "mine.txt"]
+    models += ["--drafter", "jacobi", "--drafter", "pool('ngram', 'head')"]
     limits = ["--max-new-tokens", 4, "--json"]
-    result = run(
-        "replay",
-        "record",
-        *models,
-        "--file",
-        tmp_path / "mine.txt",
-        *limits,
-        "--out",
-        tmp_path / "run.mlog",
-    )
+    result = run("replay", "record", *models, *limits, "--out", tmp_path / "run.mlog")
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout.splitlines()[-1])["costs"] == [
         "head",
@@ -369,28 +253,14 @@ def test_heads_and_other_drafters_are_timed_and_tried_where_the_target_runs(
         "ngram",
         "none",
     ]
-    result = run(
-        "tune",
-        *models,
-        "--prompts",
-        tmp_path / "mine.txt",
-        *limits,
-        "--repeats",
-        1,
-        "--out",
-        tmp_path / "out",
-    )
+    result = run("tune", *models, *limits, "--repeats", 1, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout.splitlines()[-1])
     tried = {found["configuration"]["drafter"].partition("(")[0] for found in document["replayed"]}
     assert tried == {"none", "ngram", "head", "jacobi", "pool", "suffix", "token_recycling"}
     assert not document["refused"]
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("use it:")]
-    command = [
-        word if word != "PROMPT" else "Once"
-        for word in shlex.split(line.removeprefix("use it:   monge "))
-    ]
-    assert run(*command, "--max-new-tokens", 2).exit_code == 0
+    assert run(*command_of(line), "--max-new-tokens", 2).exit_code == 0
 
 
 def test_a_log_alone_holds_no_hidden_states(run, logged, tmp_path):
