@@ -1,4 +1,3 @@
-import importlib
 import subprocess
 import sys
 from importlib.metadata import version
@@ -9,7 +8,7 @@ import typer
 
 import monge
 from monge.backends.registry import BACKENDS
-from monge.bench.runner import Settings
+from monge.cli import demo
 from monge.cli.app import app
 from monge.cli.lazy import TABLES, check_early, names_of
 
@@ -66,6 +65,7 @@ def test_lists_say_what_the_command_says(run, monkeypatch, words, listed):
 def test_what_runs_no_model_imports_no_torch(command):
     code = f"""
 import sys
+from monge.cli import demo
 from monge.cli.app import app
 try:
     app({command.split()!r})
@@ -97,6 +97,7 @@ def test_names_and_files_are_refused_before_torch_is_imported(tmp_path):
     }
     code = f"""
 import sys
+from monge.cli import demo
 from monge.cli.app import app
 for arguments in {list(wrong)!r}:
     try:
@@ -151,30 +152,35 @@ def test_the_laboratory_has_its_commands():
 
 
 @pytest.mark.parametrize(
-    ("obstacle", "raced", "quick"),
+    ("missing", "compiler", "arguments", "shown"),
     [
-        (None, ["eager", "compiled"], []),
-        ("there is no compiler", ["eager"], []),
-        (None, ["eager"], ["--quick"]),
+        ("not installed", None, [], ["generate"] * 4 + ["bench", "bench --backend compiled"]),
+        ("not installed", "there is no compiler", [], ["generate"] * 4 + ["bench"]),
+        (None, None, [], ["chat --backend compiled", "bench --backend compiled"]),
+        (None, None, ["--quick"], ["chat", "bench"]),
     ],
 )
-def test_demo(run, monkeypatch, obstacle, raced, quick):
-    module = importlib.import_module("monge.cli.demo")
-    small = Settings(max_new_tokens=4, repeats=1, batch_sizes=(1,))
-    monkeypatch.setenv("COLUMNS", "140")
-    monkeypatch.setattr(module, "NEW_TOKENS", 6)
-    monkeypatch.setattr(module, "QUICK" if quick else "SETTINGS", small)
-    # The built-in pair takes a minute to compile: what is timed here is the eager pair, twice.
-    backends, load = [], module.load_pair
-    monkeypatch.setattr(module, "load_pair", lambda *, backend: backends.append(backend) or load())
-    monkeypatch.setattr(module, "obstacle", lambda name: "its package is not installed")
-    monkeypatch.setattr(module, "compiler_obstacle", lambda: obstacle)
-    result = run("demo", *quick)
+def test_demo_shows_what_is_there(run, monkeypatch, missing, compiler, arguments, shown):
+    ran = []
+    monkeypatch.setattr(demo, "obstacle", lambda name: missing)
+    monkeypatch.setattr(demo, "compiler_obstacle", lambda: compiler)
+    monkeypatch.setattr(demo, "_run", lambda words, *_: ran.append(words))
+    result = run("demo", *arguments)
     assert result.exit_code == 0
-    assert result.stdout.count("Question: ") == (1 if quick else 2)
-    rows = ("transformers ", "transformers assisted", "monge none", "monge bench decode --quick")
-    assert [row for row in rows if row not in result.stdout] == []
-    assert backends == raced
-    assert result.stdout.count("as fast as transformers.generate") == 2 * len(raced)
-    assert ("is several times faster; there is no compiler" in result.stdout) is bool(obstacle)
-    assert result.stderr.count("6 tokens in ") == (1 if quick else 4)
+    assert [words[0] + " --backend compiled" * ("compiled" in words) for words in ran] == shown
+    assert ("is several times faster; there is no compiler" in result.stdout) is bool(compiler)
+    target = "" if missing else " --target smollm2"
+    assert f"monge bench decode --quick{target}" in result.stdout
+
+
+def test_a_quick_demo_of_the_built_in_pair(run, monkeypatch):
+    monkeypatch.setattr(demo, "obstacle", lambda name: "its package is not installed")
+    result = run("demo", "--quick")
+    assert result.exit_code == 0
+    for text in (
+        "its package is not installed",
+        "$ monge generate 'Question: ",
+        "speedup_over_plain",
+    ):
+        assert text in result.stdout
+    assert "$ monge bench decode --quick" in result.stdout

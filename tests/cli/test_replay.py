@@ -104,7 +104,16 @@ def test_tune_ends_with_a_command_that_runs(run, tiny_paths, tmp_path, temperatu
     files = ("--prompts", tmp_path / "mine.txt", "--out", tmp_path / "out")
     confirm, backend = ["--confirm"], []
     if temperature:
-        backend = ["--backend", "eager", "--dtype", "float64", "--device", "cpu", "--attention", "eager"]
+        backend = [
+            "--backend",
+            "eager",
+            "--dtype",
+            "float64",
+            "--device",
+            "cpu",
+            "--attention",
+            "eager",
+        ]
         confirm = []
     limits = f"--max-new-tokens 6 --repeats 1 --temperature {temperature} --json".split()
     models = ("--target", target, "--draft", draft)

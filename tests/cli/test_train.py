@@ -145,24 +145,25 @@ def test_ctrl_c_ends_after_the_step_and_the_same_command_goes_on(
     assert steps == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("step", "num_warnings"),
-    [(None, 0), (2, 1), (4, 0)],
-    ids=["before the first step", "between two steps", "after the last"],
-)
-def test_ctrl_c_waits_for_a_step_alone(capsys, step: int | None, num_warnings: int) -> None:
-    """Pressed once while four steps are trained, or twice where training is to go on until the next step."""
-    with (
-        pytest.raises(typer.Exit) as ended,
-        working() as work,
-        Interrupts(Recipe(steps=4)) as interrupts,
-    ):
+def press_ctrl_c(step: int | None) -> None:
+    """Press it once while four steps are trained, or twice where training goes on until the next step."""
+    with working() as work, Interrupts(Recipe(steps=4)) as interrupts:
         watch = interrupts.watch(work.stage("rows"), work.stage("steps"))
         if step is not None:
             watch.on_step(loop.Progress(step=step))
         signal.raise_signal(signal.SIGINT)
         assert watch.should_stop()
         signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("step", "num_warnings"),
+    [(None, 0), (2, 1), (4, 0)],
+    ids=["before the first step", "between two steps", "after the last"],
+)
+def test_ctrl_c_waits_for_a_step_alone(capsys, step: int | None, num_warnings: int) -> None:
+    with pytest.raises(typer.Exit) as ended:
+        press_ctrl_c(step)
     assert ended.value.exit_code == 130
     said = " ".join(capsys.readouterr().err.split())
     assert said.count("Ctrl-C again ends at once") == num_warnings

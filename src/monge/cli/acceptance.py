@@ -15,14 +15,13 @@ from monge.acceptance.table import read_table
 from monge.acceptance.tree import BY_NODES, BY_TREES, tree_report
 from monge.cli import options
 from monge.cli.console import plain_table, print_tables, reported, say_error, show
-from monge.cli.options import option
+from monge.cli.options import option, panel
 from monge.cli.progress import working
 from monge.core.errors import OptionError
 from monge.core.words import counted
 from monge.verify.registry import VERIFIERS
 
-NODE: Final = "One node"
-TREE: Final = "A whole tree"
+_node: Final = panel("One node")
 MAX_TOKENS_SHOWN: Final = 8
 ROUNDING: Final = 1e-7
 """Differences from an optimum that a linear program may leave."""
@@ -39,14 +38,12 @@ def acceptance(
         ),
     ] = None,
     *,
-    target_probs: str | None = option(
-        None, NODE, "Target law: 0.5,0.3,0.2, or @file (.npy, .json, text)."
+    target_probs: str | None = _node(
+        None, "Target law: 0.5,0.3,0.2, or @file (.npy, .json, text)."
     ),
-    draft_probs: str | None = option(
-        None, NODE, "Draft law over the same tokens, in the same form."
-    ),
-    candidates: int | None = option(None, NODE, "Candidates of the node, K."),
-    tree: Path | None = option(None, TREE, "JSON file with laws by prefix and a shape."),
+    draft_probs: str | None = _node(None, "Draft law over the same tokens, in the same form."),
+    candidates: int | None = _node(None, "Candidates of the node, K."),
+    tree: Path | None = option(None, "A whole tree", "JSON file with laws by prefix and a shape."),
     as_json: options.Json = False,
     markdown: options.Markdown = False,
 ) -> None:

@@ -14,7 +14,7 @@ import typer
 from monge.api import load as monge_load
 from monge.cli import options
 from monge.cli.console import plain_table, print_tables, quiet_host, reported, show
-from monge.cli.options import option, switch
+from monge.cli.options import option, panel, switch
 from monge.cli.progress import working
 from monge.core.errors import OptionError
 from monge.core.extras import require
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from monge.audit.report import Report
 
 AUDIT: Final = "Audit"
+_audit: Final = panel(AUDIT)
 _PARTS: Final = ("drafter", "tree", "verifier", "controller")
 _SAME_TYPE_TOLERANCE: Final = 0.05
 """Of an engine that runs in the type of the reference."""
@@ -37,50 +38,37 @@ _COLORS: Final = {"lossless": "green", "not lossless": "red", "could not be judg
 @options.command(only=(*_PARTS, "dtype", "device"), one=("controller",))
 def audit(
     *,
-    url: str | None = option(None, AUDIT, "Address of the audited server."),
-    engine: str | None = option(
+    url: str | None = _audit(None, "Address of the audited server."),
+    engine: str | None = _audit(
         None,
-        AUDIT,
         "Audit an engine that runs here instead: transformers-assisted, transformers-lookup or "
         "monge, against plain decoding of --target.",
     ),
-    reference_url: str | None = option(
-        None, AUDIT, "The same model on a server without speculation."
-    ),
-    target: str | None = option(
+    reference_url: str | None = _audit(None, "The same model on a server without speculation."),
+    target: str | None = _audit(
         None,
-        AUDIT,
         "The target model, whose distributions are computed here; `built-in` is known.",
         "with --engine the built-in target",
     ),
-    draft: str | None = option(
-        None,
-        AUDIT,
-        "Draft model of an --engine.",
-        "the built-in draft, or none beside another --target",
+    draft: str | None = _audit(
+        None, "Draft model of an --engine.", "the built-in draft, or none beside another --target"
     ),
     load: LoadOptions,
-    model: str | None = option(None, AUDIT, "Model of the audited server.", "its first"),
-    reference_model: str | None = option(
-        None, AUDIT, "Model of the reference server.", "its first"
+    model: str | None = _audit(None, "Model of the audited server.", "its first"),
+    reference_model: str | None = _audit(None, "Model of the reference server.", "its first"),
+    api_key: str | None = _audit(None, "Key of both servers.", envvar="MONGE_API_KEY"),
+    eos: list[str] | None = _audit(
+        None, "Token that ends a text, for a reference server; may be repeated.", "common names"
     ),
-    api_key: str | None = option(None, AUDIT, "Key of both servers.", envvar="MONGE_API_KEY"),
-    eos: list[str] | None = option(
-        None,
-        AUDIT,
-        "Token that ends a text, for a reference server; may be repeated.",
-        "common names",
+    budget: int | None = _audit(None, "Sampled tokens to judge at most.", 20000),
+    greedy_budget: int | None = _audit(
+        None, "Greedy tokens to compare at least.", "one text for each prompt"
     ),
-    budget: int | None = option(None, AUDIT, "Sampled tokens to judge at most.", 20000),
-    greedy_budget: int | None = option(
-        None, AUDIT, "Greedy tokens to compare at least.", "one text for each prompt"
-    ),
-    minutes: float | None = option(None, AUDIT, "Longest time for the sampled texts.", "no limit"),
+    minutes: float | None = _audit(None, "Longest time for the sampled texts.", "no limit"),
     quick: bool = switch("--quick", AUDIT, "Four situations and 2,000 tokens."),
-    alpha: float = option(0.001, AUDIT, "Largest probability of a false alarm."),
-    tolerance: float | None = option(
+    alpha: float = _audit(0.001, "Largest probability of a false alarm."),
+    tolerance: float | None = _audit(
         None,
-        AUDIT,
         "Smallest difference of log-probabilities that counts in greedy texts.",
         "0.05 nats, and 0.25 with --url and --target",
     ),

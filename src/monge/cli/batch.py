@@ -8,7 +8,7 @@ import typer
 
 from monge.cli import options
 from monge.cli.console import quiet_host, reported, say
-from monge.cli.options import entry, given, option, switch
+from monge.cli.options import entry, given, option, panel, switch
 from monge.cli.progress import working
 from monge.core.errors import OptionError
 from monge.core.words import counted
@@ -19,6 +19,7 @@ from monge.distributed.spec import DecoderSpec
 from monge.options import OUTPUT, RAY, RUNNING, LoadOptions, SamplingOptions, ServeOptions, changed
 
 _SHARD_ROWS = BatchJob.__dataclass_fields__["shard_rows"].default
+_ray = panel(RAY)
 _ROWS = "*.jsonl with an object a line, or *.parquet."
 
 
@@ -41,10 +42,10 @@ def batch(
         "--restart", OUTPUT, "Throw an unfinished run away instead of going on with it."
     ),
     use_ray: bool = switch("--ray/--no-ray", RAY, "Decode with Ray Data, on many machines."),
-    workers: int | None = option(None, RAY, "Processes that decode.", 1),
+    workers: int | None = _ray(None, "Processes that decode.", 1),
     address: Annotated[str | None, entry(ServeOptions, "address")] = None,
-    cpus_per_worker: float | None = option(None, RAY, "Cores of a worker.", 1),
-    gpus_per_worker: float | None = option(None, RAY, "GPUs of a worker.", 0),
+    cpus_per_worker: float | None = _ray(None, "Cores of a worker.", 1),
+    gpus_per_worker: float | None = _ray(None, "GPUs of a worker.", 0),
 ) -> None:
     """Complete every row of a file.
 

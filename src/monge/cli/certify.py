@@ -10,7 +10,7 @@ import typer
 from monge.api import built_in, eos_ids_of, load
 from monge.cli import options
 from monge.cli.console import quiet_host, reported, show
-from monge.cli.options import given, option
+from monge.cli.options import given, panel
 from monge.cli.progress import working
 from monge.core.errors import MongeError, OptionError
 from monge.core.model import dtype_of
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from monge.audit.certify_report import CertifyReport
     from monge.audit.redraft import Redrafter
 
-CERTIFY: Final = "Certify"
+_certify: Final = panel("Certify")
 BUILT_IN: Final = "built-in"
 _COLORS: Final = {"exact": "green", "not exact": "red", "could not tell": "yellow"}
 
@@ -39,13 +39,12 @@ def certify(
     *,
     target: options.Target = None,
     draft: options.Drafts = None,
-    tolerance: float | None = option(
+    tolerance: float | None = _certify(
         None,
-        CERTIFY,
         "Largest difference of a logit to the float64 forward.",
         "0.001 for float32, 1 for bfloat16",
     ),
-    nodes: int = option(256, CERTIFY, "Nodes whose coupling is enumerated at most."),
+    nodes: int = _certify(256, "Nodes whose coupling is enumerated at most."),
     as_json: options.Json = False,
 ) -> None:
     """Replay the record of a run, and check that every round of it is exact.

@@ -69,9 +69,12 @@ def switch(flag: str, panel: str, help: str) -> Any:  # noqa: ANN401
     return option(False, panel, help, None, flag)
 
 
-def measuring(default: Any, help: str, otherwise: object = None, *flags: str) -> Any:  # noqa: ANN401
-    """Return an option of a measurement."""
-    return option(default, MEASURING, help, otherwise, *flags)
+def panel(name: str) -> Callable[..., Any]:
+    """Return `option` for one panel of `--help`."""
+    return lambda default, *words, **more: option(default, name, *words, **more)
+
+
+measuring: Final = panel(MEASURING)
 
 
 def given(**options: Any) -> dict[str, Any]:
@@ -255,8 +258,7 @@ Chat = Annotated[
     ),
 ]
 System = Annotated[
-    str | None,
-    option("--system", MODELS, "The system message.", "the chat template's own, if any"),
+    str | None, option("--system", MODELS, "The system message.", "the chat template's own, if any")
 ]
 File = Annotated[
     Path | None,

@@ -22,7 +22,7 @@ from monge.cli.console import (
     show,
     write_document,
 )
-from monge.cli.options import option, switch
+from monge.cli.options import option, panel, switch
 from monge.cli.progress import working
 from monge.core.errors import OptionError
 from monge.core.model import SequenceModel
@@ -55,7 +55,8 @@ LOG: Final = Path("run.mlog")
 OUT: Final = Path("replay")
 PER_TASK: Final = 2
 RECORD: Final = "Record"
-REPLAY: Final = "Replay"
+_record: Final = panel(RECORD)
+_replay: Final = panel("Replay")
 LAW: Final = ("temperature", "top_k", "top_p", "min_p")
 MANY: Final = ("drafter", "tree", "verifier")
 LENGTH: Final = 64
@@ -74,14 +75,12 @@ def record(
     load: LoadOptions,
     sampling: SamplingOptions,
     seed: int = option(0, SAMPLING, "Of the first text."),
-    prompts_per_task: int | None = option(
-        None, RECORD, "Prompts of each task; of a file all.", PER_TASK
+    prompts_per_task: int | None = _record(None, "Prompts of each task; of a file all.", PER_TASK),
+    top: int | None = _record(
+        None, "Keep so many tokens of every law, and the mass of the others.", "all"
     ),
-    top: int | None = option(
-        None, RECORD, "Keep so many tokens of every law, and the mass of the others.", "all"
-    ),
-    drafter: list[str] | None = option(
-        None, RECORD, "Time this drafter too; may be repeated.", "none, ngram, --draft"
+    drafter: list[str] | None = _record(
+        None, "Time this drafter too; may be repeated.", "none, ngram, --draft"
     ),
     no_costs: bool = switch("--no-costs", RECORD, "Do not time rounds."),
     out: Path = option(LOG, OUTPUT, "The log."),
@@ -290,8 +289,8 @@ def run(
         None, SPECULATION, "How much to draft; may be repeated.", STEADY
     ),
     check_target: str | None = option(None, MODELS, "Refuse the log if this is not its target."),
-    repeats: int = option(REPEATS, REPLAY, "Passes over the log; drafting is random."),
-    seed: int = option(0, REPLAY, "Of all passes."),
+    repeats: int = _replay(REPEATS, "Passes over the log; drafting is random."),
+    seed: int = _replay(0, "Of all passes."),
     out: Path = option(OUT, OUTPUT, "Folder for JSON."),
     as_json: options.Json = False,
     markdown: options.Markdown = False,

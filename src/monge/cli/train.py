@@ -33,6 +33,8 @@ TEXT: Final = "Text"
 TRAINING: Final = "Training"
 MIXED: Final = {"none": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _USUAL: Final = Recipe()
+_training: Final = options.panel(TRAINING)
+_text: Final = options.panel(TEXT)
 _KEPT: Final = "interrupted; what was done so far is saved, the same command goes on"
 _COMMON: Final = ("threads", "data", "steps", "batch", "learning_rate", "seed")
 _STEPS: Final = "Medusa's heads; chains of EAGLE's training."
@@ -85,22 +87,14 @@ def shape(
     as_it_is: bool = options.switch(
         "--as-it-is", TEXT, "Fit the data itself instead of what the target makes of it."
     ),
-    preset: str = options.option(
-        HeadSettings().preset, TRAINING, "ridge (no training), paper, branch."
+    preset: str = _training(HeadSettings().preset, "ridge (no training), paper, branch."),
+    alignment: str = _training(HeadSettings().alignment, "none, gaussian, sinkhorn_anchors."),
+    num_steps: int = _training(HeadSettings().num_steps, "Steps that are predicted."),
+    width: int | None = _training(
+        None, "Rank of a step's residual.", "the hidden size, at most 1024"
     ),
-    alignment: str = options.option(
-        HeadSettings().alignment, TRAINING, "none, gaussian, sinkhorn_anchors."
-    ),
-    num_steps: int = options.option(
-        HeadSettings().num_steps, TRAINING, "Steps that are predicted."
-    ),
-    width: int | None = options.option(
-        None, TRAINING, "Rank of a step's residual.", "the hidden size, at most 1024"
-    ),
-    sinkhorn: float = options.option(Weights().sinkhorn, TRAINING, "Weight of the divergence."),
-    mixed: str | None = options.option(
-        None, TRAINING, "Autocast: none, bfloat16, float16.", "bfloat16 on cuda"
-    ),
+    sinkhorn: float = _training(Weights().sinkhorn, "Weight of the divergence."),
+    mixed: str | None = _training(None, "Autocast: none, bfloat16, float16.", "bfloat16 on cuda"),
 ) -> None:
     """Fit a SHAPE head to a target: it drafts from the target's own hidden states.
 
@@ -135,11 +129,7 @@ def shape(
 @reported
 @options.command(only=(*options.NETWORK, *_COMMON, "tokens"))
 def medusa(
-    *,
-    out: Out,
-    load: LoadOptions,
-    common: TrainOptions,
-    num_steps: int = options.option(3, TRAINING, _STEPS),
+    *, out: Out, load: LoadOptions, common: TrainOptions, num_steps: int = _training(3, _STEPS)
 ) -> None:
     """Train Medusa heads on text that the target writes, in the published format.
 
@@ -157,11 +147,7 @@ def medusa(
 @reported
 @options.command(only=(*options.NETWORK, *_COMMON, "tokens"))
 def eagle(
-    *,
-    out: Out,
-    load: LoadOptions,
-    common: TrainOptions,
-    num_steps: int = options.option(3, TRAINING, _STEPS),
+    *, out: Out, load: LoadOptions, common: TrainOptions, num_steps: int = _training(3, _STEPS)
 ) -> None:
     """Train an EAGLE head on text that the target writes, in the published format.
 
@@ -194,20 +180,17 @@ def eagle3(
     load: LoadOptions,
     common: TrainOptions,
     system: options.System = None,
-    own_prompts: int | None = options.option(
+    own_prompts: int | None = _text(
         None,
-        TEXT,
         "Also answer so many prompts that the target writes itself, by its chat template; without "
         "--data, only these.",
         "none",
     ),
-    answer_tokens: int = options.option(
-        AnswerSettings().num_tokens, TEXT, "Most tokens of an answer."
+    answer_tokens: int = _text(AnswerSettings().num_tokens, "Most tokens of an answer."),
+    draft_vocabulary: int = _training(
+        DRAFT_VOCABULARY, "Tokens that the head drafts, the most frequent ones."
     ),
-    draft_vocabulary: int = options.option(
-        DRAFT_VOCABULARY, TRAINING, "Tokens that the head drafts, the most frequent ones."
-    ),
-    num_steps: int = options.option(4, TRAINING, "Steps of the chains that it is trained on."),
+    num_steps: int = _training(4, "Steps of the chains that it is trained on."),
 ) -> None:
     """Train an EAGLE-3 head on answers that the target writes, in the published format.
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from monge.bench.provenance import busy_note
 from monge.cli import options
 from monge.cli.console import quiet_host, reported, say, show, write_document
-from monge.cli.options import option, switch
+from monge.cli.options import option, panel, switch
 from monge.cli.progress import working
 from monge.cli.replay import LENGTH, Networks, load_networks, recorded, show_replay
 from monge.config import write_config
@@ -33,6 +33,7 @@ CONFIRMING: Final = 3
 SHORTEST: Final = 8
 """Fewest tokens of a text from which anything is concluded."""
 TUNE: Final = "Tuning"
+_tune: Final = panel(TUNE)
 FREE: Final = ("suffix", "token_recycling")
 """Drafters that need no model and no head, tried besides none and n-grams."""
 PLAIN: Final = Configuration(drafter="none")
@@ -46,26 +47,24 @@ PLAIN: Final = Configuration(drafter="none")
 )
 def tune(
     *,
-    prompts: Path | None = option(
+    prompts: Path | None = _tune(
         None,
-        TUNE,
         "Your prompts: text lines, or *.jsonl with `prompt` or `messages`.",
         "the shipped ones",
     ),
     load: LoadOptions,
     sampling: SamplingOptions,
-    max_prompts: int = option(6, TUNE, "Prompts that are logged."),
-    drafter: list[str] | None = option(
+    max_prompts: int = _tune(6, "Prompts that are logged."),
+    drafter: list[str] | None = _tune(
         None,
-        TUNE,
         "Try this drafter too; may be repeated.",
         f"none, ngram, {', '.join(FREE)}, and --draft",
     ),
     confirm: bool = switch(
         "--confirm", TUNE, "Run the three best, and plain decoding, against the clock."
     ),
-    repeats: int = option(2, TUNE, "Passes over the log."),
-    seed: int = option(0, TUNE, "Of texts and passes."),
+    repeats: int = _tune(2, "Passes over the log."),
+    seed: int = _tune(0, "Of texts and passes."),
     out: Path = option(Path("tune"), OUTPUT, "Folder for log and JSON."),
     save: Path | None = option(
         None,
