@@ -84,7 +84,15 @@ def main(
     pair = load_pair(target, draft, **options.given(dtype=dtype, device=device, backend=backend))
     ours = controller_arms(pair) if controllers else all_arms(pair)
     texts = interleaved(shown) if mixed else shown
-    asked.measured(pair, texts, settings, ours, ASSISTANT_TOKENS, out=out, as_json=as_json)
+    asked.measured(
+        pair,
+        texts,
+        settings,
+        ours=ours,
+        assistant_tokens=ASSISTANT_TOKENS,
+        out=out,
+        as_json=as_json,
+    )
 
 
 def all_arms(pair: Pair) -> list[Arm]:

@@ -221,11 +221,7 @@ class ServeOptions:
         "`monge certify`.",
     )
     drain_s: int = option(
-        30,
-        SERVER,
-        "Seconds that running requests get after SIGTERM.",
-        flags=("--drain",),
-        least=0,
+        30, SERVER, "Seconds that running requests get after SIGTERM.", flags=("--drain",), least=0
     )
     lame_duck_s: int = option(
         5,
@@ -277,10 +273,7 @@ class ServeOptions:
         None, RUNNING, "Threads of torch.", "torch's own", kind=int, least=1
     )
     verbose: bool = option(
-        False,
-        OUTPUT,
-        "Say what runs and where the time goes.",
-        flags=("--verbose", "-v"),
+        False, OUTPUT, "Say what runs and where the time goes.", flags=("--verbose", "-v")
     )
     use_ray: bool = option(False, RAY, "Serve from replicas, on many machines.", flags=("--ray",))
     num_replicas: int = option(1, RAY, "Replicas.", flags=("--replicas",), least=1)
@@ -306,10 +299,7 @@ class ServeOptions:
         least=0,
     )
     address: str | None = option(
-        None,
-        RAY,
-        "Address of a running cluster, or `auto`.",
-        "a cluster of this machine alone",
+        None, RAY, "Address of a running cluster, or `auto`.", "a cluster of this machine alone"
     )
     cpus_per_replica: float | int = option(1, RAY, "Cores of a replica.", kind=float, least=0)
     gpus_per_replica: float | int = option(0, RAY, "GPUs of a replica.", kind=float, least=0)

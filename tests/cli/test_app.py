@@ -65,7 +65,6 @@ def test_lists_say_what_the_command_says(run, monkeypatch, words, listed):
 def test_what_runs_no_model_imports_no_torch(command):
     code = f"""
 import sys
-from monge.cli import demo
 from monge.cli.app import app
 try:
     app({command.split()!r})
@@ -97,7 +96,6 @@ def test_names_and_files_are_refused_before_torch_is_imported(tmp_path):
     }
     code = f"""
 import sys
-from monge.cli import demo
 from monge.cli.app import app
 for arguments in {list(wrong)!r}:
     try:

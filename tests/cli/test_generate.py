@@ -152,7 +152,6 @@ def test_trace(generate, tmp_path, expected):
         (["--file", __file__], "not both"),
         (["--stop", ""], "a stop string is empty"),
         (["--trace", "rounds.txt"], "the name must end in .json"),
-        (["--trace", "nowhere/rounds.json"], "there is no folder"),
         (["--drafter", "ngram", "--tree", "chain"], "drafter 'ngram' takes no"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -1,8 +1,6 @@
 """`monge acceptance`."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -85,8 +83,8 @@ def acceptance(
                 "it out"
             )
         table = read_table(tree)
-        with _counted() as on_rule:
-            report = tree_report(table, on_rule)
+        with working() as work:
+            report = tree_report(table, work.stage("valuing rules", len(VERIFIERS)).advance)
         show_report = _show_tree
     else:
         report, show_report = _node_report(*laws), _show_node
@@ -144,15 +142,10 @@ def _node_report(
     target, draft = read_law("--target-probs", target_probs), read_law("--draft-probs", draft_probs)
     check_lengths(target.size, draft.size)
     check_candidates("--candidates", candidates)
-    with _counted() as on_rule:
-        report = node_report(target, draft, candidates, on_rule)
-    return report | {"candidates": candidates, "vocabulary": target.size}
-
-
-@contextmanager
-def _counted() -> Iterator[Callable[[], None]]:
     with working() as work:
-        yield work.stage("valuing rules", len(VERIFIERS)).advance
+        advance = work.stage("valuing rules", len(VERIFIERS)).advance
+        report = node_report(target, draft, candidates, advance)
+    return report | {"candidates": candidates, "vocabulary": target.size}
 
 
 def _show_node(report: dict[str, Any], *, markdown: bool) -> None:

@@ -13,7 +13,7 @@ import typer
 
 from monge.api import load as monge_load
 from monge.cli import options
-from monge.cli.console import plain_table, print_tables, quiet_host, reported, show
+from monge.cli.console import plain_table, print_tables, quiet_host, show
 from monge.cli.options import option, panel, switch
 from monge.cli.progress import working
 from monge.core.errors import OptionError
@@ -34,7 +34,6 @@ _SAME_TYPE_TOLERANCE: Final = 0.05
 _COLORS: Final = {"lossless": "green", "not lossless": "red", "could not be judged": "yellow"}
 
 
-@reported
 @options.command(only=(*_PARTS, "dtype", "device"), one=("controller",))
 def audit(
     *,

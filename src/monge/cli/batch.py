@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from monge.cli import options
-from monge.cli.console import quiet_host, reported, say
+from monge.cli.console import quiet_host, say
 from monge.cli.options import entry, given, option, panel, switch
 from monge.cli.progress import working
 from monge.core.errors import OptionError
@@ -23,7 +23,6 @@ _ray = panel(RAY)
 _ROWS = "*.jsonl with an object a line, or *.parquet."
 
 
-@reported
 @options.command(without=("chat_template",), one=("controller",))
 def batch(
     source: Annotated[

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from monge.bench.arms import Arm
 from monge.bench.decode import (
     PROMPTS_PER_TASK,
     QUICK,
@@ -21,12 +20,12 @@ from monge.bench.report import table
 from monge.bench.runner import Settings
 from monge.bench.usual_arms import ASSISTANT_TOKENS, QUICK_ASSISTANT_TOKENS, plain_arm, usual_arms
 from monge.cli import options
-from monge.cli.console import output, print_tables, quiet_host, reported, say_raw_text, show
+from monge.cli.console import output, print_tables, quiet_host, say_raw_text, show
 from monge.cli.options import MEASURING, measuring, switch
 from monge.cli.progress import call_bar, working
 from monge.core.errors import OptionError
 from monge.core.words import counted
-from monge.engine.chat_format import ChatFormat, chat_format
+from monge.engine.chat_format import chat_format
 from monge.options import OUTPUT, LoadOptions, changed
 from monge.prompts import Prompt, as_message, asked_prompts, interleaved
 
@@ -40,7 +39,6 @@ _HEADLINE: Final = (
 )
 
 
-@reported
 @options.command(only=(*options.NETWORKS, "draft_backend"))
 def decode(
     *,
@@ -134,8 +132,8 @@ def decode(
         pair,
         interleaved(shown) if mixed else shown,
         settings,
-        ours,
-        counts,
+        ours=ours,
+        assistant_tokens=counts,
         out=out,
         as_json=as_json,
         markdown=markdown,
@@ -147,29 +145,19 @@ def measured(
     pair: Pair,
     prompts: Sequence[Prompt],
     settings: Settings,
-    ours: Sequence[Arm],
-    assistant_tokens: Sequence[int],
     *,
     out: Path,
     as_json: bool,
     markdown: bool = False,
-    chat: ChatFormat | None = None,
+    **compared: Any,
 ) -> None:
-    """Measure, and write and show what was measured.
+    """Measure, and write and show what was measured; further arguments as for `compare`.
 
     Raises:
         OptionError: If every arm failed.
     """
     with call_bar() as progress:
-        outcome = compare(
-            pair,
-            prompts,
-            settings,
-            ours=ours,
-            assistant_tokens=assistant_tokens,
-            progress=progress,
-            chat=chat,
-        )
+        outcome = compare(pair, prompts, settings, progress=progress, **compared)
     files = write_outcome(outcome, out)
     report(outcome.document, files, markdown=markdown)
     if as_json:

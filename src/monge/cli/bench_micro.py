@@ -10,7 +10,7 @@ from monge.api import built_in
 from monge.bench.micro import StepSettings, measure, num_steps
 from monge.bench.provenance import busy_note
 from monge.cli import options
-from monge.cli.console import plain_table, print_tables, quiet_host, reported, show
+from monge.cli.console import plain_table, print_tables, quiet_host, show
 from monge.cli.options import measuring
 from monge.cli.progress import call_bar, working
 from monge.loading.networks import load_network
@@ -19,7 +19,6 @@ from monge.options import LoadOptions, changed
 _USUAL: Final = StepSettings()
 
 
-@reported
 @options.command(only=options.NETWORK)
 def micro(
     *,

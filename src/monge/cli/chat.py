@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from typing import Any, Final
 
 from monge.cli import options
-from monge.cli.console import quiet_host, reported, say, streaming
+from monge.cli.console import quiet_host, say, streaming
 from monge.cli.generate import loaded
 from monge.core.errors import MongeError
 from monge.core.words import counted
@@ -24,7 +24,6 @@ _DEFAULT: Final = "smollm2"
 _QUOTES: Final = '"""'
 
 
-@reported
 @options.command(
     without=("max_batch_size", "stop", "stop_token_ids", "ignore_eos"),
     one=("controller",),

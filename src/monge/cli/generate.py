@@ -17,7 +17,6 @@ from monge.cli import options
 from monge.cli.console import (
     output,
     quiet_host,
-    reported,
     say,
     say_error,
     say_raw_text,
@@ -39,7 +38,6 @@ INTERRUPTED = "interrupted"
 STAGES = ("prefill", "draft", "score", "verify", "commit", "other")
 
 
-@reported
 @options.command(one=("controller",))
 def generate(
     prompt: Annotated[
@@ -83,13 +81,14 @@ def generate(
     asked = _prompts(prompt, file)
     prompts = [one.text for one in asked]
     if trace is not None:
-        _check_trace(trace)
+        options.check_out_file(trace, "--trace", "rounds.json")
+        if trace.suffix != ".json":
+            raise OptionError(f"--trace {str(trace)!r}: the name must end in .json")
     if certificate is not None:
         options.check_out_file(certificate, "--certificate", "run.json")
-    is_chat = is_chat or any(one.messages is not None for one in asked)
-    if is_chat:
-        asked = [as_message(one, system) for one in asked]
-    elif system is not None or load.chat_template is not None:
+    asked = [as_message(one, system) if is_chat or one.messages else one for one in asked]
+    is_chat = is_chat or any(one.messages for one in asked)
+    if not is_chat and (system is not None or load.chat_template is not None):
         raise OptionError(
             "--system and --chat-template say how a message is written; give --chat beside them"
         )
@@ -200,17 +199,6 @@ def _prompts(prompt: str | None, file: Path | None) -> Sequence[Prompt]:
         raise OptionError(
             f"standard input is not UTF-8: {error}; convert it first, e.g. with iconv"
         ) from error
-
-
-def _check_trace(path: Path) -> None:
-    """Refuse a file that cannot be written, before anything is decoded."""
-    if path.suffix != ".json":
-        raise OptionError(f"--trace {str(path)!r}: the name must end in .json")
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        raise OptionError(
-            f"--trace {str(path)!r}: there is no folder {str(folder)!r}; make it first"
-        )
 
 
 def _decode(

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from monge.cli.console import reported
 from monge.config import read_config
 from monge.core.errors import OptionError
 from monge.options import (
@@ -87,7 +88,7 @@ def entry(
     name: str,
     *,
     can_undo: bool = False,
-    several: bool | None = None,
+    several: bool = False,
     default: object = None,
 ) -> Any:  # noqa: ANN401
     """Return an option of the command line for a field.
@@ -96,15 +97,16 @@ def entry(
         group: A dataclass of `monge.options`.
         name: Its field.
         can_undo: A truth value has a `--no-` form, which undoes that of a file.
-        several: The option may be repeated; `None` where the field takes several.
+        several: The option may be repeated, beside fields that take several.
         default: What holds otherwise, if it is not the field's own default.
     """
     asked = options_of(group)[name]
     first, *others = asked.flags or (flag_of(name, asked),)
     if can_undo and asked.kind is bool:
         first = f"{first}/--no-{first.removeprefix('--')}"
-    is_told = asked.several or not several  # where it is usual, the help says it
-    help = asked.help if is_told else f"{asked.help.removesuffix('.')}; may be repeated."
+    help = asked.help
+    if several and not asked.several:  # where it is usual, the help says it
+        help = f"{help.removesuffix('.')}; may be repeated."
     otherwise = asked.otherwise if default is None else default
     return option(first, asked.panel, help, otherwise, *others, envvar=asked.envvar)
 
@@ -121,7 +123,8 @@ def command(
     """Let a command take the options of its parameters that are annotated with a dataclass of options.
 
     Typer sees an option for each of their fields, and `--config` beside those of `monge.load`: a file
-    of options, below what the command line gives. The command gets the dataclasses.
+    of options, below what the command line gives. The command gets the dataclasses. Its expected
+    failures are `reported`.
 
     Args:
         function: The command.
@@ -177,14 +180,17 @@ def command(
             if name in told:
                 value = told[name]
                 check_least(name, asked, value)
+                if name in one and len(value) > 1:
+                    times = f"is given {len(value)} times ({', '.join(value)})"
+                    raise OptionError(f"{flag_of(name, asked)} {times}; this command takes one")
                 if asked.several or name in many:
-                    value = _first(name, asked, value) if name in one else tuple(value)
+                    value = value[0] if name in one else tuple(value)
                 fields[place][name] = value
         function(**rest, **{name: group(**fields[name]) for name, group in groups.items()})
 
     run.__annotations__ = {}
     vars(run)["__signature__"] = inspect.Signature(shown)
-    return run
+    return reported(run)
 
 
 def _keyword(name: str, annotation: object) -> inspect.Parameter:
@@ -221,15 +227,6 @@ def _of_file(
                 f"configuration {str(config)!r}: this command has no option for {key}; leave it out"
             )
     return options
-
-
-def _first(name: str, asked: Option, values: Sequence[Any]) -> Any:  # noqa: ANN401 (of any type)
-    if len(values) > 1:
-        raise OptionError(
-            f"{flag_of(name, asked)} is given {len(values)} times ({', '.join(values)}); "
-            "this command takes one"
-        )
-    return values[0]
 
 
 _Config = Annotated[

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partialmethod
+from itertools import count
 from typing import Any, Final
 
 from rich.console import Console
@@ -197,19 +198,15 @@ def _without_bars_of_the_host() -> Iterator[None]:
 def call_bar() -> Iterator[ProgressCallbacks]:
     """Show a row of calls of a benchmark, each named before it begins."""
     with working() as work:
-        stage, begun = work.stage("starting"), -1
-
-        def total(count: int) -> None:
-            nonlocal begun
-            begun = 0
-            stage.restart(stage.task.description, count)
+        stage, begun = work.stage("starting"), count()
 
         def step(name: str) -> None:
-            nonlocal begun
             stage.rename(name)
-            if begun >= 0:
-                stage.reach(min(begun, stage.task.total or begun))
-                begun += 1
+            if stage.task.total is not None:
+                stage.reach(next(begun))
+
+        def total(calls: int) -> None:
+            stage.restart(stage.task.description, calls)
 
         yield ProgressCallbacks(total=total, step=step)
         work.end(stage)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 from rich.table import Table
+from transformers import PreTrainedModel
 
 from monge.api import built_in
 from monge.api import load as monge_load
@@ -17,7 +18,6 @@ from monge.cli.console import (
     plain_table,
     print_tables,
     quiet_host,
-    reported,
     say_raw_text,
     show,
     write_document,
@@ -63,7 +63,6 @@ LENGTH: Final = 64
 """Most tokens of a recorded text."""
 
 
-@reported
 @options.command(
     only=(*options.NETWORKS, *LAW, "max_new_tokens", "ignore_eos"),
     one=("draft",),
@@ -147,35 +146,24 @@ class Networks:
 
     Args:
         plain: A decoder of both.
-        name: Name of the target.
+        network: The target as its host runs it.
+        draft: The draft model, if there is one.
+        identity: Digests of the target.
         backend: How both run.
         head: The drafter of a head in the draft model's place, with its folder.
     """
 
     plain: Decoder
-    name: str
+    network: PreTrainedModel
+    draft: SequenceModel | None
+    identity: ModelIdentity
     backend: str
     head: str | None
-
-    @property
-    def network(self) -> Any:  # noqa: ANN401 (a network's model)
-        """The target as its host runs it."""
-        return self.plain.components.target.network  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
     def target(self) -> SequenceModel:
         """The target as this library runs it."""
         return self.plain.components.target
-
-    @property
-    def draft(self) -> SequenceModel | None:
-        """The draft model, if there is one."""
-        return next(iter(self.plain.components.draft_models), None)
-
-    @property
-    def identity(self) -> ModelIdentity:
-        """Digests of the target."""
-        return identity_of(self.network, self.plain.tokenizer, self.name)
 
     def own_target(self) -> SequenceModel:
         """Return the target once more, same weights.
@@ -226,7 +214,15 @@ def load_networks(
         is_alone = head is not None or (draft is None and target is not None)
         drafter = "none" if is_alone else None
         plain = monge_load(target, draft, drafter=drafter, backend=backend, **loading)
-    return Networks(plain=plain, name=target or BUILT_IN, backend=backend, head=head)
+    network: Any = plain.components.target
+    return Networks(
+        plain=plain,
+        network=network.network,
+        draft=next(iter(plain.components.draft_models), None),
+        identity=identity_of(network.network, plain.tokenizer, target or BUILT_IN),
+        backend=backend,
+        head=head,
+    )
 
 
 def load_draft(log: LawLog, draft: str | None, **loading: Any) -> SequenceModel | None:
@@ -275,7 +271,6 @@ def _say_log(found: LawLog, path: Path) -> None:
     show(f"next: monge replay run {path}", "dim")
 
 
-@reported
 @options.command(
     only=("draft", "dtype", "device", *MANY, "draft_temperature", "draft_top_k"),
     one=("draft",),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from monge.cli import options
-from monge.cli.console import quiet_host, reported, say
+from monge.cli.console import quiet_host, say
 from monge.cli.generate import loaded, say_memory, say_parts
 from monge.cli.options import set_threads
 from monge.core.errors import OptionError
@@ -24,7 +24,6 @@ _HERE_ONLY: Final = ("access_log", "verbose", "lame_duck_s")
 _APPLICATION: Final = "monge"
 
 
-@reported
 @options.command
 def serve(
     models: Annotated[

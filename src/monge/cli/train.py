@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from monge.api import built_in
 from monge.bench.provenance import versions
 from monge.cli import options
-from monge.cli.console import quiet_host, reported, say
+from monge.cli.console import quiet_host, say
 from monge.cli.progress import Stage, working
 from monge.core.errors import OptionError
 from monge.engine.chat_format import ChatFormat, TemplateFormat, chat_format
@@ -77,7 +77,6 @@ class TrainOptions:
         )
 
 
-@reported
 @options.command(only=(*options.NETWORK, *_COMMON, "tokens"))
 def shape(
     *,
@@ -126,7 +125,6 @@ def shape(
     _train_on_rows(fit, out, load, common, as_it_is=as_it_is)
 
 
-@reported
 @options.command(only=(*options.NETWORK, *_COMMON, "tokens"))
 def medusa(
     *, out: Out, load: LoadOptions, common: TrainOptions, num_steps: int = _training(3, _STEPS)
@@ -144,7 +142,6 @@ def medusa(
     _train_published("medusa", out, load, common, num_steps)
 
 
-@reported
 @options.command(only=(*options.NETWORK, *_COMMON, "tokens"))
 def eagle(
     *, out: Out, load: LoadOptions, common: TrainOptions, num_steps: int = _training(3, _STEPS)
@@ -172,7 +169,6 @@ def _train_published(
     _train_on_rows(fit, out, load, common)
 
 
-@reported
 @options.command(only=("target", "device", *_COMMON))
 def eagle3(
     *,

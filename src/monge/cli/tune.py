@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from monge.bench.provenance import busy_note
 from monge.cli import options
-from monge.cli.console import quiet_host, reported, say, show, write_document
+from monge.cli.console import quiet_host, say, show, write_document
 from monge.cli.options import option, panel, switch
 from monge.cli.progress import working
 from monge.cli.replay import LENGTH, Networks, load_networks, recorded, show_replay
@@ -39,7 +39,6 @@ FREE: Final = ("suffix", "token_recycling")
 PLAIN: Final = Configuration(drafter="none")
 
 
-@reported
 @options.command(
     only=(*options.NETWORKS, "temperature", "max_new_tokens"),
     one=("draft",),
