@@ -49,10 +49,18 @@ def main(
     mixed: bool = options.switch(
         "--mixed", options.MEASURING, "Take prompts of all tasks in turns."
     ),
-    max_new_tokens: int | None = options.measuring(None, "Length of every completion.", 128),
-    repeats: int | None = options.measuring(None, "Measured passes over the prompts."),
-    batch: list[int] | None = options.measuring(None, "Batch size; may be repeated."),
-    temperature: list[float] | None = options.measuring(None, "0 is greedy; may be repeated."),
+    max_new_tokens: int | None = options.measuring(
+        None, "Length of every completion.", Settings().max_new_tokens
+    ),
+    repeats: int | None = options.measuring(
+        None, "Measured passes over the prompts.", Settings().repeats
+    ),
+    batch: list[int] | None = options.measuring(
+        None, "Batch size; may be repeated.", Settings().batch_sizes
+    ),
+    temperature: list[float] | None = options.measuring(
+        None, "0 is greedy; may be repeated.", Settings().temperatures
+    ),
     per_task: int | None = options.measuring(
         None, "Prompts of each task; of a file all.", None, "--prompts-per-task"
     ),

@@ -73,7 +73,7 @@ def main(
     quick: bool = options.switch(
         "--quick", options.MEASURING, "Few prompts, short texts, batch 1: within a minute."
     ),
-    max_new_tokens: int | None = options.measuring(None, "Length of every completion.", 128),
+    max_new_tokens: int | None = options.measuring(None, "Length of every completion."),
     repeats: int | None = options.measuring(None, "Measured passes over the prompts."),
     temperature: list[float] | None = options.measuring(None, "0 is greedy; may be repeated."),
     per_task: int | None = options.measuring(

@@ -77,10 +77,8 @@ def test_compact_logs_without_costs_count_rounds(run, tiny_paths, tmp_path):
     target, draft = tiny_paths
     path = tmp_path / "small.mlog"
     models = ("--target", target, "--draft", draft, "--out", path)
-    limits = (
-        "--prompts-per-task 1 --max-new-tokens 4 --temperature 1 --top 8 --no-costs --ignore-eos"
-    )
-    result = run("replay", "record", *models, *limits.split())
+    limits = "--prompts-per-task 1 --max-new-tokens 4 --temperature 1 --top 8 --ignore-eos"
+    result = run("replay", "record", *models, *limits.split(), "--no-costs")
     assert result.exit_code == 0, result.stderr
     assert "the 8 most probable tokens of each law, the rest as one, no costs" in result.stdout
     replayed = ("--draft", draft, "--tree", "chain(2)", "--repeats", 1, "--out", tmp_path)
@@ -97,24 +95,18 @@ def command_of(line):
     return shlex.split(line.removeprefix("use it:   monge ").replace("PROMPT", "Once"))
 
 
-@pytest.mark.parametrize("temperature", [0, 1])
-def test_tune_ends_with_a_command_that_runs(run, tiny_paths, tmp_path, temperature):
+BACKEND = "--backend eager --dtype float64 --device cpu --attention eager"
+
+
+@pytest.mark.parametrize(
+    ("temperature", "confirm", "backend"), [(0, ["--confirm"], []), (1, [], BACKEND.split())]
+)
+def test_tune_ends_with_a_command_that_runs(
+    run, tiny_paths, tmp_path, temperature, confirm, backend
+):
     target, draft = tiny_paths
     (tmp_path / "mine.txt").write_text("One and two.\n")
     files = ("--prompts", tmp_path / "mine.txt", "--out", tmp_path / "out")
-    confirm, backend = ["--confirm"], []
-    if temperature:
-        backend = [
-            "--backend",
-            "eager",
-            "--dtype",
-            "float64",
-            "--device",
-            "cpu",
-            "--attention",
-            "eager",
-        ]
-        confirm = []
     limits = f"--max-new-tokens 6 --repeats 1 --temperature {temperature} --json".split()
     models = ("--target", target, "--draft", draft)
     result = run("tune", *models, *files, *limits, *confirm, *backend)
@@ -125,9 +117,8 @@ def test_tune_ends_with_a_command_that_runs(run, tiny_paths, tmp_path, temperatu
     assert document["predicted_best"] == document["replayed"][0]["configuration"]
     measured = sorted(document["measured"], key=lambda one: one["tokens_per_s"])
     assert len(measured) in ((3, 4) if confirm else (0,))
-    assert document["best"] == (
-        measured[-1]["configuration"] if confirm else document["predicted_best"]
-    )
+    best = measured[-1]["configuration"] if confirm else document["predicted_best"]
+    assert document["best"] == best
     assert f"python:   monge.load(target={target!r}, " in result.stdout
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("use it:")]
     assert "backend" not in line, "it is the default"
@@ -176,46 +167,39 @@ def test_tune_writes_a_file_that_every_door_takes(run, tiny_paths, tmp_path, mon
     assert run("generate", "Once", "--config", config, "--max-new-tokens", 2).exit_code == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["replay", "run", "nowhere.mlog"],
-            "nowhere.mlog: no such file; make a log with `monge replay record",
-        ),
-        (["replay", "run", "LOG", "--repeats", "0"], "--repeats must be at least 1"),
-        (["replay", "run", "LOG", "--check-target", "DRAFT"], "the log was made with"),
-        (["replay", "record", "--file", "nowhere.txt"], "cannot read prompts"),
-        (["replay", "run", "FOLDER"], ": a folder, not a log; name the file in it"),
-        (["replay", "record", "--prompts-per-task", "0"], "must be at least 1; got 0"),
-        (["replay", "record", "--prompts-per-task", "-1"], "must be at least 1; got -1"),
-        (["replay", "record", "--out", "FOLDER"], "is a folder; name a file in it"),
-        (["replay", "record", "--out", "FILE/run.mlog"], "is a file; name a folder"),
-        (
-            ["replay", "record", "--seed", str(2**64)],
-            "seed must be a whole number of at least -2^63",
-        ),
-        (["tune", "--out", "FILE"], "is a file; name a folder"),
-        (["replay", "run", "LOG", "--out", "FILE"], "is a file; name a folder"),
-        (["replay", "record", "--backend", "quick"], "unknown backend 'quick'"),
-        (["tune", "--max-prompts", "0"], "--max-prompts must be at least 1; got 0"),
-        (["tune", "--backend", "quick"], "unknown backend 'quick'"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_bad_input(run, logged, tiny_paths, tmp_path, arguments, message):
-    file = tmp_path / "file"
-    file.write_text("")
-    words = {
+BAD_INPUT = {
+    "replay run nowhere.mlog": "no such file; make a log with `monge replay record",
+    "replay run LOG --repeats 0": "--repeats must be at least 1",
+    "replay run LOG --check-target DRAFT": "the log was made with",
+    "replay run FOLDER": ": a folder, not a log; name the file in it",
+    "replay run LOG --out FILE": "is a file; name a folder",
+    "replay record --file nowhere.txt": "cannot read prompts",
+    "replay record --prompts-per-task 0": "must be at least 1; got 0",
+    "replay record --out FOLDER": "is a folder; name a file in it",
+    "replay record --out FILE/run.mlog": "is a file; name a folder",
+    f"replay record --seed {2**64}": "seed must be a whole number of at least -2^63",
+    "replay record --backend quick": "unknown backend 'quick'",
+    "tune --out FILE": "is a file; name a folder",
+    "tune --max-prompts 0": "--max-prompts must be at least 1; got 0",
+    "tune --backend quick": "unknown backend 'quick'",
+}
+
+
+@pytest.mark.parametrize(("command", "message"), BAD_INPUT.items())
+def test_bad_input(run, logged, tiny_paths, tmp_path, command, message):
+    (tmp_path / "file").write_text("")
+    places = {
         "LOG": logged[0],
         "DRAFT": tiny_paths[1],
         "FOLDER": tmp_path,
-        "FILE": file,
-        "FILE/run.mlog": file / "run.mlog",
+        "FILE": tmp_path / "file",
     }
-    extra = [] if "run" in arguments else ["--target", tiny_paths[0]]
-    extra += [] if "--out" in arguments or "run" in arguments else ["--out", tmp_path / "out"]
-    result = run(*(words.get(word, word) for word in arguments), *extra)
+    words = " ".join(command.split())
+    if "replay run" not in command:
+        words += f" --target {tiny_paths[0]}" + ("" if "--out" in command else " --out FOLDER/out")
+    for name, path in places.items():
+        words = words.replace(name, str(path))
+    result = run(*words.split())
     assert result.exit_code == 2
     assert result.stderr.startswith("error: ")
     assert message in result.stderr
@@ -256,12 +240,8 @@ def test_heads_and_other_drafters_are_timed_and_tried_where_the_target_runs(
     limits = ["--max-new-tokens", 4, "--json"]
     result = run("replay", "record", *models, *limits, "--out", tmp_path / "run.mlog")
     assert result.exit_code == 0, result.stderr
-    assert json.loads(result.stdout.splitlines()[-1])["costs"] == [
-        "head",
-        "jacobi",
-        "ngram",
-        "none",
-    ]
+    timed = json.loads(result.stdout.splitlines()[-1])["costs"]
+    assert timed == ["head", "jacobi", "ngram", "none"]
     result = run("tune", *models, *limits, "--repeats", 1, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout.splitlines()[-1])
@@ -310,14 +290,8 @@ def test_a_chat_model_is_tuned_on_messages_and_with_the_head_that_ships_for_it(
 def test_nothing_is_concluded_from_texts_that_end_at_once(capsys):
     def text(task, length):
         masses = Masses(probs=torch.full((length, 2), 0.5, dtype=torch.float64))
-        return LoggedText(
-            tag=task,
-            prompt_ids=(1,),
-            token_ids=(0,) * length,
-            max_new_tokens=20,
-            masses=masses,
-            vocab_size=2,
-        )
+        ids = {"prompt_ids": (1,), "token_ids": (0,) * length, "max_new_tokens": 20}
+        return LoggedText(tag=task, **ids, masses=masses, vocab_size=2)
 
     def log(*texts):
         identity = ModelIdentity(name="m", vocab_size=2, tokenizer="t")

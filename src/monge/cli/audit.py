@@ -95,7 +95,7 @@ def audit(
     loading = changed(load)
     parts = {name: loading.pop(name) for name in _PARTS if name in loading}
     if engine is not None:
-        _check_engine(engine, parts, url=url, reference_url=reference_url)
+        _check_engine(engine, parts, url or reference_url)
     else:
         _check_urls(url, reference_url, target)
         if parts or draft is not None:
@@ -140,16 +140,14 @@ def audit(
     raise typer.Exit(EXIT[report.verdict])
 
 
-def _check_engine(
-    engine: str, parts: dict[str, Any], *, url: str | None, reference_url: str | None
-) -> None:
+def _check_engine(engine: str, parts: dict[str, Any], url: str | None) -> None:
     _audit_room()
     from monge.audit.engines import OURS, check_engine
 
     check_engine(engine)
     if engine == OURS:
         require("serve", f"monge audit --engine {OURS}")
-    if url is not None or reference_url is not None:
+    if url is not None:
         raise OptionError("--engine starts what is audited; leave --url and --reference-url out")
     if parts and engine != OURS:
         raise OptionError(

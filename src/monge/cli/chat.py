@@ -162,12 +162,7 @@ def _typed(prompt: str) -> str | None:
 
 
 def _message(line: Callable[[str], str | None]) -> str | None:
-    """Read a message; `None` at the end of input.
-
-    Args:
-        line: Shows a prompt and reads what is entered, without its last line's end; `None` at the
-            end of input.
-    """
+    """Read a message by a function that shows a prompt and reads a line; `None` at the end of input."""
     first = line("\n> ")
     if first is None or "\n" in first or not first.lstrip().startswith(_QUOTES):
         return first if first is None else first.strip()

@@ -160,12 +160,8 @@ def plain_table(
 def print_tables(tables: Iterable[Table], *, markdown: bool = False) -> None:
     """Print tables so that no cell is cut.
 
-    A table that is too wide has the name of a row on a line of its own, and the other cells below,
-    each with the name of its column.
-
-    Args:
-        tables: Their first column names the rows; columns that may wrap hold prose.
-        markdown: Print Markdown instead.
+    The first column names the rows; columns that may wrap hold prose. A table that is too wide has
+    the name of a row on a line of its own, and the other cells below, each with its column's name.
     """
     console = output(_WIDTH)
     for number, table in enumerate(tables):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from typing import Any, Final
 
 from monge.cli import options
@@ -25,12 +26,12 @@ from monge.options import OUTPUT
 from monge.verify.base import unsupported_reason
 from monge.verify.registry import VERIFIERS
 
-ROOMS: Final[tuple[tuple[str, Registry[Any]], ...]] = (
-    ("verifiers", VERIFIERS),
-    ("drafters", DRAFTERS),
-    ("trees", TREES),
-    ("controllers", CONTROLLERS),
-)
+ROOMS: Final[Mapping[str, Registry[Any]]] = {
+    "verifiers": VERIFIERS,
+    "drafters": DRAFTERS,
+    "trees": TREES,
+    "controllers": CONTROLLERS,
+}
 PROPOSALS: Final = (
     Deterministic,
     Iid,
@@ -59,7 +60,9 @@ def list_components(
     if models:
         _list_models(as_json=as_json, markdown=markdown)
         return
-    rooms = {room: [_described(registry, name) for name in registry] for room, registry in ROOMS}
+    rooms = {
+        room: [_described(registry, name) for name in registry] for room, registry in ROOMS.items()
+    }
     legal, known, defaults = legality(), _exactness(), _default_verifiers()
     if as_json:
         print(json.dumps(rooms | {"legal": legal, "exactness": known, "defaults": defaults}))

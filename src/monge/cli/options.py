@@ -84,12 +84,7 @@ def given(**options: Any) -> dict[str, Any]:
 
 
 def entry(
-    group: type,
-    name: str,
-    *,
-    can_undo: bool = False,
-    several: bool = False,
-    default: object = None,
+    group: type, name: str, *, can_undo: bool = False, several: bool = False, default: object = None
 ) -> Any:  # noqa: ANN401
     """Return an option of the command line for a field.
 

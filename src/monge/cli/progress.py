@@ -94,12 +94,7 @@ class _Figures(ProgressColumn):
 
 
 class Work:
-    """The work of a command: its stages, and their display.
-
-    Args:
-        console: Destination.
-        clock: Returns seconds.
-    """
+    """The work of a command: its stages, and their display."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._clock, self._said_at = console, clock, clock()
@@ -162,11 +157,7 @@ _active: list[Work] = []
 
 @contextmanager
 def working(name: str | None = None) -> Iterator[Work]:
-    """Show progress in this block; within another such block, show it there.
-
-    Args:
-        name: A first stage without a total; it ends with the block.
-    """
+    """Show progress in this block, or in that around it; `name` is a first stage without a total."""
     with ExitStack() as stack:
         if not _active:
             stack.enter_context(_without_bars_of_the_host())

@@ -312,11 +312,7 @@ def _say(out: Path, outcome: Outcome) -> None:
 
 
 class Interrupts:
-    """Ctrl-C in a training: it ends after the step, and everything else at once.
-
-    Args:
-        recipe: Settings of the training.
-    """
+    """Ctrl-C in a training: it ends after the step, and everything else at once."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe, self._is_training, self._is_wanted = recipe, False, False
