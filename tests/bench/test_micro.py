@@ -71,7 +71,7 @@ def test_what_runs_eagerly_after_all_has_no_numbers(monkeypatch, capsys):
 
 def test_the_command(monkeypatch, capsys):
     monkeypatch.setattr(bench_micro, "load_network", lambda source, **_: target())
-    micro(backend=["eager"], nodes=[1, 2], batch=[1], context=4, repeats=1, prompt=None, as_json=True)
+    micro(backend=["eager"], nodes=[1, 2], batch=[1], context=4, repeats=1, as_json=True)
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert document["settings"]["nodes"] == [1, 2]
     assert len(document["cells"]) == 2

@@ -1,6 +1,7 @@
 """The terminal: results on standard output, messages and errors on standard error, tables, and JSON files."""
 
 import functools
+import inspect
 import io
 import json
 import logging
@@ -16,6 +17,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
+from typer.models import ParameterInfo
 
 from monge.core.errors import MongeError, OptionError
 from monge.prompts import Prompt
@@ -111,13 +113,15 @@ def say_raw_text(tokenizer: Any, prompts: Sequence[Prompt], advice: str) -> None
 def reported(command: Callable[..., None]) -> Callable[..., None]:
     """Let expected failures of a command end in one line and a status.
 
-    2 for an error of the user's, 130 for Ctrl-C.
+    2 for an error of the user's, 130 for Ctrl-C. It can be called from Python with some options.
     """
+    parameters = inspect.signature(command).parameters.items()
+    infos = {name: p.default for name, p in parameters if isinstance(p.default, ParameterInfo)}
 
     @functools.wraps(command)
     def run(*args: Any, **options: Any) -> None:
         try:
-            command(*args, **options)
+            command(*args, **({name: info.default for name, info in infos.items()} | options))
         except MongeError as error:
             say_error(error)
             raise typer.Exit(2) from error
