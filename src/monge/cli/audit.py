@@ -19,11 +19,9 @@ from monge.cli.progress import working
 from monge.core.errors import OptionError
 from monge.core.extras import require
 from monge.core.words import counted
-from monge.engine.decoder import Decoder
 from monge.options import OUTPUT, LoadOptions, changed
 
 if TYPE_CHECKING:
-    from monge.audit.client import Client
     from monge.audit.report import Report
 
 AUDIT: Final = "Audit"
@@ -191,30 +189,23 @@ async def _opened(
     source = None if target == "built-in" else target
     if engine is None:
         yield None
-    elif engine != OURS:
+        return
+    if engine != OURS:
         yield TransformersEngine(engine, source, draft, **loading)
-    else:
-        with working("loading the models"):
-            decoder = monge_load(source, draft, **parts, **loading)
-        async with our_server(decoder) as client:
-            yield client
-
-
-@asynccontextmanager
-async def our_server(decoder: Decoder) -> AsyncIterator["Client"]:
-    """Yield a client of `monge serve` in this process, without a socket."""
+        return
+    # `monge serve` in this process, without a socket.
     import httpx
 
     from monge.audit.client import Client
     from monge.serve.launch import ServerSettings, chat_format, create_app
 
-    app = create_app(
-        decoder, ServerSettings(model_name="monge"), chat_format(decoder.tokenizer, "instruction")
-    )
-    async with app.router.lifespan_context(app):
-        client = Client("http://monge", model="monge", transport=httpx.ASGITransport(app=app))
-        async with client:
-            yield client
+    with working("loading the models"):
+        decoder = monge_load(source, draft, **parts, **loading)
+    chat = chat_format(decoder.tokenizer, "instruction")
+    app = create_app(decoder, ServerSettings(model_name="monge"), chat)
+    client = Client("http://monge", model="monge", transport=httpx.ASGITransport(app=app))
+    async with app.router.lifespan_context(app), client:
+        yield client
 
 
 @contextmanager
