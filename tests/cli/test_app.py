@@ -42,7 +42,8 @@ def test_help_is_worth_reading(run, monkeypatch, command, words):
 
 def commands(group, words=()):
     """Every command, by the words that a user types, and what lists say of it."""
-    for name, one in group.commands.items():
+    for name in group.commands:
+        one = group.get_command(None, name)
         if hasattr(one, "commands"):
             yield from commands(one, (*words, name))
         else:

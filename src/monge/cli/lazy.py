@@ -72,7 +72,17 @@ def group(
     class LazyGroup(TyperGroup):
         def __init__(self, **settings: Any) -> None:
             super().__init__(**settings)
-            self.commands = {name: _listed(name, one) for name, one in places.items()}
+            for name, place in places.items():
+                lazy = TyperCommand(name, rich_markup_mode="markdown")
+                made: Any = lazy if isinstance(place, str) else get_command(place)
+                made.name = name
+                self.commands[name] = made
+
+        def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 (typer's own types)
+            command, place = super().get_command(ctx, cmd_name), places.get(cmd_name)
+            if command is not None and isinstance(place, str):
+                command.help = _first_line(place)
+            return command
 
         def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:  # noqa: ANN401
             name, command, rest = super().resolve_command(ctx, args)
@@ -91,17 +101,12 @@ def group(
     return app
 
 
-def _listed(name: str, place: str | typer.Typer) -> Any:  # noqa: ANN401 (typer's own commands)
-    """Return a group, or what lists show of a command: the first line of its docstring."""
-    if isinstance(place, str):
-        module, function = _split(place)
-        tree = _parsed(f"monge.cli.{module}").body
-        (own,) = (one for one in tree if isinstance(one, ast.FunctionDef) and one.name == function)
-        help = (ast.get_docstring(own) or "").partition("\n")[0]
-        return TyperCommand(name, help=help, rich_markup_mode="markdown")
-    made: Any = get_command(place)
-    made.name = name
-    return made
+def _first_line(place: str) -> str:
+    """Return what lists show of a command, the first line of its docstring, without importing it."""
+    module, function = _split(place)
+    tree = _parsed(f"monge.cli.{module}").body
+    (own,) = (one for one in tree if isinstance(one, ast.FunctionDef) and one.name == function)
+    return (ast.get_docstring(own) or "").partition("\n")[0]
 
 
 def _split(place: str) -> tuple[str, str]:
