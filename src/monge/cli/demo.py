@@ -21,7 +21,6 @@ REAL_MODEL: Final = "smollm2"
 MESSAGES: Final = (
     "Why is the sky blue?",
     "Write a Python function that returns the n-th Fibonacci number, and explain it.",
-    "/stats",
 )
 EXAMPLES: Final = (
     ("gsm8k", 4, ["--stop", "\nQuestion:"]),
@@ -52,8 +51,10 @@ def demo(
         race += ["--repeats", "1"] if quick else []
         if reason is None:
             model = ["--target", REAL_MODEL, "--draft", f"{REAL_MODEL}-head", *backend]
-            _run(["chat", *model, *length], MESSAGES[::2] if quick else MESSAGES)
-            _run([*race, *model, "--chat"])
+            asked, prompts = MESSAGES[:1] if quick else MESSAGES, Path(folder) / "messages.txt"
+            prompts.write_text("\n".join(asked), encoding="utf-8")
+            _run(["chat", *model, *length], (*asked, "/stats"))
+            _run([*race, *model, "--chat", "--prompts", str(prompts)])
         else:
             show(f"The built-in pair takes the place of a real model: {reason}", "yellow")
             for task, number, options in EXAMPLES[:1] if quick else EXAMPLES:
