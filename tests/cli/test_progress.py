@@ -12,7 +12,7 @@ from tqdm import tqdm
 from monge.cli.console import notes
 from monge.cli.progress import QUIET_S, Stage, Work, call_bar, duration, figures, working
 from monge.engine.notices import waiting
-from monge.training.answers import RowProgress
+from monge.training.own_text import RowProgress
 
 
 class FakeClock:

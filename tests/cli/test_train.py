@@ -19,10 +19,10 @@ from monge.cli.train import Interrupts
 from monge.core.errors import OptionError, UnsupportedModelError
 from monge.heads.shape.checkpoint import CONFIG, load_head
 from monge.training import loop
-from monge.training.answers import ANSWERS
 from monge.training.loop import STATE, Recipe
-from monge.training.own_text import TextSettings, cut_rows, write_own_text
-from monge.training.shape.run import HeadSettings, feature_model, make_head
+from monge.training.own_text import ANSWERS, TextSettings, cut_rows, write_own_text
+from monge.training.shape import HeadSettings, make_head
+from monge.training.texts import feature_model
 from tests.engine.tiny import network, prompts
 
 MADE = ("--preset", "paper", "--steps", "4", "--batch", "16", "--num-steps", "1")

@@ -21,13 +21,18 @@ from monge.engine.chat_format import ChatFormat, TemplateFormat, chat_format
 from monge.loading.networks import load_network, load_tokenizer
 from monge.options import OUTPUT, RUNNING, LoadOptions, changed, option
 from monge.prompts import Prompt, as_message, encode, read_prompts, shipped
-from monge.training.answers import AnswerSettings, write_prompts
-from monge.training.eagle3_run import DRAFT_VOCABULARY, faster_copy, train_eagle3
+from monge.training.chain import Weights
+from monge.training.eagle3 import DRAFT_VOCABULARY, faster_copy, train_eagle3
 from monge.training.loop import Outcome, Progress, Recipe, Watch
-from monge.training.losses import Weights
-from monge.training.own_text import TextSettings, cut_rows, write_own_text
+from monge.training.own_text import (
+    AnswerSettings,
+    TextSettings,
+    cut_rows,
+    write_own_text,
+    write_prompts,
+)
 from monge.training.published import train_published
-from monge.training.shape.run import HeadSettings, make_head
+from monge.training.shape import HeadSettings, make_head
 
 TEXT: Final = "Text"
 TRAINING: Final = "Training"
