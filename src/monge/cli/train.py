@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, Final
@@ -144,7 +145,8 @@ def medusa(
         monge train medusa --out my-medusa
         monge generate "Once" --draft my-medusa
     """
-    _train_published("medusa", out, load, common, num_steps)
+    settings = {"folder": out, "recipe": common.recipe, "num_steps": num_steps}
+    _train_on_rows(partial(train_published, "medusa", **settings), out, load, common)
 
 
 @options.command(only=(*options.NETWORK, *_COMMON, "tokens"))
@@ -161,17 +163,8 @@ def eagle(
         monge train eagle --out my-eagle
         monge generate "Once" --draft my-eagle
     """
-    _train_published("eagle", out, load, common, num_steps)
-
-
-def _train_published(
-    kind: str, out: Path, load: LoadOptions, common: TrainOptions, num_steps: int
-) -> None:
-    def fit(network: PreTrainedModel, rows: torch.Tensor, **watched: Any) -> Outcome:
-        settings = {"recipe": common.recipe, "num_steps": num_steps}
-        return train_published(kind, network, rows, out, **settings, **watched)
-
-    _train_on_rows(fit, out, load, common)
+    settings = {"folder": out, "recipe": common.recipe, "num_steps": num_steps}
+    _train_on_rows(partial(train_published, "eagle", **settings), out, load, common)
 
 
 @options.command(only=("target", "device", *_COMMON))
