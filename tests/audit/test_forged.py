@@ -9,8 +9,7 @@ import pytest
 
 from monge.api import make_components
 from monge.audit.certificate import Certificate, tree_of
-from monge.audit.certify_report import CertifyReport
-from monge.audit.mismatch import MismatchError
+from monge.audit.certify_report import CertifyReport, MismatchError
 from monge.audit.recorder import Recorder
 from monge.audit.redraft import DraftFindings, Redrafter
 from monge.control.fixed import Fixed

@@ -20,14 +20,13 @@ def tiny_pair(tiny_paths) -> Pair:
 
 @pytest.fixture
 def lab():
-    """Run `python -m lab.NAME` as a user would; standard output and standard error apart."""
+    """Run `python -m lab.NAME` as a user would; arguments are words, or texts of several words."""
 
     def invoke(name, *arguments):
         module = importlib.import_module(
             "lab.matrix" if name == "matrix" else f"lab.{name}.__main__"
         )
-        return CliRunner().invoke(
-            app_of(module.main), [str(argument) for argument in arguments], catch_exceptions=False
-        )
+        words = [word for argument in arguments for word in str(argument).split()]
+        return CliRunner().invoke(app_of(module.main), words, catch_exceptions=False)
 
     return invoke

@@ -81,31 +81,21 @@ def test_who_cannot_run_is_named():
         measure(wrong)
 
 
-def test_a_system_that_does_not_say(monkeypatch, tmp_path):
+@linux
+def test_processes_that_cannot_be_seen(monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "_decode", dies)
+    with pytest.raises(BackendError, match="eager: its process ended with status 3"):
+        measure(SMALL)
     monkeypatch.setattr(module, "_STATM", tmp_path / "none")
     with pytest.raises(BackendError, match="does not say what a process holds"):
         measure(SMALL)
 
 
 @linux
-def test_a_process_that_dies_is_told(monkeypatch):
-    monkeypatch.setattr(module, "_decode", dies)
-    with pytest.raises(BackendError, match="eager: its process ended with status 3"):
-        measure(SMALL)
-
-
-@linux
 @pytest.mark.slow
 def test_the_command(capsys):
-    memory(
-        backend=["eager"],
-        rounds=6,
-        samples=3,
-        max_new_tokens=4,
-        temperature=0.0,
-        threads=1,
-        as_json=True,
-    )
+    sizes = {"rounds": 6, "samples": 3, "max_new_tokens": 4}
+    memory(backend=["eager"], temperature=0.0, threads=1, as_json=True, **sizes)
     shown = capsys.readouterr().out
     assert "resident memory (MiB)" in shown
     document = json.loads(shown.splitlines()[-1])

@@ -13,7 +13,7 @@ from lab.peers.environments import environment, install, python_of
 from lab.peers.process import Completion, PeerProcess
 from lab.peers.report import peer_table
 from lab.peers.workers.engine_monge import Engine
-from monge.bench.named_arms import named_arm
+from monge.bench.arms import named_arm
 from monge.core.errors import BackendError, OptionError
 
 PROMPTS = ((1, 2), (3, 4, 5))
@@ -90,13 +90,8 @@ class TestComparing:
         assert arm["tokens_per_s"]["median"] == pytest.approx(250)
         assert arm["ratio_to_plain"] == pytest.approx(5)
         assert arm["same_as_plain_share"] == 1
-
-    def test_a_quick_search_tries_fewer(self, tmp_path):
-        ours = Peer(
-            name="monge", methods={"eager": Method(candidates=speeds(0.01, 0.02, 0.001), quick=2)}
-        )
-        (arm,) = run(tmp_path, ours, temperatures=(0.0,), is_quick=True)["arms"]
-        assert arm["settings"] == {"token_s": 0.01}
+        opened = [settings["token_s"] for _, _, settings in FakeProcess.opened]
+        assert opened == [0.02, 0.01, 0.004, 0.005], "the fastest engine stays open"
 
     def test_a_quick_search_looks_at_the_first_temperature_only(self, tmp_path):
         ours = Peer(
@@ -105,16 +100,6 @@ class TestComparing:
         arms = run(tmp_path, ours, is_quick=True)["arms"]
         assert [arm["settings"] for arm in arms] == [{"token_s": 0.01}] * 2
         assert [len(arm["tried"]) for arm in arms] == [2, 1]
-
-    def test_the_fastest_engine_stays_open(self, tmp_path):
-        ours = Peer(name="monge", methods={"eager": Method(candidates=speeds(0.01, 0.004, 0.005))})
-        run(tmp_path, HOST, ours, temperatures=(0.0,))
-        assert [settings["token_s"] for _, _, settings in FakeProcess.opened] == [
-            0.02,
-            0.01,
-            0.004,
-            0.005,
-        ]
 
     def test_an_engine_that_fails_at_one_temperature_is_opened_again(self, tmp_path):
         other = Peer(name="other", methods={"plain": Method(candidates=({"dies": True},))})
@@ -167,12 +152,6 @@ class TestComparing:
         assert arm["failure"] is None
         assert arm["settings"] == {"token_s": 0.01}
         assert arm["tried"][0]["failure"] == "other: no such thing"
-
-    def test_an_arm_that_dies_while_it_is_measured(self, tmp_path):
-        other = Peer(name="other", methods={"plain": Method(candidates=({"dies": True},))})
-        host, failed = run(tmp_path, HOST, other, temperatures=(0.0,))["arms"]
-        assert failed["failure"] == "other has ended: out of memory"
-        assert len(host["tokens_per_s"]["values"]) == 2
 
     def test_wrong_samplers_are_not_asked_to_sample(self, tmp_path):
         method = Method(candidates=speeds(0.01), is_sampled=False, why_not_sampled="it forgets q")
@@ -265,6 +244,27 @@ def test_ours_drafts_as_its_method_says(tiny_paths, method, drafter):
         target=target, draft=draft, work="", threads=1, method=f"eager{method}", settings=settings
     )
     assert type(engine._decoder.components.drafter).__name__ == drafter
-    assert (
-        len(engine.generate(prompt_ids=[5, 6, 7], max_new_tokens=4, temperature=0.0, seed=0)) == 4
-    )
+    made = engine.generate(prompt_ids=[5, 6, 7], max_new_tokens=4, temperature=0.0, seed=0)
+    assert len(made) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--peer tgi", "unknown peer 'tgi'"),
+        ("--target no/such", "peers need the folder of a checkpoint"),
+    ],
+)
+def test_the_command_refuses(lab, arguments, message):
+    result = lab("peers", arguments)
+    assert result.exit_code != 0
+    assert message in " ".join(result.output.split())
+
+
+def test_engines_that_are_not_installed_are_reported(lab, tmp_path):
+    result = lab("peers", f"--peer vllm --work {tmp_path}/work --out {tmp_path}/out --quick")
+    assert result.exit_code == 0, result.output
+    shown = " ".join(result.output.split())
+    assert "vllm is not installed in" in shown
+    assert "vllm draft is not asked to sample" in shown
+    assert (tmp_path / "out" / "peers.json").is_file()

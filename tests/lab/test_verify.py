@@ -71,19 +71,7 @@ def test_every_rule_that_is_exact_for_a_tree_is_timed_on_it(tree, nodes, timed):
 
 
 def test_command_shows_trees(run):
-    result = run(
-        "--quick",
-        "--vocab",
-        32,
-        "--support",
-        8,
-        "--repeats",
-        1,
-        "--rules",
-        "block",
-        "--tree",
-        "chain(2)",
-    )
+    result = run("--quick --vocab 32 --support 8 --repeats 1 --rules block --tree chain(2)")
     assert result.exit_code == 0
     assert "vocabulary 32, support 8, chain(2) of 2 nodes" in result.stdout
     assert "us a tree" in result.stdout
@@ -106,21 +94,8 @@ def test_a_slow_rule_is_skipped_at_larger_sizes_too():
 
 
 def test_command_ends_with_one_json_object(run):
-    arguments = [
-        "--vocab",
-        32,
-        "--support",
-        0,
-        "--candidates",
-        2,
-        "--batch",
-        1,
-        "--repeats",
-        1,
-        "--rules",
-        "optimal",
-    ]
-    result = run("--quick", "--json", *arguments)
+    sizes = "--vocab 32 --support 0 --candidates 2 --batch 1 --repeats 1 --rules optimal"
+    result = run("--quick --json", sizes)
     assert result.exit_code == 0
     assert "vocabulary 32, support 32, 2 candidates, batch 1" in result.stdout
     assert "x softmax + multinomial" in result.stdout
@@ -131,17 +106,17 @@ def test_command_ends_with_one_json_object(run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--rules", "optimum"], "unknown verifier 'optimum'"),
-        (["--candidates", 0], "widths must be positive"),
-        (["--support", -1], "0 for the full vocabulary"),
-        (["--tree", "bush"], "unknown tree 'bush'"),
-        (["--repeats", 0], "repeats must be at least 1"),
-        (["--threads", 0], "threads must be at least 1"),
-        (["--device", "abacus"], "device 'abacus' cannot be used"),
+        ("--rules optimum", "unknown verifier 'optimum'"),
+        ("--candidates 0", "widths must be positive"),
+        ("--support -1", "0 for the full vocabulary"),
+        ("--tree bush", "unknown tree 'bush'"),
+        ("--repeats 0", "repeats must be at least 1"),
+        ("--threads 0", "threads must be at least 1"),
+        ("--device abacus", "device 'abacus' cannot be used"),
     ],
 )
 def test_bad_input(run, arguments, message):
-    result = run("--quick", *arguments)
+    result = run("--quick", arguments)
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.split())
 

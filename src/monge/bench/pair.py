@@ -128,7 +128,7 @@ def load_pair(
 
 
 def draft_model_by(pair: Pair, backend: str) -> SequenceModel:
-    """The draft model of a pair, run in another way.
+    """Return the draft model of a pair, run in another way.
 
     Raises:
         OptionError: If there is none.
@@ -140,7 +140,7 @@ def draft_model_by(pair: Pair, backend: str) -> SequenceModel:
 
 
 def empty_settings(tokenizer: PreTrainedTokenizerBase, **options: Any) -> GenerationConfig:
-    """The host's settings for decoding a network's own law."""
+    """Return the host's settings for decoding a network's own law."""
     return GenerationConfig(pad_token_id=tokenizer.pad_token_id or 0, **options)
 
 

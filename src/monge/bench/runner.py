@@ -15,19 +15,8 @@ from monge.core.verdict import StepRecord
 from monge.engine.clock import measured_by
 from monge.engine.garbage import settle_objects
 
-FAILURES: Final = (
-    MongeError,
-    RuntimeError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    LookupError,
-    NotImplementedError,
-)
-"""What a host or an arm may raise because it cannot decode.
-
-Anything else is a fault of the benchmark and ends it.
-"""
+FAILURES: Final = (MongeError, RuntimeError, ValueError, TypeError, AttributeError, LookupError)
+"""Errors of hosts and arms that cannot decode; any other error is a fault of the benchmark and ends it."""
 
 WARM_UP_TOKENS: Final = 16
 NOT_APPLICABLE: Final = "not applicable"
@@ -122,7 +111,7 @@ class Measurement:
 
 
 def batches(prompts: TokenIds, size: int) -> list[TokenIds]:
-    """Full batches that hold every prompt; the last one is filled up from the first prompts."""
+    """Return full batches that hold every prompt; the last one is filled up from the first prompts."""
     count = -(-len(prompts) // size)
     return [
         tuple(prompts[(batch * size + row) % len(prompts)] for row in range(size))
@@ -131,10 +120,9 @@ def batches(prompts: TokenIds, size: int) -> list[TokenIds]:
 
 
 def num_calls(arms: Sequence[Arm], prompts: TokenIds, settings: Settings) -> int:
-    """Calls that `measure` will make if no arm fails."""
-    per_arm = sum(
-        settings.repeats * len(batches(prompts, size)) + 1 for size in settings.batch_sizes
-    )
+    """Return the number of calls of `measure` if no arm fails."""
+    sizes = settings.batch_sizes
+    per_arm = sum(settings.repeats * len(batches(prompts, size)) + 1 for size in sizes)
     return len(arms) * len(settings.temperatures) * per_arm
 
 
@@ -159,49 +147,39 @@ def measure(
         settings: How it is measured.
         on_call: Told the arm's name before every call.
     """
+    cells = {
+        (temperature, size): [
+            Measurement(arm=arm, temperature=temperature, batch_size=size) for arm in arms
+        ]
+        for temperature in settings.temperatures
+        for size in settings.batch_sizes
+    }
+    found = [measurement for cell in cells.values() for measurement in cell]
     with measured_by(CLOCKS[settings.clock]):
         try:
-            return _measure(pair, arms, prompts, settings, on_call)
+            for arm in arms:
+                _prepare([one for one in found if one.arm is arm], pair)
+            for one in found:
+                _warm_up(one, pair, prompts, settings, on_call)
+            _measure(cells, pair, prompts, settings, on_call)
         finally:
             gc.unfreeze()
+    return found
 
 
 def _measure(
+    cells: Mapping[tuple[float, int], Sequence[Measurement]],
     pair: Pair,
-    arms: Sequence[Arm],
     prompts: TokenIds,
     settings: Settings,
     on_call: Callable[[str], None],
-) -> list[Measurement]:
-    cells: dict[tuple[float, int], list[Measurement]] = {}
-    for temperature in settings.temperatures:
-        for size in settings.batch_sizes:
-            cells[temperature, size] = [
-                Measurement(arm=arm, temperature=temperature, batch_size=size) for arm in arms
-            ]
-    for arm in arms:
-        _prepare(
-            [
-                measurement
-                for cell in cells.values()
-                for measurement in cell
-                if measurement.arm is arm
-            ],
-            pair,
-        )
-    for cell in cells.values():
-        for measurement in cell:
-            _warm_up(measurement, pair, prompts, settings, on_call)
+) -> None:
     start = time.perf_counter()
     for repeat in range(settings.repeats):
         # Repeats take equally long, so the next one would end after (repeat + 1) / repeat of what
         # has passed.
-        passed = time.perf_counter() - start
-        if (
-            repeat > 0
-            and settings.time_limit_s is not None
-            and passed * (repeat + 1) / repeat > settings.time_limit_s
-        ):
+        needed = (time.perf_counter() - start) * (repeat + 1) / max(1, repeat)
+        if repeat and settings.time_limit_s is not None and needed > settings.time_limit_s:
             break
         # A full collection would take longer than many a pass, in whichever arm it falls.
         settle_objects()
@@ -211,20 +189,18 @@ def _measure(
                     measurement.seconds.append(0.0)
                     measurement.num_tokens.append(0)
             for number, batch in enumerate(batches(prompts, size)):
-                seed = settings.seed + 100_003 * repeat + number
                 call = Call(
                     prompt_ids=batch,
                     max_new_tokens=settings.max_new_tokens,
                     temperature=temperature,
-                    seed=seed,
+                    seed=settings.seed + 100_003 * repeat + number,
                 )
                 for measurement in rotated(cell, repeat + number):
                     _measure_call(measurement, pair, call, CLOCKS[settings.clock], on_call)
-    return [measurement for cell in cells.values() for measurement in cell]
 
 
 def rotated(cell: Sequence[Measurement], by: int) -> Iterator[Measurement]:
-    """The measurements, starting at another one each time."""
+    """Yield the measurements, starting at another one each time."""
     for position in range(len(cell)):
         yield cell[(position + by) % len(cell)]
 
@@ -273,20 +249,18 @@ def _measure_call(
     if measurement.failure is not None:
         return
     on_call(measurement.arm.name)
-    timed = _timed(measurement, pair, call, clock)
-    if timed is None:
-        return
-    output, seconds = timed
-    measurement.seconds[-1] += seconds
-    measurement.num_tokens[-1] += sum(map(len, output.token_ids))
-    measurement.records += output.records
-    measurement.completions += output.token_ids
+    if (timed := _timed(measurement, pair, call, clock)) is not None:
+        output, seconds = timed
+        measurement.seconds[-1] += seconds
+        measurement.num_tokens[-1] += sum(map(len, output.token_ids))
+        measurement.records += output.records
+        measurement.completions += output.token_ids
 
 
 def _timed(
     measurement: Measurement, pair: Pair, call: Call, clock: Callable[[], float]
 ) -> tuple[Output, float] | None:
-    """One call and its seconds, or `None` after recording the failure."""
+    """Decode once, and return the output and its seconds; `None` after recording a failure."""
     start = clock()
     try:
         output = measurement.arm.decode(pair, call)

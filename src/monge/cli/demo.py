@@ -12,12 +12,11 @@ from rich.text import Text
 
 from monge.api import load, make_components
 from monge.backends.cpu.native_library import compiler_obstacle
-from monge.bench.arms import Arm, HostArm, MongeArm, TokenIds
+from monge.bench.arms import DEFAULT, PLAIN, Arm, HostArm, MongeArm, TokenIds
 from monge.bench.pair import Pair, load_pair
 from monge.bench.provenance import busy_note
 from monge.bench.report import arm_record, find, speedup, table
 from monge.bench.runner import Measurement, Settings, measure, num_calls
-from monge.bench.usual_arms import DEFAULT, PLAIN
 from monge.cli import options
 from monge.cli.chat import stats_line
 from monge.cli.completion import completion_of

@@ -40,14 +40,12 @@ class RoundCosts:
 
     def scaled(self, batch_size: int, factor: float) -> "RoundCosts":
         """Return costs in which rounds of one batch size take `factor` times as long."""
-        verify, draft = (
-            {
-                batch: {at: s * (factor if batch == batch_size else 1.0) for at, s in row.items()}
-                for batch, row in table.items()
-            }
-            for table in (self.verify, self.draft)
-        )
-        return RoundCosts(verify, draft)
+
+        def within(table: Table) -> Table:
+            row = {at: seconds * factor for at, seconds in table[batch_size].items()}
+            return {**table, batch_size: row}
+
+        return RoundCosts(within(self.verify), within(self.draft))
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -71,14 +69,10 @@ def untimed(log: LawLog, drafters: Sequence[str]) -> str | None:
     missing = [drafter for drafter in drafters if log.costs and drafter not in log.costs]
     if not missing:
         return None
-    again = (
-        "--draft of this model or head"
-        if missing[0] in (MODEL, *HEADS)
-        else f"--drafter {missing[0]}"
-    )
+    name, known = missing[0], ", ".join(sorted(log.costs))
+    again = "--draft of this model or head" if name in (MODEL, *HEADS) else f"--drafter {name}"
     return (
-        f"no speeds: the log has no measured times of drafter {missing[0]!r} (it has: "
-        f"{', '.join(sorted(log.costs))}); "
+        f"no speeds: the log has no measured times of drafter {name!r} (it has: {known}); "
         f"`monge replay record` with {again} measures them"
     )
 
@@ -106,23 +100,18 @@ def fixed_latency(costs: RoundCosts, components: Components, nodes: Sequence[int
     latency = Latency()
     for name, runs_network in drafters or [(None, True)]:
         for depth, num_nodes in enumerate(nodes):
-            seconds = (
-                costs.verify_s(num_nodes) + costs.draft_s(depth)
-                if runs_network
-                else costs.verify_s(depth)
-            )
+            seconds = costs.verify_s(num_nodes if runs_network else depth)
+            if runs_network:
+                seconds += costs.draft_s(depth)
             latency.observe(RoundTiming(depth=depth, batch_size=1, seconds=seconds, drafter=name))
     latency.learns = False
     return latency
 
 
 def predicted(record: StepRecord, costs: RoundCosts, *, runs_network: bool) -> StepRecord:
-    """Return the record with predicted instead of measured times.
+    """Return a round with predicted instead of measured times.
 
-    Args:
-        record: A round.
-        costs: The costs.
-        runs_network: Whether the costs of drafting are those of the drafter that this round used.
+    `runs_network` says whether its drafter has the drafting costs.
     """
     drafting = costs.draft_s(record.depth) if runs_network else 0.0
     rest = costs.verify_s(record.num_nodes)

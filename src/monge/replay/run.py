@@ -12,8 +12,7 @@ from monge.engine.components import Components
 from monge.engine.loop import close_session, run_round
 from monge.engine.opening import open_sessions
 from monge.engine.session import Request, Session
-from monge.replay.errors import UnavailableError
-from monge.replay.log import LawLog, LoggedText
+from monge.replay.log import LawLog, LoggedText, UnavailableError
 from monge.replay.rules import conditional_candidates
 from monge.replay.text import ReplayTarget, TextDraws, TextVerifier
 
@@ -85,29 +84,25 @@ def open_text(
     components: Components, log: LawLog, text: LoggedText, draws: Draws
 ) -> tuple[Session, TextDraws]:
     """Return a session that follows a text, and its draws."""
-    if components.drafter.capabilities.num_successors and isinstance(
-        components.target, ReplayTarget
-    ):
+    can, reader = components.drafter.capabilities, components.controller
+    if can.num_successors and isinstance(components.target, ReplayTarget):
         raise UnavailableError(
-            f"replay: {type(components.drafter).__name__} learns what the target says at every "
-            "node that it drafts; a log has "
-            "that along its texts only; use it where the target runs (monge tune, monge bench "
-            "decode)"
+            f"replay: {type(components.drafter).__name__} learns what the target says at every node that it "
+            "drafts; a log has that along its texts only; use it where the target runs (monge tune, "
+            "monge bench decode)"
         )
-    reads_confidence = Reads.CONFIDENCE in components.controller.reads
     conditional = conditional_candidates(
         components.rule,
-        components.drafter.capabilities,
+        can,
         is_compact=log.top is not None,
-        reads_confidence=reads_confidence,
+        reads_confidence=Reads.CONFIDENCE in reader.reads,
     )
     text_draws = TextDraws(text, conditional, draws)
-    reader = components.controller
     if text.profile is None and isinstance(reader, PromptReader) and reader.reads_prompt_laws:
         raise UnavailableError(
-            "replay: the controller asks how surprising the target finds a prompt, and the log "
-            "does not say; make the log "
-            "again with `monge replay record`, or leave out the features 'surprisal' and 'entropy'"
+            "replay: the controller asks how surprising the target finds a prompt, and the log does not "
+            "say; make the log again with `monge replay record`, or leave out the features 'surprisal' "
+            "and 'entropy'"
         )
     total = len(text.all_ids)
     request = Request(

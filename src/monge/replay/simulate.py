@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from monge.control.base import SharedState
-from monge.core.context import DraftPlan
 from monge.core.draws import SeededDraws
 from monge.core.verdict import StepRecord
 from monge.engine.components import Components
@@ -84,17 +83,4 @@ def simulate(
 
 def plain_seconds(text: LoggedText, costs: RoundCosts) -> float:
     """Return the predicted seconds of plain decoding of a text."""
-    seconds = 0.0
-    for written, token in enumerate(text.token_ids):
-        record = StepRecord(
-            plan=DraftPlan(max_depth=0),
-            num_nodes=0,
-            depth=0,
-            num_accepted=0,
-            examined=(),
-            next_kind="bonus",
-            token_ids=(token,),
-            context_length=len(text.prompt_ids) + written,
-        )
-        seconds += predicted(record, costs, runs_network=False).times.total_s
-    return seconds
+    return len(text.token_ids) * costs.verify_s(0)

@@ -15,8 +15,7 @@ from monge.core.proposal import Arbitrary, Deterministic, Proposal
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 from monge.replay.conditional import ConditionalCandidates, draft_prob
-from monge.replay.errors import UnavailableError
-from monge.replay.log import LoggedText
+from monge.replay.log import LoggedText, UnavailableError
 from monge.verify.base import Verifier
 
 
