@@ -1,8 +1,6 @@
 import gc
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import pytest
 
@@ -19,11 +17,7 @@ PROMPTS = ((1, 2), (3,), (4, 5, 6))
 class Scripted(Arm):
     """Writes down its calls; fails or stops short where it is told to."""
 
-    name: str
     log: list[tuple[str, Call]]
-    family: str = "monge"
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    max_batch_size: int | None = None
     missing: int = 0
     fails_at_call: int | None = None
     error: type[Exception] = OptionError

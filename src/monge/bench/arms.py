@@ -80,10 +80,11 @@ class Output:
     records: tuple[StepRecord, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Arm(ABC):
     """One way of decoding.
 
-    Attributes:
+    Args:
         name: Name in tables.
         family: `plain`, `assisted`, `prompt_lookup` (all of `transformers`) or `monge`.
         settings: Plain values that say how it is set, for the report.
@@ -91,9 +92,9 @@ class Arm(ABC):
     """
 
     name: str
-    family: str
-    settings: Mapping[str, Any]
-    max_batch_size: int | None
+    family: str = "monge"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    max_batch_size: int | None = None
 
     def prepare(self, pair: Pair) -> None:  # noqa: B027  most arms have nothing to prepare
         """Do what is done once, before anything is timed."""
@@ -105,23 +106,13 @@ class Arm(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostArm(Arm):
-    """`transformers.generate`.
+    """`transformers.generate`, whose options are `settings`; all families but `plain` decode single rows.
 
     Args:
-        name: Name in tables.
-        family: `plain`, `assisted` or `prompt_lookup`.
-        settings: Options of `generate`.
-        assistant: For every temperature the options of the assistant; `None` for an arm without
-            one.
-        max_batch_size: 1 for all families but `plain`: the host refuses more wherever candidates
-            are checked.
+        assistant: Options of the assistant by temperature; `None` for an arm without one.
     """
 
-    name: str
-    family: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
     assistant: Mapping[float, Mapping[str, Any]] | None = None
-    max_batch_size: int | None = None
 
     def decode(self, pair: Pair, call: Call) -> Output:
         options: dict[str, Any] = dict(self.settings)
@@ -187,21 +178,10 @@ class ArmCache:
 class MongeArm(Arm):
     """This library, with one pair of networks.
 
-    Drafters start anew in every call; what controllers share lasts.
-
-    Args:
-        name: Name in tables.
-        settings: Components by name, and `draft_backend`, as `monge.load` takes them; what is
-            missing is the library's default, and the pair's backend.
-        family: Always `monge`.
-        max_batch_size: Unbounded.
-        cache: What outlives a call.
+    `settings` are components by name, and `draft_backend`, as `monge.load` takes them; by default the
+    library's, and the pair's backend. Drafters start anew in every call; what controllers share lasts.
     """
 
-    name: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    family: str = "monge"
-    max_batch_size: int | None = None
     cache: ArmCache = field(default_factory=ArmCache, repr=False, compare=False)
 
     @property

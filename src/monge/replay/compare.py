@@ -32,7 +32,7 @@ def replay(
     repeats: int = REPEATS,
     seed: int = 0,
     target: SequenceModel | None = None,
-    on_text: Callable[[], None] | None = None,
+    on_text: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Return the figures of one configuration, see `summary`.
 

@@ -46,7 +46,7 @@ def simulate(
     nodes: Sequence[int] | None = None,
     repeats: int = 1,
     seed: int = 0,
-    on_text: Callable[[], None] | None = None,
+    on_text: Callable[[], None] = lambda: None,
 ) -> tuple[SimulatedText, ...]:
     """Run the rounds of a configuration along every text of a log.
 
@@ -76,8 +76,7 @@ def simulate(
                 for record in records
             )
             passes.append(SimulatedText(text=number, repeat=repeat, records=timed))
-            if on_text is not None:
-                on_text()
+            on_text()
     return tuple(passes)
 
 

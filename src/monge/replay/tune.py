@@ -87,7 +87,7 @@ def tune(
     seed: int = 0,
     target: SequenceModel | None = None,
     drafters: Sequence[str] = (),
-    on_text: Callable[[], None] | None = None,
+    on_text: Callable[[], None] = lambda: None,
     on_grid: Callable[[int], None] = lambda _: None,
 ) -> TuningResult:
     """Replay the two grids, and return the fastest configuration.
