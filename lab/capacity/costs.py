@@ -1,4 +1,4 @@
-"""What a replica's rounds and prompts take on this machine, and the file that carries it to another one."""
+"""Seconds of a replica's rounds and prompts on this machine, and the file that carries them to another one."""
 
 import json
 import math

@@ -28,7 +28,7 @@ _LOWEST, _HIGHEST = 0.02, 0.99
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What awaits a draft.
+    """The fate of a draft.
 
     Args:
         acceptance: Chance by depth that a token is accepted.
@@ -48,7 +48,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """What a simulated stream is like.
+    """A simulated stream.
 
     Args:
         regimes: Acceptance of each regime.

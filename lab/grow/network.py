@@ -32,7 +32,7 @@ _UNITS: Final = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """How large a grown network is.
+    """The size of a grown network.
 
     Args:
         width: How often every hidden unit and query head is there.

@@ -1,4 +1,4 @@
-"""Whether a head knows how sure it may be, and what the gates of a trained one do."""
+"""Calibration of a head's confidence, and the gates of a trained head."""
 
 from typing import Any, Final
 

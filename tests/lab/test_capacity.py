@@ -72,22 +72,16 @@ def test_a_full_batch_is_served_at_the_speed_of_its_rounds():
 
 @pytest.mark.usefixtures("unchecked_types")
 def test_replicas_serve_as_many_times_more():
-    work = Work(1, tuple(Step(0, 0, 1) for _ in range(20)))
-    figures = [
-        simulate(
-            [work],
-            machine(4),
-            rate_per_s=20.0 * count,
-            num_requests=300 * count,
-            num_replicas=count,
-            draws=draws(),
-        )
-        for count in (1, 4)
-    ]
-    assert figures[1]["tokens_per_s"] == pytest.approx(4 * figures[0]["tokens_per_s"], rel=0.1)
-    assert figures[1]["first_token_s"]["p95"] <= figures[0]["first_token_s"]["p95"], (
-        "the door sends away from the busy ones"
-    )
+    work = [Work(1, tuple(Step(0, 0, 1) for _ in range(20)))]
+
+    def served(count):
+        load = {"rate_per_s": 20.0 * count, "num_requests": 300 * count, "num_replicas": count}
+        return simulate(work, machine(4), draws=draws(), **load)
+
+    one, four = served(1), served(4)
+    assert four["tokens_per_s"] == pytest.approx(4 * one["tokens_per_s"], rel=0.1)
+    # The door sends away from the busy ones.
+    assert four["first_token_s"]["p95"] <= one["first_token_s"]["p95"]
 
 
 def test_arms_are_levelled():
@@ -108,12 +102,8 @@ def test_arrivals_and_percentiles():
     assert times == sorted(times)
     assert times[-1] / 5_000 == pytest.approx(0.1, rel=0.05)
     assert arrivals(math.inf, 3, draws()) == [0.0, 0.0, 0.0]
-    assert percentiles([float(value) for value in range(1, 101)]) == {
-        "p50": 50.0,
-        "p95": 95.0,
-        "p99": 99.0,
-    }
-    assert percentiles([3.0]) == {"p50": 3.0, "p95": 3.0, "p99": 3.0}
+    found = percentiles([float(value) for value in range(1, 101)])
+    assert found == {"p50": 50.0, "p95": 95.0, "p99": 99.0}
 
 
 @pytest.mark.usefixtures("unchecked_types")
@@ -138,13 +128,10 @@ def test_a_goal_out_of_reach_has_no_number():
     assert replicas_for(Goal(rate_per_s=100.0, spare=0.0), 30.0) == 4
 
 
-@pytest.mark.parametrize("settings", [{"rate_per_s": 0.0}, {"spare": 1.0}, {"first_token_s": -1.0}])
-def test_goals_that_cannot_be(settings):
-    with pytest.raises(OptionError, match="must be positive and 0 <= spare < 1"):
-        Goal(**settings)
-
-
-def test_nothing_to_serve():
+def test_goals_and_loads_that_cannot_be():
+    for settings in ({"rate_per_s": 0.0}, {"spare": 1.0}, {"first_token_s": -1.0}):
+        with pytest.raises(OptionError, match="must be positive and 0 <= spare < 1"):
+            Goal(**settings)
     with pytest.raises(OptionError, match="at least one request"):
         simulate([], machine(), rate_per_s=1.0, num_requests=1, draws=draws())
 

@@ -9,12 +9,11 @@ from lab.peers import compare as module
 from lab.peers import environments as peer_environments
 from lab.peers.compare import PeerSettings, compare_peers
 from lab.peers.engines import OURS, PEERS, Method, Peer, peer_named
-from lab.peers.environments import environment, install, python_of
+from lab.peers.environments import install, python_of
 from lab.peers.process import Completion, PeerProcess
-from lab.peers.report import peer_table
 from lab.peers.workers.engine_monge import Engine
 from monge.bench.arms import named_arm
-from monge.core.errors import BackendError, OptionError
+from monge.core.errors import BackendError
 
 PROMPTS = ((1, 2), (3, 4, 5))
 TEXT = tuple(range(100, 164))
@@ -165,12 +164,6 @@ class TestComparing:
         _, arm = run(tmp_path, HOST, other, **GREEDY)["arms"]
         assert "other is not installed in" in arm["failure"]
 
-    def test_table(self, tmp_path):
-        broken = peer("other", "plain", {"broken": True})
-        table = peer_table(run(tmp_path, broken, HOST, **GREEDY)["arms"], "greedy")
-        assert list(table.columns[0].cells) == ["transformers plain", "other plain"]
-        assert list(table.columns[2].cells) == ["50.0", "failed"]
-
 
 class TestEnvironments:
     def test_ours_is_this_one(self, tmp_path):
@@ -189,20 +182,6 @@ class TestEnvironments:
             install(peer, tmp_path, lambda _: None)
         with pytest.raises(BackendError, match="other is not installed in .*; run with --install"):
             python_of(peer, tmp_path)
-
-    def test_other_requirements_are_installed_anew(self, tmp_path):
-        peer = Peer(name="other", methods={}, packages=("other==1",))
-        folder = environment(peer, tmp_path)
-        folder.mkdir(parents=True)
-        (folder / "monge-peer.txt").write_text("other==1\n")
-        assert python_of(peer, tmp_path) == folder / "bin" / "python"
-        newer = Peer(name="other", methods={}, packages=("other==2",))
-        with pytest.raises(BackendError, match="run with --install"):
-            python_of(newer, tmp_path)
-
-    def test_unknown_peer(self):
-        with pytest.raises(OptionError, match="unknown peer 'lama_cpp'; did you mean 'llama_cpp'"):
-            peer_named("lama_cpp", PEERS)
 
     def test_what_is_not_sampled_says_why(self):
         for peer in PEERS:

@@ -2,7 +2,7 @@
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -167,6 +167,33 @@ def measure(
     return found
 
 
+def _prepare(measurements: Sequence[Measurement], pair: Pair) -> None:
+    try:
+        measurements[0].arm.prepare(pair)
+    except FAILURES as error:
+        for measurement in measurements:
+            measurement.fail(f"{type(error).__name__}: {error}")
+
+
+def _warm_up(
+    one: Measurement,
+    pair: Pair,
+    prompts: TokenIds,
+    settings: Settings,
+    on_call: Callable[[str], None],
+) -> None:
+    limit = one.arm.max_batch_size
+    if one.failure is None and limit is not None and one.batch_size > limit:
+        one.fail(f"{NOT_APPLICABLE}: this arm decodes at most {limit} sequence(s) at a time")
+    call = Call(
+        prompt_ids=batches(prompts, one.batch_size)[0],
+        max_new_tokens=min(WARM_UP_TOKENS, settings.max_new_tokens),
+        temperature=one.temperature,
+        seed=settings.seed,
+    )
+    _decode(one, pair, call, CLOCKS[settings.clock], on_call)
+
+
 def _measure(
     cells: Mapping[tuple[float, int], Sequence[Measurement]],
     pair: Pair,
@@ -195,72 +222,29 @@ def _measure(
                     temperature=temperature,
                     seed=settings.seed + 100_003 * repeat + number,
                 )
-                for measurement in rotated(cell, repeat + number):
-                    _measure_call(measurement, pair, call, CLOCKS[settings.clock], on_call)
+                first = (repeat + number) % len(cell)  # no arm always follows the same one
+                for measurement in [*cell[first:], *cell[:first]]:
+                    made = _decode(measurement, pair, call, CLOCKS[settings.clock], on_call)
+                    if made is None:
+                        continue
+                    output, seconds = made
+                    measurement.seconds[-1] += seconds
+                    measurement.num_tokens[-1] += sum(map(len, output.token_ids))
+                    measurement.records += output.records
+                    measurement.completions += output.token_ids
 
 
-def rotated(cell: Sequence[Measurement], by: int) -> Iterator[Measurement]:
-    """Yield the measurements, starting at another one each time."""
-    for position in range(len(cell)):
-        yield cell[(position + by) % len(cell)]
-
-
-def _prepare(measurements: Sequence[Measurement], pair: Pair) -> None:
-    try:
-        measurements[0].arm.prepare(pair)
-    except FAILURES as error:
-        for measurement in measurements:
-            measurement.fail(f"{type(error).__name__}: {error}")
-
-
-def _warm_up(
-    measurement: Measurement,
-    pair: Pair,
-    prompts: TokenIds,
-    settings: Settings,
-    on_call: Callable[[str], None],
-) -> None:
-    if measurement.failure is not None:
-        return
-    limit = measurement.arm.max_batch_size
-    if limit is not None and measurement.batch_size > limit:
-        measurement.fail(
-            f"{NOT_APPLICABLE}: this arm decodes at most {limit} sequence(s) at a time"
-        )
-        return
-    batch = batches(prompts, measurement.batch_size)[0]
-    call = Call(
-        prompt_ids=batch,
-        max_new_tokens=min(WARM_UP_TOKENS, settings.max_new_tokens),
-        temperature=measurement.temperature,
-        seed=settings.seed,
-    )
-    on_call(measurement.arm.name)
-    _timed(measurement, pair, call, CLOCKS[settings.clock])
-
-
-def _measure_call(
+def _decode(
     measurement: Measurement,
     pair: Pair,
     call: Call,
     clock: Callable[[], float],
     on_call: Callable[[str], None],
-) -> None:
-    if measurement.failure is not None:
-        return
-    on_call(measurement.arm.name)
-    if (timed := _timed(measurement, pair, call, clock)) is not None:
-        output, seconds = timed
-        measurement.seconds[-1] += seconds
-        measurement.num_tokens[-1] += sum(map(len, output.token_ids))
-        measurement.records += output.records
-        measurement.completions += output.token_ids
-
-
-def _timed(
-    measurement: Measurement, pair: Pair, call: Call, clock: Callable[[], float]
 ) -> tuple[Output, float] | None:
-    """Decode once, and return the output and its seconds; `None` after recording a failure."""
+    """Decode once, and return the output and its seconds; `None` after a failure."""
+    if measurement.failure is not None:
+        return None
+    on_call(measurement.arm.name)
     start = clock()
     try:
         output = measurement.arm.decode(pair, call)
@@ -268,12 +252,11 @@ def _timed(
     except FAILURES as error:
         measurement.fail(f"{type(error).__name__}: {error}")
         return None
-    seconds = clock() - start
-    short = [len(row) for row in output.token_ids if len(row) != call.max_new_tokens]
-    if short:
-        measurement.fail(
-            f"gave {short[0]} tokens where {call.max_new_tokens} were asked for, so "
-            "it cannot be compared"
-        )
-        return None
-    return output, seconds
+    seconds, wanted = clock() - start, call.max_new_tokens
+    short = [len(row) for row in output.token_ids if len(row) != wanted]
+    if not short:
+        return output, seconds
+    measurement.fail(
+        f"gave {short[0]} tokens where {wanted} were asked for, so it cannot be compared"
+    )
+    return None

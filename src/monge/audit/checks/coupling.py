@@ -68,10 +68,7 @@ def check_coupling(
             for at in visited[place : place + 3]
             if at in laws
         ]
-        if not levels:
-            continue
-        found = coupling.error_at(levels)
-        if found is None:
+        if not levels or (found := coupling.error_at(levels)) is None:
             continue
         error, is_whole = found
         report.num_enumerated += 1
@@ -221,16 +218,11 @@ def _error(
 def _grown(proposals: Sequence[Proposal], draws: Draws) -> TokenTree:
     tree, frontier = GrowingTree(0), [0]
     for depth, proposal in enumerate(proposals):
-        own = {
-            node: _at(proposal, tree.multiplicity(node)) if depth else proposal for node in frontier
-        }
+        own = dict.fromkeys(frontier, proposal)
+        if depth and isinstance(proposal, PathDraws):  # as many as paths that pass the node
+            own = {node: PathDraws(proposal.law, tree.multiplicity(node)) for node in frontier}
         frontier = [child for grown in tree.grow_level(own, draws).values() for child in grown]
     return tree.finish()
-
-
-def _at(proposal: Proposal, multiplicity: int) -> Proposal:
-    """Return the proposal of a node; draws along paths are as many as paths that pass the node."""
-    return PathDraws(proposal.law, multiplicity) if isinstance(proposal, PathDraws) else proposal
 
 
 def _drawn(levels: Sequence[Level], depth: int) -> list[Level]:
@@ -294,13 +286,7 @@ def _kept(proposal: Any, size: int) -> Proposal:  # noqa: ANN401 (any kind)
 
 
 def _conditioned(law: Law, size: int) -> Law:
-    part = law.sparse()
-    if part.probs.numel() <= size:
-        return law
-    probs, order = torch.topk(part.probs, size)
-    ids, places = part.token_ids[order].sort()
-    probs = probs[places]
-    return SparseLaw(ids, probs / probs.sum())
+    return law if law.sparse().probs.numel() <= size else _among(law, set(law.top(size)))
 
 
 def _size(law: Law) -> int:
