@@ -4,18 +4,9 @@ import pytest
 from typer.testing import CliRunner
 
 from lab.command import app_of
-from monge.bench.pair import Pair, load_pair
-from tests.bench.tiny import save_pair
+from tests.bench.conftest import tiny_pair, tiny_paths
 
-
-@pytest.fixture(scope="session")
-def tiny_paths(tmp_path_factory):
-    return save_pair(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="session")
-def tiny_pair(tiny_paths) -> Pair:
-    return load_pair(*tiny_paths)
+__all__ = ["tiny_pair", "tiny_paths"]
 
 
 @pytest.fixture

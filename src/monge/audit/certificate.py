@@ -301,7 +301,8 @@ def read_certificate(path: Path) -> Certificate:
             f"{path}: field 'version': got {document.get('version')!r}, this release reads "
             f"{VERSION}; {again}"
         )
-    header, requests, arrays = (document.get(name) for name in ("header", "requests", "arrays"))
+    found: list[Any] = [document.get(name) for name in ("header", "requests", "arrays")]
+    header, requests, arrays = found
     parts = [header, arrays, *requests] if isinstance(requests, list) else [None]
     if not all(isinstance(part, dict) for part in parts):
         raise CertificateError(
