@@ -39,9 +39,7 @@ def measured_machine(
 
 
 def levelled(machines: Mapping[str, Machine]) -> dict[str, Machine]:
-    """Machines that agree on what a plain round takes, at every batch size.
-
-    The median of what was measured for each.
+    """Return machines whose plain rounds take the median of the measured times, at every batch size.
 
     They are one machine, measured one arm after the other: if it is slower meanwhile, no arm should
     look slow for that. Each arm's times are scaled as its plain rounds are.

@@ -1,6 +1,4 @@
-"""Selection between drafters on simulated requests.
-
-What knowing the right drafter is worth, without networks or clocks.
+"""The worth of knowing the right drafter, on simulated requests without networks or clocks.
 
 Requests come in kinds that suit different drafters, and the prompt tells the kind by what it
 repeats. A drafter with a network and a lookup propose chains; what the lookup would have had

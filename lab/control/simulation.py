@@ -1,6 +1,4 @@
-"""Controllers on a simulated chain drafter.
-
-What their rules are worth, without networks, clocks or machines.
+"""The worth of controllers' rules, on a simulated chain drafter without networks, clocks or machines.
 
 A round's acceptance is drawn from regimes that last; every position deviates a little. All
 controllers meet the same rounds and the same coins, so their speeds are compared in pairs. Times

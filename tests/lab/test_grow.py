@@ -31,15 +31,13 @@ def laws(model, text):
 )
 def test_laws_are_kept(width, kv, intermediate, layers, tied):
     small = network("llama", "sdpa", tie_word_embeddings=tied)
-    shape = Shape(
-        width=width, kv_width=kv if width % kv == 0 else 1, intermediate=intermediate, layers=layers
-    )
+    kv_width = kv if width % kv == 0 else 1
+    shape = Shape(width=width, kv_width=kv_width, intermediate=intermediate, layers=layers)
     large = grown(small, shape)
     text = prompts((24,), seed=width)[0]
     assert (laws(large, text) - laws(small, text)).abs().max() < LAW_ERROR
-    assert sum(weight.numel() for weight in large.parameters()) == shape.num_parameters(
-        small.config
-    )
+    size = sum(weight.numel() for weight in large.parameters())
+    assert size == shape.num_parameters(small.config)
     assert (large.lm_head.weight is large.model.embed_tokens.weight) is tied
 
 
@@ -54,9 +52,8 @@ def test_growing_is_not_trivial():
 def test_the_built_in_target():
     small = load_network(built_in("target"))
     large = grown(small, Shape(width=2, kv_width=1, intermediate=1024, layers=13))
-    text = AutoTokenizer.from_pretrained(built_in("target"))(
-        "The history of the city begins with a river."
-    )["input_ids"]
+    tokenizer = AutoTokenizer.from_pretrained(built_in("target"))
+    text = tokenizer("The history of the city begins with a river.")["input_ids"]
     assert (laws(large, text) - laws(small, text)).abs().max() < LAW_ERROR
 
 
@@ -99,9 +96,8 @@ def test_writes_a_folder(lab, tmp_path):
     result = lab("grow", str(tmp_path / "large"), "--params", "40M")
     assert result.exit_code == 0, result.output
     assert "parameters in" in result.output
-    assert f"monge bench decode --target {tmp_path / 'large'} --draft" in result.output.replace(
-        "\n", " "
-    )
+    command = f"monge bench decode --target {tmp_path / 'large'} --draft"
+    assert command in result.output.replace("\n", " ")
     assert load_network(tmp_path / "large").config.hidden_size == 256
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import warnings
+from dataclasses import replace
 from mmap import mmap
 from multiprocessing import Pipe
 from pathlib import Path
@@ -60,23 +61,15 @@ def test_what_is_kept_shows_as_growth(monkeypatch):
 
 @linux
 def test_what_runs_eagerly_after_all_has_no_numbers(monkeypatch):
-    def load(**_):
-        warnings.warn(
-            "backend 'compiled' is not used: there is no compiler", UserWarning, stacklevel=2
-        )
-
-    monkeypatch.setattr(module, "load", load)
-    assert told(SMALL, "compiled") == [
-        {"kind": "failed", "reason": "backend 'compiled' is not used: there is no compiler"}
-    ]
+    reason = "backend 'compiled' is not used: there is no compiler"
+    monkeypatch.setattr(module, "load", lambda **_: warnings.warn(reason, stacklevel=2))
+    assert told(SMALL, "compiled") == [{"kind": "failed", "reason": reason}]
 
 
 @linux
 @pytest.mark.slow
 def test_who_cannot_run_is_named():
-    wrong = MemorySettings(
-        backends=("eager",), rounds=2, samples=2, options=(("target", "no/such/model"),)
-    )
+    wrong = replace(SMALL, options=(("target", "no/such/model"),))
     with pytest.raises(BackendError, match="eager: .*no/such/model"):
         measure(wrong)
 

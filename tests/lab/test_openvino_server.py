@@ -4,6 +4,7 @@ import importlib.util
 import json
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -89,21 +90,19 @@ def ask(engine, **fields):
         return choice
 
 
-def test_models_are_named(engine):
+def test_models_text_and_ids(engine):
     with urlopen(f"{engine.url}/models", timeout=10) as answer:
         assert [one["id"] for one in json.load(answer)["data"]] == ["small"]
     assert engine.pipeline.given[-1] == {"a": 1, "draft_model": ("draft", {"a": 1})}
-
-
-def test_text_and_ids(engine):
     choice = ask(engine, prompt="ab", max_tokens=2, logprobs=1)
     assert (choice["text"], choice["finish_reason"]) == ("AA", "length")
     assert choice["logprobs"]["tokens"] == ["A", "A"]
-    choice = ask(
-        engine, prompt=[5, 9], max_tokens=3, logprobs=1, return_tokens_as_token_ids=True, n=1
-    )
+    by_id = {"logprobs": 1, "return_tokens_as_token_ids": True, "n": 1}
+    choice = ask(engine, prompt=[5, 9], max_tokens=3, **by_id)
     assert choice["logprobs"]["tokens"] == ["token_id:65"] * 3
-    assert engine.pipeline.batches == [[[97, 98]], [[5, 9]]]
+    choice = ask(engine, prompt="a", max_tokens=2, seed=7)
+    assert (choice["finish_reason"], choice["logprobs"]) == ("stop", None)
+    assert engine.pipeline.batches == [[[97, 98]], [[5, 9]], [[97]]]
 
 
 def test_sampling_rules(engine):
@@ -119,26 +118,15 @@ def test_sampling_rules(engine):
     assert ruled.num_assistant_tokens == 4
 
 
-def test_texts_end(engine):
-    choice = ask(engine, prompt="a", max_tokens=2, seed=7)
-    assert choice["finish_reason"] == "stop"
-    assert choice["logprobs"] is None
-
-
 def test_waiting_requests_are_decoded_together(engine):
     engine.pipeline.may_decode.clear()
-    threads = [
-        threading.Thread(target=ask, args=(engine,), kwargs={"prompt": [number]})
-        for number in range(10, 15)
-    ]
-    for thread in threads:
-        thread.start()
-    engine.pipeline.may_decode.set()
-    for thread in threads:
-        thread.join()
-    assert sorted(one for batch in engine.pipeline.batches for one in batch) == [
-        [number] for number in range(10, 15)
-    ]
+    prompts = [[number] for number in range(10, 15)]
+    with ThreadPoolExecutor(5) as pool:
+        answers = [pool.submit(ask, engine, prompt=prompt) for prompt in prompts]
+        engine.pipeline.may_decode.set()
+        for answer in answers:
+            answer.result()
+    assert sorted(one for batch in engine.pipeline.batches for one in batch) == prompts
 
 
 @pytest.mark.parametrize(

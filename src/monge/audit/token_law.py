@@ -1,7 +1,4 @@
-"""The reference law of one token, as an audit uses it.
-
-Named tokens, most probable first, and the mass of all others.
-"""
+"""The reference law of one token in an audit: named tokens and their masses, and the mass of all others."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

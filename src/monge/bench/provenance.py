@@ -37,10 +37,7 @@ def busy_note() -> str | None:
 
 
 def commit_of(folder: Path) -> dict[str, Any]:
-    """Return the commit of the checkout that holds `folder`, and whether tracked files differ from it.
-
-    `None` outside a checkout.
-    """
+    """Return the commit of the checkout of `folder`, and if tracked files differ; `None` outside a checkout."""
     try:
         commit = _git(folder, "rev-parse", "HEAD")
         status = _git(folder, "status", "--porcelain", "--untracked-files=no")
