@@ -192,9 +192,7 @@ class Wealth:
     def add(
         self, prompt: str, names: Sequence[str], text: JudgedText, factors: Mapping[str, np.ndarray]
     ) -> None:
-        """Bet on the tokens of one text.
-
-        What the bets have learned before the text holds for all of it.
+        """Bet on the tokens of one text by what was learned before it.
 
         Args:
             prompt: Name of the prompt and its sampling rules.

@@ -84,15 +84,9 @@ async def deterministic(
 ) -> Deterministic:
     """Compare greedy texts and log-probabilities.
 
-    Args:
-        client: The audited server.
-        reference: The reference.
-        prompts: Prompts.
-        num_greedy_tokens: Greedy tokens to compare. Where one text for each prompt has fewer, the
-            next prompts are these prompts with the texts that the server sampled after them.
-        fields: Fields of every request.
-        tolerance: Smallest gap that counts as a difference; twice the reference's noise if that is
-            larger.
+    Where one greedy text for each prompt has fewer than `num_greedy_tokens`, the next prompts are these
+    prompts with the texts that the server sampled after them. A difference is a gap of more than
+    `tolerance`, or of twice the reference's noise if that is larger.
     """
     noise = await reference.noise(prompts)
     tolerance = max(tolerance, _NOISE_FACTOR * noise)

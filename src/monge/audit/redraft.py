@@ -61,12 +61,7 @@ class Redrafter:
     def redraft(
         self, request: Mapping[str, Any], trees: Sequence[TokenTree], found: DraftFindings
     ) -> None:
-        """Draft every round of a request again.
-
-        Args:
-            request: The request's fields.
-            trees: Its trees.
-            found: Receives figures.
+        """Draft every round of a request with these trees again; `found` receives figures.
 
         Raises:
             MismatchError: With the first round that these parts do not give again. It is wrong if the
@@ -274,12 +269,7 @@ class _RecordedVerdicts(Verifier):
 
 @dataclass(frozen=True, slots=True)
 class _RecordedPlans(SoloController[Any]):
-    """The recorded plans, compared with those of a controller.
-
-    Args:
-        followed: The draws of the recorded request.
-        own: The controller; `None` where its plans cannot be made again.
-    """
+    """The recorded plans, compared with those of the controller `own`, if it can plan again."""
 
     followed: _FollowedTape
     own: AnyController | None

@@ -43,16 +43,11 @@ class Reference(Protocol):
     async def laws(
         self, prompt: str, tokens: Sequence[str], rules: SamplingRules
     ) -> list[TokenLaw | None]:
-        """Return the laws of the tokens of a text.
+        """Return the laws of the tokens of a text; the name of its end is `END`.
 
         The list ends early where the text before a token cannot be read again; an entry is `None`
         where the law is unknown. Both depend on the text before the token only, so that leaving
         tokens out does not bias a test.
-
-        Args:
-            prompt: The prompt.
-            tokens: Names of the tokens; `END` for the end of the text.
-            rules: Sampling rules of the request.
         """
         ...
 

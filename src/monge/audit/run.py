@@ -153,11 +153,7 @@ async def audit(
 ) -> Report:
     """Judge a server, and return the report.
 
-    Args:
-        client: The audited server.
-        reference: The reference.
-        settings: The settings.
-        on_tokens: Told the judged tokens and the logarithm of the e-value after every text.
+    `on_tokens` is told the judged tokens and the logarithm of the e-value after every text.
     """
     notes = list[str]()
     if settings.naming == "text":
@@ -214,12 +210,7 @@ def _early_verdict(first: Deterministic) -> tuple[Verdict, str] | None:
 class TextLog:
     """The texts of an audit, one JSON object a line, so that it can be continued and judged again.
 
-    Args:
-        path: The file; `None` keeps nothing.
-        header: Server and settings of the audit. A file with another header is refused.
-
-    Raises:
-        OptionError: If the file belongs to another audit, or is none.
+    A file with another header, which is of another audit, is an `OptionError`; `None` keeps nothing.
     """
 
     def __init__(self, path: Path | None, header: dict[str, Any]) -> None:

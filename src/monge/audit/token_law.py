@@ -49,11 +49,7 @@ class TokenLaw:
 
 
 def law_of_logprobs(top: Mapping[str, float], rules: SamplingRules) -> TokenLaw | None:
-    """Return the law of a request, from the largest log-probabilities at temperature 1.
-
-    Args:
-        top: Log-probabilities by token name.
-        rules: Temperature, top-k and top-p of the request.
+    """Return the law of a request, from the largest log-probabilities at temperature 1, by token name.
 
     Returns:
         The law; `None` where these log-probabilities do not determine it, or where numeric noise

@@ -1,4 +1,4 @@
-"""`monge bench micro`: what a forward over tree nodes costs in every backend, by nodes and by requests; and reading prompts.
+"""`monge bench micro`: seconds of forwards over tree nodes, and of prompts, in every backend.
 
 This is the question behind every window: a tree pays only while its further nodes cost little. All
 backends are open at once and take turns at each cell, so that what slows the machine for a while

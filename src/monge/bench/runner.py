@@ -138,14 +138,8 @@ def measure(
 
     Each arm prepares itself once and is warmed up once in each cell, uncounted. Then, for every
     repeat, temperature, batch size and batch of prompts, all arms decode that batch one after
-    another; the order rotates, so no arm always follows the same one.
-
-    Args:
-        pair: The networks.
-        arms: What is compared.
-        prompts: Token ids.
-        settings: How it is measured.
-        on_call: Told the arm's name before every call.
+    another; the order rotates, so no arm always follows the same one. `on_call` is told the arm's name
+    before every call.
     """
     cells = {
         (temperature, size): [

@@ -81,12 +81,6 @@ def compare(
 ) -> dict[str, Any]:
     """Replay configurations, and keep the reason for each one that cannot be replayed.
 
-    Args:
-        configurations: What is replayed.
-        log: The log.
-        draft: The draft model, for drafters that run one.
-        **settings: For `replay`.
-
     Returns:
         `replayed` (summaries), `refused` (label and reason).
     """

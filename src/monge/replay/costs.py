@@ -78,11 +78,7 @@ def untimed(log: LawLog, drafters: Sequence[str]) -> str | None:
 
 
 def costs_for(log: LawLog, drafters: Sequence[str]) -> RoundCosts:
-    """Return the costs of a drafter.
-
-    Of a pool they are those of its draft model or head: what the other drafters need is part of
-    every round.
-    """
+    """Return the costs of a drafter; of a pool those of its draft model or head."""
     name = next((name for name in (MODEL, *HEADS) if name in drafters), drafters[0])
     return RoundCosts.from_dict(log.costs[name])
 
@@ -90,11 +86,8 @@ def costs_for(log: LawLog, drafters: Sequence[str]) -> RoundCosts:
 def fixed_latency(costs: RoundCosts, components: Components, nodes: Sequence[int]) -> Latency:
     """Return the times by depth that controllers are told; they stay as they are.
 
-    Args:
-        costs: The costs of one drafter, or of the network of a pool.
-        components: The components that are replayed.
-        nodes: Drafted nodes of depth 0, 1, ... of the drafter that runs the network. Model-free
-            drafters of a pool draft chains, in no time.
+    `nodes` are drafted nodes of depth 0, 1, ... of the drafter that runs the network. Model-free drafters
+    of a pool draft chains, in no time.
     """
     drafters = [(one.name, one.runs_network) for one in components.shared.members]
     latency = Latency()

@@ -89,11 +89,7 @@ class LoggedToken:
         return bool(self._is_logged(q.sparse()).all())
 
     def require(self, q: Law) -> None:
-        """Refuse a question about tokens that were not logged.
-
-        Raises:
-            UnavailableError: If the draft law reaches beyond them.
-        """
+        """Raise `UnavailableError` if a draft law reaches beyond the logged tokens."""
         if not self.covers(q):
             part = q.sparse()
             missing = int((~self._is_logged(part)).sum())
@@ -202,15 +198,7 @@ class LawLog:
         return tuple(dict.fromkeys(text.tag for text in self.texts))
 
     def check_model(self, other: ModelIdentity, whose: str) -> None:
-        """Refuse a model that does not fit this log.
-
-        Args:
-            other: What it must agree with; empty digests agree with everything.
-            whose: For the message: "the draft model".
-
-        Raises:
-            ForeignLogError: If vocabulary, tokenizer or network differ.
-        """
+        """Raise `ForeignLogError` if vocabulary, tokenizer or network differ; empty digests agree with all."""
         for name, key in (
             ("vocabulary size", "vocab_size"),
             ("tokenizer", "tokenizer"),

@@ -55,12 +55,6 @@ def conditional_candidates(
 ) -> ConditionalCandidates:
     """Return the law of candidates given the text.
 
-    Args:
-        rule: The verifier to be replayed.
-        can: What the drafter may propose.
-        is_compact: The log keeps only the most probable tokens of every law.
-        reads_confidence: The controller reads the confidence of the draft network.
-
     Raises:
         UnavailableError: If the log cannot say exactly what the rule would have accepted; the
             message says why.

@@ -20,13 +20,7 @@ from monge.replay.text import ReplayTarget, TextDraws, TextVerifier
 def replay_text(
     components: Components, log: LawLog, text: LoggedText, draws: Draws
 ) -> tuple[StepRecord, ...]:
-    """Return the rounds of one text.
-
-    Args:
-        components: The parts; the target runs only if the drafter needs what it says.
-        log: Where the text is from.
-        text: One of its texts.
-        draws: Source of randomness; drafts on the way to the text are random.
+    """Return the rounds of one text of a log; the target runs only if the drafter needs it.
 
     Returns:
         One record a round. The last token of the text counts as the round's own, not as accepted.
@@ -48,16 +42,11 @@ def replay_text(
 
 
 def stand_in(components: Components, log: LawLog) -> SequenceModel:
-    """Return a model that stands for the target.
-
-    It reads nothing, unless the drafter needs what the target says; then it is the target.
-    """
+    """Return the target if the drafter needs what it says, and else a model that reads nothing."""
     can = components.drafter.capabilities
-    return (
-        components.target
-        if can.reads_states or can.num_successors
-        else ReplayTarget(log.model.vocab_size)
-    )
+    if can.reads_states or can.num_successors:
+        return components.target
+    return ReplayTarget(log.model.vocab_size)
 
 
 def simulate_round(session: Session, text_draws: TextDraws, components: Components) -> None:

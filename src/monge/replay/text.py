@@ -23,10 +23,7 @@ from monge.verify.base import Verifier
 class TextDraws(ChildDraws):
     """Draw the candidates of nodes on the text given the text, and all others freely.
 
-    Args:
-        text: The text that is followed.
-        conditional: The law of the candidates, given the emitted token.
-        draws: Source of randomness.
+    Attributes:
         start: Tokens committed when the round started; set before every round.
         scale: Factor of the target at the node where the text leads to.
         error: Why candidates could not be drawn.
