@@ -145,12 +145,12 @@ class _FollowedTape(Tape):
         self.session: Session
         self.draft_length: int | None = None
         self.difference: MismatchError | None = None
-        self.num_verdicts = 0
+        self.num_verdicts = self._num_followed = 0
 
     @property
-    def has_drawn(self) -> bool:
-        """Return `True`: a record is never followed twice."""
-        return True
+    def num_drawn(self) -> int:
+        """See `CountedDraws`; recorded children count as well."""
+        return self.place + self._num_followed
 
     def move_to(self, place: int) -> None:
         if len(self.rounds) == len(self._stated):  # after an end of text, a stop or an interruption
@@ -177,6 +177,7 @@ class _FollowedTape(Tape):
         return stated
 
     def draw_children(self, path: tuple[int, ...], proposal: Proposal) -> tuple[int, ...]:
+        self._num_followed += 1
         if isinstance(proposal, Deterministic):
             return proposal.draw(self)
         stated = {tuple(one["path"]): one for one in self._round["draws"]}.get(path)

@@ -46,7 +46,7 @@ class Tape(ClockDraws, ChildDraws):
 
     def __init__(self, seed: int, row: int = 0) -> None:
         self._own, self._drawn = RequestDraws(seed, row), array("d")
-        self.place, self._marked = 0, (0, 0)
+        self.place = 0
         self.rounds: list[RoundTape] = []
         self.num_bytes = 0
 
@@ -77,20 +77,10 @@ class Tape(ClockDraws, ChildDraws):
             self._drawn.append(self._own.uniform())
         return self._drawn[self.place : self.place + count].tolist()
 
-    def mark(self) -> None:
-        """See `RewindableDraws`."""
-        self._marked = self.place, len(self.rounds[-1].children) if self.rounds else 0
-
-    def rewind(self) -> None:
-        """See `RewindableDraws`."""
-        self.place, count = self._marked
-        if self.rounds:
-            del self.rounds[-1].children[count:]
-
     @property
-    def has_drawn(self) -> bool:
-        """See `RewindableDraws`."""
-        return self.place > self._marked[0]
+    def num_drawn(self) -> int:
+        """See `CountedDraws`."""
+        return self.place
 
     def clocks(self, depth: int, draft: int, num_tokens: int) -> Float64[Tensor, " vocab"]:
         return self._own.clocks(depth, draft, num_tokens)
