@@ -45,12 +45,12 @@ def points(name: str) -> list[tuple[str, float, float]]:
     found = []
     for p, q in bank():
         target = DenseLaw(torch.from_numpy(p.copy()))
-        for way in legal_schemes(rule, sampling_schemes(q, WIDTH)):
-            best, value = optimum(p, way.proposal), closed_form(name, p, way.proposal)
+        for way, proposal in legal_schemes(rule, sampling_schemes(q, WIDTH)).items():
+            best, value = optimum(p, proposal), closed_form(name, p, proposal)
             if value is None:
-                value = acceptance(name, target, way.proposal).value
+                value = acceptance(name, target, proposal).value
             if best is not None and value is not None:
-                found.append((way.name, best, value))
+                found.append((way, best, value))
     return found
 
 

@@ -41,14 +41,14 @@ def test_closed_forms_are_what_the_rules_do(p, q):
     compared = set()
     for name in VERIFIERS:
         rule = VERIFIERS.make(name)
-        for way in legal_schemes(rule, ways):
-            value = closed_form(name, p, way.proposal)
+        for way, proposal in legal_schemes(rule, ways).items():
+            value = closed_form(name, p, proposal)
             if value is None or not rule.is_enumerable:
                 continue
-            assert sum(accepted_masses(rule, target, way.proposal).values()) == pytest.approx(
+            assert sum(accepted_masses(rule, target, proposal).values()) == pytest.approx(
                 value, abs=EXACT
             ), (name, way)
-            best = optimum(p, way.proposal)
+            best = optimum(p, proposal)
             assert best is None or value <= best + EXACT, (name, way)
             compared.add(name)
     assert {
@@ -139,7 +139,7 @@ def decoded(table, rule):
         )
         (draft,) = drafter.draft([context], drafter.open([context]), [DraftPlan()], [draws])
         paths = [draft.tree.path_tokens(node) for node in range(draft.tree.num_nodes)]
-        laws = [table.target_law(path) if len(path) < table.depth else one_hot(0) for path in paths]
+        laws = [table.target[path] if len(path) < table.depth else one_hot(0) for path in paths]
         return as_verifier(rule).verify(draft.tree, laws, draws).num_accepted
 
     return math.fsum(count * prob for count, prob in exact_law(accepted).items())

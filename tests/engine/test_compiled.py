@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 
 import monge
 from monge.backends.cpu import compiled as backend
-from monge.backends.cpu.compiled import CompiledForward, compile_forward, traced_forward
+from monge.backends.cpu.compiled import CompiledForward, traced_forward
 from monge.backends.cpu.packed_linear import matrix_of
 from monge.backends.cpu.program_cache import FOLDER_VARIABLE, cache_folder
 from monge.backends.parity_check import program_spec
@@ -21,7 +21,7 @@ from monge.core.model import NodeBlock
 from monge.engine.models.forward_program import ForwardOutput
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.loading.networks import as_draft_model, as_sequence_model
-from tests.engine.compiling import shared_programs
+from tests.engine.compiling import compile_forward, shared_programs
 from tests.engine.tiny import network, perturbed, prompts
 from tests.parity.comparing import RandomGrowth, assert_same_tokens, plain_greedy
 

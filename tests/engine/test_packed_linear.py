@@ -13,7 +13,6 @@ from transformers.pytorch_utils import Conv1D
 
 from monge.backends.cpu import native_library as native
 from monge.backends.cpu import packed_linear
-from monge.backends.cpu.compiled import compile_forward, compile_module
 from monge.backends.cpu.native_library import native_library
 from monge.backends.cpu.packed_linear import (
     COLUMNS,
@@ -29,7 +28,7 @@ from monge.backends.cpu.packed_linear import (
 )
 from monge.backends.cpu.program_cache import FOLDER_VARIABLE, StoredProgram, cache_folder
 from monge.core.errors import BackendError
-from tests.engine.compiling import require, shared_programs
+from tests.engine.compiling import compile_forward, compile_module, require, shared_programs
 from tests.engine.tiny import network
 
 KINDS = ("bfloat16", "float32")

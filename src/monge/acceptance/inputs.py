@@ -1,4 +1,4 @@
-"""Laws and tables that users give: read, and refused with a reason where they are wrong."""
+"""Laws that users give: read, and refused with a reason if they are wrong."""
 
 import json
 from collections.abc import Sequence
@@ -22,17 +22,26 @@ def read_law(field: str, text: str) -> Vector:
 
     Args:
         field: Name of the option, for messages.
-        text: What the user wrote.
+        text: The user's text.
 
     Raises:
         OptionError: If the numbers cannot be read.
         LawError: If they are no law.
     """
-    values = (
-        _read_file(field, Path(text[1:]))
-        if text.startswith("@")
-        else _numbers(field, text.split(","))
-    )
+    path = Path(text[1:])
+    if not text.startswith("@"):
+        values: Any = _numbers(field, text.split(","))
+    elif path.suffix == ".json":
+        values = read_document(path)
+    elif path.suffix == ".npy":
+        try:
+            values = np.load(path, allow_pickle=False)
+        except (OSError, EOFError, ValueError) as error:
+            raise OptionError(
+                f"{field}: cannot read {str(path)!r} as a .npy array: {error}"
+            ) from error
+    else:
+        values = _numbers(field, _read_text(path).replace(",", " ").split())
     return law_of(field, values)
 
 
@@ -61,7 +70,7 @@ def check_lengths(num_target: int, num_draft: int) -> None:
 
 
 def check_candidates(field: str, count: int) -> None:
-    """Refuse a number of candidates that makes no sense."""
+    """Refuse a number of candidates out of range."""
     if not 1 <= count <= MAX_CANDIDATES:
         raise OptionError(f"{field} must lie in 1..{MAX_CANDIDATES}; got {count}")
 
@@ -72,31 +81,18 @@ def read_document(path: Path) -> Any:  # noqa: ANN401 (whatever a file holds)
     Raises:
         OptionError: If it cannot be read.
     """
+    text = _read_text(path)
     try:
-        return json.loads(read_text(path))
+        return json.loads(text)
     except ValueError as error:
         raise OptionError(f"{path}: not JSON: {error}") from error
 
 
-def read_text(path: Path) -> str:
-    """Read a text file."""
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(f"cannot read {str(path)!r}: {error}") from error
-
-
-def _read_file(field: str, path: Path) -> Any:  # noqa: ANN401
-    if path.suffix == ".npy":
-        try:
-            return np.load(path, allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise OptionError(
-                f"{field}: cannot read {str(path)!r} as a .npy array: {error}"
-            ) from error
-    if path.suffix == ".json":
-        return read_document(path)
-    return _numbers(field, read_text(path).replace(",", " ").split())
 
 
 def _numbers(field: str, words: Sequence[str]) -> list[float]:

@@ -6,8 +6,9 @@ level, or one number), `drafting` (a sampling scheme of children, or `paths`), `
 not listed).
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any, Final
 
@@ -18,19 +19,15 @@ from jaxtyping import Float64
 from monge.acceptance.inputs import check_candidates, law_of, read_document
 from monge.core.errors import LawError, OptionError, unknown_name
 from monge.core.law import DenseLaw
+from monge.core.setting_types import is_of
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.children import CHILDREN, way_of_drawing
 from monge.draft.tree.fixed_width import FixedWidth
 from monge.draft.tree.paths import Paths
 from monge.transport.random_tree import Path
 
-Vector = Float64[np.ndarray, " vocab"]
-
 PATHS: Final = "paths"
-"""The drafting of SpecTr.
-
-K independent paths from the root, so a node has as many draws as paths go through it.
-"""
+"""The drafting of SpecTr: K independent paths from the root, so a node has as many draws as paths go through it."""
 
 KEYS: Final = ("vocabulary", "depth", "candidates", "drafting", "target", "draft")
 ANY_PREFIX: Final = "*"
@@ -44,17 +41,16 @@ class TreeTable:
     Args:
         tokens: Names of the tokens.
         widths: Candidates of a node, by depth; of `paths` the first is their number.
-        drafting: A way of drawing children, or `paths`.
-        target: Target laws by prefix; `*` for those not listed.
+        drafting: A sampling scheme of children, or `paths`.
+        target: Target law after every prefix that is shorter than the depth.
         draft: Draft laws likewise.
     """
 
     tokens: tuple[str, ...]
     widths: tuple[int, ...]
     drafting: str
-    target: Mapping[str, Vector]
-    draft: Mapping[str, Vector]
-    _laws: dict[tuple[str, Path], DenseLaw] = field(default_factory=dict)
+    target: Mapping[Path, DenseLaw]
+    draft: Mapping[Path, DenseLaw]
 
     @property
     def depth(self) -> int:
@@ -68,44 +64,13 @@ class TreeTable:
             return Paths(num_paths=self.widths[0], depth=self.depth)
         return FixedWidth(widths=self.widths, children=self.drafting)
 
-    def paths(self) -> Iterator[Path]:
-        """Every prefix after which candidates may be drawn."""
-        level: list[Path] = [()]
-        for _ in range(self.depth):
-            yield from level
-            level = [(*path, token) for path in level for token in range(len(self.tokens))]
+    def target_probs(self, path: Path) -> Float64[np.ndarray, " vocab"]:
+        """Return p after a prefix."""
+        return self.target[path].probs.numpy()
 
-    def target_probs(self, path: Path) -> Vector:
-        """P after a prefix."""
-        return self._probs("target", path)
-
-    def draft_probs(self, path: Path) -> Vector:
-        """Q after a prefix."""
-        return self._probs("draft", path)
-
-    def target_law(self, path: Path) -> DenseLaw:
-        """P after a prefix, as rules take it."""
-        return self._law("target", path)
-
-    def draft_law(self, path: Path) -> DenseLaw:
-        """Q after a prefix, as proposals take it."""
-        return self._law("draft", path)
-
-    def _law(self, which: str, path: Path) -> DenseLaw:
-        if (which, path) not in self._laws:
-            self._laws[which, path] = DenseLaw(torch.from_numpy(self._probs(which, path).copy()))
-        return self._laws[which, path]
-
-    def _probs(self, which: str, path: Path) -> Vector:
-        laws = self.target if which == "target" else self.draft
-        prefix = " ".join(self.tokens[token] for token in path)
-        law = laws.get(prefix, laws.get(ANY_PREFIX))
-        if law is None:
-            raise LawError(
-                f"{which}: no law after {prefix!r}; list it, or give one under '*' for "
-                "all that are not listed"
-            )
-        return law
+    def draft_probs(self, path: Path) -> Float64[np.ndarray, " vocab"]:
+        """Return q after a prefix."""
+        return self.draft[path].probs.numpy()
 
 
 def read_table(path: FilePath) -> TreeTable:
@@ -119,7 +84,7 @@ def read_table(path: FilePath) -> TreeTable:
 
 
 def table_of(document: Any) -> TreeTable:  # noqa: ANN401 (whatever a file holds)
-    """The table in a document; see the module's text for its keys."""
+    """Return the table in a document; see the module's text for its keys."""
     if not isinstance(document, dict):
         raise OptionError(
             f"tree: expected an object with the keys {', '.join(KEYS)}; got "
@@ -131,27 +96,27 @@ def table_of(document: Any) -> TreeTable:  # noqa: ANN401 (whatever a file holds
         raise OptionError(
             f"tree: {', '.join(missing)} missing; a tree file has the keys {', '.join(KEYS)}"
         )
-    tokens = _tokens(document["vocabulary"])
-    drafting = _drafting(document["drafting"])
-    widths = _widths(
-        document["candidates"], _whole("depth", document["depth"], MAX_DEPTH), drafting
-    )
+    tokens, drafting = _tokens(document["vocabulary"]), _drafting(document["drafting"])
+    depth = _whole("depth", document["depth"], MAX_DEPTH)
+    widths = _widths(document["candidates"], depth, drafting)
+    paths = [
+        path
+        for length in range(depth)
+        for path in itertools.product(range(len(tokens)), repeat=length)
+    ]
     table = TreeTable(
         tokens=tokens,
         widths=widths,
         drafting=drafting,
-        target=_laws("target", document["target"], tokens),
-        draft=_laws("draft", document["draft"], tokens),
+        target=_laws("target", document["target"], tokens, paths),
+        draft=_laws("draft", document["draft"], tokens, paths),
     )
-    _ = table.builder  # refuses widths that the way of drawing cannot have
-    for path in table.paths():
-        table.target_probs(path)
-        table.draft_probs(path)
+    _ = table.builder  # refuses widths that the sampling scheme cannot have
     return table
 
 
 def _tokens(vocabulary: object) -> tuple[str, ...]:
-    if isinstance(vocabulary, int) and not isinstance(vocabulary, bool):
+    if is_of(vocabulary, int):
         return tuple(str(token) for token in range(_whole("vocabulary", vocabulary, 1000)))
     if not isinstance(vocabulary, list) or not vocabulary:
         raise OptionError(
@@ -170,14 +135,13 @@ def _tokens(vocabulary: object) -> tuple[str, ...]:
 
 
 def _drafting(drafting: object) -> str:
-    if drafting == PATHS:
-        return PATHS
     if not isinstance(drafting, str):
         raise OptionError(f"tree: drafting must be a name; known: {', '.join([*CHILDREN, PATHS])}")
-    try:
-        way_of_drawing(drafting)
-    except OptionError as error:
-        raise OptionError(f"tree: drafting: {error}; or 'paths'") from error
+    if drafting != PATHS:
+        try:
+            way_of_drawing(drafting)
+        except OptionError as error:
+            raise OptionError(f"tree: drafting: {error}; or 'paths'") from error
     return drafting
 
 
@@ -198,25 +162,23 @@ def _widths(candidates: object, depth: int, drafting: str) -> tuple[int, ...]:
     return widths
 
 
-def _whole(key: str, value: object, largest: int | None) -> int:
-    if (
-        not isinstance(value, int)
-        or isinstance(value, bool)
-        or value < 1
-        or (largest is not None and value > largest)
-    ):
+def _whole(key: str, value: Any, largest: int | None) -> int:  # noqa: ANN401 (of a file)
+    if not is_of(value, int) or value < 1 or (largest is not None and value > largest):
         limits = "at least 1" if largest is None else f"in 1..{largest}"
         raise OptionError(f"tree: {key} must be a whole number {limits}; got {value!r}")
     return value
 
 
-def _laws(which: str, entries: object, tokens: tuple[str, ...]) -> dict[str, Vector]:
+def _laws(
+    which: str, entries: object, tokens: tuple[str, ...], paths: Sequence[Path]
+) -> dict[Path, DenseLaw]:
+    """The law of every path."""
     if not isinstance(entries, dict) or not entries:
         raise OptionError(
             f"tree: {which} must map prefixes to laws, for example {{'': [...], "
             f"'*': [...]}}; got {entries!r}"
         )
-    laws: dict[str, Vector] = {}
+    listed: dict[str, DenseLaw] = {}
     for key, values in entries.items():
         prefix = " ".join(str(key).split())
         strange = [name for name in prefix.split() if name not in tokens and prefix != ANY_PREFIX]
@@ -231,5 +193,15 @@ def _laws(which: str, entries: object, tokens: tuple[str, ...]) -> dict[str, Vec
                 f"tree: {which} after {prefix!r} has {law.size} entries for "
                 f"{len(tokens)} tokens; list every token"
             )
-        laws[prefix] = law
+        listed[prefix] = DenseLaw(torch.from_numpy(law.copy()))
+    laws: dict[Path, DenseLaw] = {}
+    for path in paths:
+        prefix = " ".join(tokens[token] for token in path)
+        law = listed.get(prefix, listed.get(ANY_PREFIX))
+        if law is None:
+            raise LawError(
+                f"{which}: no law after {prefix!r}; list it, or give one under '*' for "
+                "all that are not listed"
+            )
+        laws[path] = law
     return laws

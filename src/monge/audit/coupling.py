@@ -23,11 +23,18 @@ from torch import Tensor
 from monge.core.clocks import SharedClocks
 from monge.core.draws import Draws
 from monge.core.errors import MongeError
-from monge.core.hub_pairs import HubPairs
-from monge.core.independent import Independent
 from monge.core.law import Law, SparseLaw
-from monge.core.path_draws import PathDraws
-from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, Proposal, WithoutReplacement
+from monge.core.proposal import (
+    Arbitrary,
+    Deterministic,
+    HubPairs,
+    Iid,
+    Independent,
+    Mixed,
+    PathDraws,
+    Proposal,
+    WithoutReplacement,
+)
 from monge.core.systematic import Systematic
 from monge.core.tree import GrowingTree, TokenTree
 from monge.testing.oracle import OracleError, PositionError, exact_law

@@ -17,11 +17,8 @@ from monge.core.setting_types import is_of
 
 _WORD: Final = 1 << 64
 _FIRST_SEED: Final = -(1 << 63)
-# Uniforms drawn at once: one call of the generator costs more than a hundred of its numbers.
-_BLOCK: Final = 256
-# `use` of the generator; 0 is the stream of uniforms.
-_CLOCKS: Final = 1
-_PLANS: Final = 2
+_BLOCK: Final = 256  # uniforms drawn at once: one call costs more than a hundred of its numbers
+_CLOCKS, _PLANS = 1, 2  # `use` of the generator; 0 is the stream of uniforms
 
 
 @runtime_checkable
@@ -78,8 +75,8 @@ def _peeks(kind: type) -> bool:
     return issubclass(kind, PeekableDraws)
 
 
-class _Stream:
-    """Uniforms that can be peeked and repeated."""
+class _UniformDraws:
+    """Turns a stream of uniforms into draws, one uniform per draw, in call order; they can be peeked."""
 
     def __init__(self, uniforms: Iterator[float]) -> None:
         self._uniforms = uniforms
@@ -87,7 +84,7 @@ class _Stream:
         self._place = 0
         self._is_marked = False
 
-    def draw(self) -> float:
+    def uniform(self) -> float:
         if self._place == len(self._kept):
             if not self._is_marked:
                 self._kept, self._place = [], 0
@@ -96,32 +93,6 @@ class _Stream:
         self._place += 1
         return self._kept[self._place - 1]
 
-    def peek(self, count: int) -> list[float]:
-        while len(self._kept) < self._place + count:
-            self._kept.append(next(self._uniforms))
-        return self._kept[self._place : self._place + count]
-
-    def mark(self) -> None:
-        self._kept, self._place, self._is_marked = self._kept[self._place :], 0, True
-
-    def rewind(self) -> None:
-        if self._is_marked:
-            self._place = 0
-
-    @property
-    def has_drawn(self) -> bool:
-        return self._is_marked and self._place > 0
-
-
-class _UniformDraws:
-    """Turns a stream of uniforms into draws, one uniform per draw, in call order."""
-
-    def __init__(self, uniforms: Iterator[float]) -> None:
-        self._stream = _Stream(uniforms)
-
-    def uniform(self) -> float:
-        return self._stream.draw()
-
     def bernoulli(self, prob: float) -> bool:
         return self.uniform() < prob
 
@@ -129,7 +100,9 @@ class _UniformDraws:
         return law.quantile(self.uniform())
 
     def peek(self, count: int) -> list[float]:
-        return self._stream.peek(count)
+        while len(self._kept) < self._place + count:
+            self._kept.append(next(self._uniforms))
+        return self._kept[self._place : self._place + count]
 
 
 class SeededDraws(_UniformDraws):
@@ -148,14 +121,15 @@ class SeededDraws(_UniformDraws):
         super().__init__(_generated(random_numbers(seed, row)))
 
     def mark(self) -> None:
-        self._stream.mark()
+        self._kept, self._place, self._is_marked = self._kept[self._place :], 0, True
 
     def rewind(self) -> None:
-        self._stream.rewind()
+        if self._is_marked:
+            self._place = 0
 
     @property
     def has_drawn(self) -> bool:
-        return self._stream.has_drawn
+        return self._is_marked and self._place > 0
 
 
 class TapeDraws(_UniformDraws):

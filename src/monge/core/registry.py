@@ -65,25 +65,16 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
         return found
 
     def _loaded(self, entry: EntryPoint, found: Mapping[str, type[Part]]) -> type[Part] | None:
-        """The class of an entry point, or `None` with a warning.
-
-        A broken package must not stop the others.
-        """
+        """The class of an entry point, or `None` with a warning: a broken package must not stop the others."""
         if entry.name in found:
-            warnings.warn(
-                f"{self.kind} {entry.name!r} of {entry.value} is ignored: the name is taken",
-                stacklevel=2,
-            )
-            return None
-        try:
-            return entry.load()
-        except Exception as error:  # noqa: BLE001  the code of another package may raise anything
-            reason = f"{type(error).__name__}: {error}"
-            warnings.warn(
-                f"{self.kind} {entry.name!r} cannot be loaded from {entry.value}: {reason}",
-                stacklevel=2,
-            )
-            return None
+            problem = f"of {entry.value} is ignored: the name is taken"
+        else:
+            try:
+                return entry.load()
+            except Exception as error:  # noqa: BLE001  the code of another package may raise anything
+                problem = f"cannot be loaded from {entry.value}: {type(error).__name__}: {error}"
+        warnings.warn(f"{self.kind} {entry.name!r} {problem}", stacklevel=2)
+        return None
 
     def is_built_in(self, name: str) -> bool:
         """Return whether a part is this library's, and not one of an installed package."""
@@ -91,10 +82,10 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
 
     def name_of(self, part: Part) -> str:
         """Return the name of the class of `part`."""
-        for name, cls in self._all.items():
-            if type(part) is cls:
-                return name
-        raise OptionError(f"{type(part).__name__} is not a registered {self.kind}")
+        names = [name for name, cls in self._all.items() if type(part) is cls]
+        if not names:
+            raise OptionError(f"{type(part).__name__} is not a registered {self.kind}")
+        return names[0]
 
     def summary(self, name: str) -> str:
         """Return the first line of a part's docstring."""
@@ -168,8 +159,7 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
     def _unreadable(self, text: str) -> OptionError:
         return OptionError(
             f"cannot read {self.kind} {text!r}; write a name ({', '.join(sorted(self._all))}), or "
-            "a name with settings such "
-            "as name(option=1)"
+            "a name with settings such as name(option=1)"
         )
 
     def _checked(
@@ -183,12 +173,8 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
                 raise unknown_name(f"option of {self.kind} {name!r}:", key, known or ("(none)",))
             value = tuple(given) if isinstance(given, list) else given
             if key not in self._provided and not is_of(value, declared[key]):
-                default = known[key]
-                such = (
-                    ""
-                    if default is None or default is dataclasses.MISSING
-                    else f", such as {default!r}"
-                )
+                has_example = known[key] not in (None, dataclasses.MISSING)
+                such = f", such as {known[key]!r}" if has_example else ""
                 raise OptionError(
                     f"{self.kind} {name!r}: {key} must be "
                     f"{type_name(declared[key])}{such}; got {given!r}"

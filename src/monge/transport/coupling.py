@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from monge.core.errors import LawError
+from monge.transport.laws import Vector
 from monge.transport.problem import TransportProblem
 
 FLOW_TOLERANCE: Final = 1e-12
@@ -82,17 +83,17 @@ class Coupling:
         return self.flow / self.problem.candidates.probs[:, None]
 
     @property
-    def accepted_masses(self) -> Float64[np.ndarray, " vocab"]:
+    def accepted_masses(self) -> Vector:
         """Vector y: mass of every token that is accepted as a candidate."""
         return self.flow.sum(axis=0)
 
     @property
-    def residual(self) -> Float64[np.ndarray, " vocab"]:
+    def residual(self) -> Vector:
         """The rest of the target, p - y, not normalised."""
         return np.maximum(self.problem.target - self.accepted_masses, 0.0)
 
     @property
-    def residual_law(self) -> Float64[np.ndarray, " vocab"]:
+    def residual_law(self) -> Vector:
         """Law of the token after a rejection.
 
         P itself where nothing is left, since then nothing is ever rejected.
@@ -120,7 +121,7 @@ class Coupling:
         return float(self.problem.candidates.probs @ laws.sum(axis=1))
 
     @property
-    def output_law(self) -> Float64[np.ndarray, " vocab"]:
+    def output_law(self) -> Vector:
         """Law of the emitted token."""
         return self.problem.candidates.probs @ self.conditional_laws
 

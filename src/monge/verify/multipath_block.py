@@ -7,8 +7,7 @@ import torch
 
 from monge.core.draws import Draws
 from monge.core.law import Law, LawSequence, SparseLaw, sparse_part
-from monge.core.path_draws import PathDraws
-from monge.core.proposal import Arbitrary, Deterministic, Iid, Proposal
+from monge.core.proposal import Arbitrary, Deterministic, Iid, PathDraws, Proposal
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 from monge.verify.base import Verifier
@@ -19,9 +18,7 @@ from monge.verify.whole_tree import decided_part, walk_on
 
 @dataclass(frozen=True, slots=True)
 class MultipathBlock(Verifier):
-    """Select the path whose tokens have the largest p / q, first token first.
-
-    Block verification with that path's own law.
+    """Block verification of the path whose tokens have the largest p / q, first token first, with that path's own law.
 
     Law:
         The accepted prefix, the token after it, and the target's own continuation together follow
@@ -70,7 +67,7 @@ class MultipathBlock(Verifier):
 
 
 def _select(tree: TokenTree, target_laws: LawSequence) -> tuple[list[int], list[SparseLaw]]:
-    """The selected path from the root down, and r after every node of it but the last.
+    """Return the selected path from the root down, and r after every node of it but the last.
 
     It ends at a token that the target cannot emit: none is accepted from there on, and the target
     has no law below it.

@@ -1,7 +1,4 @@
-"""The optimal coupling of one node.
-
-Every draw gets a score, the smallest one below a threshold is accepted.
-"""
+"""The optimal coupling of one node: every draw gets a score, the smallest one below a threshold is accepted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,17 +8,13 @@ from monge.core.draws import Draws
 from monge.core.errors import unknown_name
 from monge.core.law import Law, residual
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal
-from monge.verify.completion import below
 from monge.verify.fast.optimal import chances, decide, drawn_candidates
-from monge.verify.flow import Flow, FlowRule, walked, with_fixed
+from monge.verify.flow import Flow, FlowRule, below, walked, with_fixed
 from monge.verify.problem import NodeProblem
 from monge.verify.score_search import DraftLine
 
 GIVEN: Final = ("positions", "candidates")
-"""What the decision is a function of.
-
-Positions that are drawn for the draws, or the draws alone.
-"""
+"""Arguments of the decision: positions that are drawn for the draws, or the draws alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +69,9 @@ class Optimal(FlowRule):
         drawn = candidates[len(proposal.fixed) :] if isinstance(proposal, Mixed) else candidates
         if len(drawn) == 1:  # the maximal coupling is optimal, with nothing to lay on a line
             (x,), q = drawn, proposal.law
-            return (
-                x
-                if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x)))
-                else draws.categorical(residual(p, q))
-            )
+            if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x))):
+                return x
+            return draws.categorical(residual(p, q))
         if self.given == "positions":
             found = decide(p, proposal.law, drawn, draws)
             if found.token is not None:
@@ -92,21 +83,14 @@ class Optimal(FlowRule):
         return draws.categorical(below(p, node.tokens, node.accepted)) if token is None else token
 
     def flow(self, problem: NodeProblem) -> Flow:
-        """As emitted, given the positions or the candidates alone.
-
-        Deterministic candidates are what the residual delivers.
-        """
-        (flow,) = self.flows([problem])
-        return flow
+        """As emitted, given the positions or the candidates; the residual delivers deterministic candidates."""
+        return self.flows([problem])[0]
 
     def flows(self, problems: Sequence[NodeProblem]) -> Sequence[Flow]:
         """The flows at many nodes; given the positions, all nodes at once."""
         drawn = [problem for problem in problems if isinstance(problem.proposal, Iid | Mixed)]
-        found = iter(
-            chances(drawn)
-            if self.given == "positions"
-            else [_enumerated(problem) for problem in drawn]
-        )
+        is_drawn = self.given == "positions"
+        found = iter(chances(drawn) if is_drawn else map(_enumerated, drawn))
         return [
             _completed(problem, next(found))
             if isinstance(problem.proposal, Iid | Mixed)
@@ -128,10 +112,8 @@ def _completed(problem: NodeProblem, flow: Flow) -> Flow:
     fixed = problem.proposal.fixed if isinstance(problem.proposal, Mixed) else ()
     if not fixed:
         return flow
-    rejected, refused = (
-        max(0.0, 1.0 - sum(flow.accept_probs.values())),
-        1.0 - float(flow.masses.sum()),
-    )
+    rejected = max(0.0, 1.0 - sum(flow.accept_probs.values()))
+    refused = 1.0 - float(flow.masses.sum())
     probs = dict(flow.accept_probs)
     for token in fixed:
         due = problem.scale * problem.target_law.prob(token)

@@ -8,11 +8,9 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from monge.core.draws import Draws
-from monge.core.hub_pairs import HubPairs
 from monge.core.law import Law, SparseLaw
-from monge.core.proposal import Deterministic, Proposal
-from monge.verify.completion import below
-from monge.verify.flow import Flow, FlowRule, walked
+from monge.core.proposal import Deterministic, HubPairs, Proposal
+from monge.verify.flow import Flow, FlowRule, below, walked
 from monge.verify.problem import NodeProblem
 
 

@@ -14,9 +14,7 @@ from monge.verify.whole_tree import decided_part, drawn_from, excess, share, ver
 
 @dataclass(frozen=True, slots=True)
 class Traversal(Verifier):
-    """Visit the tree leaf by leaf in drawing order.
-
-    A node is decided after everything below it has been rejected.
+    """Visit the tree leaf by leaf in drawing order; decide on a node after everything below it is rejected.
 
     Law:
         The accepted path, the token after it, and the target's own continuation together follow the
@@ -55,7 +53,7 @@ class Traversal(Verifier):
 def _visit(
     tree: TokenTree, target_laws: LawSequence, node: int, weight: float, draws: Draws
 ) -> tuple[int, Law] | None:
-    """The accepted node at or below `node` with the law of the token after it, or `None` where all of them are rejected."""
+    """Return the accepted node at or below `node` with the law of the token after it, or `None`."""
     p = target_laws[node]
     candidates = tuple(tree.token_ids[child] for child in tree.candidates[node])
     child_of = dict(zip(candidates, tree.candidates[node], strict=True))

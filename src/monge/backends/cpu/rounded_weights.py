@@ -1,4 +1,4 @@
-"""Networks whose linear maps store rounded weights.
+"""Networks whose linear layers store rounded weights.
 
 A forward of a few tokens takes as long as reading its weights, so fewer bytes are faster. The
 rounded network is another network: what is decoded keeps exactly *its* distribution.
@@ -12,11 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from monge.backends.cpu.native_library import compiler_obstacle
-from monge.backends.cpu.packed_linear import (
-    PackedLinear,
-    load_packed_linear,
-    pack_linears,
-)
+from monge.backends.cpu.packed_linear import PackedLinear, load_packed_linear, pack_linears
 from monge.core.errors import BackendError, unknown_name
 from monge.engine.models.network_facts import WEIGHTS, adapter_obstacle
 from monge.engine.notices import notify
@@ -25,53 +21,32 @@ _FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_weights(weights: str) -> None:
-    """Refuse a kind of weights that is none of `WEIGHTS`.
-
-    Raises:
-        OptionError: If it is none.
-    """
+    """Raise `OptionError` for a kind of weights that is none of `WEIGHTS`."""
     if weights not in WEIGHTS:
         raise unknown_name("kind of weights", weights, WEIGHTS)
 
 
 def round_weights(network: PreTrainedModel, weights: str) -> PreTrainedModel:
-    """A network with rounded weights in its linear maps; it computes in float32.
+    """Return a network with rounded weights in its linear layers; it computes in float32.
 
     Embeddings, norms and biases keep their values.
 
     Args:
         network: The network on the CPU; it is left as it is, and shares the tensors that stay.
         weights: `bfloat16`; or `int8` or `int4`, integers with a scale for every 64 or 32 of a row. With
-            integers the inputs of a map are rounded to 8 bits as well. With `int4` the output layer
-            has 8 bits, and so has every map that would lose too much; a message lists these.
+            integers the inputs of a layer are rounded to 8 bits as well. With `int4` the output layer
+            has 8 bits, and so has every layer that would lose too much; a message lists these.
 
     Raises:
         BackendError: If the network is not on the CPU, has weights of another type or adapters, or
             there is no C++ compiler.
     """
     name = type(network).__name__
-    if network.device.type != "cpu":
-        raise BackendError(
-            f"weights={weights!r} is for networks on the CPU; {name} is on {network.device}"
-        )
-    if network.dtype not in _FLOATS:
-        raise BackendError(
-            f"weights={weights!r} rounds networks of float32, bfloat16 or float16; {name} has "
-            f"{network.dtype}"
-        )
-    if (reason := adapter_obstacle(network)) is not None:
-        raise BackendError(f"weights={weights!r}: {reason}")
-    if (reason := compiler_obstacle()) is not None:
-        raise BackendError(f"weights={weights!r} needs a C++ compiler: {reason}")
-    for tensor_name, weight in network.named_parameters():
-        if not weight.isfinite().all():
-            raise BackendError(
-                f"weights={weights!r} needs finite weights; {tensor_name} of {name} holds infinity "
-                "or NaN; mend the checkpoint, or use weights='exact'"
-            )
+    if (reason := _obstacle(network, name)) is not None:
+        raise BackendError(f"weights={weights!r} {reason}")
     load_packed_linear()
     tensors: dict[int, Tensor] = {id(one): one for one in network.buffers()}
-    # A map that shares its matrix with the embeddings, as output layers do, gets panels of its own.
+    # A layer that shares its matrix with the embeddings, as output layers do, gets tiles of its own.
     tensors |= {
         id(one): torch.nn.Parameter(one.detach().float(), requires_grad=False)
         for one in network.parameters()
@@ -93,3 +68,21 @@ def round_weights(network: PreTrainedModel, weights: str) -> PreTrainedModel:
         notify(f"{name} loses too much in 4 bits, these maps have 8: {', '.join(finer)}")
     twin.config.dtype = torch.float32
     return twin.eval()
+
+
+def _obstacle(network: PreTrainedModel, name: str) -> str | None:
+    if network.device.type != "cpu":
+        return f"is for networks on the CPU; {name} is on {network.device}"
+    if network.dtype not in _FLOATS:
+        return f"rounds networks of float32, bfloat16 or float16; {name} has {network.dtype}"
+    if (reason := adapter_obstacle(network)) is not None:
+        return f"cannot be used: {reason}"
+    if (reason := compiler_obstacle()) is not None:
+        return f"needs a C++ compiler: {reason}"
+    for tensor_name, weight in network.named_parameters():
+        if not weight.isfinite().all():
+            return (
+                f"needs finite weights; {tensor_name} of {name} holds infinity or NaN; mend the "
+                "checkpoint, or use weights='exact'"
+            )
+    return None

@@ -1,4 +1,4 @@
-"""One node on the CPU: the line of `verify/fast/lines.py` with numpy, and the scores of a few draws as plain numbers.
+"""One node on the CPU: the line of `verify/fast/scores.py` with numpy, and the scores of a few draws as plain numbers.
 
 p = target (sub-)law, q = draft law, K = number of draws. A node has some tens of tokens and a few
 draws: the price of an operation on a vector is its call, so what concerns one draw is done without

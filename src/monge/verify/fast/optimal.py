@@ -1,7 +1,4 @@
-"""The fast twin of `verify/optimal.py`: laws in, decisions out.
-
-Its plain twin is `DraftLine` in `verify/score_search.py`.
-"""
+"""The fast twin of `verify/optimal.py`: laws in, decisions out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,17 +11,16 @@ from torch import Tensor
 from monge.core.draws import Draws
 from monge.core.law import Law, SparseLaw
 from monge.core.proposal import Iid, Mixed
-from monge.verify.fast.lines import Lines
 from monge.verify.fast.one_node import NodeLine
-from monge.verify.fast.padding import BEYOND, padded
-from monge.verify.fast.scores import Scores
+from monge.verify.fast.scores import Lines, Scores
+from monge.verify.fast.trials import BEYOND, padded
 from monge.verify.flow import Flow
 from monge.verify.problem import NodeProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Decision:
-    """What became of the draws of a node.
+    """The outcome of the draws of a node.
 
     Args:
         token: The accepted draw, or `None`.
