@@ -14,9 +14,8 @@ import numpy as np
 import torch
 
 from lab.acceptance.plots import rule_figure
-from monge.acceptance.closed_forms import closed_form
+from monge.acceptance.closed_forms import closed_form, optimum, sampling_schemes
 from monge.acceptance.node import acceptance, legal_schemes
-from monge.acceptance.sampling_schemes import optimum, sampling_schemes
 from monge.core.law import DenseLaw
 from monge.testing.tabular import RandomTable
 from monge.verify.registry import VERIFIERS

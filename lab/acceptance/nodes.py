@@ -12,9 +12,8 @@ import numpy as np
 import torch
 
 from lab.acceptance.log import LawLog, LoggedNode, seeded
-from monge.acceptance.closed_forms import closed_form, recursion_calls
+from monge.acceptance.closed_forms import closed_form, optimum, recursion_calls, sampling_schemes
 from monge.acceptance.node import legal_schemes, usual_scheme
-from monge.acceptance.sampling_schemes import optimum, sampling_schemes
 from monge.core.draws import Draws
 from monge.core.law import DenseLaw
 from monge.core.proposal import Proposal

@@ -10,12 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
 import torch
-from jaxtyping import Float64
 
-from monge.acceptance.closed_forms import closed_form
-from monge.acceptance.sampling_schemes import (
+from monge.acceptance.closed_forms import (
+    closed_form,
     mixed_optima,
     num_candidates,
     optimum,
@@ -38,10 +36,9 @@ from monge.core.systematic import Systematic
 from monge.core.tree import GrowingTree
 from monge.testing.oracle import OracleError, exact_law
 from monge.transport.bounds import acceptance_one
+from monge.transport.laws import Vector
 from monge.verify.base import NodeRule, Rule, as_verifier, unsupported_reason
 from monge.verify.registry import VERIFIERS
-
-Vector = Float64[np.ndarray, " vocab"]
 
 MAX_ENUMERATED: Final = 1000
 """Most tuples of candidates times tokens that are enumerated: a second a rule."""

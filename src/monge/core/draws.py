@@ -81,17 +81,17 @@ class _UniformDraws:
     def __init__(self, uniforms: Iterator[float]) -> None:
         self._uniforms = uniforms
         self._kept: list[float] = []  # since the mark, or looked at and not yet drawn
-        self._place = 0
+        self._next = 0
         self._is_marked = False
 
     def uniform(self) -> float:
-        if self._place == len(self._kept):
+        if self._next == len(self._kept):
             if not self._is_marked:
-                self._kept, self._place = [], 0
+                self._kept, self._next = [], 0
                 return next(self._uniforms)
             self._kept.append(next(self._uniforms))
-        self._place += 1
-        return self._kept[self._place - 1]
+        self._next += 1
+        return self._kept[self._next - 1]
 
     def bernoulli(self, prob: float) -> bool:
         return self.uniform() < prob
@@ -100,9 +100,9 @@ class _UniformDraws:
         return law.quantile(self.uniform())
 
     def peek(self, count: int) -> list[float]:
-        while len(self._kept) < self._place + count:
+        while len(self._kept) < self._next + count:
             self._kept.append(next(self._uniforms))
-        return self._kept[self._place : self._place + count]
+        return self._kept[self._next : self._next + count]
 
 
 class SeededDraws(_UniformDraws):
@@ -121,15 +121,15 @@ class SeededDraws(_UniformDraws):
         super().__init__(_generated(random_numbers(seed, row)))
 
     def mark(self) -> None:
-        self._kept, self._place, self._is_marked = self._kept[self._place :], 0, True
+        self._kept, self._next, self._is_marked = self._kept[self._next :], 0, True
 
     def rewind(self) -> None:
         if self._is_marked:
-            self._place = 0
+            self._next = 0
 
     @property
     def has_drawn(self) -> bool:
-        return self._is_marked and self._place > 0
+        return self._is_marked and self._next > 0
 
 
 class TapeDraws(_UniformDraws):
