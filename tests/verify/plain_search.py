@@ -11,13 +11,13 @@ from jaxtyping import Bool, Float64, Int64
 
 from monge.core.draws import Draws
 from monge.transport.rearrangement import Rearrangement, bisect
-from monge.verify import score_search
+from monge.verify import optimal
 
 Positions = Float64[np.ndarray, " n"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DraftLine(score_search.DraftLine):
+class DraftLine(optimal.DraftLine):
     """The score map of one node, also given the positions of the draws."""
 
     def windows(self, token: int) -> Int64[np.ndarray, " own"]:

@@ -198,15 +198,10 @@ class ModuleGraph:
 
 
 def capture_module(capture: Capture, module: torch.nn.Module, like: Sequence[Tensor]) -> Forward:
-    """Make a module's graphs, and check it against the module.
-
-    Args:
-        capture: Captures work on its device.
-        module: See `ModuleHost.module_program`.
-        like: Likewise.
+    """Make a module's graphs, and check them against the module; see `ModuleHost.module_program`.
 
     Raises:
-        BackendError: If the module cannot be captured; the message says why.
+        BackendError: If the module cannot be captured; the message gives the reason.
     """
     program = ModuleGraph(module, capture)
     with as_backend_error(f"{type(module).__name__} cannot be captured"):
@@ -226,7 +221,7 @@ def capture_forward(
         layers: Hidden states that come with the logits.
 
     Raises:
-        BackendError: If the network cannot be captured; the message says why.
+        BackendError: If the network cannot be captured; the message gives the reason.
     """
     if (reason := program_obstacle(network, "captured")) is not None:
         raise BackendError(reason)

@@ -1,4 +1,4 @@
-"""How the children of a node were drawn: a draft law together with the way of drawing.
+"""Proposals: a draft law together with the way in which the children of a node are drawn from it.
 
 A rejection or transport rule is exact only for children that really follow the declared proposal,
 so the declaration and the drawing live in one object: `Proposal.draw` is the only code that draws a

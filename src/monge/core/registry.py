@@ -22,7 +22,7 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
     when it is listed.
 
     Args:
-        kind: What the parts are, for messages ("verifier").
+        kind: Noun for messages ("verifier").
         parts: Names to classes.
         group: Entry point group of further parts, such as `monge.verifiers`; `None` for a table
             without them.

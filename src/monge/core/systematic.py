@@ -155,7 +155,7 @@ class Systematic(Proposal):
     Args:
         law: q.
         width: K; fewer candidates where q has fewer tokens.
-        design: How q becomes cells.
+        design: Construction of the cells.
 
     Reference:
         Systematic sampling with unequal probabilities, of survey statistics; as a way of drafting,

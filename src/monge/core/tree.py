@@ -21,7 +21,7 @@ class TokenTree:
     Args:
         token_ids: Token of every node; node 0 is the last committed token.
         parents: Parent of every node; `parents[0] == -1` and `parents[n] < n`.
-        proposals: How the children of every node were drawn.
+        proposals: Proposal of the children of every node.
         candidates: Child nodes of every node in drawing order; a token drawn twice is one node
             offered twice.
     """

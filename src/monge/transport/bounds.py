@@ -35,7 +35,7 @@ from monge.transport.race import prefix_containment
 from monge.transport.random_tree import string_laws
 
 DRAFTS_ROUNDING: Final = 1e-12
-"""How far, relatively, log p(H) / log q(H) may lie above a whole number by rounding and still count as that number.
+"""Relative rounding by which log p(H) / log q(H) may lie above a whole number and still count as that number.
 
 With K draws fewer by this share of K, q(H)^K changes by less than 1e-12, because x log(1/x) < 1."""
 

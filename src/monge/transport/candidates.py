@@ -11,7 +11,6 @@ from jaxtyping import Bool, Float64
 from monge.core.errors import LawError, OptionError
 from monge.core.law import MASS_TOLERANCE
 from monge.core.proposal import (
-    Arbitrary,
     Deterministic,
     HubPairs,
     Iid,
@@ -182,7 +181,7 @@ class CandidateLaw:
         """The joint law of what a proposal of the core draws.
 
         Raises:
-            LawError: For `Arbitrary`, whose joint law nobody knows.
+            LawError: For `Arbitrary` and unknown proposals.
         """
         match proposal:
             case Deterministic():
@@ -208,15 +207,10 @@ class CandidateLaw:
                     num_tokens,
                     dict(zip(proposal.cells.candidates, proposal.cells.lengths, strict=True)),
                 )
-            case Arbitrary():
-                raise LawError(
-                    "candidates: those of an Arbitrary proposal follow no declared "
-                    "law; list it with `explicit`"
-                )
             case _:
                 raise LawError(
-                    f"candidates: the joint law of {type(proposal).__name__} is "
-                    "unknown; list it with `explicit`"
+                    f"candidates: {type(proposal).__name__} has no declared law; list the joint law "
+                    "with `explicit`"
                 )
         return made
 

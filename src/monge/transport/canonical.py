@@ -33,7 +33,7 @@ class PairSelection:
         order: Tokens of either support by decreasing `p - q1 q2`, `[support]`.
         leading_choice: w_ij = P(select i | the pair is {i, j}) for the leading tokens, by rank,
             `[leading, leading]`.
-        tail: What a pair outside the leading tokens selects: the higher "ranked" token, or the
+        tail: Selection of a pair outside the leading tokens: the higher "ranked" token, or the
             "first" candidate.
         winner_law: x, computed from the clipped choices, `[vocab]`.
     """
@@ -137,9 +137,7 @@ def tournament(
     num_leading: int,
     tail: Tail = "ranked",
 ) -> Tournament:
-    """Selections for any number of independent candidates, from equal or different draft laws.
-
-    Lossless, not optimal.
+    """Selections for any number of independent candidates, from equal or different draft laws: lossless, not optimal.
 
     Reference: Khisti et al., arXiv 2410.18234, section 5.
     """

@@ -1,4 +1,4 @@
-"""What a solver gives back: an accepted flow, and everything that follows from it by completion."""
+"""Couplings: an accepted flow, and everything that follows from it by completion."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -11,10 +11,9 @@ from monge.transport.laws import Vector
 from monge.transport.problem import TransportProblem
 
 FLOW_TOLERANCE: Final = 1e-12
-"""How far a flow may exceed P(t) or p by rounding of its sums.
+"""Largest excess of a flow over P(t) or p that counts as rounding of its sums; a larger one raises.
 
-What is clipped away changes the output law by at most this much per token; a larger excess is a
-wrong flow and raises.
+Clipping it changes the output law by at most this much per token.
 """
 
 LOSSLESS_TOLERANCE: Final = 1e-12

@@ -13,10 +13,10 @@ from jaxtyping import Float64
 from monge.transport.laws import Vector
 
 FIRST_TIME: Final = 1e-18
-"""Where the integral starts: clocks outside H, of rates that sum to at most one, ring before it with probability 1e-18."""
+"""Start of the integral: clocks outside H, of rates that sum to at most one, ring before it with probability 1e-18."""
 
 LAST_WAIT: Final = 42.0
-"""Where it ends, in mean waits of the slowest last clock: exp(-42) < 1e-18 is left."""
+"""End of the integral, in mean waits of the slowest last clock: exp(-42) < 1e-18 is left."""
 
 
 def log_step(width: int) -> float:

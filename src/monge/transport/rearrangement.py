@@ -62,7 +62,7 @@ class Rearrangement:
         edges: Borders of the windows, from 0 to 1, `[windows + 1]`.
         owners: Token of each window, `[windows]`.
         gains: g in each window, `[windows]`.
-        peaks: Where E, concave in a window, is largest, `[windows]`.
+        peaks: Maximiser of E, which is concave in a window, `[windows]`.
         accepted_masses: a, `[vocab]`.
     """
 
@@ -118,10 +118,7 @@ class Rearrangement:
         return np.where(v < self.threshold, self.width * (1.0 - v) ** (self.width - 1), 0.0)
 
     def windows_of(self, u: Points) -> Int64[np.ndarray, " n"]:
-        """Index of the window of each position in [0, 1].
-
-        Windows are closed on the left, the last on both sides.
-        """
+        """Index of the window of each position in [0, 1]; windows are closed on the left, the last on both sides."""
         return np.minimum(np.searchsorted(self.edges, u, side="right"), self.owners.size) - 1
 
     def heights(self, u: Points) -> Points:
@@ -129,17 +126,12 @@ class Rearrangement:
         return self._offered(np.zeros_like(u), u) + self._given(u, self.edges[:1])[:, 0]
 
     def partners(self, u: Points) -> Points:
-        """The swap partner of each position.
-
-        Positions where E is flat, or zero but for rounding, are their own.
-        """
+        """The swap partner of each position: itself if E is flat there, or zero but for rounding."""
         slopes = self.densities(u) - self.gains[self.windows_of(u)]
         return np.where(slopes == 0.0, u, self.nearest_below(u, slopes > 0.0))
 
     def nearest_below(self, u: Points, is_right: Sides) -> Points:
-        """The nearest point, to the right or left of u, beyond which E is below E(u).
-
-        U itself where there is none.
+        """The nearest point, to the right or left of u, beyond which E is below E(u); u itself if there is none.
 
         Everything is counted from u on: differences of E itself would lose half of the digits where
         E is almost flat.

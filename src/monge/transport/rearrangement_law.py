@@ -36,20 +36,14 @@ NUM_NODES: Final = 20
 def unit_nodes(
     num_nodes: int,
 ) -> tuple[Float64[np.ndarray, " nodes"], Float64[np.ndarray, " nodes"]]:
-    """Gauss-Legendre nodes and weights on [0, 1].
-
-    Exact for polynomials of degree 2 * num_nodes - 1.
-    """
+    """Gauss-Legendre nodes and weights on [0, 1], exact for polynomials of degree 2 * num_nodes - 1."""
     nodes, weights = legendre.leggauss(num_nodes)
     return (nodes + 1.0) / 2.0, weights / 2.0
 
 
 @cache
 def running_integral(num_nodes: int) -> Float64[np.ndarray, "nodes nodes"]:
-    """The matrix that takes values at the unit nodes to integrals from 0 to each node.
-
-    Exact up to degree num_nodes - 1.
-    """
+    """The matrix from values at the unit nodes to integrals from 0 to each node, exact up to degree num_nodes - 1."""
     nodes, weights = legendre.leggauss(num_nodes)
     degrees = np.arange(num_nodes)
     values = legendre.legvander(nodes, num_nodes)
@@ -113,7 +107,7 @@ class ScoreTable:
     Args:
         owners: Token whose window holds the piece, `[pieces]`.
         partners: Token whose window holds the piece's partners, `[pieces]`.
-        accepted: Whether the piece lies below the threshold, `[pieces]`.
+        accepted: One for pieces below the threshold, zero for others, `[pieces]`.
         weights: Quadrature weights, `[pieces, nodes]`.
         swap: m at the nodes, `[pieces, nodes]`.
         swapped: Integral of m from the start of the piece to each node, `[pieces, nodes]`.

@@ -25,8 +25,8 @@ class _Declarations(ABC):
     Attributes:
         accepts: Proposals for which the rule is exact.
         max_width: Most candidates for which it is exact, if bounded.
-        is_lossless: Whether the emitted token follows the target law exactly.
-        is_enumerable: Whether it draws discrete variables only, so that the oracle can run every
+        is_lossless: True if the emitted token follows the target law exactly.
+        is_enumerable: True if it draws discrete variables only, so that the oracle can run every
             branch. A rule that draws positions in [0, 1] is proved by integration instead.
         invariant_for: Proposals for which the text is a function of the seed and the target,
             whatever the candidates.
@@ -55,7 +55,7 @@ class NodeRule(_Declarations):
 
         Args:
             target_law: Law of the next token at this node.
-            proposal: How the candidates were drawn.
+            proposal: Proposal of the candidates.
             candidates: The candidates' tokens in drawing order, repeats kept; at least one.
             draws: Source of randomness.
 
@@ -129,7 +129,7 @@ class Descent:
 
     @property
     def is_walked(self) -> bool:
-        """Whether the candidates here are `Arbitrary`, so that only the target walk is exact."""
+        """True if the candidates here are `Arbitrary`, so that only the target walk is exact."""
         return isinstance(self._scored.tree.proposals[self.node], Arbitrary)
 
     @property

@@ -136,11 +136,10 @@ def _gamma(
     rho: float,
 ) -> float:
     beta = min(1.0, float((p_masses / rho).minimum(q_masses).sum()))
-    if beta == 0.0:
-        # Disjoint supports: nothing is ever accepted, and the residual is p for every gamma.
+    # 0: disjoint supports, where the residual is p for every gamma. 1: p equals q at rho = 1, where
+    # the first candidate is always accepted.
+    if beta in {0.0, 1.0}:
         return 1.0
-    if beta == 1.0:
-        return 1.0  # p equals q at rho = 1: the first candidate is always accepted
     return -math.expm1(width * math.log1p(-beta)) / beta
 
 

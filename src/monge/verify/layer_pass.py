@@ -35,7 +35,7 @@ class NodeResidual:
         node: The node.
         mass: |R|.
         scale: s of its layer.
-        flow: What was passed on; `None` where the node has no candidates.
+        flow: The part that was passed on; `None` if the node has no candidates.
     """
 
     node: int

@@ -114,7 +114,7 @@ class _Order:
 
     Args:
         token_ids: The support of q, increasing.
-        order: Where each token of the order stands in it.
+        order: Index in it of each token of the order.
         masses: q of every token.
         lower: q of all tokens before it.
         upper: The same with the token itself.

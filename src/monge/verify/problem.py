@@ -16,7 +16,7 @@ class NodeProblem:
         target_law: p, the law of the next token at this node.
         scale: s in (0, 1]; the mass to be transported is s p, and 1 - s stands for "nothing
             accepted".
-        proposal: How the candidates were drawn.
+        proposal: Proposal of the candidates.
         candidates: The candidates' tokens in drawing order, repeats kept; at least one.
         draws: Source of randomness for rules that realise part of their decision.
     """

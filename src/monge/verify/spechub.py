@@ -82,8 +82,8 @@ class _Tests:
         hub: The hub.
         rest: q without the hub.
         pairs: Q(i, a) and Q(a, i) for i in the support of the rest.
-        taken: What tests 1 and 2 take of every such i.
-        hub_taken: What tests 4 and 3 take of the hub, `sum r` and `sum s` at most.
+        taken: Masses that tests 1 and 2 take of every such i.
+        hub_taken: Masses that tests 4 and 3 take of the hub, `sum r` and `sum s` at most.
     """
 
     hub: int

@@ -19,7 +19,7 @@ class TrialRule(FlowRule):
 
     Attributes:
         method: The twin's tests.
-        tries_first: Whether the first draw is the only candidate that is tried.
+        tries_first: True if the first draw is the only candidate that is tried.
         min_cpu_batch: Nodes from which the twin is the faster one on a CPU, `None` where it never
             is; measured by `python -m lab.verify --batch 2 --batch 4 --batch 8 --batch 32`.
     """

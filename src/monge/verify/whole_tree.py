@@ -83,17 +83,15 @@ def drawn_from(
     without replacement whose number does not depend on which tokens are still to come.
 
     Args:
-        proposal: How they were drawn.
+        proposal: Their proposal.
         tokens: The candidates.
-        device: Where the laws lie that these are compared with.
+        device: Device of the laws that they are compared with.
     """
-    num_fixed = len(proposal.fixed) if isinstance(proposal, Mixed) else len(tokens)
-    if isinstance(proposal, Iid | WithoutReplacement):
-        num_fixed = 0
-    for token in tokens[:num_fixed]:
-        yield token, one_hot(token, device)
     if not isinstance(proposal, Iid | WithoutReplacement | Mixed):
+        yield from ((token, one_hot(token, device)) for token in tokens)
         return
+    num_fixed = len(proposal.fixed) if isinstance(proposal, Mixed) else 0
+    yield from ((token, one_hot(token, device)) for token in tokens[:num_fixed])
     distinct = tuple(dict.fromkeys(tokens[num_fixed:]))
     q = proposal.law
     for position, token in enumerate(distinct):

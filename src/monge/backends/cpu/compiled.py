@@ -279,13 +279,7 @@ class CompiledModule:
 
 
 class PendingModule(PendingProgram[CompiledModule]):
-    """A module's program, compiled or loaded from the program cache when it is needed.
-
-    Args:
-        notify: Receives messages about slow work.
-        module: See `ModuleHost.module_program`.
-        like: Likewise.
-    """
+    """A module's program, compiled or loaded from the program cache when needed; see `ModuleHost.module_program`."""
 
     def __init__(self, notify: Notify, module: torch.nn.Module, like: Sequence[Tensor]) -> None:
         self._module, self._like, self._name = module, like, type(module).__name__

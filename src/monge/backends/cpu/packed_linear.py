@@ -359,18 +359,16 @@ def _merge(graph: Graph, nodes: Sequence[Any]) -> None:
 def pack_linears(
     module: torch.nn.Module, weights: str = "exact", output: torch.nn.Module | None = None
 ) -> None:
-    """Lay out anew the weights of linear maps inside a module, which is changed.
+    """Lay out anew the weights of linear layers inside a module, which is changed; its old tensors are not.
 
-    The tensors that it had are not.
-
-    Float32 maps become `PackedLinear`; weights of float64, and of maps that are more than a map,
+    Float32 layers become `PackedLinear`; weights of float64, and of subclasses of linear layers,
     lie transposed. Half precision stays: torch has products of few rows for the usual order only,
     in the other they take ten times longer.
 
     Args:
-        module: A module; itself no linear map.
-        weights: How the maps that become `PackedLinear` store their matrix, one of `WEIGHTS`. Those
-            that lose too much in 4 bits store 8.
+        module: A module; itself no linear layer.
+        weights: Storage of the matrices of `PackedLinear`, one of `WEIGHTS`. Those that lose too
+            much in 4 bits have 8.
         output: The output layer of a network: logits lose most, so it has 8 bits in place of 4.
     """
     made = dict[int, torch.nn.Module]()  # a map that is used in several places stays one

@@ -19,7 +19,12 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from monge.verify.score_search import SMALLEST_MASS
+SMALLEST_MASS: Final = 1e-290
+"""Draft masses below this have no finite ratio p / q.
+
+Such a token has no place on the line and is never accepted as a draw: less than 1e-284 of total
+variation, for up to a million tokens.
+"""
 
 NEWTON_STEPS: Final = 5
 """Steps after the first guess: quadratic convergence, from a guess that is exact for two draws."""
@@ -35,7 +40,7 @@ class Lines:
         masses: a = min(p, mu q), what the rule accepts of each token, `[nodes, support]`, tokens in
             the order of the input.
         ranks: Place of each token on the line, -1 for one without a place, `[nodes, support]`.
-        reaches: Where the windows of the ranks begin and end, `[nodes, ranks + 1]`.
+        reaches: Edges of the windows of the ranks, `[nodes, ranks + 1]`.
         borders: The same and w0 among them, `[nodes, borders]`.
         gains: g between neighbouring borders, `[nodes, borders - 1]`.
         heights: E at the borders, `[nodes, borders]`.
@@ -231,7 +236,7 @@ def _crossings(
     windows: Int64[Tensor, "nodes draws"],
     is_left: Bool[Tensor, "nodes draws"],
 ) -> Float64[Tensor, "nodes draws"]:
-    """Where E crosses each level in a window in which it is concave, left or right of its peak.
+    """Solve E = level for each draw in a window in which E is concave, left or right of its peak.
 
     A quadratic at the peak gives the first guess. Then Newton's method, on E where E is steepest
     (left), on `w - (w^K + E - level)^(1/K)` to the right, where w^K takes over and this is almost a

@@ -55,7 +55,7 @@ class Trials:
             columns]`.
         beyond: p outside the columns, `[nodes, 1]`.
         columns: Column of each candidate, -1 where padded, `[nodes, tries]`.
-        is_fixed: Whether it is deterministic, `[nodes, tries]`.
+        is_fixed: True for deterministic candidates, `[nodes, tries]`.
         uniforms: Uniforms that decide the tests, `[nodes, tries]`.
     """
 
@@ -164,8 +164,8 @@ def draw_remainders(
     Args:
         laws: p of each node.
         token_ids: Tokens whose mass is not that of p; padded beyond all tokens.
-        left: What is left of them.
-        positions: Where in what is left, in [0, 1), by increasing token id.
+        left: Masses that are left of them.
+        positions: Positions in the rest of each law, in [0, 1), by increasing token id.
     """
     dense = [law.probs for law in laws if isinstance(law, DenseLaw)]
     if len(dense) < len(laws) or len({probs.numel() for probs in dense}) > 1:
