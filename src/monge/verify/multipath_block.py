@@ -8,7 +8,7 @@ import torch
 from monge.core.draws import Draws
 from monge.core.law import Law, LawSequence, SparseLaw, sparse_part
 from monge.core.proposal import Arbitrary, Deterministic, Iid, PathDraws, Proposal
-from monge.core.tree import TokenTree
+from monge.core.tree import TokenTree, chain_of
 from monge.core.verdict import Verdict
 from monge.verify.base import Verifier
 from monge.verify.block import Block
@@ -49,12 +49,8 @@ class MultipathBlock(Verifier):
     def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
         part = decided_part(self, tree, target_laws, walked=(Arbitrary, Deterministic))
         path, laws = _select(part, target_laws)
-        chain = TokenTree(
-            token_ids=tuple(tree.token_ids[node] for node in path),
-            parents=tuple(range(-1, len(path) - 1)),
-            proposals=(*(Iid(law) for law in laws), Deterministic()),
-            candidates=(*((node,) for node in range(1, len(path))), ()),
-        )
+        root, *tokens = (tree.token_ids[node] for node in path)
+        chain = chain_of(root, tuple(tokens), tuple(map(Iid, laws)))
         verdict = Block().verify(chain, _Along(target_laws, path), draws)
         decided = replace(
             verdict,
