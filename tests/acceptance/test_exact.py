@@ -6,16 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from lab.acceptance.expected_tokens import expected_tokens
 from monge.acceptance.closed_forms import closed_form, inclusion, optimum, sampling_schemes
 from monge.acceptance.inputs import table_of
 from monge.acceptance.node import accepted_masses, legal_schemes
-from monge.acceptance.tree import (
-    bound,
-    expected_accepted,
-    expected_tokens,
-    random_tree,
-    tree_report,
-)
+from monge.acceptance.tree import bound, expected_accepted, random_tree, tree_report
 from monge.core.context import Context, DraftPlan
 from monge.core.law import DenseLaw, one_hot
 from monge.core.proposal import WithoutReplacement

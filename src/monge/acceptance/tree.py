@@ -14,7 +14,7 @@ from monge.acceptance.node import MAX_RUNS
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws, RequestDraws
 from monge.core.errors import OptionError
-from monge.core.law import Law, LawSequence, one_hot
+from monge.core.law import one_hot
 from monge.core.proposal import Arbitrary, Proposal
 from monge.core.tree import GrowingTree, TokenTree
 from monge.testing.oracle import OracleError, PositionError, exact_law
@@ -23,8 +23,7 @@ from monge.transport.candidates import CandidateLaw
 from monge.transport.linear_program import solve, solve_tree
 from monge.transport.problem import TransportProblem
 from monge.transport.random_tree import Path, RandomTree, string_laws
-from monge.verify.base import NodeRule, Rule, Verifier, as_verifier, unsupported_reason
-from monge.verify.flow import Emission, Flow, FlowRule
+from monge.verify.base import NodeRule, Rule, Verifier, unsupported_reason
 from monge.verify.gumbel import Gumbel
 from monge.verify.layer import Layer
 from monge.verify.layer_pass import LayerPass
@@ -210,70 +209,16 @@ def _by_trees(rule: Verifier, table: TreeTable) -> float:
             table.target[tree.path_tokens(node)] if depth < table.depth else one_hot(0)
             for node, depth in enumerate(tree.depths)
         ]
-        return expected_tokens(rule, tree, laws, draws, decisions=1)
+        if isinstance(rule, Layer):
+            return expected_by_layers(rule, ScoredTree(tree=tree, target_laws=laws, draws=draws))
+        return rule.verify(tree, laws, draws).num_accepted
 
     return math.fsum(count * prob for count, prob in exact_law(expected, max_runs=MAX_RUNS).items())
 
 
-def expected_tokens(
-    rule: Rule, tree: TokenTree, target_laws: LawSequence, draws: Draws, *, decisions: int
-) -> float:
-    """Estimate E[accepted tokens], without bias over trees.
-
-    Node rules that give their flows are followed through the tree; for Layer Verification the
-    weights of its first pass are added up. Others decide `decisions` times.
-
-    Args:
-        rule: Exact for the tree's candidates, none of which is of `Arbitrary` origin.
-        tree: A drawn tree.
-        target_laws: One per node.
-        draws: Source of randomness, for rules that realise part of their decision.
-        decisions: Number of decisions of a rule without flows.
-    """
-    scored = ScoredTree(tree=tree, target_laws=target_laws, draws=draws)
-    if isinstance(rule, FlowRule):
-        return _walked(rule, scored)
-    if isinstance(rule, Layer):
-        layers = LayerPass(scored)
-        while layers.is_open:
-            layers.descend(rule.flows(layers.problems()))
-        return layers.expected_accepted
-    verifier = as_verifier(rule)
-    verdicts = [verifier.verify(tree, target_laws, draws) for _ in range(decisions)]
-    return sum(verdict.num_accepted for verdict in verdicts) / decisions
-
-
-def _walked(rule: FlowRule, scored: ScoredTree) -> float:
-    """The sum of the chances to reach every node."""
-    tree, layer, total = scored.tree, {0: 1.0}, 0.0
-    while parents := [node for node in layer if tree.candidates[node]]:
-        below: dict[int, float] = {}
-        flows = rule.flows([scored.problem(node) for node in parents])
-        for node, flow in zip(parents, flows, strict=True):
-            children = list(dict.fromkeys(tree.candidates[node]))
-            tokens = [tree.token_ids[child] for child in children]
-            if isinstance(flow, Emission) or rule.counts_hits:
-                emitted = [flow.accept_probs[token] for token in tokens]
-            else:
-                emitted = _emitted(flow, scored.target_laws[node], tokens)
-            below |= {
-                child: layer[node] * chance
-                for child, chance in zip(children, emitted, strict=True)
-                if chance > 0.0
-            }
-        total += sum(below.values())
-        layer = below
-    return total
-
-
-def _emitted(flow: Flow, p: Law, tokens: Sequence[int]) -> list[float]:
-    """P(the rule emits each candidate), be it as the correction token, which follows p less the accepted masses."""
-    accepted = [flow.accept_probs[token] for token in tokens]
-    rejected, left = 1.0 - sum(flow.accept_probs.values()), 1.0 - float(flow.masses.sum())
-    if rejected <= 0.0 or left <= 0.0:
-        return accepted
-    masses = dict(zip(flow.token_ids.tolist(), flow.masses.tolist(), strict=True))
-    return [
-        chance + rejected * max(0.0, p.prob(token) - masses.get(token, 0.0)) / left
-        for chance, token in zip(accepted, tokens, strict=True)
-    ]
+def expected_by_layers(rule: Layer, scored: ScoredTree) -> float:
+    """Return the weights of the first pass of Layer Verification, added up: their mean is E[accepted tokens]."""
+    layers = LayerPass(scored)
+    while layers.is_open:
+        layers.descend(rule.flows(layers.problems()))
+    return layers.expected_accepted
