@@ -91,7 +91,9 @@ class CapturedGraph:
 
 
 class CudaGraphForward:
-    """A `FixedWidthProgram` with one CUDA graph for each slice of rows and each width, captured at first use.
+    """A step with one CUDA graph for each slice of rows and each width, captured at first use.
+
+    A `FixedWidthProgram`.
 
     A graph attends to all columns of the cache, because shapes are fixed; the mask hides unused
     columns. When the cache moves to other memory, graphs are captured anew.

@@ -19,7 +19,9 @@ from monge.verify.problem import NodeProblem
 
 @dataclass(frozen=True, slots=True)
 class Canonical(FlowRule):
-    """Select between candidates by a truncated linear program, pair by pair, then do a single-draft step with the winner.
+    """Select between candidates by a truncated linear program, pair by pair.
+
+    The winner is then accepted or refused by a single-draft step.
 
     Law:
         The emitted token follows p for independent draws from one law (`Iid`) or from different

@@ -15,7 +15,9 @@ from monge.verify.trial_rule import TrialRule
 
 @dataclass(frozen=True, slots=True)
 class Greedy(TrialRule):
-    """Single-draft step with the one sampled candidate; the residual delivers the deterministic ones.
+    """Single-draft step with the one sampled candidate.
+
+    The residual delivers the deterministic candidates.
 
     Law:
         The emitted token follows p for deterministic candidates T and draws from a law q' that

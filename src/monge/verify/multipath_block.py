@@ -18,7 +18,9 @@ from monge.verify.whole_tree import decided_part, walk_on
 
 @dataclass(frozen=True, slots=True)
 class MultipathBlock(Verifier):
-    """Block verification of the path whose tokens have the largest p / q, first token first, with that path's own law.
+    """Select the path whose tokens have the largest p / q, first token first.
+
+    The path is then verified as a block, with its own law.
 
     Law:
         The accepted prefix, the token after it, and the target's own continuation together follow

@@ -14,7 +14,9 @@ from monge.verify.trial_rule import TrialRule
 
 @dataclass(frozen=True, slots=True)
 class NaiveTree(TrialRule):
-    """Single-draft step with the first candidate; a residual token that is another candidate is kept too.
+    """Single-draft step with the first candidate.
+
+    A residual token that is another candidate is kept too.
 
     Law:
         The emitted token follows p for independent draws from q (`Iid`) and for deterministic

@@ -14,7 +14,9 @@ from monge.verify.whole_tree import decided_part, drawn_from, excess, share, ver
 
 @dataclass(frozen=True, slots=True)
 class Traversal(Verifier):
-    """Visit the tree leaf by leaf in drawing order; decide on a node after everything below it is rejected.
+    """Visit the tree leaf by leaf in drawing order.
+
+    A node is decided after everything below it has been rejected.
 
     Law:
         The accepted path, the token after it, and the target's own continuation together follow the

@@ -42,8 +42,25 @@ def round_weights(network: PreTrainedModel, weights: str) -> PreTrainedModel:
             there is no C++ compiler.
     """
     name = type(network).__name__
-    if (reason := _obstacle(network, name)) is not None:
-        raise BackendError(f"weights={weights!r} {reason}")
+    if network.device.type != "cpu":
+        raise BackendError(
+            f"weights={weights!r} is for networks on the CPU; {name} is on {network.device}"
+        )
+    if network.dtype not in _FLOATS:
+        raise BackendError(
+            f"weights={weights!r} rounds networks of float32, bfloat16 or float16; {name} has "
+            f"{network.dtype}"
+        )
+    if (reason := adapter_obstacle(network)) is not None:
+        raise BackendError(f"weights={weights!r}: {reason}")
+    if (reason := compiler_obstacle()) is not None:
+        raise BackendError(f"weights={weights!r} needs a C++ compiler: {reason}")
+    for tensor_name, weight in network.named_parameters():
+        if not weight.isfinite().all():
+            raise BackendError(
+                f"weights={weights!r} needs finite weights; {tensor_name} of {name} holds infinity "
+                "or NaN; mend the checkpoint, or use weights='exact'"
+            )
     load_packed_linear()
     tensors: dict[int, Tensor] = {id(one): one for one in network.buffers()}
     # A layer that shares its matrix with the embeddings, as output layers do, gets tiles of its own.
@@ -68,21 +85,3 @@ def round_weights(network: PreTrainedModel, weights: str) -> PreTrainedModel:
         notify(f"{name} loses too much in 4 bits, these maps have 8: {', '.join(finer)}")
     twin.config.dtype = torch.float32
     return twin.eval()
-
-
-def _obstacle(network: PreTrainedModel, name: str) -> str | None:
-    if network.device.type != "cpu":
-        return f"is for networks on the CPU; {name} is on {network.device}"
-    if network.dtype not in _FLOATS:
-        return f"rounds networks of float32, bfloat16 or float16; {name} has {network.dtype}"
-    if (reason := adapter_obstacle(network)) is not None:
-        return f"cannot be used: {reason}"
-    if (reason := compiler_obstacle()) is not None:
-        return f"needs a C++ compiler: {reason}"
-    for tensor_name, weight in network.named_parameters():
-        if not weight.isfinite().all():
-            return (
-                f"needs finite weights; {tensor_name} of {name} holds infinity or NaN; mend the "
-                "checkpoint, or use weights='exact'"
-            )
-    return None
