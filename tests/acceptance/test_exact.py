@@ -26,10 +26,7 @@ from monge.verify.base import as_verifier
 from monge.verify.registry import VERIFIERS
 
 EXACT = 1e-12
-LAWS = (
-    ([0.5, 0.3, 0.2], [0.2, 0.3, 0.5]),
-    ([0.1, 0.0, 0.6, 0.3], [0.4, 0.3, 0.2, 0.1]),
-)
+LAWS = (([0.5, 0.3, 0.2], [0.2, 0.3, 0.5]), ([0.1, 0.0, 0.6, 0.3], [0.4, 0.3, 0.2, 0.1]))
 
 
 @pytest.mark.parametrize(("p", "q"), LAWS)

@@ -7,10 +7,7 @@ from monge.core.errors import OptionError
 
 
 def token_ids_of(
-    tokenizer: Callable[..., Mapping[str, Any]],
-    text: str,
-    where: str = "prompt",
-    **options: bool,
+    tokenizer: Callable[..., Mapping[str, Any]], text: str, where: str = "prompt", **options: bool
 ) -> tuple[int, ...]:
     """Return the tokens of a text; every text goes through here on its way to a tokenizer.
 

@@ -75,12 +75,7 @@ def without_replacement_optimum(p: Vector, q: Vector, width: int) -> Cut:
     return _best_prefix(tokens, kept, prefix_containment(q[tokens], width))
 
 
-def mixed_optimum(
-    p: Vector,
-    fixed: TokenTuple,
-    q: Vector,
-    width: int,
-) -> Cut:
+def mixed_optimum(p: Vector, fixed: TokenTuple, q: Vector, width: int) -> Cut:
     """Deterministic candidates D and `width` independent draws from q, which gives D no mass.
 
     alpha* = p(D) + min over H outside D of [ p(H) + 1 - q(H)^K ].

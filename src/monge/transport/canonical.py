@@ -57,12 +57,7 @@ class PairSelection:
 
 
 def truncated_program(
-    p: Vector,
-    q1: Vector,
-    q2: Vector,
-    *,
-    num_leading: int,
-    tail: Tail = "ranked",
+    p: Vector, q1: Vector, q2: Vector, *, num_leading: int, tail: Tail = "ranked"
 ) -> PairSelection:
     """The truncated linear program for two candidates.
 
@@ -131,11 +126,7 @@ class Tournament:
 
 
 def tournament(
-    p: Vector,
-    draft_laws: Sequence[Vector],
-    *,
-    num_leading: int,
-    tail: Tail = "ranked",
+    p: Vector, draft_laws: Sequence[Vector], *, num_leading: int, tail: Tail = "ranked"
 ) -> Tournament:
     """Selections for any number of independent candidates, from equal or different draft laws: lossless, not optimal.
 
@@ -152,11 +143,7 @@ def tournament(
 
 
 def _tail_law(
-    q1: Vector,
-    q2: Vector,
-    order: Int64[np.ndarray, " support"],
-    num_leading: int,
-    tail: Tail,
+    q1: Vector, q2: Vector, order: Int64[np.ndarray, " support"], num_leading: int, tail: Tail
 ) -> Vector:
     """Winner law without the pairs of two different leading tokens."""
     a, b = q1[order], q2[order]

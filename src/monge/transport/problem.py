@@ -44,11 +44,7 @@ class TransportProblem:
         return cls(target=target, candidates=CandidateLaw.from_proposal(target.size, proposal))
 
     @classmethod
-    def from_draft_laws(
-        cls,
-        target: Vector,
-        draft_laws: Sequence[Vector],
-    ) -> "TransportProblem":
+    def from_draft_laws(cls, target: Vector, draft_laws: Sequence[Vector]) -> "TransportProblem":
         """Independent candidates, one from each draft law."""
         return cls(target=target, candidates=CandidateLaw.independent(draft_laws))
 

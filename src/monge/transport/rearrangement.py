@@ -234,11 +234,7 @@ def _ceiling(
     return float(np.clip(mu, lowest, float(ratios[count - 1])))
 
 
-def bisect(
-    is_past: Callable[[Points], Sides],
-    low: Points,
-    high: Points,
-) -> Points:
+def bisect(is_past: Callable[[Points], Sides], low: Points, high: Points) -> Points:
     """The borders of conditions that are false left of them and true right of them, both ends included.
 
     It halves until the two sides are neighbouring floats, so there is no tolerance to choose.
