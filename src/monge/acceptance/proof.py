@@ -1,5 +1,6 @@
 """The exact law of the text that a rule writes, on small random cases in the real loop."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -86,7 +87,7 @@ def _proof(rule: Rule, tree: str, depth: int) -> TreeProof:
     worst = 0.0
     for style, *seeds in _TABLES:
 
-        def models(style: Style = style, seeds: list[int] = seeds) -> list[TabularModel]:
+        def models(style: Style = style, seeds: Sequence[int] = seeds) -> list[TabularModel]:
             return [TabularModel(RandomTable(vocab, seed, style), vocab) for seed in seeds]
 
         try:
