@@ -1,7 +1,9 @@
 """The only source of randomness of drafters, verifiers and controllers."""
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from operator import index
 from typing import Final, Protocol, TypeGuard, runtime_checkable
 
@@ -38,21 +40,18 @@ class Draws(Protocol):
 
 
 @runtime_checkable
-class RewindableDraws(Draws, Protocol):
-    """Draws that can be repeated, so that a stage can run again without changing its law."""
-
-    def mark(self) -> None:
-        """Set the mark here, instead of an earlier one."""
-        ...
-
-    def rewind(self) -> None:
-        """Go back to the mark, if there is one, to make the same draws again."""
-        ...
+class CountedDraws(Draws, Protocol):
+    """Draws that tell how many were made."""
 
     @property
-    def has_drawn(self) -> bool:
-        """Return whether anything was drawn since the mark."""
+    def num_drawn(self) -> int:
+        """Return the number of draws so far."""
         ...
+
+
+def num_drawn(draws: Draws) -> int | None:
+    """Return how many draws were made; `None` where they are not counted."""
+    return draws.num_drawn if isinstance(draws, CountedDraws) else None
 
 
 class PeekableDraws(Draws, Protocol):
@@ -73,18 +72,13 @@ class _UniformDraws:
 
     def __init__(self, uniforms: Iterator[float]) -> None:
         self._uniforms = uniforms
-        self._kept: list[float] = []  # since the mark, or looked at and not yet drawn
-        self._next = 0
-        self._is_marked = False
+        self._peeked = deque[float]()
+        self.num_drawn = 0
 
     def uniform(self) -> float:
-        if self._next == len(self._kept):
-            if not self._is_marked:
-                self._kept, self._next = [], 0
-                return next(self._uniforms)
-            self._kept.append(next(self._uniforms))
-        self._next += 1
-        return self._kept[self._next - 1]
+        number = self._peeked.popleft() if self._peeked else next(self._uniforms)
+        self.num_drawn += 1
+        return number
 
     def bernoulli(self, prob: float) -> bool:
         return self.uniform() < prob
@@ -93,9 +87,9 @@ class _UniformDraws:
         return law.quantile(self.uniform())
 
     def peek(self, count: int) -> list[float]:
-        while len(self._kept) < self._next + count:
-            self._kept.append(next(self._uniforms))
-        return self._kept[self._next : self._next + count]
+        while len(self._peeked) < count:
+            self._peeked.append(next(self._uniforms))
+        return list(islice(self._peeked, count))
 
 
 class SeededDraws(_UniformDraws):
@@ -112,17 +106,6 @@ class SeededDraws(_UniformDraws):
     def __init__(self, seed: int, row: int = 0) -> None:
         check_seed(seed, row)
         super().__init__(_generated(random_numbers(seed, row)))
-
-    def mark(self) -> None:
-        self._kept, self._next, self._is_marked = self._kept[self._next :], 0, True
-
-    def rewind(self) -> None:
-        if self._is_marked:
-            self._next = 0
-
-    @property
-    def has_drawn(self) -> bool:
-        return self._is_marked and self._next > 0
 
 
 class TapeDraws(_UniformDraws):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from monge.core.draws import Draws
-from monge.core.errors import NonFiniteLogitsError, ProposalMismatchError
+from monge.core.errors import ProposalMismatchError, RequestError
 from monge.core.law import Law, LawSequence
 from monge.core.proposal import Arbitrary, Proposal
 from monge.core.tree import TokenTree
@@ -87,7 +87,7 @@ class Verifier(_Declarations):
             draws: Source of randomness.
         """
 
-    def verify_many(self, scored: Sequence[ScoredTree]) -> Sequence[Verdict | NonFiniteLogitsError]:
+    def verify_many(self, scored: Sequence[ScoredTree]) -> Sequence[Verdict | RequestError]:
         """Verify the trees of several requests; each verdict is that of `verify`.
 
         A request draws from its own source only, in the same order as alone. If its target logits
@@ -95,7 +95,7 @@ class Verifier(_Declarations):
         """
         return [self.verify_one(one) for one in scored]
 
-    def verify_one(self, scored: ScoredTree) -> Verdict | NonFiniteLogitsError:
+    def verify_one(self, scored: ScoredTree) -> Verdict | RequestError:
         """Return the verdict, or the error if the target's logits are not finite."""
         return _or_error(lambda: self.verify(scored.tree, scored.target_laws, scored.draws))
 
@@ -157,7 +157,7 @@ class Descent:
         """Return the verdict of a finished walk; at a leaf, draw the bonus token.
 
         Raises:
-            NonFiniteLogitsError: If the target's logits at a leaf are not finite.
+            RequestError: If the target's logits at a leaf are not finite.
         """
         token = self._emitted
         if token is None:
@@ -199,12 +199,12 @@ class Walk(Verifier):
                 descent.follow(self.rule.emit_one(problem))
         return descent.verdict()
 
-    def verify_many(self, scored: Sequence[ScoredTree]) -> Sequence[Verdict | NonFiniteLogitsError]:
+    def verify_many(self, scored: Sequence[ScoredTree]) -> Sequence[Verdict | RequestError]:
         """Verify one level of all trees at a time."""
         if len(scored) == 1:
             return [self.verify_one(scored[0])]
         descents = {row: Descent(one) for row, one in enumerate(scored)}
-        errors: dict[int, NonFiniteLogitsError] = {}
+        errors: dict[int, RequestError] = {}
         while going := {
             row: one for row, one in descents.items() if row not in errors and one.is_open
         }:
@@ -213,14 +213,14 @@ class Walk(Verifier):
         return [errors.get(row) or _or_error(one.verdict) for row, one in descents.items()]
 
     def _emit(
-        self, descents: Mapping[int, Descent], errors: dict[int, NonFiniteLogitsError]
+        self, descents: Mapping[int, Descent], errors: dict[int, RequestError]
     ) -> dict[int, int]:
         """Return the token of each descent, and add those without a target law to `errors`."""
         ruled: dict[int, NodeProblem] = {}
         walked: dict[int, NodeProblem] = {}
         for row, one in descents.items():
             problem = _or_error(one.problem)
-            if isinstance(problem, NonFiniteLogitsError):
+            if isinstance(problem, RequestError):
                 errors[row] = problem
             elif one.is_walked:
                 walked[row] = problem
@@ -242,10 +242,10 @@ class Walk(Verifier):
             raise ProposalMismatchError(f"node {descent.node}: {reason}")
 
 
-def _or_error(make: Callable[[], Made]) -> Made | NonFiniteLogitsError:
+def _or_error(make: Callable[[], Made]) -> Made | RequestError:
     try:
         return make()
-    except NonFiniteLogitsError as error:
+    except RequestError as error:
         return error
 
 
