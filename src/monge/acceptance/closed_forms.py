@@ -1,4 +1,4 @@
-"""Sampling schemes of K candidates at one node: their optimum, and the acceptance of the registered rules in closed form.
+"""Sampling schemes at one node: their optimum, and the acceptance of the registered rules in closed form.
 
 p = target law, q = draft law, K = `width`. Acceptance is P(the emitted token is among the
 candidates), whichever branch emits it.
@@ -43,7 +43,7 @@ MAX_ENTRIES_SOLVED: Final = 20_000
 _OWN_NAMES: Final = frozenset({"iid", "without_replacement", "top", "greedy_plus_one", "mixed"})
 
 MAX_RACES: Final = 1000
-"""Most drafted tokens for which the inclusion of more than two draws without replacement is computed: megabytes of tables."""
+"""Most drafted tokens for the inclusion of three or more draws without replacement: megabytes of tables."""
 
 MAX_RECURSION: Final = 100_000
 """Most calls of the recursion over rejected tokens: some seconds on one core."""

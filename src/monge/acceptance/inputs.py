@@ -78,7 +78,7 @@ class TreeTable:
 
 
 def read_law(field: str, text: str) -> Vector:
-    """Read a law from the command line: numbers with commas, or `@file` (`.npy`, `.json`, or text with one number a line).
+    """Read a law from the command line: numbers with commas, or `@file` (`.npy`, `.json`, or lines of text).
 
     Args:
         field: Name of the option, for messages.

@@ -45,7 +45,7 @@ WITHOUT_POSITIONS: Final = (
 
 
 def tree_report(table: TreeTable, on_rule: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    """Compute E[tau] of every verifier that is exact for the tree's candidates, the multi-step optimum, and the layer bound.
+    """Compute E[tau] of every verifier that is exact for the tree, the multi-step optimum, and the layer bound.
 
     Args:
         table: Laws and shape.

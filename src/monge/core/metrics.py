@@ -18,7 +18,7 @@ def block_efficiency(records: Sequence[StepRecord]) -> float:
 
 
 def draft_utilisation(records: Sequence[StepRecord]) -> float:
-    """Accepted draft tokens / verified draft nodes; 0 if nothing was drafted. It does not estimate acceptance at a depth."""
+    """Accepted draft tokens / verified draft nodes, which is no acceptance at a depth; 0 if nothing was drafted."""
     _need(records)
     drafted = sum(record.num_nodes for record in records)
     return sum(record.num_accepted for record in records) / drafted if drafted else 0.0

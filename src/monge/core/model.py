@@ -86,7 +86,7 @@ class SequenceModel(Protocol):
         ...
 
     def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
-        """Keep the listed uncommitted nodes, a path from the last committed token down; drop the others of the sequence."""
+        """Keep these uncommitted nodes, a path from the last committed token down; drop the sequence's others."""
         ...
 
     def length(self, sequence: int) -> int:

@@ -29,7 +29,7 @@ It also ends the halving, since m lies in [0, 1] and a piece this short changes 
 """
 
 NUM_NODES: Final = 20
-"""Gauss-Legendre nodes per piece where the integrand is analytic but no polynomial: rounding, without a near-by singularity."""
+"""Gauss-Legendre nodes per piece: rounding for analytic integrands without a near-by singularity."""
 
 
 @cache

@@ -91,7 +91,7 @@ def with_fixed(
     token_ids: Int64[Tensor, " support"],
     masses: Float64[Tensor, " support"],
 ) -> tuple[Int64[Tensor, " tokens"], Float64[Tensor, " tokens"]]:
-    """Return accepted masses with those of deterministic candidates, which the residual delivers whole, by increasing id."""
+    """Return accepted masses, by increasing id, with those of deterministic candidates, whole from the residual."""
     if not fixed:
         return token_ids, masses
     ids = token_ids.new_tensor(sorted(fixed))

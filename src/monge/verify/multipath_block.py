@@ -138,7 +138,7 @@ class _Order:
         return int((self.order == torch.searchsorted(self.token_ids, token)).nonzero())
 
     def largest(self, count: int, below: float, within: float) -> SparseLaw:
-        """r: the law of the next token of the largest of `count` paths, `below` and `within` being l and Q with l + Q = 1."""
+        """Law r of the next token of the largest of `count` paths; `below` and `within` are l and Q, l + Q = 1."""
         low, high = below + within * self.lower, below + within * self.upper
         sums = torch.zeros_like(low)
         total = 0.0

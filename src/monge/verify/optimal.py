@@ -132,7 +132,7 @@ def _completed(problem: NodeProblem, flow: Flow) -> Flow:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DraftLine:
-    """The score map of one node, on the tokens of the draft law that have a place on the line, given the candidates alone."""
+    """The score map of one node given the candidates alone, on the drafted tokens with a place on the line."""
 
     tokens: Int64[Tensor, " support"]
     line: Rearrangement

@@ -43,7 +43,7 @@ def cache_folder() -> Path:
 
 
 def program_key(network: PreTrainedModel, spec: ProgramSpec, *versions: str) -> str:
-    """Return the name of the program of a network: equal for equal architectures, different wherever machine code could be.
+    """Return the name of a network's program: equal for equal architectures, else different.
 
     Values of weights do not count, since a program gets them when it is loaded.
 

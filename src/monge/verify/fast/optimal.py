@@ -26,7 +26,7 @@ from monge.verify.problem import NodeProblem
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NodeLine:
-    """The line of one node; fields as in `Lines`, without the dimension of nodes, and the tokens in the order of the line."""
+    """The line of one node; fields as in `Lines` for one node, and the tokens in the order of the line."""
 
     width: int
     floor: float
@@ -81,7 +81,7 @@ class NodeLine:
         )
 
     def winner(self, candidates: Sequence[int], draws: Draws) -> int | None:
-        """Index of the accepted draw, from two uniforms a draw; candidates are support columns, -1 for tokens outside."""
+        """Index of the accepted draw, from two uniforms a draw; candidates are support columns, or -1."""
         scores = [self.score(column, draws.uniform(), draws.uniform()) for column in candidates]
         best = max(range(len(scores)), key=scores.__getitem__)
         return best if scores[best] > self.floor else None
