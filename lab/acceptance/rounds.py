@@ -14,9 +14,9 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Int64
 
+from lab.acceptance.expected_tokens import expected_tokens
 from lab.acceptance.log import LawLog, LogSettings, Root, draft_rules_of, seeded
 from lab.acceptance.shapes import Shape
-from monge.acceptance.expected_tokens import expected_tokens
 from monge.bench.pair import Pair
 from monge.core.context import Context, DraftPlan
 from monge.core.model import NodeBlock

@@ -21,15 +21,15 @@ from torch import Tensor
 
 from monge.core.clocks import SharedClocks
 from monge.core.errors import MongeError, OptionError
-from monge.core.hub_pairs import HubPairs
-from monge.core.independent import Independent
 from monge.core.law import DenseLaw, Law, PointLaw, SparseLaw, one_hot
-from monge.core.path_draws import PathDraws
 from monge.core.proposal import (
     Arbitrary,
     Deterministic,
+    HubPairs,
     Iid,
+    Independent,
     Mixed,
+    PathDraws,
     Proposal,
     WithoutReplacement,
 )

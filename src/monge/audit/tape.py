@@ -8,10 +8,9 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from monge.audit.certify_report import MismatchError
-from monge.core.child_draws import ChildDraws
 from monge.core.draws import ClockDraws, Draws, RequestDraws
 from monge.core.law import Law
-from monge.core.proposal import Deterministic, Proposal
+from monge.core.proposal import ChildDraws, Deterministic, Proposal
 
 _FARTHEST: Final = 1 << 20
 

@@ -7,11 +7,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from monge.core.child_draws import ChildDraws
 from monge.core.draws import Draws
 from monge.core.law import Law, LawSequence
 from monge.core.model import NodeBlock
-from monge.core.proposal import Arbitrary, Deterministic, Proposal
+from monge.core.proposal import Arbitrary, ChildDraws, Deterministic, Proposal
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 from monge.replay.conditional import ConditionalCandidates, draft_prob

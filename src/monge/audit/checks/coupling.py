@@ -25,8 +25,7 @@ from monge.core.clocks import SharedClocks
 from monge.core.draws import Draws
 from monge.core.errors import MongeError
 from monge.core.law import Law, SparseLaw
-from monge.core.path_draws import PathDraws
-from monge.core.proposal import Arbitrary, Deterministic, Proposal
+from monge.core.proposal import Arbitrary, Deterministic, PathDraws, Proposal
 from monge.core.tree import GrowingTree, TokenTree
 from monge.core.verdict import Verdict
 from monge.testing.oracle import OracleError, PositionError, exact_law
