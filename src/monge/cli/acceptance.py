@@ -6,10 +6,9 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from monge.acceptance.inputs import check_candidates, check_lengths, read_law
+from monge.acceptance.inputs import check_candidates, check_lengths, read_law, read_table
 from monge.acceptance.node import node_report
 from monge.acceptance.proof import prove
-from monge.acceptance.table import read_table
 from monge.acceptance.tree import BY_NODES, BY_TREES, tree_report
 from monge.cli import options
 from monge.cli.console import plain_table, print_tables, reported, say_error, show

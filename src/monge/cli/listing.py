@@ -10,9 +10,15 @@ from monge.cli.console import output, plain_table, print_tables, reported, show
 from monge.control.registry import CONTROLLERS
 from monge.core.clocks import SharedClocks
 from monge.core.errors import OptionError
-from monge.core.hub_pairs import HubPairs
-from monge.core.independent import Independent
-from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, WithoutReplacement
+from monge.core.proposal import (
+    Arbitrary,
+    Deterministic,
+    HubPairs,
+    Iid,
+    Independent,
+    Mixed,
+    WithoutReplacement,
+)
 from monge.core.registry import Registry
 from monge.core.systematic import Systematic
 from monge.defaults import default_rule

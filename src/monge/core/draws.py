@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator
-from functools import cache
 from itertools import islice
 from operator import index
 from typing import Final, Protocol, TypeGuard, runtime_checkable
@@ -19,11 +18,8 @@ from monge.core.setting_types import is_of
 
 _WORD: Final = 1 << 64
 _FIRST_SEED: Final = -(1 << 63)
-# Uniforms drawn at once: one call of the generator costs more than a hundred of its numbers.
-_BLOCK: Final = 256
-# `use` of the generator; 0 is the stream of uniforms.
-_CLOCKS: Final = 1
-_PLANS: Final = 2
+_BLOCK: Final = 256  # uniforms drawn at once: one call costs more than a hundred of its numbers
+_CLOCKS, _PLANS = 1, 2  # `use` of the generator; 0 is the stream of uniforms
 
 
 @runtime_checkable
@@ -58,7 +54,6 @@ def num_drawn(draws: Draws) -> int | None:
     return draws.num_drawn if isinstance(draws, CountedDraws) else None
 
 
-@runtime_checkable
 class PeekableDraws(Draws, Protocol):
     """Draws of one uniform each that can be peeked, as batched versions need."""
 
@@ -68,17 +63,12 @@ class PeekableDraws(Draws, Protocol):
 
 
 def can_peek(draws: Draws) -> TypeGuard[PeekableDraws]:
-    """Return whether draws can be peeked; cached by class, because protocol checks are slow."""
-    return _peeks(type(draws))
-
-
-@cache
-def _peeks(kind: type) -> bool:
-    return issubclass(kind, PeekableDraws)
+    """Return whether draws can be peeked."""
+    return hasattr(draws, "peek")
 
 
 class _UniformDraws:
-    """Turns a stream of uniforms into draws, one uniform per draw, in call order."""
+    """Turns a stream of uniforms into draws, one uniform per draw, in call order; they can be peeked."""
 
     def __init__(self, uniforms: Iterator[float]) -> None:
         self._uniforms = uniforms
@@ -130,12 +120,7 @@ class TapeDraws(_UniformDraws):
 
 
 def check_seed(seed: int, row: int = 0) -> None:
-    """Refuse an invalid seed or row.
-
-    Raises:
-        OptionError: If one is no whole number, the seed lies outside of -2^63 .. 2^64 - 1, or the
-            row outside of 0 .. 2^64 - 1.
-    """
+    """Raise `OptionError` unless the seed is a whole number in -2^63 .. 2^64 - 1, and the row one in 0 .. 2^64 - 1."""
     if not is_of(seed, int) or not _FIRST_SEED <= seed < _WORD:
         raise OptionError(
             f"seed must be a whole number of at least -2^63 and less than 2^64; got {seed!r}"
@@ -147,18 +132,14 @@ def check_seed(seed: int, row: int = 0) -> None:
 
 
 def stream_key(seed: int, row: int) -> tuple[int, int]:
-    """Key of the generator of a stream: 64 bits of seed, 64 bits of row.
-
-    A negative seed is read as 64 bits in two's complement, so -1 names the streams of 2^64 - 1.
-    Otherwise different pairs have different keys.
-    """
+    """Return the key of a stream's generator: 64 bits of seed (in two's complement, if negative), 64 bits of row."""
     return index(seed) % _WORD, index(row)
 
 
 def random_numbers(
     seed: int, row: int, *, place: int = 0, draft: int = 0, use: int = 0
 ) -> np.random.Generator:
-    """Numbers of a counter-based generator (Philox 4x64), which depend on all of the arguments and on nothing else.
+    """Return a counter-based generator (Philox 4x64) whose numbers depend on the arguments alone.
 
     The seed and the row are the key. The other arguments are the upper 192 bits of the counter, and
     the numbers count in the lower 64, so different arguments never give overlapping numbers.
@@ -194,30 +175,22 @@ class ClockDraws(ABC):
 
     @abstractmethod
     def clocks(self, depth: int, draft: int, num_tokens: int) -> Float64[Tensor, " vocab"]:
-        """Clocks of tokens 0 .. num_tokens - 1, for the token that follows a node at `depth` (0 for the root)."""
+        """Return the clocks of tokens 0 .. num_tokens - 1, for the token after a node at `depth` (0 for the root)."""
 
     @abstractmethod
     def move_to(self, place: int) -> None:
-        """Say how many tokens are committed."""
+        """Set the number of committed tokens."""
 
     @abstractmethod
     def for_plans(self) -> Draws:
-        """Draws of the controller at this place of the text: the same for every call, and no part of the stream.
+        """Return draws of the controller at this place of the text: the same for every call.
 
-        So the place of a draft's or a verdict's number in the stream never depends on a controller.
+        They are no part of the stream, so drafts and verdicts never depend on a controller's draws.
         """
 
 
 class RequestDraws(SeededDraws, ClockDraws):
-    """The draws of one request: a stream of its own, with clocks and plans under the same seed and row.
-
-    Args:
-        seed: As for `SeededDraws`.
-        row: Likewise.
-
-    Raises:
-        OptionError: As `check_seed`.
-    """
+    """`SeededDraws` of one request, with clocks and numbers for plans under the same seed and row."""
 
     def __init__(self, seed: int, row: int = 0) -> None:
         super().__init__(seed, row)

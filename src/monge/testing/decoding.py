@@ -30,7 +30,7 @@ class Case:
         neighbours: Prompts of further requests in the same batch, decoded with fixed draws.
         slot: Place of the enumerated request in the batch.
         limits: Of the enumerated request's trees.
-        adaptive: Whether the controller plans for the enumerated request.
+        adaptive: False for fixed plans of the enumerated request, without a controller.
         controllers: Names of the controllers that plan, by place in the batch; empty where no
             request names one.
     """
@@ -61,10 +61,7 @@ def output_law(
 
 
 def target_law(target: TabularModel, case: Case) -> dict[Text, float]:
-    """The law that plain decoding has.
-
-    The product of the target's laws, ended by end-of-text tokens.
-    """
+    """The law of plain decoding: the product of the target's laws, ended by end-of-text tokens."""
     laws: dict[Text, float] = {(): 1.0}
     for _ in range(case.horizon):
         longer: dict[Text, float] = {}

@@ -15,10 +15,7 @@ from monge.core.law import Law
 Outcome = TypeVar("Outcome", bound=Hashable)
 
 _WEIGHT_TOLERANCE: Final = 1e-10
-"""How far the weights of all branches may sum from one.
-
-Rounding of up to a million products of a few dozen float64 factors.
-"""
+"""Largest distance of the weights' sum from one: rounding of a million products of a few dozen float64 factors."""
 
 
 class OracleError(MongeError, AssertionError):
