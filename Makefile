@@ -203,7 +203,7 @@ test-lm-eval: .venv-lm-eval/.ready
 
 test-clients: $(VENV)/.test .venv-vllm/.ready .venv-clients/.ready
 	PATH="$$PWD/.venv-clients/bin:$$PWD/.venv-vllm/bin:$$PATH" OMP_NUM_THREADS=1 $(BIN)/python $(HOST_TESTS) \
-		--timeout=1800 -m clients tests/serve/test_load_clients.py
+		--timeout=1800 -m clients tests/serve/test_clients.py
 
 test-vllm: .venv-vllm/.ready
 	.venv-vllm/bin/python $(HOST_TESTS) --timeout=1800 tests/plugins/test_vllm.py tests/plugins/test_vllm_host.py

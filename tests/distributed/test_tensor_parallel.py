@@ -26,7 +26,7 @@ from monge.loading.networks import as_sequence_model
 from monge.serve.scheduler import Scheduler
 from monge.testing.tabular import RandomTable, TabularModel
 from tests.bench.tiny import save_pair
-from tests.serve.toy import Model, generation
+from tests.serve.toy import Model, generation, submit
 
 PROMPTS = [[5, 6, 7, 8, 9], [40, 41], [300, 7, 300]]
 GREEDY = {"max_new_tokens": 24, "ignore_eos": True}
@@ -238,8 +238,9 @@ def test_ranks_that_are_out_of_step_serve_no_more(monkeypatch):
         RankZeroModel(network, object.__new__(Ranks)), Model(2), tree="chain(3)"
     )
     with Scheduler(Decoder(parts, tokenizer=None, max_batch_size=4)) as scheduler:
-        assert scheduler.submit(generation(1, 2)).completion(60).finish_reason == "length"
-        assert scheduler.submit(generation(5, 2)).completion(60).finish_reason == "error"
+        assert submit(scheduler, generation(1, 2)).completion(60).finish_reason == "length"
+        assert submit(scheduler, generation(5, 2)).completion(60).finish_reason == "error"
+        assert submit(scheduler, generation(1, 2)).completion(60).finish_reason == "error"
         scheduler._thread.join(60)
         assert "out of step since extend failed on rank 0" in scheduler.snapshot().failure
         assert not scheduler.snapshot().is_open

@@ -124,12 +124,12 @@ def test_stops_of_several_tokens_inside_a_block(tmp_path, until):
 def test_scores_over_http_are_those_in_process(tasks, plain):
     from monge.api import load
     from monge.engine.chat_format import InstructionFormat
+    from monge.options import ServeOptions
     from monge.serve.app import create_app
-    from monge.serve.settings import ServerSettings
 
     decoder = load(max_batch_size=4)
     app = create_app(
-        decoder, ServerSettings(model_name="built-in"), InstructionFormat(decoder.tokenizer)
+        decoder, ServeOptions(served_model_name="built-in"), InstructionFormat(decoder.tokenizer)
     )
     with live(app) as url:
         arguments = {

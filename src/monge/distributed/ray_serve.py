@@ -18,7 +18,7 @@ from monge.engine.garbage import settle_objects
 from monge.options import LoadOptions, ServeOptions, changed, options_of
 from monge.serve.app import create_app
 from monge.serve.metrics import Gather, ServerMetrics
-from monge.serve.settings import scheduling_of, served_name, settings_of
+from monge.serve.settings import checked_options, served_name
 
 _NOT_OF_A_REPLICA = (
     *("host", "port", "lame_duck_s", "access_log", "verbose"),
@@ -163,15 +163,12 @@ def replica_app(args: BaseModel, *, engine: str, gather: Gather) -> tuple[FastAP
         gather: Adds the other replicas' metrics.
     """
     load, serve = _split(args)
-    settings = settings_of(serve, load.target)
+    serve = checked_options(serve, load.target)
     decoder = DecoderSpec.of(load).load()
     chat = chat_format(decoder.tokenizer, load.chat_template, is_built_in=load.target is None)
-    metrics = ServerMetrics(settings.model_name, engine=engine, gather=gather)
+    metrics = ServerMetrics(str(serve.served_model_name), engine=engine, gather=gather)
     recorder = _recorder(decoder, load) if serve.certificates else None
-    app = create_app(
-        decoder, settings, chat, metrics=metrics, recorder=recorder, **scheduling_of(serve)
-    )
-    return app, metrics
+    return create_app(decoder, serve, chat, metrics=metrics, recorder=recorder), metrics
 
 
 def _recorder(decoder: Decoder, load: LoadOptions) -> Recorder:

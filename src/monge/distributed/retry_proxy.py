@@ -13,7 +13,7 @@ from typing import Any, Final
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from monge.serve.errors import RETRY_AFTER_S, ApiError
+from monge.serve.errors import RETRY, ApiError
 
 CONTROLLER_OPTIONS: Final[dict[str, Any]] = {
     "runtime_env": {
@@ -155,9 +155,7 @@ class _Answer:
         if self._has_ended or self._body.has_left:
             return
         lost = "the replica that served this request was lost; send it again: the same seed gives the same text"
-        error = ApiError(
-            503, lost, code="replica_lost", headers={"retry-after": str(RETRY_AFTER_S)}
-        )
+        error = ApiError(503, lost, code="replica_lost", headers=RETRY)
         if not self._has_begun:
             await self._send_error(error)
         elif self._head is not None and _content_type(self._head).startswith(_EVENTS):
@@ -181,7 +179,7 @@ def _is_foreign(head: Message) -> bool:
 
 def _error_of(head: Message) -> ApiError:
     status = head["status"]
-    again = {"retry-after": str(RETRY_AFTER_S)} if status in {429, 503} else {}
+    again = RETRY if status in {429, 503} else {}
     return ApiError(
         status,
         _WORDS.get(status, HTTPStatus(status).phrase.lower()),
