@@ -11,7 +11,7 @@ from monge.core.errors import OptionError, ProposalMismatchError, UnsupportedMod
 from monge.core.model import LayeredModel, NodeBlock
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.layer_skip import LayerSkipDrafter
-from monge.draft.tree.chain import Chain
+from monge.draft.tree.fixed_width import Chain
 from monge.engine.decoder import Decoder
 from monge.engine.models.layer_subset import layer_subset
 from monge.loading.networks import as_sequence_model

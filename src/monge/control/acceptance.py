@@ -6,6 +6,10 @@ from typing import Final
 
 _FIRST_ACCEPTANCE: Final = 0.75
 """Acceptance of every depth before anything is known."""
+_RECENT_KEEP: Final = 0.9
+"""Factor on the weight of a round with each later one, in the counts of the last rounds."""
+_USUAL_KEEP: Final = 0.99
+"""The same factor, in the counts to which those are shrunk."""
 _PRIOR_WEIGHT: Final = 4.0
 """Rounds that earlier knowledge counts for. It is small, so that a useless drafter is found soon."""
 
@@ -38,16 +42,11 @@ class DepthCounts:
             keep: Factor on the weight of earlier rounds.
         """
         missing = (0.0,) * (num_examined - len(self.reached))
+        old = DepthCounts(self.asked, self.reached + missing, self.accepted + missing).aged(keep)
         return DepthCounts(
-            keep * self.asked + 1.0,
-            tuple(
-                keep * count + (depth < num_examined)
-                for depth, count in enumerate(self.reached + missing)
-            ),
-            tuple(
-                keep * count + (depth < num_accepted)
-                for depth, count in enumerate(self.accepted + missing)
-            ),
+            old.asked + 1.0,
+            tuple(count + (depth < num_examined) for depth, count in enumerate(old.reached)),
+            tuple(count + (depth < num_accepted) for depth, count in enumerate(old.accepted)),
         )
 
     def aged(self, keep: float) -> "DepthCounts":
@@ -68,21 +67,53 @@ class DepthCounts:
         """
         estimates: list[float] = []
         estimate, ratio = _FIRST_ACCEPTANCE, 1.0
-        for depth in range(depths):
+        missing = (0.0,) * (depths - len(self.reached))
+        counts = zip(self.reached + missing, self.accepted + missing, strict=True)
+        for depth, (reached, accepted) in zip(range(depths), counts, strict=False):
             # A request above the prior at one depth is expected to be above it at the next.
             expected = estimate if prior is None else min(1.0, ratio * prior[depth])
-            is_known = depth < len(self.reached)
-            reached = self.reached[depth] if is_known else 0.0
-            accepted = self.accepted[depth] if is_known else 0.0
             estimate = (accepted + _PRIOR_WEIGHT * expected) / (reached + _PRIOR_WEIGHT)
-            estimates.append(estimate)
             ratio = estimate / prior[depth] if prior is not None else 1.0
+            estimates.append(estimate)
         return tuple(estimates)
 
     def hit_rate(self, prior: float = 1.0) -> float:
         """Return the share of rounds that drafted when asked: a lookup finds no match in most rounds."""
         drafted = self.reached[0] if self.reached else 0.0
         return (drafted + prior) / (self.asked + 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class RecentCounts:
+    """Counts of the last rounds, shrunk to those of a longer past.
+
+    Args:
+        recent: Counts of about the last ten rounds.
+        usual: Counts of about the last hundred.
+    """
+
+    recent: DepthCounts = DepthCounts()
+    usual: DepthCounts = DepthCounts()
+
+    def update(self, num_examined: int, num_accepted: int, share: float) -> "RecentCounts":
+        """Return the counts with one request's share of a round; see `DepthCounts.update`."""
+        return RecentCounts(
+            self.recent.update(num_examined, num_accepted, _RECENT_KEEP**share),
+            self.usual.update(num_examined, num_accepted, _USUAL_KEEP),
+        )
+
+    def aged(self, share: float) -> "RecentCounts":
+        """Return the counts after a share of a round that says nothing about drafts."""
+        return RecentCounts(self.recent.aged(_RECENT_KEEP**share), self.usual)
+
+    def tokens(self, depths: int) -> list[float]:
+        """Return the expected tokens of a round that drafts to the depths 0, 1, ..., `depths`."""
+        return expected_tokens(self.recent.acceptance(depths, self.usual.acceptance(depths)))
+
+    @property
+    def hit_rate(self) -> float:
+        """The share of rounds that draft when asked."""
+        return self.recent.hit_rate(self.usual.hit_rate())
 
 
 def expected_tokens(acceptance: Sequence[float]) -> list[float]:

@@ -27,7 +27,7 @@ class Children(ABC):
 
     @property
     def min_width(self) -> int:
-        """Smallest width that the widest node of a tree must have."""
+        """The least width that the widest node of a tree must have."""
         return 1
 
     @abstractmethod
@@ -35,7 +35,6 @@ class Children(ABC):
         """Return a proposal of at most `width` children, or of all tokens if the law has fewer."""
 
 
-@dataclass(frozen=True, slots=True)
 class IidChildren(Children):
     """Independent draws, repeats kept."""
 
@@ -45,7 +44,6 @@ class IidChildren(Children):
         return Iid(law, width)
 
 
-@dataclass(frozen=True, slots=True)
 class WithoutReplacementChildren(Children):
     """Draws without replacement."""
 
@@ -55,7 +53,6 @@ class WithoutReplacementChildren(Children):
         return WithoutReplacement(law, width)
 
 
-@dataclass(frozen=True, slots=True)
 class TopChildren(Children):
     """The most probable tokens, a function of the path."""
 
@@ -65,15 +62,13 @@ class TopChildren(Children):
         return Deterministic(law.top(width))
 
 
-@dataclass(frozen=True, slots=True)
 class GreedyPlusOne(Children):
     """All but one of the most probable tokens, and one draw from the other tokens."""
 
     proposes = Mixed
 
     def propose(self, law: Law, width: int) -> Proposal:
-        # Where the support is smaller than the width, its last token is the draw: then all of it is
-        # offered, as it should be.
+        # A support smaller than the width is offered whole: its last token is the draw.
         return _beside(law.top(width)[:-1], law, 1)
 
 
@@ -107,7 +102,6 @@ class MixedChildren(Children):
         return _beside(top[:num_fixed], law, width - num_fixed)
 
 
-@dataclass(frozen=True, slots=True)
 class HubChildren(Children):
     """The most probable token and one other, in an order that is part of the law.
 
@@ -179,7 +173,6 @@ class SystematicChildren(Children):
         return SystematicDesign(exponent=self.exponent, layout=self.layout, top=self.top)
 
 
-@dataclass(frozen=True, slots=True)
 class SharedChildren(Children):
     """Races of clocks that the verifier `gumbel` knows; the k-th child wins the k-th race."""
 
