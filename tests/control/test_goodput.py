@@ -13,7 +13,7 @@ from monge.core.draws import TapeDraws
 from monge.core.errors import OptionError
 from monge.core.selection import Member
 from monge.core.verdict import RoundTiming
-from tests.control.scripts import chain_round, draws, plan_one, shared_of
+from tests.control.scripts import chain_round, draws, latency_of_rounds, plan_one, shared_of
 
 POOL = (
     Member(name="ngram", max_depth=8, runs_network=False),
@@ -78,7 +78,7 @@ def test_a_draft_that_becomes_good_is_found_again() -> None:
 def test_a_draft_that_pays_recovers_from_bad_luck() -> None:
     """It is worth 1.16 times plain decoding; its first rounds are as bad as one run in twenty."""
     seconds = (1.0, 1.41, 1.52, 1.59, 1.70, 1.87)
-    latency = Latency.table({1: dict(enumerate(seconds))})
+    latency = latency_of_rounds(*((depth, 1, spent) for depth, spent in enumerate(seconds)))
     rounds = draws(0)
     lucky = [next(n for n in range(9) if n == 8 or rounds.uniform() > 0.5) for _ in range(900)]
     controller, shared = Goodput(max_window=5), SharedState(latency)
@@ -174,7 +174,7 @@ def test_a_batch_shares_one_decision() -> None:
 
     Alone their drafts pay, in a batch of sixteen that wait for them they do not.
     """
-    latency = Latency.table({1: {0: 1.0, 8: 1.6}, 16: {0: 1.5, 8: 8.0}})
+    latency = latency_of_rounds((0, 1, 1.0), (8, 1, 1.6), (0, 16, 1.5), (8, 16, 8.0))
     for batch_size, drafts in ((2, True), (16, False)):
         controller, shared = Goodput(), SharedState(latency)
         states = [controller.init(shared) for _ in range(2)]

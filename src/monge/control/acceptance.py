@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from typing import Final
 
 _FIRST_ACCEPTANCE: Final = 0.75
@@ -41,21 +43,17 @@ class DepthCounts:
             num_accepted: Depths that were accepted.
             keep: Factor on the weight of earlier rounds.
         """
-        missing = (0.0,) * (num_examined - len(self.reached))
-        old = DepthCounts(self.asked, self.reached + missing, self.accepted + missing).aged(keep)
+        size = max(num_examined, len(self.reached))
         return DepthCounts(
-            old.asked + 1.0,
-            tuple(count + (depth < num_examined) for depth, count in enumerate(old.reached)),
-            tuple(count + (depth < num_accepted) for depth, count in enumerate(old.accepted)),
+            keep * self.asked + 1.0,
+            _counted(self.reached, size, num_examined, keep),
+            _counted(self.accepted, size, num_accepted, keep),
         )
 
     def aged(self, keep: float) -> "DepthCounts":
         """Return the same shares as weaker evidence."""
-        return DepthCounts(
-            keep * self.asked,
-            tuple(keep * count for count in self.reached),
-            tuple(keep * count for count in self.accepted),
-        )
+        old = self.update(0, 0, keep)
+        return DepthCounts(keep * self.asked, old.reached, old.accepted)
 
     def acceptance(self, depths: int, prior: Sequence[float] | None = None) -> tuple[float, ...]:
         """Return the acceptance at the first depths, given that they are reached.
@@ -83,14 +81,15 @@ class DepthCounts:
         return (drafted + prior) / (self.asked + 1.0)
 
 
+def _counted(counts: Sequence[float], size: int, depth: int, keep: float) -> tuple[float, ...]:
+    """Return counts of `size` depths with one more round, which counts for the first `depth`."""
+    old = (*counts, *(0.0,) * (size - len(counts)))
+    return tuple(keep * count + (place < depth) for place, count in enumerate(old))
+
+
 @dataclass(frozen=True, slots=True)
 class RecentCounts:
-    """Counts of the last rounds, shrunk to those of a longer past.
-
-    Args:
-        recent: Counts of about the last ten rounds.
-        usual: Counts of about the last hundred.
-    """
+    """Counts of about the last ten rounds, shrunk to those of about the last hundred."""
 
     recent: DepthCounts = DepthCounts()
     usual: DepthCounts = DepthCounts()
@@ -118,8 +117,4 @@ class RecentCounts:
 
 def expected_tokens(acceptance: Sequence[float]) -> list[float]:
     """Return the expected tokens of a round for the depths 0, 1, ...: one more than the sum of the survivals."""
-    tokens, reach = [1.0], 1.0
-    for share in acceptance:
-        reach *= share
-        tokens.append(tokens[-1] + reach)
-    return tokens
+    return list(accumulate(accumulate(acceptance, mul), initial=1.0))

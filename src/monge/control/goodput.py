@@ -6,14 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from monge.control.acceptance import RecentCounts
-from monge.control.base import (
-    Controller,
-    Reads,
-    RoundInfo,
-    SharedState,
-    check_windows,
-    latency_of,
-)
+from monge.control.base import Controller, Reads, RoundInfo, SharedState, check_windows, latency_of
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
@@ -91,11 +84,8 @@ class Goodput(Controller[SharedState]):
 
     def __post_init__(self) -> None:
         check_windows("goodput", lowest=1, highest=self.max_window)
-        if (
-            not 1 <= self.first_cooldown <= self.last_cooldown
-            or self.probe < 1
-            or not self.margin >= 0.0
-        ):
+        are_cooldowns = 1 <= self.first_cooldown <= self.last_cooldown
+        if not are_cooldowns or self.probe < 1 or not self.margin >= 0.0:
             raise OptionError(
                 "goodput: need 1 <= first_cooldown <= last_cooldown, probe >= 1 and margin >= 0; "
                 f"got {self.first_cooldown}, {self.last_cooldown}, {self.probe}, {self.margin}"

@@ -7,7 +7,7 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from copy import copy
-from typing import Any, Final
+from typing import Final
 
 from monge.core.verdict import RoundTiming
 
@@ -35,6 +35,9 @@ class Latency:
         node_share: Seconds of a drafted node as a share of a plain round, before it was measured.
         draft_share: The same of a level drawn by a network, in addition to its node.
         learns: Whether measured rounds count.
+
+    Attributes:
+        times: Recent seconds by drafter, batch size (rounded up) and depth.
     """
 
     def __init__(
@@ -48,24 +51,14 @@ class Latency:
         self.learns = learns
         self._plain_s, self._node_share = plain_s, node_share
         self._level_share = node_share + draft_share
-        # By drafter, batch size and depth. Views share it, so that a measured round counts for all.
-        self._times: dict[tuple[str | None, int, int], deque[float]] = {}
+        # Views share it, so that a measured round counts for all.
+        self.times: dict[tuple[str | None, int, int], deque[float]] = {}
         self._drafter: str | None = None
 
     @classmethod
     def linear(cls, *, plain: float, node: float, draft: float) -> "Latency":
         """Return fixed times: `plain + depth * (node + draft)`; model-free drafters cost no `draft`."""
         return cls(plain_s=plain, node_share=node / plain, draft_share=draft / plain, learns=False)
-
-    @classmethod
-    def table(cls, rounds: Mapping[int, Mapping[int, float]]) -> "Latency":
-        """Return fixed times of rounds without a pool, by batch size and depth."""
-        made = cls()
-        for batch_size, row in rounds.items():
-            for depth, seconds in row.items():
-                made.observe(RoundTiming(depth=depth, batch_size=batch_size, seconds=seconds))
-        made.learns = False
-        return made
 
     def of(self, drafter: str | None, *, runs_network: bool) -> "Latency":
         """Return a view for the rounds of one drafter of a pool."""
@@ -90,23 +83,16 @@ class Latency:
             return
         drafter = timing.drafter if timing.depth else None
         key = drafter, _bucket(timing.batch_size), timing.depth
-        self._times.setdefault(key, deque(maxlen=_RECENT)).append(timing.seconds)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the shortest recent times as plain values."""
-        return {
-            f"{drafter or ''}|{batch}|{depth}": min(times)
-            for (drafter, batch, depth), times in self._times.items()
-        }
+        self.times.setdefault(key, deque(maxlen=_RECENT)).append(timing.seconds)
 
     def _row(self, batch_size: int) -> dict[int, float]:
         """Return the seconds of a batch size by depth, as far as they are known; always of depth 0."""
         bucket, rows = _bucket(batch_size), dict[int, dict[int, float]]()
         seldom: dict[int, float] = {}
-        for (drafter, batch, depth), times in self._times.items():
+        for (drafter, batch, depth), times in self.times.items():
             if depth > 0 and drafter != self._drafter:
                 continue
-            if depth == 0 or len(times) >= _ENOUGH or not self.learns:
+            if depth == 0 or len(times) >= _ENOUGH:
                 rows.setdefault(batch, {})[depth] = min(times)
             elif batch == bucket:
                 seldom[depth] = min(times)
@@ -118,9 +104,8 @@ class Latency:
         first = min(own, default=0)
         scale = own[first] / self._at(usual, first) if own else 1.0
         row = {depth: scale * seconds for depth, seconds in usual.items()} | own
-        return row | {
-            depth: min(seconds, self._at(row, depth)) for depth, seconds in seldom.items()
-        }
+        bounds = {depth: min(spent, self._at(row, depth)) for depth, spent in seldom.items()}
+        return row | bounds
 
     def _at(self, row: Mapping[int, float], depth: int) -> float:
         """Return the seconds of a depth, on the lines through the known ones."""

@@ -40,9 +40,7 @@ class RetokenizeDrafter(Drafter[None]):
 
     def __post_init__(self) -> None:
         check_sizes(
-            "retokenize",
-            num_own_tokens=self.num_own_tokens,
-            num_draft_tokens=self.num_draft_tokens,
+            "retokenize", num_own_tokens=self.num_own_tokens, num_draft_tokens=self.num_draft_tokens
         )
         if not isinstance(self.model, ForeignModel):
             raise OptionError(

@@ -44,11 +44,7 @@ class BestFirst(TreeBuilder):
 
     def __post_init__(self) -> None:
         check_sizes(
-            self._name,
-            num_nodes=self.num_nodes,
-            depth=self.depth,
-            width=self.width,
-            beam=self.beam,
+            self._name, num_nodes=self.num_nodes, depth=self.depth, width=self.width, beam=self.beam
         )
 
     @property
