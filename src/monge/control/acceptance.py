@@ -1,5 +1,6 @@
 """Acceptance by depth, estimated from finished rounds."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -8,17 +9,20 @@ from typing import Final
 
 _FIRST_ACCEPTANCE: Final = 0.75
 """Acceptance of every depth before anything is known."""
+_DOUBT: Final = 0.25
+"""Half a standard error of the expected tokens after one round, as a share of them: the tokens of a
+round deviate by about half their mean."""
 _RECENT_KEEP: Final = 0.9
 """Factor on the weight of a round with each later one, in the counts of the last rounds."""
 _USUAL_KEEP: Final = 0.99
 """The same factor, in the counts to which those are shrunk."""
-_PRIOR_WEIGHT: Final = 4.0
+_PRIOR_WEIGHT: Final = 8.0
 """Rounds that earlier knowledge counts for. It is small, so that a useless drafter is found soon."""
 
 
 @dataclass(frozen=True, slots=True)
 class DepthCounts:
-    """How often drafting was asked for, and each depth was reached and accepted.
+    """Counts of rounds that asked for drafts, and that reached and accepted each depth.
 
     A depth is reached if all nodes above it were accepted and it had candidates. Accepted / reached
     is an unbiased estimate of the conditional acceptance if plans do not depend on the tokens that
@@ -35,25 +39,23 @@ class DepthCounts:
     reached: tuple[float, ...] = ()
     accepted: tuple[float, ...] = ()
 
-    def update(self, num_examined: int, num_accepted: int, keep: float) -> "DepthCounts":
+    def update(
+        self, num_examined: int, num_accepted: int, keep: float, *, is_asked: bool = True
+    ) -> "DepthCounts":
         """Return the counts with one more round.
 
         Args:
             num_examined: Depths that were reached; 0 if nothing was drafted.
             num_accepted: Depths that were accepted.
             keep: Factor on the weight of earlier rounds.
+            is_asked: Whether the drafter was asked.
         """
         size = max(num_examined, len(self.reached))
         return DepthCounts(
-            keep * self.asked + 1.0,
+            keep * self.asked + is_asked,
             _counted(self.reached, size, num_examined, keep),
             _counted(self.accepted, size, num_accepted, keep),
         )
-
-    def aged(self, keep: float) -> "DepthCounts":
-        """Return the same shares as weaker evidence."""
-        old = self.update(0, 0, keep)
-        return DepthCounts(keep * self.asked, old.reached, old.accepted)
 
     def acceptance(self, depths: int, prior: Sequence[float] | None = None) -> tuple[float, ...]:
         """Return the acceptance at the first depths, given that they are reached.
@@ -103,7 +105,8 @@ class RecentCounts:
 
     def aged(self, share: float) -> "RecentCounts":
         """Return the counts after a share of a round that says nothing about drafts."""
-        return RecentCounts(self.recent.aged(_RECENT_KEEP**share), self.usual)
+        recent = self.recent.update(0, 0, _RECENT_KEEP**share, is_asked=False)
+        return RecentCounts(recent, self.usual)
 
     def tokens(self, depths: int) -> list[float]:
         """Return the expected tokens of a round that drafts to the depths 0, 1, ..., `depths`."""
@@ -113,6 +116,11 @@ class RecentCounts:
     def hit_rate(self) -> float:
         """The share of rounds that draft when asked."""
         return self.recent.hit_rate(self.usual.hit_rate())
+
+    @property
+    def doubt(self) -> float:
+        """Half a standard error of the expected tokens, as a share of them."""
+        return _DOUBT / math.sqrt(self.recent.asked + _PRIOR_WEIGHT)
 
 
 def expected_tokens(acceptance: Sequence[float]) -> list[float]:

@@ -1,6 +1,5 @@
 """The default controller: the depth of most expected tokens per second, or plain decoding."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -12,11 +11,6 @@ from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.verdict import StepRecord
 
-_DOUBT: Final = 0.25
-"""Half a standard error of the expected speed after one round, as a share of it: the tokens of a
-round deviate by about half their mean. Drafting pauses only if it does not pay even so much faster."""
-_PLAIN_ROUNDS: Final = 1.5
-"""Plain rounds of a decoder before the first draft."""
 _LOOK_UP: Final = 16
 """One round in so many asks the model-free drafters of a pool for full depth, even if none pays."""
 
@@ -108,19 +102,19 @@ class Goodput(Controller[SharedState]):
             return (count * one.tokens + num_idle) / one.seconds
 
         by_depth, best = self._network(shared, known, count, info.batch_size), 0
-        # The first rounds are plain, so that their seconds are known.
-        if known.cooldown <= 0.0 and known.rounds >= _PLAIN_ROUNDS:
+        # The first two rounds are plain, so that their seconds are known.
+        if known.cooldown <= 0.0 and round(known.rounds) >= 2:
             speeds = list(map(speed, by_depth))
             best = 1 + _argmax(speeds[1:])
             if info.batch_size > 1 and known.probe <= 0.0:
                 # Too few of these requests may draft. A drafter that pays for none pauses in `update`.
-                pays = (1.0 + _doubt(known)) * speeds[best] >= speeds[0]
+                pays = (1.0 + known.network.doubt) * speeds[best] >= speeds[0]
                 best = best if pays else 0
-        model_free = self._model_free(shared, known, count, info.batch_size, by_depth[best])
-        model_free_depth = None if model_free is None else _argmax(list(map(speed, model_free)))
-        if model_free is not None and int(known.rounds) % _LOOK_UP == 0:
-            model_free_depth = len(model_free) - 1
-        return [DraftPlan(max_depth=best, model_free_depth=model_free_depth)] * count
+        lookups = self._model_free(shared, known, count, info.batch_size, by_depth[best])
+        lookup_depth = _argmax(list(map(speed, lookups))) if lookups else None
+        if lookups and int(known.rounds) % _LOOK_UP == 0:
+            lookup_depth = len(lookups) - 1
+        return [DraftPlan(max_depth=best, model_free_depth=lookup_depth)] * count
 
     def update(self, state: SharedState, record: StepRecord) -> SharedState:
         plan, known, share = record.plan, self._known(state), 1.0 / record.batch_size
@@ -159,7 +153,7 @@ class Goodput(Controller[SharedState]):
         least, best = (1.0 + self.margin) * plain, max(drafted)
         if best >= least and known.probe <= -self.first_cooldown:
             return replace(known, backoff=0)
-        if (1.0 + _doubt(known)) * best >= least:
+        if (1.0 + known.network.doubt) * best >= least:
             return known
         backoff = min(max(2 * known.backoff, self.first_cooldown), self.last_cooldown)
         return replace(known, cooldown=float(backoff), backoff=backoff)
@@ -176,12 +170,12 @@ class Goodput(Controller[SharedState]):
 
     def _model_free(
         self, shared: SharedState, known: Known, count: int, batch_size: int, otherwise: Forecast
-    ) -> list[Forecast] | None:
-        """Return the forecasts by depth of model-free drafts; `None` without such drafters in a pool."""
+    ) -> list[Forecast]:
+        """Return the forecasts by depth of model-free drafts; none without such drafters in a pool."""
         members = [one for one in shared.members if one.name in shared.model_free]
         deepest = min(self.max_window, max((one.max_depth for one in members), default=0))
         if not deepest:
-            return None
+            return []
         latency = latency_of(shared, "goodput").of(members[0].name, runs_network=False)
         seconds = latency.rounds_s(deepest, batch_size)
         return _forecasts(known.model_free, count, seconds, otherwise)
@@ -210,10 +204,6 @@ def _forecasts(
     ]
     spent = [any_hit * max(one, least) + (1.0 - any_hit) * otherwise.seconds for one in seconds]
     return [otherwise, *map(Forecast, tokens[1:], spent[1:])]
-
-
-def _doubt(known: Known) -> float:
-    return _DOUBT / math.sqrt(known.network.recent.asked + 1.0)
 
 
 def _argmax(values: Sequence[float]) -> int:

@@ -1,7 +1,4 @@
-"""Which drafter of a pool begins, by a linear model of the prompt.
-
-Later rounds are chosen by what was gained.
-"""
+"""Chooses the drafter of a pool that begins, by a linear model of the prompt."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +16,7 @@ from monge.core.selection import Member
 from monge.core.verdict import StepRecord
 
 _FIRST_LOGIT: Final = 0.5
-"""Where nothing is known: an acceptance of 0.62."""
+"""Prediction before anything is known: an acceptance of 0.62."""
 _STRETCH: Final = 8
 """Rounds of a request that make one example: their counts are enough for a logit."""
 _CODE_MARKS: Final = frozenset("{}()[]<>=;_\\/#*+&|^~`")
