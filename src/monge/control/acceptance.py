@@ -12,7 +12,7 @@ _FIRST_ACCEPTANCE: Final = 0.75
 _DOUBT: Final = 0.25
 """Half a standard error of the expected tokens after one round, as a share of them: the tokens of a
 round deviate by about half their mean."""
-_RECENT_KEEP: Final = 0.9
+_RECENT_KEEP: Final = 0.93
 """Factor on the weight of a round with each later one, in the counts of the last rounds."""
 _USUAL_KEEP: Final = 0.99
 """The same factor, in the counts to which those are shrunk."""
@@ -91,7 +91,7 @@ def _counted(counts: Sequence[float], size: int, depth: int, keep: float) -> tup
 
 @dataclass(frozen=True, slots=True)
 class RecentCounts:
-    """Counts of about the last ten rounds, shrunk to those of about the last hundred."""
+    """Counts of about the last fifteen rounds, shrunk to those of about the last hundred."""
 
     recent: DepthCounts = DepthCounts()
     usual: DepthCounts = DepthCounts()
