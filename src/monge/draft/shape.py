@@ -18,8 +18,7 @@ from monge.draft.tree.base import ByRequest, TreeBuilder
 from monge.draft.tree.best_first import BestFirst
 from monge.draft.tree.fixed_width import Chain
 from monge.heads.shape.checkpoint import built_in_head, load_head
-from monge.heads.shape.head import ShapeHead
-from monge.heads.shape.steps import FirstStep, LaterStep
+from monge.heads.shape.head import FirstStep, LaterStep, ShapeHead
 
 _DEFAULT_TREE: Final = ByRequest(BestFirst(num_nodes=3, depth=1, width=3, beam=1), Chain(depth=2))
 
