@@ -54,7 +54,8 @@ def test_a_draft_that_is_never_accepted_pauses_for_longer_and_longer() -> None:
     )
     starts = [place for place in range(1, 400) if depths[place] and not depths[place - 1]]
     gaps = [after - before for before, after in zip(starts, starts[1:], strict=False)]
-    assert gaps[1:] == sorted(gaps[1:])  # before the first pause nothing is known
+    # But for a round more or less of a probe.
+    assert all(after >= before - 2 for before, after in zip(gaps, gaps[1:], strict=False))
     assert gaps[-1] > 2 * gaps[0]
     assert sum(depth > 0 for depth in depths[50:]) < 0.1 * 350
 

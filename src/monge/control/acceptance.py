@@ -16,7 +16,7 @@ _RECENT_KEEP: Final = 0.93
 """Factor on the weight of a round with each later one, in the counts of the last rounds."""
 _USUAL_KEEP: Final = 0.99
 """The same factor, in the counts to which those are shrunk."""
-_PRIOR_WEIGHT: Final = 8.0
+_PRIOR_WEIGHT: Final = 6.0
 """Rounds that earlier knowledge counts for. It is small, so that a useless drafter is found soon."""
 
 
@@ -120,7 +120,7 @@ class RecentCounts:
     @property
     def doubt(self) -> float:
         """Half a standard error of the expected tokens, as a share of them."""
-        return _DOUBT / math.sqrt(self.recent.asked + _PRIOR_WEIGHT)
+        return _DOUBT / math.sqrt(self.recent.asked + 1.0)
 
 
 def expected_tokens(acceptance: Sequence[float]) -> list[float]:
