@@ -10,8 +10,7 @@ from monge.control.registry import CONTROLLERS
 from monge.core.errors import MongeError, OptionError
 from monge.core.registry import Registry
 from monge.draft.registry import DRAFTERS
-from monge.draft.tree.chain import Chain
-from monge.draft.tree.fixed_width import FixedWidth
+from monge.draft.tree.fixed_width import Chain, FixedWidth
 from monge.draft.tree.registry import TREES
 from monge.verify.registry import VERIFIERS
 
