@@ -14,7 +14,6 @@ from monge.core.words import counted
 from monge.distributed.batch import BatchJob, BatchReport, ThisProcess, Workers, run_batch
 from monge.distributed.files import RowFile
 from monge.distributed.ray_data import RayWorkers
-from monge.distributed.spec import DecoderSpec
 from monge.options import OUTPUT, RAY, RUNNING, LoadOptions, SamplingOptions, ServeOptions, changed
 
 
@@ -123,9 +122,7 @@ def batch(
         overwrite=overwrite,
         restart=restart,
     )
-    job = BatchJob(
-        source=rows, output=output, spec=DecoderSpec.of(load), options=wanted, **settings
-    )
+    job = BatchJob(source=rows, output=output, load=load, options=wanted, **settings)
     _run(job, _workers(ray, use_ray=use_ray))
 
 

@@ -1,25 +1,127 @@
-"""One target over several processes, as `transformers` shards it."""
+"""One target over several processes, as `transformers` shards it; rank 0 controls all ranks."""
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from monge.api import built_in, default_draft, load
 from monge.backends.base import Backend
 from monge.backends.registry import Eager
-from monge.core.errors import OptionError
+from monge.core.errors import OptionError, OutOfStepError
 from monge.core.extras import require
-from monge.core.model import SequenceModel
-from monge.distributed.rank_zero_model import RankZeroModel, follow, release
-from monge.distributed.ranks import Ranks
+from monge.core.model import NodeBlock, SequenceModel, dtype_of
 from monge.engine.decoder import Decoder
-from monge.loading.networks import load_network, load_tokenizer
-from monge.loading.sharding import is_sharded
+from monge.loading.networks import is_sharded, load_network, load_tokenizer
+
+_END: Final = "end"
+_PATIENCE: Final = timedelta(days=365)
+"""Timeout for the next call: a server may be idle, and torchrun notices a dead rank."""
+
+
+class Ranks:
+    """The processes of one `torchrun`, and messages from rank 0 to the others.
+
+    Raises:
+        OptionError: If this process was not started by torchrun, or alone.
+    """
+
+    def __init__(self) -> None:
+        missing = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name not in os.environ]
+        if missing or int(os.environ["WORLD_SIZE"]) < 2:
+            raise OptionError(
+                "tensor parallelism needs several processes, which torchrun starts: "
+                "torchrun --nproc-per-node 2 -m monge generate ... --tensor-parallel"
+            )
+        self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self._group: Any = None
+
+    def join(self) -> None:
+        """Join the other ranks; the host creates the process group while it loads."""
+        # Calls are Python objects, so they use gloo, whatever the tensors use.
+        self._group = dist.new_group(backend="gloo", timeout=_PATIENCE)
+
+    def broadcast(self, call: str, argument: object = None) -> None:
+        """Send a call to all other ranks; for rank 0."""
+        dist.broadcast_object_list([(call, argument)], src=0, group=self._group)
+
+    def receive(self) -> tuple[str, Any]:
+        """Receive the next call from rank 0."""
+        received: list[Any] = [None]
+        dist.broadcast_object_list(received, src=0, group=self._group)
+        return received[0]
+
+
+class RankZeroModel:
+    """The whole network on rank 0: a `SequenceModel` whose calls run on every rank.
+
+    Only rank 0 drafts, draws, verifies and plans, because logits may differ between ranks in their
+    last bits, and clocks differ. The other ranks take part in every forward.
+
+    Args:
+        model: The part of this rank.
+        ranks: All processes.
+    """
+
+    def __init__(self, model: SequenceModel, ranks: Ranks) -> None:
+        self._model, self._ranks = model, ranks
+        self._failure: str | None = None
+        self.vocab_size, self.dtype, self.max_length = (
+            model.vocab_size,
+            dtype_of(model),
+            model.max_length,
+        )
+        self.no_tree_reason, self.no_draft_reason = model.no_tree_reason, model.no_draft_reason
+
+    def __repr__(self) -> str:
+        return f"RankZeroModel({self._model!r}, {self._ranks.size} ranks)"
+
+    @property
+    def forward_s(self) -> float:
+        return self._model.forward_s
+
+    def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
+        self._on_all_ranks("open", {one: tuple(tokens) for one, tokens in prefixes.items()})
+
+    def append(self, pieces: Mapping[int, Sequence[int]]) -> None:
+        self._on_all_ranks("append", {one: tuple(tokens) for one, tokens in pieces.items()})
+
+    def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
+        return self._on_all_ranks("extend", dict(blocks))
+
+    def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
+        self._on_all_ranks("commit", {one: tuple(path) for one, path in paths.items()})
+
+    def length(self, sequence: int) -> int:
+        return self._model.length(sequence)
+
+    def close(self, sequence: int) -> None:
+        self._on_all_ranks("close", sequence)
+
+    def _on_all_ranks(self, call: str, argument: Any) -> Any:  # noqa: ANN401
+        if self._failure is not None:
+            raise OutOfStepError(f"the ranks are out of step since {self._failure}; start again")
+        # A failure in this call leaves the other ranks in the middle of it.
+        self._failure = f"{call} failed on rank 0"
+        self._ranks.broadcast(call, argument)
+        result = getattr(self._model, call)(argument)
+        self._failure = None
+        return result
+
+
+def follow(model: SequenceModel, ranks: Ranks) -> None:
+    """Repeat the calls of rank 0 on this part of the network, until rank 0 ends."""
+    while (received := ranks.receive())[0] != _END:
+        call, argument = received
+        getattr(model, call)(argument)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +171,12 @@ def tensor_parallel(
     # Without it the host does not shard.
     require("distributed", "tensor parallelism", "accelerate")
     ranks = Ranks()
-    source = built_in("target") if target is None else target
-    usual = default_draft(None, None, options.get("drafter")) if target is None else None
+    if target is None and draft is None:
+        draft = default_draft(None, None, options.get("drafter"))  # type: ignore[assignment]  # a folder or none
+    target = built_in("target") if target is None else target
     trust = {"trust_remote_code": options.get("trust_remote_code", False)}
     loading = {name: options[name] for name in ("dtype", "attention") if name in options}
-    network = load_network(source, tensor_parallel=ranks.size, **loading, **trust)
+    network = load_network(target, tensor_parallel=ranks.size, **loading, **trust)
     ranks.join()
     try:
         if ranks.rank > 0:
@@ -81,15 +184,11 @@ def tensor_parallel(
             yield None
             return
         try:
-            yield load(
-                network,
-                draft if draft is not None else usual,
-                tokenizer=load_tokenizer(source, **trust),
-                backend=RankZeroBackend(ranks),
-                **options,
-            )
+            tokenizer = load_tokenizer(target, **trust)
+            backend = RankZeroBackend(ranks)
+            yield load(network, draft, tokenizer=tokenizer, backend=backend, **options)
         finally:
             with suppress(RuntimeError):  # the others are gone already
-                release(ranks)
+                ranks.broadcast(_END)
     finally:
         dist.destroy_process_group()
