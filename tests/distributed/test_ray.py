@@ -87,7 +87,7 @@ def rows(tmp_path_factory):
 def batch(rows, pair):
     def run(name, *arguments):
         output = rows.with_name(name)
-        options = "--seed 3 --temperature 0.9 --max-new-tokens 200 --shard-rows 4".split()
+        options = ("--seed", 3, "--temperature", 0.9, "--max-new-tokens", 200, "--shard-rows", 4)
         pair_options = ("--target", pair[0], "--draft", pair[1])
         return output, command("batch", rows, output, *pair_options, *options, *arguments)
 

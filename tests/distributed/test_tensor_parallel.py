@@ -19,7 +19,7 @@ from monge.api import load, make_components
 from monge.cli.app import app as commands
 from monge.core.errors import OptionError, OutOfStepError, UnsupportedModelError
 from monge.distributed import tensor_parallel as room
-from monge.distributed.tensor_parallel import RankZeroModel, Ranks
+from monge.distributed.tensor_parallel import Ranks, RankZeroModel
 from monge.engine.decoder import Decoder
 from monge.loading.networks import as_sequence_model
 from monge.serve.scheduler import Scheduler

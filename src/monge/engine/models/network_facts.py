@@ -17,7 +17,7 @@ from transformers.cache_utils import (
 from monge.core.errors import UnsupportedModelError
 
 # Since transformers 5.24; before it, and in older code.
-_CACHE_KEYWORDS: Final = ("cache", "past_key_values", "cache_params")
+CACHE_KEYWORDS: Final = ("cache", "past_key_values", "cache_params")
 WEIGHTS: Final = ("exact", "bfloat16", "int8", "int4")
 """Forms in which a linear layer may store its weights, from the finest to the coarsest."""
 
@@ -99,11 +99,11 @@ def cache_keyword(network: PreTrainedModel) -> str:
         UnsupportedModelError: If it takes none.
     """
     parameters = forward_parameters(network)
-    found = next((name for name in _CACHE_KEYWORDS if name in parameters), None)
+    found = next((name for name in CACHE_KEYWORDS if name in parameters), None)
     if found is None:
         raise UnsupportedModelError(
             f"the forward of {type(network).__name__} takes no cache (none of "
-            f"{', '.join(_CACHE_KEYWORDS)}), so what it has "
+            f"{', '.join(CACHE_KEYWORDS)}), so what it has "
             "read cannot be kept between tokens; use the network without monge"
         )
     return found
