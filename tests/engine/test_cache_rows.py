@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monge.core.model import NodeBlock
-from monge.engine.models.group_by_length import group_by_length
-from monge.engine.models.hf_tree import HfTreeModel
+from monge.engine.models.hf_tree import HfTreeModel, group_by_length
 from tests.engine.tiny import FIRST_WORD, VOCAB, network, prompts
 
 TREE = NodeBlock((5, 6, 7, 8), (-1, 0, 0, 1))

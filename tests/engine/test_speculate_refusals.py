@@ -41,7 +41,7 @@ def speculate(**settings):
 REFUSED = {
     "beams": ({"num_beams": 2}, "decoding method 'beam_search'"),
     "contrastive": ({"penalty_alpha": 0.6, "top_k": 4}, "decoding method 'contrastive_search'"),
-    "assisted": ({"prompt_lookup_num_tokens": 3}, "decoding method 'assisted_generation'"),
+    "assisted": ({"prompt_lookup_num_tokens": 3}, "give drafter='ngram"),
     "static cache": ({"cache_implementation": "static"}, "cache_implementation='static'"),
     "no cache": ({"use_cache": False}, "use_cache=False"),
     "hidden states": (

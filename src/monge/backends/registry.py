@@ -11,10 +11,10 @@ from monge.backends.base import Backend
 from monge.core.errors import BackendError
 from monge.core.model import SequenceModel
 from monge.core.registry import Registry
+from monge.engine.models.forward_program import SourceWeights
 from monge.engine.models.hf_chain import HfChainModel
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.models.network_facts import tree_obstacle
-from monge.engine.models.source_weights import SourceWeights
 from monge.engine.notices import notify
 
 
