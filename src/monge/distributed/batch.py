@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from monge.api import load
 from monge.core.errors import OptionError
@@ -41,6 +41,7 @@ def plain(options: LoadOptions) -> dict[str, Any]:
     return given
 
 
+@runtime_checkable
 class Workers(Protocol):
     """Decodes shards."""
 

@@ -40,7 +40,7 @@ class CacheRow:
 class _Placement:
     """Where the next forward writes; shared by all layers."""
 
-    rows: slice = slice(0, 0)
+    rows: slice = field(default_factory=lambda: slice(0, 0))
     starts: tuple[int, ...] = ()
     end: int = 0
     capacity: tuple[int, int] = (0, 0)
