@@ -11,6 +11,7 @@ from transformers import (
     MaxLengthCriteria,
     StoppingCriteria,
     StoppingCriteriaList,
+    WatermarkingConfig,
 )
 
 import monge
@@ -54,6 +55,9 @@ CASES = {
     "begin_suppress_tokens": {"begin_suppress_tokens": list(range(VOCAB // 2))},
     "sequence_bias": {"sequence_bias": [[[7], 4.0], [[3, 4], -6.0]]},
     "forced_eos_token_id": {"forced_eos_token_id": 3},
+    "encoder_no_repeat_ngram_size": {"encoder_no_repeat_ngram_size": 1},
+    "watermark": {"watermarking_config": WatermarkingConfig(bias=3.0, seeding_scheme="lefthash")},
+    "several": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "min_new_tokens": 4},
     "exponential decay": {"eos_token_id": 3, "exponential_decay_length_penalty": (4, 1.5)},
     "logits_processor": {"logits_processor": LogitsProcessorList([Odd()])},
     "stopping_criteria": {"stopping_criteria": StoppingCriteriaList([Seen()])},

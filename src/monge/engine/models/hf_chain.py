@@ -38,7 +38,7 @@ _TRIAL_PROMPT, _TRIAL_BLOCK = 30, 8
 
 
 class CacheSnapshot:
-    """The state of a cache, to return to.
+    """A state of a cache, to return to.
 
     Keys and values of full attention grow with the text, and are cropped. Recurrent states and
     windows have a fixed size, and are copied.
@@ -175,11 +175,10 @@ class HfChainModel:
         logits: dict[int, Tensor] = {}
         for sequence, block in blocks.items():
             row = self._rows[sequence]
-            first = len(row.drafted)
-            if block.parents != tuple(range(first - 1, first - 1 + len(block.parents))):
+            if not block.continues(len(row.drafted)):
                 raise MongeError(
-                    f"this target reads chains only ({self.no_tree_reason}); got a "
-                    "tree: use tree='chain'"
+                    f"this target reads chains only ({self.no_tree_reason}); got a tree: use "
+                    "tree='chain'"
                 )
             logits[sequence] = self._read(row, block.token_ids, keep_logits=True)
         return logits
@@ -238,7 +237,7 @@ class HfChainModel:
         return f"{name} does not continue from its recurrent state when it reads several tokens at once"
 
     def _trial_logits(self, length: int, sizes: Sequence[int]) -> Float[Tensor, "nodes vocab"]:
-        """Logits of a fixed block behind a prompt, read in parts.
+        """Return logits of a fixed block behind a prompt, read in parts.
 
         Args:
             length: Tokens of the prompt.
@@ -271,7 +270,7 @@ class HfChainModel:
     def _forward(
         self, cache: DynamicCache, first: int, token_ids: Sequence[int], *, keep_logits: bool
     ) -> Tensor:
-        """Logits of tokens from position `first` on, which the cache then holds."""
+        """Return logits of tokens from position `first` on, which the cache then holds."""
         inputs: dict[str, Any] = {
             "input_ids": torch.tensor([list(token_ids)]).to(self._device, non_blocking=True),
             self._cache_keyword: cache,

@@ -38,7 +38,7 @@ class CacheRow:
 
 @dataclass(slots=True, eq=False)
 class _Placement:
-    """Where the next forward writes; shared by all layers."""
+    """Destination of the next forward; shared by all layers."""
 
     rows: slice = field(default_factory=lambda: slice(0, 0))
     starts: tuple[int, ...] = ()
