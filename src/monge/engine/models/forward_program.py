@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -51,22 +51,40 @@ class ForwardOutput:
     states: tuple[Tensor, ...] = ()
 
 
-@runtime_checkable
-class ForwardProgram(Protocol):
-    """Reads a few nodes of every row, once a first forward of the network has laid out the cache.
+class ForwardProgram(ABC):
+    """Reads a few nodes of every row instead of the network.
 
     Attributes:
-        name: What runs, for tables of results.
-        layers: Hidden states that it gives.
+        name: Name of the program, for tables of results.
+        spec: Shapes and types of its inputs.
+        max_nodes: Nodes a row that it reads; larger blocks are the network's.
+        widths: Numbers of nodes a row, ascending, if it takes no others. Narrower blocks are padded
+            to the next width, and prompts are the network's. No program is made while decoding.
+        reads_prompts: True if it has `read_prompt`, and needs no first forward of the network to
+            lay out the cache.
+        prompt_tokens: Tokens of all rows that `read_prompt` reads; more are the network's.
+        reads_chains: True if it has `read_chain`.
     """
 
-    name: str
-    layers: tuple[int, ...]
+    name: ClassVar[str]
+    widths: ClassVar[tuple[int, ...]] = ()
+    reads_prompts: ClassVar[bool] = False
+    reads_chains: ClassVar[bool] = False
 
+    spec: ProgramSpec
+    max_nodes: int = 64
+    prompt_tokens: int = 0
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Hidden states that come with the logits."""
+        return self.spec.layers
+
+    @abstractmethod
     def __call__(
         self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
     ) -> ForwardOutput:
-        """Read nodes; keys and values go where the cache was told to place them.
+        """Read nodes; keys and values are written where the cache was told to place them.
 
         Args:
             token_ids: Tokens, `[batch, nodes]`.
@@ -75,56 +93,22 @@ class ForwardProgram(Protocol):
                 seq]`.
             cache: The cache, placed.
         """
-        ...
 
-
-@runtime_checkable
-class ChainProgram(ForwardProgram, Protocol):
-    """A program with a fast path for a chain behind one text, given as Python integers."""
+    def read_prompt(
+        self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
+    ) -> ForwardOutput:
+        """Read tokens of prompts; the output has the logits of any one node."""
+        raise NotImplementedError
 
     def read_chain(self, token_ids: Sequence[int], start: int, cache: TreeCache) -> ForwardOutput:
         """Read a chain of one row whose nodes see all columns before them, and themselves.
 
         Args:
-            token_ids: Tokens of the chain.
+            token_ids: Tokens of the chain, as Python integers.
             start: Column and position of the first of them.
             cache: The cache, placed.
         """
-        ...
-
-
-@runtime_checkable
-class PrefillProgram(ForwardProgram, Protocol):
-    """A program that also runs prefill, without logits.
-
-    Attributes:
-        spec: Shapes of its inputs.
-        prompt_tokens: Tokens of all rows that it reads instead of the network; more are the
-            network's.
-        max_nodes: Nodes a row that it reads instead of the network where logits are wanted.
-    """
-
-    spec: ProgramSpec
-    prompt_tokens: int
-    max_nodes: int
-
-    def read_prompt(
-        self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
-    ) -> ForwardOutput:
-        """Read tokens; the output holds the logits of any one node."""
-        ...
-
-
-@runtime_checkable
-class FixedWidthProgram(ForwardProgram, Protocol):
-    """A program for blocks of a few widths only, so that no program is made while decoding.
-
-    Attributes:
-        widths: Nodes a row, ascending. Narrower blocks are padded to the next width, wider ones are
-            the network's, and so are those of which nobody wants the logits.
-    """
-
-    widths: tuple[int, ...]
+        raise NotImplementedError
 
 
 class PendingProgram(ABC, Generic[Made_co]):

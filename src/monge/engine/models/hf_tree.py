@@ -13,12 +13,9 @@ from monge.core.errors import BackendError, MongeError, UnsupportedModelError
 from monge.core.model import Forward, NodeBlock
 from monge.engine.clock import now
 from monge.engine.models.forward_program import (
-    ChainProgram,
-    FixedWidthProgram,
     ForwardOutput,
     ForwardProgram,
     PendingProgram,
-    PrefillProgram,
     ProgramMaker,
     ProgramSpec,
     SourceWeights,
@@ -42,8 +39,6 @@ from monge.engine.models.tree_cache import CacheRow, TreeCache
 
 _PREFILL: Final = 1024
 """Tokens of a prompt that one forward reads: bounds the mask and the activations, not the prompt."""
-_MAX_NODES: Final = 64
-"""Nodes a row that a program reads; in larger blocks arithmetic dominates."""
 _GROWTH: Final = 1.5
 """Growth of the cache of a program of fixed widths, which is prepared again when the cache moves."""
 _UNWANTED: Final = 1 << 20
@@ -95,7 +90,8 @@ class HfTreeModel:
         self._device, self.dtype = model.device, model.dtype
         attention, windows = str(config._attn_implementation), layer_windows(config)
         self._form = MaskFormat(windows, attention, self.dtype, self._device)
-        growth = {"growth": _GROWTH} if isinstance(program, FixedWidthProgram) else {}
+        is_fixed = isinstance(program, ForwardProgram) and program.widths
+        growth = {"growth": _GROWTH} if is_fixed else {}
         self._cache = TreeCache(config.num_hidden_layers, model.device, **growth)
         self._use_program(program)
         self._cache_keyword, self._chooses_logits = cache_keyword(model), chooses_logits(model)
@@ -177,11 +173,12 @@ class HfTreeModel:
 
     def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
         cache = self._cache
-        if len(blocks) == 1 and self._chain_program is not None and cache.is_settled:
+        program = self._program if self._reads_chains and cache.is_settled else None
+        if len(blocks) == 1 and program is not None:
             ((sequence, block),) = blocks.items()
-            row, count = cache.row(sequence), len(block.token_ids)
-            if count <= self._max_nodes and row.nodes.is_chain and block.continues(len(row.nodes)):
-                return {sequence: self._read_chain(row, block, self._chain_program)}
+            row, is_small = cache.row(sequence), len(block.token_ids) <= program.max_nodes
+            if is_small and row.nodes.is_chain and block.continues(len(row.nodes)):
+                return {sequence: self._read_chain(row, block, program)}
         logits = self._read(blocks, keep_logits=True)
         first = cache.rows.start
         return {
@@ -207,7 +204,7 @@ class HfTreeModel:
     def close(self, sequence: int) -> None:
         self._cache.close(sequence)
         # Programs of fixed widths may be recorded for this memory.
-        if not self._cache.num_open and not self._widths:
+        if not self._cache.num_open and not (self._program and self._program.widths):
             self._cache.give_back()
         self._states.close(sequence)
 
@@ -267,8 +264,8 @@ class HfTreeModel:
             row.nodes.add(block)
         lengths, nodes = [row.length for row in members], [row.nodes for row in members]
         width = max(len(block.token_ids) for block in row_blocks)
-        if keep_logits and self._cache.is_settled:
-            width = next((wide for wide in self._widths if wide >= width), width)
+        if keep_logits and self._cache.is_settled and self._program is not None:
+            width = next((wide for wide in self._program.widths if wide >= width), width)
         token_ids, positions, visible = forward_inputs(lengths, nodes, row_blocks, width)
         self._cache.place(rows, starts, width)
         masks = self._form.masks(visible, positions, lengths, nodes)
@@ -296,7 +293,7 @@ class HfTreeModel:
         self._cache.settle()
         return output.logits
 
-    def _read_chain(self, row: CacheRow, block: NodeBlock, program: ChainProgram) -> Tensor:
+    def _read_chain(self, row: CacheRow, block: NodeBlock, program: ForwardProgram) -> Tensor:
         """`_read` for a chain behind one text."""
         cache, start = self._cache, now()
         index = cache.index(row.sequence)
@@ -315,28 +312,23 @@ class HfTreeModel:
         self._pending_program = program if isinstance(program, PendingProgram) else None
         program = None if isinstance(program, PendingProgram) else program
         self._program = program
-        self._prefill_program = program if isinstance(program, PrefillProgram) else None
-        self._widths = program.widths if isinstance(program, FixedWidthProgram) else ()
-        self._max_nodes = _MAX_NODES
-        if self._prefill_program is not None:
-            self._max_nodes = self._prefill_program.max_nodes
-            if not self._cache.is_settled:
-                self._cache.lay_out(self._prefill_program.spec.cache_shapes, self.dtype)
         sees_all = all(window is None for window in self._form.windows.values())
-        self._chain_program = program if sees_all and isinstance(program, ChainProgram) else None
+        self._reads_chains = program is not None and program.reads_chains and sees_all
+        if program is not None and program.reads_prompts and not self._cache.is_settled:
+            self._cache.lay_out(program.spec.cache_shapes, self.dtype)
 
     def _forward(
         self, token_ids: Tensor, positions: Tensor, masks: Mapping[str, Any], *, keep_logits: bool
     ) -> ForwardOutput:
         """Run the program if there is one and it is faster, else the network."""
-        if self._program is not None and self._cache.is_settled:
+        program = self._program
+        if program is not None and self._cache.is_settled:
             places, size = (token_ids, positions, tuple(masks.values())), token_ids.numel()
-            prefill = self._prefill_program
-            if prefill is not None and not keep_logits and size <= prefill.prompt_tokens:
-                return prefill.read_prompt(*places, self._cache)
-            is_cheap = size * self.vocab_size <= _UNWANTED and not self._widths
-            if token_ids.shape[1] <= self._max_nodes and (keep_logits or is_cheap):
-                return self._program(*places, self._cache)
+            if program.reads_prompts and not keep_logits and size <= program.prompt_tokens:
+                return program.read_prompt(*places, self._cache)
+            is_cheap = size * self.vocab_size <= _UNWANTED and not program.widths
+            if token_ids.shape[1] <= program.max_nodes and (keep_logits or is_cheap):
+                return program(*places, self._cache)
         inputs: dict[str, Any] = {
             "input_ids": token_ids,
             "position_ids": positions,
