@@ -163,14 +163,6 @@ ProgramMaker = Callable[[tuple[int, ...]], ForwardProgram | PendingProgram[Forwa
 
 
 @runtime_checkable
-class _CompiledModel(Protocol):
-    """A model that may run its network by a program of a backend."""
-
-    @property
-    def program(self) -> ForwardProgram | None: ...
-
-
-@runtime_checkable
 class NetworkModel(Protocol):
     """A model around a network of `transformers`."""
 
@@ -221,13 +213,13 @@ class SourceWeights:
 
 
 def backend_of(model: SequenceModel) -> str:
-    """Return what runs a model: `eager`, `compiled`, `compiled, int8 weights`, ...
+    """Return the backend of a model: `eager`, `compiled`, `compiled, int8 weights`, ...
 
     Rounded weights are part of it, since they change the distribution that is decoded.
     """
-    program = model.program if isinstance(model, _CompiledModel) else None
+    program: ForwardProgram | None = getattr(model, "program", None)
     name = "eager" if program is None else program.name
-    # The weights are read off the network: one that cannot be compiled runs eagerly and stays rounded.
+    # A network that cannot be compiled runs eagerly and stays rounded.
     rounded = rounded_weights_of(model)
     return name if rounded is None else f"{name}, {rounded} weights"
 
