@@ -36,7 +36,7 @@ from monge.engine.models.cross_tokenizer import (
 from monge.engine.models.forward_program import make_programs
 from monge.engine.notices import waiting
 from monge.loading.hub import check_model_name, nearest
-from monge.loading.sources import NAMED, resolve, tokenizer_obstacle
+from monge.loading.sources import NAMED, no_tokenizer_reason, resolve
 
 DTYPES: Final = ("float32", "float16", "bfloat16", "float64")
 """Types of weights by name."""
@@ -173,9 +173,9 @@ def load_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> An
     """
     source = resolve(source)
     _check_folder(source)
-    if (obstacle := tokenizer_obstacle(source)) is not None:
+    if (reason := no_tokenizer_reason(source)) is not None:
         raise ModelLoadError(
-            f"the tokenizer in {source} could not be rebuilt ({obstacle}); give one: tokenizer=..."
+            f"the tokenizer in {source} could not be rebuilt ({reason}); give one: tokenizer=..."
         )
     try:
         return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)

@@ -132,7 +132,7 @@ def obstacle(name: str) -> str | None:
     return None
 
 
-def tokenizer_obstacle(folder: str | Path) -> str | None:
+def no_tokenizer_reason(folder: str | Path) -> str | None:
     """Return why the tokenizer of a converted GGUF file could not be rebuilt, or `None`."""
     note = Path(folder) / _NO_TOKENIZER
     return note.read_text(encoding="utf-8") if note.is_file() else None

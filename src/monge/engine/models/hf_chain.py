@@ -22,10 +22,10 @@ from monge.engine.models.network_facts import (
     chooses_logits,
     context_length,
     forward_parameters,
+    no_rollback_reason,
+    no_tree_reason,
     num_weights,
     own_cache,
-    rollback_obstacle,
-    tree_obstacle,
 )
 
 _PREFILL: Final = 1024
@@ -131,9 +131,9 @@ class HfChainModel:
         self.num_layers = int(config.num_hidden_layers)
         self.vocab_size = int(config.vocab_size)
         self.max_length = context_length(config)
-        self.no_tree_reason = tree_obstacle(model)
+        self.no_tree_reason = no_tree_reason(model)
         self.no_draft_reason: str | None = None
-        self._crops = rollback_obstacle(model) is None
+        self._crops = no_rollback_reason(model) is None
         try:
             self._trial_logits(3, (1,))
         except Exception as error:
@@ -141,7 +141,7 @@ class HfChainModel:
             raise UnsupportedModelError(
                 f"{name} cannot read a token behind its cache: {_in_words(error)}"
             ) from error
-        self.no_draft_reason = self._chain_obstacle()
+        self.no_draft_reason = self._no_chain_reason()
 
     def __repr__(self) -> str:
         size = num_weights(self.network) / 1e6
@@ -218,7 +218,7 @@ class HfChainModel:
         self._subsets.append(HfChainModel(layer_subset(self.network, layers)))
         return self._subsets[-1]
 
-    def _chain_obstacle(self) -> str | None:
+    def _no_chain_reason(self) -> str | None:
         """Return why several tokens behind the cache cannot be read at once, or `None`."""
         name, block = type(self.network).__name__, (_TRIAL_BLOCK,)
         length = 3 if self._crops else _TRIAL_PROMPT

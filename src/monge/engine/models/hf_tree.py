@@ -32,8 +32,8 @@ from monge.engine.models.network_facts import (
     chooses_logits,
     context_length,
     layer_windows,
+    no_tree_reason,
     num_weights,
-    tree_obstacle,
 )
 from monge.engine.models.tree_cache import CacheRow, TreeCache
 
@@ -80,7 +80,7 @@ class HfTreeModel:
         module_packer: Callable[[torch.nn.Module], None] | None = None,
     ) -> None:
         check_causal(model)
-        reason = tree_obstacle(model)
+        reason = no_tree_reason(model)
         if reason is not None:
             raise UnsupportedModelError(reason)
         self.network, self._program_maker = model, program_maker

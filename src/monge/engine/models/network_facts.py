@@ -22,11 +22,11 @@ WEIGHTS: Final = ("exact", "bfloat16", "int8", "int4")
 """Forms in which a linear layer may store its weights, from the finest to the coarsest."""
 
 
-def tree_obstacle(model: PreTrainedModel) -> str | None:
+def no_tree_reason(model: PreTrainedModel) -> str | None:
     """Return why a network cannot read trees, or `None` if it can."""
     config = model.config.get_text_config()
     name = type(model).__name__
-    reason = rollback_obstacle(model)
+    reason = no_rollback_reason(model)
     if reason is not None:
         return reason
     if "position_ids" not in forward_parameters(model) or getattr(config, "alibi", False):
@@ -49,7 +49,7 @@ class AdapterLayer(Protocol):
         ...
 
 
-def adapter_obstacle(network: PreTrainedModel) -> str | None:
+def no_copy_reason(network: PreTrainedModel) -> str | None:
     """Return why the weights of a network must not be copied, or `None` if they may."""
     for name, module in network.named_modules():
         # Networks of transformers take adapters too, and have none for that.
@@ -132,7 +132,7 @@ class OutputLayer(torch.nn.Module):
         return (logits if self.cap is None else torch.tanh(logits / self.cap) * self.cap,)
 
 
-def rollback_obstacle(network: PreTrainedModel) -> str | None:
+def no_rollback_reason(network: PreTrainedModel) -> str | None:
     """Return why a network cannot take back tokens that it has read, or `None` if it can."""
     name, layers = type(network).__name__, own_cache(network).layers
     recurrent = [layer for layer in layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
