@@ -1,6 +1,5 @@
 """lm-eval in process and over HTTP, compared with its own `hf` model; run by `make test-lm-eval`."""
 
-import inspect
 import json
 import os
 import subprocess
@@ -136,11 +135,6 @@ def test_command_line(tasks, plain, tmp_path):
     (written,) = tmp_path.rglob("results*.json")
     results = json.loads(written.read_text())["results"][WRITTEN]
     assert results["exact_match,none"] == plain[0][WRITTEN]["exact_match,none"]
-
-
-def test_the_default_controller_is_that_of_load():
-    signature = inspect.signature(plugin.MongeLM.__init__)
-    assert signature.parameters["controller"].default is None
 
 
 def test_sampling_follows_the_seed(tasks):
