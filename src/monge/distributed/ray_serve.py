@@ -26,7 +26,7 @@ _NOT_OF_A_REPLICA: Final = (
 _DEFAULTS: Final = asdict(LoadOptions()) | asdict(ServeOptions())
 
 
-def _field(name: str, option: Option) -> tuple[Any, Any]:
+def _field(name: str, option: Option) -> Any:  # noqa: ANN401 (as pydantic takes it)
     """Return type and field of an option."""
     kind, default = option.kind, _DEFAULTS[name]
     if option.several:

@@ -83,7 +83,7 @@ class RowRules:
             rules=SamplingRules(**some("temperature", "top_k", "top_p", "min_p")),
             seed=0,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
-            **{"max_new_tokens": 1} | some("max_new_tokens"),
+            max_new_tokens=self.options.get("max_new_tokens", 1),
         )
 
 
@@ -185,7 +185,7 @@ def _record(line: bytes) -> dict[str, Any]:
 
 
 def _session(record: Mapping[str, Any], index: int, decoder: Decoder, rules: RowRules) -> Session:
-    prompt = record.get(rules.prompt_field)
+    prompt: Any = record.get(rules.prompt_field)
     if prompt is None and record.get("messages") is not None:
         prompt = decoder.encode_chat(record["messages"])
     else:

@@ -242,7 +242,8 @@ def as_draft_model(
     if model.no_draft_reason is not None:
         raise UnsupportedModelError(f"the draft model cannot draft: {model.no_draft_reason}")
     known = tokenizer is not None and target_tokenizer is not None
-    ours, theirs = (one.get_vocab() if known else {} for one in (tokenizer, target_tokenizer))
+    ours: dict[str, int] = tokenizer.get_vocab() if known else {}
+    theirs: dict[str, int] = target_tokenizer.get_vocab() if known else {}
     if cross_tokenizer and not known:
         raise VocabularyMismatchError(
             "cross_tokenizer needs both tokenizers; load target and draft model from folders or "

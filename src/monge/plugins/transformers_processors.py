@@ -140,7 +140,7 @@ def draft_rules(processors: Sequence[Any]) -> SamplingRules:
 
 def _of_row(processor: Any, row: int, batch_size: int) -> Any:
     """Return a copy for one row, which it treats as row `row` of the batch."""
-    own = copy.copy(processor)
+    own: Any = copy.copy(processor)
     if isinstance(own, known.PrefixConstrainedLogitsProcessor):
         # It passes the number of the prompt, of which its beams are the rows.
         function, prompt = own._prefix_allowed_tokens_fn, row // own._num_beams
@@ -148,10 +148,11 @@ def _of_row(processor: Any, row: int, batch_size: int) -> Any:
         own._num_beams = 1
     elif isinstance(own, known.RepetitionPenaltyLogitsProcessor):
         if isinstance(own.prompt_ignore_length, Tensor):
-            own.prompt_ignore_length = own.prompt_ignore_length[row : row + 1]  # type: ignore[assignment]
+            own.prompt_ignore_length = own.prompt_ignore_length[row : row + 1]
     elif isinstance(own, known.EncoderRepetitionPenaltyLogitsProcessor):
-        prompt = row * own.encoder_input_ids.shape[0] // batch_size
-        own.encoder_input_ids = own.encoder_input_ids[prompt : prompt + 1]
+        prompts: Any = own.encoder_input_ids
+        prompt = row * len(prompts) // batch_size
+        own.encoder_input_ids = prompts[prompt : prompt + 1]
     elif isinstance(own, known.EncoderNoRepeatNGramLogitsProcessor):
         prompt = row * own.batch_size // batch_size
         own.batch_size, own.generated_ngrams = 1, own.generated_ngrams[prompt : prompt + 1]

@@ -60,9 +60,12 @@ class HostRow:
         """The proposed chain."""
         return [] if self.draft is None else list(self.draft.tree.token_ids[1:])
 
-    def commit(self, token_ids: tuple[int, ...], *, batch_size: int) -> tuple[Verdict, StepRecord]:
+    def commit(
+        self, token_ids: tuple[int, ...], *, batch_size: int
+    ) -> tuple[Draft[Any], Verdict, StepRecord]:
         """Record the tokens that the host committed: accepted tokens, then its own token."""
-        assert self.draft is not None
+        draft = self.draft
+        assert draft is not None
         drafted, room = self.draft_tokens, len(token_ids) - 1
         accepted = 0  # the host may have cut the draft, so its length says nothing
         while accepted < min(room, len(drafted)) and drafted[accepted] == token_ids[accepted]:
@@ -81,10 +84,10 @@ class HostRow:
             token_ids=token_ids,
             batch_size=batch_size,
             context_length=len(self.context.token_ids),
-            drafter=self.draft.drafter,
+            drafter=draft.drafter,
         )
         self.context = self.context.append(token_ids)
-        return verdict, record
+        return draft, verdict, record
 
 
 class Rows:
@@ -237,8 +240,7 @@ class Proposer:
         return HostRow(context, draws, text, None, self._controller.init(self._shared))
 
     def _learn(self, rows: Sequence[tuple[HostRow, tuple[int, ...]]]) -> None:
-        drafts = [row.draft for row, _ in rows]
-        verdicts, records = zip(
+        drafts, verdicts, records = zip(
             *(row.commit(tokens, batch_size=len(rows)) for row, tokens in rows), strict=True
         )
         states = self._drafter.observe([row.context for row, _ in rows], drafts, verdicts)

@@ -174,7 +174,7 @@ def _written(
     spelling: Spelling | None, own_id: Mapping[Spelling, int], longest: int
 ) -> tuple[int, ...]:
     """Return a spelling in draft tokens, the longest that fits each time; unknown bytes are left out."""
-    if spelling in own_id:
+    if spelling is not None and spelling in own_id:
         return (own_id[spelling],)
     if not isinstance(spelling, bytes):
         return ()
