@@ -82,7 +82,7 @@ def test_what_cannot_be_opened_says_why_and_is_given_back(monkeypatch, whose):
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(model._model, "forward", run_out)
+        patch.setattr(model.network, "forward", run_out)
         with pytest.raises(RuntimeError, match="out of memory"):
             run(whole.components, requests, [0, 1], max_batch_size=2)
     found = run(whole.components, requests, [0, 1], max_batch_size=2)
