@@ -19,7 +19,7 @@ from monge.api import load, make_components
 from monge.cli.app import app as commands
 from monge.core.errors import OptionError, OutOfStepError, UnsupportedModelError
 from monge.distributed import tensor_parallel as room
-from monge.distributed.tensor_parallel import Ranks, RankZeroModel
+from monge.distributed.tensor_parallel import RankZeroModel
 from monge.engine.decoder import Decoder
 from monge.loading.networks import as_sequence_model
 from monge.serve.scheduler import Scheduler
@@ -90,9 +90,9 @@ def as_rank(rank, port, pair, folder):
     become(rank, port)
     account, follow = Account(), room.follow
 
-    def watched(model, ranks):
+    def watched(model, receive):
         account.watch(model)
-        follow(model, ranks)
+        follow(model, receive)
 
     room.follow = watched
     with room.tensor_parallel(*pair, **TREES) as decoder:
@@ -213,17 +213,15 @@ def test_two_processes_serve_the_text_of_one_and_finish_it_when_both_are_told_to
     assert written[-1]["choices"][0]["finish_reason"] == "length"
 
 
-@pytest.fixture
-def lone_rank(monkeypatch):
-    """Rank 0 whose messages nobody receives."""
-    monkeypatch.setattr(Ranks, "broadcast", lambda *_: None)
-    return object.__new__(Ranks)
+def alone(model):
+    """A model on rank 0, whose calls nobody receives."""
+    return RankZeroModel(model, 2, lambda *_: None)
 
 
-def test_ranks_that_are_out_of_step_serve_no_more(lone_rank):
+def test_ranks_that_are_out_of_step_serve_no_more():
     network = Model(1)
     network.failing.add(5)
-    parts = make_components(RankZeroModel(network, lone_rank), Model(2), tree="chain(3)")
+    parts = make_components(alone(network), Model(2), tree="chain(3)")
     with Scheduler(Decoder(parts, tokenizer=None, max_batch_size=4)) as scheduler:
         assert scheduler.submit(generation(1, 2)).completion(60).finish_reason == "length"
         assert scheduler.submit(generation(5, 2)).completion(60).finish_reason == "error"
@@ -271,8 +269,8 @@ def test_a_sharded_network_is_refused_elsewhere(pair, monkeypatch):
         as_sequence_model(network)
 
 
-def test_a_failed_call_leaves_the_ranks_out_of_step(lone_rank):
-    model = RankZeroModel(TabularModel(RandomTable(5, 1), 5), lone_rank)
+def test_a_failed_call_leaves_the_ranks_out_of_step():
+    model = alone(TabularModel(RandomTable(5, 1), 5))
     model.open({0: (1, 2)})
     with pytest.raises(KeyError):
         model.commit({9: ()})

@@ -1,7 +1,7 @@
 """One target over several processes, as `transformers` shards it; rank 0 controls all ranks."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,42 +22,11 @@ from monge.core.model import NodeBlock, SequenceModel, dtype_of
 from monge.engine.decoder import Decoder
 from monge.loading.networks import is_sharded, load_network, load_tokenizer
 
+Send = Callable[[str, Any], None]
+
 _END: Final = "end"
 _PATIENCE: Final = timedelta(days=365)
 """Timeout for the next call: a server may be idle, and torchrun notices a dead rank."""
-
-
-class Ranks:
-    """The processes of one `torchrun`, and messages from rank 0 to the others.
-
-    Raises:
-        OptionError: If this process was not started by torchrun, or alone.
-    """
-
-    def __init__(self) -> None:
-        missing = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name not in os.environ]
-        if missing or int(os.environ["WORLD_SIZE"]) < 2:
-            raise OptionError(
-                "tensor parallelism needs several processes, which torchrun starts: "
-                "torchrun --nproc-per-node 2 -m monge generate ... --tensor-parallel"
-            )
-        self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self._group: Any = None
-
-    def join(self) -> None:
-        """Join the other ranks; the host creates the process group while it loads."""
-        # Calls are Python objects, so they use gloo, whatever the tensors use.
-        self._group = dist.new_group(backend="gloo", timeout=_PATIENCE)
-
-    def broadcast(self, call: str, argument: object = None) -> None:
-        """Send a call to all other ranks; for rank 0."""
-        dist.broadcast_object_list([(call, argument)], src=0, group=self._group)
-
-    def receive(self) -> tuple[str, Any]:
-        """Receive the next call from rank 0."""
-        received: list[Any] = [None]
-        dist.broadcast_object_list(received, src=0, group=self._group)
-        return received[0]
 
 
 class RankZeroModel:
@@ -68,21 +37,19 @@ class RankZeroModel:
 
     Args:
         model: The part of this rank.
-        ranks: All processes.
+        num_ranks: Number of ranks.
+        send: Sends the name of a method and its argument to all other ranks.
     """
 
-    def __init__(self, model: SequenceModel, ranks: Ranks) -> None:
-        self._model, self._ranks = model, ranks
+    def __init__(self, model: SequenceModel, num_ranks: int, send: Send) -> None:
+        self._model, self._num_ranks, self._send = model, num_ranks, send
         self._failure: str | None = None
-        self.vocab_size, self.dtype, self.max_length = (
-            model.vocab_size,
-            dtype_of(model),
-            model.max_length,
-        )
+        self.vocab_size, self.max_length = model.vocab_size, model.max_length
+        self.dtype = dtype_of(model)
         self.no_tree_reason, self.no_draft_reason = model.no_tree_reason, model.no_draft_reason
 
     def __repr__(self) -> str:
-        return f"RankZeroModel({self._model!r}, {self._ranks.size} ranks)"
+        return f"RankZeroModel({self._model!r}, {self._num_ranks} ranks)"
 
     @property
     def forward_s(self) -> float:
@@ -111,15 +78,15 @@ class RankZeroModel:
             raise OutOfStepError(f"the ranks are out of step since {self._failure}; start again")
         # A failure in this call leaves the other ranks in the middle of it.
         self._failure = f"{call} failed on rank 0"
-        self._ranks.broadcast(call, argument)
+        self._send(call, argument)
         result = getattr(self._model, call)(argument)
         self._failure = None
         return result
 
 
-def follow(model: SequenceModel, ranks: Ranks) -> None:
+def follow(model: SequenceModel, receive: Callable[[], tuple[str, Any]]) -> None:
     """Repeat the calls of rank 0 on this part of the network, until rank 0 ends."""
-    while (received := ranks.receive())[0] != _END:
+    while (received := receive())[0] != _END:
         call, argument = received
         getattr(model, call)(argument)
 
@@ -129,16 +96,18 @@ class RankZeroBackend(Backend):
     """Runs a sharded target on all ranks and everything else on rank 0.
 
     Args:
-        ranks: All processes.
+        num_ranks: Number of ranks.
+        send: As for `RankZeroModel`.
     """
 
     reads_shards: ClassVar[bool] = True
 
-    ranks: Ranks
+    num_ranks: int
+    send: Send
 
     def sequence_model(self, network: PreTrainedModel) -> SequenceModel:
         model = Eager().sequence_model(network)
-        return RankZeroModel(model, self.ranks) if is_sharded(network) else model
+        return RankZeroModel(model, self.num_ranks, self.send) if is_sharded(network) else model
 
 
 @contextmanager
@@ -170,25 +139,42 @@ def tensor_parallel(
             )
     # Without it the host does not shard.
     require("distributed", "tensor parallelism", "accelerate")
-    ranks = Ranks()
+    missing = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name not in os.environ]
+    if missing or int(os.environ["WORLD_SIZE"]) < 2:
+        raise OptionError(
+            "tensor parallelism needs several processes, which torchrun starts: "
+            "torchrun --nproc-per-node 2 -m monge generate ... --tensor-parallel"
+        )
+    num_ranks = int(os.environ["WORLD_SIZE"])
     if target is None and draft is None:
         draft = default_draft(None, None, options.get("drafter"))  # type: ignore[assignment]  # a folder or none
     target = built_in("target") if target is None else target
     trust = {"trust_remote_code": options.get("trust_remote_code", False)}
     loading = {name: options[name] for name in ("dtype", "attention") if name in options}
-    network = load_network(target, tensor_parallel=ranks.size, **loading, **trust)
-    ranks.join()
+    # The host creates the process group.
+    network = load_network(target, tensor_parallel=num_ranks, **loading, **trust)
+    # Calls are Python objects, so they use gloo, whatever the tensors use.
+    group: Any = dist.new_group(backend="gloo", timeout=_PATIENCE)
+
+    def send(call: str, argument: object) -> None:
+        dist.broadcast_object_list([(call, argument)], src=0, group=group)
+
+    def receive() -> tuple[str, Any]:
+        received: list[Any] = [None]
+        dist.broadcast_object_list(received, src=0, group=group)
+        return received[0]
+
     try:
-        if ranks.rank > 0:
-            follow(Eager().sequence_model(network), ranks)
+        if dist.get_rank() > 0:
+            follow(Eager().sequence_model(network), receive)
             yield None
             return
         try:
             tokenizer = load_tokenizer(target, **trust)
-            backend = RankZeroBackend(ranks)
+            backend = RankZeroBackend(num_ranks, send)
             yield load(network, draft, tokenizer=tokenizer, backend=backend, **options)
         finally:
             with suppress(RuntimeError):  # the others are gone already
-                ranks.broadcast(_END)
+                send(_END, None)
     finally:
         dist.destroy_process_group()
