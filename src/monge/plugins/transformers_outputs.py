@@ -1,7 +1,4 @@
-"""Outputs of `generate`, one column of tokens at a time, as in plain decoding.
-
-Stopping criteria, streamers, scores and logits.
-"""
+"""Text, scores and logits of `generate`, settled one column of tokens at a time."""
 
 from collections.abc import Sequence
 from typing import Any

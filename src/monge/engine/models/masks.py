@@ -147,10 +147,7 @@ class MaskFormat:
         lengths: Sequence[int],
         nodes: Sequence[UncommittedNodes],
     ) -> dict[str, Any]:
-        """Return the mask of every kind of layer, as its attention takes it.
-
-        Arguments as of `within_window`.
-        """
+        """Return the mask of every kind of layer; the arguments are those of `within_window`."""
         masks: dict[str, Any] = {}
         for kind, window in self.windows.items():
             seen = visible

@@ -1,6 +1,4 @@
-"""A key-value cache that reads trees.
-
-One row per sequence, filled from the left, rolled back by forgetting.
+"""A key-value cache that reads trees: one row per sequence, filled from the left.
 
 Row r holds its committed tokens in columns 0 .. length-1, so a column is a position, and its
 uncommitted nodes behind them in reading order. Committing a path moves its columns together;
