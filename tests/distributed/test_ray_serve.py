@@ -91,7 +91,7 @@ def test_a_replica_returns_certificates_without_folders(replica, tmp_path):
     (tmp_path / "small").mkdir()
     named = {"draft": str(tmp_path / "small"), "drafter": "model", "controller": ("fixed",)}
     with TestClient(replica("one", certificates=True, **named)) as client:
-        fields = {"prompt": "abc", "max_tokens": 6, "certificate": True}
+        fields = {"prompt": "abc", "max_tokens": 6, "ignore_eos": True, "certificate": True}
         certificate = client.post("/v1/completions", json=fields).json()["certificate"]
     header = certificate["header"]
     assert str(tmp_path) not in str(header)
