@@ -47,7 +47,7 @@ class RayWorkers:
         is_ours = connect(self.address)
         try:
             ray.data.DataContext.get_current().enable_progress_bars = False
-            items = [shard._asdict() for shard in shards]
+            items = [{**shard._asdict(), "lines": list(shard.lines)} for shard in shards]
             workers = min(self.num_workers, len(items))
             # One block per shard: each is stored as soon as it is done.
             done = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
