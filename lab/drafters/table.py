@@ -29,14 +29,9 @@ from monge.draft.by_name import drafters_in, head_drafter, options_of
 from monge.heads.readers.files import CONFIG, read_json
 from monge.heads.shape.checkpoint import is_shape, load_head, save_head
 from monge.heads.shape.head import TargetSizes, make_predictor
-from monge.heads.shape.ridge import RidgePredictor
-from monge.training.shape.calibrate import (
-    calibrate_alignments,
-    calibrate_ridge,
-    calibrate_temperatures,
-)
-from monge.training.shape.run import feature_model, gradient_ends, thirds
-from monge.training.texts import Texts, read_texts
+from monge.heads.shape.predictors import RidgePredictor
+from monge.training.calibrate import calibrate_alignments, calibrate_ridge, calibrate_temperatures
+from monge.training.texts import Texts, feature_model, gradient_ends, read_texts, thirds
 
 NODES: Final = 16
 """Most drafted nodes of a round."""

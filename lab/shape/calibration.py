@@ -7,7 +7,7 @@ import torch
 from lab.shape.heads import heads_of
 from lab.shape.material import Material, Say, spread
 from lab.shape.reliability import expected_error, reliability
-from monge.heads.shape.gated import GatedPredictor
+from monge.heads.shape.predictors import GatedPredictor
 from monge.training.texts import Windows, all_windows
 
 SHUT: Final = 0.1

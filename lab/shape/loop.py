@@ -26,7 +26,7 @@ from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import law_error
 from monge.testing.tabular import RandomTable, TabularModel
-from monge.training.shape.run import feature_model
+from monge.training.texts import feature_model
 
 GREEDY: Final = ("best_first(16, 3, 4)", "target_walk")
 SAMPLED: Final = ("fixed_width((4, 2, 1), children='iid')", "rrs")

@@ -15,10 +15,9 @@ from monge.core.errors import OptionError
 from monge.heads.shape.checkpoint import load_head
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
 from monge.prompts import Prompt, encode
+from monge.training.calibrate import calibrate_ridge
 from monge.training.own_text import TextSettings, write_own_text
-from monge.training.shape.calibrate import calibrate_ridge
-from monge.training.shape.run import feature_model, gradient_ends
-from monge.training.texts import Ends, Texts, read_texts
+from monge.training.texts import Ends, Texts, feature_model, gradient_ends, read_texts
 
 Say = Callable[[str], None]
 

@@ -6,7 +6,7 @@ from typing import Final
 import torch
 
 from monge.heads.shape.head import ShapeHead
-from monge.training.shape.measure import law, predictions
+from monge.training.calibrate import law, predictions
 from monge.training.texts import Ends, Texts, all_windows
 
 BINS: Final = 10

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from lab.shape.material import Material, joined, spread
 from monge.heads.shape.sinkhorn import log_plan, mean_cost, squared_distances
-from monge.training.shape.calibrate import principal_directions
-from monge.training.shape.measure import law
+from monge.training.calibrate import law, principal_directions
 from monge.training.texts import Texts
 
 _SUPPORT: Final = 64

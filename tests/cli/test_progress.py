@@ -12,7 +12,7 @@ from monge.cli.console import notes, streaming
 from monge.cli.progress import QUIET_S, Stage, Work, call_bar, duration, figures, working
 from monge.core.words import counted
 from monge.engine.notices import waiting
-from monge.training.answers import RowProgress
+from monge.training.own_text import RowProgress
 from tests.cli.screen import screen
 
 

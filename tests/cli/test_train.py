@@ -18,10 +18,10 @@ from monge.cli.train import _interrupts
 from monge.core.errors import OptionError, UnsupportedModelError
 from monge.heads.shape.checkpoint import CONFIG, load_head
 from monge.training import loop
-from monge.training.answers import ANSWERS
 from monge.training.loop import STATE, Recipe
-from monge.training.own_text import TextSettings, cut_rows, write_own_text
-from monge.training.shape.run import HeadSettings, feature_model, make_head
+from monge.training.own_text import ANSWERS, TextSettings, cut_rows, write_own_text
+from monge.training.shape import HeadSettings, make_head
+from monge.training.texts import feature_model
 from tests.engine.tiny import network, prompts
 
 TEXT = TextSettings(num_tokens=1920, row_length=24, prompt_length=4, batch_size=32)

@@ -17,7 +17,7 @@ from monge.engine.models.hf_tree import HfTreeModel
 from monge.heads.shape.checkpoint import save_head
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
 from monge.loading.networks import as_sequence_model
-from monge.training.shape.run import feature_model
+from monge.training.texts import feature_model
 from tests.engine.compiling import require, shared_programs
 from tests.engine.tiny import COMMON, VOCAB, network, prompts
 from tests.heads.readers.published import eagle

@@ -22,10 +22,9 @@ from monge.backends.cpu.program_cache import (
 from monge.core.errors import BackendError
 from monge.engine.models.module_runner import ModuleRunner
 from monge.engine.models.network_facts import OutputLayer
-from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
-from monge.heads.shape.steps import FirstStep, LaterStep
+from monge.heads.shape.head import FirstStep, LaterStep, ShapeHead, TargetSizes, make_predictor
 from monge.loading.networks import as_sequence_model
-from monge.training.shape.run import feature_model
+from monge.training.texts import feature_model
 from tests.engine.compiling import require, shared_programs
 from tests.engine.tiny import COMMON, network, prompts
 

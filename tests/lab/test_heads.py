@@ -5,7 +5,7 @@ import json
 from lab.heads.measure import ARMS
 from monge.loading.networks import load_network
 from monge.training.own_text import TextSettings, write_own_text
-from monge.training.shape.run import HeadSettings, make_head
+from monge.training.shape import HeadSettings, make_head
 
 
 def test_a_head_is_measured(lab, tiny_paths, tmp_path):

@@ -21,8 +21,7 @@ from monge.core.errors import OptionError
 from monge.heads.shape.head import TargetSizes, make_predictor
 from monge.loading.networks import load_network, load_tokenizer
 from monge.prompts import Prompt
-from monge.training.shape.run import feature_model, gradient_ends
-from monge.training.texts import all_windows, read_texts
+from monge.training.texts import all_windows, feature_model, gradient_ends, read_texts
 from tests.engine.tiny import network as tiny
 from tests.engine.tiny import prompts
 from tests.heads.readers.published import medusa

@@ -30,7 +30,7 @@ from monge.audit.tape import RoundTape, Tape
 from monge.backends.cpu.program_cache import machine
 from monge.control.registry import CONTROLLERS
 from monge.core.draws import Draws
-from monge.core.errors import NonFiniteLogitsError, OptionError
+from monge.core.errors import OptionError, RequestError
 from monge.core.law import DenseLaw, Law, LawSequence
 from monge.core.model import SequenceModel, dtype_of
 from monge.core.tree import TokenTree
@@ -78,11 +78,11 @@ class RecordingVerifier(Verifier):
 
     def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
         (outcome,) = self.verify_many([ScoredTree(tree=tree, target_laws=target_laws, draws=draws)])
-        if isinstance(outcome, NonFiniteLogitsError):
+        if isinstance(outcome, RequestError):
             raise outcome
         return outcome
 
-    def verify_many(self, scored: Sequence[ScoredTree]) -> Sequence[Verdict | NonFiniteLogitsError]:
+    def verify_many(self, scored: Sequence[ScoredTree]) -> Sequence[Verdict | RequestError]:
         asked, taped = list(scored), list[tuple[int, Tape, int, _WatchedLaws]]()
         for row, one in enumerate(scored):
             if isinstance(one.draws, Tape):

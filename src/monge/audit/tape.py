@@ -83,7 +83,7 @@ class Tape(ClockDraws, ChildDraws):
     def __init__(self, seed: int, row: int = 0, follower: Follower | None = None) -> None:
         self._own, self._follower = RequestDraws(seed, row), follower
         self._drawn = array("d")
-        self.place, self._marked = 0, (0, 0)
+        self.place = self._num_followed = 0
         self.rounds: list[RoundTape] = []
         self.num_bytes = 0
 
@@ -114,20 +114,10 @@ class Tape(ClockDraws, ChildDraws):
             self._drawn.append(self._own.uniform())
         return self._drawn[self.place : self.place + count].tolist()
 
-    def mark(self) -> None:
-        """See `RewindableDraws`."""
-        self._marked = self.place, len(self.rounds[-1].children) if self.rounds else 0
-
-    def rewind(self) -> None:
-        """See `RewindableDraws`."""
-        self.place, count = self._marked
-        if self.rounds:
-            del self.rounds[-1].children[count:]
-
     @property
-    def has_drawn(self) -> bool:
-        """See `RewindableDraws`; a record is never followed twice."""
-        return self._follower is not None or self.place > self._marked[0]
+    def num_drawn(self) -> int:
+        """See `CountedDraws`; children that a follower draws count as well."""
+        return self.place + self._num_followed
 
     def clocks(self, depth: int, draft: int, num_tokens: int) -> Float64[Tensor, " vocab"]:
         return self._own.clocks(depth, draft, num_tokens)
@@ -143,6 +133,7 @@ class Tape(ClockDraws, ChildDraws):
 
     def draw_children(self, path: tuple[int, ...], proposal: Proposal) -> tuple[int, ...]:
         if self._follower is not None:
+            self._num_followed += 1
             return self._follower.draw_children(path, proposal)
         start, tokens = self.place, proposal.draw(self)
         if not isinstance(proposal, Deterministic):

@@ -22,15 +22,19 @@ from monge.core.errors import OptionError
 from monge.engine.chat_format import TemplateFormat, chat_format
 from monge.loading.networks import load_network, load_tokenizer
 from monge.prompts import encode, read_prompts, shipped
-from monge.training.answers import AnswerSettings, write_prompts
-from monge.training.chain import ChainQuality
-from monge.training.eagle3_run import DRAFT_VOCABULARY, faster_copy, train_eagle3
+from monge.training.chain import ChainQuality, Weights
+from monge.training.eagle3 import DRAFT_VOCABULARY, faster_copy, train_eagle3
 from monge.training.loop import Progress as TrainingProgress
 from monge.training.loop import Recipe, Watch
-from monge.training.losses import Weights
-from monge.training.own_text import TextSettings, cut_rows, write_own_text
+from monge.training.own_text import (
+    AnswerSettings,
+    TextSettings,
+    cut_rows,
+    write_own_text,
+    write_prompts,
+)
 from monge.training.published import train_published
-from monge.training.shape.run import HeadSettings, make_head
+from monge.training.shape import HeadSettings, make_head
 
 TEXT: Final = "Text"
 TRAINING: Final = "Training"

@@ -1,8 +1,10 @@
 """The only source of randomness of drafters, verifiers and controllers."""
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import cache
+from itertools import islice
 from operator import index
 from typing import Final, Protocol, TypeGuard, runtime_checkable
 
@@ -42,21 +44,18 @@ class Draws(Protocol):
 
 
 @runtime_checkable
-class RewindableDraws(Draws, Protocol):
-    """Draws that can be repeated, so that a stage can run again without changing its law."""
-
-    def mark(self) -> None:
-        """Set the mark here, instead of an earlier one."""
-        ...
-
-    def rewind(self) -> None:
-        """Go back to the mark, if there is one, to make the same draws again."""
-        ...
+class CountedDraws(Draws, Protocol):
+    """Draws that tell how many were made."""
 
     @property
-    def has_drawn(self) -> bool:
-        """Return whether anything was drawn since the mark."""
+    def num_drawn(self) -> int:
+        """Return the number of draws so far."""
         ...
+
+
+def num_drawn(draws: Draws) -> int | None:
+    """Return how many draws were made; `None` where they are not counted."""
+    return draws.num_drawn if isinstance(draws, CountedDraws) else None
 
 
 @runtime_checkable
@@ -78,49 +77,18 @@ def _peeks(kind: type) -> bool:
     return issubclass(kind, PeekableDraws)
 
 
-class _Stream:
-    """Uniforms that can be peeked and repeated."""
-
-    def __init__(self, uniforms: Iterator[float]) -> None:
-        self._uniforms = uniforms
-        self._kept: list[float] = []  # since the mark, or looked at and not yet drawn
-        self._place = 0
-        self._is_marked = False
-
-    def draw(self) -> float:
-        if self._place == len(self._kept):
-            if not self._is_marked:
-                self._kept, self._place = [], 0
-                return next(self._uniforms)
-            self._kept.append(next(self._uniforms))
-        self._place += 1
-        return self._kept[self._place - 1]
-
-    def peek(self, count: int) -> list[float]:
-        while len(self._kept) < self._place + count:
-            self._kept.append(next(self._uniforms))
-        return self._kept[self._place : self._place + count]
-
-    def mark(self) -> None:
-        self._kept, self._place, self._is_marked = self._kept[self._place :], 0, True
-
-    def rewind(self) -> None:
-        if self._is_marked:
-            self._place = 0
-
-    @property
-    def has_drawn(self) -> bool:
-        return self._is_marked and self._place > 0
-
-
 class _UniformDraws:
     """Turns a stream of uniforms into draws, one uniform per draw, in call order."""
 
     def __init__(self, uniforms: Iterator[float]) -> None:
-        self._stream = _Stream(uniforms)
+        self._uniforms = uniforms
+        self._peeked = deque[float]()
+        self.num_drawn = 0
 
     def uniform(self) -> float:
-        return self._stream.draw()
+        number = self._peeked.popleft() if self._peeked else next(self._uniforms)
+        self.num_drawn += 1
+        return number
 
     def bernoulli(self, prob: float) -> bool:
         return self.uniform() < prob
@@ -129,7 +97,9 @@ class _UniformDraws:
         return law.quantile(self.uniform())
 
     def peek(self, count: int) -> list[float]:
-        return self._stream.peek(count)
+        while len(self._peeked) < count:
+            self._peeked.append(next(self._uniforms))
+        return list(islice(self._peeked, count))
 
 
 class SeededDraws(_UniformDraws):
@@ -146,16 +116,6 @@ class SeededDraws(_UniformDraws):
     def __init__(self, seed: int, row: int = 0) -> None:
         check_seed(seed, row)
         super().__init__(_generated(random_numbers(seed, row)))
-
-    def mark(self) -> None:
-        self._stream.mark()
-
-    def rewind(self) -> None:
-        self._stream.rewind()
-
-    @property
-    def has_drawn(self) -> bool:
-        return self._stream.has_drawn
 
 
 class TapeDraws(_UniformDraws):

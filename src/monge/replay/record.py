@@ -15,7 +15,7 @@ from monge.core.model import NodeBlock, SequenceModel
 from monge.core.prompt import PromptProfile
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.engine.decoder import Decoder
-from monge.engine.prompts import open_profiled
+from monge.engine.prompts import ending_size, profiled
 from monge.engine.result import GenerationResult
 from monge.replay.log import LawLog, LoggedText, Masses, ModelIdentity
 
@@ -122,7 +122,11 @@ def _read(
     target: SequenceModel, prompt: PromptProfile, token_ids: tuple[int, ...], rules: SamplingRules
 ) -> tuple[Float64[Tensor, "seq vocab"], PromptProfile]:
     """Return the law of every token of a text, read in one pass."""
-    prompt = open_profiled(target, {-1: prompt})[-1]
+    ids, ending = prompt.token_ids, ending_size(target, prompt)
+    target.open({-1: ids[: len(ids) - 1 - ending]})
+    if ending:
+        prompt = profiled(prompt, target.extend({-1: NodeBlock.chain(ids[-ending - 1 : -1])})[-1])
+        target.commit({-1: range(ending)})
     inputs, rows = (prompt.token_ids[-1], *token_ids[:-1]), list[Tensor]()
     for start in range(0, len(inputs), _PART):
         part = inputs[start : start + _PART]

@@ -5,12 +5,13 @@ from dataclasses import replace
 
 from monge.control.base import PromptReader, Reads
 from monge.core.draws import Draws
+from monge.core.errors import DrafterError
 from monge.core.model import SequenceModel
 from monge.core.prompt import PromptProfile
 from monge.core.verdict import StepRecord
 from monge.engine.components import Components
-from monge.engine.loop import close_session, run_round
-from monge.engine.opening import open_sessions
+from monge.engine.loop import run_round
+from monge.engine.opening import close_session, open_sessions
 from monge.engine.session import Request, Session
 from monge.replay.errors import UnavailableError
 from monge.replay.log import LawLog, LoggedText
@@ -68,17 +69,20 @@ def simulate_round(session: Session, text_draws: TextDraws, components: Componen
         UnavailableError: If the candidates cannot be drawn given the text, or the drafter fails.
     """
     text_draws.begin(len(session.context.token_ids))
-    before = session.drafting
+    before, error = session.drafts, None
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*the drafter failed")
-        run_round([session], components)
+        try:
+            run_round([session], components)
+        except DrafterError as raised:
+            error = raised
     if text_draws.error is not None:
         raise text_draws.error
-    if session.drafting != before or session.error is not None:
+    if error is not None or session.drafts != before or session.error is not None:
         raise UnavailableError(
             f"replay: the drafter failed after {text_draws.start} tokens of a text; "
             "decode it once to see how"
-        )
+        ) from error
 
 
 def open_text(

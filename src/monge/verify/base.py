@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from monge.core.draws import Draws
-from monge.core.errors import NonFiniteLogitsError, ProposalMismatchError
+from monge.core.errors import ProposalMismatchError, RequestError
 from monge.core.law import Law, LawSequence
 from monge.core.proposal import Arbitrary, Proposal
 from monge.core.tree import TokenTree
@@ -94,7 +94,7 @@ class Verifier(ABC):
             draws: Source of randomness.
         """
 
-    def verify_many(self, scored: Sequence[ScoredTree]) -> Sequence[Verdict | NonFiniteLogitsError]:
+    def verify_many(self, scored: Sequence[ScoredTree]) -> Sequence[Verdict | RequestError]:
         """Verify the trees of several requests; each verdict is that of `verify`.
 
         A request draws from its own source only, in the same order as alone. If its target logits
@@ -102,11 +102,11 @@ class Verifier(ABC):
         """
         return [self.verify_one(one) for one in scored]
 
-    def verify_one(self, scored: ScoredTree) -> Verdict | NonFiniteLogitsError:
+    def verify_one(self, scored: ScoredTree) -> Verdict | RequestError:
         """Return the verdict, or the error if the target's logits are not finite."""
         try:
             return self.verify(scored.tree, scored.target_laws, scored.draws)
-        except NonFiniteLogitsError as error:
+        except RequestError as error:
             return error
 
 
@@ -134,12 +134,12 @@ class Walk(Verifier):
                 descent.follow(self.rule.emit_one(problem))
         return descent.verdict()
 
-    def verify_many(self, scored: Sequence[ScoredTree]) -> Sequence[Verdict | NonFiniteLogitsError]:
+    def verify_many(self, scored: Sequence[ScoredTree]) -> Sequence[Verdict | RequestError]:
         """Verify one level of all trees at a time."""
         if len(scored) == 1:
             return [self.verify_one(scored[0])]
         descents = {row: Descent(one) for row, one in enumerate(scored)}
-        errors: dict[int, NonFiniteLogitsError] = {}
+        errors: dict[int, RequestError] = {}
         while going := {
             row: one for row, one in descents.items() if row not in errors and one.is_open
         }:
@@ -148,14 +148,14 @@ class Walk(Verifier):
         return [errors.get(row) or _ended(one) for row, one in descents.items()]
 
     def _emit(
-        self, descents: Mapping[int, Descent], errors: dict[int, NonFiniteLogitsError]
+        self, descents: Mapping[int, Descent], errors: dict[int, RequestError]
     ) -> dict[int, int]:
         """Return the token of each descent, and add those without a target law to `errors`."""
         problems: dict[int, NodeProblem] = {}
         for row, one in descents.items():
             try:
                 problems[row] = one.problem()
-            except NonFiniteLogitsError as error:
+            except RequestError as error:
                 errors[row] = error
         walked = {row for row in problems if descents[row].is_walked}
         ruled = {row: problem for row, problem in problems.items() if row not in walked}
@@ -178,10 +178,10 @@ class Walk(Verifier):
             raise ProposalMismatchError(f"node {descent.node}: {reason}")
 
 
-def _ended(descent: Descent) -> Verdict | NonFiniteLogitsError:
+def _ended(descent: Descent) -> Verdict | RequestError:
     try:
         return descent.verdict()
-    except NonFiniteLogitsError as error:
+    except RequestError as error:
         return error
 
 

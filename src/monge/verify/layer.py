@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from monge.core.draws import Draws
-from monge.core.errors import NonFiniteLogitsError
+from monge.core.errors import RequestError
 from monge.core.hub_pairs import HubPairs
 from monge.core.independent import Independent
 from monge.core.law import LawSequence
@@ -119,13 +119,13 @@ class Layer(Verifier):
 
     def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
         (outcome,) = self.verify_many([ScoredTree(tree=tree, target_laws=target_laws, draws=draws)])
-        if isinstance(outcome, NonFiniteLogitsError):
+        if isinstance(outcome, RequestError):
             raise outcome
         return outcome
 
-    def verify_many(self, scored: Sequence[ScoredTree]) -> Sequence[Verdict | NonFiniteLogitsError]:
+    def verify_many(self, scored: Sequence[ScoredTree]) -> Sequence[Verdict | RequestError]:
         passes: dict[int, LayerPass] = {}
-        outcomes: dict[int, Verdict | NonFiniteLogitsError] = {}
+        outcomes: dict[int, Verdict | RequestError] = {}
         for row, one in enumerate(scored):
             passes[row] = LayerPass(
                 replace(one, tree=decided_part(self, one.tree, one.target_laws))
@@ -135,7 +135,7 @@ class Layer(Verifier):
             for row in open_rows:
                 try:
                     problems[row] = passes[row].problems()
-                except NonFiniteLogitsError as error:
+                except RequestError as error:
                     outcomes[row] = error
             flows = iter(self.flows([problem for part in problems.values() for problem in part]))
             for row, part in problems.items():
@@ -144,7 +144,7 @@ class Layer(Verifier):
             if row not in outcomes:
                 try:
                     outcomes[row] = walk_on(scored[row], layers.ascend())
-                except NonFiniteLogitsError as error:
+                except RequestError as error:
                     outcomes[row] = error
         return [outcomes[row] for row in range(len(scored))]
 
