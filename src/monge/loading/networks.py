@@ -241,9 +241,9 @@ def as_draft_model(
     model = as_sequence_model(network, backend=backend)
     if model.no_draft_reason is not None:
         raise UnsupportedModelError(f"the draft model cannot draft: {model.no_draft_reason}")
-    known = tokenizer is not None and target_tokenizer is not None
-    ours: dict[str, int] = tokenizer.get_vocab() if known else {}
-    theirs: dict[str, int] = target_tokenizer.get_vocab() if known else {}
+    found = [one.get_vocab() for one in (tokenizer, target_tokenizer) if one is not None]
+    known = len(found) == 2
+    ours, theirs = found if known else ({}, {})
     if cross_tokenizer and not known:
         raise VocabularyMismatchError(
             "cross_tokenizer needs both tokenizers; load target and draft model from folders or "
