@@ -185,11 +185,10 @@ def _record(line: bytes) -> dict[str, Any]:
 
 
 def _session(record: Mapping[str, Any], index: int, decoder: Decoder, rules: RowRules) -> Session:
-    prompt: Any = record.get(rules.prompt_field)
-    if prompt is None and record.get("messages") is not None:
-        prompt = decoder.encode_chat(record["messages"])
-    else:
-        _check_prompt(prompt, rules.prompt_field)
+    is_chat = record.get(rules.prompt_field) is None and record.get("messages") is not None
+    prompt = (
+        decoder.encode_chat(record["messages"]) if is_chat else _prompt(record, rules.prompt_field)
+    )
     own = {name: record[name] for name in ROW_OPTIONS if record.get(name) is not None}
     for name, value in own.items():
         _check_type(name, value)
@@ -198,9 +197,10 @@ def _session(record: Mapping[str, Any], index: int, decoder: Decoder, rules: Row
     return decoder.session(request, keeps_records=False)
 
 
-def _check_prompt(prompt: object, name: str) -> None:
+def _prompt(record: Mapping[str, Any], name: str) -> str | list[int]:
+    prompt = record.get(name)
     if isinstance(prompt, str):
-        return
+        return prompt
     if not isinstance(prompt, list):
         kind = "nothing" if prompt is None else type(prompt).__name__
         raise OptionError(f"{name!r} must be text or a list of token ids; got {kind}")
@@ -208,6 +208,7 @@ def _check_prompt(prompt: object, name: str) -> None:
         if type(token) is not int:
             shown = json.dumps(token)[:_MOST_SHOWN]
             raise OptionError(f"{name!r}: token ids must be integers; got {shown} at place {place}")
+    return prompt
 
 
 def _check_type(name: str, value: object) -> None:
