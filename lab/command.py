@@ -1,4 +1,4 @@
-"""How `python -m lab.NAME` runs a command."""
+"""Run `python -m lab.NAME` as a command."""
 
 from collections.abc import Callable
 from importlib import import_module

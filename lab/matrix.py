@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from lab.command import run
-from monge.bench.arms import Arm, MongeArm
+from monge.bench.arms import ASSISTANT_TOKENS, Arm, MongeArm, usual_arms
 from monge.bench.decode import PROMPTS_PER_TASK
 from monge.bench.pair import Pair, load_pair
 from monge.bench.runner import Settings
-from monge.bench.usual_arms import ASSISTANT_TOKENS, usual_arms
 from monge.cli import bench_decode as asked
 from monge.cli import options
 from monge.cli.console import quiet_host, reported

@@ -1,7 +1,4 @@
-"""Acceptance of one node over logged laws.
-
-Closed forms where there are some, the rule itself, run with seeds, elsewhere.
-"""
+"""Acceptance of one node over logged laws, in closed form or by running the rule with seeds."""
 
 import math
 from collections import defaultdict

@@ -114,10 +114,7 @@ def _compare_with_one_draft(
     tallies: Sequence[_Tally],
     resamples: Resamples,
 ) -> None:
-    """Add `over_one_draft` where a single path of the same depth was drafted too.
-
-    SpecTr's comparison.
-    """
+    """Add `over_one_draft`, the comparison of SpecTr, where a single path of the same depth was drafted too."""
     by_name = {shape.name: tally for shape, tally in zip(shapes, tallies, strict=True)}
     single = {
         shape.builder.limits.max_depth: tally.accepted[SINGLE]

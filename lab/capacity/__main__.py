@@ -183,7 +183,7 @@ def main(
 def _networks(
     costs: Path | None, backend: str | None, target: str | None, draft: str | None, **loading: Any
 ) -> Networks | None:
-    """What rounds are timed on, unless they were."""
+    """Return the networks on which rounds are timed; `None` with measured costs."""
     if costs is None:
         return load_networks(target, draft, **loading, **options.given(backend=backend))
     if backend is not None:
@@ -202,7 +202,7 @@ def write_and_show(document: dict[str, Any], out: Path, *, as_json: bool) -> Non
 
 
 def show(document: Mapping[str, Any]) -> None:
-    """What each arm sustains, and how its latencies grow with the load."""
+    """Show the load that each arm sustains, and its latencies by load."""
     console = output(120)
     goal = document["goal"]
     title = (

@@ -1,4 +1,4 @@
-"""What a replica's rounds and prompts take on this machine, and the file that carries it to another one."""
+"""Seconds of a replica's rounds and prompts on this machine, and the file that carries them to another one."""
 
 import json
 import math
@@ -38,9 +38,7 @@ def measured_machine(
 
 
 def levelled(machines: Mapping[str, Machine]) -> dict[str, Machine]:
-    """Machines that agree on what a plain round takes, at every batch size.
-
-    The median of what was measured for each.
+    """Return machines whose plain rounds take the median of the measured times, at every batch size.
 
     They are one machine, measured one arm after the other: if it is slower meanwhile, no arm should
     look slow for that. Each arm's times are scaled as its plain rounds are.

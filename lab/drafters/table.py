@@ -1,6 +1,4 @@
-"""`python -m lab.drafters`: every drafter on equal terms.
-
-One target, the same prompts, at most so many drafted nodes a round.
+"""`python -m lab.drafters`: every drafter with one target, the same prompts and as many drafted nodes a round.
 
 Drafters with laws of their own build the same tree and are verified by the same rule; the others
 propose what they have, cut to the same number of nodes, and the target walk verifies, which is

@@ -55,9 +55,7 @@ def main(
     out: Path = options.option(OUT, options.OUTPUT, "Folder of text and result."),
     as_json: options.Json = False,
 ) -> None:
-    """Measure heads on text that the target writes.
-
-    Every alignment of a SHAPE head against its controls, and the loop.
+    """Measure heads on text that the target writes: alignments of SHAPE heads beside controls, and the loop.
 
     The alignments and the temperature are fitted on two thirds of the text and measured on the
     third; a ridge head is fitted there too. With `--json` the last line of standard output is one

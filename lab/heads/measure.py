@@ -125,7 +125,7 @@ def check_head(folder: str | Path) -> None:
 
 
 def is_shape_folder(folder: Path) -> bool:
-    """Whether a folder holds a SHAPE head, whose alignments can be compared."""
+    """Return whether a folder holds a SHAPE head, whose alignments can be compared."""
     return is_shape(read_json(folder / CONFIG))
 
 

@@ -1,4 +1,4 @@
-"""What `python -m lab.shape` measures on: the target, its own text by task, and heads."""
+"""Material of `python -m lab.shape`: the target, its own text by task, and heads."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportSettings:
-    """How much is measured.
+    """Sizes of the measurement.
 
     Args:
         rows_per_task: Rows of text that the target writes for every task, at temperature 1.

@@ -1,4 +1,4 @@
-"""How far what a head says of its most probable token is from what the target says of it."""
+"""Distance between the confidence of a head in its most probable token and the target's mass of it."""
 
 from collections.abc import Sequence
 from typing import Final

@@ -1,4 +1,4 @@
-"""How alike successive hidden states are, what that implies for laws, and what their differences look like.
+"""Similarity of successive hidden states, its consequences for laws, and the structure of their differences.
 
 In the maths p_t = law after the t-th token, h_t = what the output layer W reads there.
 """
@@ -94,7 +94,7 @@ def step_stability(material: Material) -> dict[str, Any]:
 
 @torch.inference_mode()
 def structure(material: Material) -> dict[str, Any]:
-    """How much of |h_(t+1) - h_t|^2 lies in the states' main directions, and how many directions it fills."""
+    """Return the share of |h_(t+1) - h_t|^2 that lies in the states' main directions, and how many it fills."""
     texts = material.together.fitted
     states = texts.states.float()
     changes = (states[:, 1:] - states[:, :-1]).flatten(0, 1)

@@ -126,7 +126,7 @@ def audit(
 
     report: Report = asyncio.run(run())
     if html is not None:
-        from monge.audit.page import page
+        from monge.audit.report import page
 
         html.write_text(page(report, str(engine or url), gate.name_of(reference)))
     if as_json:

@@ -6,6 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from monge.bench.arms import (
+    ASSISTANT_TOKENS,
+    QUICK_ASSISTANT_TOKENS,
+    plain_arm,
+    usual_arms,
+    with_named,
+)
 from monge.bench.decode import (
     PROMPTS_PER_TASK,
     QUICK,
@@ -13,12 +20,10 @@ from monge.bench.decode import (
     compare,
     write_outcome,
 )
-from monge.bench.named_arms import with_named
 from monge.bench.pair import Pair, load_pair
 from monge.bench.provenance import busy_note
 from monge.bench.report import table
 from monge.bench.runner import Settings
-from monge.bench.usual_arms import ASSISTANT_TOKENS, QUICK_ASSISTANT_TOKENS, plain_arm, usual_arms
 from monge.cli import options
 from monge.cli.console import output, print_tables, quiet_host, say_raw_text, show
 from monge.cli.options import MEASURING, measuring, switch

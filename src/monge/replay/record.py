@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 
 import torch
 from jaxtyping import Float64
@@ -33,7 +34,7 @@ def record_log(
     ignore_eos: bool = False,
     seed: int = 0,
     top: int | None = None,
-    on_text: Callable[[], None] | None = None,
+    on_text: Callable[[], None] = lambda: None,
 ) -> LawLog:
     """Let the target write a text after every prompt, and keep its laws along them.
 
@@ -58,12 +59,9 @@ def record_log(
             (result,) = decoder.generate(
                 [prompt],
                 max_new_tokens=max_new_tokens,
-                temperature=rules.temperature,
-                top_k=rules.top_k,
-                top_p=rules.top_p,
-                min_p=rules.min_p,
                 seed=seed + len(texts),
                 ignore_eos=ignore_eos,
+                **asdict(rules),
             )
             (session,) = decoder.sessions([prompt], max_new_tokens=max_new_tokens, seed=0)
             token_ids, masses, profile = _logged(target, session.prompt, result, rules, top)
@@ -78,8 +76,7 @@ def record_log(
                     profile=profile,
                 )
             )
-            if on_text is not None:
-                on_text()
+            on_text()
     if not texts:
         raise OptionError("a log needs at least one prompt")
     return LawLog(model=model, rules=rules, texts=tuple(texts), top=top)
@@ -161,12 +158,9 @@ def _dense(law: SparseLaw, vocab_size: int) -> Tensor:
 
 
 def _network_parts(network: PreTrainedModel) -> list[bytes]:
-    config = {
-        key: value
-        for key, value in network.config.to_dict().items()
-        if key not in {"_name_or_path", "dtype"}
-    }
-    config.pop("transformers_version", None)
+    left_out = {"_name_or_path", "dtype", "transformers_version"}
+    given = network.config.to_dict().items()
+    config = {key: value for key, value in given if key not in left_out}
     parts = [json.dumps(config, sort_keys=True, default=str).encode()]
     for name, weight in sorted(network.named_parameters()):
         sample = weight.detach().flatten()[:_SAMPLE].to(torch.float32).cpu()

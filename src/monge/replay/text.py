@@ -15,8 +15,7 @@ from monge.core.proposal import Arbitrary, Deterministic, Proposal
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 from monge.replay.conditional import ConditionalCandidates, draft_prob
-from monge.replay.errors import UnavailableError
-from monge.replay.log import LoggedText
+from monge.replay.log import LoggedText, UnavailableError
 from monge.verify.base import Verifier
 
 
@@ -24,10 +23,7 @@ from monge.verify.base import Verifier
 class TextDraws(ChildDraws):
     """Draw the candidates of nodes on the text given the text, and all others freely.
 
-    Args:
-        text: The text that is followed.
-        conditional: The law of the candidates, given the emitted token.
-        draws: Source of randomness.
+    Attributes:
         start: Tokens committed when the round started; set before every round.
         scale: Factor of the target at the node where the text leads to.
         error: Why candidates could not be drawn.
