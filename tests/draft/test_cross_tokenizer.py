@@ -17,8 +17,7 @@ from monge.core.errors import (
 from monge.core.model import ForeignModel, NodeBlock
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.draft.retokenize import RetokenizeDrafter
-from monge.engine.models.cross_tokenizer import CrossTokenizerModel
-from monge.engine.models.vocabulary_mapping import map_vocabulary, spellings
+from monge.engine.models.cross_tokenizer import CrossTokenizerModel, map_vocabulary, spellings
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import law_error
 from monge.testing.tabular import RandomTable, TabularModel
