@@ -17,6 +17,7 @@ from torch.fx import Graph
 from transformers.pytorch_utils import Conv1D
 
 from monge.backends.cpu.native_library import OPERATIONS, native_function
+from monge.engine.models.network_facts import PackedLayer
 
 COLUMNS: Final = 32
 """Columns of a panel, see `packed_linear.cpp`."""
@@ -45,7 +46,7 @@ OPERATIONS.define(
 )
 
 
-class PackedLinear(torch.nn.Module):
+class PackedLinear(PackedLayer):
     """A linear layer in float32 whose matrix lies in panels.
 
     Args:
@@ -55,8 +56,6 @@ class PackedLinear(torch.nn.Module):
         weights: One of `WEIGHTS`. With `int8` and `int4` the rows that are multiplied are rounded to
             8 bits. A matrix that `four_bit_panels_of` refuses has `int8`.
     """
-
-    panels: Tensor
 
     def __init__(
         self, matrix: Tensor, bias: Tensor | None = None, *, weights: str = "exact"

@@ -1,6 +1,7 @@
 """Facts about a `transformers` network that need no forward."""
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -214,16 +215,17 @@ def layer_windows(config: Any) -> dict[str, int | None]:
     return {kind: window if kind == "sliding_attention" else None for kind in sorted(set(kinds))}
 
 
-@runtime_checkable
-class PackedLayer(Protocol):
+class PackedLayer(torch.nn.Module, ABC):
     """A linear layer that stores its matrix `[width, depth]` in another form than a parameter.
+
+    A base class, since protocols do not see buffers: from Python 3.12 on, `isinstance` looks past
+    `Module.__getattr__`.
 
     Attributes:
         width: Outputs.
         depth: Inputs.
         weights: How the matrix is stored, one of `WEIGHTS`.
         panels: The stored matrix.
-        rounds_inputs: True if inputs are rounded as well.
     """
 
     width: int
@@ -232,11 +234,13 @@ class PackedLayer(Protocol):
     panels: Tensor
 
     @property
-    def rounds_inputs(self) -> bool: ...
+    @abstractmethod
+    def rounds_inputs(self) -> bool:
+        """True if inputs are rounded as well."""
 
+    @abstractmethod
     def unpacked(self, dtype: torch.dtype) -> torch.nn.Module:
         """Return a layer with the same numbers in a plain matrix."""
-        ...
 
 
 def packed_layers(module: torch.nn.Module) -> list[PackedLayer]:
