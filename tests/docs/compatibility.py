@@ -5,6 +5,7 @@
 
 import re
 import warnings
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,15 +20,18 @@ from tests.engine import vision_language
 from tests.engine.tiny import CHAIN_FAMILIES, FAMILIES, STATEFUL, TREE_FAMILIES
 from tests.parity.test_other_families import CHAINS, PLAIN, REFUSED, STATES, TREES, made
 
+Cells = tuple[str, str, str, str]
+
 PAGE: Final = Path(__file__).parents[2] / "docs" / "compatibility.md"
-HEAD: Final = ("family", "drafts", "batch in one forward", "heads", "`compiled`")
+HEAD: Final = ("drafts", "batch in one forward", "heads", "`compiled`", "families")
+REFUSED_CELLS: Final[Cells] = ("refused", "", "", "")
 DRAFTS: Final = ("trees, chains", "chains", "none", "refused")
 """What a round may verify, in the order of the table."""
 VARIANTS: Final = {
-    "falcon": "falcon, rotary positions",
-    "falcon_alibi": "falcon, ALiBi",
-    "mistral": "mistral, full attention",
-    "mistral_window": "mistral, sliding window",
+    "falcon": "falcon (rotary positions)",
+    "falcon_alibi": "falcon (ALiBi)",
+    "mistral": "mistral (full attention)",
+    "mistral_window": "mistral (sliding window)",
 }
 """Families that stand twice in the tests, with other settings."""
 
@@ -51,11 +55,11 @@ def families() -> dict[str, tuple[str, dict[str, Any]]]:
     }
     found |= {name: (name, settings) for name, (settings, _) in (PLAIN | REFUSED).items()}
     found |= {name: (name, settings) for name, settings in IMAGES.items()}
-    return found | {"bert, `is_decoder=True`": ("bert", TREES["bert"])}
+    return found | {"bert with `is_decoder`": ("bert", TREES["bert"])}
 
 
-def cells(name: str, compiles: bool | None = None) -> tuple[str, ...]:
-    """The row of a family.
+def cells(name: str, compiles: bool | None = None) -> Cells:
+    """What the table says about a family.
 
     Args:
         name: A key of `families`.
@@ -65,18 +69,19 @@ def cells(name: str, compiles: bool | None = None) -> tuple[str, ...]:
     try:
         model = Eager().sequence_model(network)
     except UnsupportedModelError:
-        return (name, "refused", "", "", "")
+        return REFUSED_CELLS
     tried = obstacle(network) is None
     flags = (
         isinstance(model, HfTreeModel),
         isinstance(model, FeatureModel),
         tried and (can_compile(network) if compiles is None else compiles),
     )
-    return (name, _drafts(model), *("yes" if flag else "no" for flag in flags))
+    batch, heads, compiled = ("yes" if flag else "no" for flag in flags)
+    return (_drafts(model), batch, heads, compiled)
 
 
 def can_compile(network: PreTrainedModel) -> bool:
-    """Whether the compiled step of a network passes its check."""
+    """Whether the compiled forward of a network passes its check."""
     try:
         compile_forward(network, lambda _: None)
     except BackendError:
@@ -84,20 +89,27 @@ def can_compile(network: PreTrainedModel) -> bool:
     return True
 
 
-def table() -> str:
-    """The whole table."""
-    rows = sorted(map(cells, families()), key=lambda row: (DRAFTS.index(row[1]), row[0]))
-    lines = (HEAD, ("---",) * len(HEAD), *rows)
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def table(decided: dict[str, Cells]) -> str:
+    """The whole table: one row for families about which the code decides the same."""
+
+    def place(name: str) -> tuple[int, bool, Cells]:
+        row = decided[name]
+        return DRAFTS.index(row[0]), row[-1] != "yes", row
+
+    groups = groupby(sorted(sorted(decided), key=place), key=decided.__getitem__)
+    rows = [(*row, ", ".join(names)) for row, names in groups]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (HEAD, ("---",) * len(HEAD), *rows))
 
 
-def committed() -> dict[str, tuple[str, ...]]:
-    """The rows of the page, by family."""
+def committed() -> dict[str, Cells]:
+    """What the page says, by family."""
     (block,) = _MARKS.findall(PAGE.read_text())
-    rows = [
-        tuple(cell.strip() for cell in line.strip("|").split("|")) for line in block.splitlines()
-    ]
-    return {row[0]: row for row in rows[2:]}
+    found: dict[str, Cells] = {}
+    for line in block.splitlines()[2:]:
+        *row, names = (cell.strip() for cell in line.strip("|").split("|"))
+        drafts, batch, heads, compiled = row
+        found |= dict.fromkeys(names.split(", "), (drafts, batch, heads, compiled))
+    return found
 
 
 def _drafts(model: SequenceModel) -> str:
@@ -108,5 +120,5 @@ def _drafts(model: SequenceModel) -> str:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")  # hints to install faster kernels
-    text = table()
+    text = table({name: cells(name) for name in families()})
     PAGE.write_text(_MARKS.sub(lambda _: text, PAGE.read_text()))

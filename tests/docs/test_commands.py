@@ -1,8 +1,9 @@
-"""Commands of pages and of the workflow that audits: each can be parsed, so its options exist."""
+"""Commands of all pages and of the workflow that audits: each can be parsed, so its options exist."""
 
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +14,20 @@ import yaml
 from monge.audit.engines import HOW_TO_START
 from monge.audit.power import smallest_deviation
 from monge.cli.app import app
+from monge.control.registry import CONTROLLERS
+from monge.draft.registry import DRAFTERS
+from monge.draft.tree.registry import TREES
+from monge.verify.registry import VERIFIERS
 
 ROOT = Path(__file__).parents[2]
 WORKFLOW = ROOT / "examples" / "audit_in_ci.yml"
-PAGES = (
-    "acceptance.md",
-    "audit.md",
-    "chat.md",
-    "choosing.md",
-    "getting_started.md",
-    "gguf.md",
-    "index.md",
-    "migration.md",
-    "recipes.md",
-    "serving.md",
-)
+DOCS = ROOT / "docs"
+PARTS = {
+    "--verifier": VERIFIERS,
+    "--drafter": DRAFTERS,
+    "--tree": TREES,
+    "--controller": CONTROLLERS,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,10 @@ def commands(script: str) -> Iterator[list[str]]:
 
 
 def parse(words: list[str]) -> None:
-    """Parse a command line without running it."""
+    """Parse a command line, and the parts that it names, without running it."""
+    for flag, value in pairwise(words):
+        if flag in PARTS and words[0] != "acceptance":  # its --tree is a file
+            PARTS[flag].read(value)
     command: Any = typer.main.get_command(app)
     arguments = words
     while hasattr(command, "resolve_command"):  # a group
@@ -63,9 +66,16 @@ def steps() -> list[dict]:
     return job["steps"]
 
 
-def blocks(page: str) -> str:
-    found = re.findall(r"^```bash\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.M | re.S)
-    return "\n".join(found)
+def commands_of(page: Path) -> list[list[str]]:
+    blocks = re.findall(r"^```bash\n(.*?)^```", page.read_text(), re.M | re.S)
+    return list(commands("\n".join(blocks)))
+
+
+PAGES = {
+    str(page.relative_to(ROOT)): found
+    for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
+    if (found := commands_of(page))
+}
 
 
 def test_the_commands_of_the_workflow_exist():
@@ -95,9 +105,7 @@ def test_the_workflow_states_the_power():
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_commands_of_a_page_exist(page):
-    found = list(commands(blocks(page)))
-    assert found
-    for words in found:
+    for words in PAGES[page]:
         parse(words)
 
 
