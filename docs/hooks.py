@@ -67,13 +67,8 @@ def figure(room: str, name: str) -> str:
 def components(room: str) -> str:
     """One row per component: its name, linked to its page, and its first docstring line."""
     registry = ROOMS[room]
-    head = ["name", "what it does"]
     rows = [[f"[`{name}`]({name}.md)", registry.summary(name)] for name in registry]
-    if room == "verifiers":
-        head.append("exact for")
-        for row, name in zip(rows, registry, strict=True):
-            row.append(_codes(sorted(kind.__name__ for kind in VERIFIERS.make(name).accepts)))
-    return _table(head, rows)
+    return _table(["name", "what it does"], rows)
 
 
 def children() -> str:
