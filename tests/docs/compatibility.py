@@ -43,19 +43,17 @@ _MARKS: Final = re.compile(r"(?<=<!-- families -->\n).*?(?=\n<!-- /families -->)
 
 def families() -> dict[str, tuple[str, dict[str, Any]]]:
     """The model type and the settings of a tiny network, by the name that the table gives it."""
-    found: dict[str, tuple[str, dict[str, Any]]] = {
-        VARIANTS.get(name, FAMILIES[name].model_type): (
-            FAMILIES[name].model_type,
-            FAMILIES[name].settings,
-        )
-        for name in (*TREE_FAMILIES, *CHAIN_FAMILIES)
+    tiny = {name: FAMILIES[name] for name in (*TREE_FAMILIES, *CHAIN_FAMILIES)}
+    others = STATEFUL | TREES | CHAINS | STATES
+    others |= {name: settings for name, (settings, _) in (PLAIN | REFUSED).items()} | IMAGES
+    return {
+        **{
+            VARIANTS.get(key, one.model_type): (one.model_type, one.settings)
+            for key, one in tiny.items()
+        },
+        **{name: (name, settings) for name, settings in others.items()},
+        "bert with `is_decoder`": ("bert", TREES["bert"]),
     }
-    found |= {
-        name: (name, settings) for name, settings in (STATEFUL | TREES | CHAINS | STATES).items()
-    }
-    found |= {name: (name, settings) for name, (settings, _) in (PLAIN | REFUSED).items()}
-    found |= {name: (name, settings) for name, settings in IMAGES.items()}
-    return found | {"bert with `is_decoder`": ("bert", TREES["bert"])}
 
 
 def cells(name: str, compiles: bool | None = None) -> Cells:
