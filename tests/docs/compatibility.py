@@ -79,7 +79,7 @@ def cells(name: str, compiles: bool | None = None) -> Cells:
 
 
 def can_compile(network: PreTrainedModel) -> bool:
-    """Whether the compiled forward of a network passes its check."""
+    """Whether the compiled step of a network passes its check."""
     try:
         compile_forward(network, lambda _: None)
     except BackendError:
