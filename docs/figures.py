@@ -14,9 +14,8 @@ import numpy as np
 import torch
 
 from lab.acceptance.plots import rule_figure
-from monge.acceptance.closed_forms import closed_form
+from monge.acceptance.closed_forms import closed_form, optimum, sampling_schemes
 from monge.acceptance.node import acceptance, legal_schemes
-from monge.acceptance.sampling_schemes import optimum, sampling_schemes
 from monge.core.law import DenseLaw
 from monge.testing.tabular import RandomTable
 from monge.verify.registry import VERIFIERS
@@ -45,12 +44,12 @@ def points(name: str) -> list[tuple[str, float, float]]:
     found = []
     for p, q in bank():
         target = DenseLaw(torch.from_numpy(p.copy()))
-        for way in legal_schemes(rule, sampling_schemes(q, WIDTH)):
-            best, value = optimum(p, way.proposal), closed_form(name, p, way.proposal)
+        for way, proposal in legal_schemes(rule, sampling_schemes(q, WIDTH)).items():
+            best, value = optimum(p, proposal), closed_form(name, p, proposal)
             if value is None:
-                value = acceptance(name, target, way.proposal).value
+                value = acceptance(name, target, proposal).value
             if best is not None and value is not None:
-                found.append((way.name, best, value))
+                found.append((way, best, value))
     return found
 
 

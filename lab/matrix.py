@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from lab.command import run
-from monge.bench.arms import Arm, MongeArm
+from monge.bench.arms import ASSISTANT_TOKENS, Arm, MongeArm, usual_arms
 from monge.bench.decode import PROMPTS_PER_TASK
 from monge.bench.pair import Pair, load_pair
 from monge.bench.runner import Settings
-from monge.bench.usual_arms import ASSISTANT_TOKENS, usual_arms
 from monge.cli import bench_decode as asked
 from monge.cli import options
 from monge.cli.console import quiet_host, reported
-from monge.cli.out import check_out_folder
+from monge.cli.options import check_out_folder
 from monge.control.windows import WINDOWS as CONTROLLERS
 from monge.core.proposal import Deterministic
 from monge.defaults import ADAPTIVE, STEADY
@@ -41,17 +40,35 @@ def main(
     dtype: options.Dtype = None,
     device: options.Device = None,
     backend: options.Backend = None,
-    prompts: asked.Prompts = None,
-    mixed: asked.Mixed = False,
-    max_new_tokens: asked.MaxNewTokens = None,
-    repeats: asked.Repeats = None,
-    batch: asked.Batch = None,
-    temperature: asked.Temperature = None,
-    per_task: asked.PerTask = None,
-    seed: asked.Seed = None,
-    clock: asked.Clock = None,
+    prompts: Path | None = options.measuring(
+        None,
+        "Text lines, or *.jsonl with `prompt`, `question`, `turns` or `messages`.",
+        "the shipped prompts",
+    ),
+    mixed: bool = options.switch(
+        "--mixed", options.MEASURING, "Take prompts of all tasks in turns."
+    ),
+    max_new_tokens: int | None = options.measuring(
+        None, "Length of every completion.", Settings().max_new_tokens
+    ),
+    repeats: int | None = options.measuring(
+        None, "Measured passes over the prompts.", Settings().repeats
+    ),
+    batch: list[int] | None = options.measuring(
+        None, "Batch size; may be repeated.", Settings().batch_sizes
+    ),
+    temperature: list[float] | None = options.measuring(
+        None, "0 is greedy; may be repeated.", Settings().temperatures
+    ),
+    per_task: int | None = options.measuring(
+        None, "Prompts of each task; of a file all.", None, "--prompts-per-task"
+    ),
+    seed: int | None = options.measuring(None, "Seed of the sampled arms."),
+    clock: str | None = options.measuring(
+        None, "`wall`, or `cpu`: processor time of this process, for a busy machine."
+    ),
     threads: options.Threads = None,
-    out: asked.Out = OUT,
+    out: Path = options.option(OUT, options.OUTPUT, "Folder for JSON."),
     as_json: options.Json = False,
 ) -> None:
     """Compare every tree with every verifier, or every controller, as `monge bench decode` does.
@@ -74,7 +91,15 @@ def main(
     pair = load_pair(target, draft, **options.given(dtype=dtype, device=device, backend=backend))
     ours = controller_arms(pair) if controllers else all_arms(pair)
     texts = interleaved(shown) if mixed else shown
-    asked.measured(pair, texts, settings, ours, ASSISTANT_TOKENS, out=out, as_json=as_json)
+    asked.measured(
+        pair,
+        texts,
+        settings,
+        ours=ours,
+        assistant_tokens=ASSISTANT_TOKENS,
+        out=out,
+        as_json=as_json,
+    )
 
 
 def all_arms(pair: Pair) -> list[Arm]:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 from rich.table import Table
 
@@ -23,7 +23,7 @@ from monge.acceptance.inputs import check_candidates
 from monge.bench.pair import load_pair
 from monge.cli import options
 from monge.cli.console import output, quiet_host, reported
-from monge.cli.out import check_out_folder
+from monge.cli.options import check_out_folder
 from monge.cli.progress import call_bar
 from monge.core.extras import require
 from monge.prompts import asked_prompts
@@ -41,63 +41,35 @@ def main(
     dtype: options.Dtype = None,
     device: options.Device = None,
     attention: options.Attention = None,
-    prompts: Annotated[
-        Path | None,
-        options.measuring("--prompts", "Text lines, or *.jsonl.", "the shipped prompts"),
-    ] = None,
-    quick: Annotated[
-        bool, options.measuring("--quick", "Few texts, small trees: within two minutes.")
-    ] = False,
-    temperature: Annotated[
-        list[float] | None,
-        options.measuring(
-            "--temperature",
-            "Above 0; may be repeated.",
-            options.each(AcceptanceSettings().temperatures),
-        ),
-    ] = None,
-    candidates: Annotated[
-        list[int] | None,
-        options.measuring(
-            "--candidates",
-            "K at a node; may be repeated.",
-            options.each(AcceptanceSettings().candidates),
-        ),
-    ] = None,
-    nodes: Annotated[
-        list[int] | None,
-        options.measuring(
-            "--nodes",
-            "Node budget of trees; may be repeated.",
-            options.each(AcceptanceSettings().budgets),
-        ),
-    ] = None,
-    draft_top_k: Annotated[
-        int | None,
-        options.measuring(
-            "--draft-top-k", "Tokens that the draft law keeps.", LogSettings().draft_top_k
-        ),
-    ] = None,
-    per_task: Annotated[
-        int | None,
-        options.measuring(
-            "--prompts-per-task", "Prompts of a task; of a file all.", PROMPTS_PER_TASK
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None,
-        options.measuring("--seed", "Of texts, trees and decisions.", LogSettings().seed),
-    ] = None,
+    prompts: Path | None = options.measuring(
+        None, "Text lines, or *.jsonl.", "the shipped prompts"
+    ),
+    quick: bool = options.switch(
+        "--quick", options.MEASURING, "Few texts, small trees: within two minutes."
+    ),
+    temperature: list[float] | None = options.measuring(
+        None, "Above 0; may be repeated.", AcceptanceSettings().temperatures
+    ),
+    candidates: list[int] | None = options.measuring(
+        None, "K at a node; may be repeated.", AcceptanceSettings().candidates
+    ),
+    nodes: list[int] | None = options.measuring(
+        None, "Node budget of trees; may be repeated.", AcceptanceSettings().budgets
+    ),
+    draft_top_k: int | None = options.measuring(
+        None, "Tokens that the draft law keeps.", LogSettings().draft_top_k
+    ),
+    per_task: int | None = options.measuring(
+        None, "Prompts of a task; of a file all.", PROMPTS_PER_TASK, "--prompts-per-task"
+    ),
+    seed: int | None = options.measuring(
+        None, "Of texts, trees and decisions.", LogSettings().seed
+    ),
     threads: options.Threads = None,
-    out: Annotated[
-        Path,
-        options.option(
-            "--out", help="Folder for JSON and plots.", panel=options.OUTPUT, default=OUT
-        ),
-    ] = OUT,
-    plots: Annotated[
-        bool, options.option("--plots/--no-plots", help="Draw PNG plots.", panel=options.OUTPUT)
-    ] = True,
+    out: Path = options.option(OUT, options.OUTPUT, "Folder for JSON and plots."),
+    plots: bool = options.option(
+        True, options.OUTPUT, "Draw PNG plots.", None, "--plots/--no-plots"
+    ),
     as_json: options.Json = False,
 ) -> None:
     """Measure acceptance of every rule, drafting and tree shape over the laws of a real pair.

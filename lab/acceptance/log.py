@@ -51,7 +51,7 @@ class Root:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LawLog:
-    """What one temperature gives.
+    """Logged laws of one temperature.
 
     Args:
         temperature: Of target and draft law.
@@ -68,7 +68,7 @@ class LawLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
-    """How texts are written and read.
+    """Settings of texts and their prefixes.
 
     Args:
         max_new_tokens: Length of every text.

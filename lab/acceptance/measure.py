@@ -29,7 +29,7 @@ PROMPTS_PER_TASK: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptanceSettings:
-    """What is measured.
+    """Settings of the measurement.
 
     Args:
         temperatures: Above zero.

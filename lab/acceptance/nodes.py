@@ -1,7 +1,4 @@
-"""Acceptance of one node over logged laws.
-
-Closed forms where there are some, the rule itself, run with seeds, elsewhere.
-"""
+"""Acceptance of one node over logged laws, in closed form or by running the rule with seeds."""
 
 import math
 from collections import defaultdict
@@ -12,11 +9,11 @@ import numpy as np
 import torch
 
 from lab.acceptance.log import LawLog, LoggedNode, seeded
-from monge.acceptance.closed_forms import closed_form, recursion_calls
+from monge.acceptance.closed_forms import closed_form, optimum, recursion_calls, sampling_schemes
 from monge.acceptance.node import legal_schemes, usual_scheme
-from monge.acceptance.sampling_schemes import SamplingScheme, optimum, sampling_schemes
 from monge.core.draws import Draws
 from monge.core.law import DenseLaw
+from monge.core.proposal import Proposal
 from monge.core.resamples import Resamples
 from monge.verify.base import NodeRule
 from monge.verify.flow import Flow, FlowRule
@@ -92,30 +89,31 @@ def _at(
 ) -> dict[tuple[str, str, str], float]:
     """Everything about one node."""
     found: dict[tuple[str, str, str], float] = {}
-    ways = sampling_schemes(node.q, width)
-    for way in ways:
-        best = optimum(node.p, way.proposal)
+    schemes = sampling_schemes(node.q, width)
+    for way, proposal in schemes.items():
+        best = optimum(node.p, proposal)
         if best is not None:
-            found[way.name, OPTIMUM, "closed form"] = best
+            found[way, OPTIMUM, "closed form"] = best
     target = DenseLaw(torch.from_numpy(node.p))
     # Of top tokens alone every rule accepts p of them.
-    sampled = tuple(way for way in ways if way.name != "top")
+    del schemes["top"]
     for name in VERIFIERS:
-        legal = legal_schemes(VERIFIERS.make(name), sampled)
+        legal = legal_schemes(VERIFIERS.make(name), schemes)
         usual.setdefault(name, usual_scheme(VERIFIERS.make(name), legal))
-        for way in legal:
-            is_slow = recursion_calls(way.proposal) > MAX_CALLS
-            value = None if is_slow and name != WALK else closed_form(name, node.p, way.proposal)
+        for way, proposal in legal.items():
+            is_slow = recursion_calls(proposal) > MAX_CALLS
+            value = None if is_slow and name != WALK else closed_form(name, node.p, proposal)
             if value is not None:
-                found[way.name, name, "closed form"] = value
-            elif way.name == usual[name]:
-                found |= _estimated(name, target, way, samples, draws)
+                found[way, name, "closed form"] = value
+            elif way == usual[name]:
+                mean = _estimated(name, target, proposal, samples, draws)
+                found |= {} if mean is None else {(way, name, "sampled"): mean}
     return found
 
 
 def _estimated(
-    name: str, target: DenseLaw, way: SamplingScheme, samples: int, draws: Draws
-) -> dict[tuple[str, str, str], float]:
+    name: str, target: DenseLaw, proposal: Proposal, samples: int, draws: Draws
+) -> float | None:
     """Mean over a few drawings of the candidates.
 
     Given these, a rule with a flow says its acceptance exactly.
@@ -124,23 +122,23 @@ def _estimated(
     """
     rule = VERIFIERS.make(name)
     if not isinstance(rule, NodeRule) or samples == 0:
-        return {}
+        return None
     total = 0.0
     for _ in range(samples):
-        candidates = way.proposal.draw(draws)
+        candidates = proposal.draw(draws)
         if isinstance(rule, FlowRule):
-            total += _given(rule, target, way, candidates, draws)
+            total += _given(rule, target, proposal, candidates, draws)
         else:
-            total += rule.emit(target, way.proposal, candidates, draws) in candidates
-    return {(way.name, name, "sampled"): total / samples}
+            total += rule.emit(target, proposal, candidates, draws) in candidates
+    return total / samples
 
 
 def _given(
-    rule: FlowRule, target: DenseLaw, way: SamplingScheme, candidates: tuple[int, ...], draws: Draws
+    rule: FlowRule, target: DenseLaw, proposal: Proposal, candidates: tuple[int, ...], draws: Draws
 ) -> float:
     """P(the emitted token is a candidate | candidates): accepted, or hit by the residual."""
     problem = NodeProblem(
-        target_law=target, scale=1.0, proposal=way.proposal, candidates=candidates, draws=draws
+        target_law=target, scale=1.0, proposal=proposal, candidates=candidates, draws=draws
     )
     flow = rule.flow(problem)
     accepted = math.fsum(flow.accept_probs.values())

@@ -14,9 +14,9 @@ from typing import Any, Final
 import numpy as np
 from jaxtyping import Int64
 
+from lab.acceptance.expected_tokens import expected_tokens
 from lab.acceptance.log import LawLog, LogSettings, Root, draft_rules_of, seeded
 from lab.acceptance.shapes import Shape
-from monge.acceptance.expected_tokens import expected_tokens
 from monge.bench.pair import Pair
 from monge.core.context import Context, DraftPlan
 from monge.core.model import NodeBlock
@@ -114,10 +114,7 @@ def _compare_with_one_draft(
     tallies: Sequence[_Tally],
     resamples: Resamples,
 ) -> None:
-    """Add `over_one_draft` where a single path of the same depth was drafted too.
-
-    SpecTr's comparison.
-    """
+    """Add `over_one_draft`, the comparison of SpecTr, where a single path of the same depth was drafted too."""
     by_name = {shape.name: tally for shape, tally in zip(shapes, tallies, strict=True)}
     single = {
         shape.builder.limits.max_depth: tally.accepted[SINGLE]

@@ -1,1 +1,1 @@
-"""How many replicas a load needs, by simulation."""
+"""The number of replicas that a load needs, by simulation."""

@@ -16,10 +16,9 @@ from lab.capacity.simulation import Machine
 from lab.command import run
 from monge.bench.provenance import provenance
 from monge.cli import options
-from monge.cli.console import notes, output, quiet_host, reported
-from monge.cli.networks import Networks, load_draft, load_networks
-from monge.cli.out import check_out_folder, write_document
-from monge.cli.tables import plain_table
+from monge.cli.console import notes, output, plain_table, quiet_host, reported, write_document
+from monge.cli.options import check_out_folder
+from monge.cli.replay import Networks, load_draft, load_networks
 from monge.core.errors import OptionError
 from monge.options import SPECULATION
 from monge.replay.configuration import Configuration, grid
@@ -38,17 +37,15 @@ MAX_BATCH_SIZE: Final = 8
 
 
 def _wanted(name: str, help: str, default: object) -> Any:  # noqa: ANN401 (typer's own type is private)
-    return options.option(name, help=help, panel=WANTED, default=default)
+    return options.option(name, WANTED, help, default)
 
 
 def _simulated(name: str, help: str, default: object) -> Any:  # noqa: ANN401
-    return options.option(name, help=help, panel=SIMULATION, default=default)
+    return options.option(name, SIMULATION, help, default)
 
 
 def _many(name: str, help: str, default: str) -> Any:  # noqa: ANN401
-    return options.option(
-        name, help=f"{help}; may be repeated.", panel=SPECULATION, default=default
-    )
+    return options.option(name, SPECULATION, f"{help}; may be repeated.", default)
 
 
 Log = Annotated[
@@ -87,9 +84,7 @@ Costs = Annotated[
 Seconds = Annotated[
     float, _simulated("--seconds", "Time for measuring the rounds of every arm.", BUDGET_S)
 ]
-Out = Annotated[
-    Path, options.option("--out", help="Folder for JSON.", panel=options.OUTPUT, default=OUT)
-]
+Out = Annotated[Path, options.option("--out", options.OUTPUT, "Folder for JSON.", OUT)]
 
 
 @reported
@@ -188,7 +183,7 @@ def main(
 def _networks(
     costs: Path | None, backend: str | None, target: str | None, draft: str | None, **loading: Any
 ) -> Networks | None:
-    """What rounds are timed on, unless they were."""
+    """Return the networks on which rounds are timed; `None` with measured costs."""
     if costs is None:
         return load_networks(target, draft, **loading, **options.given(backend=backend))
     if backend is not None:
@@ -207,7 +202,7 @@ def write_and_show(document: dict[str, Any], out: Path, *, as_json: bool) -> Non
 
 
 def show(document: Mapping[str, Any]) -> None:
-    """What each arm sustains, and how its latencies grow with the load."""
+    """Show the load that each arm sustains, and its latencies by load."""
     console = output(120)
     goal = document["goal"]
     title = (

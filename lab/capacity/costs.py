@@ -1,4 +1,4 @@
-"""What a replica's rounds and prompts take on this machine, and the file that carries it to another one."""
+"""Seconds of a replica's rounds and prompts on this machine, and the file that carries them to another one."""
 
 import json
 import math
@@ -12,8 +12,7 @@ from lab.capacity.simulation import Machine
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.engine.components import Components
-from monge.engine.loop import close_session
-from monge.engine.opening import open_sessions
+from monge.engine.opening import close_session, open_sessions
 from monge.engine.session import Request, Session
 from monge.replay.costs import RoundCosts
 from monge.replay.measure import measured_rounds
@@ -39,9 +38,7 @@ def measured_machine(
 
 
 def levelled(machines: Mapping[str, Machine]) -> dict[str, Machine]:
-    """Machines that agree on what a plain round takes, at every batch size.
-
-    The median of what was measured for each.
+    """Return machines whose plain rounds take the median of the measured times, at every batch size.
 
     They are one machine, measured one arm after the other: if it is slower meanwhile, no arm should
     look slow for that. Each arm's times are scaled as its plain rounds are.

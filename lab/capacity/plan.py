@@ -26,7 +26,7 @@ _HALVINGS: Final = 7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """What is wanted.
+    """The load and the latencies that are wanted.
 
     Args:
         rate_per_s: Requests a second of the whole service.
@@ -56,7 +56,7 @@ class Goal:
             )
 
     def is_met(self, figures: dict[str, Any]) -> bool:
-        """Whether a simulated load was served well enough."""
+        """Return whether a simulated load was served well enough."""
         return (
             figures["first_token_s"]["p95"] <= self.first_token_s
             and figures["token_s"]["p95"] <= self.token_s
@@ -65,7 +65,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How long is simulated.
+    """The size of a simulation.
 
     Args:
         num_requests: Requests of every replica.
@@ -137,7 +137,7 @@ def works(
 def plan(
     requests: Sequence[Work], machine: Machine, goal: Goal, effort: Effort = Effort()
 ) -> dict[str, Any]:
-    """What a replica sustains, and how many are needed.
+    """Return the load that a replica sustains, and the number of replicas.
 
     Returns:
         `saturation` (figures with all requests at once), `points` (figures at shares of it),

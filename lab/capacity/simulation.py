@@ -1,4 +1,4 @@
-"""How many machines a load needs: replicas simulated round by round, on replayed requests and measured costs. No clock in here.
+"""The machines that a load needs: replicas simulated round by round, on replayed requests and measured costs. No clock in here.
 
 A replica is what `monge serve` is: requests join and leave between rounds, up to a batch size; a
 round takes as long as its cost table says for the number of rows and the largest tree; prompts are
@@ -54,7 +54,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What one replica runs on.
+    """The machine of one replica.
 
     Args:
         costs: Seconds of rounds.

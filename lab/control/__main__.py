@@ -2,7 +2,7 @@
 
 import json
 import time
-from typing import Annotated, Final
+from typing import Final
 
 from rich.table import Table
 
@@ -22,18 +22,8 @@ SIMULATION: Final = "Simulation"
 @reported
 def main(
     *,
-    rounds: Annotated[
-        int | None,
-        options.option(
-            "--rounds", help="Rounds of every controller.", panel=SIMULATION, default=ROUNDS
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None,
-        options.option(
-            "--seed", help="Seed of every controller's rounds.", panel=SIMULATION, default=0
-        ),
-    ] = None,
+    rounds: int | None = options.option(None, SIMULATION, "Rounds of every controller.", ROUNDS),
+    seed: int | None = options.option(None, SIMULATION, "Seed of every controller's rounds.", 0),
     as_json: options.Json = False,
 ) -> None:
     """Compare controllers on simulated streams, without networks: tokens per plain forward's time.

@@ -1,6 +1,4 @@
-"""Selection between drafters on simulated requests.
-
-What knowing the right drafter is worth, without networks or clocks.
+"""The worth of knowing the right drafter, on simulated requests without networks or clocks.
 
 Requests come in kinds that suit different drafters, and the prompt tells the kind by what it
 repeats. A drafter with a network and a lookup propose chains; what the lookup would have had
@@ -62,7 +60,7 @@ KINDS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRequest:
-    """What awaits a request: its kind, and round by round what awaits every drafter."""
+    """A request: its kind, and the fate of every drafter round by round."""
 
     kind: Kind
     rounds: tuple[Mapping[str, Round], ...]
@@ -192,7 +190,7 @@ def compare_selections(
 
 
 def _counterfactuals(rounds: Mapping[str, Round], position: int) -> tuple[CounterfactualDraft, ...]:
-    """What the drafters without a network would have had accepted."""
+    """Return the drafts that drafters without a network would have had accepted."""
     found: list[CounterfactualDraft] = []
     for member in (_LOOKUP, _NOTHING):
         accepted = rounds[member.name].num_accepted(member.max_depth)

@@ -1,6 +1,4 @@
-"""Controllers on a simulated chain drafter.
-
-What their rules are worth, without networks, clocks or machines.
+"""The worth of controllers' rules, on a simulated chain drafter without networks, clocks or machines.
 
 A round's acceptance is drawn from regimes that last; every position deviates a little. All
 controllers meet the same rounds and the same coins, so their speeds are compared in pairs. Times
@@ -28,7 +26,7 @@ _LOWEST, _HIGHEST = 0.02, 0.99
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What awaits a draft.
+    """The fate of a draft.
 
     Args:
         acceptance: Chance by depth that a token is accepted.
@@ -48,7 +46,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """What a simulated stream is like.
+    """A simulated stream.
 
     Args:
         regimes: Acceptance of each regime.

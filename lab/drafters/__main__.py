@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -16,11 +16,10 @@ from lab.heads.measure import check_head
 from monge.bench.pair import Pair, load_pair
 from monge.bench.provenance import busy_note, provenance
 from monge.bench.runner import Settings
-from monge.cli import bench_decode as asked
 from monge.cli import options
 from monge.cli.console import output, quiet_host, reported
-from monge.cli.out import check_out_folder
-from monge.cli.progress import spinner
+from monge.cli.options import check_out_folder
+from monge.cli.progress import working
 from monge.heads.shape.checkpoint import built_in_head
 from monge.prompts import encode, interleaved, read_prompts, shipped
 from monge.training.own_text import TextSettings, write_own_text
@@ -40,28 +39,15 @@ def main(
     backend: options.Backend = None,
     draft_backend: options.DraftBackend = None,
     threads: options.Threads = None,
-    data: Annotated[
-        Path | None, options.measuring("--data", "Prompts.", "the shipped ones")
-    ] = None,
-    tokens: Annotated[
-        int, options.measuring("--tokens", "Tokens that heads are fitted to.", 24576)
-    ] = 24576,
-    num_prompts: Annotated[
-        int, options.measuring("--num-prompts", "Prompts that are decoded.", NUM_PROMPTS)
-    ] = NUM_PROMPTS,
-    max_new_tokens: Annotated[
-        int, options.measuring("--max-new-tokens", "Length of every completion.", 48)
-    ] = 48,
-    repeats: Annotated[
-        int, options.measuring("--repeats", "Timed passes, drafters in turns.", REPEATS)
-    ] = REPEATS,
-    clock: asked.Clock = None,
-    out: Annotated[
-        Path,
-        options.option(
-            "--out", help="Folder of text and result.", panel=options.OUTPUT, default=OUT
-        ),
-    ] = OUT,
+    data: Path | None = options.measuring(None, "Prompts.", "the shipped ones"),
+    tokens: int = options.measuring(24576, "Tokens that heads are fitted to."),
+    num_prompts: int = options.measuring(NUM_PROMPTS, "Prompts that are decoded."),
+    max_new_tokens: int = options.measuring(48, "Length of every completion."),
+    repeats: int = options.measuring(REPEATS, "Timed passes, drafters in turns."),
+    clock: str | None = options.measuring(
+        None, "`wall`, or `cpu`: processor time of this process, for a busy machine."
+    ),
+    out: Path = options.option(OUT, options.OUTPUT, "Folder of text and result."),
     as_json: options.Json = False,
 ) -> None:
     """Compare drafters on equal terms.
@@ -95,7 +81,8 @@ def main(
     chosen = tuple(
         encode(pair.tokenizer, prompt.text) for prompt in interleaved(shown)[:num_prompts]
     )
-    with spinner() as say:
+    with working() as work:
+        say = work.stage("starting").restart
         say("writing rows")
         texts = [encode(pair.tokenizer, prompt.text) for prompt in shown]
         rows = write_own_text(pair.target, texts, replace(TextSettings(), num_tokens=tokens), out)

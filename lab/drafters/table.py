@@ -1,6 +1,4 @@
-"""`python -m lab.drafters`: every drafter on equal terms.
-
-One target, the same prompts, at most so many drafted nodes a round.
+"""`python -m lab.drafters`: every drafter with one target, the same prompts and as many drafted nodes a round.
 
 Drafters with laws of their own build the same tree and are verified by the same rule; the others
 propose what they have, cut to the same number of nodes, and the target walk verifies, which is
@@ -29,14 +27,9 @@ from monge.draft.by_name import drafters_in, head_drafter, options_of
 from monge.heads.readers.files import CONFIG, read_json
 from monge.heads.shape.checkpoint import is_shape, load_head, save_head
 from monge.heads.shape.head import TargetSizes, make_predictor
-from monge.heads.shape.ridge import RidgePredictor
-from monge.training.shape.calibrate import (
-    calibrate_alignments,
-    calibrate_ridge,
-    calibrate_temperatures,
-)
-from monge.training.shape.run import feature_model, gradient_ends, thirds
-from monge.training.texts import Texts, read_texts
+from monge.heads.shape.predictors import RidgePredictor
+from monge.training.calibrate import calibrate_alignments, calibrate_ridge, calibrate_temperatures
+from monge.training.texts import Texts, feature_model, gradient_ends, read_texts, thirds
 
 NODES: Final = 16
 """Most drafted nodes of a round."""

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.table import Table
@@ -21,12 +21,9 @@ BASELINES = Path(__file__).with_name("baselines.json")
 @reported
 def main(
     *,
-    names: Annotated[
-        list[str] | None,
-        options.option(
-            "--gate", help="Only this gate; may be repeated.", panel=options.RUNNING, default="all"
-        ),
-    ] = None,
+    names: list[str] | None = options.option(
+        None, options.RUNNING, "Only this gate; may be repeated.", "all", "--gate"
+    ),
 ) -> None:
     """Run the commands of the recorded baselines and compare their figures.
 

@@ -17,12 +17,7 @@ from monge.loading.networks import load_network, load_tokenizer
 def main(
     out: Annotated[Path, typer.Argument(help="A new folder.")],
     *,
-    params: Annotated[
-        str,
-        options.option(
-            "--params", help="Parameters: 0.1B, 1B, 300M, ...", panel=options.MODELS, default="0.5B"
-        ),
-    ] = "0.5B",
+    params: str = options.option("0.5B", options.MODELS, "Parameters: 0.1B, 1B, 300M, ..."),
     target: options.Target = None,
     dtype: options.Dtype = None,
 ) -> None:

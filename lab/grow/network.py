@@ -32,7 +32,7 @@ _UNITS: Final = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """How large a grown network is.
+    """The size of a grown network.
 
     Args:
         width: How often every hidden unit and query head is there.
@@ -81,9 +81,7 @@ def num_parameters(text: str) -> float:
 
 
 def shape_for(network: PreTrainedModel, params: float) -> Shape:
-    """The shape that comes closest to a number of parameters.
-
-    Four neurons a hidden unit, at least sixteen layers.
+    """Return the shape closest to a number of parameters, with four neurons a hidden unit and 16 layers or more.
 
     Raises:
         OptionError: If the network has that many parameters already, or no shape comes near.
@@ -107,9 +105,7 @@ def shape_for(network: PreTrainedModel, params: float) -> Shape:
 
 
 def grown(network: PreTrainedModel, shape: Shape) -> PreTrainedModel:
-    """A network of another shape with the same law, to rounding.
-
-    Of the network's type and on its device.
+    """Return a network of another shape with the same law to rounding, of the same type and on the same device.
 
     It is filled tensor by tensor, so it takes no more memory than its own.
 

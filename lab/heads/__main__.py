@@ -20,8 +20,8 @@ from lab.heads.measure import (
 from monge.api import built_in
 from monge.cli import options
 from monge.cli.console import output, quiet_host, reported
-from monge.cli.out import check_out_folder
-from monge.cli.progress import spinner
+from monge.cli.options import check_out_folder
+from monge.cli.progress import working
 from monge.heads.shape.checkpoint import built_in_head
 from monge.loading.networks import load_network, load_tokenizer
 from monge.prompts import encode, read_prompts, shipped
@@ -32,9 +32,9 @@ Heads = Annotated[
     list[Path] | None,
     options.option(
         "--head",
-        help="Folder of a head, of any format; may be repeated.",
-        panel=options.MODELS,
-        default="the built-in one",
+        options.MODELS,
+        "Folder of a head, of any format; may be repeated.",
+        "the built-in one",
     ),
 ]
 
@@ -47,29 +47,15 @@ def main(
     dtype: options.Dtype = None,
     device: options.Device = None,
     threads: options.Threads = None,
-    data: Annotated[
-        Path | None,
-        options.measuring("--data", "Prompts that the target continues.", "the shipped"),
-    ] = None,
-    tokens: Annotated[
-        int,
-        options.measuring("--tokens", "Tokens that it writes.", TextSettings().num_tokens),
-    ] = TextSettings().num_tokens,
-    max_new_tokens: Annotated[
-        int,
-        options.measuring("--max-new-tokens", "Length of a decoded completion; 0 for none.", 64),
-    ] = 64,
-    out: Annotated[
-        Path,
-        options.option(
-            "--out", help="Folder of text and result.", panel=options.OUTPUT, default=OUT
-        ),
-    ] = OUT,
+    data: Path | None = options.measuring(
+        None, "Prompts that the target continues.", "the shipped"
+    ),
+    tokens: int = options.measuring(TextSettings().num_tokens, "Tokens that it writes."),
+    max_new_tokens: int = options.measuring(64, "Length of a decoded completion; 0 for none."),
+    out: Path = options.option(OUT, options.OUTPUT, "Folder of text and result."),
     as_json: options.Json = False,
 ) -> None:
-    """Measure heads on text that the target writes.
-
-    Every alignment of a SHAPE head against its controls, and the loop.
+    """Measure heads on text that the target writes: alignments of SHAPE heads beside controls, and the loop.
 
     The alignments and the temperature are fitted on two thirds of the text and measured on the
     third; a ridge head is fitted there too. With `--json` the last line of standard output is one
@@ -92,7 +78,8 @@ def main(
     folders, settings = head or [built_in_head()], replace(TextSettings(), num_tokens=tokens)
     arms: list[ArmResult] = []
     loops: list[LoopResult] = []
-    with spinner() as say:
+    with working() as work:
+        say = work.stage("starting").restart
         say("writing rows")
         rows = write_own_text(network, prompts, settings, out)
         for folder in folders:

@@ -22,16 +22,15 @@ from monge.heads.readers.files import CONFIG, Checkpoint, read_json
 from monge.heads.readers.registry import unknown_format
 from monge.heads.shape.alignment import ALIGNMENTS
 from monge.heads.shape.checkpoint import is_shape, load_head
-from monge.heads.shape.ridge import RidgePredictor
-from monge.training.chain import ChainQuality
-from monge.training.shape.calibrate import (
+from monge.heads.shape.predictors import RidgePredictor
+from monge.training.calibrate import (
     calibrate_alignments,
     calibrate_ridge,
     calibrate_temperatures,
+    measure,
 )
-from monge.training.shape.measure import measure
-from monge.training.shape.run import feature_model, gradient_ends
-from monge.training.texts import Ends, Texts, read_texts
+from monge.training.chain import ChainQuality
+from monge.training.texts import Ends, Texts, feature_model, gradient_ends, read_texts
 
 ARMS: Final = ("none", "temperature", "diagonal", *(name for name in ALIGNMENTS if name != "none"))
 """Alignments, and one temperature for each step in their place."""
@@ -126,7 +125,7 @@ def check_head(folder: str | Path) -> None:
 
 
 def is_shape_folder(folder: Path) -> bool:
-    """Whether a folder holds a SHAPE head, whose alignments can be compared."""
+    """Return whether a folder holds a SHAPE head, whose alignments can be compared."""
     return is_shape(read_json(folder / CONFIG))
 
 

@@ -1,1 +1,1 @@
-"""What a decoder holds, over thousands of rounds in every backend."""
+"""Memory of a decoder, over thousands of rounds in every backend."""

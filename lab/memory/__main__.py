@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import replace
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -18,26 +18,16 @@ _DEFAULT: Final = MemorySettings()
 @reported
 def main(
     *,
-    backend: Annotated[
-        list[str] | None,
-        options.measuring("--backend", "May be repeated.", ", ".join(_DEFAULT.backends)),
-    ] = None,
-    rounds: Annotated[
-        int | None, options.measuring("--rounds", "Rounds in every backend.", _DEFAULT.rounds)
-    ] = None,
-    samples: Annotated[
-        int | None, options.measuring("--samples", "Looks at memory.", _DEFAULT.samples)
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None,
-        options.measuring("--max-new-tokens", "Length of every text.", _DEFAULT.max_new_tokens),
-    ] = None,
-    tree: Annotated[
-        str | None, options.measuring("--tree", "Shape of the drafts.", _DEFAULT.tree)
-    ] = None,
-    temperature: Annotated[
-        float | None, options.measuring("--temperature", "0 is greedy.", _DEFAULT.temperature)
-    ] = None,
+    backend: list[str] | None = options.measuring(
+        None, "May be repeated.", ", ".join(_DEFAULT.backends)
+    ),
+    rounds: int | None = options.measuring(None, "Rounds in every backend.", _DEFAULT.rounds),
+    samples: int | None = options.measuring(None, "Looks at memory.", _DEFAULT.samples),
+    max_new_tokens: int | None = options.measuring(
+        None, "Length of every text.", _DEFAULT.max_new_tokens
+    ),
+    tree: str | None = options.measuring(None, "Shape of the drafts.", _DEFAULT.tree),
+    temperature: float | None = options.measuring(None, "0 is greedy.", _DEFAULT.temperature),
     target: options.Target = None,
     draft: options.Draft = None,
     dtype: options.Dtype = None,

@@ -28,7 +28,7 @@ _STATM: Final = Path("/proc/self/statm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySettings:
-    """What is run.
+    """Settings of a run.
 
     Args:
         backends: Names of backends, with settings.

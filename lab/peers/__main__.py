@@ -13,10 +13,9 @@ from lab.peers.engines import PEERS, ROUNDED, peer_named
 from lab.peers.report import peer_table
 from monge.api import built_in
 from monge.bench.provenance import busy_note
-from monge.cli import bench_decode as asked
 from monge.cli import options
-from monge.cli.console import notes, output, quiet_host, reported
-from monge.cli.out import check_out_folder, write_document
+from monge.cli.console import notes, output, quiet_host, reported, write_document
+from monge.cli.options import check_out_folder
 from monge.core.errors import OptionError
 from monge.engine.chat_format import chat_format
 from monge.heads.readers.files import head_path
@@ -36,26 +35,24 @@ Peers = Annotated[
 Install = Annotated[
     bool,
     options.option(
-        "--install",
-        help="Install missing engines, each in an environment of its own.",
-        panel=options.RUNNING,
+        "--install", options.RUNNING, "Install missing engines, each in an environment of its own."
     ),
 ]
 Rounded = Annotated[
     bool,
     options.option(
         "--rounded",
-        help="Compare weights of 4 and 8 bits: this library with a head, llama.cpp, OpenVINO GenAI.",
-        panel=options.MODELS,
+        options.MODELS,
+        "Compare weights of 4 and 8 bits: this library with a head, llama.cpp, OpenVINO GenAI.",
     ),
 ]
 Work = Annotated[
     Path | None,
     options.option(
         "--work",
-        help="Folder of environments and converted models.",
-        panel=options.OUTPUT,
-        default="~/.cache/monge/peers",
+        options.OUTPUT,
+        "Folder of environments and converted models.",
+        "~/.cache/monge/peers",
     ),
 ]
 
@@ -66,22 +63,27 @@ def main(
     peer: Peers = None,
     target: options.Target = None,
     draft: options.Draft = None,
-    prompts: asked.Prompts = None,
+    prompts: Path | None = options.measuring(
+        None,
+        "Text lines, or *.jsonl with `prompt`, `question`, `turns` or `messages`.",
+        "the shipped prompts",
+    ),
     rounded: Rounded = False,
     is_chat: options.Chat = False,
-    quick: asked.Quick = False,
-    max_new_tokens: asked.MaxNewTokens = None,
-    repeats: asked.Repeats = None,
-    temperature: asked.Temperature = None,
-    per_task: asked.PerTask = None,
-    seed: asked.Seed = None,
+    quick: bool = options.switch(
+        "--quick", options.MEASURING, "Few prompts, short texts, batch 1: within a minute."
+    ),
+    max_new_tokens: int | None = options.measuring(None, "Length of every completion."),
+    repeats: int | None = options.measuring(None, "Measured passes over the prompts."),
+    temperature: list[float] | None = options.measuring(None, "0 is greedy; may be repeated."),
+    per_task: int | None = options.measuring(
+        None, "Prompts of each task; of a file all.", None, "--prompts-per-task"
+    ),
+    seed: int | None = options.measuring(None, "Seed of the sampled arms."),
     threads: options.Threads = None,
     install: Install = False,
     work: Work = None,
-    out: Annotated[
-        Path,
-        options.option("--out", help="Folder for the JSON.", panel=options.OUTPUT, default=OUT),
-    ] = OUT,
+    out: Path = options.option(OUT, options.OUTPUT, "Folder for the JSON."),
     as_json: options.Json = False,
 ) -> None:
     """Compare engines: this library and transformers, OpenVINO GenAI, llama.cpp and vLLM, with the same two models.

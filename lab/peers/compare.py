@@ -29,7 +29,7 @@ WARM_UP_TOKENS: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerSettings:
-    """How peers are compared.
+    """Settings of a comparison of peers.
 
     Args:
         target: Folder of the target.

@@ -1,4 +1,4 @@
-"""Which engines are compared, and with which of their settings."""
+"""The engines that are compared, and their settings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

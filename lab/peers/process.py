@@ -20,7 +20,7 @@ _CHUNK: Final = 65536
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What an engine gave.
+    """The answer of an engine.
 
     Args:
         token_ids: New tokens.

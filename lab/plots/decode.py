@@ -36,10 +36,7 @@ def write_plots(records: Sequence[Record], folder: Path) -> list[Path]:
 
 
 def _speed(records: Sequence[Record], path: Path) -> Path:
-    """Bars of the median, whiskers from the slowest to the fastest repeat.
-
-    A row per batch size, a column per temperature.
-    """
+    """Draw medians and ranges of the repeats, in a row per batch size and a column per temperature."""
     sizes, temperatures = _values(records, "batch_size"), _values(records, "temperature")
     names = _values(records, "arm")
     height = 1.2 + (0.27 * len(names) + 0.7) * len(sizes)

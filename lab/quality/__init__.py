@@ -1,1 +1,1 @@
-"""How far the distribution of a network with rounded weights is from that of the network itself."""
+"""Distance between the distributions of a network with rounded weights and of the network itself."""

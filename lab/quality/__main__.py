@@ -15,7 +15,7 @@ from monge.api import built_in, load
 from monge.backends.cpu.rounded_weights import check_weights, round_weights
 from monge.cli import options
 from monge.cli.console import output, quiet_host, reported
-from monge.cli.progress import bars
+from monge.cli.progress import working
 from monge.core.errors import OptionError
 from monge.engine.chat_format import chat_format
 from monge.loading.networks import load_network, load_tokenizer
@@ -35,17 +35,14 @@ def main(
             "--data", "Held-out prompts: lines, or *.jsonl with `prompt`, `question` or `turns`."
         ),
     ],
-    kinds: Annotated[
-        list[str] | None,
-        options.measuring("--weights", "Kind of weights; may be repeated.", ", ".join(KINDS)),
-    ] = None,
-    answers: Annotated[
-        int, options.measuring("--answer-tokens", "Tokens that the target answers.", "100")
-    ] = 100,
-    tokens: Annotated[
-        int, options.measuring("--tokens", "Tokens of all answers together.", str(NUM_TOKENS))
-    ] = NUM_TOKENS,
-    seed: Annotated[int, options.measuring("--seed", "Seed of the answers.", "0")] = 0,
+    kinds: list[str] | None = options.measuring(
+        None, "Kind of weights; may be repeated.", ", ".join(KINDS), "--weights"
+    ),
+    answers: int = options.measuring(
+        100, "Tokens that the target answers.", None, "--answer-tokens"
+    ),
+    tokens: int = options.measuring(NUM_TOKENS, "Tokens of all answers together.", str(NUM_TOKENS)),
+    seed: int = options.measuring(0, "Seed of the answers."),
     threads: options.Threads = None,
     as_json: options.Json = False,
 ) -> None:
@@ -78,9 +75,9 @@ def main(
     if len(texts) < 2:
         raise OptionError(f"quality: {str(data)!r} holds {len(texts)} texts; give at least two")
     found: dict[str, dict[str, Estimate]] = {}
-    with bars() as bar:
+    with working() as work:
         for kind in kinds or KINDS:
-            advance = bar(f"reading with {kind} weights", len(texts))
+            advance = work.stage(f"reading with {kind} weights", len(texts), is_begun=False).advance
             read = compare(network, round_weights(network, kind), texts, advance)
             found[kind] = summary(read)
     output(110).print(table(found))

@@ -6,14 +6,12 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from lab.command import run
+from lab.command import plotting, run
 from lab.replay.survey import Expectation, Position, fixed_depth, oracle, survey, survival
 from monge.cli import options
-from monge.cli.console import output, quiet_host, reported
-from monge.cli.networks import load_draft
-from monge.cli.out import check_out_folder, plotting, write_document
-from monge.cli.replay import show
-from monge.cli.tables import plain_table
+from monge.cli.console import output, plain_table, quiet_host, reported, write_document
+from monge.cli.options import check_out_folder
+from monge.cli.replay import load_draft, show_replay
 from monge.core.errors import MongeError
 from monge.core.model import SequenceModel
 from monge.replay.compare import replay
@@ -60,7 +58,7 @@ def main(
             continue
         replayed.append(figures | {"bounds": bounds})
     document = {"replayed": replayed, "refused": []}
-    show(document)
+    show_replay(document)
     output().print(_table(replayed))
     files = [write_document(document, out, "replay.json"), *draw(replayed, out)]
     output().print("written: " + ", ".join(map(str, files)), soft_wrap=True)

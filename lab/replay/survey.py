@@ -16,12 +16,10 @@ from monge.core.proposal import Iid, Proposal
 from monge.core.tree import TokenTree
 from monge.core.verdict import StepRecord, Verdict
 from monge.engine.components import Components
-from monge.engine.loop import close_session
-from monge.engine.opening import open_sessions
+from monge.engine.opening import close_session, open_sessions
 from monge.replay.conditional import ConditionalCandidates
 from monge.replay.costs import RoundCosts, predicted
-from monge.replay.log import LawLog, LoggedText
-from monge.replay.logged_token import LoggedToken
+from monge.replay.log import LawLog, LoggedText, LoggedToken
 from monge.replay.run import open_text, simulate_round, stand_in
 from monge.replay.text import TextDraws
 from monge.verify.base import Verifier

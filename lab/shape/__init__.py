@@ -1,1 +1,1 @@
-"""What is asked about SHAPE, answered by measuring."""
+"""Measurements of SHAPE heads."""

@@ -4,9 +4,9 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-from lab.command import run
+from lab.command import plotting, run
 from lab.shape.material import QUICK, ReportSettings
 from lab.shape.page import page
 from lab.shape.report import shape_report
@@ -14,8 +14,8 @@ from monge.api import built_in
 from monge.bench.provenance import busy_note
 from monge.cli import options
 from monge.cli.console import notes, output, quiet_host, reported
-from monge.cli.out import check_out_folder, plotting
-from monge.cli.progress import spinner
+from monge.cli.options import check_out_folder
+from monge.cli.progress import working
 from monge.heads.shape.checkpoint import built_in_head
 from monge.loading.networks import load_network, load_tokenizer
 from monge.prompts import Prompt, read_prompts, shipped
@@ -27,46 +27,29 @@ OUT: Final = Path("report-shape")
 def main(
     *,
     target: options.Target = None,
-    head: Annotated[
-        Path | None,
-        options.option(
-            "--head",
-            help="Folder of a SHAPE head for the target.",
-            panel=options.MODELS,
-            default="the built-in one, or for another target a ridge head that is fitted here",
-        ),
-    ] = None,
-    beside: Annotated[
-        list[Path] | None,
-        options.option(
-            "--beside",
-            help="Folder of a head of another kind, to compare with; may be repeated.",
-            panel=options.MODELS,
-        ),
-    ] = None,
+    head: Path | None = options.option(
+        None,
+        options.MODELS,
+        "Folder of a SHAPE head for the target.",
+        "the built-in one, or for another target a ridge head that is fitted here",
+    ),
+    beside: list[Path] | None = options.option(
+        None, options.MODELS, "Folder of a head of another kind, to compare with; may be repeated."
+    ),
     dtype: options.Dtype = None,
     device: options.Device = None,
     threads: options.Threads = None,
-    data: Annotated[
-        list[Path] | None,
-        options.measuring(
-            "--data", "Prompts of one task; may be repeated, one file a task.", "shipped"
-        ),
-    ] = None,
-    rows: Annotated[
-        int | None,
-        options.measuring("--rows", "Rows of 192 tokens that the target writes for every task."),
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None, options.measuring("--max-new-tokens", "Length of a decoded completion.")
-    ] = None,
-    quick: Annotated[
-        bool, options.measuring("--quick", "Little text and few settings: a look.")
-    ] = False,
-    out: Annotated[
-        Path,
-        options.option("--out", help="Folder of page and JSON.", panel=options.OUTPUT, default=OUT),
-    ] = OUT,
+    data: list[Path] | None = options.measuring(
+        None, "Prompts of one task; may be repeated, one file a task.", "shipped"
+    ),
+    rows: int | None = options.measuring(
+        None, "Rows of 192 tokens that the target writes for every task."
+    ),
+    max_new_tokens: int | None = options.measuring(None, "Length of a decoded completion."),
+    quick: bool = options.switch(
+        "--quick", options.MEASURING, "Little text and few settings: a look."
+    ),
+    out: Path = options.option(OUT, options.OUTPUT, "Folder of page and JSON."),
     as_json: options.Json = False,
 ) -> None:
     """Answer what is asked about SHAPE by measuring.
@@ -122,7 +105,8 @@ def _written(
         built_in("target") if target is None else target,
         plotting("lab.shape.plots", "measure elsewhere").draw,
     )
-    with spinner() as say:
+    with working() as work:
+        say = work.stage("starting").restart
         network, tokenizer = load_network(source, **loading), load_tokenizer(source)
         document = shape_report(network, tokenizer, prompts, out, **heads, settings=size, say=say)
     (out / "report.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Whether a head knows how sure it may be, and what the gates of a trained one do."""
+"""Calibration of a head's confidence, and the gates of a trained head."""
 
 from typing import Any, Final
 
@@ -7,7 +7,7 @@ import torch
 from lab.shape.heads import heads_of
 from lab.shape.material import Material, Say, spread
 from lab.shape.reliability import expected_error, reliability
-from monge.heads.shape.gated import GatedPredictor
+from monge.heads.shape.predictors import GatedPredictor
 from monge.training.texts import Windows, all_windows
 
 SHUT: Final = 0.1
@@ -16,9 +16,7 @@ OPEN: Final = 0.9
 
 
 def calibration(material: Material, say: Say) -> list[dict[str, Any]]:
-    """For every head and step, on held-out text of all tasks.
-
-    Mass of its most probable token, and what the target gives it.
+    """Compare, by head and step on held-out text, the mass of a head's most probable token with the target's.
 
     Returns:
         `bins` (mean said, mean was, positions) and `ece`, the mean distance of the two weighted by

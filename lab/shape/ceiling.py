@@ -16,7 +16,7 @@ from lab.shape.material import Material, Say
 from monge.core.draws import SeededDraws
 from monge.core.law import DenseLaw
 from monge.heads.shape.head import ShapeHead
-from monge.training.shape.measure import law
+from monge.training.calibrate import law
 
 
 def best_blind_law(laws: Float64[Tensor, "batch vocab"]) -> Float64[Tensor, " vocab"]:

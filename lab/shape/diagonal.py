@@ -6,7 +6,7 @@ from torch import Tensor
 
 from monge.heads.shape.alignment import Alignment
 from monge.heads.shape.head import ShapeHead, StepAlignment, TargetSizes
-from monge.heads.shape.predictor import StepPredictor
+from monge.heads.shape.predictors import StepPredictor
 
 
 class DiagonalMap(Alignment):

@@ -15,9 +15,14 @@ from monge.core.draws import SeededDraws
 from monge.core.resamples import Resamples
 from monge.heads.shape.alignment import ALIGNMENTS
 from monge.heads.shape.head import ShapeHead
-from monge.heads.shape.ridge import RidgePredictor
-from monge.training.shape.calibrate import calibrate_alignments, calibrate_temperatures
-from monge.training.shape.measure import law, measure, predictions
+from monge.heads.shape.predictors import RidgePredictor
+from monge.training.calibrate import (
+    calibrate_alignments,
+    calibrate_temperatures,
+    law,
+    measure,
+    predictions,
+)
 from monge.training.texts import Texts, all_windows
 
 ARMS: Final = (

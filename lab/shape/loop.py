@@ -26,7 +26,7 @@ from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import law_error
 from monge.testing.tabular import RandomTable, TabularModel
-from monge.training.shape.run import feature_model
+from monge.training.texts import feature_model
 
 GREEDY: Final = ("best_first(16, 3, 4)", "target_walk")
 SAMPLED: Final = ("fixed_width((4, 2, 1), children='iid')", "rrs")
@@ -114,10 +114,7 @@ def sample_of(material: Material) -> list[tuple[int, ...]]:
 
 
 def stage_times(material: Material, head: ShapeHead) -> dict[str, Any]:
-    """Milliseconds of a round by stage, greedy, batch 1, median and tail.
-
-    And of what drafting is made of.
-    """
+    """Return milliseconds of greedy rounds at batch 1 by stage and part of drafting, median and tail."""
     options = {"max_new_tokens": material.settings.max_new_tokens, "temperature": 0.0}
     records = run(
         material, drafts_with(material, head, 0.0), sample_of(material), **options
@@ -220,9 +217,7 @@ def context_sweep(material: Material, head: ShapeHead, say: Say) -> list[dict[st
 def other_drafters(
     material: Material, head: ShapeHead, say: Say, beside: Sequence[Path] = ()
 ) -> list[dict[str, Any]]:
-    """Drafters that need no training, and heads of other kinds, on the same prompts.
-
-    SHAPE with its own head last.
+    """Measure drafters without training, heads of other kinds and SHAPE with its own head on the same prompts.
 
     Heads build the same tree, which the same rule verifies.
     """

@@ -1,4 +1,4 @@
-"""What `python -m lab.shape` measures on: the target, its own text by task, and heads."""
+"""Material of `python -m lab.shape`: the target, its own text by task, and heads."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,17 +15,16 @@ from monge.core.errors import OptionError
 from monge.heads.shape.checkpoint import load_head
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
 from monge.prompts import Prompt, encode
+from monge.training.calibrate import calibrate_ridge
 from monge.training.own_text import TextSettings, write_own_text
-from monge.training.shape.calibrate import calibrate_ridge
-from monge.training.shape.run import feature_model, gradient_ends
-from monge.training.texts import Ends, Texts, read_texts
+from monge.training.texts import Ends, Texts, feature_model, gradient_ends, read_texts
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportSettings:
-    """How much is measured.
+    """Sizes of the measurement.
 
     Args:
         rows_per_task: Rows of text that the target writes for every task, at temperature 1.

@@ -1,4 +1,4 @@
-"""How far what a head says of its most probable token is from what the target says of it."""
+"""Distance between the confidence of a head in its most probable token and the target's mass of it."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 import torch
 
 from monge.heads.shape.head import ShapeHead
-from monge.training.shape.measure import law, predictions
+from monge.training.calibrate import law, predictions
 from monge.training.texts import Ends, Texts, all_windows
 
 BINS: Final = 10

@@ -62,7 +62,8 @@ def shape_report(
             "head_parameters": head.num_parameters,
             "head_bytes": head.num_bytes,
             "tokens_by_task": {
-                task: part.fitted.num_tokens * 3 // 2 for task, part in material.parts.items()
+                task: part.fitted.token_ids.numel() * 3 // 2
+                for task, part in material.parts.items()
             },
         },
         **states,

@@ -1,4 +1,4 @@
-"""How alike successive hidden states are, what that implies for laws, and what their differences look like.
+"""Similarity of successive hidden states, its consequences for laws, and the structure of their differences.
 
 In the maths p_t = law after the t-th token, h_t = what the output layer W reads there.
 """
@@ -12,8 +12,7 @@ from torch import Tensor
 
 from lab.shape.material import Material, joined, spread
 from monge.heads.shape.sinkhorn import log_plan, mean_cost, squared_distances
-from monge.training.shape.calibrate import principal_directions
-from monge.training.shape.measure import law
+from monge.training.calibrate import law, principal_directions
 from monge.training.texts import Texts
 
 _SUPPORT: Final = 64
@@ -95,7 +94,7 @@ def step_stability(material: Material) -> dict[str, Any]:
 
 @torch.inference_mode()
 def structure(material: Material) -> dict[str, Any]:
-    """How much of |h_(t+1) - h_t|^2 lies in the states' main directions, and how many directions it fills."""
+    """Return the share of |h_(t+1) - h_t|^2 that lies in the states' main directions, and how many it fills."""
     texts = material.together.fitted
     states = texts.states.float()
     changes = (states[:, 1:] - states[:, :-1]).flatten(0, 1)

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -13,49 +13,38 @@ from lab.verify.measure import QUICK, VerifySettings, measure
 from monge.bench.provenance import busy_note
 from monge.cli import options
 from monge.cli.console import notes, output, reported
-from monge.cli.options import numbers
 from monge.loading.networks import usable_device
 
 
 @reported
 def main(
     *,
-    rules: Annotated[
-        list[str] | None,
-        options.measuring("--rules", "A rule, with settings; may be repeated.", "all of them"),
-    ] = None,
-    vocab: Annotated[
-        list[int] | None, numbers("--vocab", "Size of the vocabulary", VerifySettings().vocab_sizes)
-    ] = None,
-    support: Annotated[
-        list[int] | None,
-        numbers("--support", "Tokens of the draft law, 0 for all", VerifySettings().supports),
-    ] = None,
-    candidates: Annotated[
-        list[int] | None, numbers("--candidates", "Candidates of a node", VerifySettings().widths)
-    ] = None,
-    tree: Annotated[
-        list[str] | None,
-        options.measuring("--tree", "A tree, measured in place of nodes; may be repeated.", "none"),
-    ] = None,
-    batch: Annotated[
-        list[int] | None,
-        numbers("--batch", "Nodes of one measurement", VerifySettings().batch_sizes),
-    ] = None,
-    repeats: Annotated[
-        int | None,
-        options.measuring("--repeats", "Measurements of each cell.", VerifySettings().repeats),
-    ] = None,
-    quick: Annotated[
-        bool, options.measuring("--quick", "One vocabulary, two supports: within a minute.")
-    ] = False,
-    device: Annotated[
-        str, options.option("--device", help="cpu, cuda, ...", panel=options.RUNNING, default="cpu")
-    ] = "cpu",
-    threads: Annotated[
-        int,
-        options.option("--threads", help="Threads of torch.", panel=options.RUNNING, default="1"),
-    ] = 1,
+    rules: list[str] | None = options.measuring(
+        None, "A rule, with settings; may be repeated.", "all of them"
+    ),
+    vocab: list[int] | None = options.measuring(
+        None, "Size of the vocabulary; may be repeated.", VerifySettings().vocab_sizes
+    ),
+    support: list[int] | None = options.measuring(
+        None, "Tokens of the draft law, 0 for all; may be repeated.", VerifySettings().supports
+    ),
+    candidates: list[int] | None = options.measuring(
+        None, "Candidates of a node; may be repeated.", VerifySettings().widths
+    ),
+    tree: list[str] | None = options.measuring(
+        None, "A tree, measured in place of nodes; may be repeated.", "none"
+    ),
+    batch: list[int] | None = options.measuring(
+        None, "Nodes of one measurement; may be repeated.", VerifySettings().batch_sizes
+    ),
+    repeats: int | None = options.measuring(
+        None, "Measurements of each cell.", VerifySettings().repeats
+    ),
+    quick: bool = options.switch(
+        "--quick", options.MEASURING, "One vocabulary, two supports: within a minute."
+    ),
+    device: str = options.option("cpu", options.RUNNING, "cpu, cuda, ..."),
+    threads: int = options.option(1, options.RUNNING, "Threads of torch."),
     as_json: options.Json = False,
 ) -> None:
     """Time every acceptance rule at one node or one tree, beside softmax and multinomial of one row of logits.

@@ -67,7 +67,7 @@ Work = Callable[[], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifySettings:
-    """What is measured.
+    """Settings of the measurement.
 
     Args:
         rules: Names of rules, with settings; all registered ones where empty.
@@ -275,7 +275,7 @@ class _Nodes:
         self._draws = RequestDraws(settings.seed)
 
     def works(self, name: str) -> list[tuple[str, Work | str]]:
-        """What is timed under a rule's name, or why nothing is."""
+        """Return the works that are timed under a rule's name, or why nothing is."""
         rule, width = VERIFIERS.parse(name), self._cell["width"]
         # Deterministic candidates are left to the target walk, so they show nothing of a rule that
         # is exact for draws.

@@ -50,7 +50,7 @@ class Option:
     envvar: str | None = None
 
 
-def _option(
+def option(
     default: Any,  # noqa: ANN401 (of any type)
     panel: str,
     help: str,
@@ -69,8 +69,8 @@ def _option(
 class LoadOptions:
     """Arguments of `monge.load`, which documents them and says which objects it takes for text."""
 
-    target: Any = _option(None, MODELS, "Target model: a folder or a name.", "the built-in target")
-    draft: Any = _option(
+    target: Any = option(None, MODELS, "Target model: a folder or a name.", "the built-in target")
+    draft: Any = option(
         None,
         MODELS,
         "Draft model with the target's tokenizer, or the folder of a head for the target. "
@@ -78,45 +78,45 @@ class LoadOptions:
         "the built-in draft, or none beside a --target",
         several=True,
     )
-    cross_tokenizer: bool = _option(
+    cross_tokenizer: bool = option(
         False,
         MODELS,
         "Take a draft model with another tokenizer: it drafts the tokens that both have.",
     )
-    exact_numerics: bool = _option(
+    exact_numerics: bool = option(
         False, MODELS, "Refuse a target whose logits depend on how many tokens a forward reads."
     )
-    chat_template: str | None = _option(
+    chat_template: str | None = option(
         None, MODELS, "`instruction`, or a file with a Jinja template.", "the tokenizer's own"
     )
-    dtype: Any = _option("auto", MODELS, "Type of the weights: float32, bfloat16, ...")
-    device: Any = _option(None, MODELS, "Where the models run: cpu, cuda, ...", "cpu")
-    attention: str | None = _option(
+    dtype: Any = option("auto", MODELS, "Type of the weights: float32, bfloat16, ...")
+    device: Any = option(None, MODELS, "Where the models run: cpu, cuda, ...", "cpu")
+    attention: str | None = option(
         None, MODELS, "eager, sdpa or flex_attention.", "the model's own"
     )
-    backend: Any = _option("eager", MODELS, "The backend: eager or compiled.")
-    draft_backend: Any = _option(
+    backend: Any = option("eager", MODELS, "The backend: eager or compiled.")
+    draft_backend: Any = option(
         None, MODELS, "The backend of the draft model: eager or compiled.", "as the target"
     )
     trust_remote_code: bool = False
     tokenizer: Any = None
-    drafter: Any = _option(
+    drafter: Any = option(
         None,
         SPECULATION,
         "What proposes tokens, e.g. `ngram(max_ngram=4)`.",
         "ngram or model as the controller chooses, model where it does not, ngram without a draft "
         "model",
     )
-    tree: Any = _option(
+    tree: Any = option(
         None,
         SPECULATION,
         "Shape of the proposals, e.g. `chain(6)`, `fixed_width((4, 2))`.",
         "a chain, or what the verifier needs",
     )
-    verifier: Any = _option(
+    verifier: Any = option(
         None, SPECULATION, "Acceptance rule; see `monge list`.", "the one for the candidates"
     )
-    controller: Any = _option(
+    controller: Any = option(
         None,
         SPECULATION,
         "How much to draft, e.g. `fixed(max_depth=2)`; `monge serve` takes several: a request may "
@@ -124,17 +124,17 @@ class LoadOptions:
         "goodput, and fixed for sampled requests with a seed",
         several=True,
     )
-    draft_temperature: float | int | None = _option(
+    draft_temperature: float | int | None = option(
         None, SPECULATION, "Draft at this temperature.", "the request's own", kind=float
     )
-    draft_top_k: int | None = _option(
+    draft_top_k: int | None = option(
         None,
         SPECULATION,
         "Draft from the k most probable tokens of the draft model.",
         "all",
         kind=int,
     )
-    max_batch_size: int = _option(
+    max_batch_size: int = option(
         8,
         RUNNING,
         "Requests decoded together.",
@@ -147,30 +147,30 @@ class LoadOptions:
 class SamplingOptions:
     """Options of a request, as `Decoder.generate` takes them."""
 
-    max_new_tokens: int = _option(128, SAMPLING, "Most tokens to generate.")
-    temperature: float | int = _option(0.0, SAMPLING, "0 decodes greedily.")
-    top_k: int | None = _option(None, SAMPLING, "Keep the k most probable tokens.", "all", kind=int)
-    top_p: float | int = _option(1.0, SAMPLING, "Keep the most probable tokens up to this mass.")
-    min_p: float | int = _option(
+    max_new_tokens: int = option(128, SAMPLING, "Most tokens to generate.")
+    temperature: float | int = option(0.0, SAMPLING, "0 decodes greedily.")
+    top_k: int | None = option(None, SAMPLING, "Keep the k most probable tokens.", "all", kind=int)
+    top_p: float | int = option(1.0, SAMPLING, "Keep the most probable tokens up to this mass.")
+    min_p: float | int = option(
         0.0, SAMPLING, "Keep tokens of at least this share of the largest mass."
     )
-    min_tokens: int = _option(0, SAMPLING, "Fewest tokens before one that ends the text.")
-    repetition_penalty: float | int = _option(
+    min_tokens: int = option(0, SAMPLING, "Fewest tokens before one that ends the text.")
+    repetition_penalty: float | int = option(
         1.0, SAMPLING, "Above 1, tokens that the text holds become less probable."
     )
-    presence_penalty: float | int = _option(
+    presence_penalty: float | int = option(
         0.0, SAMPLING, "Taken off the logits of tokens that the completion holds."
     )
-    frequency_penalty: float | int = _option(
+    frequency_penalty: float | int = option(
         0.0, SAMPLING, "Taken off them once for every occurrence."
     )
-    seed: int | None = _option(
+    seed: int | None = option(
         None, SAMPLING, "Makes the text reproducible.", "drawn, and reported", kind=int
     )
-    stop: Sequence[str] = _option(
+    stop: Sequence[str] = option(
         (), SAMPLING, "End before this string; may be repeated.", "none", several=True
     )
-    stop_token_ids: Sequence[int] = _option(
+    stop_token_ids: Sequence[int] = option(
         (),
         SAMPLING,
         "End after this token; may be repeated.",
@@ -179,18 +179,16 @@ class SamplingOptions:
         several=True,
         flags=("--stop-token-id",),
     )
-    ignore_eos: bool = _option(False, SAMPLING, "Go on after an end-of-text token.")
+    ignore_eos: bool = option(False, SAMPLING, "Go on after an end-of-text token.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
     """Options of `monge serve`, beside those of `monge.load`."""
 
-    host: str = _option(
-        "127.0.0.1", SERVER, "Address to listen on; 0.0.0.0 is open to the network."
-    )
-    port: int = _option(8000, SERVER, "Port; 0 takes a free one.")
-    api_keys: tuple[str, ...] = _option(
+    host: str = option("127.0.0.1", SERVER, "Address to listen on; 0.0.0.0 is open to the network.")
+    port: int = option(8000, SERVER, "Port; 0 takes a free one.")
+    api_keys: tuple[str, ...] = option(
         (),
         SERVER,
         "Ask for this key; may be repeated.",
@@ -199,7 +197,7 @@ class ServeOptions:
         flags=("--api-key",),
         envvar="MONGE_API_KEY",
     )
-    allowed_hosts: tuple[str, ...] = _option(
+    allowed_hosts: tuple[str, ...] = option(
         (),
         SERVER,
         "Another name or address, without a port, that requests may be sent to; may be repeated.",
@@ -207,38 +205,34 @@ class ServeOptions:
         several=True,
         flags=("--allowed-host",),
     )
-    served_model_name: str | None = _option(
+    served_model_name: str | None = option(
         None, SERVER, "Name that clients ask for.", "the target's own"
     )
-    logprobs_of: Literal["raw", "processed"] = _option(
+    logprobs_of: Literal["raw", "processed"] = option(
         "raw",
         SERVER,
         "raw: the target's own law; processed: the law that tokens are drawn from.",
         kind=Literal["raw", "processed"],
     )
-    certificates: bool = _option(
+    certificates: bool = option(
         False,
         SERVER,
         "Record requests that send `certificate: true`; the answer has the record, for "
         "`monge certify`.",
     )
-    drain_s: int = _option(
-        30,
-        SERVER,
-        "Seconds that running requests get after SIGTERM.",
-        flags=("--drain",),
-        least=0,
+    drain_s: int = option(
+        30, SERVER, "Seconds that running requests get after SIGTERM.", flags=("--drain",), least=0
     )
-    lame_duck_s: int = _option(
+    lame_duck_s: int = option(
         5,
         SERVER,
         "Seconds after SIGTERM in which requests are still taken, while /ready gives a 503.",
         flags=("--lame-duck",),
         least=0,
     )
-    access_log: bool = _option(False, SERVER, "Log every request.")
-    max_waiting: int = _option(256, LIMITS, "Requests that may wait; one more gets a 429.", least=1)
-    kv_budget_tokens: int | None = _option(
+    access_log: bool = option(False, SERVER, "Log every request.")
+    max_waiting: int = option(256, LIMITS, "Requests that may wait; one more gets a 429.", least=1)
+    kv_budget_tokens: int | None = option(
         None,
         LIMITS,
         "Tokens of room in the caches.",
@@ -246,25 +240,25 @@ class ServeOptions:
         kind=int,
         flags=("--kv-budget",),
     )
-    prefill_chunk: int = _option(512, LIMITS, "Prompt tokens that are read between two rounds.")
-    max_choices: int = _option(32, LIMITS, "Completions of one request: prompts times n.")
-    max_logprobs: int = _option(
+    prefill_chunk: int = option(512, LIMITS, "Prompt tokens that are read between two rounds.")
+    max_choices: int = option(32, LIMITS, "Completions of one request: prompts times n.")
+    max_logprobs: int = option(
         1 << 19, LIMITS, "Log-probabilities of one answer: choices x tokens x (1 + top ones)."
     )
-    max_request_bytes: int = _option(4 * 1024 * 1024, LIMITS, "Largest body.")
-    max_certificate_bytes: int = _option(
+    max_request_bytes: int = option(4 * 1024 * 1024, LIMITS, "Largest body.")
+    max_certificate_bytes: int = option(
         256 * 1024 * 1024,
         LIMITS,
         "Memory for the record of one request; one that needs more gets a 400.",
     )
-    request_timeout_s: float | int = _option(
+    request_timeout_s: float | int = option(
         600,
         LIMITS,
         "Seconds after which a request is ended; 0 for never.",
         kind=float,
         flags=("--request-timeout",),
     )
-    round_timeout_s: float | int = _option(
+    round_timeout_s: float | int = option(
         120,
         LIMITS,
         "Seconds after which a round is taken to hang and /health gives a 503; 0 for never.",
@@ -272,24 +266,21 @@ class ServeOptions:
         flags=("--round-timeout",),
         least=0,
     )
-    tensor_parallel: bool = _option(
+    tensor_parallel: bool = option(
         False, MODELS, "Spread the target over the processes of this `torchrun`."
     )
-    threads: int | None = _option(
+    threads: int | None = option(
         None, RUNNING, "Threads of torch.", "torch's own", kind=int, least=1
     )
-    verbose: bool = _option(
-        False,
-        OUTPUT,
-        "Say what runs and where the time goes.",
-        flags=("--verbose", "-v"),
+    verbose: bool = option(
+        False, OUTPUT, "Say what runs and where the time goes.", flags=("--verbose", "-v")
     )
-    use_ray: bool = _option(False, RAY, "Serve from replicas, on many machines.", flags=("--ray",))
-    num_replicas: int = _option(1, RAY, "Replicas.", flags=("--replicas",), least=1)
-    autoscale: Any = _option(
+    use_ray: bool = option(False, RAY, "Serve from replicas, on many machines.", flags=("--ray",))
+    num_replicas: int = option(1, RAY, "Replicas.", flags=("--replicas",), least=1)
+    autoscale: Any = option(
         None, RAY, "Fewest and most replicas, as `1:4`, in place of --replicas.", "off"
     )
-    upscale_delay_s: float | int | None = _option(
+    upscale_delay_s: float | int | None = option(
         None,
         RAY,
         "Seconds of load before a replica is added.",
@@ -298,7 +289,7 @@ class ServeOptions:
         flags=("--upscale-delay",),
         least=0,
     )
-    downscale_delay_s: float | int | None = _option(
+    downscale_delay_s: float | int | None = option(
         None,
         RAY,
         "Seconds without it before a replica is taken away.",
@@ -307,14 +298,11 @@ class ServeOptions:
         flags=("--downscale-delay",),
         least=0,
     )
-    address: str | None = _option(
-        None,
-        RAY,
-        "Address of a running cluster, or `auto`.",
-        "a cluster of this machine alone",
+    address: str | None = option(
+        None, RAY, "Address of a running cluster, or `auto`.", "a cluster of this machine alone"
     )
-    cpus_per_replica: float | int = _option(1, RAY, "Cores of a replica.", kind=float, least=0)
-    gpus_per_replica: float | int = _option(0, RAY, "GPUs of a replica.", kind=float, least=0)
+    cpus_per_replica: float | int = option(1, RAY, "Cores of a replica.", kind=float, least=0)
+    gpus_per_replica: float | int = option(0, RAY, "GPUs of a replica.", kind=float, least=0)
 
 
 def options_of(*groups: type) -> dict[str, Option]:

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from monge.acceptance.closed_forms import closed_form, inclusion
-from monge.acceptance.expected_tokens import expected_tokens
+from lab.acceptance.expected_tokens import expected_tokens
+from monge.acceptance.closed_forms import closed_form, inclusion, optimum, sampling_schemes
+from monge.acceptance.inputs import table_of
 from monge.acceptance.node import accepted_masses, legal_schemes
-from monge.acceptance.sampling_schemes import optimum, sampling_schemes
-from monge.acceptance.table import table_of
 from monge.acceptance.tree import bound, expected_accepted, random_tree, tree_report
 from monge.core.context import Context, DraftPlan
 from monge.core.law import DenseLaw, one_hot
@@ -27,10 +26,7 @@ from monge.verify.base import as_verifier
 from monge.verify.registry import VERIFIERS
 
 EXACT = 1e-12
-LAWS = (
-    ([0.5, 0.3, 0.2], [0.2, 0.3, 0.5]),
-    ([0.1, 0.0, 0.6, 0.3], [0.4, 0.3, 0.2, 0.1]),
-)
+LAWS = (([0.5, 0.3, 0.2], [0.2, 0.3, 0.5]), ([0.1, 0.0, 0.6, 0.3], [0.4, 0.3, 0.2, 0.1]))
 
 
 @pytest.mark.parametrize(("p", "q"), LAWS)
@@ -41,14 +37,14 @@ def test_closed_forms_are_what_the_rules_do(p, q):
     compared = set()
     for name in VERIFIERS:
         rule = VERIFIERS.make(name)
-        for way in legal_schemes(rule, ways):
-            value = closed_form(name, p, way.proposal)
+        for way, proposal in legal_schemes(rule, ways).items():
+            value = closed_form(name, p, proposal)
             if value is None or not rule.is_enumerable:
                 continue
-            assert sum(accepted_masses(rule, target, way.proposal).values()) == pytest.approx(
+            assert sum(accepted_masses(rule, target, proposal).values()) == pytest.approx(
                 value, abs=EXACT
             ), (name, way)
-            best = optimum(p, way.proposal)
+            best = optimum(p, proposal)
             assert best is None or value <= best + EXACT, (name, way)
             compared.add(name)
     assert {
@@ -139,7 +135,7 @@ def decoded(table, rule):
         )
         (draft,) = drafter.draft([context], drafter.open([context]), [DraftPlan()], [draws])
         paths = [draft.tree.path_tokens(node) for node in range(draft.tree.num_nodes)]
-        laws = [table.target_law(path) if len(path) < table.depth else one_hot(0) for path in paths]
+        laws = [table.target[path] if len(path) < table.depth else one_hot(0) for path in paths]
         return as_verifier(rule).verify(draft.tree, laws, draws).num_accepted
 
     return math.fsum(count * prob for count, prob in exact_law(accepted).items())

@@ -5,7 +5,7 @@ from typing import Literal
 
 import pytest
 
-from monge.bench.named_arms import named_arm
+from monge.bench.arms import named_arm
 from monge.control.registry import CONTROLLERS
 from monge.core.errors import MongeError, OptionError
 from monge.core.registry import Registry

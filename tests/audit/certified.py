@@ -3,7 +3,6 @@
 import copy
 import json
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -106,11 +105,8 @@ def reread(certificate: Certificate) -> Certificate:
 
 def certified(certificate: Certificate, make: Make, **options: Any) -> CertifyReport:
     """The report on a certificate."""
-    parts = make()
-    target = parts.target
-    forward = forward_of(target) if isinstance(target, TabularModel) else None
-    if forward is None:
-        forward = forward_of(drafter_target())
+    target = make().target
+    forward = forward_of(target if isinstance(target, TabularModel) else drafter_target())
     settings = {"redrafter": Redrafter(make(), 1e-9)} | options
     return certify(certificate, forward, vocab_size=target.vocab_size, **settings)
 
@@ -169,11 +165,6 @@ def _moved(array: Tensor, pick: Any) -> Tensor:
     else:
         changed[place] += 0.01
     return changed
-
-
-def only(maker: Callable[..., Components], **options: Any) -> Make:
-    """A way of making components with some options."""
-    return partial(maker, **options)
 
 
 def edited(certificate: Certificate, **fields: Any) -> Certificate:

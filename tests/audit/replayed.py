@@ -3,17 +3,17 @@
 import asyncio
 import json
 import multiprocessing
-import socket
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import cycle
 from typing import Any
 
 from tests.audit.toy import client_of
 from tests.kit.wrong_servers import ToyServer
 
-_HEAD_END = b"\r\n\r\n"
 Answers = dict[tuple[str, bool], list[bytes]]
 """Bodies by prompt, and by whether they are sampled."""
 
@@ -44,45 +44,38 @@ def texts_of(
 @contextmanager
 def replayed(answers: Answers, latency_s: float) -> Iterator[str]:
     """Serve them; the address."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        process = multiprocessing.get_context("spawn").Process(
-            target=_serve, args=(listener, answers, latency_s), daemon=True
-        )
-        process.start()
-        try:  # the system holds requests back until the process is there
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            process.terminate()
-            process.join()
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(
+        target=_serve, args=(theirs, answers, latency_s), daemon=True
+    )
+    process.start()
+    try:
+        yield f"http://127.0.0.1:{ours.recv()}"
+    finally:
+        process.terminate()
+        process.join()
 
 
-def _serve(listener: socket.socket, answers: Answers, latency_s: float) -> None:
+def _serve(pipe: Any, answers: Answers, latency_s: float) -> None:
     sources = {key: cycle(bodies) for key, bodies in answers.items()}
 
-    def body_of(content: bytes) -> bytes:
-        if not content:
-            return b'{"data": [{"id": "toy"}]}'
-        fields = json.loads(content)
-        return next(sources[fields["prompt"], fields["temperature"] > 0])
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
 
-    class Connection(asyncio.Protocol):
-        def connection_made(self, transport: Any) -> None:
-            self._transport, self._read = transport, b""
+        def do_POST(self) -> None:
+            fields = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            self.do_GET(next(sources[fields["prompt"], fields["temperature"] > 0]))
 
-        def data_received(self, data: bytes) -> None:
-            self._read += data
-            head, _, content = self._read.partition(_HEAD_END)
-            _, _, length = head.lower().partition(b"content-length:")
-            if _HEAD_END not in self._read or len(content) < int(
-                length.split()[0] if length else 0
-            ):
-                return
-            self._read, body = b"", body_of(content)
-            answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d%s%s" % (len(body), _HEAD_END, body)
-            asyncio.get_running_loop().call_later(latency_s, self._transport.write, answer)
+        def do_GET(self, body: bytes = b'{"data": [{"id": "toy"}]}') -> None:
+            time.sleep(latency_s)
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
 
-    async def serve() -> None:
-        server = await asyncio.get_running_loop().create_server(Connection, sock=listener)
-        await server.serve_forever()
+        def log_message(self, *_: Any) -> None:
+            pass
 
-    asyncio.run(serve())
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    pipe.send(server.server_port)
+    server.serve_forever()

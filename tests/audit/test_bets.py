@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monge.audit.bets import FAULTS, WEIGHTS, Wealth, judged, log_factors
-from monge.audit.power import smallest_deviation
+from monge.audit.bets import BETS, Wealth, judged, log_factors, smallest_deviation
 from monge.audit.token_law import END, TokenLaw
 from tests.audit.simulation import ALPHA, DEVIATIONS, audit, is_rejected, random_laws
 
@@ -72,8 +71,7 @@ def test_quantiles_are_uniform(values, seed):
 
 
 def test_stakes_sum_to_one():
-    assert math.fsum(WEIGHTS.values()) == pytest.approx(1.0, abs=1e-12)
-    assert WEIGHTS.keys() == FAULTS.keys()
+    assert math.fsum(share for share, *_ in BETS.values()) == pytest.approx(1.0, abs=1e-12)
 
 
 def test_an_excluded_token_is_final():
@@ -89,7 +87,7 @@ def test_repeated_texts_are_found():
     for _ in range(30):
         add(wealth, laws[:3], ["3", "5", "2"], 0.5)
     assert is_rejected(wealth)
-    assert wealth.finding() == FAULTS["prefixes"][0]
+    assert wealth.finding() == BETS["prefixes"][1]
 
 
 def test_few_false_alarms():

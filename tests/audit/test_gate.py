@@ -30,6 +30,15 @@ TWO = (
 )
 
 
+class OwnDefaults(ToyServer):
+    """A server with a default of its own for top-k, which does not know `min_p`."""
+
+    def _answer(self, fields: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        if "min_p" in fields:
+            return 400, {"error": {"message": "unknown field min_p"}}
+        return super()._answer({"top_k": 3, **fields})
+
+
 def place(server: ToyServer, url: str = "http://toy") -> dict[str, object]:
     return {"url": url, "transport": httpx.ASGITransport(app=server)}
 
@@ -38,11 +47,12 @@ def twin() -> dict[str, object]:
     return place(ToyServer(EXACT_ENGINES["plain"], seed=99), "http://twin")
 
 
-@pytest.mark.parametrize("name", ["plain", "single draft", "recursive rejection"])
-def test_exact_servers_pass(name, tmp_path):
-    engine = EXACT_ENGINES.get(name) or PlainEngine()
+@pytest.mark.parametrize("engine", ["plain", "single draft", "own defaults"])
+def test_exact_servers_pass(engine, tmp_path):
+    """Defaults of a server are no faults."""
+    kind = OwnDefaults if engine == "own defaults" else ToyServer
     report = assert_lossless(
-        place(ToyServer(engine, seed=3)),
+        place(kind(EXACT_ENGINES.get(engine, EXACT_ENGINES["plain"]), seed=3)),
         twin(),
         budget=1000,
         situations=SHORT,
@@ -182,6 +192,14 @@ def test_an_engine_gives_a_seeded_text_again_and_leaves_the_global_generator_alo
         (["--engine", LOOKUP, "--draft", "built-in"], "takes no draft model"),
         (["--engine", ASSISTED, "--target", "."], "needs a draft model"),
         (["--url", "http://a", "--target", "built-in", "--draft", "built-in"], "need --engine"),
+        (["--url", "http://a"], "either --reference-url or --target"),
+        (
+            ["--url", "http://a", "--target", "built-in", "--reference-url", "http://b"],
+            "either --reference-url or --target",
+        ),
+        (["--url", "http://a/", "--reference-url", "http://a"], "is the audited server"),
+        (["--url", "http://a", "--target", "built-in", "--alpha", "2"], "--alpha"),
+        (["--url", "http://a", "--target", "built-in", "--budget", "0"], "--budget"),
         *(
             (["--engine", name], f"start its server with `{HOW_TO_START[name][0].split()[0]}")
             for name in HOW_TO_START
@@ -203,26 +221,6 @@ def test_our_engine_by_the_command(monkeypatch):
     report = json.loads(result.stdout)
     assert report["verdict"] == "lossless"
     assert report["num_tokens"] >= 60
-
-
-class OwnDefaults(ToyServer):
-    """A server with a default of its own for top-k, which does not know `min_p`."""
-
-    def _answer(self, fields: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        if "min_p" in fields:
-            return 400, {"error": {"message": "unknown field min_p"}}
-        return super()._answer({"top_k": 3, **fields})
-
-
-def test_defaults_of_a_server_are_no_faults():
-    report = assert_lossless(
-        place(OwnDefaults(EXACT_ENGINES["plain"], seed=3)),
-        twin(),
-        budget=1000,
-        situations=SHORT,
-        eos=EOS_NAMES,
-    )
-    assert report.verdict == "lossless"
 
 
 class LikeLlama(ToyServer):

@@ -4,10 +4,18 @@ import pytest
 import torch
 
 from lab.matrix import all_arms
-from monge.bench.arms import Call, HostArm, MongeArm
-from monge.bench.named_arms import named_arm
+from monge.bench.arms import (
+    DEFAULT,
+    Call,
+    HostArm,
+    MongeArm,
+    assistant_options,
+    host_arms,
+    named_arm,
+    tune_assistant,
+    usual_arms,
+)
 from monge.bench.pair import load_pair
-from monge.bench.usual_arms import DEFAULT, assistant_options, host_arms, tune_assistant, usual_arms
 from monge.core.errors import OptionError
 from monge.prompts import encode
 from tests.heads.readers.published import medusa
@@ -22,11 +30,8 @@ def call(pair, texts, temperature=0.0, seed=0):
 
 @pytest.fixture(scope="module")
 def plain(tiny_pair):
-    return (
-        HostArm(name="transformers", family="plain")
-        .decode(tiny_pair, call(tiny_pair, ["The sea was calm"]))
-        .token_ids
-    )
+    host, asked = HostArm(name="h", family="plain"), call(tiny_pair, ["The sea was calm"])
+    return host.decode(tiny_pair, asked).token_ids
 
 
 @pytest.fixture(scope="module")
@@ -36,16 +41,13 @@ def arms(tiny_pair):
 
 def test_an_arm_forgets_the_pair_that_it_ran_before(tiny_pair):
     """Times of other forwards, and rests that were decided by them, would last for the whole run."""
-    arm = MongeArm(name="m", settings={"controller": "goodput"})
-    call = Call(prompt_ids=((5, 6, 7),), max_new_tokens=6, temperature=0.0, seed=0)
+    arm, asked = MongeArm(name="m", settings={"controller": "goodput"}), call(tiny_pair, ["Once"])
     memories = []
     for _ in range(2):
         arm.prepare(tiny_pair)
-        arm.decode(tiny_pair, call)
-        memories.append(arm.cache.shared_state(call))
-    first, second = memories
-    assert first is not second
-    assert first.latency is not second.latency
+        arm.decode(tiny_pair, asked)
+        memories.append(arm.cache.shared_state(asked))
+    assert memories[0].latency is not memories[1].latency
 
 
 def test_greedy_arms_agree_and_only_ours_has_records(tiny_pair, arms, plain):
@@ -65,10 +67,8 @@ def test_an_arm_runs_its_draft_model_in_its_own_way(tiny_pair, plain):
     arm.decode(tiny_pair, asked)
     assert arm.cache.draft is made, "the network is made once"
     for drafter in ("ngram", "none"):
-        with pytest.raises(
-            OptionError,
-            match=f"draft_backend says how a draft model runs, and '{drafter}' has none",
-        ):
+        reason = f"draft_backend says how a draft model runs, and '{drafter}' has none"
+        with pytest.raises(OptionError, match=reason):
             named_arm(f"own: draft_backend=eager, drafter={drafter}").decode(tiny_pair, asked)
 
 
@@ -120,12 +120,8 @@ def test_tuning_tries_every_candidate(tiny_pair):
     best, tried = tune_assistant(
         tiny_pair, prompts, counts=(1, 4), temperatures=(0.0, 1.0), max_new_tokens=6, seed=0
     )
-    assert [(entry["temperature"], entry["num_assistant_tokens"]) for entry in tried] == [
-        (0, 1),
-        (0, 4),
-        (1, 1),
-        (1, 4),
-    ]
+    found = [(entry["temperature"], entry["num_assistant_tokens"]) for entry in tried]
+    assert found == [(0, 1), (0, 4), (1, 1), (1, 4)]
     for temperature, options in best.items():
         mine = [entry for entry in tried if entry["temperature"] == temperature]
         fastest = max(mine, key=lambda entry: entry["tokens_per_s"])
@@ -138,10 +134,8 @@ def test_target_alone_has_no_assisted_arm(tiny_paths):
     assert "transformers assisted" not in names
     assert not [name for name in names if "chain" in name]
     asked = call(pair, ["The sea"])
-    assert (
-        MongeArm(name=DEFAULT).decode(pair, asked).token_ids
-        == HostArm(name="h", family="plain").decode(pair, asked).token_ids
-    )
+    ours, host = MongeArm(name=DEFAULT), HostArm(name="h", family="plain")
+    assert ours.decode(pair, asked).token_ids == host.decode(pair, asked).token_ids
     with pytest.raises(OptionError, match="needs a draft model"):
         HostArm(name="a", family="assisted", assistant={}).decode(pair, asked)
 
@@ -162,26 +156,18 @@ def test_a_head_stands_where_a_draft_model_would(head_pair, plain):
         assert arm.decode(head_pair, asked).token_ids == plain, arm.name
 
 
+READS_TEXT = ["suffix", "token_recycling", "lookahead", "jacobi"]
+
+
 @pytest.mark.parametrize(
-    "drafter",
-    [
-        "head",
-        "pool('ngram', 'head')",
-        "suffix",
-        "token_recycling",
-        "lookahead",
-        "jacobi",
-        "layer_skip(num_layers=1)",
-    ],
+    "drafter", ["head", "pool('ngram', 'head')", *READS_TEXT, "layer_skip(num_layers=1)"]
 )
 def test_every_drafter_makes_an_arm(head_pair, plain, drafter):
     arm = named_arm(f"mine: drafter={drafter}")
     asked = call(head_pair, ["The sea was calm"])
     first, again = (arm.decode(head_pair, asked) for _ in range(2))
     assert first.token_ids == again.token_ids == plain
-    assert (arm.cache.components is None) == (
-        drafter in {"suffix", "token_recycling", "lookahead", "jacobi"}
-    )
+    assert (arm.cache.components is None) == (drafter in READS_TEXT)
     # The other arms' target keeps no hidden states for this one, and is not asked for any.
     kept = arm.cache.components
     assert kept is None or kept.target is not head_pair.target_model

@@ -4,10 +4,9 @@ import json
 
 import pytest
 
+from monge.bench.arms import QUICK_ASSISTANT_TOKENS, plain_arm, usual_arms, with_named
 from monge.bench.decode import QUICK, ProgressCallbacks, compare, write_outcome
-from monge.bench.named_arms import with_named
 from monge.bench.runner import Settings
-from monge.bench.usual_arms import QUICK_ASSISTANT_TOKENS, plain_arm, usual_arms
 from monge.core.errors import OptionError
 from monge.prompts import Prompt
 
@@ -18,34 +17,28 @@ PROMPTS = (
 )
 
 
-class Counter:
-    """A progress that counts."""
-
-    def __init__(self):
-        self.expected, self.steps = 0, []
-
-    def progress(self):
-        return ProgressCallbacks(total=self.expect, step=self.steps.append)
-
-    def expect(self, total):
-        self.expected = total
-        self.steps.clear()
-
-
 HEADLINE = ("speedup_over_plain", "speedup_over_assisted", "engine_efficiency", "block_efficiency")
+
+
+def compared(pair, prompts, settings, ours, counts=QUICK_ASSISTANT_TOKENS):
+    """The outcome; all steps are announced."""
+    expected, steps = [], []
+
+    def total(number):
+        expected.append(number)
+        steps.clear()
+
+    progress = ProgressCallbacks(total=total, step=steps.append)
+    found = compare(pair, prompts, settings, ours=ours, assistant_tokens=counts, progress=progress)
+    if not any(arm["failure"] for arm in found.document["arms"]):
+        assert expected == [len(steps)]
+    return found
 
 
 @pytest.fixture(scope="module")
 def outcome(tiny_pair):
     settings = Settings(max_new_tokens=8, repeats=2, batch_sizes=(1, 2))
-    return compare(
-        tiny_pair,
-        PROMPTS,
-        settings,
-        ours=usual_arms(),
-        assistant_tokens=QUICK_ASSISTANT_TOKENS,
-        progress=Counter().progress(),
-    )
+    return compared(tiny_pair, PROMPTS, settings, usual_arms())
 
 
 def test_headline(outcome):
@@ -83,9 +76,8 @@ def test_settings_models_and_provenance_stand_beside_the_numbers(outcome, tiny_p
     assert document["models"] == {"target": tiny_paths[0], "draft": tiny_paths[1]}
     assert document["settings"]["max_new_tokens"] == 8
     assert [prompt["task"] for prompt in document["prompts"]] == ["a", "a", "b"]
-    assert {"argv", "commit", "dirty", "versions", "device", "num_threads", "time_utc"} <= set(
-        document["provenance"]
-    )
+    known = {"argv", "commit", "dirty", "versions", "device", "num_threads", "time_utc"}
+    assert known <= set(document["provenance"])
     assert {entry["num_assistant_tokens"] for entry in document["assisted_tuning"]} == {2, 5}
 
 
@@ -101,34 +93,14 @@ def test_folder_that_cannot_be_written(outcome, tmp_path):
         write_outcome(outcome, tmp_path / "file")
 
 
-def test_progress_is_announced_call_by_call(tiny_pair):
-    counter = Counter()
-    settings = Settings(max_new_tokens=4, repeats=1, batch_sizes=(1,), temperatures=(0.0,))
-    compare(
-        tiny_pair,
-        PROMPTS[:1],
-        settings,
-        ours=usual_arms(),
-        assistant_tokens=QUICK_ASSISTANT_TOKENS,
-        progress=counter.progress(),
-    )
-    assert counter.expected == len(counter.steps) == 7 * 2
+FEW = Settings(max_new_tokens=4, repeats=2, batch_sizes=(1,), temperatures=(0.0,))
 
 
 def test_named_arms_only(tiny_pair):
-    settings = Settings(max_new_tokens=4, repeats=2, batch_sizes=(1,), temperatures=(0.0,))
-    ours, counter = with_named([plain_arm()], ["mine: controller=goodput"]), Counter()
-    document = compare(
-        tiny_pair,
-        PROMPTS[:1],
-        settings,
-        ours=ours,
-        assistant_tokens=(),
-        progress=counter.progress(),
-    ).document
+    ours = with_named([plain_arm()], ["mine: controller=goodput"])
+    document = compared(tiny_pair, PROMPTS[:1], FEW, ours, counts=()).document
     assert [arm["arm"] for arm in document["arms"]] == ["monge none", "mine"]
-    assert counter.expected == len(counter.steps) == 2 * 3  # nothing of the host is tuned
-    assert document["assisted_tuning"] == []
+    assert document["assisted_tuning"] == []  # nothing of the host is tuned
     assert document["speedup_over_plain"] is None
     assert document["slowest_adaptive"]["arm"] == "mine"
     ratio = document["arms"][1]["ratio_to_none_of_all"]
@@ -137,11 +109,4 @@ def test_named_arms_only(tiny_pair):
 
 def test_empty_prompt_is_refused(tiny_pair):
     with pytest.raises(OptionError, match="a prompt has no tokens"):
-        compare(
-            tiny_pair,
-            [Prompt(task="a", text="")],
-            QUICK,
-            ours=usual_arms(),
-            assistant_tokens=QUICK_ASSISTANT_TOKENS,
-            progress=Counter().progress(),
-        )
+        compared(tiny_pair, [Prompt(task="a", text="")], QUICK, usual_arms())

@@ -34,15 +34,10 @@ def test_every_cell_is_read_behind_the_same_text(monkeypatch):
     document = measure(SMALL, target())
     turns = 3 + SMALL.repeats
     assert read == [[nodes] * batch for batch in (1, 2) for nodes in (1, 3) for _ in range(turns)]
-    assert all(length == SMALL.context for row in lengths for length in row), (
-        "what was read was to be forgotten"
-    )
-    assert [(one["batch"], one["nodes"]) for one in document["cells"]] == [
-        (1, 1),
-        (1, 3),
-        (2, 1),
-        (2, 3),
-    ]
+    # What was read is forgotten.
+    assert all(length == SMALL.context for row in lengths for length in row)
+    cells = [(one["batch"], one["nodes"]) for one in document["cells"]]
+    assert cells == [(1, 1), (1, 3), (2, 1), (2, 3)]
     for one in document["cells"]:
         assert len(one["step_s"]["values"]) == SMALL.repeats
         assert one["ratio"]["median"] == 1.0
@@ -55,9 +50,7 @@ def test_what_runs_eagerly_after_all_has_no_numbers(monkeypatch, capsys):
         raise BackendError("there is no compiler")
 
     monkeypatch.setattr("monge.backends.cpu.compiled.PendingForward.make", refused)
-    settings = StepSettings(
-        backends=("eager", "compiled"), nodes=(1,), batch_sizes=(1,), context=4, repeats=1
-    )
+    settings = replace(SMALL, backends=("eager", "compiled"), nodes=(1,), batch_sizes=(1,))
     document = measure(settings, target())
     assert {one["backend"] for one in document["cells"]} == {"eager"}
     assert "there is no compiler" in document["missing"]["compiled"]
@@ -117,14 +110,8 @@ def test_bad_settings(settings, message):
 
 def test_more_than_the_network_reads():
     longest = target().config.max_position_embeddings
-    with pytest.raises(OptionError, match=f"are {longest + 1}, and the network reads {longest}"):
-        measure(
-            StepSettings(
-                backends=("eager",), nodes=(1,), batch_sizes=(1,), context=longest, repeats=1
-            ),
-            target(),
-        )
-    with pytest.raises(
-        OptionError, match=f"a prompt of {longest + 1} tokens is longer than the {longest}"
-    ):
+    with pytest.raises(OptionError, match=f"are {longest + 3}, and the network reads {longest}"):
+        measure(replace(SMALL, context=longest), target())
+    message = f"a prompt of {longest + 1} tokens is longer than the {longest}"
+    with pytest.raises(OptionError, match=message):
         measure(replace(SMALL, prompts=(longest + 1,)), target())

@@ -1,14 +1,14 @@
 """Arms that are written down, controllers in the comparison, and a draft that is worth nothing."""
 
+import re
+
 import pytest
 import torch
 
-from monge.bench.arms import Call, MongeArm
-from monge.bench.named_arms import named_arm, with_named
+from monge.bench.arms import NONE, Call, MongeArm, named_arm, with_named
 from monge.bench.pair import load_pair
 from monge.bench.report import arm_record, slowest_adaptive
 from monge.bench.runner import Settings, measure
-from monge.bench.usual_arms import NONE
 from monge.core.errors import OptionError
 from monge.prompts import Prompt, encode, interleaved, shipped
 
@@ -49,9 +49,8 @@ def test_named_arm():
     ],
 )
 def test_bad_arms_are_refused(text, message):
-    with pytest.raises(OptionError, match="(?s).*") as refused:
+    with pytest.raises(OptionError, match=re.escape(message)):
         named_arm(text)
-    assert message in str(refused.value)
 
 
 def test_two_arms_of_one_name_are_refused():
@@ -86,31 +85,17 @@ def test_every_cell_learns_for_itself(measurements):
 def test_the_slowest_adaptive_arm_is_named(measurements):
     slowest = slowest_adaptive(measurements)
     assert slowest is not None
-    ratios = {
-        (record["arm"], record["temperature"], record["batch_size"]): record["ratio_to_none"][
-            "median"
-        ]
-        for record in (arm_record(measurement, measurements) for measurement in measurements)
-        if record["arm"] == "mine"
-    }
-    assert slowest["ratio_to_faster_plain"] == min(ratios.values())
-    assert ratios[slowest["arm"], slowest["temperature"], slowest["batch_size"]] == min(
-        ratios.values()
-    )
-    assert (
-        slowest_adaptive(
-            [measurement for measurement in measurements if measurement.arm.name == NONE]
-        )
-        is None
-    )
+    records = [arm_record(one, measurements) for one in measurements if one.arm.name == "mine"]
+    worst = min(records, key=lambda record: record["ratio_to_none"]["median"])
+    assert slowest["ratio_to_faster_plain"] == worst["ratio_to_none"]["median"]
+    for name in ("arm", "temperature", "batch_size"):
+        assert slowest[name] == worst[name]
+    assert slowest_adaptive([one for one in measurements if one.arm.name == NONE]) is None
 
 
 def test_arm_that_cannot_be_prepared_has_no_numbers(measurements):
-    reasons = {
-        measurement.failure for measurement in measurements if measurement.arm.name == "never"
-    }
-    assert len(reasons) == 1
-    assert str(reasons.pop()).startswith("ProposalMismatchError")
+    (reason,) = {one.failure for one in measurements if one.arm.name == "never"}
+    assert str(reason).startswith("ProposalMismatchError")
 
 
 def test_useless_draft_is_useless_and_changes_no_text(tiny_paths):
@@ -119,12 +104,8 @@ def test_useless_draft_is_useless_and_changes_no_text(tiny_paths):
     rates, texts = [], []
     for useless in (False, True):
         pair = load_pair(target, target, useless_draft=useless)
-        call = Call(
-            prompt_ids=(encode(pair.tokenizer, "The sea was"),),
-            max_new_tokens=24,
-            temperature=0.0,
-            seed=0,
-        )
+        prompt_ids = (encode(pair.tokenizer, "The sea was"),)
+        call = Call(prompt_ids=prompt_ids, max_new_tokens=24, temperature=0.0, seed=0)
         output = MongeArm(name="m", settings={"controller": "fixed"}).decode(pair, call)
         rates.append(sum(record.num_accepted for record in output.records) / len(output.records))
         texts.append(output.token_ids)

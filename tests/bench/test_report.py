@@ -4,6 +4,7 @@ import subprocess
 
 import pytest
 import torch
+from rich.console import Console
 
 from monge.bench.arms import HostArm, MongeArm
 from monge.bench.provenance import busy_note, commit_of, provenance
@@ -50,13 +51,12 @@ def assisted(name):
 def measurements():
     rows = []
     for temperature, speed in ((0.0, 1.0), (1.0, 4.0)):
+        rounds, seconds = [step(1), step(3)], (1.0 * speed, 2.0 * speed)
         rows += [
             measured(HostArm(name="transformers", family="plain"), (4.0, 8.0), temperature),
             measured(assisted("transformers assisted"), (3.0, 7.0), temperature),
             measured(assisted("transformers assisted tuned"), (2.0, 4.0), temperature),
-            measured(
-                MongeArm(name="monge"), (1.0 * speed, 2.0 * speed), temperature, [step(1), step(3)]
-            ),
+            measured(MongeArm(name="monge"), seconds, temperature, rounds),
         ]
     return rows
 
@@ -82,13 +82,6 @@ def test_a_missing_side_leaves_no_number(measurements):
     assert figures["speedup_over_assisted"] is not None
 
 
-def test_failed_assisted_arm_is_never_the_best(measurements):
-    measurements[2].fail("ValueError: broken")
-    best = best_assisted(measurements, 0.0, 1)
-    assert best is not None
-    assert best.arm.name == "transformers assisted"
-
-
 def test_arm_record(measurements):
     record = arm_record(measurements[3], measurements)
     assert record["tokens_per_s"]["values"] == (60.0, 30.0)
@@ -107,24 +100,21 @@ def test_looping_and_differing_completions_are_counted(measurements):
     assert record["same_as_plain_share"] == 0.0
 
 
-def test_failed_record_has_no_numbers(measurements):
-    measurements[1].fail("ValueError: broken")
-    record = arm_record(measurements[1], measurements)
+def test_a_failed_arm_has_no_numbers(measurements):
+    measurements[2].fail("ValueError: broken")
+    records = [arm_record(measurement, measurements) for measurement in measurements[:4]]
+    record = records[2]
     assert record["failure"] == "ValueError: broken"
     assert set(record) == {"arm", "family", "settings", "temperature", "batch_size", "failure"}
     assert record["settings"] == {"assistant": {"num_assistant_tokens": 2}}
-
-
-def test_table_says_failed(measurements):
-    from rich.console import Console
-
-    measurements[1].fail("ValueError: broken")
-    records = [arm_record(measurement, measurements) for measurement in measurements[:4]]
+    best = best_assisted(measurements, 0.0, 1)
+    assert best is not None
+    assert best.arm.name == "transformers assisted"
     console = Console(width=140)
     with console.capture() as capture:
         console.print(table(records, "title"))
     lines = capture.get().splitlines()
-    assert any("transformers assisted " in line and "failed" in line for line in lines)
+    assert any("assisted tuned" in line and "failed" in line for line in lines)
     assert any("monge" in line and "4.00" in line and "3.00" in line for line in lines)
 
 
@@ -143,21 +133,17 @@ def git(folder, *arguments):
     )
 
 
-def test_commit_and_dirt(tmp_path):
+def test_commit_and_dirt(tmp_path, monkeypatch):
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert commit_of(tmp_path) == {"commit": None, "dirty": None}
     git(tmp_path, "init", "-q")
     (tmp_path / "a").write_text("1")
     git(tmp_path, "add", "a")
     git(tmp_path, "commit", "-qm", "one")
     clean = commit_of(tmp_path)
-    assert len(clean["commit"]) == 40
-    assert clean["dirty"] is False
+    assert (len(clean["commit"]), clean["dirty"]) == (40, False)
     (tmp_path / "a").write_text("2")
     assert commit_of(tmp_path) == clean | {"dirty": True}
-
-
-def test_no_checkout(tmp_path, monkeypatch):
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert commit_of(tmp_path) == {"commit": None, "dirty": None}
 
 
 @pytest.mark.parametrize(("load", "is_busy"), [(0.5, False), (3.0, False), (3.5, True)])

@@ -1,8 +1,6 @@
 import gc
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import pytest
 
@@ -19,11 +17,7 @@ PROMPTS = ((1, 2), (3,), (4, 5, 6))
 class Scripted(Arm):
     """Writes down its calls; fails or stops short where it is told to."""
 
-    name: str
     log: list[tuple[str, Call]]
-    family: str = "monge"
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    max_batch_size: int | None = None
     missing: int = 0
     fails_at_call: int | None = None
     error: type[Exception] = OptionError
@@ -46,34 +40,30 @@ def run(tiny_pair, arms, **settings):
 
 def test_arms_take_turns_in_rotating_order(tiny_pair):
     log = []
-    run(tiny_pair, [Scripted(name=name, log=log) for name in "abc"])
+    measurement, *_ = run(tiny_pair, [Scripted(name=name, log=log) for name in "abc"])
     names = "".join(name for name, _ in log)
     # Warm-up, then two repeats of three prompts.
     assert names == "abc" + "abc" + "bca" + "cab" + "bca" + "cab" + "abc"
+    lengths = [call.max_new_tokens for name, call in log if name == "a"]
+    assert lengths == [WARM_UP_TOKENS] + [20] * 6
+    # The warm-up is not counted.
+    assert measurement.num_tokens == [60, 60]
+    assert (len(measurement.seconds), len(measurement.completions)) == (2, 6)
+    assert measurement.tokens_per_s == tuple(60 / seconds for seconds in measurement.seconds)
 
 
 def test_all_arms_get_the_same_calls(tiny_pair):
-    log = []
-    run(
-        tiny_pair,
-        [Scripted(name=name, log=log) for name in "ab"],
-        temperatures=(0.0, 1.0),
-        batch_sizes=(1, 2),
-    )
-    calls = {arm: sorted(repr(call) for name, call in log if name == arm) for arm in "ab"}
+    log, arms = [], "ab"
+    made = [Scripted(name=name, log=log) for name in arms]
+    settings = {"temperatures": (0.0, 1.0), "batch_sizes": (1, 2)}
+    run(tiny_pair, made, **settings)
+    calls = {arm: sorted(repr(call) for name, call in log if name == arm) for arm in arms}
     assert calls["a"] == calls["b"]
     seeds = {call.seed for _, call in log}
     assert len(seeds) == 2 * 3  # one per repeat and batch; temperatures and arms share them
-
-
-def test_warm_up_is_not_counted(tiny_pair):
-    log = []
-    (measurement,) = run(tiny_pair, [Scripted(name="a", log=log)])
-    assert [call.max_new_tokens for _, call in log] == [WARM_UP_TOKENS] + [20] * 6
-    assert measurement.num_tokens == [60, 60]
-    assert len(measurement.seconds) == 2
-    assert len(measurement.completions) == 6
-    assert measurement.tokens_per_s == tuple(60 / seconds for seconds in measurement.seconds)
+    assert num_calls(made, PROMPTS, Settings(repeats=2, **settings)) == len(log)
+    assert batches(PROMPTS, 2) == [((1, 2), (3,)), ((4, 5, 6), (1, 2))]
+    assert batches(PROMPTS, 8) == [(PROMPTS * 3)[:8]]
 
 
 @pytest.mark.parametrize(
@@ -99,11 +89,8 @@ def test_a_fault_of_the_benchmark_is_not_swallowed(tiny_pair):
 
 def test_short_output_is_a_failure(tiny_pair):
     (measurement,) = run(tiny_pair, [Scripted(name="a", log=[], missing=1)])
-    assert (
-        measurement.failure
-        == f"gave {WARM_UP_TOKENS - 1} tokens where {WARM_UP_TOKENS} were asked for, so it cannot "
-        "be compared"
-    )
+    reason = f"gave {WARM_UP_TOKENS - 1} tokens where {WARM_UP_TOKENS} were asked for"
+    assert measurement.failure == f"{reason}, so it cannot be compared"
 
 
 def test_batch_that_an_arm_cannot_take_is_not_tried(tiny_pair):
@@ -117,11 +104,8 @@ def test_batch_that_an_arm_cannot_take_is_not_tried(tiny_pair):
 @pytest.mark.parametrize("clock", ["wall", "cpu"])
 def test_seconds_are_those_of_the_clock(tiny_pair, clock, monkeypatch):
     ticks = iter(range(100))
-    monkeypatch.setattr(
-        runner,
-        "CLOCKS",
-        {"wall": lambda: 0.0, "cpu": lambda: 0.0} | {clock: lambda: float(next(ticks))},
-    )
+    clocks = {"wall": lambda: 0.0, "cpu": lambda: 0.0} | {clock: lambda: float(next(ticks))}
+    monkeypatch.setattr(runner, "CLOCKS", clocks)
     (measurement,) = run(tiny_pair, [Scripted(name="a", log=[])], clock=clock)
     assert measurement.seconds == [3.0, 3.0]  # a tick passes in each call
 
@@ -144,29 +128,19 @@ def test_time_limit_ends_after_a_whole_repeat(tiny_pair):
     assert measurement.num_tokens == [60]
 
 
-def test_batches_are_full_and_hold_every_prompt():
-    assert batches(PROMPTS, 2) == [((1, 2), (3,)), ((4, 5, 6), (1, 2))]
-    assert batches(PROMPTS, 8) == [(PROMPTS * 3)[:8]]
-
-
-def test_number_of_calls(tiny_pair):
-    log, settings = [], Settings(repeats=2, temperatures=(0.0, 1.0), batch_sizes=(1, 2))
-    arms = [Scripted(name=name, log=log) for name in "ab"]
-    measure(tiny_pair, arms, PROMPTS, settings, on_call=lambda name: None)
-    assert num_calls(arms, PROMPTS, settings) == len(log)
-
-
 @pytest.mark.parametrize(
-    "wrong", [{"repeats": 0}, {"max_new_tokens": 0}, {"batch_sizes": (0,)}, {"batch_sizes": ()}]
+    ("wrong", "message"),
+    [
+        ({"repeats": 0}, "at least 1"),
+        ({"max_new_tokens": 0}, "at least 1"),
+        ({"batch_sizes": (0,)}, "at least 1"),
+        ({"batch_sizes": ()}, "at least 1"),
+        ({"clock": "sundial"}, "sundial.*wall"),
+    ],
 )
-def test_bad_settings(wrong):
-    with pytest.raises(MongeError, match="at least 1"):
+def test_bad_settings(wrong, message):
+    with pytest.raises(MongeError, match=message):
         Settings(**wrong)
-
-
-def test_unknown_clock():
-    with pytest.raises(MongeError, match="sundial.*wall"):
-        Settings(clock="sundial")
 
 
 def test_no_arm_pays_for_garbage_of_what_was_loaded(tiny_pair):

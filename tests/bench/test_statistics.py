@@ -17,39 +17,25 @@ def test_summary():
     assert (summary.median, summary.low, summary.high) == (2.5, 1.0, 10.0)
     assert summary.iqr == pytest.approx(3.0)  # quartiles 1.75 and 4.75
     assert summary.values == (3.0, 1.0, 2.0, 10.0)
-
-
-def test_summary_of_one_value_has_no_spread():
     assert Summary.of([2.0]).iqr == 0.0
 
 
-def test_nothing_measured_is_refused():
-    with pytest.raises(MongeError, match="nothing was measured"):
-        Summary.of([])
-
-
-def test_ratios_are_paired_by_repeat():
-    # The machine was twice as slow in the second repeat: both sides are, and the ratio does not
-    # move.
+def test_ratios():
+    # The machine was twice as slow in the second repeat: both sides are, and the ratio stays.
     assert paired_ratios([4.0, 2.0], [2.0, 1.0]) == (2.0, 2.0)
-
-
-def test_unpaired_repeats_are_refused():
-    with pytest.raises(MongeError, match="2 and 1 repeats"):
-        paired_ratios([1.0, 2.0], [1.0])
-
-
-def test_speeds_of_all_repeats_are_those_of_their_times():
     found = ratio_of_all([10.0, 30.0], [20.0, 20.0])
     assert found.mean == pytest.approx((2 / 20) / (1 / 10 + 1 / 30))
-    assert found.low == pytest.approx(0.5)
-    assert found.high == pytest.approx(1.5)
+    assert (found.low, found.high) == pytest.approx((0.5, 1.5))
     assert ratio_of_all([1.0], [1.0]) is None
-
-
-def test_geometric_mean():
     assert geometric_mean([2.0, 0.5]) == pytest.approx(1.0)
     assert geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
+
+
+def test_what_has_no_statistic_is_refused():
+    with pytest.raises(MongeError, match="nothing was measured"):
+        Summary.of([])
+    with pytest.raises(MongeError, match="2 and 1 repeats"):
+        paired_ratios([1.0, 2.0], [1.0])
     with pytest.raises(MongeError, match="positive"):
         geometric_mean([1.0, 0.0])
 
@@ -58,16 +44,18 @@ def test_geometric_mean():
 def test_loops_are_degenerate(period):
     looping = [100 + token % period for token in range(TAIL_TOKENS)]
     assert is_degenerate([*range(50), *looping])
-    # One token out of step at the end is no loop.
-    assert not is_degenerate([*range(50), *looping[:-1], 7])
+    assert not is_degenerate([*range(50), *looping[:-1], 7])  # one token out of step at the end
 
 
 @pytest.mark.parametrize(
-    "tokens", [range(100), [1] * (TAIL_TOKENS - 1), [t % (MAX_PERIOD + 1) for t in range(99)], ()]
+    "tokens",
+    [
+        range(100),
+        [1] * (TAIL_TOKENS - 1),
+        [token % (MAX_PERIOD + 1) for token in range(99)],
+        [1] * 80 + list(range(TAIL_TOKENS)),  # only the end counts
+        (),
+    ],
 )
 def test_other_text_is_not_degenerate(tokens):
     assert not is_degenerate(tuple(tokens))
-
-
-def test_only_the_end_counts():
-    assert not is_degenerate([1] * 80 + list(range(TAIL_TOKENS)))

@@ -1,17 +1,16 @@
-import importlib
 import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import typer
 
 import monge
 from monge.backends.registry import BACKENDS
-from monge.bench.runner import Settings
-from monge.cli.app import BENCH, COMMANDS, REPLAY, TRAIN
-from monge.cli.early import TABLES, check_early, names_of
-from monge.cli.lazy import Command
+from monge.cli import demo
+from monge.cli.app import app
+from monge.cli.lazy import TABLES, check_early, names_of
 
 
 def test_version(run):
@@ -20,109 +19,60 @@ def test_version(run):
     assert result.stdout.startswith("monge ")
     # As the metadata says it: some builds add a label to `torch.__version__`.
     assert f"torch {version('torch')}, " in result.stdout
-
-
-def test_module_is_the_command():
-    result = subprocess.run(
-        [sys.executable, "-m", "monge", "--version"], capture_output=True, text=True, timeout=120
-    )
-    assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.startswith("monge ")
-
-
-def test_no_command_shows_the_commands(run):
-    result = run()
-    assert all(command in result.output for command in ("generate", "list", "demo", "bench"))
+    module = [sys.executable, "-m", "monge", "--version"]
+    assert subprocess.run(module, capture_output=True, text=True).stdout == result.stdout
 
 
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (
-            ["generate"],
-            [
-                "Examples",
-                "Models",
-                "Speculation",
-                "Sampling",
-                "Default: 128.",
-                "Default: auto.",
-                "monge generate",
-            ],
-        ),
-        (
-            ["bench", "decode"],
-            ["Examples", "Measuring", "--quick", "Default: 1, 4, 8.", "prompt lookup"],
-        ),
-        (["list"], ["--json"]),
-        (["demo"], ["built-in pair"]),
+        ("", "generate list demo bench"),
+        ("generate", "Examples Models Speculation Sampling 128. auto. --trace"),
+        ("bench decode", "Examples Measuring --quick 1, 4, 8. lookup"),
+        ("list", "--json"),
+        ("demo", "built-in pair"),
     ],
-    ids=lambda value: " ".join(value) if len(value) < 3 else "",
 )
 def test_help_is_worth_reading(run, monkeypatch, command, words):
     monkeypatch.setenv("COLUMNS", "160")
-    shown = run(*command, "--help").output
-    assert [word for word in words if word not in shown] == []
+    shown = run(*command.split(), *(["--help"] if command else [])).output
+    assert [word for word in words.split() if word not in shown] == []
+    assert "--no-quick" not in shown
 
 
-def commands(table, words=()):
-    """Every lazy command, by the words that a user types."""
-    for name, command in table.items():
-        if isinstance(command, Command):
-            yield (*words, name), command
+def commands(group, words=()):
+    """Every command, by the words that a user types, and what lists say of it."""
+    for name in group.commands:
+        one = group.get_command(None, name)
+        if hasattr(one, "commands"):
+            yield from commands(one, (*words, name))
+        else:
+            yield (*words, name), one.help
 
 
-LAZY = dict(
-    [
-        *commands(COMMANDS),
-        *commands(REPLAY, ["replay"]),
-        *commands(TRAIN, ["train"]),
-        *commands(BENCH, ["bench"]),
-    ]
-)
-
-
-@pytest.mark.parametrize("words", LAZY, ids=" ".join)
-def test_lists_say_what_the_command_says(words):
-    """The table repeats the first line of the docstring, because reading that line would import the module."""
-    doc = LAZY[words].function().__doc__
-    assert doc is not None
-    assert doc.splitlines()[0] == LAZY[words].help
-
-
-def test_every_group_lists_lazy_commands():
-    assert {name for name, command in COMMANDS.items() if not isinstance(command, Command)} == {
-        "replay",
-        "train",
-        "bench",
-    }
+@pytest.mark.parametrize(("words", "listed"), list(commands(typer.main.get_command(app))))
+def test_lists_say_what_the_command_says(run, monkeypatch, words, listed):
+    """They read it from the source, because importing the modules takes seconds."""
+    monkeypatch.setenv("COLUMNS", "200")
+    result = run(*words, "--help")
+    assert result.exit_code == 0
+    assert listed.endswith(".")
+    assert listed in result.output
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--version"],
-        ["--help"],
-        ["generat"],
-        ["bench", "--help"],
-        ["bench", "speed"],
-        ["replay"],
-        ["log"],
-    ],
-    ids=" ".join,
+    "command", ["--version", "--help", "generat", "bench --help", "bench speed", "replay", "log"]
 )
-def test_what_runs_no_model_imports_no_torch(arguments):
+def test_what_runs_no_model_imports_no_torch(command):
     code = f"""
 import sys
 from monge.cli.app import app
 try:
-    app({arguments!r})
+    app({command.split()!r})
 except SystemExit:
     print("loaded:", *sorted({{"torch", "transformers", "numpy"}} & set(sys.modules)))
 """
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
-    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.stdout.splitlines()[-1].strip() == "loaded:", result.stdout + result.stderr
 
 
@@ -154,15 +104,11 @@ for arguments in {list(wrong)!r}:
     except SystemExit as error:
         print(error.code, *sorted({{"torch", "transformers"}} & set(sys.modules)))
 """
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=tmp_path
-    )
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert result.stdout.splitlines() == ["2"] * len(wrong), result.stderr
-    said = result.stderr.splitlines()
-    assert len(said) == len(wrong)
-    assert [
-        line for line, words in zip(said, wrong.values(), strict=True) if words not in line
-    ] == []
+    said = zip(result.stderr.splitlines(), wrong.values(), strict=True)
+    assert [line for line, words in said if words not in line] == []
 
 
 @pytest.mark.parametrize("kind", TABLES)
@@ -185,6 +131,7 @@ def test_early_checks_know_the_names_of_every_registry(kind):
         ["x", "--draft", "built-in", "--tree", "fixed_width((4, 2))", "--controller", "goodput"],
         ["x", "--", "--verifier", "rss"],
         ["x", "--config", "CONFIG", "--verifier", "block"],
+        ["--tree", "CONFIG"],
         ["x", "--verifier"],
         ["--stop", "--tree"],
     ],
@@ -192,7 +139,7 @@ def test_early_checks_know_the_names_of_every_registry(kind):
 def test_early_checks_refuse_nothing_that_may_be_right(arguments, tmp_path):
     config = tmp_path / "monge.toml"
     config.write_text('verifier = "blok"\ntarget = "nowhere"')
-    check_early([str(config) if one == "CONFIG" else one for one in arguments])
+    check_early([str(config) if one == "CONFIG" else one for one in arguments], "generate")
 
 
 def test_the_laboratory_has_its_commands():
@@ -204,45 +151,35 @@ def test_the_laboratory_has_its_commands():
 
 
 @pytest.mark.parametrize(
-    ("obstacle", "raced"), [(None, ["eager", "compiled"]), ("there is no compiler", ["eager"])]
+    ("missing", "compiler", "arguments", "shown"),
+    [
+        ("not installed", None, [], ["generate"] * 4 + ["bench", "bench --backend compiled"]),
+        ("not installed", "there is no compiler", [], ["generate"] * 4 + ["bench"]),
+        (None, None, [], ["chat --backend compiled", "bench --backend compiled"]),
+        (None, None, ["--quick"], ["chat", "bench"]),
+    ],
 )
-def test_demo(run, monkeypatch, obstacle, raced):
-    module = importlib.import_module("monge.cli.demo")
-    monkeypatch.setenv("COLUMNS", "140")
-    monkeypatch.setattr(module, "NEW_TOKENS", 6)
-    monkeypatch.setattr(module, "SETTINGS", Settings(max_new_tokens=4, repeats=1, batch_sizes=(1,)))
-    # The built-in pair takes a minute to compile: what is timed here is the eager pair, twice.
-    backends, load = [], module.load_pair
-    monkeypatch.setattr(module, "load_pair", lambda *, backend: backends.append(backend) or load())
-    monkeypatch.setattr(module, "obstacle", lambda name: "its package is not installed")
-    monkeypatch.setattr(module, "compiler_obstacle", lambda: obstacle)
-    result = run("demo")
+def test_demo_shows_what_is_there(run, monkeypatch, missing, compiler, arguments, shown):
+    ran = []
+    monkeypatch.setattr(demo, "obstacle", lambda name: missing)
+    monkeypatch.setattr(demo, "compiler_obstacle", lambda: compiler)
+    monkeypatch.setattr(demo, "_run", lambda words, *_: ran.append(words))
+    result = run("demo", *arguments)
     assert result.exit_code == 0
-    assert result.stdout.count("Question: ") == 2
-    assert "def " in result.stdout
-    for row in (
-        "transformers ",
-        "transformers assisted",
-        "monge none",
-        "monge bench decode --quick",
-    ):
-        assert row in result.stdout
-    assert backends == raced
-    assert result.stdout.count("as fast as transformers.generate") == 2 * len(raced)
-    assert ("is several times faster; there is no compiler" in result.stdout) is (
-        obstacle is not None
-    )
-    assert result.stderr.count("6 tokens in ") == 4
+    assert [words[0] + " --backend compiled" * ("compiled" in words) for words in ran] == shown
+    assert ("is several times faster; there is no compiler" in result.stdout) is bool(compiler)
+    target = "" if missing else " --target smollm2"
+    assert f"monge bench decode --quick{target}" in result.stdout
 
 
-def test_a_quick_demo_compiles_nothing(run, monkeypatch):
-    module = importlib.import_module("monge.cli.demo")
-    monkeypatch.setattr(module, "NEW_TOKENS", 6)
-    monkeypatch.setattr(module, "QUICK", Settings(max_new_tokens=4, repeats=1, batch_sizes=(1,)))
-    backends, load = [], module.load_pair
-    monkeypatch.setattr(module, "load_pair", lambda *, backend: backends.append(backend) or load())
-    monkeypatch.setattr(module, "obstacle", lambda name: "its package is not installed")
+def test_a_quick_demo_of_the_built_in_pair(run, monkeypatch):
+    monkeypatch.setattr(demo, "obstacle", lambda name: "its package is not installed")
     result = run("demo", "--quick")
     assert result.exit_code == 0
-    assert backends == ["eager"]
-    assert result.stdout.count("as fast as transformers.generate") == 2
+    for text in (
+        "its package is not installed",
+        "$ monge generate 'Question: ",
+        "speedup_over_plain",
+    ):
+        assert text in result.stdout
+    assert "$ monge bench decode --quick" in result.stdout

@@ -7,26 +7,14 @@ import pytest
 
 @pytest.fixture
 def batch(run, tiny_paths, tmp_path):
-    target, draft = tiny_paths
     (tmp_path / "in.jsonl").write_text('{"question": "A", "id": 1}\n{"question": 5}\n')
-
-    def invoke(*arguments):
-        return run(
-            "batch",
-            tmp_path / "in.jsonl",
-            tmp_path / "out.jsonl",
-            "--target",
-            target,
-            "--draft",
-            draft,
-            *arguments,
-        )
-
-    return invoke
+    files = (tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    models = ("--target", tiny_paths[0], "--draft", tiny_paths[1], "--prompt-field", "question")
+    return lambda *arguments: run("batch", *files, *models, *arguments)
 
 
 def test_rows_and_their_errors(batch, tmp_path):
-    result = batch("--prompt-field", "question", "--max-new-tokens", 4, "--seed", 3)
+    result = batch("--max-new-tokens", 4, "--seed", 3)
     assert result.exit_code == 1, "a pipeline is to notice"
     assert result.stdout == ""
     assert "2 rows in" in result.stderr
@@ -50,10 +38,8 @@ def test_rows_and_their_errors(batch, tmp_path):
     ],
 )
 def test_options_that_cannot_be(batch, tmp_path, arguments, message):
-    result = batch("--prompt-field", "question", *arguments)
+    result = batch(*arguments)
     assert result.exit_code == 2
     assert message in result.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"], (
-        "it stands in the way of the right command"
-    )
-    assert batch("--prompt-field", "question", "--max-new-tokens", 2).exit_code == 1
+    left = [path.name for path in tmp_path.iterdir()]
+    assert left == ["in.jsonl"], "it stands in the way of the right command"

@@ -5,17 +5,19 @@ import pytest
 from monge.bench.arms import MongeArm
 from monge.core.errors import OptionError
 
+SHORT = "--quick --max-new-tokens 4 --repeats"
+
 
 @pytest.fixture
 def bench(run, tiny_paths, tmp_path):
     """`monge bench decode` on the tiny pair."""
     target, draft = tiny_paths
     common = ["--target", target, "--draft", draft, "--out", tmp_path / "out"]
-    return lambda *arguments: run("bench", "decode", *common, *arguments)
+    return lambda words, *more: run("bench", "decode", *common, *words.split(), *more)
 
 
 def test_quick_ends_with_one_json_object(bench, tmp_path):
-    result = bench("--quick", "--json", "--max-new-tokens", 8, "--repeats", 2)
+    result = bench("--quick --json --max-new-tokens 8 --repeats 2")
     assert result.exit_code == 0
     document = json.loads(result.stdout.splitlines()[-1])
     assert document["speedup_over_plain"] > 0
@@ -29,37 +31,24 @@ def test_quick_ends_with_one_json_object(bench, tmp_path):
 
 
 def test_table_for_people(bench, tmp_path):
-    (tmp_path / "mine.jsonl").write_text('{"question": "Why?"}\n{"turns": ["Tell me."]}\n')
-    arguments = [
-        "--prompts",
-        tmp_path / "mine.jsonl",
-        "--batch",
-        1,
-        "--batch",
-        2,
-        "--temperature",
-        0,
-    ]
-    result = bench("--quick", "--max-new-tokens", 4, "--repeats", 1, *arguments)
+    mine = tmp_path / "mine.jsonl"
+    mine.write_text('{"question": "Why?"}\n{"turns": ["Tell me."]}\n')
+    result = bench(f"{SHORT} 1 --prompts {mine} --batch 1 --batch 2 --temperature 0")
     assert result.exit_code == 0
-    assert "greedy, batch 1, 2 prompts" in result.stdout
-    assert "greedy, batch 2, 2 prompts" in result.stdout
+    for text in (
+        "greedy, batch 1, 2 prompts",
+        "greedy, batch 2, 2 prompts",
+        "decodes at most 1 sequence(s) at a time",
+        "assisted, greedy, 2 draft tokens: ",
+        "speedup_over_plain",
+    ):
+        assert text in result.stdout
     assert "temperature 1" not in result.stdout
-    assert "decodes at most 1 sequence(s) at a time" in result.stdout
-    assert "assisted, greedy, 2 draft tokens: " in result.stdout
-    assert "speedup_over_plain" in result.stdout
 
 
 def test_named_arms_of_a_useless_draft(bench, tmp_path):
-    arguments = [
-        "--arm",
-        "mine: controller=goodput",
-        "--useless-draft",
-        "--mixed",
-        "--temperature",
-        0,
-    ]
-    result = bench("--quick", "--max-new-tokens", 4, "--repeats", 1, *arguments)
+    arm = ("--arm", "mine: controller=goodput")
+    result = bench(f"{SHORT} 1 --useless-draft --mixed --temperature 0", *arm)
     assert result.exit_code == 0
     document = json.loads((tmp_path / "out" / "result.json").read_text())
     assert document["models"]["draft"].endswith("output shifted")
@@ -69,14 +58,8 @@ def test_named_arms_of_a_useless_draft(bench, tmp_path):
 
 
 def test_named_arms_only_are_compared_with_plain_decoding(bench):
-    arguments = [
-        "--named-only",
-        "--arm",
-        "mine: controller=goodput",
-        "--temperature",
-        0,
-    ]
-    result = bench("--quick", "--max-new-tokens", 4, "--repeats", 2, *arguments)
+    arm = ("--arm", "mine: controller=goodput")
+    result = bench(f"{SHORT} 2 --named-only --temperature 0", *arm)
     assert result.exit_code == 0
     assert "x none" in result.stdout
     assert "95% interval" in result.stdout
@@ -91,7 +74,6 @@ def test_named_arms_only_are_compared_with_plain_decoding(bench):
         (["--repeats", "0"], "must be at least 1"),
         (["--threads", "0"], "--threads must be at least 1"),
         (["--prompts-per-task", "0"], "(--prompts-per-task) must be at least 1"),
-        (["--temperature", "-1"], "temperature must be finite and >= 0"),
         (["--temperature", "nan"], "temperature must be finite and >= 0"),
         (["--time-limit", "-1"], "the time limit must not be negative; got -1"),
         (["--seed", str(2**64)], "seed must be a whole number of at least -2^63"),
@@ -115,7 +97,7 @@ def test_bad_input(bench, arguments, message):
 def test_out_that_is_a_file_is_refused_before_anything_is_measured(bench, tmp_path, monkeypatch):
     (tmp_path / "out").write_text("")
     monkeypatch.setattr("monge.cli.bench_decode.load_pair", None)
-    result = bench("--quick", "--max-new-tokens", 2, "--repeats", 1)
+    result = bench(f"{SHORT} 1")
     assert result.exit_code == 2
     assert "cannot write results" in result.stderr
 
@@ -125,17 +107,7 @@ def test_a_run_of_which_every_arm_failed_fails(bench, tmp_path, monkeypatch):
         raise OptionError("no room")
 
     monkeypatch.setattr(MongeArm, "decode", failing)
-    result = bench(
-        "--named-only",
-        "--arm",
-        "d:",
-        "--batch",
-        1,
-        "--max-new-tokens",
-        2,
-        "--repeats",
-        1,
-    )
+    result = bench("--named-only --arm d: --batch 1 --max-new-tokens 2 --repeats 1")
     assert result.exit_code == 2
     assert "d: OptionError: no room" in result.stdout
     assert "error: every arm failed" in result.stderr

@@ -1,61 +1,48 @@
-"""`monge chat` from a pipe, with the built-in target."""
+"""`monge chat` from a pipe and from a terminal, with the built-in target."""
 
+import io
 import json
+import os
+import pty
+import readline
+import subprocess
+import sys
 
 import pytest
 
+from monge.api import built_in
+from monge.cli.chat import messages
 from monge.loading import sources
+
+SCRIPT = "import json; from monge.cli.chat import messages; print(json.dumps(list(messages())))"
 
 
 @pytest.fixture
 def talk(run):
-    def invoke(*lines, options=()):
-        return run(
-            "chat",
-            "--draft",
-            draft_folder(),
-            "--max-new-tokens",
-            "12",
-            *options,
-            stdin="\n".join(lines) + "\n",
-        )
-
-    return invoke
-
-
-def draft_folder():
-    from monge.api import built_in
-
-    return built_in("draft")
+    draft = ("--draft", built_in("draft"), "--max-new-tokens", 12)
+    return lambda *lines, options=(): run(
+        "chat", *draft, *options, stdin="".join(f"{line}\n" for line in lines)
+    )
 
 
 def test_every_line_is_answered_and_commands_are_obeyed(talk):
-    result = talk(
-        "Name a colour.",
-        "/stats",
-        "/reset",
-        "/stats",
-        "/nonsense",
-        "",
-        "Another.",
-        "/exit",
-        "Never asked.",
-    )
+    commands = ("/stats", "/reset", "/stats", "/nonsense", "", "Another.", "/exit", "Never asked.")
+    result = talk("Name a colour.", *commands)
     assert result.exit_code == 0
     assert len(result.stdout.strip().splitlines()) >= 2
-    assert "1 answer, " in result.stderr
-    assert "tokens a forward" in result.stderr
-    assert "the conversation is forgotten" in result.stderr
-    assert "nothing was answered yet" in result.stderr
-    assert "unknown command /nonsense" in result.stderr
+    for said in (
+        "1 answer, ",
+        "tokens a forward",
+        "the conversation is forgotten",
+        "nothing was answered yet",
+        "unknown command /nonsense",
+    ):
+        assert said in result.stderr
 
 
 def test_without_the_real_model_the_built_in_target_answers_and_a_line_says_so(run, monkeypatch):
-    monkeypatch.setitem(
-        sources.NAMED,
-        "smollm2",
-        sources.PackagedModel("no-such-package", "pip install no-such-package"),
-    )
+    missing = sources.PackagedModel("no-such-package", "pip install no-such-package")
+    monkeypatch.setitem(sources.NAMED, "smollm2", missing)
     result = run("chat", "--max-new-tokens", "4", stdin="Hello\n")
     assert result.exit_code == 0
     assert "built-in target" in result.stderr
@@ -69,22 +56,18 @@ def test_a_message_that_does_not_fit_is_refused_and_the_conversation_goes_on(tal
     assert result.stdout.strip()
 
 
-def test_a_broken_template_is_refused_at_the_start(talk, tmp_path):
+def test_a_template_is_needed_before_anything_is_asked(talk, run, tiny_paths, tmp_path):
     (tmp_path / "broken.jinja").write_text("{% for %}")
-    result = talk("Hello", options=("--chat-template", tmp_path / "broken.jinja"))
-    assert result.exit_code == 2
-    assert "TemplateSyntaxError" in result.stderr
-
-
-def test_a_model_without_a_template_is_refused_before_it_is_asked(run, tiny_paths):
-    target, _ = tiny_paths
-    result = run("chat", "--target", target, stdin="Hello\n")
+    broken = talk("Hello", options=("--chat-template", tmp_path / "broken.jinja"))
+    assert broken.exit_code == 2
+    assert "TemplateSyntaxError" in broken.stderr
+    result = run("chat", "--target", tiny_paths[0], stdin="Hello\n")
     assert result.exit_code == 2
     assert "no chat template" in result.stderr
 
 
 def test_generate_takes_a_prompt_as_a_message(run):
-    options = ("--draft", draft_folder(), "--max-new-tokens", "8", "--json")
+    options = ("--draft", built_in("draft"), "--max-new-tokens", "8", "--json")
     written = run("generate", "Instruction: Name a colour.\nResponse:", *options)
     asked = run("generate", "Name a colour.", "--chat", *options)
     assert asked.exit_code == 0
@@ -92,3 +75,63 @@ def test_generate_takes_a_prompt_as_a_message(run):
     refused = run("generate", "Name a colour.", "--system", "Be brief.", *options)
     assert refused.exit_code == 2
     assert "give --chat beside them" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("entered", "understood"),
+    [
+        ("a\n\n  b  \n", ["a", "b"]),
+        ('"""first\n\n  second\n"""\nnext\n', ["first\n\n  second", "next"]),
+        ('"""\ndef f():\n    return 1\n"""', ["def f():\n    return 1"]),
+        ('"""one line"""\nnext', ["one line", "next"]),
+        ('"""never\nclosed', ["never\nclosed"]),
+        ('say """this"""\n', ['say """this"""']),
+        ('""""""\nnext\n', ["next"]),
+        ("", []),
+    ],
+)
+def test_messages_of_a_pipe(monkeypatch, entered, understood):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(entered))
+    assert list(messages()) == understood
+
+
+def test_triple_quotes_and_ctrl_c_on_a_terminal(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    lines = ['"""one', 'two"""', '"""dropped', KeyboardInterrupt(), "pasted\nlines", EOFError()]
+    entered, shown = iter(lines), []
+
+    def typed(prompt):
+        shown.append(prompt)
+        if isinstance(one := next(entered), BaseException):
+            raise one
+        return one
+
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr("builtins.input", typed)
+    assert list(messages()) == ["one\ntwo", "pasted\nlines"]
+    assert shown == ["\n> ", "... ", "\n> ", "... ", "\n> ", "\n> "]
+
+
+@pytest.mark.skipif("libedit" in (readline.__doc__ or ""), reason="knows no bracketed paste")
+def test_a_pasted_text_is_one_message():
+    parent, child = pty.openpty()
+    command = [sys.executable, "-c", SCRIPT]
+    env = os.environ | {"TERM": "xterm", "INPUTRC": os.devnull}
+    with subprocess.Popen(command, stdin=child, stdout=child, stderr=child, env=env):
+        os.close(child)
+        typed = [b"\x1b[200~def f():\n    return 1\n\nf()\x1b[201~\r", b"and a line\r", b"\x04"]
+        shown = b""
+        while True:
+            try:
+                piece = os.read(parent, 4096)
+            except OSError:  # the other end is closed
+                break
+            shown += piece
+            if typed and shown.endswith(b"\n> "):
+                os.write(parent, typed.pop(0))
+        os.close(parent)
+    understood = json.loads(shown.decode().splitlines()[-1])
+    assert understood == ["def f():\n    return 1\n\nf()", "and a line"]

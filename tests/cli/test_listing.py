@@ -13,7 +13,7 @@ def test_every_part_is_shown_with_its_settings(run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     result = run("list")
     assert result.exit_code == 0
-    for room, registry in ROOMS:
+    for room, registry in ROOMS.items():
         assert room in result.stdout
         for name in registry:
             assert name in result.stdout
@@ -23,7 +23,7 @@ def test_every_part_is_shown_with_its_settings(run, monkeypatch):
 
 def test_json(run):
     parts = json.loads(run("list", "--json").stdout)
-    for room, registry in ROOMS:
+    for room, registry in ROOMS.items():
         assert [part["name"] for part in parts[room]] == list(registry)
         assert all(part["summary"].endswith(".") for part in parts[room])
     ngram = next(part for part in parts["drafters"] if part["name"] == "ngram")

@@ -8,12 +8,11 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from monge.cli import networks
+from monge import api
 from monge.cli import tune as tuning
 from monge.cli.progress import Stage
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
-from monge.loading.networks import as_draft_model
 from monge.loading.sources import PackagedModel
 from monge.prompts import Prompt
 from monge.replay.file import read_log
@@ -31,33 +30,14 @@ def logged(tiny_paths, tmp_path_factory):
     folder = tmp_path_factory.mktemp("log")
     (folder / "mine.txt").write_text("One and two.\nThree.\n")
     target, draft = tiny_paths
-    arguments = [
-        "--file",
-        folder / "mine.txt",
-        "--temperature",
-        1,
-        "--max-new-tokens",
-        8,
-        "--ignore-eos",
-        "--json",
-    ]
-    command = [
-        "replay",
-        "record",
-        "--target",
-        target,
-        "--draft",
-        draft,
-        "--out",
-        folder / "run.mlog",
-        *arguments,
-    ]
+    command = f"replay record --target {target} --draft {draft} --out {folder}/run.mlog"
+    command += f" --file {folder}/mine.txt --temperature 1 --max-new-tokens 8 --ignore-eos --json"
     steps, advance = [], Stage.advance
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             Stage, "advance", lambda stage, *count: advance(stage, *count) or steps.append(stage)
         )
-        result = CliRunner().invoke(app, [str(word) for word in command], catch_exceptions=False)
+        result = CliRunner().invoke(app, command.split(), catch_exceptions=False)
     assert result.exit_code == 0, result.stderr
     written = [stage.task for stage in steps if stage.task.total == 2]
     assert [task.completed for task in written] == [2] * 2, "every text counts"
@@ -78,26 +58,9 @@ def test_replay_compares_what_fits_and_says_why_the_rest_does_not(
     run, logged, tiny_paths, tmp_path
 ):
     path, _ = logged
-    choices = [
-        "--tree",
-        "chain(2)",
-        "--verifier",
-        "single_draft",
-        "--verifier",
-        "layer",
-        "--verifier",
-        "rrs_without_replacement",
-    ]
-    arguments = [
-        "--draft",
-        tiny_paths[1],
-        "--repeats",
-        1,
-        "--out",
-        tmp_path,
-        "--json",
-    ]
-    result = run("replay", "run", path, *choices, *arguments, "--check-target", tiny_paths[0])
+    choices = "--tree chain(2) --verifier single_draft --verifier layer --verifier rrs_without_replacement"
+    files = ("--draft", tiny_paths[1], "--out", tmp_path, "--check-target", tiny_paths[0])
+    result = run("replay", "run", path, *choices.split(), *files, "--repeats", 1, "--json")
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout.splitlines()[-1])
     assert json.loads((tmp_path / "replay.json").read_text()) == document
@@ -113,34 +76,13 @@ def test_replay_compares_what_fits_and_says_why_the_rest_does_not(
 def test_compact_logs_without_costs_count_rounds(run, tiny_paths, tmp_path):
     target, draft = tiny_paths
     path = tmp_path / "small.mlog"
-    logging = [
-        "--prompts-per-task",
-        1,
-        "--max-new-tokens",
-        4,
-        "--temperature",
-        1,
-        "--top",
-        8,
-        "--no-costs",
-        "--ignore-eos",
-    ]
-    result = run("replay", "record", "--target", target, "--draft", draft, "--out", path, *logging)
+    models = ("--target", target, "--draft", draft, "--out", path)
+    limits = "--prompts-per-task 1 --max-new-tokens 4 --temperature 1 --top 8 --ignore-eos"
+    result = run("replay", "record", *models, *limits.split(), "--no-costs")
     assert result.exit_code == 0, result.stderr
     assert "the 8 most probable tokens of each law, the rest as one, no costs" in result.stdout
-    result = run(
-        "replay",
-        "run",
-        path,
-        "--draft",
-        draft,
-        "--tree",
-        "chain(2)",
-        "--repeats",
-        1,
-        "--out",
-        tmp_path,
-    )
+    replayed = ("--draft", draft, "--tree", "chain(2)", "--repeats", 1, "--out", tmp_path)
+    result = run("replay", "run", path, *replayed)
     assert result.exit_code == 0, result.stderr
     assert "compact log: rejected candidates stand in" in result.stdout
     found = json.loads((tmp_path / "replay.json").read_text())["replayed"][0]
@@ -148,30 +90,26 @@ def test_compact_logs_without_costs_count_rounds(run, tiny_paths, tmp_path):
     assert set(found["tags"]) == {"gsm8k", "humaneval", "prose"}
 
 
-@pytest.mark.parametrize("temperature", [0, 1])
-def test_tune_ends_with_a_command_that_runs(run, tiny_paths, tmp_path, temperature):
+def command_of(line):
+    """The recommended command, with a prompt."""
+    return shlex.split(line.removeprefix("use it:   monge ").replace("PROMPT", "Once"))
+
+
+BACKEND = "--backend eager --dtype float64 --device cpu --attention eager"
+
+
+@pytest.mark.parametrize(
+    ("temperature", "confirm", "backend"), [(0, ["--confirm"], []), (1, [], BACKEND.split())]
+)
+def test_tune_ends_with_a_command_that_runs(
+    run, tiny_paths, tmp_path, temperature, confirm, backend
+):
     target, draft = tiny_paths
     (tmp_path / "mine.txt").write_text("One and two.\n")
-    models = ["--target", target, "--draft", draft]
-    arguments = [
-        "--prompts",
-        tmp_path / "mine.txt",
-        "--max-new-tokens",
-        6,
-        "--repeats",
-        1,
-        "--out",
-        tmp_path / "out",
-    ]
-    confirm = ["--confirm"] if temperature == 0 else []
-    backend = (
-        []
-        if temperature == 0
-        else shlex.split("--backend eager --dtype float64 --device cpu --attention eager")
-    )
-    result = run(
-        "tune", *models, *arguments, "--temperature", temperature, "--json", *confirm, *backend
-    )
+    files = ("--prompts", tmp_path / "mine.txt", "--out", tmp_path / "out")
+    limits = f"--max-new-tokens 6 --repeats 1 --temperature {temperature} --json".split()
+    models = ("--target", target, "--draft", draft)
+    result = run("tune", *models, *files, *limits, *confirm, *backend)
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout.splitlines()[-1])
     speeds = [found["tokens_per_s"]["mean"] for found in document["replayed"]]
@@ -179,20 +117,14 @@ def test_tune_ends_with_a_command_that_runs(run, tiny_paths, tmp_path, temperatu
     assert document["predicted_best"] == document["replayed"][0]["configuration"]
     measured = sorted(document["measured"], key=lambda one: one["tokens_per_s"])
     assert len(measured) in ((3, 4) if confirm else (0,))
-    assert document["best"] == (
-        measured[-1]["configuration"] if confirm else document["predicted_best"]
-    )
+    best = measured[-1]["configuration"] if confirm else document["predicted_best"]
+    assert document["best"] == best
     assert f"python:   monge.load(target={target!r}, " in result.stdout
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("use it:")]
     assert "backend" not in line, "it is the default"
     assert ("--dtype float64 --device cpu --attention eager" in line) == bool(backend)
     assert ("dtype='float64', device='cpu', attention='eager'" in result.stdout) == bool(backend)
-    command = [
-        word if word != "PROMPT" else "Once"
-        for word in shlex.split(line.removeprefix("use it:   monge "))
-    ]
-    result = run(*command, "--max-new-tokens", 2)
-    assert result.exit_code == 0, result.stderr
+    assert run(*command_of(line), "--max-new-tokens", 2).exit_code == 0
 
 
 def test_what_the_clock_says_goes_before_what_was_predicted(run, tiny_paths, tmp_path, monkeypatch):
@@ -205,18 +137,9 @@ def test_what_the_clock_says_goes_before_what_was_predicted(run, tiny_paths, tmp
 
     monkeypatch.setattr(tuning, "_confirmed", confirmed)
     (tmp_path / "mine.txt").write_text("One and two.\n")
-    arguments = [
-        "--prompts",
-        tmp_path / "mine.txt",
-        "--max-new-tokens",
-        2,
-        "--repeats",
-        1,
-        "--out",
-        tmp_path / "out",
-        "--confirm",
-    ]
-    result = run("tune", "--target", tiny_paths[0], "--draft", tiny_paths[1], *arguments)
+    models = ("--target", tiny_paths[0], "--draft", tiny_paths[1])
+    files = ("--prompts", tmp_path / "mine.txt", "--out", tmp_path / "out")
+    result = run("tune", *models, *files, *["--max-new-tokens", "2", "--repeats", "1", "--confirm"])
     assert result.exit_code == 0, result.stderr
     assert "measured: slow: 1.0 tokens/s, 0.50 times plain decoding" in result.stdout
     assert "best by the clock: none" in result.stdout
@@ -244,86 +167,57 @@ def test_tune_writes_a_file_that_every_door_takes(run, tiny_paths, tmp_path, mon
     assert run("generate", "Once", "--config", config, "--max-new-tokens", 2).exit_code == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["replay", "run", "nowhere.mlog"],
-            "nowhere.mlog: no such file; make a log with `monge replay record",
-        ),
-        (["replay", "run", "LOG", "--repeats", "0"], "--repeats must be at least 1"),
-        (["replay", "run", "LOG", "--check-target", "DRAFT"], "the log was made with"),
-        (["replay", "record", "--file", "nowhere.txt"], "cannot read prompts"),
-        (["replay", "run", "FOLDER"], ": a folder, not a log; name the file in it"),
-        (["replay", "record", "--prompts-per-task", "0"], "must be at least 1; got 0"),
-        (["replay", "record", "--prompts-per-task", "-1"], "must be at least 1; got -1"),
-        (["replay", "record", "--out", "FOLDER"], "is a folder; name a file in it"),
-        (["replay", "record", "--out", "FILE/run.mlog"], "is a file; name a folder"),
-        (
-            ["replay", "record", "--seed", str(2**64)],
-            "seed must be a whole number of at least -2^63",
-        ),
-        (["tune", "--out", "FILE"], "is a file; name a folder"),
-        (["replay", "run", "LOG", "--out", "FILE"], "is a file; name a folder"),
-        (["replay", "record", "--backend", "quick"], "unknown backend 'quick'"),
-        (["tune", "--max-prompts", "0"], "--max-prompts must be at least 1; got 0"),
-        (["tune", "--backend", "quick"], "unknown backend 'quick'"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_bad_input(run, logged, tiny_paths, tmp_path, arguments, message):
-    file = tmp_path / "file"
-    file.write_text("")
-    words = {
+BAD_INPUT = {
+    "replay run nowhere.mlog": "no such file; make a log with `monge replay record",
+    "replay run LOG --repeats 0": "--repeats must be at least 1",
+    "replay run LOG --check-target DRAFT": "the log was made with",
+    "replay run FOLDER": ": a folder, not a log; name the file in it",
+    "replay run LOG --out FILE": "is a file; name a folder",
+    "replay record --file nowhere.txt": "cannot read prompts",
+    "replay record --prompts-per-task 0": "must be at least 1; got 0",
+    "replay record --out FOLDER": "is a folder; name a file in it",
+    "replay record --out FILE/run.mlog": "is a file; name a folder",
+    f"replay record --seed {2**64}": "seed must be a whole number of at least -2^63",
+    "replay record --backend quick": "unknown backend 'quick'",
+    "tune --out FILE": "is a file; name a folder",
+    "tune --max-prompts 0": "--max-prompts must be at least 1; got 0",
+    "tune --backend quick": "unknown backend 'quick'",
+}
+
+
+@pytest.mark.parametrize(("command", "message"), BAD_INPUT.items())
+def test_bad_input(run, logged, tiny_paths, tmp_path, command, message):
+    (tmp_path / "file").write_text("")
+    places = {
         "LOG": logged[0],
         "DRAFT": tiny_paths[1],
         "FOLDER": tmp_path,
-        "FILE": file,
-        "FILE/run.mlog": file / "run.mlog",
+        "FILE": tmp_path / "file",
     }
-    extra = [] if "run" in arguments else ["--target", tiny_paths[0]]
-    extra += [] if "--out" in arguments or "run" in arguments else ["--out", tmp_path / "out"]
-    result = run(*(words.get(word, word) for word in arguments), *extra)
+    words = " ".join(command.split())
+    if "replay run" not in command:
+        words += f" --target {tiny_paths[0]}" + ("" if "--out" in command else " --out FOLDER/out")
+    for name, path in places.items():
+        words = words.replace(name, str(path))
+    result = run(*words.split())
     assert result.exit_code == 2
     assert result.stderr.startswith("error: ")
     assert message in result.stderr
 
 
 def test_rounds_are_timed_in_the_backend_that_was_asked_for(run, tiny_paths, tmp_path, monkeypatch):
-    target, draft = tiny_paths
-    asked, make = [], networks.as_sequence_model
-    monkeypatch.setattr(
-        networks,
-        "as_sequence_model",
-        lambda network, backend: asked.append(backend) or make(network),
-    )
-    monkeypatch.setattr(
-        networks,
-        "as_draft_model",
-        lambda *args, backend, **rest: asked.append(backend) or make_draft(*args, **rest),
-    )
-    path, make_draft = tmp_path / "fast.mlog", as_draft_model
-    arguments = [
-        "--prompts-per-task",
-        1,
-        "--max-new-tokens",
-        2,
-        "--no-costs",
-        "--ignore-eos",
-        "--out",
-        path,
-    ]
-    result = run(
-        "replay",
-        "record",
-        "--target",
-        target,
-        "--draft",
-        draft,
-        *arguments,
-        "--backend",
-        "compiled",
-    )
+    asked, path = [], tmp_path / "fast.mlog"
+    for name in ("as_sequence_model", "as_draft_model"):
+        make = getattr(api, name)
+
+        def noted(*args, backend, make=make, **rest):
+            asked.append(backend)
+            return make(*args, **rest)
+
+        monkeypatch.setattr(api, name, noted)
+    models = ("--target", tiny_paths[0], "--draft", tiny_paths[1], "--out", path)
+    limits = "--prompts-per-task 1 --max-new-tokens 2 --no-costs --ignore-eos --backend compiled"
+    result = run("replay", "record", *models, *limits.split())
     assert result.exit_code == 0, result.stderr
     assert asked == ["compiled", "compiled"]
     assert read_log(path).about["backend"] == "compiled"
@@ -341,56 +235,21 @@ def test_heads_and_other_drafters_are_timed_and_tried_where_the_target_runs(
 ):
     head = medusa(32, 4096).write(tmp_path / "medusa")
     (tmp_path / "mine.txt").write_text("One and two.\n")
-    models = [
-        "--target",
-        tiny_paths[0],
-        "--draft",
-        head,
-        "--drafter",
-        "jacobi",
-        "--drafter",
-        "pool('ngram', 'head')",
-    ]
+    models = ["--target", tiny_paths[0], "--draft", head, "--prompts", tmp_path / "mine.txt"]
+    models += ["--drafter", "jacobi", "--drafter", "pool('ngram', 'head')"]
     limits = ["--max-new-tokens", 4, "--json"]
-    result = run(
-        "replay",
-        "record",
-        *models,
-        "--file",
-        tmp_path / "mine.txt",
-        *limits,
-        "--out",
-        tmp_path / "run.mlog",
-    )
+    result = run("replay", "record", *models, *limits, "--out", tmp_path / "run.mlog")
     assert result.exit_code == 0, result.stderr
-    assert json.loads(result.stdout.splitlines()[-1])["costs"] == [
-        "head",
-        "jacobi",
-        "ngram",
-        "none",
-    ]
-    result = run(
-        "tune",
-        *models,
-        "--prompts",
-        tmp_path / "mine.txt",
-        *limits,
-        "--repeats",
-        1,
-        "--out",
-        tmp_path / "out",
-    )
+    timed = json.loads(result.stdout.splitlines()[-1])["costs"]
+    assert timed == ["head", "jacobi", "ngram", "none"]
+    result = run("tune", *models, *limits, "--repeats", 1, "--out", tmp_path / "out")
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout.splitlines()[-1])
     tried = {found["configuration"]["drafter"].partition("(")[0] for found in document["replayed"]}
     assert tried == {"none", "ngram", "head", "jacobi", "pool", "suffix", "token_recycling"}
     assert not document["refused"]
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("use it:")]
-    command = [
-        word if word != "PROMPT" else "Once"
-        for word in shlex.split(line.removeprefix("use it:   monge "))
-    ]
-    assert run(*command, "--max-new-tokens", 2).exit_code == 0
+    assert run(*command_of(line), "--max-new-tokens", 2).exit_code == 0
 
 
 def test_a_log_alone_holds_no_hidden_states(run, logged, tmp_path):
@@ -431,14 +290,8 @@ def test_a_chat_model_is_tuned_on_messages_and_with_the_head_that_ships_for_it(
 def test_nothing_is_concluded_from_texts_that_end_at_once(capsys):
     def text(task, length):
         masses = Masses(probs=torch.full((length, 2), 0.5, dtype=torch.float64))
-        return LoggedText(
-            tag=task,
-            prompt_ids=(1,),
-            token_ids=(0,) * length,
-            max_new_tokens=20,
-            masses=masses,
-            vocab_size=2,
-        )
+        ids = {"prompt_ids": (1,), "token_ids": (0,) * length, "max_new_tokens": 20}
+        return LoggedText(tag=task, **ids, masses=masses, vocab_size=2)
 
     def log(*texts):
         identity = ModelIdentity(name="m", vocab_size=2, tokenizer="t")

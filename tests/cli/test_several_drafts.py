@@ -13,115 +13,73 @@ PROMPT = "The sea was calm"
 
 
 @pytest.fixture(scope="module")
-def drafts(tiny_paths):
+def models(tiny_paths):
     """The tiny draft model and, as a second one, the target itself."""
     target, draft = tiny_paths
-    return [draft, target]
+    return ["--target", target, "--draft", draft, "--draft", target]
 
 
-def test_a_list_of_draft_models_drafts_together(tiny_paths, drafts):
-    decoder = load(tiny_paths[0], drafts)
+@pytest.fixture(scope="module")
+def expected(tiny_paths):
+    (result,) = load(*tiny_paths).generate([PROMPT], max_new_tokens=12)
+    return result
+
+
+def test_a_list_of_draft_models_drafts_together(tiny_paths, expected):
+    target, draft = tiny_paths
+    decoder = load(target, [draft, target])
     assert isinstance(decoder.components.drafter, EnsembleDrafter)
     (result,) = decoder.generate([PROMPT], max_new_tokens=12)
-    (plain,) = load(tiny_paths[0], drafter="none").generate([PROMPT], max_new_tokens=12)
-    assert result.token_ids == plain.token_ids
+    assert result.token_ids == expected.token_ids
     assert result.stats.block_efficiency > 1  # the target as a draft model knows every token
-
-
-def test_a_list_of_one_is_that_one(tiny_paths):
-    target, draft = tiny_paths
-    assert type(load(target, [draft]).components.drafter) is type(
-        load(target, draft).components.drafter
-    )
+    of_one = type(load(target, [draft]).components.drafter)
+    assert of_one is type(load(target, draft).components.drafter)
 
 
 def test_lists_that_do_not_fit_are_refused(tiny_paths):
     target, draft = tiny_paths
-    with pytest.raises(OptionError, match=r"draft: .* is given twice"):
-        load(target, [draft, target, f"{draft}/."])
     network = load_network(draft)
-    with pytest.raises(OptionError, match="draft: a LlamaForCausalLM is given twice"):
-        load(target, [network, network])
-    with pytest.raises(OptionError, match="draft: the list is empty"):
-        load(target, [])
-    with pytest.raises(OptionError, match=r"is a head; a list takes draft models only"):
-        load(target, [draft, built_in("shape")])
+    for drafts, message in (
+        ([draft, target, f"{draft}/."], r"draft: .* is given twice"),
+        ([network, network], "draft: a LlamaForCausalLM is given twice"),
+        ([], "draft: the list is empty"),
+        ([draft, built_in("shape")], r"is a head; a list takes draft models only"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            load(target, drafts)
     with pytest.raises(OptionError, match=r"drafter 'model' takes no list of draft models"):
         load(target, [draft, target], drafter="model")
 
 
-def test_generate(run, tiny_paths, drafts):
-    chosen = [
-        "--target",
-        tiny_paths[0],
-        "--draft",
-        drafts[0],
-        "--draft",
-        drafts[1],
-        "--max-new-tokens",
-        12,
-        "--json",
-    ]
-    record = json.loads(run("generate", PROMPT, *chosen).stdout)
-    (expected,) = load(*tiny_paths).generate([PROMPT], max_new_tokens=12)
+def test_generate_and_batch(run, models, expected, tmp_path):
+    record = json.loads(run("generate", PROMPT, *models, "--max-new-tokens", 12, "--json").stdout)
     assert record["text"] == expected.text
     assert record["stats"]["block_efficiency"] > 1
-
-
-def test_batch(run, tiny_paths, drafts, tmp_path):
     (tmp_path / "in.jsonl").write_text(json.dumps({"prompt": PROMPT}) + "\n")
-    chosen = [
-        "--target",
-        tiny_paths[0],
-        "--draft",
-        drafts[0],
-        "--draft",
-        drafts[1],
-        "--max-new-tokens",
-        12,
-    ]
-    result = run("batch", tmp_path / "in.jsonl", tmp_path / "out.jsonl", *chosen)
+    files = (tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    result = run("batch", *files, *models, "--max-new-tokens", 12)
     assert result.exit_code == 0, result.stderr
-    (expected,) = load(*tiny_paths).generate([PROMPT], max_new_tokens=12)
-    assert json.loads((tmp_path / "out.jsonl").read_text())["text"] == expected.text
+    assert json.loads(files[1].read_text())["text"] == expected.text
 
 
-def test_bench_decode(run, tiny_paths, drafts, tmp_path):
-    arms = [
-        "--arm",
-        "both: controller=fixed",
-        "--arm",
-        "first: drafter=model, controller=fixed",
-        "--named-only",
-    ]
+def test_bench_decode(run, models, tmp_path):
+    first = "first: drafter=model, controller=fixed"
+    arms = ["--arm", "both: controller=fixed", "--arm", first, "--named-only"]
     (tmp_path / "prompts.txt").write_text(PROMPT + "\n")
     small = [
-        "--prompts",
-        tmp_path / "prompts.txt",
         "--batch",
-        1,
+        "1",
         "--temperature",
-        0,
+        "0",
         "--repeats",
-        1,
+        "1",
         "--max-new-tokens",
-        8,
-    ]
-    chosen = [
-        "--target",
-        tiny_paths[0],
-        "--draft",
-        drafts[0],
-        "--draft",
-        drafts[1],
-        "--out",
-        tmp_path / "out",
+        "8",
         "--json",
     ]
-    result = run("bench", "decode", *chosen, *arms, *small)
+    files = ["--prompts", tmp_path / "prompts.txt", "--out", tmp_path / "out"]
+    result = run("bench", "decode", *models, *arms, *small, *files)
     assert result.exit_code == 0, result.stderr
-    found = {
-        arm["arm"]: arm["block_efficiency"]
-        for arm in json.loads(result.stdout.splitlines()[-1])["arms"]
-    }
+    measured = json.loads(result.stdout.splitlines()[-1])["arms"]
+    found = {arm["arm"]: arm["block_efficiency"] for arm in measured}
     assert found["both"] > found["first"]  # the second draft model is the target itself

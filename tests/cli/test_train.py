@@ -14,16 +14,18 @@ import typer
 from transformers import AutoTokenizer
 
 from monge.api import built_in
-from monge.cli.train import _interrupts
+from monge.cli.progress import working
+from monge.cli.train import Interrupts
 from monge.core.errors import OptionError, UnsupportedModelError
 from monge.heads.shape.checkpoint import CONFIG, load_head
 from monge.training import loop
-from monge.training.answers import ANSWERS
 from monge.training.loop import STATE, Recipe
-from monge.training.own_text import TextSettings, cut_rows, write_own_text
-from monge.training.shape.run import HeadSettings, feature_model, make_head
+from monge.training.own_text import ANSWERS, TextSettings, cut_rows, write_own_text
+from monge.training.shape import HeadSettings, make_head
+from monge.training.texts import feature_model
 from tests.engine.tiny import network, prompts
 
+MADE = ("--preset", "paper", "--steps", "4", "--batch", "16", "--num-steps", "1")
 TEXT = TextSettings(num_tokens=1920, row_length=24, prompt_length=4, batch_size=32)
 
 
@@ -104,19 +106,8 @@ def test_what_makes_no_head_is_refused(rows: torch.Tensor, tmp_path: Path) -> No
 def test_the_commands_make_and_use_a_head(run, tiny_paths, tmp_path: Path) -> None:
     target, out, data = ["--target", tiny_paths[0]], tmp_path / "head", tmp_path / "data.txt"
     data.write_text("once upon a time\nthe history of mathematics\nwhat is two and two?\n")
-    made = [
-        "--preset",
-        "paper",
-        "--steps",
-        "4",
-        "--batch",
-        "16",
-        "--num-steps",
-        "1",
-        "--alignment",
-        "none",
-    ]
-    result = run("train", "shape", *target, "--data", data, "--out", out, "--tokens", 1000, *made)
+    made = ("--data", data, "--out", out, "--tokens", 1000, "--alignment", "none", *MADE)
+    result = run("train", "shape", *target, *made)
     assert result.exit_code == 0, result.output
     assert "block efficiency" in result.stdout
     drafter = ["--drafter", f"shape(head={str(out)!r})"]
@@ -128,9 +119,6 @@ def test_the_commands_make_and_use_a_head(run, tiny_paths, tmp_path: Path) -> No
     refused = run("train", "shape", *target, "--out", out, "--mixed", "int4")
     assert refused.exit_code == 2
     assert "--mixed: 'int4' is none of none, bfloat16, float16" in refused.stderr
-
-
-MADE = ("--preset", "paper", "--steps", "4", "--batch", "16", "--num-steps", "1")
 
 
 def test_ctrl_c_ends_after_the_step_and_the_same_command_goes_on(
@@ -158,12 +146,13 @@ def test_ctrl_c_ends_after_the_step_and_the_same_command_goes_on(
 
 
 def press_ctrl_c(step: int | None) -> None:
-    """Press Ctrl-C once while four steps are trained, or twice where training is to go on until the next step."""
-    with _interrupts(Recipe(steps=4)) as interrupts:
+    """Press it once while four steps are trained, or twice where training goes on until the next step."""
+    with working() as work, Interrupts(Recipe(steps=4)) as interrupts:
+        watch = interrupts.watch(work.stage("rows"), work.stage("steps"))
         if step is not None:
-            interrupts.watched(lambda count: None)(loop.Progress(step=step))
+            watch.on_step(loop.Progress(step=step))
         signal.raise_signal(signal.SIGINT)
-        assert interrupts.is_wanted()
+        assert watch.should_stop()
         signal.raise_signal(signal.SIGINT)
 
 

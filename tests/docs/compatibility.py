@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from transformers import PreTrainedModel
 
-from monge.backends.cpu.compiled import compile_forward, obstacle
+from monge.backends.cpu.compiled import PendingForward, obstacle
 from monge.backends.registry import Eager
 from monge.core.errors import BackendError, UnsupportedModelError
 from monge.core.model import FeatureModel, SequenceModel
@@ -81,7 +81,7 @@ def cells(name: str, compiles: bool | None = None) -> Cells:
 def can_compile(network: PreTrainedModel) -> bool:
     """Whether the compiled step of a network passes its check."""
     try:
-        compile_forward(network, lambda _: None)
+        PendingForward(network, lambda _: None).make()
     except BackendError:
         return False
     return True

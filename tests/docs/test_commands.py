@@ -11,8 +11,8 @@ import pytest
 import typer
 import yaml
 
+from monge.audit.bets import smallest_deviation
 from monge.audit.engines import HOW_TO_START
-from monge.audit.power import smallest_deviation
 from monge.cli.app import app
 from monge.control.registry import CONTROLLERS
 from monge.draft.registry import DRAFTERS

@@ -15,7 +15,7 @@ from monge.core.errors import (
     UnsupportedModelError,
     VocabularyMismatchError,
 )
-from monge.core.independent import Independent
+from monge.core.proposal import Independent
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.ensemble import EnsembleDrafter
 from monge.draft.model import ModelDrafter

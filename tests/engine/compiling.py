@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from monge.backends.cpu.compiled import compile_forward
+from monge.backends.cpu.compiled import PendingForward, PendingModule
 from monge.backends.cpu.program_cache import FOLDER_VARIABLE
 
 MISSING = {
@@ -18,6 +18,14 @@ MISSING = {
     if any(map(shutil.which, ("c++", "g++", "clang++")))
     else "there is no C++ compiler",
 }
+
+
+def compile_forward(network, notify, layers=()):
+    return PendingForward(network, notify, layers).make()
+
+
+def compile_module(notify, module, like):
+    return PendingModule(notify, module, like).make()
 
 
 def require(backend: str) -> None:

@@ -12,23 +12,19 @@ from torch._dynamo.utils import counters
 
 import monge
 from monge.backends.cpu import compiled as backend
-from monge.backends.cpu.compiled import CompiledForward, compile_forward, traced_forward
+from monge.backends.cpu.compiled import CompiledForward, traced_forward
 from monge.backends.cpu.packed_linear import matrix_of
 from monge.backends.cpu.program_cache import FOLDER_VARIABLE, cache_folder
-from monge.backends.parity_check import program_spec
+from monge.backends.parity_check import check_forward, program_spec
 from monge.core.errors import BackendError, OptionError
 from monge.core.model import NodeBlock
 from monge.engine.models.forward_program import ForwardOutput
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.loading.networks import as_draft_model, as_sequence_model
-from tests.engine.compiling import shared_programs
+from tests.engine.compiling import compile_forward, require, shared_programs
 from tests.engine.tiny import network, perturbed, prompts
 from tests.parity.comparing import RandomGrowth, assert_same_tokens, plain_greedy
 
-HAS_COMPILER = any(map(shutil.which, ("c++", "g++", "clang++")))
-needs_compiler = pytest.mark.skipif(
-    not HAS_COMPILER, reason="compiled steps need a C++ compiler, and none is on the path"
-)
 STAGES = "compiled"  # whole rounds have tests of their own
 LARGEST_DIFFERENCE = 5e-5
 """Allowed between float32 forwards in another order of summation; as for the eager backend."""
@@ -40,6 +36,7 @@ def target():
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
+    require("compiled")
     with shared_programs(tmp_path_factory) as make:
         yield make
 
@@ -62,7 +59,6 @@ def no_compiling(*_, **__):
     raise AssertionError("nothing was to be compiled here")
 
 
-@needs_compiler
 class TestSteps:
     def test_node_logits(self, compiled):
         growth = RandomGrowth(target(), prompts((9, 4, 6), seed=1), seed=2, step=compiled(target()))
@@ -177,7 +173,6 @@ class TestSteps:
         assert grown_kib < 4096, f"{grown_kib} KiB more after 400 steps"
 
 
-@needs_compiler
 class TestTexts:
     @pytest.mark.parametrize("tree", ["chain(4)", "best_first"])
     def test_greedy_is_that_of_transformers(self, compiled, tree):
@@ -213,7 +208,6 @@ class TestTexts:
         assert records[0] == records[1]
 
 
-@needs_compiler
 class TestStoredPrograms:
     def test_are_found_again(self, own_folder, monkeypatch):
         monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", no_compiling)
@@ -278,6 +272,127 @@ class TestStoredPrograms:
         )
         with pytest.raises(BackendError, match="other logits than the network"):
             compile_forward(target(), lambda _: None)
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """Shapes of the logits that the program is asked for."""
+    shapes, run = [], CompiledForward._output
+
+    def noted(step, inputs):
+        output = run(step, inputs)
+        shapes.append(tuple(output.logits.shape[:2]))
+        return output
+
+    monkeypatch.setattr(CompiledForward, "_output", noted)
+    return shapes
+
+
+def opened(model):
+    """A model whose cache is laid out, as every first forward of the network does."""
+    model.open({-1: (5, 6)})
+    model.close(-1)
+    return model
+
+
+@pytest.mark.parametrize("lengths", [(1,), (2,), (130,), (9, 4, 7), (100, 1, 60)])
+def test_what_follows_a_prompt(compiled, seen, lengths):
+    eager, ours = opened(HfTreeModel(target())), opened(HfTreeModel(target(), compiled(target())))
+    seen.clear()
+    texts = dict(enumerate(prompts(lengths, seed=4)))
+    for model in (eager, ours):
+        model.open(texts)
+    assert seen
+    assert {nodes for _, nodes in seen} == {1}
+    assert sum(rows for rows, _ in seen) >= len(lengths)
+    blocks = {row: NodeBlock((5, 6, 7), (-1, -1, 0)) for row in texts}
+    expected, found = eager.extend(blocks), ours.extend(blocks)
+    for row in texts:
+        torch.testing.assert_close(found[row], expected[row], atol=LARGEST_DIFFERENCE, rtol=0)
+
+
+def test_hidden_states_of_whole_prompts_come(compiled, seen):
+    def watching(layers):
+        return compiled(target(), *layers)
+
+    models = HfTreeModel(target()), HfTreeModel(target(), compiled(target()), watching)
+    text = prompts((40,), seed=4)[0]
+    states = []
+    for model in models:
+        watched = model.watch((2,))
+        opened(model)
+        seen.clear()
+        model.open({0: text})
+        states.append(watched.take(0))
+    assert seen == [(1, 1)]
+    assert states[0].shape[0] == len(text)
+    torch.testing.assert_close(states[1], states[0], atol=LARGEST_DIFFERENCE, rtol=0)
+
+
+def test_programs_with_attention_of_their_own_read_prompts_of_all_lengths(compiled, seen):
+    model = HfTreeModel(target(), compiled(target()))
+    seen.clear()
+    model.open({0: prompts((400,), seed=4)[0]})
+    assert seen == [(1, 1)]
+
+
+def test_longer_prompts_are_the_networks(compiled, seen):
+    step = compiled(target())
+    step.prompt_tokens = step.max_nodes = 20
+    model = HfTreeModel(target(), step)
+    seen.clear()
+    model.open({0: prompts((21,), seed=4)[0]})
+    assert seen == []
+    model.open({1: prompts((20,), seed=4)[0]})
+    assert seen == [(1, 1)]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # newer hosts call the argument `cache`
+def test_a_network_without_a_choice_of_logits(compiled, seen):
+    """Its program reads short prompts all the same, as any block."""
+
+    class Plain(type(target())):
+        def forward(
+            self,
+            input_ids,
+            position_ids,
+            attention_mask,
+            past_key_values,
+            use_cache,
+            output_hidden_states=False,
+        ):
+            return super().forward(
+                input_ids=input_ids,
+                position_ids=position_ids,
+                attention_mask=attention_mask,
+                past_key_values=past_key_values,
+                use_cache=use_cache,
+                output_hidden_states=output_hidden_states,
+            )
+
+    plain = copy.deepcopy(target())
+    plain.__class__ = Plain
+    step = compiled(plain)
+    assert step.prompt_tokens == 0
+    model = opened(HfTreeModel(plain, step))
+    seen.clear()
+    model.open({0: (5, 6, 7)})
+    assert seen == [(1, 3)]
+
+
+def test_a_program_that_reads_prompts_wrongly_is_refused(compiled, monkeypatch):
+    step = compiled(target())
+    check_forward(target(), step, "compiled")
+
+    def forgetful(self, token_ids, positions, masks, cache):
+        return ForwardOutput(logits=torch.zeros(len(token_ids), 1, 97))
+
+    monkeypatch.setattr(CompiledForward, "read_prompt", forgetful)
+    with pytest.raises(
+        BackendError, match="LlamaForCausalLM, compiled, has other logits than the network"
+    ):
+        check_forward(target(), step, "compiled")
 
 
 def made_and_shown(model):

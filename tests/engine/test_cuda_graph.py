@@ -47,6 +47,15 @@ def both(target, device, capture):
     return HfTreeModel(target), captured_model(placed(target, device), capture)
 
 
+def assert_equal_rounds(models, blocks, kept):
+    """Both give the same logits for some blocks, of which a path is kept."""
+    expected, got = (model.extend(blocks) for model in models)
+    for row in blocks:
+        torch.testing.assert_close(got[row].cpu(), expected[row], atol=LARGEST_DIFFERENCE, rtol=0)
+    for model in models:
+        model.commit(dict.fromkeys(blocks, kept))
+
+
 @pytest.mark.parametrize("attention", [pytest.param("eager", marks=pytest.mark.slow), "sdpa"])
 @pytest.mark.parametrize(
     "name",
@@ -79,12 +88,9 @@ def test_sizes(device, num_nodes, num_rows):
     before = capture.num_captured
     texts = dict(enumerate(prompts((300, 1, 20)[:num_rows], seed=3)))
     blocks = {row: NodeBlock.chain(prompts((num_nodes + row,), seed=row)[0]) for row in texts}
-    eager, ours = ({} for _ in models)
-    for model, logits in zip(models, (eager, ours), strict=True):
+    for model in models:
         model.open(texts)
-        logits.update(model.extend(blocks))
-    for row, expected in eager.items():
-        torch.testing.assert_close(ours[row].cpu(), expected, atol=LARGEST_DIFFERENCE, rtol=0)
+    assert_equal_rounds(models, blocks, ())
     assert capture.num_captured == before + (num_nodes + num_rows - 1 <= 64)
 
 
@@ -97,13 +103,7 @@ def test_decoding_records_nothing_that_it_has(device):
     counts, places = [capture.num_captured], [models[1]._cache.layout]
     for length in range(90):
         blocks = {row: NodeBlock.chain((5, 9, 4)[: 1 + length % 3]) for row in (0, 1)}
-        expected, got = (model.extend(blocks) for model in models)
-        for row in blocks:
-            torch.testing.assert_close(
-                got[row].cpu(), expected[row], atol=LARGEST_DIFFERENCE, rtol=0
-            )
-        for model in models:
-            model.commit(dict.fromkeys(blocks, (0,)))
+        assert_equal_rounds(models, blocks, (0,))
         counts.append(capture.num_captured)
         places.append(models[1]._cache.layout)
     moves = sum(after is not before for before, after in zip(places, places[1:], strict=False))
@@ -137,14 +137,7 @@ def test_each_set_of_neighbouring_rows_has_its_own(device):
     for model in models:
         model.open({0: (5, 6), 1: (7,), 2: (8, 9, 4)})
     for rows in ((0, 1, 2), (1, 2), (2,), (0, 2), (1,), (0, 1, 2)):
-        blocks = {row: NodeBlock((3, 4), (-1, -1)) for row in rows}
-        expected, got = (model.extend(blocks) for model in models)
-        for row in rows:
-            torch.testing.assert_close(
-                got[row].cpu(), expected[row], atol=LARGEST_DIFFERENCE, rtol=0
-            )
-        for model in models:
-            model.commit(dict.fromkeys(rows, (1,)))
+        assert_equal_rounds(models, {row: NodeBlock((3, 4), (-1, -1)) for row in rows}, (1,))
 
 
 def test_few_are_kept(device, monkeypatch):
@@ -187,11 +180,7 @@ def test_without_room_other_sizes_run_as_they_are(device):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for count in (1, 2, 4, 1):
-            block = {0: NodeBlock.chain((7,) * count)}
-            expected, got = (model.extend(block)[0] for model in models)
-            torch.testing.assert_close(got.cpu(), expected, atol=LARGEST_DIFFERENCE, rtol=0)
-            for model in models:
-                model.commit({0: (0,)})
+            assert_equal_rounds(models, {0: NodeBlock.chain((7,) * count)}, (0,))
     (warning,) = (one for one in caught if "no memory" in str(one.message))
     text = "no memory for the CUDA graph of 1 requests by 2 nodes with 0 MiB of keys and values; 1 graphs are captured"
     assert str(warning.message).startswith(text)

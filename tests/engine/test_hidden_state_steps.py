@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import monge
-from monge.backends.cpu.compiled import CompiledForward, compile_forward
+from monge.backends.cpu.compiled import CompiledForward
 from monge.core.errors import BackendError
 from monge.core.model import NodeBlock
 from monge.engine.models.forward_program import ForwardOutput
@@ -17,8 +17,8 @@ from monge.engine.models.hf_tree import HfTreeModel
 from monge.heads.shape.checkpoint import save_head
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
 from monge.loading.networks import as_sequence_model
-from monge.training.shape.run import feature_model
-from tests.engine.compiling import require, shared_programs
+from monge.training.texts import feature_model
+from tests.engine.compiling import compile_forward, require, shared_programs
 from tests.engine.tiny import COMMON, VOCAB, network, prompts
 from tests.heads.readers.published import eagle
 

@@ -19,7 +19,7 @@ from monge.core.sampling_rules import SamplingRules
 from monge.draft.model import ModelDrafter
 from monge.engine.batch import Batch
 from monge.engine.clock import measured_by
-from monge.engine.prefill import equal_shares
+from monge.engine.opening import equal_shares
 from monge.engine.result import result_of
 from monge.engine.session import Request, Session
 from monge.testing.decoding import Case, target_law

@@ -50,5 +50,5 @@ def test_nothing_is_drafted_beyond_the_tokens_that_are_wanted(
         limits=DraftPlan(max_nodes=7),
     )
     session = Session(request, 0)
-    session.commit([2])
+    session.context = session.context.append((2,))
     assert session.limit(DraftPlan(max_depth=depth)) == DraftPlan(max_depth=expected, max_nodes=7)

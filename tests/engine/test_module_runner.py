@@ -22,11 +22,10 @@ from monge.backends.cpu.program_cache import (
 from monge.core.errors import BackendError
 from monge.engine.models.module_runner import ModuleRunner
 from monge.engine.models.network_facts import OutputLayer
-from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
-from monge.heads.shape.steps import FirstStep, LaterStep
+from monge.heads.shape.head import FirstStep, LaterStep, ShapeHead, TargetSizes, make_predictor
 from monge.loading.networks import as_sequence_model
-from monge.training.shape.run import feature_model
-from tests.engine.compiling import require, shared_programs
+from monge.training.texts import feature_model
+from tests.engine.compiling import compile_module, require, shared_programs
 from tests.engine.tiny import COMMON, network, prompts
 
 LARGEST_DIFFERENCE = 5e-5
@@ -70,7 +69,7 @@ def backend(tmp_path_factory):
     require("compiled")
 
     def make(module):
-        return compiled.compile_module(silent, module, rows(1, *widths(module)))
+        return compile_module(silent, module, rows(1, *widths(module)))
 
     with shared_programs(tmp_path_factory, make) as made:
         for module in (
@@ -111,7 +110,7 @@ def own_folder(backend, monkeypatch, tmp_path):
 @pytest.mark.parametrize("step", [FirstStep, partial(LaterStep, number=2)], ids=["first", "later"])
 def test_steps_give_the_head_s_numbers(backend, step):
     module = step(shape_head()).eval()
-    program = ModuleRunner(target(), partial(compiled.compile_module, silent)).run(
+    program = ModuleRunner(target(), partial(compile_module, silent)).run(
         module, rows(1, *widths(module))
     )
     assert program is not module
@@ -121,7 +120,7 @@ def test_steps_give_the_head_s_numbers(backend, step):
 
 def test_what_was_given_survives_the_next_call(backend):
     module = FirstStep(shape_head()).eval()
-    program = compiled.compile_module(silent, module, rows(1, HIDDEN, HIDDEN))
+    program = compile_module(silent, module, rows(1, HIDDEN, HIDDEN))
     with torch.inference_mode():
         given = program(*rows(2, HIDDEN, HIDDEN, seed=1))
         kept = [tensor.clone() for tensor in given]
@@ -147,15 +146,13 @@ def test_every_kind_of_head(backend, kind, alignment, is_branched):
         for step in head.alignments:
             step.strength.fill_(0.5)
     for module in (FirstStep(head).eval(), LaterStep(head, 2).eval()):
-        assert_same(compiled.compile_module(silent, module, rows(1, *widths(module))), module, 3)
+        assert_same(compile_module(silent, module, rows(1, *widths(module))), module, 3)
 
 
 def test_heads_of_one_architecture_share_a_program_and_no_numbers(backend, monkeypatch):
     monkeypatch.setattr(compiled, "_compile_module", no_building)
     modules = [FirstStep(shape_head(seed)).eval() for seed in (0, 1)]
-    programs = [
-        compiled.compile_module(no_building, module, rows(1, HIDDEN, HIDDEN)) for module in modules
-    ]
+    programs = [compile_module(no_building, module, rows(1, HIDDEN, HIDDEN)) for module in modules]
     for program, module in zip(programs, modules, strict=True):
         assert_same(program, module, 3)
     inputs = rows(1, HIDDEN, HIDDEN)
@@ -176,11 +173,11 @@ def test_damaged_programs_are_made_again(backend, own_folder, monkeypatch, suffi
         return find_program(key, ".pt2")[0]
 
     monkeypatch.setattr(compiled, "_compile_module", build)
-    program = compiled.compile_module(told.append, module, rows(1, HIDDEN, HIDDEN))
+    program = compile_module(told.append, module, rows(1, HIDDEN, HIDDEN))
     assert_same(program, module, 3)
     assert "of FirstStep cannot be used: " in told[0]
     monkeypatch.setattr(compiled, "_compile_module", no_building)
-    compiled.compile_module(no_building, module, rows(1, HIDDEN, HIDDEN))
+    compile_module(no_building, module, rows(1, HIDDEN, HIDDEN))
 
 
 def test_other_numbers_are_refused(backend, monkeypatch):
@@ -194,7 +191,7 @@ def test_other_numbers_are_refused(backend, monkeypatch):
     with pytest.raises(
         BackendError, match="FirstStep, .* gives other numbers: .* from a float64 run"
     ):
-        compiled.compile_module(silent, module, rows(1, HIDDEN, HIDDEN))
+        compile_module(silent, module, rows(1, HIDDEN, HIDDEN))
 
 
 def test_what_cannot_be_traced_runs_as_it_is(backend):
@@ -205,9 +202,7 @@ def test_what_cannot_be_traced_runs_as_it_is(backend):
     module = Branching().eval()
     with pytest.warns(UserWarning, match="part of a head runs eagerly: Branching cannot .*"):
         assert (
-            ModuleRunner(target(), partial(compiled.compile_module, silent)).run(
-                module, rows(1, HIDDEN)
-            )
+            ModuleRunner(target(), partial(compile_module, silent)).run(module, rows(1, HIDDEN))
             is module
         )
 

@@ -13,7 +13,6 @@ from transformers.pytorch_utils import Conv1D
 
 from monge.backends.cpu import native_library as native
 from monge.backends.cpu import packed_linear
-from monge.backends.cpu.compiled import compile_forward, compile_module
 from monge.backends.cpu.native_library import native_library
 from monge.backends.cpu.packed_linear import (
     COLUMNS,
@@ -29,12 +28,14 @@ from monge.backends.cpu.packed_linear import (
 )
 from monge.backends.cpu.program_cache import FOLDER_VARIABLE, StoredProgram, cache_folder
 from monge.core.errors import BackendError
-from tests.engine.compiling import require, shared_programs
+from tests.engine.compiling import compile_forward, compile_module, require, shared_programs
 from tests.engine.tiny import network
 
 KINDS = ("bfloat16", "float32")
 MAKERS = {"int8": eight_bit_panels_of, "int4": four_bit_panels_of}
 """Panels of rounded weights."""
+PANELS = dict.fromkeys(KINDS, panels_of) | MAKERS
+SIZES = [(1, 1), (31, 7), (32, 64), (33, 65), (200, 129), (96, 300)]
 
 
 def matrix(width, depth, kind, seed=0):
@@ -136,30 +137,26 @@ def _address(capsule):
 
 class TestMachineCode:
     @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize(
-        ("width", "depth"), [(1, 1), (31, 7), (32, 64), (33, 65), (200, 129), (96, 300)]
-    )
+    @pytest.mark.parametrize(("width", "depth"), SIZES)
     def test_sums_are_exact_to_rounding(self, code, kind, width, depth):
         given = matrix(width, depth, kind)
         for count in (*range(1, 15), 24, 25):
             rows = numbers(count, depth)
-            exact, scale = (
-                rows.double() @ given.double().T,
-                rows.double().abs() @ given.double().abs().T,
-            )
+            exact = rows.double() @ given.double().T
+            scale = rows.double().abs() @ given.double().abs().T
             found = multiplied(code, rows, panels_of(given), width)
             assert ((found.double() - exact).abs() <= depth * 2.0**-24 * scale).all()
 
-    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("kind", PANELS)
     def test_a_row_does_not_depend_on_its_neighbours(self, code, kind):
-        panels, rows = panels_of(matrix(70, 150, kind)), numbers(27, 150)
+        panels, rows = PANELS[kind](matrix(70, 150, kind)), numbers(27, 150)
         alone = torch.cat([multiplied(code, row[None], panels, 70) for row in rows])
         for count in range(1, 28):
             assert torch.equal(multiplied(code, rows[:count], panels, 70), alone[:count])
-        rows[3] = torch.nan
-        rows[4] = torch.inf
-        kept = [row for row in range(27) if row not in {3, 4}]
-        assert torch.equal(multiplied(code, rows, panels, 70)[kept], alone[kept])
+        rows[3], rows[4] = torch.nan, torch.inf
+        found, kept = multiplied(code, rows, panels, 70), [row not in {3, 4} for row in range(27)]
+        assert torch.equal(found[kept], alone[kept])
+        assert not found[3:5].isfinite().any()
 
     def test_special_numbers_stay_what_they_are(self, code):
         panels = panels_of(torch.tensor([[1.0], [-1.0], [0.5]]))
@@ -168,17 +165,14 @@ class TestMachineCode:
             assert found[0].tolist() == [number, -number, number / 2]
         assert multiplied(code, torch.tensor([[torch.nan]]), panels, 3).isnan().all()
 
-    def test_several_threads_give_the_same(self, code):
-        given, rows, threads = (
-            matrix(4099, 512, "bfloat16"),
-            numbers(5, 512),
-            torch.get_num_threads(),
-        )
-        results = []
+    @pytest.mark.parametrize("kind", ["bfloat16", *MAKERS])
+    def test_several_threads_give_the_same(self, code, kind):
+        panels, rows = PANELS[kind](matrix(4099, 512, kind)), numbers(5, 512)
+        threads, results = torch.get_num_threads(), []
         try:
             for count in (1, 2, 3):
                 torch.set_num_threads(count)
-                results.append(multiplied(code, rows, panels_of(given), 4099))
+                results.append(multiplied(code, rows, panels, 4099))
         finally:
             torch.set_num_threads(threads)
         assert torch.equal(results[0], results[1])
@@ -234,18 +228,6 @@ class TestEveryBuild:
         for build in (code, portable_code):
             assert torch.equal(multiplied(build, rows, panels, 70), exact)
 
-    def test_several_threads_give_the_same(self, code, kind):
-        given, rows = matrix(4099, 512, "float32"), numbers(5, 512)
-        panels, threads, results = MAKERS[kind](given), torch.get_num_threads(), []
-        try:
-            for count in (1, 2, 3):
-                torch.set_num_threads(count)
-                results.append(multiplied(code, rows, panels, 4099))
-        finally:
-            torch.set_num_threads(threads)
-        assert torch.equal(results[0], results[1])
-        assert torch.equal(results[0], results[2])
-
     @pytest.mark.parametrize("size", [1e-37, 2.0**-140, 1e36])
     def test_extreme_numbers(self, code, portable_code, size, kind):
         panels = MAKERS[kind](self.integers(40, 64, seed=3) / 127)
@@ -267,10 +249,7 @@ class TestEveryBuild:
         assert torch.equal(multiplied(code, rows, panels, 40)[[0, 2]], alone[[0, 2]])
 
 
-PANELS = {"float32": panels_of, **MAKERS}
-
-
-@pytest.mark.parametrize("kind", PANELS)
+@pytest.mark.parametrize("kind", ["float32", *MAKERS])
 class TestSeveralMatrices:
     """One call for all matrices that multiply the same rows."""
 
@@ -290,21 +269,16 @@ class TestSeveralMatrices:
         finally:
             torch.set_num_threads(threads)
 
-    def test_of_two_kinds_are_refused(self, code, kind):
-        other = panels_of(matrix(40, 96, "bfloat16"))
+    @pytest.mark.parametrize("wrong", ["two kinds", "two depths", "too few widths"])
+    def test_what_does_not_fit_together_is_refused(self, code, kind, wrong):
         given = PANELS[kind](matrix(40, 96, "float32"))
+        other, widths = {
+            "two kinds": (panels_of(matrix(40, 96, "bfloat16")), [40, 40]),
+            "two depths": (PANELS[kind](matrix(40, 192, "float32")), [40, 40]),
+            "too few widths": (given, [40]),
+        }[wrong]
         with pytest.raises(RuntimeError, match="refused"):
-            multiplied_with_all(code, numbers(2, 96), [given, other], [40, 40])
-
-    def test_of_two_depths_are_refused(self, code, kind):
-        given = [PANELS[kind](matrix(40, depth, "float32")) for depth in (96, 192)]
-        with pytest.raises(RuntimeError, match="refused"):
-            multiplied_with_all(code, numbers(2, 96), given, [40, 40])
-
-    def test_a_width_for_each_is_wanted(self, code, kind):
-        given = PANELS[kind](matrix(40, 96, "float32"))
-        with pytest.raises(RuntimeError, match="refused"):
-            multiplied_with_all(code, numbers(2, 96), [given, given], [40])
+            multiplied_with_all(code, numbers(2, 96), [given, other], widths)
 
 
 class TestMergedProducts:
@@ -321,40 +295,30 @@ class TestMergedProducts:
             both = torch.cat([self.first(rows), self.second(rows)], dim=-1)
             return self.third(both), self.bare(rows * 2)
 
-    def test_products_of_the_same_rows_become_one(self):
-        module, rows = self.Twice().eval(), numbers(3, 20)
-        pack_linears(module)
-        with torch.no_grad():
-            program = torch.export.export(module, (rows,), strict=False)
-            expected = program.module()(rows)
-            merge_products(program.graph)
-            program.graph.lint()
-            program.graph_module.recompile()
-            found = program.module()(rows)
-        calls = program.graph.find_nodes(op="call_function", target=OPERATION)
-        assert sorted(len(one.args[1]) for one in calls) == [1, 1, 2]
-        assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    class Changes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(20, 40), nn.Linear(20, 7)
 
-    def test_rows_that_change_in_between_are_read_twice(self):
-        class Changes(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.first, self.second = nn.Linear(20, 40), nn.Linear(20, 7)
+        def forward(self, given):
+            rows = given * 2
+            before = self.first(rows)
+            rows.add_(1)
+            return before, self.second(rows)
 
-            def forward(self, given):
-                rows = given * 2
-                before = self.first(rows)
-                rows.add_(1)
-                return before, self.second(rows)
-
-        module, rows = Changes().eval(), numbers(3, 20)
+    @pytest.mark.parametrize(("kind", "merged"), [(Twice, [1, 1, 2]), (Changes, None)])
+    def test_products_of_the_same_rows_become_one_unless_these_change(self, kind, merged):
+        module, rows = kind().eval(), numbers(3, 20)
         pack_linears(module)
         with torch.no_grad():
             program = torch.export.export(module, (rows,), strict=False)
             expected = module(rows)
             merge_products(program.graph)
+            program.graph.lint()
             program.graph_module.recompile()
             found = program.module()(rows)
+        calls = program.graph.find_nodes(op="call_function", target=OPERATION)
+        assert merged in (None, sorted(len(one.args[1]) for one in calls))
         assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
 
@@ -499,9 +463,7 @@ class TestOnDisk:
 class TestRoundedWeights:
     """Panels of integers: the machine code against its plain twin."""
 
-    @pytest.mark.parametrize(
-        ("width", "depth"), [(1, 1), (31, 7), (32, 64), (33, 65), (200, 129), (96, 300)]
-    )
+    @pytest.mark.parametrize(("width", "depth"), SIZES)
     def test_machine_code_equals_the_plain_twin(self, code, width, depth, kind):
         panels = MAKERS[kind](matrix(width, depth, "float32"))
         for count in (*range(1, 11), 24, 25):
@@ -509,19 +471,6 @@ class TestRoundedWeights:
             twin = packed_linear.plain_packed_linear(rows.double(), panels, width)
             found = multiplied(code, rows, panels, width)
             assert (found.double() - twin).abs().max() <= 1e-5 * twin.abs().max()
-
-    def test_a_row_does_not_depend_on_its_neighbours(self, code, kind):
-        panels = MAKERS[kind](matrix(70, 150, "float32"))
-        rows = numbers(27, 150)
-        alone = torch.cat([multiplied(code, row[None], panels, 70) for row in rows])
-        for count in range(1, 28):
-            assert torch.equal(multiplied(code, rows[:count], panels, 70), alone[:count])
-        rows[3] = torch.nan
-        rows[4] = torch.inf
-        found = multiplied(code, rows, panels, 70)
-        kept = [row for row in range(27) if row not in {3, 4}]
-        assert torch.equal(found[kept], alone[kept])
-        assert not found[3:5].isfinite().any()
 
     def test_zeros_stay_zero(self, code, kind):
         panels = MAKERS[kind](torch.zeros(40, 70))

@@ -8,6 +8,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from monge.api import built_in, make_components
+from monge.control.base import PromptReader
+from monge.control.fixed import Fixed
 from monge.control.latency import Latency
 from monge.core.model import NodeBlock
 from monge.core.prompt import PromptProfile
@@ -16,7 +18,7 @@ from monge.engine.batch import Batch
 from monge.engine.components import Components
 from monge.engine.logprobs import LogprobOptions, TokenLogprob
 from monge.engine.models.hf_tree import HfTreeModel
-from monge.engine.prompts import open_profiled
+from monge.engine.opening import Prefill
 from monge.engine.session import Request, Session
 from monge.loading.networks import as_sequence_model, load_network
 from monge.testing.tabular import RandomTable, TabularModel
@@ -25,12 +27,45 @@ from tests.engine.tiny import COMMON, STATEFUL, network, prompts, seeded
 VOCAB = 4
 
 
+class Asks(Fixed, PromptReader):
+    """A controller that keeps the profiles of prompts."""
+
+    reads_prompt_laws = True
+
+    def read(self, state, prompt):
+        return prompt
+
+
+def profiles_of(target, *profiles: PromptProfile, chunk: int | None = None) -> list[PromptProfile]:
+    components = make_components(target, drafter="none", controller=Asks())
+    sessions = [
+        Session(
+            Request(
+                prompt_ids=profile.token_ids,
+                max_new_tokens=9,
+                rules=SamplingRules(),
+                seed=0,
+                profile=profile,
+            ),
+            request_id=number,
+        )
+        for number, profile in enumerate(profiles)
+    ]
+    prefill = Prefill(components)
+    for session in sessions:
+        prefill.join(session)
+    while len(prefill):
+        prefill.read(chunk)
+    return [session.controller_state for session in sessions]
+
+
+@pytest.mark.parametrize("chunk", [None, 7])
 @pytest.mark.parametrize("length", [1, 2, 3, 50])
-def test_surprisal_and_entropy_are_those_of_the_last_tokens(length: int) -> None:
+def test_surprisal_and_entropy_are_those_of_the_last_tokens(length: int, chunk: int | None) -> None:
     model = TabularModel(RandomTable(VOCAB, 3), VOCAB)
     ids = tuple(place % 3 for place in range(length))
-    profile = open_profiled(model, {5: PromptProfile(token_ids=ids, text="kept")})[5]
-    assert model.text(5) == ids[:-1]
+    (profile,) = profiles_of(model, PromptProfile(token_ids=ids, text="kept"), chunk=chunk)
+    assert model.text(0) == ids[:-1]
     assert profile.text == "kept"
     if length == 1:
         assert profile.surprisal is None
@@ -46,23 +81,21 @@ def test_surprisal_and_entropy_are_those_of_the_last_tokens(length: int) -> None
 def test_what_is_known_is_not_read_again() -> None:
     model = TabularModel(RandomTable(VOCAB, 3), VOCAB)
     known = PromptProfile(token_ids=(0, 1, 2), surprisal=1.5, entropy=0.5)
-    found = open_profiled(model, {1: known, 2: PromptProfile(token_ids=(2, 1))})
-    assert found[1] == known
-    assert found[2].surprisal == pytest.approx(-math.log(model.table((2,))[1]))
-    assert (model.text(1), model.text(2)) == ((0, 1), (2,))
+    found = profiles_of(model, known, PromptProfile(token_ids=(2, 1)))
+    assert found[0] == known
+    assert found[1].surprisal == pytest.approx(-math.log(model.table((2,))[1]))
+    assert (model.text(0), model.text(1)) == ((0, 1), (2,))
 
 
 def test_a_network_goes_on_as_if_it_had_not_been_asked() -> None:
     held = load_network(built_in("target"))
-    texts = {1: tuple(range(40, 100)), 2: tuple(range(30, 37))}
+    texts = [tuple(range(40, 100)), tuple(range(30, 37))]
     asked, silent = HfTreeModel(held), HfTreeModel(held)
-    profiles = open_profiled(
-        asked, {number: PromptProfile(token_ids=ids) for number, ids in texts.items()}
-    )
-    silent.open({number: ids[:-1] for number, ids in texts.items()})
-    blocks = {number: NodeBlock.chain((ids[-1], 7, 8)) for number, ids in texts.items()}
+    profiles = profiles_of(asked, *(PromptProfile(token_ids=ids) for ids in texts))
+    silent.open({number: ids[:-1] for number, ids in enumerate(texts)})
+    blocks = {number: NodeBlock.chain((ids[-1], 7, 8)) for number, ids in enumerate(texts)}
     ours, theirs = asked.extend(blocks), silent.extend(blocks)
-    for number, ids in texts.items():
+    for number, ids in enumerate(texts):
         torch.testing.assert_close(ours[number], theirs[number], atol=1e-4, rtol=1e-4)
         with torch.no_grad():
             logits = held(torch.tensor([ids])).logits[0, -min(33, len(ids)) : -1].double()

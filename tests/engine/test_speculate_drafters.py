@@ -15,7 +15,7 @@ from monge.heads.readers.registry import load_head
 from monge.heads.shape.checkpoint import save_head
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
 from monge.plugins import transformers_generate
-from monge.training.shape.run import feature_model
+from monge.training.texts import feature_model
 from tests.engine.tiny import COMMON, VOCAB, network, padded, perturbed, prompts
 from tests.heads.readers.published import eagle, medusa
 

@@ -35,7 +35,7 @@ from monge.draft.tree.registry import TREES
 from monge.testing.oracle import exact_law, law_error
 from monge.testing.tabular import TabularModel
 from monge.verify.base import Rule, as_verifier, unsupported_reason
-from monge.verify.flow_rules import FLOW_RULES
+from monge.verify.layer import FLOW_RULES
 from monge.verify.registry import VERIFIERS
 from tests.verify.programs import remembering_programs
 from tests.verify.tables import remembering_tables

@@ -8,7 +8,7 @@ from monge.cli.listing import PROPOSALS, legality
 from monge.core.clocks import SharedClocks
 from monge.draft.tree.children import CHILDREN
 from monge.draft.tree.registry import TREES
-from monge.verify.flow_rules import FLOW_RULES
+from monge.verify.layer import FLOW_RULES
 from monge.verify.registry import VERIFIERS
 from tests.exact.combinations import (
     BUILDERS,

@@ -12,10 +12,17 @@ import pytest
 from monge.api import make_components
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
-from monge.core.hub_pairs import HubPairs
-from monge.core.independent import Independent
 from monge.core.law import Law
-from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, Proposal, WithoutReplacement
+from monge.core.proposal import (
+    Arbitrary,
+    Deterministic,
+    HubPairs,
+    Iid,
+    Independent,
+    Mixed,
+    Proposal,
+    WithoutReplacement,
+)
 from monge.core.tree import GrowingTree, TokenTree
 from monge.defaults import default_rule
 from monge.draft.tree.base import TreeBuilder

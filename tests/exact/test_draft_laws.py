@@ -9,8 +9,8 @@ import torch
 from monge.api import make_components
 from monge.core.draws import TapeDraws
 from monge.core.errors import OptionError
-from monge.core.independent import Independent, tempered
-from monge.core.proposal import Mixed
+from monge.core.law import tempered
+from monge.core.proposal import Independent, Mixed
 from monge.draft.tree.children import children_of
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import law_error

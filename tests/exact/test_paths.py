@@ -10,8 +10,7 @@ from monge.api import make_components
 from monge.core.context import DraftPlan
 from monge.core.draws import SeededDraws, TapeDraws
 from monge.core.errors import OptionError
-from monge.core.path_draws import PathDraws
-from monge.core.proposal import Iid
+from monge.core.proposal import Iid, PathDraws
 from monge.core.tree import GrowingTree
 from monge.draft.tree.paths import Paths
 from monge.testing.decoding import Case, output_law, target_law

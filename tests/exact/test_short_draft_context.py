@@ -12,7 +12,7 @@ from monge.core.sampling_rules import SamplingRules
 from monge.engine.batch import decode
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder
-from monge.engine.prefill import Prefills
+from monge.engine.opening import Prefill
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import law_error
 from monge.testing.tabular import RandomTable, TabularModel
@@ -151,20 +151,19 @@ def test_trees_become_less_deep_as_the_context_ends() -> None:
 def test_prompts_that_are_read_in_pieces(kind: str) -> None:
     draft = Bounded(11, 4)
     components = parts(kind, draft)
-    prefills = Prefills(components)
+    prefill = Prefill(components)
     session = Decoder(components).sessions([(0, 1, 2, 0, 1, 2)], max_new_tokens=3)[0]
-    prefills.join(session)
-    while len(prefills):
-        prefills.read(2)
+    prefill.join(session)
+    while len(prefill):
+        prefill.read(2)
     assert session.error is None
     assert not draft.longest
-    prefills.close()
 
 
 def test_speculation_is_not_asked_of_a_request_that_has_none() -> None:
     draft = Bounded(11, 2)
     decoder = Decoder(make_components(target(), draft, drafter="model", tree="chain(2)"))
     (session,) = decoder.sessions([(0, 1)], max_new_tokens=5)
-    session.drafting = "off"
+    session.drafts = False
     assert len(list(decode([session], decoder.components, max_batch_size=1))) == 5
     assert not draft.longest

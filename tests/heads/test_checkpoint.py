@@ -1,4 +1,4 @@
-"""Heads on disk: what was saved is loaded, what is broken is refused by name."""
+"""SHAPE heads on disk: what was saved is loaded, what is broken is refused by name."""
 
 import json
 from pathlib import Path
@@ -56,38 +56,35 @@ def test_broken_files_are_refused(saved: Path) -> None:
     whole = weights.read_bytes()
     for broken in (b"", whole[: len(whole) // 2], b"\xff" * 100):
         weights.write_bytes(broken)
-        with pytest.raises(
-            ModelLoadError,
-            match=r"cannot read .*head\.safetensors.*fetch it "
-            r"again",
-        ):
+        with pytest.raises(ModelLoadError, match=r"cannot read .*head\.safetensors.*fetch it agai"):
             load_head(saved)
     weights.unlink()
-    with pytest.raises(ModelLoadError, match="cannot read"):
+    with pytest.raises(ModelLoadError, match="holds no tensors"):
         load_head(saved)
-    with pytest.raises(ModelLoadError, match="no shape head in .*monge train shape"):
-        load_head(saved / "elsewhere")
+    (saved / CONFIG).write_text("{")
+    for folder in (saved, saved / "elsewhere"):
+        with pytest.raises(ModelLoadError, match="no shape head in .*monge train shape"):
+            load_head(folder)
 
 
-def test_tensors_that_do_not_fit_are_named(saved: Path) -> None:
-    tensors = load_file(saved / WEIGHTS)
-    cases = {
-        "missing \\['temperatures'\\], superfluous \\['more'\\]": {
-            "temperatures": None,
-            "more": torch.ones(1),
-        },
-        "predictor.token has shape \\(2, 2\\)": {"predictor.token": torch.ones(2, 2)},
-        "predictor.token holds numbers that are not finite": {
-            "predictor.token": torch.full((VOCAB, VOCAB), float("nan"))
-        },
-    }
-    for message, changes in cases.items():
-        changed = {
-            name: tensor for name, tensor in (tensors | changes).items() if tensor is not None
-        }
-        save_file(changed, saved / WEIGHTS)
-        with pytest.raises(ModelLoadError, match=message):
-            load_head(saved)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"temperatures": None}, "lacks tensor 'temperatures'"),
+        ({"more": torch.ones(1)}, "tensors that this format does not have: more"),
+        ({"predictor.token": torch.ones(2, 2)}, r"predictor.token has shape \(2, 2\)"),
+        ({"predictor.token": torch.full((4, 4), torch.nan)}, "predictor.token holds numbers that"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(saved: Path, changes: dict, message: str) -> None:
+    tensors = load_file(saved / WEIGHTS) | changes
+    kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    save_file(kept, saved / WEIGHTS)
+    with pytest.raises(ModelLoadError, match=message):
+        load_head(saved)
+
+
+RIDGE = {"kind": "ridge", "num_steps": 2, "is_branched": True}
 
 
 @pytest.mark.parametrize(
@@ -95,40 +92,25 @@ def test_tensors_that_do_not_fit_are_named(saved: Path) -> None:
     [
         ({"format": "eagle"}, "has format 'eagle', version 1"),
         ({"version": 2}, "version 2; this library reads"),
-        (
-            {"predictor": {"kind": "other", "num_steps": 2, "is_branched": True}},
-            "unknown shape predictor 'other'",
-        ),
+        ({"predictor": {**RIDGE, "kind": "other"}}, "unknown shape predictor 'other'"),
         ({"predictor": {"kind": "ridge", "num_steps": 2}}, "KeyError: 'is_branched'"),
-        (
-            {"predictor": {"kind": "ridge", "num_steps": 2, "is_branched": True, "depth": 1}},
-            "setting of a shape predictor",
-        ),
+        ({"predictor": {**RIDGE, "depth": 1}}, "setting of a shape predictor"),
         ({"target": {"hidden_size": 4}}, "TypeError"),
         ({"alignment": {"name": "gausian", "subspace": 4}}, "did you mean 'gaussian'"),
         ({"alignment": {"name": "gaussian", "subspace": 40}}, "needs states that wide"),
     ],
 )
-def test_configs_that_make_no_head_are_refused(
-    saved: Path, changes: dict[str, object], message: str
-) -> None:
+def test_configs_that_make_no_head_are_refused(saved: Path, changes: dict, message: str) -> None:
     config = json.loads((saved / CONFIG).read_text())
     (saved / CONFIG).write_text(json.dumps(config | changes))
     with pytest.raises(ModelLoadError, match=message):
         load_head(saved)
-    (saved / CONFIG).write_text("{")
-    with pytest.raises(ModelLoadError, match="no shape head"):
-        load_head(saved)
 
 
 def test_heads_of_another_target_are_refused() -> None:
-    head = random_head(table())
+    head, sizes = random_head(table()), r"hidden size 4, 1 layers and 4 tokens; the target has 5, 1"
     head.check(table())
-    with pytest.raises(
-        OptionError,
-        match=r"hidden size 4, 1 layers and 4 tokens; the target has "
-        r"5, 1 and 5",
-    ):
+    with pytest.raises(OptionError, match=sizes):
         head.check(table(5))
     head.probe.copy_(head.probe.roll(1, 1))
     with pytest.raises(OptionError, match="another target of the same sizes"):

@@ -1,7 +1,6 @@
-"""The shape drafter in the real loop.
+"""The shape drafter in the real loop: lossless with every pairing that is legal."""
 
-Lossless with every pairing that is legal, refused with the others.
-"""
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,9 +8,9 @@ import torch
 from monge.api import make_components
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import TapeDraws
-from monge.core.errors import OptionError, ProposalMismatchError
+from monge.core.errors import OptionError
 from monge.core.law import total_variation
-from monge.core.proposal import Arbitrary, Deterministic, Iid
+from monge.core.proposal import Deterministic, Iid
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.core.tree import TokenTree
 from monge.draft.shape import ShapeDrafter
@@ -32,17 +31,20 @@ def table(seed: int = 3) -> TabularModel:
     return TabularModel(RandomTable(VOCAB, seed), VOCAB)
 
 
-def components(
-    tree: str, verifier: str | None, *, target: TabularModel | None = None, **head: object
-) -> Components:
-    target = target or table()
-    return make_components(
-        target,
-        drafter=ShapeDrafter(
-            target=target, head=random_head(target, **head), tree=TREES.parse(tree)
-        ),
-        verifier=verifier,
-    )
+def components(tree: str, verifier: str | None, **head: object) -> Components:
+    target = table()
+    head = random_head(target, **head)
+    drafter = ShapeDrafter(target=target, head=head, tree=TREES.parse(tree))
+    return make_components(target, drafter=drafter, verifier=verifier)
+
+
+def check_lossless(made: Callable[[], Components], **case: object) -> None:
+    one = Case(**{"prompt": (0, 1), **case})
+    assert law_error(output_law(made, one), target_law(table(), one)) < LARGEST_ERROR
+
+
+def heat(temperature: float) -> SamplingRules:
+    return SamplingRules(temperature=temperature)
 
 
 PAIRINGS = [
@@ -64,72 +66,50 @@ PAIRINGS = [
 
 @pytest.mark.parametrize(("tree", "verifier", "temperature"), PAIRINGS)
 def test_lossless_whatever_verifies(tree: str, verifier: str, temperature: float) -> None:
-    case = Case(prompt=(0, 1), rules=SamplingRules(temperature=temperature))
-    found = output_law(lambda: components(tree, verifier), case)
-    assert law_error(found, target_law(table(), case)) < LARGEST_ERROR
+    check_lossless(lambda: components(tree, verifier), rules=heat(temperature))
 
 
 @pytest.mark.parametrize("kind", ["gated", "ridge"])
 @pytest.mark.parametrize("alignment", ["none", "gaussian", "sinkhorn_anchors"])
 @pytest.mark.parametrize("is_branched", [True, False])
 def test_lossless_whatever_predicts(kind: str, alignment: str, is_branched: bool) -> None:
-    case = Case(prompt=(0, 1), rules=SamplingRules(temperature=0.7))
     made = {"kind": kind, "alignment": alignment, "is_branched": is_branched}
-    found = output_law(lambda: components("chain(2)", "single_draft", **made), case)
-    assert law_error(found, target_law(table(), case)) < LARGEST_ERROR
+    check_lossless(lambda: components("chain(2)", "single_draft", **made), rules=heat(0.7))
 
 
 def test_lossless_in_a_ragged_batch_beyond_the_end_and_from_a_prompt_of_one_token() -> None:
     """A first round without a hidden state drafts nothing; the ones after it do."""
-    case = Case(
-        prompt=(2,),
-        horizon=2,
-        max_new_tokens=3,
-        neighbours=((0, 1, 2),),
-        slot=1,
-        eos_ids=frozenset({1}),
-    )
-    found = output_law(lambda: components("chain(2)", "single_draft"), case)
-    assert law_error(found, target_law(table(), case)) < LARGEST_ERROR
+    end = {"horizon": 2, "max_new_tokens": 3, "eos_ids": frozenset({1})}
+    beside = {"prompt": (2,), "neighbours": ((0, 1, 2),), "slot": 1}
+    check_lossless(lambda: components("chain(2)", "single_draft"), **beside, **end)
 
 
 def drafted(
     drafter: ShapeDrafter,
-    text: tuple[int, ...],
-    plan: DraftPlan | None = None,
+    text: tuple[int, ...] = (0, 1),
     rules: SamplingRules | None = None,
+    **plan: int,
 ) -> TokenTree:
-    target = drafter.target
+    target, tape = drafter.target, TapeDraws([0.1, 0.5, 0.9] * 9)
     target.open({0: text[:-1]})
-    context = Context(
-        request_id=0, token_ids=text, num_prompt_tokens=1, rules=rules or SamplingRules()
-    )
+    rules = rules or SamplingRules()
+    context = Context(request_id=0, token_ids=text, num_prompt_tokens=1, rules=rules)
     states = drafter.open([context])
-    (draft,) = drafter.draft(
-        [context], states, [plan or DraftPlan()], [TapeDraws([0.1, 0.5, 0.9] * 9)]
-    )
+    (draft,) = drafter.draft([context], states, [DraftPlan(**plan)], [tape])
     target.close(0)
     return draft.tree
 
 
-def shape(tree: str, *, num_steps: int = 2, **options: object) -> ShapeDrafter:
+def shape(tree: str, top_k: int | None = None, **head: object) -> ShapeDrafter:
     target = table()
-    return ShapeDrafter(
-        target=target,
-        head=random_head(target, num_steps=num_steps),
-        tree=TREES.parse(tree),
-        **options,
-    )
+    made = random_head(target, **head)
+    return ShapeDrafter(target=target, head=made, tree=TREES.parse(tree), top_k=top_k)
 
 
 def test_the_declared_laws_are_those_of_the_formula() -> None:
-    """Node by node, with the steps written out.
-
-    Aligned states feed the next step, and branches see their own token.
-    """
-    drafter = shape("fixed_width((2, 2), children='iid')")
+    """Node by node, with the steps written out: branches see their own token."""
     text = (0, 2, 1)
-    tree = drafted(drafter, text)
+    tree = drafted(shape("fixed_width((2, 2), children='iid')"), text)
     target, head = table(), random_head(table()).double().requires_grad_(False)
     last = torch.tensor([list(target.table(text[:-1]))], dtype=torch.float64).log()
     start = head.predictor.start(last, target.embed((1,)))
@@ -146,14 +126,7 @@ def test_the_declared_laws_are_those_of_the_formula() -> None:
 
 
 def test_blind_heads_have_one_law_a_depth() -> None:
-    target = table()
-    head = random_head(target, is_branched=False)
-    tree = drafted(
-        ShapeDrafter(
-            target=target, head=head, tree=TREES.parse("fixed_width((3, 1), children='top')")
-        ),
-        (0, 1),
-    )
+    tree = drafted(shape("fixed_width((3, 1), children='top')", is_branched=False))
     assert len({tree.token_ids[tree.candidates[node][0]] for node in tree.candidates[0]}) == 1
 
 
@@ -167,23 +140,19 @@ def test_at_initialisation_the_first_law_is_the_target_s_last_one() -> None:
     head = ShapeHead(predictor, sizes, "gaussian")
     head.remember(target)
     tree = drafted(ShapeDrafter(target=target, head=head, tree=TREES.parse("chain(3)")), (0, 2, 1))
-    last = torch.tensor([list(target.table((0, 2)))], dtype=torch.float64).log()
+    last = torch.tensor(list(target.table((0, 2))), dtype=torch.float64).log()
     for proposal in tree.proposals[:3]:
         assert isinstance(proposal, Iid)
-        assert (
-            total_variation(proposal.law, law_from_logits(last[0], SamplingRules())) < LARGEST_ERROR
-        )
+        assert total_variation(proposal.law, law_from_logits(last, SamplingRules())) < LARGEST_ERROR
 
 
 def test_plans_depths_and_steps_bound_the_tree() -> None:
-    assert drafted(shape("chain(5)"), (0, 1)).num_nodes == 1 + 2  # no more steps than the head has
-    assert (
-        drafted(shape("chain(5)", num_steps=5), (0, 1), DraftPlan(max_depth=3)).num_nodes == 1 + 3
-    )
-    assert drafted(shape("chain(5)"), (0, 1), DraftPlan(max_depth=0)).num_nodes == 1
-    assert drafted(shape("best_first(4, 2, 2)"), (0, 1), DraftPlan(max_nodes=3)).num_nodes == 1 + 3
-    assert drafted(shape("chain(5)"), (1,)).num_nodes == 1
-    assert shape("chain(5)").capabilities.max_depth == 2
+    chain = shape("chain(5)")
+    assert drafted(chain).num_nodes == 1 + 2 == 1 + chain.capabilities.max_depth  # the head's steps
+    assert drafted(shape("chain(5)", num_steps=5), max_depth=3).num_nodes == 1 + 3
+    assert drafted(chain, max_depth=0).num_nodes == 1
+    assert drafted(shape("best_first(4, 2, 2)"), max_nodes=3).num_nodes == 1 + 3
+    assert drafted(chain, (1,)).num_nodes == 1
 
 
 def without_a_tree(**settings: object) -> Components:
@@ -209,76 +178,35 @@ def test_where_nobody_names_a_tree_greedy_requests_get_top_tokens_and_others_a_c
     for temperature, num_nodes, kind in ((0.0, 3, Deterministic), (1.0, 2, Iid)):
         drafter = without_a_tree().drafter
         assert isinstance(drafter, ShapeDrafter)
-        made = drafted(drafter, (0, 1), rules=SamplingRules(temperature=temperature))
+        made = drafted(drafter, rules=heat(temperature))
         assert made.num_nodes == 1 + num_nodes
         assert type(made.proposals[0]) is kind
 
 
 @pytest.mark.parametrize("temperature", [0, 0.7, 1])
 def test_lossless_with_the_default_tree(temperature: float) -> None:
-    case = Case(prompt=(0, 1), rules=SamplingRules(temperature=temperature))
-    found = output_law(without_a_tree, case)
-    assert law_error(found, target_law(table(), case)) < LARGEST_ERROR
+    check_lossless(without_a_tree, rules=heat(temperature))
 
 
 def test_the_truncated_law_is_the_declared_one() -> None:
-    """Drawn from the top of q and declared with all of q costs a total variation of 0.09.
-
-    Here the two are one object.
-    """
-    tree = drafted(shape("chain(1)", top_k=2), (0, 1))
-    proposal = tree.proposals[0]
+    """Drawn from the top of q and declared with all of q costs a total variation of 0.09; here they are one."""
+    proposal = drafted(shape("chain(1)", top_k=2)).proposals[0]
     assert isinstance(proposal, Iid)
     assert proposal.law.sparse().probs.numel() == 2
 
 
-@pytest.mark.parametrize(
-    ("tree", "verifier"),
-    [
-        ("best_first(4, 2, 2)", "single_draft"),  # an argmax declared as a draw
-        ("fixed_width((2,), children='without_replacement')", "rrs"),
-        ("fixed_width((2,), children='iid')", "greedy"),
-        ("fixed_width((2,), children='iid')", "single_draft"),  # more than one draw
-    ],
-)
-def test_biased_pairings_are_refused(tree: str, verifier: str) -> None:
-    with pytest.raises(ProposalMismatchError):
-        components(tree, verifier)
-
-
-def test_a_draw_that_is_dropped_makes_the_tree_arbitrary() -> None:
-    """The rows of low-probability tokens that are not sent, and of the better of two draws.
-
-    No rule but the walk takes them.
-    """
-    tree = drafted(shape("fixed_width((2, 1), children='iid')"), (0, 1))
-    kept = tree.prune(tree.candidates[0][:1])
-    assert isinstance(kept.proposals[0], Arbitrary)
-    assert all(isinstance(proposal, Arbitrary | Deterministic) for proposal in kept.proposals)
-
-
 def test_targets_without_hidden_states_are_refused() -> None:
     class Blind:
-        vocab_size, max_length, no_tree_reason, no_draft_reason, forward_s = (
-            3,
-            None,
-            None,
-            None,
-            0.0,
-        )
+        vocab_size, forward_s, max_length, no_tree_reason, no_draft_reason = 3, 0.0, *[None] * 3
         open = append = extend = commit = length = close = lambda *_: None
 
-    with pytest.raises(
-        OptionError, match="needs a target that shows its hidden states; Blind does not"
-    ):
+    with pytest.raises(OptionError, match="that shows its hidden states; Blind does not"):
         ShapeDrafter(target=Blind(), head=random_head(table()), tree=TREES.parse("chain"))
 
 
 def test_a_head_that_makes_no_law_drafts_nothing() -> None:
-    target = table()
-    head = random_head(target)
+    drafter = shape("chain")
     with torch.no_grad():
-        head.predictor.up[0].fill_(float("nan"))
-    drafter = ShapeDrafter(target=target, head=head, tree=TREES.parse("chain"))
+        drafter.head.predictor.up[0].fill_(float("nan"))
     with pytest.warns(UserWarning, match="logits are not finite; drafting stops here"):
-        assert drafted(drafter, (0, 1)).num_nodes == 1
+        assert drafted(drafter).num_nodes == 1

@@ -1,7 +1,4 @@
-"""EAGLE-3 heads from the training.
-
-They compute what their reader computes, improve, and draft for the target.
-"""
+"""EAGLE-3 heads from the training: they compute what their reader computes, improve, and draft for the target."""
 
 import copy
 import json
@@ -16,154 +13,108 @@ from monge.core.errors import OptionError, UnsupportedModelError
 from monge.core.model import NodeBlock
 from monge.draft import eagle as eagle_run
 from monge.engine.models.hf_tree import HfTreeModel
-from monge.heads.readers.eagle3 import Eagle3Head
-from monge.heads.readers.files import InMemory
 from monge.heads.readers.reading import Reading
 from monge.heads.readers.registry import load_head
-from monge.heads.readers.tensors import Settings, Tensors
-from monge.training import answers
-from monge.training.answers import ANSWERS, AnswerSettings, write_answers, write_prompts
+from monge.training import own_text
+from monge.training.conversations import Conversations, read_conversations
 from monge.training.eagle3 import (
-    Conversations,
     Eagle3Trainee,
     Target,
     _Loss,
     frequent_tokens,
-    published,
-    read_conversations,
+    train_eagle3,
 )
-from monge.training.eagle3_run import train_eagle3
 from monge.training.loop import Recipe, Watch
+from monge.training.own_text import ANSWERS, AnswerSettings, write_answers, write_prompts
 from tests.engine.tiny import VOCAB, network
+from tests.heads.readers.published import sizes
 
-STEPS = 3
-LLAMA = {
-    "hidden_size": 16,
-    "vocab_size": 11,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 4,
-    "intermediate_size": 24,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 100.0,
-}
+STEPS, SIZE, HIDDEN = 3, 11, 16
 
 
 def conversations(lengths=(9, 12), given=3):
-    draws, total, hidden = torch.Generator().manual_seed(0), sum(lengths), LLAMA["hidden_size"]
-    starts = (0, *torch.tensor(lengths).cumsum(0).tolist())
+    draws, total = torch.Generator().manual_seed(0), sum(lengths)
     return Conversations(
-        starts=starts,
-        token_ids=torch.randint(LLAMA["vocab_size"], (total,), generator=draws),
+        starts=(0, *torch.tensor(lengths).cumsum(0).tolist()),
+        token_ids=torch.randint(SIZE, (total,), generator=draws),
         is_learnt=torch.cat([torch.arange(length) >= given for length in lengths]),
-        features=torch.randn(total, 3 * hidden, generator=draws),
-        last=torch.randn(total, hidden, generator=draws),
+        features=torch.randn(total, 3 * HIDDEN, generator=draws),
+        last=torch.randn(total, HIDDEN, generator=draws),
         log_z=torch.randn(total, generator=draws).abs() + 5,
     )
 
 
 @pytest.fixture
 def trainee():
-    draws, hidden, ids = (
-        torch.Generator().manual_seed(1),
-        LLAMA["hidden_size"],
-        torch.tensor([0, 2, 3, 7, 10]),
-    )
+    draws, ids = torch.Generator().manual_seed(1), torch.tensor([0, 2, 3, 7, 10])
     target = Target(
-        embeddings=torch.randn(LLAMA["vocab_size"], hidden, generator=draws),
-        output=torch.randn(len(ids), hidden, generator=draws),
-        norm=torch.rand(hidden, generator=draws) + 0.5,
+        embeddings=torch.randn(SIZE, HIDDEN, generator=draws),
+        output=torch.randn(len(ids), HIDDEN, generator=draws),
+        norm=torch.rand(HIDDEN, generator=draws) + 0.5,
         draft_ids=ids,
     )
-    made = Eagle3Trainee(
-        fitted=conversations(),
-        held_out=conversations(),
-        target=target,
-        config=LLAMA,
-        num_steps=STEPS,
-    )
+    texts = {"fitted": conversations(), "held_out": conversations()}
+    made = Eagle3Trainee(**texts, target=target, config=sizes(HIDDEN, SIZE), num_steps=STEPS)
     for tensor in made.tensors.values():  # what starts as zero would hide mistakes
         tensor.data += 0.3 * torch.randn(tensor.shape, generator=draws)
     return made
 
 
-def reader_of(trainee):
-    tensors, config = published(trainee, LLAMA["vocab_size"])
-    whole = {name.replace("midlayer", "layers.0"): tensor for name, tensor in tensors.items()}
-    # Not rounded.
-    whole |= {
-        name.replace("midlayer", "layers.0"): tensor.detach()
-        for name, tensor in trainee.weights.items()
-    }
-    return Eagle3Head(
-        Tensors(InMemory(whole), {name: name for name in whole}), Settings(config, "test")
-    )
-
-
 def test_chains_of_the_training_are_those_of_the_reader(trainee):
     """The chain that starts at place t sees the true states up to t, and its own predictions after that."""
-    text, head = trainee.fitted.rows(1, 1), reader_of(trainee)
+    text, head = trainee.fitted.rows(1, 1), trainee.head
     tokens, embed = text.token_ids[0], trainee.target.embeddings
     steps = [step.drafted for step in trainee._steps(text)]
-    learnt = (
-        text.is_learnt[0]
-        .unfold(0, STEPS, 1)
-        .all(dim=1)[2 : 2 + len(tokens) - 1 - STEPS]
-        .nonzero()[:, 0]
-        .tolist()
-    )
-    assert len(learnt) > 3
-    for row, place in enumerate(learnt):
+    learnt = text.is_learnt[0].unfold(0, STEPS, 1).all(dim=1)[2:][: len(tokens) - 1 - STEPS]
+    places = learnt.nonzero()[:, 0].tolist()
+    assert len(places) > 3
+    for row, place in enumerate(places):
         reading = Reading(head.num_kept)
         states = head.fuse(text.features[0, : place + 1])
-        state = head.advance(
-            embed[tokens[1 : place + 2]], states, [reading.read(range(place + 1))]
-        )[-1:]
+        read = [reading.read(range(place + 1))]
+        state = head.advance(embed[tokens[1 : place + 2]], states, read)[-1:]
         for number in range(STEPS):
-            drafted = head.logits(state, lambda states: states)
-            ours = torch.full((LLAMA["vocab_size"],), -torch.inf)
-            ours[trainee.target.draft_ids] = steps[number][row].detach()
-            theirs = (
-                drafted[0]
-                if drafted.shape[1] == len(ours)
-                else ours.clone().index_copy(0, trainee.target.draft_ids, drafted[0])
-            )
-            torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+            drafted = head.logits(state, lambda states: states)[0]
+            torch.testing.assert_close(steps[number][row].detach(), drafted, atol=1e-4, rtol=1e-4)
             following = tokens[place + 2 + number : place + 3 + number]
-            state = head.advance(
-                embed[following],
-                state,
-                [reading.extend(NodeBlock.chain((int(following),), after=number - 1))],
-            )
+            block = NodeBlock.chain((int(following),), after=number - 1)
+            state = head.advance(embed[following], state, [reading.extend(block)])
 
 
 def test_figures_are_those_of_the_laws(trainee):
-    """Acceptance of the first step by its definition, over the whole vocabulary."""
-    text = trainee.fitted.rows(0, 2)
-    step = next(iter(trainee._steps(text)))
+    """Acceptance of the first step by its definition, over the whole vocabulary; padding changes nothing."""
+    first = [trainee.fitted.rows(row, count) for row, count in ((0, 1), (1, 1), (0, 2))]
+    *alone, step = (next(iter(trainee._steps(rows))) for rows in first)
+    drafted = torch.cat([one.drafted for one in alone])
+    torch.testing.assert_close(drafted, step.drafted, atol=1e-5, rtol=1e-5)
     p = (step.true - step.log_z[:, None]).double().exp()
-    q = step.drafted.detach().double().softmax(dim=1)
-    assert trainee.quality(trainee.fitted).acceptance[0] == pytest.approx(
-        float(torch.minimum(p, q).sum(1).mean())
-    )
+    agreed = torch.minimum(p, step.drafted.detach().double().softmax(dim=1)).sum(1).mean()
+    assert trainee.quality(trainee.fitted).acceptance[0] == pytest.approx(float(agreed))
 
 
 def test_the_loss_moves_to_the_total_variation(trainee):
     draws = torch.Generator()
-    losses = {}
-    for share in (0.0, 0.5, 1.0):
-        object.__setattr__(trainee, "share", lambda share=share: share)
-        losses[share] = float(trainee.loss(30, draws.manual_seed(0)).detach())
-    assert losses[0.0] != losses[1.0]
-    assert losses[0.5] == pytest.approx((losses[0.0] + losses[1.0]) / 2, rel=1e-5)
-    assert 0 <= losses[1.0] <= sum(trainee.decay**number for number in range(STEPS))
+    losses = [
+        float(trainee.loss(30, draws.manual_seed(0), share).detach()) for share in (0.0, 0.5, 1.0)
+    ]
+    assert losses[0] != losses[2]
+    assert losses[1] == pytest.approx((losses[0] + losses[2]) / 2, rel=1e-5)
+    assert 0 <= losses[2] <= sum(trainee.decay**number for number in range(STEPS))
 
 
-def test_padding_changes_nothing(trainee):
-    first = [trainee.fitted.rows(row, count) for row, count in ((0, 1), (1, 1), (0, 2))]
-    *alone, together = (next(iter(trainee._steps(rows))).drafted for rows in first)
-    torch.testing.assert_close(torch.cat(alone), together, atol=1e-5, rtol=1e-5)
+@pytest.mark.parametrize("variation", [0.0, 0.4, 1.0])
+def test_gradients_of_the_loss_are_those_of_autograd(variation):
+    draws = torch.Generator().manual_seed(0)
+    logits = torch.randn(6, 11, generator=draws, dtype=torch.float64, requires_grad=True)
+    # Part of the mass lies outside the draft vocabulary.
+    p = 0.9 * torch.randn(6, 11, generator=draws, dtype=torch.float64).softmax(1)
+    log_q = logits.log_softmax(1)
+    distance = 1 - torch.minimum(p, log_q.exp()).sum(1)
+    expected = ((1 - variation) * -(p * log_q).sum(1) + variation * distance).mean()
+    found = _Loss.apply(logits, p, variation)
+    torch.testing.assert_close(found, expected)
+    (slope,) = torch.autograd.grad(expected, logits)
+    torch.testing.assert_close(torch.autograd.grad(3 * found, logits)[0], 3 * slope)
 
 
 def test_frequent_tokens():
@@ -197,8 +148,8 @@ def test_answers_are_written_once(target, tmp_path):
     again = write_answers(target, PROMPTS, ANSWERED, tmp_path, counts.append)
     assert counts[0] == ANSWERED.batch_size
     assert sum(counts) == pytest.approx(len(PROMPTS))
-    assert [list(one.prompt) for one in again] == PROMPTS
-    assert all(0 < len(one.answer) <= 16 for one in again)
+    assert [list(prompt) for prompt, _ in again] == PROMPTS
+    assert all(0 < len(answer) <= 16 for _, answer in again)
     fresh = write_answers(target, PROMPTS, ANSWERED, tmp_path / "fresh")
     assert fresh == again, "an interrupted run writes what an uninterrupted one does"
     with pytest.raises(OptionError, match="answers to other prompts"):
@@ -206,6 +157,25 @@ def test_answers_are_written_once(target, tmp_path):
     (tmp_path / ANSWERS).write_text("{")
     with pytest.raises(OptionError, match="remove it to write the answers again"):
         write_answers(target, PROMPTS, ANSWERED, tmp_path)
+
+
+def test_greedy_answers_do_not_depend_on_their_neighbours(target, tmp_path):
+    settings = AnswerSettings(num_tokens=8, batch_size=8, temperatures=(0.0,))
+    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 1}
+    for prompt, answer in write_answers(target, PROMPTS[:8], settings, tmp_path):
+        alone = target.generate(torch.tensor([prompt]), **options)
+        assert alone[0, len(prompt) :].tolist()[: len(answer)] == list(answer)
+
+
+def test_sampled_answers_have_the_law_of_the_target(target, tmp_path):
+    """The first token of many answers to one prompt, against its law at the temperature."""
+    settings = AnswerSettings(num_tokens=1, batch_size=4000, temperatures=(0.7,))
+    written = write_answers(target, [PROMPTS[0]] * 4000, settings, tmp_path)
+    counts = torch.bincount(torch.tensor([answer[0] for _, answer in written]), minlength=VOCAB)
+    with torch.no_grad():
+        law = (target(torch.tensor([PROMPTS[0]])).logits[0, -1].double() / 0.7).softmax(0)
+    # Expected distance of 4,000 draws: at most sqrt(VOCAB / 4000) / 2.
+    assert float((counts / 4000 - law).abs().sum() / 2) < (VOCAB / 4000) ** 0.5
 
 
 class Letters:
@@ -216,29 +186,15 @@ class Letters:
 
 
 def test_the_target_writes_prompts(target, tmp_path, monkeypatch):
-    monkeypatch.setattr(answers, "_TURN", 6)
+    monkeypatch.setattr(own_text, "_TURN", 6)
     monkeypatch.setattr(target.generation_config, "eos_token_id", list(range(0, VOCAB, 4)))
-    counts = []
-    texts = write_prompts(target, Letters(), (3, 4), 60, tmp_path, seed=1, on_rows=counts.append)
-    written = write_answers(
-        target, [(3, 4)] * 60, AnswerSettings(num_tokens=6, temperatures=(1.0,), seed=1), tmp_path
-    )
-    ended = [one.answer[:-1] for one in written if len(one.answer) < 6]
-    assert counts[0] == 0
-    assert 0 < counts[1] < 60, "a batch is counted while it is written"
-    assert sum(counts) == pytest.approx(60)
+    texts = write_prompts(target, Letters(), (3, 4), 60, tmp_path, seed=1)
+    settings = AnswerSettings(num_tokens=6, temperatures=(1.0,), seed=1)
+    written = write_answers(target, [(3, 4)] * 60, settings, tmp_path)
+    ended = [turn[:-1] for _, turn in written if len(turn) < 6]
     assert 0 < len(ended) < 60, "some turns were to end, and some not"
     assert set(texts) == {Letters().decode(ids).strip() for ids in ended} - {""}
     assert len(texts) == len(set(texts))
-
-
-def test_greedy_answers_do_not_depend_on_their_neighbours(target, tmp_path):
-    settings = AnswerSettings(num_tokens=8, batch_size=8, temperatures=(0.0,))
-    for number, one in enumerate(write_answers(target, PROMPTS[:8], settings, tmp_path)):
-        alone = target.generate(
-            torch.tensor([one.prompt]), max_new_tokens=8, do_sample=False, pad_token_id=1
-        )
-        assert alone[0, len(one.prompt) :].tolist()[: len(one.answer)] == list(one.answer), number
 
 
 def test_states_are_those_of_the_network(target):
@@ -248,43 +204,40 @@ def test_states_are_those_of_the_network(target):
     assert read.is_learnt.tolist() == [False] * 4 + [True] * 2 + [False] * 4 + [True] * 5
     with torch.inference_mode():
         output = target(torch.tensor([[*pair[0], *pair[1]]]), output_hidden_states=True)
-    torch.testing.assert_close(
-        read.features[6:], torch.cat([output.hidden_states[2], output.hidden_states[3]], -1)[0]
-    )
-    torch.testing.assert_close(read.last[6:], output.hidden_states[-1][0])
+    states = output.hidden_states
+    torch.testing.assert_close(read.features[6:], torch.cat([states[2], states[3]], -1)[0])
+    torch.testing.assert_close(read.last[6:], states[-1][0])
     torch.testing.assert_close(read.log_z[6:], output.logits[0].logsumexp(-1))
 
 
-def test_a_head_improves_is_read_and_drafts(target, tmp_path):
+def made(target, folder, recipe, **options):
+    options = {"answers": ANSWERED, "draft_vocabulary": 48, "num_steps": 2} | options
+    return train_eagle3(target, PROMPTS, folder, recipe=recipe, **options)
+
+
+@pytest.fixture(scope="module")
+def head_folder(target, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("head")
     recipe = Recipe(steps=60, batch_size=256, evaluate_every=20, learning_rate=1e-2)
-    options = {"recipe": recipe, "answers": ANSWERED, "draft_vocabulary": 48, "num_steps": 2}
-    seen = []
-    outcome = train_eagle3(
-        target, PROMPTS, tmp_path, watch=Watch(on_step=lambda one: seen.append(one.loss)), **options
-    )
-    assert (
-        outcome.progress.history[-1][1] > outcome.progress.history[0][1]
-        or outcome.progress.best_step == 20
-    )
-    about = json.loads((tmp_path / "config.json").read_text())["about"]
-    assert 0 < about["draft_vocabulary_covers"] <= 1
-    plain, drafted = (
-        monge.load(target, drafter="none"),
-        monge.load(target, tmp_path, tree="chain(2)", controller="fixed"),
-    )
-    for prompt in PROMPTS[:3]:
-        (one,), (other,) = (
-            plain.generate([prompt], max_new_tokens=12),
-            drafted.generate([prompt], max_new_tokens=12),
-        )
-        assert one.token_ids == other.token_ids
-    again = train_eagle3(target, PROMPTS, tmp_path, **options)
+    outcome = made(target, folder, recipe)
+    history = outcome.progress.history
+    assert history[-1][1] > history[0][1] or outcome.progress.best_step == 20
+    again = made(target, folder, recipe)
     assert again.quality == outcome.quality, "a rerun goes on, and has nothing left to do"
+    return folder
 
 
-def test_a_backend_stores_a_head_in_8_bits_and_leaves_a_loaded_one(target, tmp_path):
-    recipe = Recipe(steps=2, batch_size=64, evaluate_every=2)
-    train_eagle3(target, PROMPTS, tmp_path, recipe=recipe, answers=ANSWERED, draft_vocabulary=48)
+def test_a_head_is_read_and_drafts(target, head_folder):
+    about = json.loads((head_folder / "config.json").read_text())["about"]
+    assert 0 < about["draft_vocabulary_covers"] <= 1
+    options = {"tree": "chain(2)", "controller": "fixed"}
+    plain, drafted = monge.load(target, drafter="none"), monge.load(target, head_folder, **options)
+    results = (one.generate(PROMPTS[:3], max_new_tokens=12) for one in (plain, drafted))
+    for one, other in zip(*results, strict=True):
+        assert one.token_ids == other.token_ids
+
+
+def test_a_backend_stores_a_head_in_8_bits_and_leaves_a_loaded_one(target, head_folder):
     packed = []
 
     class Packing(Backend):
@@ -297,20 +250,18 @@ def test_a_backend_stores_a_head_in_8_bits_and_leaves_a_loaded_one(target, tmp_p
 
     options = {"tree": "chain(2)", "controller": "fixed", "backend": Packing()}
     (expected,) = monge.load(target, drafter="none").generate(PROMPTS[:1], max_new_tokens=12)
-    (found,) = monge.load(target, tmp_path, **options).generate(PROMPTS[:1], max_new_tokens=12)
+    (found,) = monge.load(target, head_folder, **options).generate(PROMPTS[:1], max_new_tokens=12)
     assert found.token_ids == expected.token_ids
     (head,) = packed
     kinds = {one.panels.dtype for one in head.modules() if isinstance(one, PackedLinear)}
     assert kinds == {torch.uint8}
-    monge.load(target, load_head(tmp_path), **options)
+    monge.load(target, load_head(head_folder), **options)
     assert packed == [head], "whoever loaded a head keeps it as it is"
 
 
 @pytest.mark.parametrize("tree", ["chain(3)", "fixed_width((2, 2))"])
-def test_parts_of_a_step_draft_what_the_whole_step_drafts(target, tmp_path, tree):
+def test_parts_of_a_step_draft_what_the_whole_step_drafts(target, head_folder, tree, monkeypatch):
     """A backend runs what comes before and after attention as two programs."""
-    recipe = Recipe(steps=30, batch_size=128, evaluate_every=30)
-    train_eagle3(target, PROMPTS, tmp_path, recipe=recipe, answers=ANSWERED, draft_vocabulary=48)
     ran = []
 
     class Counting(HfTreeModel):
@@ -326,34 +277,30 @@ def test_parts_of_a_step_draft_what_the_whole_step_drafts(target, tmp_path, tree
         def sequence_model(self, network):
             return Counting(network)
 
-    head, options = load_head(tmp_path), {"tree": tree, "controller": "fixed"}
-    records = []
-    for splits in (True, False):
-        with pytest.MonkeyPatch.context() as patch:
-            if not splits:
-                patch.setattr(eagle_run, "split_layer", lambda head: None)
-            decoder = monge.load(target, head, backend=Plain(), **options)
-            # Long and short texts at once: prompts are read whole.
-            results = decoder.generate(
-                [PROMPTS[0] * 6, PROMPTS[1]], max_new_tokens=16, temperature=1, seed=3
-            )
-        records.append([(one.token_ids, one.stats.acceptance_histogram) for one in results])
-    assert records[0] == records[1]
+    options = {"tree": tree, "controller": "fixed"}
+    head, texts = load_head(head_folder), [PROMPTS[0] * 6, PROMPTS[1]]
+
+    def records():
+        # Long and short texts at once: prompts are read whole.
+        decoder = monge.load(target, head, backend=Plain(), **options)
+        results = decoder.generate(texts, max_new_tokens=16, temperature=1, seed=3)
+        return [(one.token_ids, one.stats.acceptance_histogram) for one in results]
+
+    in_parts = records()
     assert set(ran) == {"BeforeAttention", "AfterAttention"}
+    monkeypatch.setattr(eagle_run, "split_layer", lambda head: None)
+    assert records() == in_parts
 
 
 def test_short_answers_do_not_spoil_the_training(target, tmp_path):
     write_answers(target, PROMPTS, ANSWERED, tmp_path)
-    lines = [
-        {**json.loads(line), "answer": json.loads(line)["answer"][: 1 + number % 5]}
-        for number, line in enumerate((tmp_path / ANSWERS).read_text().splitlines())
-    ]
+    lines = [json.loads(line) for line in (tmp_path / ANSWERS).read_text().splitlines()]
+    for number, line in enumerate(lines):
+        line["answer"] = line["answer"][: 1 + number % 5]
     (tmp_path / ANSWERS).write_text("".join(json.dumps(line) + "\n" for line in lines))
     seen = []
-    recipe = Recipe(steps=8, batch_size=8, evaluate_every=8)
     watch = Watch(on_step=lambda one: seen.append(one.loss))
-    options = {"recipe": recipe, "answers": ANSWERED, "draft_vocabulary": 48, "num_steps": 2}
-    train_eagle3(target, PROMPTS, tmp_path, watch=watch, **options)
+    made(target, tmp_path, Recipe(steps=8, batch_size=8, evaluate_every=8), watch=watch)
     assert torch.tensor(seen).isfinite().all()
 
 
@@ -361,45 +308,12 @@ def test_short_answers_do_not_spoil_the_training(target, tmp_path):
 def test_training_on_a_gpu(tmp_path):
     on_gpu = copy.deepcopy(network("llama", num_hidden_layers=6)).to("cuda")
     recipe = Recipe(steps=4, batch_size=128, evaluate_every=2)
-    outcome = train_eagle3(on_gpu, PROMPTS, tmp_path, recipe=recipe, answers=ANSWERED)
-    assert outcome.quality is not None
+    assert made(on_gpu, tmp_path, recipe).quality is not None
 
 
-def test_a_target_of_few_layers_is_refused(tmp_path):
+def test_targets_and_texts_that_make_no_head_are_refused(target, tmp_path):
+    options = {"recipe": Recipe(), "answers": ANSWERED}
     with pytest.raises(UnsupportedModelError, match="fuses three layers; this target has 2"):
-        train_eagle3(network("llama"), PROMPTS, tmp_path, recipe=Recipe(), answers=ANSWERED)
-
-
-def test_too_few_answers_are_refused(target, tmp_path):
+        train_eagle3(network("llama"), PROMPTS, tmp_path, **options)
     with pytest.raises(OptionError, match="too few to fit"):
-        train_eagle3(target, PROMPTS[:2], tmp_path, recipe=Recipe(), answers=ANSWERED)
-
-
-def test_sampled_answers_have_the_law_of_the_target(target, tmp_path):
-    """The first token of many answers to one prompt, against its law at the temperature."""
-    settings = AnswerSettings(num_tokens=1, batch_size=4000, temperatures=(0.7,))
-    written = write_answers(target, [PROMPTS[0]] * 4000, settings, tmp_path)
-    counts = torch.bincount(torch.tensor([one.answer[0] for one in written]), minlength=VOCAB)
-    with torch.no_grad():
-        law = (target(torch.tensor([PROMPTS[0]])).logits[0, -1].double() / 0.7).softmax(0)
-    # Expected distance of 4,000 draws: at most sqrt(VOCAB / 4000) / 2.
-    assert float((counts / 4000 - law).abs().sum() / 2) < (VOCAB / 4000) ** 0.5
-    again = write_answers(target, [PROMPTS[0]] * 4000, settings, tmp_path / "again")
-    assert again == written
-
-
-@pytest.mark.parametrize("variation", [0.0, 0.4, 1.0])
-def test_gradients_of_the_loss_are_those_of_autograd(variation):
-    draws = torch.Generator().manual_seed(0)
-    logits = torch.randn(6, 11, generator=draws, dtype=torch.float64, requires_grad=True)
-    # Part of the mass lies outside the draft vocabulary.
-    p = 0.9 * torch.randn(6, 11, generator=draws, dtype=torch.float64).softmax(1)
-    log_q = logits.log_softmax(1)
-    expected = (
-        (1 - variation) * -(p * log_q).sum(1)
-        + variation * (1 - torch.minimum(p, log_q.exp()).sum(1))
-    ).mean()
-    found = _Loss.apply(logits, p, variation)
-    torch.testing.assert_close(found, expected)
-    (slope,) = torch.autograd.grad(expected, logits)
-    torch.testing.assert_close(torch.autograd.grad(3 * found, logits)[0], 3 * slope)
+        train_eagle3(target, PROMPTS[:2], tmp_path, **options)

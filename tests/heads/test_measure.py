@@ -14,7 +14,7 @@ from monge.draft.shape import ShapeDrafter
 from monge.draft.tree.chain import Chain
 from monge.testing.oracle import exact_law
 from monge.testing.tabular import RandomTable, TabularModel
-from monge.training.shape.measure import measure
+from monge.training.calibrate import measure
 from monge.training.texts import Ends, Texts, all_windows, num_windows, read_texts
 from monge.verify.base import as_verifier
 from monge.verify.single_draft import SingleDraft

@@ -1,9 +1,7 @@
-"""Medusa and EAGLE heads from the shared training.
-
-Figures that mean what they say, and files that their readers read.
-"""
+"""Medusa and EAGLE heads from the shared training: figures that mean what they say, files that their readers read."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,108 +12,51 @@ from monge.core.errors import ModelLoadError, OptionError
 from monge.draft.by_name import drafter_of
 from monge.heads.readers.registry import load_head
 from monge.heads.target import TargetSizes
-from monge.testing.tabular import RandomTable, TabularModel
-from monge.training.chain import Step, chain_quality
-from monge.training.eagle import EagleTrainee
+from monge.training.chain import Weights
 from monge.training.loop import STATE, Recipe, Watch
-from monge.training.losses import Weights
-from monge.training.medusa import MedusaTrainee
 from monge.training.own_text import TextSettings, write_own_text
-from monge.training.published import layer_config, train_published
-from monge.training.texts import Ends, Texts, read_texts
+from monge.training.published import KINDS, PublishedTrainee, layer_config, train_published
 from tests.engine.tiny import network, prompts
+from tests.heads.readers.published import sizes
+from tests.heads.toy import markov_ends, markov_table, markov_texts
 
 VOCAB, STEPS = 4, 2
-LAWS = RandomTable(VOCAB, 2)
 RECIPE = Recipe(steps=20, batch_size=96, evaluate_every=10)
 TEXT = TextSettings(num_tokens=960, row_length=24, prompt_length=4, batch_size=32)
+each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-def ends() -> Ends:
-    eye = torch.eye(VOCAB)
-    return Ends(embed=lambda ids: eye[ids], unembed=lambda states: states)
+def trainee(kind: str) -> PublishedTrainee:
+    return KINDS[kind](
+        fitted=markov_texts(VOCAB, 24, 12),
+        held_out=markov_texts(VOCAB, 8, 12),
+        ends=markov_ends(VOCAB),
+        parts=Weights(),
+        num_steps=STEPS,
+        layer=sizes(VOCAB, VOCAB),
+    )
 
 
-def texts(rows: int = 24, length: int = 12) -> Texts:
-    """Text whose next law is known from its last token."""
-    laws = torch.tensor([list(LAWS((token,))) for token in range(VOCAB)])
-    generator = torch.Generator().manual_seed(0)
-    columns = [torch.randint(VOCAB, (rows,), generator=generator)]
-    for _ in range(length - 1):
-        columns.append(torch.multinomial(laws[columns[-1]], 1, generator=generator)[:, 0])
-    table = TabularModel(lambda text: list(LAWS(text[-1:])), VOCAB)
-    read = read_texts(table, torch.stack(columns, dim=1))
-    return Texts(token_ids=read.token_ids, states=read.states.float())
-
-
-LLAMA = {
-    "hidden_size": VOCAB,
-    "vocab_size": VOCAB,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 2,
-    "intermediate_size": 6,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 100.0,
-}
-
-
-def trainee(kind: str) -> MedusaTrainee | EagleTrainee:
-    common = {
-        "fitted": texts(),
-        "held_out": texts(8),
-        "ends": ends(),
-        "parts": Weights(),
-        "num_steps": STEPS,
-    }
-    return MedusaTrainee(**common) if kind == "medusa" else EagleTrainee(**common, config=LLAMA)
-
-
-def test_survival_is_the_mean_over_the_target_s_texts() -> None:
-    """Two steps, every text enumerated with its probability."""
-    generator = torch.Generator().manual_seed(1)
-    first, second = torch.randn(2, 2, 3, generator=generator, dtype=torch.float64)
-    p, q = torch.softmax(first[0], 0), torch.softmax(first[1], 0)
-    later, drafted = torch.softmax(second[0], 0), torch.softmax(second[1], 0)
-    expected = sum(torch.minimum(p, q)) * sum(torch.minimum(later, drafted))
-    found = 0.0
-    for token in range(3):
-        steps = [
-            Step(first[1:2], first[:1], torch.tensor([token])),
-            Step(second[1:2], second[:1], torch.tensor([0])),
-        ]
-        quality = chain_quality([steps])
-        found += float(p[token]) * quality.survival[1]
-        assert quality.acceptance[0] == pytest.approx(float(torch.minimum(p, q).sum()))
-        assert quality.block_efficiency == pytest.approx(1 + sum(quality.survival))
-    assert found == pytest.approx(float(expected))
-
-
-@pytest.mark.parametrize("kind", ["medusa", "eagle"])
+@each_kind
 def test_heads_start_from_the_target_s_last_state(kind: str) -> None:
     """Every law is the target's last one, which is exactly what the figures then say."""
-    one, text = trainee(kind), texts(8)
-    quality = one.quality(text)
-    laws = torch.softmax(text.states.double(), dim=2)
+    one = trainee(kind)
+    laws = torch.softmax(one.held_out.states.double(), dim=2)
     agreed = torch.minimum(laws[:, : -1 - STEPS], laws[:, 1:-STEPS]).sum(dim=2)
+    quality = one.quality(one.held_out)
     assert quality.acceptance[0] == pytest.approx(float(agreed.mean()), abs=1e-6)
 
 
 def test_an_eagle_head_that_knows_the_laws_is_always_accepted() -> None:
-    """States, tokens and places of all steps fit together.
-
-    The next state is a function of the next token here.
-    """
-    one = trainee("eagle")
-    laws = torch.tensor([list(LAWS((token,))) for token in range(VOCAB)]).log()
+    """States, tokens and places of all steps fit together: the next state is a function of the next token here."""
+    one, table = trainee("eagle"), markov_table(VOCAB).table
+    laws = torch.tensor([list(table((token,))) for token in range(VOCAB)]).log()
     with torch.no_grad():
         one.tensors["fc.weight"].copy_(torch.cat([laws.T, torch.zeros(VOCAB, VOCAB)], dim=1))
-    quality = one.quality(texts(8))
-    assert quality.survival == pytest.approx((1.0,) * STEPS, abs=1e-5)
+    assert one.quality(one.held_out).survival == pytest.approx((1.0,) * STEPS, abs=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle"])
+@each_kind
 def test_gradients_reach_every_weight(kind: str) -> None:
     one = trainee(kind)
     generator = torch.Generator().manual_seed(0)
@@ -132,28 +73,27 @@ def test_gradients_reach_every_weight(kind: str) -> None:
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Tensor:
-    return write_own_text(
-        network("llama"), prompts((3, 6, 5), seed=1), TEXT, tmp_path_factory.mktemp("text")
-    )
+    texts, folder = prompts((3, 6, 5), seed=1), tmp_path_factory.mktemp("text")
+    return write_own_text(network("llama"), texts, TEXT, folder)
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle"])
+@each_kind
 def test_training_writes_a_head_and_goes_on_after_an_interrupt(
     kind: str, rows: Tensor, tmp_path: Path
 ) -> None:
+    def made(folder: str, recipe: Recipe = RECIPE, **options):
+        return train_published(
+            kind, network("llama"), rows, tmp_path / folder, recipe=recipe, **options
+        )
+
     seen: list[int] = []
     stopping = Watch(
         on_step=lambda progress: seen.append(progress.step), should_stop=lambda: len(seen) == 7
     )
-    stopped = train_published(
-        kind, network("llama"), rows, tmp_path / "a", recipe=RECIPE, watch=stopping
-    )
-    assert stopped.quality is None
+    assert made("a", watch=stopping).quality is None
     assert drafter_of(tmp_path / "a", None) is None
-    seen.clear()
-    went_on = train_published(kind, network("llama"), rows, tmp_path / "a", recipe=RECIPE)
-    at_once = train_published(kind, network("llama"), rows, tmp_path / "b", recipe=RECIPE)
-    assert went_on.quality == at_once.quality
+    went_on = made("a")
+    assert went_on.quality == made("b").quality
     assert went_on.progress.history[-1][1] > 1.5
     head = load_head(tmp_path / "a")
     assert head.num_parameters == went_on.num_parameters
@@ -161,16 +101,10 @@ def test_training_writes_a_head_and_goes_on_after_an_interrupt(
     about = json.loads((tmp_path / "a" / "config.json").read_text())["about"]
     assert about["tokens"] == rows.numel()
     with pytest.raises(OptionError, match=r"other values of \['learning_rate'\]"):
-        train_published(
-            kind,
-            network("llama"),
-            rows,
-            tmp_path / "a",
-            recipe=Recipe(steps=20, batch_size=96, evaluate_every=10, learning_rate=1e-4),
-        )
+        made("a", replace(RECIPE, learning_rate=1e-4))
     (tmp_path / "a" / STATE).write_bytes(b"no state")
     with pytest.raises(ModelLoadError, match="cannot go on from"):
-        train_published(kind, network("llama"), rows, tmp_path / "a", recipe=RECIPE)
+        made("a")
 
 
 def test_bad_kinds_and_too_little_text_are_refused(rows: Tensor, tmp_path: Path) -> None:
@@ -181,11 +115,7 @@ def test_bad_kinds_and_too_little_text_are_refused(rows: Tensor, tmp_path: Path)
 
 
 def test_layers_have_the_target_s_sizes() -> None:
-    config = layer_config(
-        network("qwen3"), TargetSizes(hidden_size=32, num_layers=2, vocab_size=97)
-    )
-    assert (config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]) == (
-        4,
-        2,
-        8,
-    )
+    sizes = TargetSizes(hidden_size=32, num_layers=2, vocab_size=97)
+    config = layer_config(network("qwen3"), sizes)
+    names = ("num_attention_heads", "num_key_value_heads", "head_dim")
+    assert [config[name] for name in names] == [4, 2, 8]

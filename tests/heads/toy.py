@@ -1,9 +1,10 @@
-"""Small heads for tables, with weights that make every law different."""
+"""Small heads for tables, with weights that make every law different, and texts whose laws are known."""
 
 import torch
 
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
-from monge.testing.tabular import TabularModel
+from monge.testing.tabular import RandomTable, TabularModel
+from monge.training.texts import Ends, Texts, read_texts
 
 
 def random_head(
@@ -33,3 +34,25 @@ def random_head(
                 tensor.copy_(torch.full_like(tensor, 1 / len(tensor)))
     head.remember(target)
     return head
+
+
+def markov_table(vocab: int) -> TabularModel:
+    """A target whose next law is known from its last token; its states are its logits."""
+    laws = RandomTable(vocab, 2)
+    return TabularModel(lambda text: list(laws(text[-1:])), vocab)
+
+
+def markov_ends(vocab: int) -> Ends:
+    eye = torch.eye(vocab)
+    return Ends(embed=lambda ids: eye[ids], unembed=lambda states: states)
+
+
+def markov_texts(vocab: int, rows: int, length: int) -> Texts:
+    """Text that the target wrote."""
+    table, generator = markov_table(vocab), torch.Generator().manual_seed(0)
+    laws = torch.tensor([list(table.table((token,))) for token in range(vocab)])
+    columns = [torch.randint(vocab, (rows,), generator=generator)]
+    for _ in range(length - 1):
+        columns.append(torch.multinomial(laws[columns[-1]], 1, generator=generator)[:, 0])
+    read = read_texts(table, torch.stack(columns, dim=1))
+    return Texts(token_ids=read.token_ids, states=read.states.float())

@@ -1,11 +1,31 @@
 """Pairs of a target and a draft law, on which wrong rules are told from right ones."""
 
+from abc import abstractmethod
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from jaxtyping import Float64
 
+from monge.core.draws import Draws
 from monge.core.law import DenseLaw, Law
+from monge.core.proposal import Iid, Proposal
 from monge.testing.tabular import RandomTable
+from monge.verify.base import NodeRule
+
+
+class OfIid(NodeRule):
+    """A rule for independent draws."""
+
+    accepts = frozenset[type[Proposal]]({Iid})
+
+    @abstractmethod
+    def decide(self, target: Law, draft: Law, candidates: Sequence[int], draws: Draws) -> int:
+        """Emit the next token."""
+
+    def emit(self, target_law, proposal, candidates, draws):
+        assert isinstance(proposal, Iid)
+        return self.decide(target_law, proposal.law, candidates, draws)
 
 
 def bank(size: int = 40, vocab: int = 4) -> list[tuple[DenseLaw, DenseLaw]]:

@@ -20,20 +20,17 @@ from monge.core.verdict import Verdict
 from monge.draft.tree.base import TreeBuilder, TreeLimits
 from monge.verify.base import NodeRule, Verifier, Walk
 from monge.verify.rrs import Rrs
+from tests.kit.banks import OfIid
 
 
 @dataclass(frozen=True, slots=True)
-class EpsilonInRatio(NodeRule):
+class EpsilonInRatio(OfIid):
     """A small constant added to the ratio's denominator."""
 
     epsilon: float = 1e-9
-    accepts = frozenset[type[Proposal]]({Iid})
 
-    def emit(
-        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
-    ) -> int:
-        assert isinstance(proposal, Iid)
-        p, q = target_law, proposal.law
+    def decide(self, target, draft, candidates, draws):
+        p, q = target, draft
         for x in candidates:
             if draws.bernoulli(min(1.0, p.prob(x) / (q.prob(x) + self.epsilon))):
                 return x
@@ -42,52 +39,37 @@ class EpsilonInRatio(NodeRule):
 
 
 @dataclass(frozen=True, slots=True)
-class TargetAfterRejection(NodeRule):
+class TargetAfterRejection(OfIid):
     """The correction token drawn from p instead of the residual."""
 
-    accepts = frozenset[type[Proposal]]({Iid})
-
-    def emit(
-        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
-    ) -> int:
-        assert isinstance(proposal, Iid)
-        p, q = target_law, proposal.law
+    def decide(self, target, draft, candidates, draws):
+        p, q = target, draft
         for x in candidates:
             if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x))):
                 return x
             p = residual(p, q)
-        return draws.categorical(target_law)
+        return draws.categorical(target)
 
 
 @dataclass(frozen=True, slots=True)
-class FirstRatioForAll(NodeRule):
+class FirstRatioForAll(OfIid):
     """Every sibling tested with the first ratio, one residual at the end (an engine's dynamic-tree kernel of 2026)."""
 
-    accepts = frozenset[type[Proposal]]({Iid})
-
-    def emit(
-        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
-    ) -> int:
-        assert isinstance(proposal, Iid)
+    def decide(self, target, draft, candidates, draws):
         for x in candidates:
-            if draws.bernoulli(min(1.0, target_law.prob(x) / proposal.law.prob(x))):
+            if draws.bernoulli(min(1.0, target.prob(x) / draft.prob(x))):
                 return x
-        return draws.categorical(residual(target_law, proposal.law))
+        return draws.categorical(residual(target, draft))
 
 
 @dataclass(frozen=True, slots=True)
-class RejectedZeroedOut(NodeRule):
+class RejectedZeroedOut(OfIid):
     """The rejected token removed from p instead of q subtracted."""
 
-    accepts = frozenset[type[Proposal]]({Iid})
-
-    def emit(
-        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
-    ) -> int:
-        assert isinstance(proposal, Iid)
-        p = target_law
+    def decide(self, target, draft, candidates, draws):
+        p = target
         for x in candidates:
-            if draws.bernoulli(min(1.0, p.prob(x) / proposal.law.prob(x))):
+            if draws.bernoulli(min(1.0, p.prob(x) / draft.prob(x))):
                 return x
             p = p.without(x) or p
         return draws.categorical(p)
@@ -119,16 +101,11 @@ class RepeatsDropped(NodeRule):
 
 
 @dataclass(frozen=True, slots=True)
-class SharedCoin(NodeRule):
+class SharedCoin(OfIid):
     """One random decision shared by tests that must be independent."""
 
-    accepts = frozenset[type[Proposal]]({Iid})
-
-    def emit(
-        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
-    ) -> int:
-        assert isinstance(proposal, Iid)
-        p, q = target_law, proposal.law
+    def decide(self, target, draft, candidates, draws):
+        p, q = target, draft
         first = min(1.0, p.prob(candidates[0]) / q.prob(candidates[0]))
         if draws.bernoulli(first):
             return candidates[0]

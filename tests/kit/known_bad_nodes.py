@@ -15,10 +15,8 @@ import torch
 from jaxtyping import Float64
 
 from monge.core.draws import Draws
-from monge.core.hub_pairs import HubPairs
-from monge.core.independent import tempered
-from monge.core.law import Law, SparseLaw, residual
-from monge.core.proposal import Deterministic, Iid, Proposal, WithoutReplacement
+from monge.core.law import Law, SparseLaw, residual, tempered
+from monge.core.proposal import Deterministic, HubPairs, Iid, Proposal, WithoutReplacement
 from monge.transport.canonical import PairSelection, truncated_program
 from monge.verify.base import NodeRule
 from monge.verify.k_seq import divisors
@@ -26,7 +24,7 @@ from monge.verify.rrs import Rrs
 from monge.verify.rrs_without_replacement import RrsWithoutReplacement
 from monge.verify.single_draft import SingleDraft
 from monge.verify.spechub import SpecHub
-from tests.kit.banks import law_of, masses_of
+from tests.kit.banks import OfIid, law_of, masses_of
 
 Make = Callable[[Law], Proposal]
 
@@ -75,16 +73,11 @@ class OtherTarget(NodeRule):
 
 
 @dataclass(frozen=True, slots=True)
-class EpsilonInResidual(NodeRule):
+class EpsilonInResidual(OfIid):
     """A small constant added to every entry of the residual."""
 
-    accepts = frozenset[type[Proposal]]({Iid})
-
-    def emit(
-        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
-    ) -> int:
-        assert isinstance(proposal, Iid)
-        p, q = masses_of(target_law), masses_of(proposal.law)
+    def decide(self, target, draft, candidates, draws):
+        p, q = masses_of(target), masses_of(draft)
         for x in candidates:
             if draws.bernoulli(min(1.0, p[x] / q[x])):
                 return x
@@ -94,28 +87,23 @@ class EpsilonInResidual(NodeRule):
 
 
 @dataclass(frozen=True, slots=True)
-class SmallResidualDropped(NodeRule):
+class SmallResidualDropped(OfIid):
     """A residual of less than 0.01 taken for rounding, and p emitted instead.
 
     Wrong where p almost equals q.
     """
 
-    accepts = frozenset[type[Proposal]]({Iid})
-
-    def emit(
-        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
-    ) -> int:
-        assert isinstance(proposal, Iid)
-        p, q = masses_of(target_law), masses_of(proposal.law)
+    def decide(self, target, draft, candidates, draws):
+        p, q = masses_of(target), masses_of(draft)
         (x,) = candidates
         if draws.bernoulli(min(1.0, p[x] / q[x])):
             return x
         rest = np.maximum(p - q, 0.0)
-        return draws.categorical(target_law if rest.sum() < 0.01 else law_of(rest))
+        return draws.categorical(target if rest.sum() < 0.01 else law_of(rest))
 
 
 @dataclass(frozen=True, slots=True)
-class KSeqRounded(NodeRule):
+class KSeqRounded(OfIid):
     """K-SEQ with rho rounded to one decimal.
 
     Args:
@@ -124,15 +112,11 @@ class KSeqRounded(NodeRule):
     """
 
     up: bool
-    accepts = frozenset[type[Proposal]]({Iid})
 
-    def emit(
-        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
-    ) -> int:
-        assert isinstance(proposal, Iid)
-        exact, gamma = divisors(target_law, proposal.law, len(candidates))
+    def decide(self, target, draft, candidates, draws):
+        exact, gamma = divisors(target, draft, len(candidates))
         rho = (np.ceil(10 * exact) if self.up else np.floor(10 * exact)) / 10
-        p, q = masses_of(target_law), masses_of(proposal.law)
+        p, q = masses_of(target), masses_of(draft)
         for x in candidates:
             if draws.bernoulli(min(1.0, p[x] / (rho * q[x]))):
                 return x
@@ -140,21 +124,16 @@ class KSeqRounded(NodeRule):
             beta = np.minimum(p / rho, q).sum()
             gamma = (1.0 - (1.0 - beta) ** len(candidates)) / beta
         rest = np.maximum(p - gamma * np.minimum(p / rho, q), 0.0)
-        return draws.categorical(law_of_rest(rest, target_law))
+        return draws.categorical(law_of_rest(rest, target))
 
 
 @dataclass(frozen=True, slots=True)
-class KSeqWithoutRepeats(NodeRule):
+class KSeqWithoutRepeats(OfIid):
     """K-SEQ that forgets repeats: K is the number of distinct candidates."""
 
-    accepts = frozenset[type[Proposal]]({Iid})
-
-    def emit(
-        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
-    ) -> int:
-        assert isinstance(proposal, Iid)
+    def decide(self, target, draft, candidates, draws):
         distinct = tuple(dict.fromkeys(candidates))
-        p, q = target_law, proposal.law
+        p, q = target, draft
         rho, gamma = divisors(p, q, len(distinct))
         for x in distinct:
             if draws.bernoulli(min(1.0, p.prob(x) / (rho * q.prob(x)))):
@@ -165,7 +144,7 @@ class KSeqWithoutRepeats(NodeRule):
 
 
 @dataclass(frozen=True, slots=True)
-class PerturbedProgram(NodeRule):
+class PerturbedProgram(OfIid):
     """The canonical rule with a program that was solved to 1e-3 only.
 
     Args:
@@ -175,13 +154,9 @@ class PerturbedProgram(NodeRule):
     """
 
     recomputed: bool
-    accepts = frozenset[type[Proposal]]({Iid})
 
-    def emit(
-        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
-    ) -> int:
-        assert isinstance(proposal, Iid)
-        p, q = masses_of(target_law), masses_of(proposal.law)
+    def decide(self, target, draft, candidates, draws):
+        p, q = masses_of(target), masses_of(draft)
         solved = truncated_program(p, q, q, num_leading=p.size)
         carried_out = replace(solved, leading_choice=0.999 * solved.leading_choice + 0.0005)
         first, second = candidates
@@ -189,7 +164,7 @@ class PerturbedProgram(NodeRule):
         x = _selectedlaw_of(carried_out, q) if self.recomputed else solved.winner_law
         if draws.bernoulli(min(1.0, float(p[z] / x[z]))):
             return z
-        return draws.categorical(law_of_rest(np.maximum(p - x, 0.0), target_law))
+        return draws.categorical(law_of_rest(np.maximum(p - x, 0.0), target))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +183,7 @@ class SpecHubShortcut(NodeRule):
 
 
 @dataclass(frozen=True, slots=True)
-class SpecTrGbv(NodeRule):
+class SpecTrGbv(OfIid):
     """The released rule of SpecTr-GBV (arXiv 2604.25925) for one token.
 
     Right for one candidate only.
@@ -217,49 +192,34 @@ class SpecTrGbv(NodeRule):
     at most one; otherwise emit from `p (1 - r^K)`.
     """
 
-    accepts = frozenset[type[Proposal]]({Iid})
-
-    def emit(
-        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
-    ) -> int:
-        assert isinstance(proposal, Iid)
-        p, q, count = masses_of(target_law), masses_of(proposal.law), len(candidates)
+    def decide(self, target, draft, candidates, draws):
+        p, q, count = masses_of(target), masses_of(draft), len(candidates)
         r = np.minimum(q / p, 1.0)
         accept = np.minimum(p * (1.0 - (1.0 - r) ** count) / (1.0 - (1.0 - q) ** count), 1.0)
         for x in candidates:
             if draws.bernoulli(float(accept[x])):
                 return x
         left = p * (1.0 - r**count)
-        return draws.categorical(law_of_rest(left, target_law))
+        return draws.categorical(law_of_rest(left, target))
 
 
 @dataclass(frozen=True, slots=True)
-class RepeatsDroppedProperly(NodeRule):
+class RepeatsDroppedProperly(OfIid):
     """Not wrong: independent draws, repeats dropped, are draws without replacement."""
 
-    accepts = frozenset[type[Proposal]]({Iid})
-
-    def emit(
-        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
-    ) -> int:
-        assert isinstance(proposal, Iid)
+    def decide(self, target, draft, candidates, draws):
         distinct = tuple(dict.fromkeys(candidates))
         return RrsWithoutReplacement().emit(
-            target_law, WithoutReplacement(proposal.law, len(distinct)), distinct, draws
+            target, WithoutReplacement(draft, len(distinct)), distinct, draws
         )
 
 
 @dataclass(frozen=True, slots=True)
-class CoinInResidual(NodeRule):
+class CoinInResidual(OfIid):
     """One uniform u decides the acceptance, u < a, and then picks the correction token."""
 
-    accepts = frozenset[type[Proposal]]({Iid})
-
-    def emit(
-        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
-    ) -> int:
-        assert isinstance(proposal, Iid)
-        p, q, (x,) = target_law, proposal.law, candidates
+    def decide(self, target, draft, candidates, draws):
+        p, q, (x,) = target, draft, candidates
         accept = min(1.0, p.prob(x) / q.prob(x))
         return (
             x
@@ -269,16 +229,11 @@ class CoinInResidual(NodeRule):
 
 
 @dataclass(frozen=True, slots=True)
-class DraftNoiseInRecovery(NodeRule):
+class DraftNoiseInRecovery(OfIid):
     """The uniform that drew the candidate from q picks the correction token from the residual."""
 
-    accepts = frozenset[type[Proposal]]({Iid})
-
-    def emit(
-        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
-    ) -> int:
-        assert isinstance(proposal, Iid)
-        p, q, (x,) = target_law, proposal.law, candidates
+    def decide(self, target, draft, candidates, draws):
+        p, q, (x,) = target, draft, candidates
         if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x))):
             return x
         below = float(masses_of(q)[:x].sum())

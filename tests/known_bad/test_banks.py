@@ -3,10 +3,15 @@
 import pytest
 
 from monge.core.errors import LawError
-from monge.core.hub_pairs import HubPairs
 from monge.core.law import DenseLaw
-from monge.core.path_draws import PathDraws
-from monge.core.proposal import Deterministic, Iid, Proposal, WithoutReplacement
+from monge.core.proposal import (
+    Deterministic,
+    HubPairs,
+    Iid,
+    PathDraws,
+    Proposal,
+    WithoutReplacement,
+)
 from monge.testing.oracle import exact_law
 from monge.transport.closed_forms import k_seq_constants
 from monge.verify.base import NodeRule, Verifier

@@ -4,30 +4,20 @@ import pytest
 from typer.testing import CliRunner
 
 from lab.command import app_of
-from monge.bench.pair import Pair, load_pair
-from tests.bench.tiny import save_pair
+from tests.bench.conftest import tiny_pair, tiny_paths
 
-
-@pytest.fixture(scope="session")
-def tiny_paths(tmp_path_factory):
-    return save_pair(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="session")
-def tiny_pair(tiny_paths) -> Pair:
-    return load_pair(*tiny_paths)
+__all__ = ["tiny_pair", "tiny_paths"]
 
 
 @pytest.fixture
 def lab():
-    """Run `python -m lab.NAME` as a user would; standard output and standard error apart."""
+    """Run `python -m lab.NAME` as a user would; arguments are words, or texts of several words."""
 
     def invoke(name, *arguments):
         module = importlib.import_module(
             "lab.matrix" if name == "matrix" else f"lab.{name}.__main__"
         )
-        return CliRunner().invoke(
-            app_of(module.main), [str(argument) for argument in arguments], catch_exceptions=False
-        )
+        words = [word for argument in arguments for word in str(argument).split()]
+        return CliRunner().invoke(app_of(module.main), words, catch_exceptions=False)
 
     return invoke

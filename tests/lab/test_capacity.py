@@ -72,50 +72,28 @@ def test_a_full_batch_is_served_at_the_speed_of_its_rounds():
 
 @pytest.mark.usefixtures("unchecked_types")
 def test_replicas_serve_as_many_times_more():
-    work = Work(1, tuple(Step(0, 0, 1) for _ in range(20)))
-    figures = [
-        simulate(
-            [work],
-            machine(4),
-            rate_per_s=20.0 * count,
-            num_requests=300 * count,
-            num_replicas=count,
-            draws=draws(),
-        )
-        for count in (1, 4)
-    ]
-    assert figures[1]["tokens_per_s"] == pytest.approx(4 * figures[0]["tokens_per_s"], rel=0.1)
-    assert figures[1]["first_token_s"]["p95"] <= figures[0]["first_token_s"]["p95"], (
-        "the door sends away from the busy ones"
-    )
+    work = [Work(1, tuple(Step(0, 0, 1) for _ in range(20)))]
 
+    def served(count):
+        load = {"rate_per_s": 20.0 * count, "num_requests": 300 * count, "num_replicas": count}
+        return simulate(work, machine(4), draws=draws(), **load)
 
-@pytest.mark.usefixtures("unchecked_types")
-def test_equal_draws_give_equal_figures():
-    twice = [
-        simulate(
-            ONE_STEP, machine(2), rate_per_s=50.0, num_requests=300, num_replicas=3, draws=draws(5)
-        )
-        for _ in range(2)
-    ]
-    assert twice[0] == twice[1]
+    one, four = served(1), served(4)
+    assert four["tokens_per_s"] == pytest.approx(4 * one["tokens_per_s"], rel=0.1)
+    # The door sends away from the busy ones.
+    assert four["first_token_s"]["p95"] <= one["first_token_s"]["p95"]
 
 
 def test_arms_are_levelled():
     fast = machine(2, plain=0.01, row=0.001, node=0.002, draft=0.004, prefill=(0.1, 0.2))
     slow = machine(2, plain=0.03, row=0.003, node=0.001, draft=0.001, prefill=(0.3, 0.6))
     level = levelled({"fast": fast, "slow": slow})
+    one, other = level["fast"].costs, level["slow"].costs
     for batch in (1, 2):
-        assert level["fast"].costs.verify_s(0, batch) == pytest.approx(
-            level["slow"].costs.verify_s(0, batch)
-        )
-        assert level["fast"].costs.verify_s(0, batch) == pytest.approx(
-            2 * fast.costs.verify_s(0, batch)
-        )
-    assert level["fast"].costs.verify_s(4) - level["fast"].costs.verify_s(0) == pytest.approx(
-        4 * 0.004
-    )
-    assert level["fast"].costs.draft_s(4) == pytest.approx(4 * 0.008)
+        assert one.verify_s(0, batch) == pytest.approx(other.verify_s(0, batch))
+        assert one.verify_s(0, batch) == pytest.approx(2 * fast.costs.verify_s(0, batch))
+    assert one.verify_s(4) - one.verify_s(0) == pytest.approx(4 * 0.004)
+    assert one.draft_s(4) == pytest.approx(4 * 0.008)
     assert level["slow"].prefill_s == pytest.approx((0.2, 0.4))
 
 
@@ -124,12 +102,8 @@ def test_arrivals_and_percentiles():
     assert times == sorted(times)
     assert times[-1] / 5_000 == pytest.approx(0.1, rel=0.05)
     assert arrivals(math.inf, 3, draws()) == [0.0, 0.0, 0.0]
-    assert percentiles([float(value) for value in range(1, 101)]) == {
-        "p50": 50.0,
-        "p95": 95.0,
-        "p99": 99.0,
-    }
-    assert percentiles([3.0]) == {"p50": 3.0, "p95": 3.0, "p99": 3.0}
+    found = percentiles([float(value) for value in range(1, 101)])
+    assert found == {"p50": 50.0, "p95": 95.0, "p99": 99.0}
 
 
 @pytest.mark.usefixtures("unchecked_types")
@@ -154,13 +128,10 @@ def test_a_goal_out_of_reach_has_no_number():
     assert replicas_for(Goal(rate_per_s=100.0, spare=0.0), 30.0) == 4
 
 
-@pytest.mark.parametrize("settings", [{"rate_per_s": 0.0}, {"spare": 1.0}, {"first_token_s": -1.0}])
-def test_goals_that_cannot_be(settings):
-    with pytest.raises(OptionError, match="must be positive and 0 <= spare < 1"):
-        Goal(**settings)
-
-
-def test_nothing_to_serve():
+def test_goals_and_loads_that_cannot_be():
+    for settings in ({"rate_per_s": 0.0}, {"spare": 1.0}, {"first_token_s": -1.0}):
+        with pytest.raises(OptionError, match="must be positive and 0 <= spare < 1"):
+            Goal(**settings)
     with pytest.raises(OptionError, match="at least one request"):
         simulate([], machine(), rate_per_s=1.0, num_requests=1, draws=draws())
 
@@ -172,19 +143,10 @@ def log(tmp_path_factory):
     path = tmp_path_factory.mktemp("log") / "run.mlog"
     prompts = path.with_name("prompts.txt")
     prompts.write_text("The history of\nOnce upon a time\n")
-    arguments = [
-        "replay",
-        "record",
-        "--file",
-        str(prompts),
-        "--max-new-tokens",
-        "12",
-        "--ignore-eos",
-        "--no-costs",
-        "--out",
-        str(path),
-    ]
-    result = CliRunner().invoke(app, arguments)
+    command = (
+        f"replay record --file {prompts} --max-new-tokens 12 --ignore-eos --no-costs --out {path}"
+    )
+    result = CliRunner().invoke(app, command.split())
     assert result.exit_code == 0, result.output
     return path
 
@@ -193,29 +155,16 @@ def log(tmp_path_factory):
 @pytest.mark.usefixtures("unchecked_types")
 def test_command(lab, log, tmp_path):
     out = tmp_path / "out"
-    common = [
-        "--tree",
-        "chain(2)",
-        "--requests",
-        "20",
-        "--replicas",
-        "2",
-        "--seconds",
-        "0.2",
-        "--max-batch-size",
-        "2",
-        "--rate",
-        "1000",
-        "--json",
-    ]
-    easy = ["--first-token", "1000", "--token", "1000"]
-    measured = lab("capacity", log, *common, *easy, "--out", str(out))
+    common = (
+        "--tree chain(2) --requests 20 --replicas 2 --seconds 0.2 --max-batch-size 2 --rate 1000 --json "
+        "--first-token 1000 --token 1000"
+    )
+    measured = lab("capacity", log, common, "--out", out)
     assert measured.exit_code == 0, measured.output
     document = json.loads(measured.stdout.splitlines()[-1])
     assert list(document["arms"]) == ["none", "chain(2)"]
     assert all(arm["replicas"] > 0 for arm in document["arms"].values())
-    elsewhere = ["--costs", str(out / "capacity.json"), "--out", str(tmp_path / "again")]
-    again = lab("capacity", log, *common, *easy, *elsewhere)
+    again = lab("capacity", log, common, f"--costs {out}/capacity.json --out {tmp_path}/again")
     assert again.exit_code == 0, again.output
     assert json.loads(again.stdout.splitlines()[-1])["arms"] == document["arms"], (
         "a function of the log, the times and the seed"
@@ -225,18 +174,17 @@ def test_command(lab, log, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--controller", "goodput"], "plans by the batch that it meets"),
-        (["--costs", "missing.json"], "cannot read machines"),
+        ("--controller goodput", "plans by the batch that it meets"),
+        ("--costs missing.json", "cannot read machines"),
         (
-            ["--costs", "missing.json", "--backend", "eager"],
+            "--costs missing.json --backend eager",
             "--backend says how rounds are timed, and --costs that they were",
         ),
-        (["--spare", "1"], "0 <= spare < 1"),
-        (["--replicas", "0"], "sizes must be at least 1"),
+        ("--spare 1", "0 <= spare < 1"),
+        ("--replicas 0", "sizes must be at least 1"),
     ],
-    ids=["controller", "costs", "backend", "spare", "replicas"],
 )
 def test_bad_options(lab, log, arguments, message):
-    result = lab("capacity", log, *arguments)
+    result = lab("capacity", log, arguments)
     assert result.exit_code == 2
     assert message in result.stderr.replace("\n", " ")

@@ -3,37 +3,15 @@ import json
 from lab.drafters.table import OTHERS, VARIANTS
 from tests.heads.readers.published import medusa
 
+FEW = "--tokens 1800 --num-prompts 1 --max-new-tokens 4 --repeats 1"
+
 
 def test_drafters_are_compared_on_equal_terms(lab, tiny_paths, tmp_path):
     head = medusa(32, 4096).write(tmp_path / "my-medusa")
     (tmp_path / "mine.txt").write_text("One and two.\n")
     target, draft = tiny_paths
-    asked = [
-        "--target",
-        target,
-        "--draft",
-        draft,
-        "--head",
-        head,
-        "--data",
-        tmp_path / "mine.txt",
-        "--tokens",
-        1800,
-    ]
-    limits = [
-        "--num-prompts",
-        1,
-        "--max-new-tokens",
-        4,
-        "--repeats",
-        1,
-        "--clock",
-        "cpu",
-        "--out",
-        tmp_path / "out",
-        "--json",
-    ]
-    result = lab("drafters", *asked, *limits)
+    asked = f"--target {target} --draft {draft} --head {head} --data {tmp_path}/mine.txt {FEW}"
+    result = lab("drafters", asked, f"--clock cpu --out {tmp_path}/out --json")
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout.splitlines()[-1])
     assert json.loads((tmp_path / "out" / "drafters.json").read_text()) == document
@@ -53,20 +31,7 @@ def test_drafters_are_compared_on_equal_terms(lab, tiny_paths, tmp_path):
 def test_a_head_for_another_target_is_refused(lab, tiny_paths, tmp_path):
     head = medusa(64, 4096).write(tmp_path / "wide")
     (tmp_path / "mine.txt").write_text("One and two.\n")
-    asked = [
-        "--target",
-        tiny_paths[0],
-        "--head",
-        head,
-        "--data",
-        tmp_path / "mine.txt",
-        "--tokens",
-        1800,
-        "--num-prompts",
-        1,
-    ]
-    result = lab(
-        "drafters", *asked, "--max-new-tokens", 4, "--repeats", 1, "--out", tmp_path / "out"
-    )
+    asked = f"--target {tiny_paths[0]} --head {head} --data {tmp_path}/mine.txt {FEW}"
+    result = lab("drafters", asked, "--out", tmp_path / "out")
     assert result.exit_code == 2
     assert "states 64 wide" in result.stderr

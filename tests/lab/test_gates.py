@@ -33,16 +33,11 @@ def run(monkeypatch, tmp_path):
     return invoke
 
 
-def test_figures_that_hold(run):
-    result = run({"ratio": 1.25, "speed.mean": 1.9})
-    assert result.exit_code == 0
-    assert result.stdout.count("holds") == 2
-
-
-def test_a_figure_that_is_too_low(run):
-    result = run({"ratio": 1.3, "speed.mean": 1.9})
-    assert result.exit_code == 1
-    assert result.stdout.count("fails") == 1
+@pytest.mark.parametrize(("ratio", "code", "word"), [(1.25, 0, "holds"), (1.3, 1, "fails")])
+def test_figures(run, ratio, code, word):
+    result = run({"ratio": ratio, "speed.mean": 1.9})
+    assert result.exit_code == code
+    assert result.stdout.count(word) == 2 - code
 
 
 @pytest.mark.parametrize(

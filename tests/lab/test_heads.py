@@ -5,7 +5,7 @@ import json
 from lab.heads.measure import ARMS
 from monge.loading.networks import load_network
 from monge.training.own_text import TextSettings, write_own_text
-from monge.training.shape.run import HeadSettings, make_head
+from monge.training.shape import HeadSettings, make_head
 
 
 def test_a_head_is_measured(lab, tiny_paths, tmp_path):
@@ -18,18 +18,10 @@ def test_a_head_is_measured(lab, tiny_paths, tmp_path):
     )
     make_head(network, rows, HeadSettings(preset="ridge", num_steps=1), tmp_path / "head")
     (tmp_path / "data.txt").write_text("once upon a time\nthe history of mathematics\n")
-    arguments = [
-        "--data",
-        tmp_path / "data.txt",
-        "--tokens",
-        1800,
-        "--max-new-tokens",
-        4,
-        "--out",
-        tmp_path / "out",
-        "--json",
-    ]
-    measured = lab("heads", "--target", tiny_paths[0], "--head", tmp_path / "head", *arguments)
+    asked = (
+        f"--target {tiny_paths[0]} --head {tmp_path}/head --data {tmp_path}/data.txt --tokens 1800"
+    )
+    measured = lab("heads", asked, f"--max-new-tokens 4 --out {tmp_path}/out --json")
     assert measured.exit_code == 0, measured.output
     document = json.loads(measured.stdout.splitlines()[-1])
     assert [arm["arm"] for arm in document["arms"]] == list(ARMS)

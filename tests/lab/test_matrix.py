@@ -3,7 +3,7 @@
 import json
 
 from lab.matrix import all_arms, controller_arms, legal_pairs
-from monge.bench.usual_arms import DEFAULT
+from monge.bench.arms import DEFAULT
 from monge.control.windows import WINDOWS
 from monge.draft.tree.registry import TREES
 from monge.verify.base import unsupported_reason
@@ -37,16 +37,9 @@ def test_every_controller_has_an_arm(tiny_pair):
 
 def test_command(lab, tiny_paths, tmp_path):
     (tmp_path / "mine.txt").write_text("The sea was\n")
-    models = [
-        "--target",
-        tiny_paths[0],
-        "--draft",
-        tiny_paths[1],
-        "--prompts",
-        tmp_path / "mine.txt",
-    ]
-    limits = ["--max-new-tokens", 4, "--repeats", 1, "--batch", 1, "--temperature", 0]
-    result = lab("matrix", *models, *limits, "--out", tmp_path / "out", "--json")
+    models = f"--target {tiny_paths[0]} --draft {tiny_paths[1]} --prompts {tmp_path}/mine.txt"
+    limits = "--max-new-tokens 4 --repeats 1 --batch 1 --temperature 0"
+    result = lab("matrix", models, limits, "--out", tmp_path / "out", "--json")
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout.splitlines()[-1])
     assert len(document["arms"]) > 15

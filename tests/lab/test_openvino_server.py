@@ -4,6 +4,7 @@ import importlib.util
 import json
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -89,60 +90,43 @@ def ask(engine, **fields):
         return choice
 
 
-def test_models_are_named(engine):
+def test_models_text_and_ids(engine):
     with urlopen(f"{engine.url}/models", timeout=10) as answer:
         assert [one["id"] for one in json.load(answer)["data"]] == ["small"]
     assert engine.pipeline.given[-1] == {"a": 1, "draft_model": ("draft", {"a": 1})}
-
-
-def test_text_and_ids(engine):
     choice = ask(engine, prompt="ab", max_tokens=2, logprobs=1)
     assert (choice["text"], choice["finish_reason"]) == ("AA", "length")
     assert choice["logprobs"]["tokens"] == ["A", "A"]
-    choice = ask(
-        engine, prompt=[5, 9], max_tokens=3, logprobs=1, return_tokens_as_token_ids=True, n=1
-    )
+    by_id = {"logprobs": 1, "return_tokens_as_token_ids": True, "n": 1}
+    choice = ask(engine, prompt=[5, 9], max_tokens=3, **by_id)
     assert choice["logprobs"]["tokens"] == ["token_id:65"] * 3
-    assert engine.pipeline.batches == [[[97, 98]], [[5, 9]]]
+    choice = ask(engine, prompt="a", max_tokens=2, seed=7)
+    assert (choice["finish_reason"], choice["logprobs"]) == ("stop", None)
+    assert engine.pipeline.batches == [[[97, 98]], [[5, 9]], [[97]]]
 
 
 def test_sampling_rules(engine):
     ask(engine, prompt="a", temperature=0)
     ask(engine, prompt="a")
+    ask(engine, prompt="a")
     ask(engine, prompt="a", temperature=0.5, top_p=0.8, top_k=3, seed=11)
-    greedy, plain, ruled = engine.pipeline.configs
+    greedy, plain, other, ruled = engine.pipeline.configs
+    assert plain.rng_seed != other.rng_seed, "texts without a seed differ"
     assert not greedy.do_sample
     assert (plain.do_sample, plain.temperature, plain.top_p, plain.top_k) == (True, 1.0, 1.0, 2**31)
     assert (ruled.temperature, ruled.top_p, ruled.top_k, ruled.rng_seed) == (0.5, 0.8, 3, 11)
     assert ruled.num_assistant_tokens == 4
 
 
-def test_texts_without_a_seed_differ(engine):
-    for _ in range(3):
-        ask(engine, prompt="a")
-    assert len({config.rng_seed for config in engine.pipeline.configs}) == 3
-
-
-def test_texts_end(engine):
-    choice = ask(engine, prompt="a", max_tokens=2, seed=7)
-    assert choice["finish_reason"] == "stop"
-    assert choice["logprobs"] is None
-
-
 def test_waiting_requests_are_decoded_together(engine):
     engine.pipeline.may_decode.clear()
-    threads = [
-        threading.Thread(target=ask, args=(engine,), kwargs={"prompt": [number]})
-        for number in range(10, 15)
-    ]
-    for thread in threads:
-        thread.start()
-    engine.pipeline.may_decode.set()
-    for thread in threads:
-        thread.join()
-    assert sorted(one for batch in engine.pipeline.batches for one in batch) == [
-        [number] for number in range(10, 15)
-    ]
+    prompts = [[number] for number in range(10, 15)]
+    with ThreadPoolExecutor(5) as pool:
+        answers = [pool.submit(ask, engine, prompt=prompt) for prompt in prompts]
+        engine.pipeline.may_decode.set()
+        for answer in answers:
+            answer.result()
+    assert sorted(one for batch in engine.pipeline.batches for one in batch) == prompts
 
 
 @pytest.mark.parametrize(

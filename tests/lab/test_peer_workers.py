@@ -64,22 +64,19 @@ def test_errors_are_answers(worker):
     assert worker.open(method="plain", **FOLDERS) == "9"
 
 
-def test_another_number_of_tokens(worker):
-    worker.open(method="short", **FOLDERS)
-    with pytest.raises(BackendError, match="fake gave 3 tokens where 4 were asked for"):
-        worker.generate((5,), **RULES)
-
-
-def test_last_words(worker):
-    worker.open(method="dies", **FOLDERS)
-    with pytest.raises(BackendError, match="fake has ended: out of memory"):
-        worker.generate((5,), **RULES)
-
-
-def test_patience_ends(worker):
-    worker.open(method="sleeps", **FOLDERS)
-    worker._timeout_s = 0.5
-    with pytest.raises(BackendError, match=r"fake did not answer within 0\.5 s"):
+@pytest.mark.parametrize(
+    ("method", "match"),
+    [
+        ("short", "fake gave 3 tokens where 4 were asked for"),
+        ("dies", "fake has ended: out of memory"),
+        ("sleeps", r"fake did not answer within 0\.5 s"),
+    ],
+)
+def test_engines_that_fail(worker, method, match):
+    worker.open(method=method, **FOLDERS)
+    if method == "sleeps":
+        worker._timeout_s = 0.5
+    with pytest.raises(BackendError, match=match):
         worker.generate((5,), **RULES)
 
 
@@ -122,13 +119,9 @@ def test_channels_of_heads_are_reordered_for_the_other_rotation():
             assert np.array_equal(
                 converted["blk.3.attn_q.weight"][64 * head + 2 * channel + half], expected
             )
-    assert np.array_equal(
-        converted["blk.3.attn_v.weight"],
-        small["model.layers.3.self_attn.v_proj.weight"].float().numpy(),
-    )
-    assert (
-        converted["token_embd.weight"].shape[0] == small["model.embed_tokens.weight"].shape[0] + 1
-    )
+    value = small["model.layers.3.self_attn.v_proj.weight"].float().numpy()
+    assert np.array_equal(converted["blk.3.attn_v.weight"], value)
+    assert len(converted["token_embd.weight"]) == len(small["model.embed_tokens.weight"]) + 1
     assert not converted["token_embd.weight"][-1].any()
 
 
@@ -142,40 +135,27 @@ def test_weights_of_four_bits_lie_beside_embeddings_of_eight(tmp_path):
     assert path.endswith("-q4_1.gguf")
 
 
+def generated(engine, method, work, *, length, settings=None):
+    """A greedy text of the built-in pair, by an engine in its own process."""
+    folders = {name: str(built_in(name)) for name in ("target", "draft")}
+    with PeerProcess(Path(sys.executable), engine) as process:
+        process.open(**folders, work=str(work), threads=1, method=method, settings=settings or {})
+        prompt = (340, 1204, 290, 262)
+        return process.generate(prompt, max_new_tokens=length, temperature=0, seed=0).token_ids
+
+
 @pytest.mark.slow
 def test_rounded_weights_draft_with_a_draft_model(tmp_path):
-    folders = {
-        "target": str(built_in("target")),
-        "draft": str(built_in("draft")),
-        "work": str(tmp_path),
-    }
-    with PeerProcess(Path(sys.executable), "monge") as process:
-        process.open(**folders, threads=1, method="int8 draft", settings={})
-        found = process.generate((340, 1204, 290), max_new_tokens=8, temperature=0, seed=0)
-    assert len(found.token_ids) == 8
+    assert len(generated("monge", "int8 draft", tmp_path, length=8)) == 8
 
 
 @pytest.mark.slow
 def test_ours_and_transformers_give_one_greedy_text(tmp_path):
-    texts = {}
-    for engine, method in (
-        ("monge", "eager"),
-        ("transformers", "plain"),
-        ("transformers", "draft"),
-        ("transformers", "lookup"),
+    texts = {generated("monge", "eager", tmp_path, length=24)}
+    for method, settings in (
+        ("plain", {}),
+        ("draft", {"num_assistant_tokens": 3}),
+        ("lookup", {"prompt_lookup_num_tokens": 3}),
     ):
-        settings = {
-            "draft": {"num_assistant_tokens": 3},
-            "lookup": {"prompt_lookup_num_tokens": 3},
-        }.get(method, {})
-        folders = {
-            "target": str(built_in("target")),
-            "draft": str(built_in("draft")),
-            "work": str(tmp_path),
-        }
-        with PeerProcess(Path(sys.executable), engine) as process:
-            process.open(**folders, threads=1, method=method, settings=settings)
-            texts[engine, method] = process.generate(
-                (340, 1204, 290, 262), max_new_tokens=24, temperature=0, seed=0
-            ).token_ids
-    assert len(set(texts.values())) == 1, texts
+        texts.add(generated("transformers", method, tmp_path, length=24, settings=settings))
+    assert len(texts) == 1, texts

@@ -9,12 +9,11 @@ from lab.peers import compare as module
 from lab.peers import environments as peer_environments
 from lab.peers.compare import PeerSettings, compare_peers
 from lab.peers.engines import OURS, PEERS, Method, Peer, peer_named
-from lab.peers.environments import environment, install, python_of
+from lab.peers.environments import install, python_of
 from lab.peers.process import Completion, PeerProcess
-from lab.peers.report import peer_table
 from lab.peers.workers.engine_monge import Engine
-from monge.bench.named_arms import named_arm
-from monge.core.errors import BackendError, OptionError
+from monge.bench.arms import named_arm
+from monge.core.errors import BackendError
 
 PROMPTS = ((1, 2), (3, 4, 5))
 TEXT = tuple(range(100, 164))
@@ -76,49 +75,35 @@ def run(tmp_path, *peers, **changes):
     return document
 
 
-HOST = Peer(name="transformers", methods={"plain": Method(candidates=speeds(0.02))})
+def peer(name, method, *candidates, **options):
+    return Peer(name=name, methods={method: Method(candidates=candidates, **options)})
+
+
+HOST = peer("transformers", "plain", *speeds(0.02))
+GREEDY = {"temperatures": (0.0,)}
 
 
 @pytest.mark.usefixtures("fake")
 class TestComparing:
     def test_the_fastest_setting_is_measured(self, tmp_path):
-        ours = Peer(name="monge", methods={"eager": Method(candidates=speeds(0.01, 0.004, 0.005))})
-        document = run(tmp_path, HOST, ours, temperatures=(0.0,))
-        (arm,) = (arm for arm in document["arms"] if arm["peer"] == "monge")
+        ours = peer("monge", "eager", *speeds(0.01, 0.004, 0.005))
+        _, arm = run(tmp_path, HOST, ours, **GREEDY)["arms"]
         assert arm["settings"] == {"token_s": 0.004}
         assert [round(tried["tokens_per_s"]) for tried in arm["tried"]] == [100, 250, 200]
         assert arm["tokens_per_s"]["median"] == pytest.approx(250)
         assert arm["ratio_to_plain"] == pytest.approx(5)
         assert arm["same_as_plain_share"] == 1
+        opened = [settings["token_s"] for _, _, settings in FakeProcess.opened]
+        assert opened == [0.02, 0.01, 0.004, 0.005], "the fastest engine stays open"
 
-    def test_a_quick_search_tries_fewer(self, tmp_path):
-        ours = Peer(
-            name="monge", methods={"eager": Method(candidates=speeds(0.01, 0.02, 0.001), quick=2)}
-        )
-        (arm,) = run(tmp_path, ours, temperatures=(0.0,), is_quick=True)["arms"]
-        assert arm["settings"] == {"token_s": 0.01}
-
-    def test_a_quick_search_looks_at_the_first_temperature_only(self, tmp_path):
-        ours = Peer(
-            name="monge", methods={"eager": Method(candidates=speeds(0.02, 0.01, 0.001), quick=2)}
-        )
+    def test_a_quick_search_looks_at_few_settings_and_the_first_temperature(self, tmp_path):
+        ours = peer("monge", "eager", *speeds(0.02, 0.01, 0.001), quick=2)
         arms = run(tmp_path, ours, is_quick=True)["arms"]
         assert [arm["settings"] for arm in arms] == [{"token_s": 0.01}] * 2
         assert [len(arm["tried"]) for arm in arms] == [2, 1]
 
-    def test_the_fastest_engine_stays_open(self, tmp_path):
-        ours = Peer(name="monge", methods={"eager": Method(candidates=speeds(0.01, 0.004, 0.005))})
-        run(tmp_path, HOST, ours, temperatures=(0.0,))
-        assert [settings["token_s"] for _, _, settings in FakeProcess.opened] == [
-            0.02,
-            0.01,
-            0.004,
-            0.005,
-        ]
-
     def test_an_engine_that_fails_at_one_temperature_is_opened_again(self, tmp_path):
-        other = Peer(name="other", methods={"plain": Method(candidates=({"dies": True},))})
-        arms = run(tmp_path, other, is_quick=True)["arms"]
+        arms = run(tmp_path, peer("other", "plain", {"dies": True}), is_quick=True)["arms"]
         assert [arm["failure"] for arm in arms] == ["other has ended: out of memory"] * 2
         assert len(FakeProcess.opened) == 2
 
@@ -130,8 +115,8 @@ class TestComparing:
                 "openvino": Method(candidates=speeds(0.002)),
             },
         )
-        other = Peer(name="other", methods={"plain": Method(candidates=speeds(0.004))})
-        headline = run(tmp_path, HOST, ours, other, temperatures=(0.0,))["headline"]["0"]
+        other = peer("other", "plain", *speeds(0.004))
+        headline = run(tmp_path, HOST, ours, other, **GREEDY)["headline"]["0"]
         assert headline["ours"] == "monge openvino"
         assert headline["best_peer"] == "other plain"
         assert headline["over_transformers_plain"] == pytest.approx(10)
@@ -145,63 +130,39 @@ class TestComparing:
                 "draft": Method(candidates=({"dies": True}, {"dies": True})),
             },
         )
-        document = run(tmp_path, HOST, broken, temperatures=(0.0,))
+        document = run(tmp_path, HOST, broken, **GREEDY)
         host, *failed = document["arms"]
         assert host["failure"] is None
-        assert failed[0]["failure"] == "other: no such thing"
-        assert failed[1]["failure"] == "other has ended: out of memory"
+        assert len(host["tokens_per_s"]["values"]) == 2
+        reasons = ["other: no such thing", "other has ended: out of memory"]
+        assert [arm["failure"] for arm in failed] == reasons
         assert all("tokens_per_s" not in arm for arm in failed)
-        assert document["headline"]["0"] == {
-            "ours": None,
-            "best_peer": "transformers plain",
-            "over_transformers_plain": None,
-            "over_best_peer": None,
-        }
+        headline = document["headline"]["0"]
+        assert headline["best_peer"] == "transformers plain"
+        assert {headline[name] for name in headline if name != "best_peer"} == {None}
 
     def test_one_setting_that_fails_leaves_the_others(self, tmp_path):
-        other = Peer(
-            name="other",
-            methods={"draft": Method(candidates=({"broken": True}, {"token_s": 0.01}))},
-        )
-        (arm,) = run(tmp_path, other, temperatures=(0.0,))["arms"]
-        assert arm["failure"] is None
-        assert arm["settings"] == {"token_s": 0.01}
+        other = peer("other", "draft", {"broken": True}, {"token_s": 0.01})
+        (arm,) = run(tmp_path, other, **GREEDY)["arms"]
+        assert (arm["failure"], arm["settings"]) == (None, {"token_s": 0.01})
         assert arm["tried"][0]["failure"] == "other: no such thing"
 
-    def test_an_arm_that_dies_while_it_is_measured(self, tmp_path):
-        other = Peer(name="other", methods={"plain": Method(candidates=({"dies": True},))})
-        host, failed = run(tmp_path, HOST, other, temperatures=(0.0,))["arms"]
-        assert failed["failure"] == "other has ended: out of memory"
-        assert len(host["tokens_per_s"]["values"]) == 2
-
     def test_wrong_samplers_are_not_asked_to_sample(self, tmp_path):
-        method = Method(candidates=speeds(0.01), is_sampled=False, why_not_sampled="it forgets q")
-        document = run(tmp_path, HOST, Peer(name="other", methods={"draft": method}))
-        assert [(arm["arm"], arm["temperature"]) for arm in document["arms"]] == [
-            ("transformers plain", 0.0),
-            ("other draft", 0.0),
-            ("transformers plain", 1.0),
-        ]
+        options = {"is_sampled": False, "why_not_sampled": "it forgets q"}
+        document = run(tmp_path, HOST, peer("other", "draft", *speeds(0.01), **options))
+        arms = [(arm["arm"], arm["temperature"]) for arm in document["arms"]]
+        assert arms == [("transformers plain", 0), ("other draft", 0), ("transformers plain", 1)]
         assert document["not_sampled"] == [{"arm": "other draft", "reason": "it forgets q"}]
 
     def test_loops_and_other_texts_are_reported(self, tmp_path):
-        other = Peer(name="other", methods={"plain": Method(candidates=({"loops": True},))})
-        host, arm = run(tmp_path, HOST, other, temperatures=(0.0,))["arms"]
+        host, arm = run(tmp_path, HOST, peer("other", "plain", {"loops": True}), **GREEDY)["arms"]
         assert (host["degenerate_share"], arm["degenerate_share"]) == (0, 1)
         assert arm["same_as_plain_share"] == 0
 
     def test_an_engine_that_is_not_installed(self, tmp_path):
-        other = Peer(
-            name="other", methods={"plain": Method(), "draft": Method()}, packages=("other==1",)
-        )
-        document = run(tmp_path, HOST, other, temperatures=(0.0,))
-        assert all("other is not installed in" in arm["failure"] for arm in document["arms"][1:])
-
-    def test_table(self, tmp_path):
-        broken = Peer(name="other", methods={"plain": Method(candidates=({"broken": True},))})
-        table = peer_table(run(tmp_path, broken, HOST, temperatures=(0.0,))["arms"], "greedy")
-        assert list(table.columns[0].cells) == ["transformers plain", "other plain"]
-        assert list(table.columns[2].cells) == ["50.0", "failed"]
+        other = Peer(name="other", methods={"plain": Method()}, packages=("other==1",))
+        _, arm = run(tmp_path, HOST, other, **GREEDY)["arms"]
+        assert "other is not installed in" in arm["failure"]
 
 
 class TestEnvironments:
@@ -210,34 +171,17 @@ class TestEnvironments:
 
     def test_an_installation_that_fails_says_why(self, tmp_path, monkeypatch):
         def create(folder, **_):
-            (folder / "bin").mkdir(parents=True)
-            (folder / "bin" / "python").write_text(
-                "#!/bin/sh\necho warning >&2\necho no matching version of $6 >&2\nexit 1\n"
-            )
-            (folder / "bin" / "python").chmod(0o755)
+            (python := folder / "bin" / "python").parent.mkdir(parents=True)
+            python.write_text("#!/bin/sh\necho no matching version of $6 >&2\nexit 1\n")
+            python.chmod(0o755)
 
         monkeypatch.setattr(peer_environments.venv, "create", create)
         peer = Peer(name="other", methods={}, packages=("other==1",))
-        with pytest.raises(
-            BackendError, match="other cannot be installed: no matching version of other==1"
-        ):
+        message = "other cannot be installed: no matching version of other==1"
+        with pytest.raises(BackendError, match=message):
             install(peer, tmp_path, lambda _: None)
         with pytest.raises(BackendError, match="other is not installed in .*; run with --install"):
             python_of(peer, tmp_path)
-
-    def test_other_requirements_are_installed_anew(self, tmp_path):
-        peer = Peer(name="other", methods={}, packages=("other==1",))
-        folder = environment(peer, tmp_path)
-        folder.mkdir(parents=True)
-        (folder / "monge-peer.txt").write_text("other==1\n")
-        assert python_of(peer, tmp_path) == folder / "bin" / "python"
-        newer = Peer(name="other", methods={}, packages=("other==2",))
-        with pytest.raises(BackendError, match="run with --install"):
-            python_of(newer, tmp_path)
-
-    def test_unknown_peer(self):
-        with pytest.raises(OptionError, match="unknown peer 'lama_cpp'; did you mean 'llama_cpp'"):
-            peer_named("lama_cpp", PEERS)
 
     def test_what_is_not_sampled_says_why(self):
         for peer in PEERS:
@@ -265,6 +209,27 @@ def test_ours_drafts_as_its_method_says(tiny_paths, method, drafter):
         target=target, draft=draft, work="", threads=1, method=f"eager{method}", settings=settings
     )
     assert type(engine._decoder.components.drafter).__name__ == drafter
-    assert (
-        len(engine.generate(prompt_ids=[5, 6, 7], max_new_tokens=4, temperature=0.0, seed=0)) == 4
-    )
+    made = engine.generate(prompt_ids=[5, 6, 7], max_new_tokens=4, temperature=0.0, seed=0)
+    assert len(made) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--peer tgi", "unknown peer 'tgi'"),
+        ("--target no/such", "peers need the folder of a checkpoint"),
+    ],
+)
+def test_the_command_refuses(lab, arguments, message):
+    result = lab("peers", arguments)
+    assert result.exit_code != 0
+    assert message in " ".join(result.output.split())
+
+
+def test_engines_that_are_not_installed_are_reported(lab, tmp_path):
+    result = lab("peers", f"--peer vllm --work {tmp_path}/work --out {tmp_path}/out --quick")
+    assert result.exit_code == 0, result.output
+    shown = " ".join(result.output.split())
+    assert "vllm is not installed in" in shown
+    assert "vllm draft is not asked to sample" in shown
+    assert (tmp_path / "out" / "peers.json").is_file()

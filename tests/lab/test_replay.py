@@ -15,7 +15,6 @@ from monge.testing.oracle import exact_law
 from tests.replay.toys import logged, models, toy_parts
 
 COSTS = RoundCosts.linear(plain=1.0, node=0.05, draft=0.2)
-POOL = "pool('ngram', 'model')"
 
 
 @pytest.mark.parametrize(
@@ -46,23 +45,18 @@ def test_where_a_lookup_drafts_a_level_costs_what_it_takes_to_verify_it():
     target, draft = models(3)
     log = logged(target, (2, 0, 1, 2, 0))
 
-    def parts(depth):
-        return make_components(
-            target,
-            draft,
-            drafter=POOL,
-            tree="chain(2)",
-            controller=f"fixed(max_depth={depth})",
-        )
+    def parts():
+        pool = {"drafter": "pool('ngram', 'model')", "tree": "chain(2)"}
+        return make_components(target, draft, controller="fixed(max_depth=2)", **pool)
 
     def seconds(draws):
-        own = parts(2)
+        own = parts()
         return sum(
             predicted(one, COSTS, runs_network=own.runs_network(one.drafter)).times.total_s
             for one in replay_text(own, log, log.texts[0], draws)
         )
 
-    positions = survey(parts(2), log, log.texts[0], seeded("survey"), depth=2)
+    positions = survey(parts(), log, log.texts[0], seeded("survey"), depth=2)
     assert {place.runs_network for place in positions} == {True, False}
     found = math.fsum(value * prob for value, prob in exact_law(seconds).items())
     assert fixed_depth(positions, COSTS, 2).seconds == pytest.approx(found, abs=0.2)
@@ -79,8 +73,8 @@ def test_the_oracle_is_at_least_as_fast_as_every_fixed_depth():
 def test_the_command_says_the_regret_and_draws(lab, tmp_path):
     log = logged(models(3)[0], (1, 0, 1, 0, 1, 0), prompt=(1, 0))
     path = write_log(log, tmp_path / "run.mlog")
-    trees = ["--drafter", "ngram", "--controller", "fixed", "--controller", "goodput"]
-    result = lab("replay", path, *trees, "--out", tmp_path)
+    parts = "--drafter ngram --controller fixed --controller goodput"
+    result = lab("replay", path, parts, "--out", tmp_path)
     assert result.exit_code == 0, result.stderr
     assert "best depth" in result.stdout
     for found in json.loads((tmp_path / "replay.json").read_text())["replayed"]:

@@ -9,20 +9,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.shape import material as shape_material
 from lab.shape.calibration import gates_of
 from lab.shape.ceiling import acceptance, best_blind_law
-from lab.shape.material import ReportSettings, spread
+from lab.shape.material import ReportSettings
 from lab.shape.page import SECTIONS, page
 from lab.shape.plots import draw
 from lab.shape.reliability import expected_error
 from lab.shape.report import shape_report
-from monge.core.errors import OptionError
 from monge.heads.shape.head import TargetSizes, make_predictor
 from monge.loading.networks import load_network, load_tokenizer
 from monge.prompts import Prompt
-from monge.training.shape.run import feature_model, gradient_ends
-from monge.training.texts import all_windows, read_texts
+from monge.training.texts import all_windows, feature_model, gradient_ends, read_texts
 from tests.engine.tiny import network as tiny
 from tests.engine.tiny import prompts
 from tests.heads.readers.published import medusa
@@ -41,17 +38,9 @@ TINY = ReportSettings(
     prefixes=2,
     rollouts=4,
 )
-PROMPTS = (
-    Prompt(
-        task="sums",
-        text="Question: what is seven times eight, and what is nine more than that? Answer:",
-    ),
-    Prompt(
-        task="tales",
-        text="Once upon a time there was a king who had three sons and a garden "
-        "of old apple trees.",
-    ),
-)
+SUMS = "Question: what is seven times eight, and what is nine more than that? Answer:"
+TALE = "Once upon a time there was a king who had three sons and a garden of old apple trees."
+PROMPTS = (Prompt(task="sums", text=SUMS), Prompt(task="tales", text=TALE))
 
 
 def laws_of(seed: int, count: int, vocab: int) -> torch.Tensor:
@@ -61,13 +50,9 @@ def laws_of(seed: int, count: int, vocab: int) -> torch.Tensor:
     return raw / raw.sum(dim=1, keepdim=True)
 
 
-@given(seed=st.integers(0, 10_000), count=st.integers(1, 6), vocab=st.integers(2, 5))
+@given(seed=st.integers(0, 10_000), count=st.integers(2, 6), vocab=st.integers(2, 5))
 def test_no_law_beats_the_ceiling(seed: int, count: int, vocab: int) -> None:
-    laws = (
-        laws_of(seed, count, vocab)
-        if count > 1 or vocab > 2
-        else torch.tensor([[0.25, 0.75]], dtype=torch.float64)
-    )
+    laws = laws_of(seed, count, vocab)
     best = best_blind_law(laws)
     assert float(best.sum()) == pytest.approx(1.0, abs=1e-12)
     assert float(best.min()) >= 0.0
@@ -89,10 +74,6 @@ def test_equal_laws_have_no_ceiling_and_disjoint_ones_share() -> None:
     assert acceptance(apart, best_blind_law(apart)) == pytest.approx(0.25)
 
 
-def test_spread_is_mean_and_percentiles() -> None:
-    assert spread(torch.arange(101.0)) == {"mean": 50.0, "p5": 5.0, "p50": 50.0, "p95": 95.0}
-
-
 @pytest.fixture(scope="module")
 def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     from tests.bench.tiny import save_pair
@@ -100,51 +81,29 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("shape")
     target, _ = save_pair(folder)
     said: list[str] = []
-    made = shape_report(
-        load_network(target),
-        load_tokenizer(target),
-        PROMPTS,
-        folder / "out",
-        trained=None,
-        beside=(medusa(32, 4096).write(folder / "my-medusa"),),
-        settings=TINY,
-        say=said.append,
-    )
+    options = {"trained": None, "settings": TINY, "say": said.append}
+    beside = (medusa(32, 4096).write(folder / "my-medusa"),)
+    network, tokenizer = load_network(target), load_tokenizer(target)
+    made = shape_report(network, tokenizer, PROMPTS, folder / "out", beside=beside, **options)
     assert len(said) > 10
     return made
 
 
 def test_every_section_is_measured(document: dict[str, Any]) -> None:
     assert document.keys() >= {*SECTIONS, "about", "structure", "ceiling"}
-    assert {(row["task"], row["lag"]) for row in document["similarity"]} == {
-        (t, n) for t in ("sums", "tales") for n in (1, 2)
-    }
+    lags = {(row["task"], row["lag"]) for row in document["similarity"]}
+    assert lags == {(task, lag) for task in ("sums", "tales") for lag in (1, 2)}
     assert {row["head"] for row in document["steps"]} == {"ridge, direct", "ridge, recurrent"}
     assert len(document["transfer"]) == 3 * 2
-    assert {row["arm"] for row in document["ablation"]} == {
-        "none",
-        "temperature",
-        "diagonal",
-        "gaussian",
-        "sinkhorn_anchors",
-    }
-    assert [(row["temperature"], row["top_p"]) for row in document["sampling"]] == [
-        (0.0, 1.0),
-        (1.0, 1.0),
-        (1.0, 0.9),
-    ]
+    arms = {"none", "temperature", "diagonal", "gaussian", "sinkhorn_anchors"}
+    assert {row["arm"] for row in document["ablation"]} == arms
+    rules = [(row["temperature"], row["top_p"]) for row in document["sampling"]]
+    assert rules == [(0.0, 1.0), (1.0, 1.0), (1.0, 0.9)]
     assert document["contexts"][0]["num_rounds"] > 0
     assert "the target reads 4096" in document["contexts"][1]["skipped"]
-    assert {row["drafter"] for row in document["drafters"]} >= {
-        "none",
-        "lookahead",
-        "jacobi",
-        "my-medusa",
-        "shape",
-    }
-    assert all(
-        row["block_efficiency"] == 1.0 for row in document["drafters"] if row["drafter"] == "none"
-    )
+    rates = {row["drafter"]: row["block_efficiency"] for row in document["drafters"]}
+    assert rates.keys() >= {"none", "lookahead", "jacobi", "my-medusa", "shape"}
+    assert rates["none"] == 1.0
 
 
 def test_the_theorems_hold_where_they_are_measured(document: dict[str, Any]) -> None:
@@ -167,10 +126,9 @@ def test_the_theorems_hold_where_they_are_measured(document: dict[str, Any]) -> 
 
 def test_calibration_compares_what_is_said_with_the_target(document: dict[str, Any]) -> None:
     assert expected_error([(0.25, 0.5, 2), (0.75, 0.75, 6)]) == pytest.approx(0.0625)
+    counts = {sum(count for *_, count in row["bins"]) for row in document["calibration"]}
+    assert len(counts) == 1
     for row in document["calibration"]:
-        assert sum(count for *_, count in row["bins"]) == sum(
-            count for *_, count in document["calibration"][0]["bins"]
-        )
         assert row["ece"] == pytest.approx(expected_error(row["bins"]))
     assert all(len(row["ece_by_step"]) == 2 for row in document["transfer"])
     assert document["gates"] == []  # a ridge head has none
@@ -179,16 +137,14 @@ def test_calibration_compares_what_is_said_with_the_target(document: dict[str, A
 def test_gates_of_a_fresh_head_stand_where_they_were_put() -> None:
     network = tiny("llama")
     target = feature_model(network)
-    made = make_predictor(
-        "gated", TargetSizes.of(target), num_steps=2, is_branched=True, width=4, gate_rank=2
-    )
+    sizes = {"num_steps": 2, "is_branched": True, "width": 4, "gate_rank": 2}
+    made = make_predictor("gated", TargetSizes.of(target), **sizes)
     rows = read_texts(target, torch.tensor(prompts((12, 12, 12, 12))))
     found = gates_of(made, next(all_windows(rows, 2, gradient_ends(network))))
     assert [row["step"] for row in found] == [1, 2]
+    start = torch.sigmoid(torch.tensor(2.0)).item()
     for row in found:
-        assert row["gate"]["p50"] == pytest.approx(
-            torch.sigmoid(torch.tensor(2.0)).item(), abs=1e-6
-        )
+        assert row["gate"]["p50"] == pytest.approx(start, abs=1e-6)
         assert (row["share_shut"], row["share_open"]) == (0.0, 0.0)
         assert row["deviation_over_positions"] == pytest.approx(0.0, abs=1e-6)
 
@@ -203,9 +159,18 @@ def test_page_and_pictures_hold_every_section(document: dict[str, Any], tmp_path
     assert text.count("<table>") >= len(SECTIONS)
 
 
-def test_too_few_rows_are_refused() -> None:
-    texts = shape_material.Texts(
-        token_ids=torch.zeros(3, 4, dtype=torch.int64), states=torch.zeros(3, 4, 2)
-    )
-    with pytest.raises(OptionError, match="3 rows of text are too few to fit, choose and measure"):
-        shape_material._split(texts)
+def test_page_and_json_and_what_is_refused(lab, tiny_paths, tmp_path, monkeypatch):
+    monkeypatch.setattr("lab.shape.__main__.QUICK", TINY)
+    for prompt in PROMPTS:
+        (tmp_path / f"{prompt.task}.txt").write_text(prompt.text + "\n")
+    data = [option for prompt in PROMPTS for option in ("--data", tmp_path / f"{prompt.task}.txt")]
+    arguments = ("shape", "--quick", "--target", tiny_paths[0], "--out", tmp_path / "out", *data)
+    result = lab(*arguments)
+    assert result.exit_code == 0, result.stderr
+    assert str(tmp_path / "out" / "report.html") in result.stdout
+    found = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert found["about"]["head"] == "ridge"
+    assert set(found["about"]["tokens_by_task"]) == {"sums", "tales"}
+    few = lab(*arguments[:-6], "--out", tmp_path / "few", *data, "--rows", 3)
+    assert few.exit_code == 2
+    assert "3 rows of text are too few" in few.stderr

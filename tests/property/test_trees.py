@@ -5,11 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monge.core.child_draws import ChildDraws
 from monge.core.draws import SeededDraws, TapeDraws
 from monge.core.errors import LawError, MongeError, OptionError
 from monge.core.model import NodeBlock
-from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, WithoutReplacement
+from monge.core.proposal import Arbitrary, ChildDraws, Deterministic, Iid, Mixed, WithoutReplacement
 from monge.core.tree import GrowingTree, depths_of, fixed_chain, root_only
 from monge.engine.models.masks import UncommittedNodes
 from tests.kit.strategies import dense_law

@@ -1,6 +1,7 @@
 """Logs survive the disk, and whatever is wrong with one is named."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,10 +10,8 @@ from safetensors.torch import save_file
 
 from monge.core.errors import OptionError
 from monge.core.law import DenseLaw
-from monge.core.sampling_rules import SamplingRules
-from monge.replay.errors import ForeignLogError, LogFileError
-from monge.replay.file import read_log, write_log
-from monge.replay.log import LawLog, Masses, ModelIdentity
+from monge.replay.file import LogFileError, read_log, write_log
+from monge.replay.log import ForeignLogError, ModelIdentity
 from tests.replay.toys import logged, models
 
 TEXT = (1, 0, 2, 2)
@@ -51,72 +50,47 @@ def test_a_compact_law_keeps_the_committed_token_exactly_and_the_rest_as_one(log
         assert known.law.prob(known.token) == pytest.approx(full.law.prob(known.token), abs=1e-15)
         assert known.other == 3
         assert float(known.law.probs.sum()) == pytest.approx(1.0)
-        assert (
-            not known.covers(DenseLaw(torch.tensor([1 / 3] * 3, dtype=torch.float64)))
-            or known.law.probs.numel() == 3
-        )
-
-
-def altered(path, change):
-    """The file with other metadata or tensors."""
-    with safe_open(path, framework="pt") as file:
-        metadata, tensors = (
-            dict(file.metadata()),
-            {name: file.get_tensor(name) for name in file.keys()},  # noqa: SIM118
-        )
-    change(metadata, tensors)
-    save_file(tensors, path, metadata=metadata)
-
-
-def test_truncated(log, tmp_path):
-    path = write_log(log, tmp_path / "run.mlog")
-    whole = path.read_bytes()
-    for size in (0, 5, len(whole) // 2, len(whole) - 1):
-        path.write_bytes(whole[:size])
-        with pytest.raises(
-            LogFileError,
-            match=rf"run\.mlog: truncated or not a log: its {size} "
-            r"bytes.*make the log again",
-        ):
-            read_log(path)
-
-
-def test_one_flipped_bit(log, tmp_path):
-    path = write_log(log, tmp_path / "run.mlog")
-    bad = bytearray(path.read_bytes())
-    bad[-3] ^= 1
-    path.write_bytes(bad)
-    with pytest.raises(
-        LogFileError,
-        match=r"run\.mlog: corrupted: field 'digest' expects \w+, "
-        r"the contents give \w+; copy",
-    ):
-        read_log(path)
-
-
-def test_no_log_at_all(log, tmp_path):
-    with pytest.raises(
-        LogFileError,
-        match=r"nowhere\.mlog: no such file; make a log with `monge "
-        r"replay record",
-    ):
-        read_log(tmp_path / "nowhere.mlog")
-    save_file({"weight": torch.zeros(2)}, tmp_path / "weights.safetensors")
-    with pytest.raises(LogFileError, match=r"field 'monge_log' is missing: not a log"):
-        read_log(tmp_path / "weights.safetensors")
+        even = DenseLaw(torch.tensor([1 / 3] * 3, dtype=torch.float64))
+        assert known.law.probs.numel() == 3 or not known.covers(even)
 
 
 def rewritten(path, edit):
     """A file whose header was edited by somebody who knows how to make the digest."""
     from monge.replay.file import _digest
 
-    def change(metadata, tensors):
-        header = json.loads(metadata["monge_log"])
-        edit(header, tensors)
-        metadata["monge_log"] = json.dumps(header)
-        metadata["digest"] = _digest(metadata["monge_log"], tensors)
+    with safe_open(path, framework="pt") as file:
+        metadata = dict(file.metadata())
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    header = json.loads(metadata["monge_log"])
+    edit(header, tensors)
+    metadata["monge_log"] = json.dumps(header)
+    metadata["digest"] = _digest(metadata["monge_log"], tensors)
+    save_file(tensors, path, metadata=metadata)
 
-    altered(path, change)
+
+def test_truncated_and_flipped(log, tmp_path):
+    path = write_log(log, tmp_path / "run.mlog")
+    whole = path.read_bytes()
+    for size in (0, 5, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        message = rf"run\.mlog: truncated or not a log: its {size} bytes.*make the log again"
+        with pytest.raises(LogFileError, match=message):
+            read_log(path)
+    bad = bytearray(whole)
+    bad[-3] ^= 1
+    path.write_bytes(bad)
+    message = r"run\.mlog: corrupted: field 'digest' expects \w+, the contents give \w+; copy"
+    with pytest.raises(LogFileError, match=message):
+        read_log(path)
+
+
+def test_no_log_at_all(tmp_path):
+    message = r"nowhere\.mlog: no such file; make a log with `monge replay record"
+    with pytest.raises(LogFileError, match=message):
+        read_log(tmp_path / "nowhere.mlog")
+    save_file({"weight": torch.zeros(2)}, tmp_path / "weights.safetensors")
+    with pytest.raises(LogFileError, match=r"field 'monge_log' is missing: not a log"):
+        read_log(tmp_path / "weights.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -124,15 +98,13 @@ def rewritten(path, edit):
     [
         (
             lambda header, tensors: header.update(version=9),
-            r"field 'version': got 9, this release "
-            r"reads 1",
+            r"field 'version': got 9, this release reads 1",
         ),
         (lambda header, tensors: tensors.pop("probs/0"), r"header: KeyError: 'probs/0'"),
         (lambda header, tensors: header.pop("rules"), r"header: KeyError: 'rules'"),
         (
             lambda header, tensors: header["rules"].update(top_p=7),
-            r"header: OptionError: top_p "
-            r"must lie in",
+            r"header: OptionError: top_p must lie in",
         ),
     ],
 )
@@ -143,47 +115,34 @@ def test_inconsistent_contents(log, tmp_path, edit, message):
         read_log(path)
 
 
-def test_another_models_log(log):
-    named = LawLog(
-        model=ModelIdentity(name="mine", vocab_size=3, network="aa", tokenizer="bb"),
-        rules=SamplingRules(),
-        texts=log.texts,
-    )
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        ({"vocab_size": 4}, "vocabulary size 3; the draft model 'draft' has 4"),
+        ({"tokenizer": "cc"}, "tokenizer bb; the draft model 'draft' has cc"),
+        ({"network": "dd"}, "network aa; the draft model 'draft' has dd"),
+    ],
+)
+def test_another_models_log(log, other, what):
+    mine = {"vocab_size": 3, "network": "aa", "tokenizer": "bb"}
+    named = replace(log, model=ModelIdentity(name="mine", **mine))
     named.check_model(ModelIdentity(name="draft", vocab_size=3, tokenizer="bb"), "the draft model")
-    for other, what in (
-        (
-            ModelIdentity(name="draft", vocab_size=4),
-            "vocabulary size 3; the draft model 'draft' has 4",
-        ),
-        (
-            ModelIdentity(name="draft", vocab_size=3, tokenizer="cc"),
-            "tokenizer bb; the draft model 'draft' has cc",
-        ),
-        (
-            ModelIdentity(name="draft", vocab_size=3, network="dd"),
-            "network aa; the draft model 'draft' has dd",
-        ),
-    ):
-        with pytest.raises(ForeignLogError, match=f"made with 'mine', {what}; log the texts again"):
-            named.check_model(other, "the draft model")
+    with pytest.raises(ForeignLogError, match=f"made with 'mine', {what}; log the texts again"):
+        named.check_model(
+            ModelIdentity(name="draft", **{"vocab_size": 3} | other), "the draft model"
+        )
 
 
-def test_a_folder_that_cannot_be_written(log, tmp_path):
+def test_what_cannot_be_written(log, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OptionError, match="cannot write the log to"):
         write_log(log, tmp_path / "file" / "run.mlog")
+    with pytest.raises(OptionError, match="at least one text"):
+        replace(log, texts=())
 
 
 @pytest.mark.parametrize("top", [0, 3, 4])
-def test_impossible_sizes(top):
-    with pytest.raises(
-        OptionError,
-        match=r"need complete laws and 1 <= top < 3 tokens; got "
-        rf"top={top}",
-    ):
-        Masses(probs=torch.full((1, 3), 1 / 3, dtype=torch.float64)).compact(top, (0,))
-
-
-def test_a_log_needs_a_text():
-    with pytest.raises(OptionError, match="at least one text"):
-        LawLog(model=ModelIdentity(name="toy", vocab_size=3), rules=SamplingRules(), texts=())
+def test_impossible_sizes(log, top):
+    message = rf"need complete laws and 1 <= top < 3 tokens; got top={top}"
+    with pytest.raises(OptionError, match=message):
+        log.texts[0].masses.compact(top, TEXT)

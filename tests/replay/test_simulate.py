@@ -20,9 +20,7 @@ def test_passes_have_predicted_times_and_are_reproducible():
     log = logged(models(3)[0], TEXT)
     parts = toy_parts(3, tree="chain(2)")
     passes = simulate(parts, log, COSTS, repeats=40)
-    assert [one.records for one in passes] == [
-        one.records for one in simulate(parts, log, COSTS, repeats=40)
-    ]
+    assert passes == simulate(parts, log, COSTS, repeats=40)
     for record in passes[0].records:
         assert record.times.total_s == pytest.approx(
             1.0 + 0.05 * record.num_nodes + 0.2 * record.depth
@@ -51,14 +49,8 @@ POOL = "pool('ngram', 'model')"
 def test_in_a_pool_only_the_draft_model_takes_time_to_draft(controller):
     target, draft = models(3)
     log = logged(target, TEXT * 4)
-    parts = make_components(
-        target,
-        draft,
-        drafter=POOL,
-        tree="chain(2)",
-        verifier="single_draft",
-        controller=controller,
-    )
+    pool = {"drafter": POOL, "tree": "chain(2)", "verifier": "single_draft"}
+    parts = make_components(target, draft, controller=controller, **pool)
     records = [record for one in simulate(parts, log, COSTS, repeats=8) for record in one.records]
     assert {record.drafter for record in records if record.depth} == {"ngram", "model"}
     for record in records:

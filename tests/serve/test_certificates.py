@@ -168,7 +168,7 @@ def test_nothing_is_recorded_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) 
     made = toy_decoder()
     with TestClient(toy_app(made)) as client:
         plain = ask(client, certificate=None, seed=1).json()
-    for name in ("Tape", "_WatchedLaws", "HeldArrays"):
+    for name in ("Tape", "_WatchedLaws"):
         monkeypatch.setattr(recording, name, type("Unused", (), {}))
     with server(made) as client:
         body = ask(client, certificate=None, seed=1).json()

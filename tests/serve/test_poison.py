@@ -1,10 +1,8 @@
-"""A request that breaks something breaks it for itself."""
+"""Code of a request fails that request; what its batch shares fails the batch; the server goes on."""
 
 import pytest
 
 from monge.draft.model import ModelDrafter
-from monge.engine import loop
-from monge.engine.session import Session
 from monge.serve.scheduler import Scheduler
 from tests.serve.toy import VOCAB, Letters, Mine, Oops, Stumbling, alone, decoder, generation
 
@@ -42,8 +40,6 @@ def with_tokenizer(whole):
 
 CASES = {
     with_processor: (Oops, "stepped on"),
-    with_network: (ZeroDivisionError, "a text that breaks the network"),
-    with_prompt: (Oops, "a prompt that breaks the network"),
     with_nan: (None, "NonFiniteLogitsError"),
     with_tokenizer: (Oops, "an unspeakable text"),
 }
@@ -90,32 +86,16 @@ def test_neighbours_write_what_they_write_alone(case, chunk):
 
 
 @pytest.mark.usefixtures("unchecked_types")
-def test_a_record_that_cannot_be_made_ends_its_own_request(monkeypatch):
-    """What a drafter noted, and what a pool says in hindsight, is code of its own."""
-    honest = loop._token_probs
-
-    def broken(row):
-        if row.session.request.prompt_ids[0] == POISON:
-            raise Oops("a note that breaks")
-        return honest(row)
-
-    monkeypatch.setattr(loop, "_token_probs", broken)
-    texts, end = crowd(lambda _: {})
-    assert [text.token_ids for text in texts] == [alone(one) for one in INNOCENT]
+@pytest.mark.parametrize("case", [with_network, with_prompt], ids=lambda case: case.__name__)
+def test_a_forward_that_raises_ends_those_who_share_it_and_nobody_else(case):
+    texts, end = crowd(case)
     assert end.finish_reason == "error"
-    assert "a note that breaks" in told(end)
-
-
-@pytest.mark.usefixtures("unchecked_types")
-def test_it_is_the_repeated_draws_that_keep_the_text(monkeypatch):
-    """Without them, a request that fails below the root of its tree costs its neighbours the draws they had made."""
-    monkeypatch.setattr(Session, "rewind", lambda session: None)
-    written = [
-        crowd(lambda _, length=length: {"processors": (Mine(length),)}, chunk=64)[0]
-        for length in (4, 5, 6, 7)
-    ]
-    expected = [alone(one) for one in INNOCENT]
-    assert any([text.token_ids for text in texts] != expected for texts in written)
+    assert "that breaks the network" in told(end)
+    for text, one in zip(texts, INNOCENT, strict=True):
+        if text.finish_reason == "error":
+            assert told(text) == told(end)
+        else:
+            assert text.token_ids == alone(one)
 
 
 @pytest.mark.parametrize("chunk", [2, 64])
@@ -133,7 +113,7 @@ def test_a_drafter_that_raises_costs_its_job_the_speculation(what, chunk):
     assert all(text.summary.speculation.num_drafts > 0 for text in texts)
 
 
-def test_a_drafter_that_raises_after_drawing_ends_its_job_and_no_other(monkeypatch):
+def test_a_drafter_that_raises_after_drawing_ends_those_it_drafted_for(monkeypatch):
     draft = ModelDrafter.draft
 
     def dislikes(self, contexts, states, plans, draws):
@@ -148,13 +128,10 @@ def test_a_drafter_that_raises_after_drawing_ends_its_job_and_no_other(monkeypat
     expected = [alone(one) for one in INNOCENT]
     monkeypatch.setattr(ModelDrafter, "draft", dislikes)
     texts, end = crowd(lambda _: {})
-    assert [text.token_ids for text in texts] == expected
-    assert all(text.summary.speculation.num_drafts > 0 for text in texts)
+    for text, own in zip(texts, expected, strict=True):
+        assert text.finish_reason == "error" or text.token_ids == own
     assert end.finish_reason == "error"
-    assert (
-        "DrafterError: request 3: the drafter failed (Oops: it dislikes what it drew) after it "
-        "had drawn" in told(end)
-    )
+    assert "the drafter failed (Oops: it dislikes what it drew) after it had drawn" in told(end)
 
 
 def test_a_round_that_fails_as_a_whole_ends_its_jobs_and_no_others():

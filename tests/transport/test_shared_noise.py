@@ -8,7 +8,7 @@ from scipy.integrate import quad
 
 from monge.core.errors import LawError, OptionError
 from monge.transport.bounds import iid_optimum
-from monge.transport.shared_noise import match_probability
+from monge.transport.closed_forms import match_probability
 from tests.kit.strategies import weight_pairs
 from tests.transport.reference_forms import single_draft_acceptance
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from monge.transport.rearrangement_law import ScoreTable
-from monge.verify import score_search
+from monge.verify import optimal
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,5 +39,5 @@ def remembering_tables() -> Iterator[None]:
             return made[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(score_search, "ScoreTable", Remembered)
+        patch.setattr(optimal, "ScoreTable", Remembered)
         yield

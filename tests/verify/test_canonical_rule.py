@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monge.core.errors import OptionError
-from monge.core.independent import Independent
 from monge.core.law import DenseLaw
-from monge.core.proposal import Deterministic, Iid, Proposal
+from monge.core.proposal import Deterministic, Iid, Independent, Proposal
 from monge.testing.oracle import exact_law, law_error
 from monge.transport.candidates import CandidateLaw
 from monge.transport.canonical import tournament

@@ -22,13 +22,13 @@ from monge.verify.optimal import Optimal
 from monge.verify.problem import NodeProblem
 from monge.verify.registry import VERIFIERS
 from monge.verify.rrs_without_replacement import RrsWithoutReplacement
-from monge.verify.score_search import DraftLine, winning_chances
 from monge.verify.single_draft import SingleDraft
 from monge.verify.target_walk import TargetWalk
 from tests.exact.test_rules import width_of
 from tests.kit.strategies import dense_law, weight_pairs
 from tests.verify.acceptance import EXACT
 from tests.verify.flows import check_flow
+from tests.verify.plain_search import DraftLine, winning_chances
 from tests.verify.tables import remembered_tables  # noqa: F401
 
 RULES = (

@@ -14,7 +14,7 @@ from monge.core.law import DenseLaw
 from monge.core.tree import GrowingTree
 from monge.engine.decoder import Decoder
 from monge.testing.tabular import RandomTable, TabularModel
-from monge.transport.shared_noise import match_probability
+from monge.transport.closed_forms import match_probability
 from monge.verify.gumbel import Gumbel
 
 VOCAB = 5

@@ -26,9 +26,8 @@ from monge.verify import layer_pass
 from monge.verify.base import Walk, as_verifier, unsupported_reason
 from monge.verify.block import Block
 from monge.verify.flow import Emission, Flow, FlowRule
-from monge.verify.flow_rules import FLOW_RULES
 from monge.verify.k_seq import KSeq
-from monge.verify.layer import RULE_OF, Layer
+from monge.verify.layer import FLOW_RULES, RULE_OF, Layer
 from monge.verify.layer_pass import LayerPass, NodeResidual
 from monge.verify.problem import NodeProblem, ScoredTree
 from monge.verify.registry import VERIFIERS

@@ -11,8 +11,14 @@ from hypothesis import strategies as st
 
 from monge.core.draws import Draws, TapeDraws
 from monge.core.errors import ProposalMismatchError
-from monge.core.path_draws import PathDraws
-from monge.core.proposal import Arbitrary, Deterministic, Iid, Proposal, WithoutReplacement
+from monge.core.proposal import (
+    Arbitrary,
+    Deterministic,
+    Iid,
+    PathDraws,
+    Proposal,
+    WithoutReplacement,
+)
 from monge.core.tree import GrowingTree, TokenTree
 from monge.testing.oracle import exact_law, law_error
 from monge.transport import bounds

@@ -19,11 +19,12 @@ from monge.transport.coupling import Coupling
 from monge.transport.problem import TransportProblem
 from monge.transport.rearrangement import Rearrangement
 from monge.transport.rearrangement_law import ScoreTable
+from monge.verify.fast.scores import SMALLEST_MASS
 from monge.verify.optimal import Optimal
 from monge.verify.registry import VERIFIERS
-from monge.verify.score_search import SMALLEST_MASS, nearest_below, partners, score
 from tests.kit.strategies import dense_law, weight_pairs
 from tests.verify.acceptance import EXACT, masses
+from tests.verify.plain_search import nearest_below, partners, score
 
 PAIRS = {
     "worked example": ([5, 3, 2], [2, 3, 5]),

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from monge.core.hub_pairs import HubPairs
 from monge.core.law import Law
-from monge.core.proposal import Deterministic
+from monge.core.proposal import Deterministic, HubPairs
 from monge.draft.tree.children import children_of
 from monge.testing.oracle import exact_law, law_error
 from monge.transport.candidates import CandidateLaw

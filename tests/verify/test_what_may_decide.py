@@ -10,8 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from monge.core.draws import Draws
-from monge.core.path_draws import PathDraws
-from monge.core.proposal import Arbitrary, Deterministic, Iid, Proposal
+from monge.core.proposal import Arbitrary, Deterministic, Iid, PathDraws, Proposal
 from monge.core.tree import TokenTree
 from monge.testing.oracle import exact_law, law_error
 from monge.verify.base import Verifier, as_verifier

@@ -136,7 +136,7 @@ class Completions:
 
 
 def handler(completions: Completions, name: str) -> type[BaseHTTPRequestHandler]:
-    """What answers the requests of a server."""
+    """Return the handler of a server's requests."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"  # connections stay open

@@ -1,234 +1,251 @@
-"""Acceptance of the registered rules in closed form, for vocabularies of any size.
+"""Sampling schemes at one node: their optimum, and the acceptance of the registered rules in closed form.
 
-p = target law, q = draft law. Acceptance is P(the emitted token is among the candidates), whichever
-branch emits it.
+p = target law, q = draft law, K = `width`. Acceptance is P(the emitted token is among the
+candidates), whichever branch emits it.
 """
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
-from jaxtyping import Float64
+import torch
 
-from monge.acceptance.sampling_schemes import optimum
 from monge.core.clocks import SharedClocks
-from monge.core.hub_pairs import HubPairs
-from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
+from monge.core.draws import RequestDraws
+from monge.core.errors import LawError, OptionError
+from monge.core.law import DenseLaw
+from monge.core.proposal import Deterministic, HubPairs, Iid, Mixed, Proposal, WithoutReplacement
 from monge.core.systematic import Systematic
+from monge.draft.tree.children import CHILDREN, children_of, way_of_drawing
+from monge.testing.oracle import OracleError, exact_law
+from monge.transport.bounds import (
+    greedy_proposal,
+    iid_optimum,
+    mixed_optimum,
+    without_replacement_optimum,
+)
 from monge.transport.closed_forms import (
     k_seq_acceptance,
+    match_probability,
     naive_tree_acceptance,
     rrs_acceptance,
     rrs_without_replacement_acceptance,
 )
-from monge.transport.laws import dense
-from monge.transport.race import FIRST_TIME, LAST_WAIT, log_step
-from monge.transport.shared_noise import match_probability
+from monge.transport.laws import Vector, dense
+from monge.transport.linear_program import solve
+from monge.transport.problem import TransportProblem
+from monge.transport.race import distinct_inclusion
+from monge.transport.systematic import earliest_deadline_first
 
-Vector = Float64[np.ndarray, " vocab"]
-ClosedForm = Callable[[Vector, Proposal], float | None]
+MAX_ENTRIES_SOLVED: Final = 20_000
+"""Most tuples times tokens that the linear program is given: some seconds on one core."""
+
+_OWN_NAMES: Final = frozenset({"iid", "without_replacement", "top", "greedy_plus_one", "mixed"})
 
 MAX_RACES: Final = 1000
-"""Most drafted tokens for which the inclusion of more than two draws without replacement is computed: megabytes of tables."""
+"""Most drafted tokens for the inclusion of three or more draws without replacement: megabytes of tables."""
 
 MAX_RECURSION: Final = 100_000
 """Most calls of the recursion over rejected tokens: some seconds on one core."""
 
+_OPTIMAL_FOR: Final[Mapping[str, tuple[type[Proposal], ...]]] = {
+    "spechub": (HubPairs,),
+    "systematic": (Systematic,),
+    "optimal": (Iid, Mixed),
+    "layer": (Iid, Mixed, HubPairs, Systematic),  # at a single node, its inner rules
+}
+"""Rules that attain the optimum of these proposals."""
+
+_OF_ONE_LAW: Final = (Iid, Mixed, WithoutReplacement, SharedClocks)
+
+_KNOWN: Final = _OPTIMAL_FOR.keys() | {
+    *("target_walk", "single_draft", "block", "rrs", "rrs_without_replacement", "traversal"),
+    *("naive_tree", "k_seq", "greedy", "gumbel"),
+}
+
+
+def sampling_schemes(q: Vector, width: int) -> dict[str, Proposal]:
+    """Return every way of drafting `width` candidates from q, by name.
+
+    The names are `single` (one draw, for rules that take one candidate), `iid`,
+    `without_replacement`, `greedy` (K - 1 top tokens and one draw), `mixed(d)` (d top tokens and
+    K - d draws), `top`, and the other schemes that trees offer.
+
+    Args:
+        q: Draft law, checked.
+        width: K.
+    """
+    law = DenseLaw(torch.from_numpy(q.copy()))
+    schemes: dict[str, Proposal] = {
+        "single": Iid(law, 1),
+        "iid": Iid(law, width),
+        "without_replacement": WithoutReplacement(law, width),
+        "greedy": mixed_proposal(q, width - 1, width),
+    }
+    schemes |= {f"mixed({fixed})": mixed_proposal(q, fixed, width) for fixed in range(1, width - 1)}
+    schemes["top"] = mixed_proposal(q, width, width)
+    for way in CHILDREN:
+        if (proposal := _children(way, law, width)) is not None:
+            schemes[way] = proposal
+    return schemes
+
+
+def mixed_proposal(q: Vector, num_fixed: int, width: int) -> Proposal:
+    """Return the `num_fixed` most probable tokens and `width - num_fixed` independent draws from the rest of q."""
+    fixed, rest = greedy_proposal(q, num_fixed + 1)
+    if rest is None or num_fixed == width:
+        return Deterministic(fixed)
+    law = DenseLaw(torch.from_numpy(rest))
+    return Mixed(fixed, law, width - num_fixed) if fixed else Iid(law, width)
+
+
+def optimum(p: Vector, proposal: Proposal) -> float | None:
+    """Return the largest acceptance of a lossless rule.
+
+    `None` if no closed form is known and the law is too large for the linear program.
+    """
+    best: float | None
+    match proposal:
+        case Deterministic():
+            best = float(p[list(proposal.token_ids)].sum())
+        case Iid() | SharedClocks():  # races on clocks of their own are independent draws
+            best = iid_optimum(p, dense(proposal.law, p.size), proposal.width).acceptance
+        case WithoutReplacement():
+            q = dense(proposal.law, p.size)
+            best = without_replacement_optimum(p, q, proposal.width).acceptance
+        case Mixed():
+            q = dense(proposal.law, p.size)
+            best = mixed_optimum(p, proposal.fixed, q, proposal.width).acceptance
+        case Systematic():
+            tokens = {token for candidates in proposal.cells.candidates for token in candidates}
+            sizes = {token: float(p[token]) for token in tokens}
+            best = earliest_deadline_first(proposal.cells, sizes).accepted
+        case HubPairs():  # the hub and one draw from the rest, in an order that needs no look
+            rest = proposal.law.without(proposal.hub)
+            hub = (proposal.hub,)
+            best = optimum(p, Deterministic(hub) if rest is None else Mixed(hub, rest, 1))
+        case _:
+            best = _solved(p, proposal)
+    return best
+
+
+def mixed_optima(p: Vector, q: Vector, width: int) -> list[float]:
+    """Return the optimum with d deterministic candidates and K - d draws, for d = 0..K."""
+    values = [optimum(p, mixed_proposal(q, fixed, width)) for fixed in range(width + 1)]
+    return [value for value in values if value is not None]
+
+
+def num_candidates(proposal: Proposal) -> int:
+    """Return the number of candidates of one drawing, repeats counted."""
+    return len(proposal.draw(RequestDraws(0)))
+
+
+def _solved(p: Vector, proposal: Proposal) -> float | None:
+    try:
+        problem = TransportProblem.from_proposal(p, proposal)
+    except LawError:  # a joint law that transport does not know is listed draw by draw
+        try:
+            drawn = exact_law(proposal.draw, max_runs=MAX_ENTRIES_SOLVED // p.size)
+        except OracleError:
+            return None
+        problem = TransportProblem.from_joint_law(p, drawn)
+    except OptionError:  # too long to list
+        return None
+    is_small = len(problem.candidates.tuples) * p.size <= MAX_ENTRIES_SOLVED
+    return solve(problem).acceptance if is_small else None
+
+
+def _children(way: str, law: DenseLaw, width: int) -> Proposal | None:
+    """The proposal of a tree's sampling scheme, unless it has a name above or draws fewer candidates."""
+    if way in _OWN_NAMES or way_of_drawing(way).min_width > width:
+        return None
+    try:
+        proposal = children_of(way, law, width)
+    except (OptionError, LawError):  # not for this number of candidates, or needs an argument
+        return None
+    return proposal if num_candidates(proposal) >= min(width, law.sparse().probs.numel()) else None
+
 
 def closed_form(name: str, p: Vector, proposal: Proposal) -> float | None:
-    """Acceptance of a registered verifier, or `None` where no closed form is known (or it would take too long).
+    """Return the acceptance of a registered verifier, or `None` if no closed form is known or it would take too long.
 
     Args:
         name: Its name.
         p: Target law.
         proposal: Candidates for which the rule is exact.
     """
-    form = CLOSED_FORMS.get(name)
-    if form is None:
+    if name not in _KNOWN:
         return None
     if isinstance(proposal, Deterministic):  # these rules walk the target where nothing is drawn
         return float(p[list(proposal.token_ids)].sum())
-    value = form(p, proposal)
+    is_optimal = isinstance(proposal, _OPTIMAL_FOR.get(name, ()))
+    value = optimum(p, proposal) if is_optimal else _by_rule(name, p, proposal)
     return None if value is None else min(1.0, max(0.0, value))  # rounding of a sum of masses
 
 
+def _by_rule(name: str, p: Vector, proposal: Proposal) -> float | None:
+    q = dense(proposal.law, p.size) if isinstance(proposal, _OF_ONE_LAW) else np.zeros(0)
+    value: float | None = None
+    match name, proposal:
+        case "gumbel", SharedClocks():
+            value = match_probability(p, q, 1) if proposal.width == 1 else None
+        case "target_walk" | "gumbel", _:  # candidates without the clocks are met by chance
+            included = inclusion(proposal, p.size)
+            value = None if included is None else float(p @ included)
+        case "single_draft" | "block", Iid(width=1):
+            value = float(np.minimum(p, q).sum())
+        case "rrs", Iid():
+            value = rrs_acceptance(p, [q] * proposal.width)
+        case ("rrs", Mixed()) | ("rrs_without_replacement" | "traversal", Mixed(width=1)):
+            points = np.zeros((len(proposal.fixed), p.size))
+            points[np.arange(len(points)), list(proposal.fixed)] = 1.0
+            value = rrs_acceptance(p, [*points, *[q] * proposal.width])
+        case "rrs_without_replacement" | "traversal", Iid(width=1):
+            value = rrs_acceptance(p, [q])
+        case "rrs_without_replacement" | "traversal" | "layer", WithoutReplacement():
+            if recursion_calls(proposal) <= MAX_RECURSION:
+                value = rrs_without_replacement_acceptance(p, q, proposal.width)
+        case "naive_tree", Iid():
+            value = naive_tree_acceptance(p, q, proposal.width)
+        case "k_seq", Iid():
+            value = k_seq_acceptance(p, q, proposal.width)
+        case "greedy", Mixed():  # residual tokens hit fixed candidates and the other draws
+            hits = np.maximum(p - q, 0.0) * _iid_inclusion(q, proposal.width - 1)
+            value = float(p[list(proposal.fixed)].sum() + np.minimum(p, q).sum() + hits.sum())
+        case _:
+            pass
+    return value
+
+
 def inclusion(proposal: Proposal, num_tokens: int) -> Vector | None:
-    """P(token is among the candidates)."""
+    """Return P(token is among the candidates), or `None` if it is not known."""
+    included: Vector | None = None
     match proposal:
         case Iid() | SharedClocks():
-            return _iid_inclusion(dense(proposal.law, num_tokens), proposal.width)
+            included = _iid_inclusion(dense(proposal.law, num_tokens), proposal.width)
         case Mixed():
             included = _iid_inclusion(dense(proposal.law, num_tokens), proposal.width)
             included[list(proposal.fixed)] = 1.0
-            return included
         case WithoutReplacement():
-            return _distinct_inclusion(dense(proposal.law, num_tokens), proposal.width)
+            q = dense(proposal.law, num_tokens)
+            if proposal.width <= 2 or np.count_nonzero(q) <= MAX_RACES:
+                included = distinct_inclusion(q, proposal.width)
         case Systematic():
             included = np.zeros(num_tokens)
-            for candidates, length in zip(
-                proposal.cells.candidates, proposal.cells.lengths, strict=True
-            ):
+            cells = proposal.cells
+            for candidates, length in zip(cells.candidates, cells.lengths, strict=True):
                 included[list(candidates)] += length
-            return included
         case _:
-            return None
+            pass
+    return included
 
 
 def recursion_calls(proposal: Proposal) -> float:
-    """Calls that the recursion over rejected tokens makes at most.
-
-    Its cost, where the candidates have one.
-    """
+    """Return an upper bound of the calls of the recursion over rejected tokens, if the candidates have one."""
     if not isinstance(proposal, WithoutReplacement):
         return 0.0
     return float(proposal.law.sparse().probs.numel()) ** (proposal.width - 1)
 
 
-def _target_walk(p: Vector, proposal: Proposal) -> float | None:
-    included = inclusion(proposal, p.size)
-    return None if included is None else float(p @ included)
-
-
-def _single(p: Vector, proposal: Proposal) -> float | None:
-    if isinstance(proposal, Iid) and proposal.width == 1:
-        return float(np.minimum(p, dense(proposal.law, p.size)).sum())
-    return None
-
-
-def _rrs(p: Vector, proposal: Proposal) -> float | None:
-    if not isinstance(proposal, Iid | Mixed):
-        return None
-    laws = [dense(proposal.law, p.size)] * proposal.width
-    if isinstance(proposal, Mixed):
-        laws = [*(_point_mass(token, p.size) for token in proposal.fixed), *laws]
-    return rrs_acceptance(p, laws)
-
-
-def _distinct_rrs(p: Vector, proposal: Proposal) -> float | None:
-    """Recursive rejection without replacement.
-
-    A leaf-to-root traversal of one level is the same rule.
-    """
-    if isinstance(proposal, WithoutReplacement):
-        if recursion_calls(proposal) > MAX_RECURSION:
-            return None
-        return rrs_without_replacement_acceptance(p, dense(proposal.law, p.size), proposal.width)
-    is_one_draw = isinstance(proposal, Iid | Mixed) and proposal.width == 1
-    return _rrs(p, proposal) if is_one_draw else None
-
-
-def _greedy(p: Vector, proposal: Proposal) -> float | None:
-    """p(T) + sum of min(p, q') + residual tokens that hit one of the other draws."""
-    if not isinstance(proposal, Mixed):
-        return None
-    q = dense(proposal.law, p.size)
-    hits = np.maximum(p - q, 0.0) * _iid_inclusion(q, proposal.width - 1)
-    return float(p[list(proposal.fixed)].sum() + np.minimum(p, q).sum() + hits.sum())
-
-
-def _gumbel(p: Vector, proposal: Proposal) -> float | None:
-    """One race against one; candidates that do not share the clocks are met by chance, as on the target walk."""
-    if not isinstance(proposal, SharedClocks):
-        return _target_walk(p, proposal)
-    return match_probability(p, dense(proposal.law, p.size), 1) if proposal.width == 1 else None
-
-
-def _layer(p: Vector, proposal: Proposal) -> float | None:
-    """At a single node the lifted rule is the inner one: the best known for the way of drawing."""
-    if isinstance(proposal, WithoutReplacement):
-        return _distinct_rrs(p, proposal)
-    return _optimum_of(Iid, Mixed, HubPairs, Systematic)(p, proposal)
-
-
-def _optimum_of(*kinds: type[Proposal]) -> ClosedForm:
-    """Acceptance of a rule that attains the optimum of these proposals."""
-    return lambda p, proposal: optimum(p, proposal) if isinstance(proposal, kinds) else None
-
-
-def _of_iid(form: Callable[[Vector, Vector, int], float]) -> ClosedForm:
-    """A closed form of independent draws from q."""
-
-    def value(p: Vector, proposal: Proposal) -> float | None:
-        if not isinstance(proposal, Iid):
-            return None
-        return form(p, dense(proposal.law, p.size), proposal.width)
-
-    return value
-
-
-CLOSED_FORMS: Final[Mapping[str, ClosedForm]] = MappingProxyType(
-    {
-        "target_walk": _target_walk,
-        "single_draft": _single,
-        "block": _single,
-        "rrs": _rrs,
-        "rrs_without_replacement": _distinct_rrs,
-        "traversal": _distinct_rrs,
-        "naive_tree": _of_iid(naive_tree_acceptance),
-        "k_seq": _of_iid(k_seq_acceptance),
-        "greedy": _greedy,
-        "spechub": _optimum_of(HubPairs),
-        "systematic": _optimum_of(Systematic),
-        "gumbel": _gumbel,
-        "layer": _layer,
-        "optimal": _optimum_of(Iid, Mixed),
-    }
-)
-"""By name of the verifier; each answers `None` for candidates whose closed form is not known."""
-
-
 def _iid_inclusion(q: Vector, width: int) -> Vector:
     return 1.0 - (1.0 - q) ** width
-
-
-def _distinct_inclusion(q: Vector, width: int) -> Vector | None:
-    tokens = np.flatnonzero(q)
-    included = np.zeros(q.size)
-    if width >= tokens.size:
-        included[tokens] = 1.0
-    elif width == 1:
-        included[tokens] = q[tokens]
-    elif width == 2:
-        odds = q[tokens] / (1.0 - q[tokens])
-        included[tokens] = q[tokens] * (1.0 + odds.sum() - odds)
-    elif tokens.size <= MAX_RACES:
-        included[tokens] = _race_inclusion(q[tokens], width)
-    else:
-        return None
-    return included
-
-
-def _race_inclusion(q: Vector, width: int) -> Vector:
-    """P(fewer than K of the other clocks ring before clock i), by quadrature in log time (see `transport/race.py`)."""
-    step = log_step(width)
-    times = np.exp(np.arange(np.log(FIRST_TIME), np.log(LAST_WAIT / q.min()) + step, step))
-    rings = -np.expm1(-q[:, None] * times)  # [tokens, times]
-    # How many of the tokens seen so far rang, K or more left out.
-    first = np.zeros((width, times.size))
-    first[0] = 1.0
-    behind = [first]
-    for ring in rings[:0:-1]:
-        behind.append(_one_more(behind[-1], ring))
-    included = np.zeros(q.size)
-    for token, (rate, ring) in enumerate(zip(q, rings, strict=True)):
-        at_most = behind.pop().cumsum(axis=0)
-        fewer = (first * at_most[::-1]).sum(axis=0)  # at most K - 1 together
-        included[token] = step * float((rate * times * np.exp(-rate * times)) @ fewer)
-        first = _one_more(first, ring)
-    return included
-
-
-def _one_more(
-    counts: Float64[np.ndarray, "width times"], ring: Float64[np.ndarray, " times"]
-) -> np.ndarray:
-    moved = counts * ring
-    more = counts - moved
-    more[1:] += moved[:-1]
-    return more
-
-
-def _point_mass(token: int, num_tokens: int) -> Vector:
-    law = np.zeros(num_tokens)
-    law[token] = 1.0
-    return law

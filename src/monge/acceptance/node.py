@@ -1,22 +1,19 @@
 """Exact acceptance of every registered verifier at one node.
 
 p = target law, q = draft law. Small laws are enumerated: every draw of the candidates, every branch
-of the rule. Larger ones go through the closed forms; where neither is possible there is no number,
-and the reason stands in its place.
+of the rule. Larger ones go through the closed forms; if neither is possible, the report gives the
+reason instead of a number.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
 import torch
-from jaxtyping import Float64
 
-from monge.acceptance.closed_forms import closed_form
-from monge.acceptance.sampling_schemes import (
-    SamplingScheme,
+from monge.acceptance.closed_forms import (
+    closed_form,
     mixed_optima,
     num_candidates,
     optimum,
@@ -24,18 +21,24 @@ from monge.acceptance.sampling_schemes import (
 )
 from monge.core.clocks import SharedClocks
 from monge.core.draws import Draws
-from monge.core.hub_pairs import HubPairs
-from monge.core.independent import Independent
 from monge.core.law import DenseLaw, Law, one_hot
-from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, Proposal, WithoutReplacement
+from monge.core.proposal import (
+    Arbitrary,
+    Deterministic,
+    HubPairs,
+    Iid,
+    Independent,
+    Mixed,
+    Proposal,
+    WithoutReplacement,
+)
 from monge.core.systematic import Systematic
 from monge.core.tree import GrowingTree
 from monge.testing.oracle import OracleError, exact_law
 from monge.transport.bounds import acceptance_one
-from monge.verify.base import NodeRule, Rule, Verifier, unsupported_reason
+from monge.transport.laws import Vector
+from monge.verify.base import NodeRule, Rule, as_verifier, unsupported_reason
 from monge.verify.registry import VERIFIERS
-
-Vector = Float64[np.ndarray, " vocab"]
 
 MAX_ENUMERATED: Final = 1000
 """Most tuples of candidates times tokens that are enumerated: a second a rule."""
@@ -52,7 +55,7 @@ class Acceptance:
 
     Args:
         value: The probability, or `None`.
-        how: `enumeration`, `closed form`, or why there is no value.
+        how: `enumeration`, `closed form`, or the reason for `None`.
     """
 
     value: float | None
@@ -62,7 +65,7 @@ class Acceptance:
 def node_report(
     p: Vector, q: Vector, width: int, on_rule: Callable[[], None] = lambda: None
 ) -> dict[str, Any]:
-    """Acceptance of every verifier under every way of drafting `width` candidates for which it is exact.
+    """Compute the acceptance of every verifier under every way of drafting `width` candidates for which it is exact.
 
     Args:
         p: Target law, checked, `[vocab]`.
@@ -74,25 +77,26 @@ def node_report(
         `rules`: one number a verifier, under the drafting that `drafting` names; `optimum` by
         drafting (`mixed` lists d = 0..K deterministic candidates); `laws`, `gap` and `how`:
         acceptance, distance to the optimum and method by verifier and drafting. `acceptance_one`,
-        for i.i.d. candidates: `holds` says whether some rule accepts one of K with probability one,
-        `smallest_num_drafts` the smallest K for which one does (`null` if none is enough), and
+        for i.i.d. candidates: `holds` tells whether some rule accepts one of K with probability
+        one, `smallest_num_drafts` the smallest K for which one does (`null` if none is enough), and
         `tightest_set` the token ids of the set that asks for it.
     """
-    ways = sampling_schemes(q, width)
-    best = {way.name: optimum(p, way.proposal) for way in ways}
+    schemes = sampling_schemes(q, width)
+    best = {way: optimum(p, proposal) for way, proposal in schemes.items()}
     target = DenseLaw(torch.from_numpy(p.copy()))
     report: dict[str, Any] = {"rules": {}, "drafting": {}, "laws": {}, "gap": {}, "how": {}}
     for name in VERIFIERS:
-        legal = legal_schemes(VERIFIERS.make(name), ways)
-        if legal:
-            found = {way.name: acceptance(name, target, way.proposal) for way in legal}
-            usual = usual_scheme(VERIFIERS.make(name), legal)
+        rule = VERIFIERS.make(name)
+        if legal := legal_schemes(rule, schemes):
+            found = {way: acceptance(name, target, proposal) for way, proposal in legal.items()}
+            usual = usual_scheme(rule, legal)
             report["drafting"][name] = usual
             report["rules"][name] = None if usual is None else found[usual].value
             report["laws"][name] = {way: one.value for way, one in found.items()}
             report["how"][name] = {way: one.how for way, one in found.items()}
             report["gap"][name] = {
-                way: _difference(best[way], one.value) for way, one in found.items()
+                way: None if one.value is None or (top := best[way]) is None else top - one.value
+                for way, one in found.items()
             }
         on_rule()
     always = acceptance_one(p, q)
@@ -104,58 +108,48 @@ def node_report(
     return report | {"optimum": best | {"mixed": mixed_optima(p, q, width)}}
 
 
-def legal_schemes(rule: Rule, ways: tuple[SamplingScheme, ...]) -> list[SamplingScheme]:
-    """Return the sampling schemes for which a rule is exact.
-
-    `single` only where it takes no more than one candidate.
-    """
-    legal = []
-    for way in ways:
-        count = 1 if way.name == "single" else num_candidates(way.proposal)
-        if unsupported_reason(rule, {type(way.proposal)}, count) is None and (
-            way.name != "single" or rule.max_width == 1
-        ):
-            legal.append(way)
+def legal_schemes(rule: Rule, schemes: Mapping[str, Proposal]) -> dict[str, Proposal]:
+    """Return the sampling schemes for which a rule is exact; `single` only if it takes no more than one candidate."""
+    legal: dict[str, Proposal] = {}
+    for way, proposal in schemes.items():
+        count = 1 if way == "single" else num_candidates(proposal)
+        is_exact = unsupported_reason(rule, {type(proposal)}, count) is None
+        if is_exact and (way != "single" or rule.max_width == 1):
+            legal[way] = proposal
     return legal
 
 
-def usual_scheme(rule: Rule, legal: list[SamplingScheme]) -> str | None:
-    """The drafting that stands for a rule.
+def usual_scheme(rule: Rule, legal: Iterable[str]) -> str | None:
+    """Return the drafting that stands for a rule: distinct draws for one made for them, else the first legal one.
 
-    Distinct draws for one made for them, else the first that is legal.
-
-    `None` where nothing but top tokens is legal: all rules are the target walk there, and the
-    number would not be theirs.
+    `None` if nothing but top tokens is legal: all rules are the target walk there.
     """
     is_for_distinct = WithoutReplacement in rule.accepts and Arbitrary not in rule.accepts
-    names = [way.name for way in legal if way.name != "top"]
+    names = [way for way in legal if way != "top"]
     if is_for_distinct and "without_replacement" in names:
         return "without_replacement"
     return names[0] if names else None
 
 
 def acceptance(name: str, target: Law, proposal: Proposal) -> Acceptance:
-    """Exact acceptance of a registered verifier.
+    """Return the exact acceptance of a registered verifier.
 
     Args:
         name: Its name.
         target: Target law.
         proposal: Candidates for which it is exact.
     """
-    rule = VERIFIERS.make(name)
-    if (
-        rule.is_enumerable
-        and num_tuples(proposal) * target.sparse().probs.numel() <= MAX_ENUMERATED
-    ):
+    rule, size = VERIFIERS.make(name), target.sparse().probs.numel()
+    if rule.is_enumerable and num_tuples(proposal) * size <= MAX_ENUMERATED:
         try:
             masses = accepted_masses(rule, target, proposal)
         except OracleError as error:
             return Acceptance(value=None, how=str(error))
         return Acceptance(value=math.fsum(masses.values()), how="enumeration")
-    p = target.probs if isinstance(target, DenseLaw) else None
-    value = None if p is None else closed_form(name, p.cpu().numpy(), proposal)
-    if value is not None:
-        return Acceptance(value=value, how="closed form")
+    if isinstance(target, DenseLaw):
+        value = closed_form(name, target.probs.cpu().numpy(), proposal)
+        if value is not None:
+            return Acceptance(value=value, how="closed form")
     reason = (
         "too many tuples to enumerate"
         if rule.is_enumerable
@@ -165,17 +159,23 @@ def acceptance(name: str, target: Law, proposal: Proposal) -> Acceptance:
 
 
 def accepted_masses(rule: Rule, target: Law, proposal: Proposal) -> dict[int, float]:
-    """P(the rule accepts this candidate) for every token, by enumeration of draws and decisions."""
+    """Return P(the rule accepts this candidate) for every token, by enumeration of draws and decisions."""
     if isinstance(proposal, SharedClocks):
-        # What the races are to a rule that has no part in them.
+        # To a rule that does not run the races, their winners are independent draws.
         proposal = Iid(proposal.law, proposal.width)
 
     def accepted(draws: Draws) -> int:
-        candidates = proposal.draw(draws)
         if isinstance(rule, NodeRule):
+            candidates = proposal.draw(draws)
             token = rule.emit(target, proposal, candidates, draws)
             return token if token in candidates else REJECTED
-        return _one_level(rule, target, proposal, draws)
+        tree = GrowingTree(0)
+        tree.grow(0, proposal, draws)
+        grown = tree.finish()
+        # Laws after an accepted leaf decide nothing here: a point mass has one branch.
+        laws = [target, *[one_hot(0)] * (grown.num_nodes - 1)]
+        path = as_verifier(rule).verify(grown, laws, draws).path
+        return grown.token_ids[path[0]] if path else REJECTED
 
     law = exact_law(accepted, max_runs=MAX_RUNS)
     law.pop(REJECTED, None)
@@ -184,7 +184,7 @@ def accepted_masses(rule: Rule, target: Law, proposal: Proposal) -> dict[int, fl
 
 def num_tuples(proposal: Proposal) -> float:
     """Return an upper bound of the number of tuples that can be drawn."""
-    count = math.inf
+    count = math.inf  # of unknown proposals: closed forms only
     match proposal:
         case Deterministic():
             count = 1.0
@@ -200,19 +200,5 @@ def num_tuples(proposal: Proposal) -> float:
         case Independent():
             count = math.prod(float(law.sparse().probs.numel()) for law in proposal.laws)
         case _:
-            pass  # a way of drawing that nobody has counted: closed forms only
+            pass
     return count
-
-
-def _one_level(rule: Verifier, target: Law, proposal: Proposal, draws: Draws) -> int:
-    tree = GrowingTree(0)
-    tree.grow(0, proposal, draws)
-    grown = tree.finish()
-    # What follows an accepted leaf decides nothing here: a point mass has one branch.
-    laws = [target, *[one_hot(0)] * (grown.num_nodes - 1)]
-    path = rule.verify(grown, laws, draws).path
-    return grown.token_ids[path[0]] if path else REJECTED
-
-
-def _difference(best: float | None, value: float | None) -> float | None:
-    return None if best is None or value is None else best - value

@@ -1,5 +1,6 @@
 """The exact law of the text that a rule writes, on small random cases in the real loop."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,8 +32,8 @@ class TreeProof:
 
     Args:
         tree: The tree, as a user writes it.
-        law_error: Largest law error of all tables; infinite where `reason` is given.
-        reason: Why the rule has no law there, if so.
+        law_error: Largest law error of all tables; infinite if there is a `reason`.
+        reason: The reason why the rule has no law there, if so.
     """
 
     tree: str
@@ -60,27 +61,23 @@ def prove(verifier: str) -> list[TreeProof]:
             f"verifier {verifier!r} draws positions in [0, 1] and cannot be enumerated; prove it by "
             "integration"
         )
-    trees = {tree: depth for tree, depth in _trees().items() if _accepts(rule, tree)}
-    if not trees:
+    trees = {f"chain(2, {way!r})": 2 for way in ("iid", "without_replacement", "top")}
+    for widths, depth in (("(3,)", 1), ("(2,)", 1), ("(2, 1)", 2)):
+        trees |= {f"fixed_width({widths}, {way!r})": depth for way in CHILDREN}
+    trees |= {"paths(2, 2)": 2}
+    accepted = {tree: depth for tree, depth in trees.items() if _accepts(rule, tree)}
+    if not accepted:
         raise OptionError(
             f"verifier {verifier!r} accepts no way in which trees draw children; see `monge list`"
         )
-    return [_proof(rule, tree, depth) for tree, depth in trees.items()]
-
-
-def _trees() -> dict[str, int]:
-    """Trees with their depths."""
-    trees = {f"chain(2, {way!r})": 2 for way in ("iid", "without_replacement", "top")}
-    trees |= {f"fixed_width((3,), {way!r})": 1 for way in CHILDREN}
-    trees |= {f"fixed_width((2,), {way!r})": 1 for way in CHILDREN}
-    return trees | {f"fixed_width((2, 1), {way!r})": 2 for way in CHILDREN} | {"paths(2, 2)": 2}
+    return [_proof(rule, tree, depth) for tree, depth in accepted.items()]
 
 
 def _accepts(rule: Rule, tree: str) -> bool:
     try:
         limits = TREES.parse(tree).limits
     except OptionError:
-        return False  # the way of drawing needs wider nodes
+        return False  # the sampling scheme needs wider nodes
     return unsupported_reason(rule, limits.proposes, limits.max_width) is None
 
 
@@ -88,21 +85,18 @@ def _proof(rule: Rule, tree: str, depth: int) -> TreeProof:
     vocab = 3 if depth == 1 or tree.startswith("chain") else 2
     case = Case(horizon=depth + 1, max_new_tokens=depth + 1)
     worst = 0.0
-    for style, target_seed, draft_seed in _TABLES:
+    for style, *seeds in _TABLES:
 
-        def model(seed: int, style: Style = style) -> TabularModel:
-            return TabularModel(RandomTable(vocab, seed, style), vocab)
+        def models(style: Style = style, seeds: Sequence[int] = seeds) -> list[TabularModel]:
+            return [TabularModel(RandomTable(vocab, seed, style), vocab) for seed in seeds]
 
         try:
             law = output_law(
-                lambda seeds=(target_seed, draft_seed): make_components(
-                    *map(model, seeds), tree=tree, verifier=rule
-                ),
-                case,
+                lambda models=models: make_components(*models(), tree=tree, verifier=rule), case
             )
         except PositionError as error:
             raise OptionError(f"{rule.title} cannot be enumerated: {error}") from error
         except OracleError as error:
             return TreeProof(tree=tree, law_error=float("inf"), reason=str(error))
-        worst = max(worst, law_error(law, target_law(model(target_seed), case)))
+        worst = max(worst, law_error(law, target_law(models()[0], case)))
     return TreeProof(tree=tree, law_error=worst)

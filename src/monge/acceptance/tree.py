@@ -1,4 +1,4 @@
-"""Expected accepted tokens of every verifier on a small tree of tabular laws, by enumeration, and what no verifier exceeds.
+"""Expected accepted tokens of every verifier on a small tree of tabular laws, by enumeration, and upper bounds.
 
 p = target law, q = draft law, tau = accepted draft tokens of a round.
 """
@@ -9,9 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from monge.acceptance.expected_tokens import expected_tokens
+from monge.acceptance.inputs import PATHS, TreeTable
 from monge.acceptance.node import MAX_RUNS
-from monge.acceptance.table import PATHS, TreeTable
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws, RequestDraws
 from monge.core.errors import OptionError
@@ -27,7 +26,9 @@ from monge.transport.random_tree import Path, RandomTree, string_laws
 from monge.verify.base import NodeRule, Rule, Verifier, unsupported_reason
 from monge.verify.gumbel import Gumbel
 from monge.verify.layer import Layer
+from monge.verify.layer_pass import LayerPass
 from monge.verify.optimal import Optimal
+from monge.verify.problem import ScoredTree
 from monge.verify.registry import VERIFIERS
 from monge.verify.target_walk import TargetWalk
 
@@ -36,21 +37,15 @@ MAX_TREES_SOLVED: Final = 4000
 
 BY_NODES: Final = "enumeration node by node"
 BY_TREES: Final = "enumeration tree by tree"
+POSITIONS: Final = "draws positions, which cannot be enumerated"
 WITHOUT_POSITIONS: Final = (
     "enumeration tree by tree of layer(\"optimal('candidates')\"), which decides from the "
-    "candidates alone; layer itself draws "
-    "positions, which cannot be enumerated"
+    f"candidates alone; layer itself {POSITIONS}"
 )
-
-REJECTED: Final = (-1, 0)
-"""Outcome of a node where no candidate is accepted.
-
-Others are a token and how often it was drawn.
-"""
 
 
 def tree_report(table: TreeTable, on_rule: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    """E[tau] of every verifier that is exact for the tree's candidates, the multi-step optimum, and the layer bound.
+    """Compute E[tau] of every verifier that is exact for the tree, the multi-step optimum, and the layer bound.
 
     Args:
         table: Laws and shape.
@@ -86,12 +81,15 @@ def tree_report(table: TreeTable, on_rule: Callable[[], None] = lambda: None) ->
 
 
 def expected_accepted(rule: Rule, table: TreeTable) -> tuple[float | None, str]:
-    """E[tau] and how it was found: node by node for a node rule, tree by tree for a rule that looks at the whole tree.
+    """Return E[tau] and how it was found: node by node for a node rule, tree by tree for others.
 
-    `layer` decides from positions where it couples several independent draws. It is enumerated with
-    the coupling that decides from the candidates alone instead, and the second value says so.
+    Rules that draw positions are replaced by the ones that decide from the candidates alone, with
+    the same probabilities; for `layer` the second value says so.
     """
-    rule = _enumerable(rule)
+    if isinstance(rule, Optimal):
+        rule = Optimal(given="candidates")
+    if isinstance(rule, Gumbel):
+        rule = TargetWalk()  # its races do not know candidates that are drawn without its clocks
     try:
         if isinstance(rule, NodeRule):
             return _below((), 1, rule, table), BY_NODES
@@ -99,22 +97,27 @@ def expected_accepted(rule: Rule, table: TreeTable) -> tuple[float | None, str]:
             return _by_trees(rule, table), BY_TREES
         except PositionError:
             if not isinstance(rule, Layer) or rule.inner is not None:
-                return None, "draws positions, which cannot be enumerated"
+                return None, POSITIONS
             return _by_trees(Layer(Optimal(given="candidates")), table), WITHOUT_POSITIONS
     except OracleError as error:
         return None, str(error)
 
 
 def random_tree(table: TreeTable) -> RandomTree:
-    """Every tree that can be drawn, with its probability.
+    """Return every tree that can be drawn, with its probability.
 
     Raises:
         OptionError: If they are too many to list.
     """
+
+    def children(path: Path) -> CandidateLaw:
+        drawn = exact_law(propose(table, path).draw, max_runs=MAX_RUNS)
+        return CandidateLaw.explicit(len(table.tokens), drawn)
+
     if table.drafting == PATHS:
         trees = RandomTree.from_paths(table.draft_probs, depth=table.depth, width=table.widths[0])
     else:
-        trees = RandomTree.from_children(lambda path: _children(table, path), table.depth)
+        trees = RandomTree.from_children(children, table.depth)
     if len(trees.trees) > MAX_TREES_SOLVED:
         raise OptionError(
             f"tree: {len(trees.trees)} different trees, at most {MAX_TREES_SOLVED}; take a "
@@ -123,15 +126,8 @@ def random_tree(table: TreeTable) -> RandomTree:
     return trees
 
 
-def _children(table: TreeTable, path: Path) -> CandidateLaw:
-    """Joint law of the children of a node, draw by draw."""
-    return CandidateLaw.explicit(
-        len(table.tokens), exact_law(propose(table, path).draw, max_runs=MAX_RUNS)
-    )
-
-
 def bound(trees: RandomTree, table: TreeTable) -> float:
-    """Upper bound of E[tau]: one single-step optimum per layer, over strings instead of tokens.
+    """Return an upper bound of E[tau]: one single-step optimum per layer, over strings instead of tokens.
 
     P(tau >= d) is the probability that the first d tokens of the output are a node of the tree,
     which no coupling of its layer's nodes with the target's strings exceeds. For independent paths:
@@ -163,13 +159,13 @@ def propose(table: TreeTable, path: Path, copies: int = 1) -> Proposal:
     Args:
         table: Laws and shape.
         path: Tokens on the way to the node.
-        copies: How many draws of its parent gave the node; the paths that pass it.
+        copies: Draws of its parent that gave the node; the paths that pass it.
     """
     tree, node = GrowingTree(0), 0
-    unused = RequestDraws(0)  # the proposal is asked for, not what it draws
+    unused = RequestDraws(0)  # the proposal is needed, not its draws
     for token in path:
         (node,) = tree.grow(node, Arbitrary((token,) * copies), unused)
-    table.builder.expand(tree, (node,), (table.draft_law(path),), DraftPlan(), unused)
+    table.builder.expand(tree, (node,), (table.draft[path],), DraftPlan(), unused)
     return tree.finish().proposals[node]
 
 
@@ -178,38 +174,28 @@ def grow(table: TreeTable, draws: Draws) -> TokenTree:
     tree, paths = GrowingTree(0), dict[int, Path]({0: ()})
     frontier: Sequence[int] = (0,)
     while frontier:
-        frontier = table.builder.expand(
-            tree, frontier, [table.draft_law(paths[n]) for n in frontier], DraftPlan(), draws
-        )
+        laws = [table.draft[paths[node]] for node in frontier]
+        frontier = table.builder.expand(tree, frontier, laws, DraftPlan(), draws)
         paths |= {node: (*paths[tree.parents[node]], tree.token_ids[node]) for node in frontier}
     return table.builder.finish(tree, DraftPlan())
-
-
-def _enumerable(rule: Rule) -> Rule:
-    """A rule that accepts every tuple of candidates with the same probabilities and draws no positions, if one is known."""
-    if isinstance(rule, Optimal):
-        return Optimal(given="candidates")
-    if isinstance(rule, Gumbel):
-        return TargetWalk()  # its races do not know candidates that are drawn without its clocks
-    return rule
 
 
 def _below(path: Path, copies: int, rule: NodeRule, table: TreeTable) -> float:
     """E[accepted tokens below a node that was reached], its children being drawn independently of everything above."""
     if len(path) == table.depth:
         return 0.0
-    target, proposal = table.target_law(path), propose(table, path, copies)
+    proposal = propose(table, path, copies)
 
     def emitted(draws: Draws) -> tuple[int, int]:
+        """The token, and how often it was drawn; zero times if it is no candidate."""
         candidate_ids = proposal.draw(draws)
-        token = rule.emit(target, proposal, candidate_ids, draws)
-        return (token, candidate_ids.count(token)) if token in candidate_ids else REJECTED
+        token = rule.emit(table.target[path], proposal, candidate_ids, draws)
+        return token, candidate_ids.count(token)
 
-    outcomes = exact_law(emitted, max_runs=MAX_RUNS)
-    outcomes.pop(REJECTED, None)
     return math.fsum(
         prob * (1.0 + _below((*path, token), again, rule, table))
-        for (token, again), prob in outcomes.items()
+        for (token, again), prob in exact_law(emitted, max_runs=MAX_RUNS).items()
+        if again
     )
 
 
@@ -218,11 +204,21 @@ def _by_trees(rule: Verifier, table: TreeTable) -> float:
 
     def expected(draws: Draws) -> float:
         tree = grow(table, draws)
-        # What follows the last level decides nothing: a point mass has one branch.
+        # Laws after the last level decide nothing: a point mass has one branch.
         laws = [
-            table.target_law(tree.path_tokens(node)) if depth < table.depth else one_hot(0)
+            table.target[tree.path_tokens(node)] if depth < table.depth else one_hot(0)
             for node, depth in enumerate(tree.depths)
         ]
-        return expected_tokens(rule, tree, laws, draws, decisions=1)
+        if isinstance(rule, Layer):
+            return expected_by_layers(rule, ScoredTree(tree=tree, target_laws=laws, draws=draws))
+        return rule.verify(tree, laws, draws).num_accepted
 
     return math.fsum(count * prob for count, prob in exact_law(expected, max_runs=MAX_RUNS).items())
+
+
+def expected_by_layers(rule: Layer, scored: ScoredTree) -> float:
+    """Return the weights of the first pass of Layer Verification, added up: their mean is E[accepted tokens]."""
+    layers = LayerPass(scored)
+    while layers.is_open:
+        layers.descend(rule.flows(layers.problems()))
+    return layers.expected_accepted

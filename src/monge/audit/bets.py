@@ -36,6 +36,7 @@ from typing import Final
 
 import numpy as np
 from jaxtyping import Float64, Int64
+from scipy.stats import norm
 
 from monge.audit.token_law import END, TokenLaw
 from monge.core.words import counted
@@ -52,65 +53,50 @@ _NUM_TOKENS: Final = 20  # most probable tokens of a law whose counts are compar
 _TAIL: Final = 8  # most probable tokens that do not belong to the tail
 _RARE: Final = 0.05  # tokens of less mass share a category after a prefix
 _RARE_KEY, _TOTAL_KEY = -1, -2  # beside the categories of a law
+_STAKE: Final = 3.4
+"""Nats that the division of the first stake over bets and strengths costs the winning bet.
+
+Measured, rounded up.
+"""
 NUM_PREFIXES: Final = 4
 """Tokens of a text whose laws are learned per prefix."""
 
-FAULTS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+BETS: Final[Mapping[str, tuple[float, str, str]]] = MappingProxyType(
     {
         "temperature": (
+            0.14,
             "flatter than the reference, as at a higher temperature",
             "sharper, as at a lower temperature",
         ),
-        "most probable": ("too few most probable tokens", "too many most probable tokens"),
-        "ranks 2 to 4": ("too few tokens of ranks 2 to 4", "too many tokens of ranks 2 to 4"),
-        "tail": ("too few improbable tokens", "too many improbable tokens"),
-        "end": ("texts end too late", "texts end too early"),
+        "most probable": (0.14, "too few most probable tokens", "too many most probable tokens"),
+        "ranks 2 to 4": (0.12, "too few tokens of ranks 2 to 4", "too many tokens of ranks 2 to 4"),
+        "tail": (0.08, "too few improbable tokens", "too many improbable tokens"),
         "first": (
+            0.06,
             "first tokens: too few most probable ones",
             "first tokens: too many most probable ones",
         ),
         "after likely": (
+            0.06,
             "after a likely token: too few most probable ones",
             "after a likely token: too many of them",
         ),
         "after unlikely": (
+            0.06,
             "after an unlikely token: too few most probable ones",
             "after an unlikely token: too many of them",
         ),
-        "neighbours": (
-            "neighbouring tokens depend on each other",
-            "neighbouring tokens depend on each other",
-        ),
-        "histogram": ("quantiles are not uniform", "quantiles are not uniform"),
-        "tokens": (
-            "some tokens are too frequent, others too rare",
-            "some tokens are too frequent, others too rare",
-        ),
-        "prefixes": (
-            "wrong joint distribution of first tokens",
-            "wrong joint distribution of first tokens",
-        ),
+        "end": (0.06, "texts end too late", "texts end too early"),
+        "neighbours": (0.04, "neighbouring tokens depend on each other", ""),
+        "histogram": (0.06, "quantiles are not uniform", ""),
+        "tokens": (0.08, "some tokens are too frequent, others too rare", ""),
+        "prefixes": (0.10, "wrong joint distribution of first tokens", ""),
     }
 )
-"""Findings of each bet, for negative and positive strengths."""
+"""Share of the first stake of each bet, and its finding for negative and for positive strengths, if these differ.
 
-WEIGHTS: Final[Mapping[str, float]] = MappingProxyType(
-    {
-        "temperature": 0.14,
-        "most probable": 0.14,
-        "ranks 2 to 4": 0.12,
-        "tail": 0.08,
-        "first": 0.06,
-        "after likely": 0.06,
-        "after unlikely": 0.06,
-        "end": 0.06,
-        "neighbours": 0.04,
-        "histogram": 0.06,
-        "tokens": 0.08,
-        "prefixes": 0.10,
-    }
-)
-"""Shares of the first stake. They sum to 1, so that the joint wealth is an e-process as well."""
+The shares sum to 1, so that the joint wealth is an e-process as well.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,9 +157,9 @@ class Wealth:
     """The wealth of all bets. It is the only changing object of an audit's statistics."""
 
     def __init__(self) -> None:
-        self._logs = np.full((len(WEIGHTS), len(STRENGTHS)), -np.inf)
+        self._logs = np.full((len(BETS), len(STRENGTHS)), -np.inf)
         self._log = {
-            name: row[: _num_options(name)] for name, row in zip(WEIGHTS, self._logs, strict=True)
+            name: row[: _num_options(name)] for name, row in zip(BETS, self._logs, strict=True)
         }
         for row in self._log.values():
             row[:] = 0.0
@@ -189,7 +175,7 @@ class Wealth:
 
     def by_bet(self) -> dict[str, float]:
         """Return the logarithm of each bet's own e-process."""
-        return dict(zip(WEIGHTS, self._values().tolist(), strict=True))
+        return dict(zip(BETS, self._values().tolist(), strict=True))
 
     def _values(self) -> Float64[np.ndarray, " bets"]:
         return np.logaddexp.reduce(self._logs, axis=1) - _LOG_OPTIONS
@@ -198,17 +184,15 @@ class Wealth:
         """Return the fault that the richest bet names."""
         if self.num_impossible:
             return f"{counted(self.num_impossible, 'token')} outside of the support of their distributions"
-        values = self.by_bet()
-        name = max(values, key=lambda one: values[one] + math.log(WEIGHTS[one]))
-        half = len(self._log[name]) // 2
-        return FAULTS[name][int(self._log[name].argmax() >= half)]
+        name = tuple(BETS)[int((self._values() + _LOG_SHARES).argmax())]
+        _, negative, positive = BETS[name]
+        is_positive = self._log[name].argmax() >= len(self._log[name]) // 2
+        return positive if positive and is_positive else negative
 
     def add(
         self, prompt: str, names: Sequence[str], text: JudgedText, factors: Mapping[str, np.ndarray]
     ) -> None:
-        """Bet on the tokens of one text.
-
-        What the bets have learned before the text holds for all of it.
+        """Bet on the tokens of one text by what was learned before it.
 
         Args:
             prompt: Name of the prompt and its sampling rules.
@@ -228,7 +212,7 @@ class Wealth:
         if self.num_impossible:
             self.log_e = math.inf
         else:
-            self.log_e = float(np.logaddexp.reduce(_LOG_WEIGHTS + self._values()))
+            self.log_e = float(np.logaddexp.reduce(_LOG_SHARES + self._values()))
         self.peak = max(self.peak, self.log_e)
 
     def _bet_in_context(self, text: JudgedText, factors: np.ndarray) -> None:
@@ -311,15 +295,37 @@ def log_factors(text: JudgedText) -> dict[str, Float64[np.ndarray, "tokens stren
     return factors
 
 
+_OPTIONS: Final = {
+    "neighbours": _COUPLINGS,
+    "histogram": _BIN_COUNTS,
+    "tokens": _TOKEN_COUNTS,
+    "prefixes": _PREFIX_COUNTS,
+}
+
+
 def _num_options(name: str) -> int:
-    learned = {
-        "neighbours": _COUPLINGS,
-        "histogram": _BIN_COUNTS,
-        "tokens": _TOKEN_COUNTS,
-        "prefixes": _PREFIX_COUNTS,
-    }
-    return len(learned.get(name, STRENGTHS))
+    return len(_OPTIONS.get(name, STRENGTHS))
 
 
-_LOG_WEIGHTS: Final = np.log(list(WEIGHTS.values()))
-_LOG_OPTIONS: Final = np.log([_num_options(name) for name in WEIGHTS])
+_LOG_SHARES: Final = np.log([share for share, _, _ in BETS.values()])
+_LOG_OPTIONS: Final = np.log([_num_options(name) for name in BETS])
+
+
+def smallest_deviation(num_tokens: int, *, alpha: float, power: float = 0.9) -> float:
+    """Return the smallest mean total variation that an audit of so many tokens finds with probability `power`.
+
+    It holds for deviations that one of the bets describes. The bound is that of the hardest one,
+    which moves mass between two halves of equal mass: its wealth grows by 2 d^2 nats a token at
+    total variation d, with a standard deviation of 2 d.
+
+    Args:
+        num_tokens: Judged tokens.
+        alpha: Largest probability of a false alarm.
+        power: Probability of finding it.
+    """
+    if num_tokens == 0:
+        return 1.0
+    # n K - z sqrt(2 n K) = log(1 / alpha) + stake, solved for the root of n K, where K = 2 d^2.
+    z, needed = float(norm.ppf(power)), math.log(1.0 / alpha) + _STAKE
+    root = (z * math.sqrt(2.0) + math.sqrt(2.0 * z * z + 4.0 * needed)) / 2.0
+    return min(1.0, root / math.sqrt(2.0 * num_tokens))

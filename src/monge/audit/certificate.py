@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -21,19 +21,18 @@ from torch import Tensor
 
 from monge.core.clocks import SharedClocks
 from monge.core.errors import MongeError, OptionError
-from monge.core.hub_pairs import HubPairs
-from monge.core.independent import Independent
 from monge.core.law import DenseLaw, Law, PointLaw, SparseLaw, one_hot
-from monge.core.path_draws import PathDraws
 from monge.core.proposal import (
     Arbitrary,
     Deterministic,
+    HubPairs,
     Iid,
+    Independent,
     Mixed,
+    PathDraws,
     Proposal,
     WithoutReplacement,
 )
-from monge.core.registry import Registry
 from monge.core.systematic import Systematic, SystematicDesign
 from monge.core.tree import TokenTree
 
@@ -48,16 +47,8 @@ PLAIN: Final = "fixed(max_depth=0)"
 KINDS: Final[Mapping[str, type[Proposal]]] = {
     kind.__name__: kind
     for kind in (
-        Deterministic,
-        Arbitrary,
-        Iid,
-        PathDraws,
-        WithoutReplacement,
-        Mixed,
-        Independent,
-        HubPairs,
-        Systematic,
-        SharedClocks,
+        *(Deterministic, Arbitrary, Iid, PathDraws, WithoutReplacement, Mixed),
+        *(Independent, HubPairs, Systematic, SharedClocks),
     )
 }
 """Proposals that a certificate can hold."""
@@ -65,23 +56,6 @@ KINDS: Final[Mapping[str, type[Proposal]]] = {
 
 class CertificateError(MongeError, ValueError):
     """A file is no certificate of this release, or belongs to something else."""
-
-
-@dataclass(slots=True)
-class HeldArrays:
-    """Arrays in memory, as they are; `encoded` names them later.
-
-    Attributes:
-        num_bytes: Their memory.
-    """
-
-    num_bytes: int = 0
-
-    def put(self, array: Tensor) -> Tensor:
-        """Return the array, on the host, without the rest of a larger one that it is a part of."""
-        own = array.detach().cpu()
-        self.num_bytes += own.nbytes
-        return own if own.untyped_storage().nbytes() == own.nbytes else own.clone()
 
 
 @dataclass(slots=True)
@@ -108,11 +82,7 @@ class Arrays:
         return name
 
     def get(self, name: str) -> Tensor:
-        """Return an array.
-
-        Raises:
-            CertificateError: If it is missing, unreadable, or not what its digest names.
-        """
+        """Return an array, or raise `CertificateError` if it is missing or not what its digest names."""
         if name not in self.stored:
             raise CertificateError(f"array {name!r} is missing")
         try:
@@ -127,61 +97,69 @@ class Arrays:
         return torch.frombuffer(bytearray(data), dtype=dtype)
 
 
-def law_fields(law: Law, arrays: Arrays | HeldArrays) -> dict[str, Any]:
-    """Return a law as JSON, exact to the last bit."""
+def held(array: Tensor) -> Tensor:
+    """Return an array on the host, without the rest of a larger one that it is a part of."""
+    own = array.detach().cpu()
+    return own if own.untyped_storage().nbytes() == own.nbytes else own.clone()
+
+
+def num_bytes(part: object) -> int:
+    """Return the memory of the arrays in fields."""
+    if isinstance(part, Tensor):
+        return part.nbytes
+    values = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    return sum(map(num_bytes, values))
+
+
+def encoded(part: Any, arrays: Arrays) -> Any:  # noqa: ANN401 (any JSON)
+    """Return fields as JSON, with their arrays stored in `arrays`."""
+    if isinstance(part, Tensor):
+        return arrays.put(part)
+    if isinstance(part, dict):
+        return {key: encoded(own, arrays) for key, own in part.items()}
+    return [encoded(own, arrays) for own in part] if isinstance(part, list) else part
+
+
+def law_fields(law: Law) -> dict[str, Any]:
+    """Return the fields of a law, exact to the last bit; `encoded` stores their arrays."""
     if isinstance(law, PointLaw):
         return {"token": law.token_id}
     if isinstance(law, DenseLaw):
-        return {"masses": arrays.put(law.probs)}
+        return {"masses": held(law.probs)}
     part = law.sparse()
-    return {"ids": arrays.put(part.token_ids), "masses": arrays.put(part.probs)}
+    return {"ids": held(part.token_ids), "masses": held(part.probs)}
 
 
 def law_of(stored: Mapping[str, Any], arrays: Arrays) -> Law:
-    """Return the law of these fields.
-
-    Raises:
-        MongeError: If they make none.
-    """
+    """Return the law of these fields, or raise `MongeError`."""
     if "token" in stored:
         return one_hot(stored["token"])
     masses = arrays.get(stored["masses"])
     return SparseLaw(arrays.get(stored["ids"]), masses) if "ids" in stored else DenseLaw(masses)
 
 
-def proposal_fields(proposal: Proposal, arrays: Arrays | HeldArrays) -> dict[str, Any] | None:
-    """Return a proposal as JSON; `None` for no candidates.
-
-    Raises:
-        OptionError: If it is of a kind that a certificate does not know.
-    """
+def proposal_fields(proposal: Proposal) -> dict[str, Any] | None:
+    """Return the fields of a proposal, which must be of a known kind; `None` for no candidates."""
     kind = type(proposal)
     if KINDS.get(kind.__name__) is not kind:
         raise OptionError(f"a certificate cannot hold candidates drawn as {kind.__name__}")
     if proposal == Deterministic():
         return None
-    stored: dict[str, Any] = {"kind": kind.__name__}
     assert is_dataclass(proposal), "every kind is a dataclass"
-    for entry in fields(proposal):
-        value = getattr(proposal, entry.name)
-        if not entry.init:
-            continue
-        if entry.name == "law":
-            value = law_fields(value, arrays)
-        elif entry.name == "laws":
-            value = [law_fields(law, arrays) for law in value]
-        elif entry.name == "design":
-            value = asdict(value)
-        stored[entry.name] = list(value) if isinstance(value, tuple) else value
-    return stored
+    own = {entry.name: getattr(proposal, entry.name) for entry in fields(proposal) if entry.init}
+    return {"kind": kind.__name__} | {name: _field(value) for name, value in own.items()}
+
+
+def _field(value: Any) -> Any:  # noqa: ANN401 (a setting of a proposal)
+    if isinstance(value, Law):
+        return law_fields(value)
+    if isinstance(value, SystematicDesign):
+        return asdict(value)
+    return [_field(one) for one in value] if isinstance(value, tuple) else value
 
 
 def proposal_of(stored: Mapping[str, Any] | None, arrays: Arrays) -> Proposal:
-    """Return the proposal of these fields.
-
-    Raises:
-        MongeError: If they make none.
-    """
+    """Return the proposal of these fields, or raise `MongeError`."""
     if stored is None:
         return Deterministic()
     if stored["kind"] not in KINDS:
@@ -199,22 +177,18 @@ def proposal_of(stored: Mapping[str, Any] | None, arrays: Arrays) -> Proposal:
     return KINDS[stored["kind"]](**made)
 
 
-def tree_fields(tree: TokenTree, arrays: Arrays | HeldArrays) -> dict[str, Any]:
-    """Return a tree as JSON."""
+def tree_fields(tree: TokenTree) -> dict[str, Any]:
+    """Return the fields of a tree."""
     return {
         "tokens": list(tree.token_ids),
         "parents": list(tree.parents),
         "candidates": [list(own) for own in tree.candidates],
-        "proposals": [proposal_fields(proposal, arrays) for proposal in tree.proposals],
+        "proposals": [proposal_fields(proposal) for proposal in tree.proposals],
     }
 
 
 def tree_of(stored: Mapping[str, Any], arrays: Arrays) -> TokenTree:
-    """Return the tree of these fields.
-
-    Raises:
-        MongeError: If they make none.
-    """
+    """Return the tree of these fields, or raise `MongeError`."""
     tree = TokenTree(
         token_ids=tuple(stored["tokens"]),
         parents=tuple(stored["parents"]),
@@ -236,64 +210,6 @@ def tree_of(stored: Mapping[str, Any], arrays: Arrays) -> TokenTree:
     return tree
 
 
-def encoded(part: Any, arrays: Arrays) -> Any:  # noqa: ANN401 (any JSON)
-    """Return fields whose arrays were held, as JSON."""
-    if isinstance(part, Tensor):
-        return arrays.put(part)
-    if isinstance(part, dict):
-        return {key: encoded(own, arrays) for key, own in part.items()}
-    return [encoded(own, arrays) for own in part] if isinstance(part, list) else part
-
-
-def part_text(registry: Registry[Any], part: object) -> str:
-    """Return the text of a part: its name, and the settings that are not the defaults.
-
-    Raises:
-        OptionError: If it is not registered.
-    """
-    name = registry.name_of(part)
-    given = [
-        f"{key}={getattr(part, key)!r}"
-        for key, default in registry.settings(name).items()
-        if getattr(part, key) != default
-    ]
-    return f"{name}({', '.join(given)})" if given else name
-
-
-def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the document with the seals that fit its contents."""
-    requests: list[dict[str, Any]] = []
-    header = {key: value for key, value in document["header"].items() if key != "seal"}
-    seal = _digest("", header)
-    header["seal"] = seal
-    for request in document["requests"]:
-        rounds: list[dict[str, Any]] = []
-        for one in request["rounds"]:
-            seal = _digest(seal, _unsealed(one))
-            rounds.append({**one, "seal": seal})
-        seal = _digest(seal, _unsealed(request, "rounds"))
-        requests.append({**request, "rounds": rounds, "seal": seal})
-    return {**document, "header": header, "requests": requests}
-
-
-def broken_seal(document: Mapping[str, Any]) -> str | None:
-    """Return the place of the first seal that does not fit, or `None`."""
-    right = sealed(document)
-    if document["header"].get("seal") != right["header"]["seal"]:
-        return "header"
-    for number, (own, other) in enumerate(
-        zip(document["requests"], right["requests"], strict=True), start=1
-    ):
-        for place, (one, like) in enumerate(
-            zip(own["rounds"], other["rounds"], strict=True), start=1
-        ):
-            if one.get("seal") != like["seal"]:
-                return f"request {number}, round {place}"
-        if own.get("seal") != other["seal"]:
-            return f"request {number}"
-    return None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
     """The record of a run.
@@ -313,15 +229,41 @@ class Certificate:
         return {
             "format": _FORMAT,
             "version": VERSION,
-            "header": dict(self.header),
-            "requests": [dict(request) for request in self.requests],
+            "header": self.header,
+            "requests": self.requests,
             "arrays": self.arrays.stored,
         }
 
     def sealed(self) -> "Certificate":
         """Return the certificate with the seals that fit its contents."""
-        document = sealed(self.document())
-        return replace(self, header=document["header"], requests=tuple(document["requests"]))
+        header = _unsealed(self.header)
+        header["seal"] = seal = _digest("", header)
+        requests: list[dict[str, Any]] = []
+        for request in self.requests:
+            rounds: list[dict[str, Any]] = []
+            for one in request["rounds"]:
+                seal = _digest(seal, _unsealed(one))
+                rounds.append({**one, "seal": seal})
+            seal = _digest(seal, _unsealed(request, "rounds"))
+            requests.append({**request, "rounds": rounds, "seal": seal})
+        return replace(self, header=header, requests=tuple(requests))
+
+    def broken_seal(self) -> str | None:
+        """Return the place of the first seal that does not fit, or `None`."""
+        right = self.sealed()
+        seals = [("header", self.header, right.header)]
+        for number, (own, other) in enumerate(
+            zip(self.requests, right.requests, strict=True), start=1
+        ):
+            rounds = zip(own["rounds"], other["rounds"], strict=True)
+            seals += [
+                (f"request {number}, round {place}", *pair)
+                for place, pair in enumerate(rounds, start=1)
+            ]
+            seals.append((f"request {number}", own, other))
+        return next(
+            (place for place, own, other in seals if own.get("seal") != other["seal"]), None
+        )
 
     def write(self, path: Path) -> Path:
         """Write the certificate; a file of that name is replaced.
@@ -359,8 +301,8 @@ def read_certificate(path: Path) -> Certificate:
             f"{path}: field 'version': got {document.get('version')!r}, this release reads "
             f"{VERSION}; {again}"
         )
-    names = ("header", "requests", "arrays")
-    header, requests, arrays = cast("tuple[Any, ...]", tuple(map(document.get, names)))
+    found: list[Any] = [document.get(name) for name in ("header", "requests", "arrays")]
+    header, requests, arrays = found
     parts = [header, arrays, *requests] if isinstance(requests, list) else [None]
     if not all(isinstance(part, dict) for part in parts):
         raise CertificateError(

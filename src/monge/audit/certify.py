@@ -6,28 +6,25 @@ that it keeps, and the committed tokens.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
 
-from monge.audit.certificate import Arrays, Certificate
-from monge.audit.certify_report import CertifyReport, Finding
-from monge.audit.checks.commit import check_commit
-from monge.audit.checks.coupling import check_coupling
+from monge.audit.certificate import Certificate
+from monge.audit.certify_report import CertifyReport, MismatchError, check_equal
+from monge.audit.checks.coupling import Coupling, check_coupling
 from monge.audit.checks.document import check_document, check_fields, verifier_of
 from monge.audit.checks.draws import check_draws, check_tree
 from monge.audit.checks.end import check_end
-from monge.audit.checks.laws import TOLERANCES, LawCheck, Target
-from monge.audit.checks.verdict import check_verdict
-from monge.audit.coupling import Coupling
-from monge.audit.mismatch import MismatchError, check_equal
+from monge.audit.checks.laws import TOLERANCES, LawCheck
+from monge.audit.checks.verdict import check_commit, check_verdict
 from monge.audit.plain_forward import Forward
 from monge.audit.redraft import Redrafter
 from monge.audit.tape import Tape
 from monge.core.tree import TokenTree
 from monge.engine.text import Tokenizer
-from monge.verify.base import Rule
+from monge.verify.base import Rule, Verifier
 
 NUM_NODES: Final = 256
 """Nodes of a run whose coupling is enumerated."""
@@ -68,49 +65,43 @@ def certify(
     try:
         num_visited, is_drafted = check_document(certificate, vocab_size, dtype)
     except MismatchError as error:
-        report.findings.append(_finding(error))
+        report.add(error)
         return report
     report.dtype = str(certificate.header["target"]["dtype"])
     report.tolerance = TOLERANCES.get(report.dtype, 0.0) if tolerance is None else tolerance
-    target = Target(
-        forward=forward,
-        dtype=getattr(torch, report.dtype, None) if tolerance is None else None,
-        tolerance=report.tolerance,
-    )
+    own_dtype = getattr(torch, report.dtype, None) if tolerance is None else None
     every = max(1, math.ceil(num_visited / num_nodes))
     for number, request in enumerate(certificate.requests, start=1):
-        replayed = _Replay(certificate.arrays, request, report)
+        place = 0
         try:
-            for _ in replayed.rounds(target, rule, every=every):
+            check_fields(request)
+            verifier = verifier_of(str(request["verifier"]), rule)
+            laws = LawCheck(forward, own_dtype, request, certificate.arrays, report)
+            replay = _Replay(request, verifier, laws, report)
+            for place, one in enumerate(request["rounds"], start=1):
+                replay.check(one, every=every, is_last=place == len(request["rounds"]))
                 on_round()
+            place = 0
             _check_end(request, report, tokenizer, eos_ids)
             if redrafter is not None:
-                redrafter.redraft(request, replayed.trees, report.drafts)
+                redrafter.redraft(request, replay.trees, report.drafts)
         except MismatchError as error:
-            report.findings.append(_finding(error, number, replayed.place))
+            report.add(error, number, place)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
-            report.findings.append(
-                Finding(
-                    request=number,
-                    round=replayed.place,
-                    field="fields",
-                    reason=f"malformed: {type(error).__name__}: {error}",
-                )
-            )
+            reason = f"malformed: {type(error).__name__}: {error}"
+            report.add(MismatchError("fields", reason), number, place)
     if redrafter is None and is_drafted:
         reason = (
             f"taken as declared, since {undrafted}; a draft law that was chosen after the uniforms "
             "can give any text"
         )
-        report.findings.append(_finding(MismatchError("drafts", reason, is_wrong=False)))
-    left = report.num_nodes - report.num_enumerated
-    if left:
+        report.add(MismatchError("drafts", reason, is_wrong=False))
+    if left := report.num_nodes - report.num_enumerated:
         report.notes.append(
             f"the coupling of {left} of {report.num_nodes} nodes was not enumerated; their verdicts "
             "are those of the verifier run again"
         )
-    narrowed = report.num_enumerated - report.num_whole
-    if narrowed:
+    if narrowed := report.num_enumerated - report.num_whole:
         report.notes.append(
             f"at {narrowed} nodes the enumerated draft law was conditioned on its most probable tokens"
         )
@@ -118,47 +109,36 @@ def certify(
 
 
 class _Replay:
-    """One request while it is replayed.
+    """One request while it is replayed; `trees` are those of the rounds that hold."""
 
-    Attributes:
-        trees: Trees of the rounds that hold.
-        place: Number of the round that is checked, from 1; 0 before and after them.
-    """
+    def __init__(
+        self,
+        request: Mapping[str, Any],
+        verifier: Verifier,
+        laws: LawCheck,
+        report: CertifyReport,
+    ) -> None:
+        self._verifier, self._laws, self._report = verifier, laws, report
+        self._coupling, self._tape = Coupling(verifier), Tape(request["seed"], request["row"])
+        self._text = tuple(request["prompt_ids"])
+        self._is_ended = request["finish_reason"] in {"eos", "stop", "length"}
+        self.trees = list[TokenTree]()
 
-    def __init__(self, arrays: Arrays, request: Mapping[str, Any], report: CertifyReport) -> None:
-        self._arrays, self._request, self._report = arrays, request, report
-        self.trees, self.place = list[TokenTree](), 0
-
-    def rounds(self, target: Target, rule: Rule | None, *, every: int) -> Iterator[None]:
-        """Check the rounds one after another.
-
-        Raises:
-            MismatchError: Naming the field.
-        """
-        request, report = self._request, self._report
-        check_fields(request)
-        verifier = verifier_of(str(request["verifier"]), rule)
-        coupling, tape = Coupling(verifier), Tape(request["seed"], request["row"])
-        laws_of_text = LawCheck(target, request, self._arrays, report)
-        text, last = tuple(request["prompt_ids"]), len(request["rounds"])
-        is_ended = request["finish_reason"] in {"eos", "stop", "length"}
-        for self.place, one in enumerate(request["rounds"], start=1):
-            check_equal(
-                "context_length", one["context_length"], len(text), "the text before it has"
-            )
-            tree = check_tree(one["tree"], self._arrays, text[-1])
-            check_draws(one, tree, tape, len(text))
-            laws = laws_of_text.check(one["laws"], tree, text)
-            verdict = check_verdict(one, tree, laws, verifier, tape)
-            check_coupling(coupling, tree, laws, verdict, report, every=every)
-            tokens = tuple(one["token_ids"])
-            check_commit(tokens, tree, verdict, can_be_cut=is_ended and self.place == last)
-            text += tokens
-            self.trees.append(tree)
-            report.num_rounds += 1
-            report.num_tokens += len(tokens)
-            yield
-        self.place = 0
+    def check(self, one: Mapping[str, Any], *, every: int, is_last: bool) -> None:
+        """Check the next round."""
+        text, report = self._text, self._report
+        check_equal("context_length", one["context_length"], len(text), "the text before it has")
+        tree = check_tree(one["tree"], self._laws.arrays, text[-1])
+        check_draws(one, tree, self._tape, len(text))
+        laws = self._laws.check(one["laws"], tree, text)
+        verdict = check_verdict(one, tree, laws, self._verifier, self._tape)
+        check_coupling(self._coupling, tree, laws, verdict, report, every=every)
+        tokens = tuple(one["token_ids"])
+        check_commit(tokens, tree, verdict, can_be_cut=self._is_ended and is_last)
+        self._text += tokens
+        self.trees.append(tree)
+        report.num_rounds += 1
+        report.num_tokens += len(tokens)
 
 
 def _check_end(
@@ -176,13 +156,3 @@ def _check_end(
         report.tell(f"stop {request['stop']} of the request")
     if request["seed"] not in report.seeds:
         report.seeds.append(request["seed"])
-
-
-def _finding(error: MismatchError, request: int = 0, place: int = 0) -> Finding:
-    return Finding(
-        request=request,
-        round=error.place or place,
-        field=error.field,
-        reason=str(error),
-        is_wrong=error.is_wrong,
-    )

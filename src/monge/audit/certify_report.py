@@ -1,15 +1,45 @@
-"""The outcome of `monge certify`."""
+"""The outcome of `monge certify`, and the error of a record that does not hold."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
-from monge.audit.redraft import DraftFindings
+from monge.core.errors import MongeError
 from monge.core.words import counted
 
 Answer = Literal["exact", "not exact", "could not tell"]
 EXIT: Final[Mapping[Answer, int]] = {"exact": 0, "not exact": 1, "could not tell": 2}
 _FEW_SEEDS: Final = 3
+_LONGEST: Final = 60
+
+
+class MismatchError(MongeError):
+    """A part of a record does not hold.
+
+    Args:
+        field_name: The field of the certificate.
+        reason: The first thing that is wrong with it.
+        is_wrong: It shows that the run is not exact.
+        place: The round, from 1, if the caller does not know it.
+    """
+
+    def __init__(
+        self, field_name: str, reason: str, *, is_wrong: bool = True, place: int = 0
+    ) -> None:
+        super().__init__(reason)
+        self.field, self.is_wrong, self.place = field_name, is_wrong, place
+
+
+def check_equal(name: str, stated: object, right: object, whose: str) -> None:
+    """Raise `MismatchError` for a field that is not what was computed again."""
+    if stated != right:
+        raise MismatchError(name, f"got {_short(stated)}; {whose} {_short(right)}")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +61,39 @@ class Finding:
     is_wrong: bool = True
 
     def __str__(self) -> str:
-        places = [
-            f"{name} {number}"
-            for name, number in (("request", self.request), ("round", self.round))
-            if number
+        places = (("request", self.request), ("round", self.round))
+        named = [f"{name} {number}" for name, number in places if number]
+        return f"{', '.join([*named, self.field])}: {self.reason}"
+
+
+@dataclass(slots=True, kw_only=True)
+class DraftFindings:
+    """Figures of drafting again.
+
+    Attributes:
+        num_rounds: Rounds that were drafted again.
+        num_laws: Declared draft laws that were recomputed.
+        distance: Largest total variation between a declared and a recomputed one.
+        plans: By controller, why its plans were taken as recorded; empty where they were made again.
+        choice_bits: Binary logarithm of the number of ways in which the plans that were taken as
+            recorded could have limited chains; infinite for trees.
+    """
+
+    num_rounds: int = 0
+    num_laws: int = 0
+    distance: float = 0.0
+    plans: dict[str, str] = field(default_factory=dict[str, str])
+    choice_bits: float = 0.0
+
+    def plan_facts(self) -> list[str]:
+        """Return the controllers that planned, and why their plans were not checked."""
+        facts = [
+            f"plans of {name} as recorded, since it {reason}" if reason else f"planned by {name}"
+            for name, reason in self.plans.items()
         ]
-        return f"{', '.join([*places, self.field])}: {self.reason}"
+        if any(self.plans.values()) and math.isfinite(self.choice_bits):
+            facts.append(f"at most {math.ceil(self.choice_bits)} bits of choice in plans")
+        return facts or ["nothing drafted"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,6 +147,19 @@ class CertifyReport:
         """Note a fact that the verdict takes from a request."""
         self.told[fact] = self.told.get(fact, 0) + 1
 
+    def add(self, error: MismatchError, request: int = 0, place: int = 0) -> None:
+        """Add the finding of an error in round `place` of a request; 0 for the whole."""
+        place = error.place or place
+        self.findings.append(
+            Finding(
+                request=request,
+                round=place,
+                field=error.field,
+                reason=str(error),
+                is_wrong=error.is_wrong,
+            )
+        )
+
     @property
     def basis(self) -> str:
         """Seeds, plans, ends and tolerance of an exact run, as far as they were checked."""
@@ -113,7 +183,13 @@ class CertifyReport:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        own = asdict(self)
-        own["drafts"] = self.drafts.as_json()
-        return {"verdict": self.answer, "summary": self.summary(), **own}
+        """Return plain values; infinite `choice_bits` become `None`."""
+        drafts = {key.removeprefix("num_"): own for key, own in asdict(self.drafts).items()}
+        if math.isinf(self.drafts.choice_bits):
+            drafts["choice_bits"] = None
+        return {
+            "verdict": self.answer,
+            "summary": self.summary(),
+            **asdict(self),
+            "drafts": drafts,
+        }

@@ -2,10 +2,9 @@
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from http import HTTPStatus
-from typing import Any, Final, Protocol, Self, runtime_checkable
+from typing import Any, Final, ParamSpec, Protocol, Self, TypeVar, runtime_checkable
 
 import httpx
 
@@ -15,17 +14,12 @@ ATTEMPTS: Final = 6
 TIMEOUT_S: Final = 120.0
 _FIRST_WAIT_S: Final = 0.5
 _LONGEST_WAIT_S: Final = 30.0
-_RETRIED: Final = frozenset(
-    {
-        HTTPStatus.TOO_MANY_REQUESTS,
-        HTTPStatus.INTERNAL_SERVER_ERROR,
-        HTTPStatus.BAD_GATEWAY,
-        HTTPStatus.SERVICE_UNAVAILABLE,
-        HTTPStatus.GATEWAY_TIMEOUT,
-    }
-)
+_RETRIED: Final = (429, 500, 502, 503, 504)
 TOKEN_ID: Final = "token_id:"
 """Prefix of token names where a server names tokens by their ids."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class ServerError(MongeError, RuntimeError):
@@ -107,9 +101,8 @@ class Client:
             try:
                 self.model = str(models["data"][0]["id"])
             except (KeyError, IndexError, TypeError) as error:
-                raise ServerError(
-                    f"{self.url}/models names no model; name one with --model"
-                ) from error
+                message = f"{self.url}/models names no model; name one with --model"
+                raise ServerError(message) from error
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -168,6 +161,22 @@ class Client:
         )
 
 
+async def one_at_a_time(
+    lock: asyncio.Lock, function: Callable[P, T], /, *arguments: P.args, **options: P.kwargs
+) -> T:
+    """Run a function in a thread, while no other caller with this lock runs one.
+
+    A thread cannot be cancelled. A cancelled caller keeps the lock until its function returns, so
+    that no other one runs beside it.
+    """
+    async with lock:
+        work = asyncio.ensure_future(asyncio.to_thread(function, *arguments, **options))
+        try:
+            return await asyncio.shield(work)
+        finally:
+            await asyncio.wait([work])
+
+
 def _object(answer: httpx.Response) -> dict[str, Any]:
     """Return the JSON object of an answer."""
     try:
@@ -182,11 +191,7 @@ def _object(answer: httpx.Response) -> dict[str, Any]:
 def _completion(answer: Mapping[str, Any], *, by_id: bool) -> Completion:
     choice, metrics = answer["choices"][0], answer.get("metrics") or {}
     found = choice.get("logprobs") or {}
-    tokens, logprobs, top = (
-        found.get("tokens"),
-        found.get("token_logprobs"),
-        found.get("top_logprobs"),
-    )
+    tokens, logprobs, top = map(found.get, ("tokens", "token_logprobs", "top_logprobs"))
     if (content := found.get("content")) is not None:  # as in chats: llama.cpp has it here as well
 
         def name(one: Mapping[str, Any]) -> str:

@@ -17,10 +17,8 @@ from monge.core.sampling_rules import SamplingRules
 
 _SAME_WEIGHTS_NATS: Final = 0.15
 """Median difference of first tokens' log-probabilities that 16-bit arithmetic does not reach."""
-
 _SAME_FIRST_TOKENS: Final = 0.8
 """Share of prompts whose greedy first tokens must agree: these come before any speculation."""
-
 _NOISE_FACTOR: Final = 2.0
 _MOST_CHARACTERS: Final = 600
 """Sampled characters after which greedy texts start again from a prompt of the audit."""
@@ -86,53 +84,39 @@ async def deterministic(
 ) -> Deterministic:
     """Compare greedy texts and log-probabilities.
 
-    Args:
-        client: The audited server.
-        reference: The reference.
-        prompts: Prompts.
-        num_greedy_tokens: Greedy tokens to compare. Where one text for each prompt has fewer, the
-            next prompts are these prompts with the texts that the server sampled after them.
-        fields: Fields of every request.
-        tolerance: Smallest gap that counts as a difference; twice the reference's noise if that is
-            larger.
+    Where one greedy text for each prompt has fewer than `num_greedy_tokens`, the next prompts are these
+    prompts with the texts that the server sampled after them. A difference is a gap of more than
+    `tolerance`, or of twice the reference's noise if that is larger.
     """
     noise = await reference.noise(prompts)
     tolerance = max(tolerance, _NOISE_FACTOR * noise)
-    differences, num_greedy = list[Difference](), 0
+    differences, num_greedy, num_texts = list[Difference](), 0, 0
     first, later = list[float](), list[float]()
-    waiting = deque(prompts)
-    most_texts = len(prompts) + num_greedy_tokens
-    num_texts = 0
+    waiting, most_texts = deque(prompts), len(prompts) + num_greedy_tokens
     while waiting and num_texts < most_texts:
         prompt, num_texts = waiting.popleft(), num_texts + 1
-        completion = await client.complete(prompt, temperature=0.0, **fields)
-        names = token_names(completion, reference.eos_names)
+        greedy = await client.complete(prompt, temperature=0.0, **fields)
+        names = token_names(greedy, reference.eos_names)
         laws = await reference.laws(prompt, names, SamplingRules())
         compared = [(name, law) for name, law in zip(names, laws, strict=False) if law is not None]
         num_greedy += len(compared)
-        gaps = [_gap(law, name) for name, law in compared]
-        for position, ((name, law), gap) in enumerate(zip(compared, gaps, strict=True)):
-            if gap > tolerance:
-                expected = law.names[0]
-                differences.append(
-                    Difference(
-                        prompt=prompt, position=position, expected=expected, got=name, gap=gap
-                    )
-                )
-                break
+        far = [
+            Difference(prompt=prompt, position=position, expected=law.names[0], got=name, gap=gap)
+            for position, (name, law) in enumerate(compared)
+            if (gap := _gap(law, name)) > tolerance
+        ]
+        differences += far[:1]
         sampled = await client.complete(prompt, temperature=1.0, **fields)
         names = token_names(sampled, reference.eos_names)
         laws = await reference.laws(prompt, names, SamplingRules())
-        for position, (name, law, logprob) in enumerate(
-            zip(names, laws, sampled.logprobs, strict=False)
-        ):
+        rows = zip(names, laws, sampled.logprobs, strict=False)
+        for position, (name, law, logprob) in enumerate(rows):
             if law is not None and logprob is not None and name in law.places:
                 own = abs(logprob - math.log(law.probs[law.places[name]]))
                 (later if position else first).append(own)
         if num_greedy < num_greedy_tokens:
-            longer = prompt + sampled.text
-            is_short = len(longer) < len(prompts[num_texts % len(prompts)]) + _MOST_CHARACTERS
-            waiting.append(longer if is_short else prompts[num_texts % len(prompts)])
+            again, longer = prompts[num_texts % len(prompts)], prompt + sampled.text
+            waiting.append(longer if len(longer) < len(again) + _MOST_CHARACTERS else again)
     first_difference = median(first) if first else None
     num_first = sum(difference.position == 0 for difference in differences)
     other_firsts = num_first > (1 - _SAME_FIRST_TOKENS) * num_texts

@@ -9,8 +9,7 @@ from typing import Any, Final
 import torch
 
 from monge.api import built_in, eos_ids_of
-from monge.audit.client import TOKEN_ID, Completion
-from monge.audit.threads import one_at_a_time
+from monge.audit.client import TOKEN_ID, Completion, one_at_a_time
 from monge.core.errors import OptionError
 from monge.core.text import token_ids_of
 from monge.loading.networks import load_network, load_tokenizer
@@ -49,11 +48,7 @@ STARTED: Final = (ASSISTED, LOOKUP, OURS)
 
 
 def check_engine(name: str) -> None:
-    """Refuse a name that is no engine, or an engine that the user must start.
-
-    Raises:
-        OptionError: It names the commands, or the known engines.
-    """
+    """Raise `OptionError` for an unknown engine, or for one that the user must start, with the commands."""
     if name in HOW_TO_START:
         start, audit = HOW_TO_START[name]
         raise OptionError(

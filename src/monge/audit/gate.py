@@ -12,29 +12,27 @@ from typing import Any, Final, Literal
 
 from monge.api import load
 from monge.audit.client import TOKEN_ID, Client, Server
-from monge.audit.page import page
 from monge.audit.references import LocalReference, Reference, ServerReference
-from monge.audit.report import Report
-from monge.audit.run import ALPHA, BUDGET, QUICK_BUDGET, AuditSettings, audit, neutral_fields, probe
+from monge.audit.report import Report, page
+from monge.audit.run import (
+    ALPHA,
+    BUDGET,
+    QUICK_BUDGET,
+    AuditSettings,
+    audit,
+    neutral_fields,
+    probe,
+)
 from monge.audit.situations import Situation, usual_situations
 from monge.core.errors import MongeError, OptionError
 from monge.core.words import counted
 
 EOS_NAMES: Final = (
-    "</s>",
-    "<|endoftext|>",
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<|end_of_text|>",
-    "<|end|>",
-    "<eos>",
-    "<end_of_turn>",
+    *("</s>", "<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end_of_text|>"),
+    *("<|end|>", "<eos>", "<end_of_turn>"),
 )
 LOCAL_TOLERANCE: Final = 0.25
-"""The server may run in 16 bits, whose noise reaches this size.
-
-The local forward runs in the type of `dtype`.
-"""
+"""Noise of a server in 16 bits, beside a local forward in another type."""
 UNBOUNDED: Final = 10**9
 """Budget of an audit that a clock ends."""
 
@@ -98,24 +96,20 @@ def assert_lossless(
     """
     if inconclusive not in {"fail", "skip"}:
         raise OptionError(f"inconclusive must be 'fail' or 'skip'; got {inconclusive!r}")
-    given: dict[str, Any] = {
+    given = {
         "budget": budget,
         "alpha": alpha,
         "tolerance": tolerance,
         "greedy_budget": greedy_budget,
         "situations": situations,
     }
-    settings = settings_of(
-        reference,
-        {name: value for name, value in given.items() if value is not None},
-        quick=quick,
-        minutes=minutes,
-    )
+    chosen = {name: value for name, value in given.items() if value is not None}
+    settings = settings_of(reference, chosen, quick=quick, minutes=minutes)
     report = asyncio.run(audited(server, reference, settings, eos=eos))
     names = name_of(server), name_of(reference)
     if out is not None:
-        path, found = Path(out), json.dumps(report.as_json())
-        path.write_text(page(report, *names) if path.suffix == ".html" else found)
+        is_page = Path(out).suffix == ".html"
+        Path(out).write_text(page(report, *names) if is_page else json.dumps(report.as_json()))
     text = f"{names[0]} against {names[1]}: {summary(report)}"
     if report.verdict == "not lossless":
         raise AssertionError(text)
@@ -127,35 +121,15 @@ def assert_lossless(
 def settings_of(
     reference: object, given: Mapping[str, Any], *, quick: bool, minutes: float | None
 ) -> AuditSettings:
-    """Return the settings of an audit.
-
-    Args:
-        reference: As for `assert_lossless`.
-        given: Fields of `AuditSettings` that the user chose.
-        quick: Judge few situations.
-        minutes: Longest time for the sampled texts; `None` for no limit.
-
-    Raises:
-        OptionError: If a value is out of its range.
-    """
-    fields: dict[str, Any] = dict(given)
+    """Return the settings of an audit: the fields of `AuditSettings` that are given, and the usual others."""
+    usual: dict[str, Any] = {"budget": QUICK_BUDGET if quick else BUDGET}
+    if minutes is not None:
+        usual = {"budget": UNBOUNDED, "seconds": 60.0 * minutes}
     if quick:
-        fields = {"situations": usual_situations(is_quick=True)} | fields
+        usual["situations"] = usual_situations(is_quick=True)
     if isinstance(reference, Mapping) and "target" in reference:
-        fields = {"tolerance": LOCAL_TOLERANCE} | fields
-    usual = QUICK_BUDGET if quick else BUDGET
-    fields = {"budget": usual if minutes is None else UNBOUNDED} | fields
-    settings = AuditSettings(**fields, seconds=None if minutes is None else 60.0 * minutes)
-    if not 0 < settings.alpha < 1:
-        raise OptionError(f"alpha must lie between 0 and 1; got {settings.alpha}")
-    if settings.budget < 1 or settings.greedy_budget < 0:
-        raise OptionError(
-            f"budgets must be positive; got {settings.budget} sampled and "
-            f"{settings.greedy_budget} greedy tokens"
-        )
-    if settings.seconds is not None and settings.seconds <= 0:
-        raise OptionError(f"minutes must be positive; got {minutes}")
-    return settings
+        usual["tolerance"] = LOCAL_TOLERANCE
+    return AuditSettings(**usual | dict(given))
 
 
 async def audited(
@@ -200,15 +174,16 @@ def name_of(place: object) -> str:
 
 def summary(report: Report) -> str:
     """Return a report in a few lines: finding, situations, evidence and power."""
+    bound = math.log(1.0 / report.alpha)
     lines = [
         f"{report.verdict}: {report.reason}",
         f"{counted(report.num_tokens, 'sampled token')} judged, log e-value {report.log_e:.1f} "
-        f"(rejected at {math.log(1.0 / report.alpha):.1f}, alpha {report.alpha:g})",
-        *(
-            f"situation {one.name!r}: log e-value {one.log_e:.1f}, {one.finding}"
-            for one in report.situations
-            if one.finding is not None
-        ),
+        f"(rejected at {bound:.1f}, alpha {report.alpha:g})",
+    ]
+    lines += [
+        f"situation {one.name!r}: log e-value {one.log_e:.1f}, {one.finding}"
+        for one in report.situations
+        if one.finding is not None
     ]
     if report.num_tokens:
         lines.append(

@@ -20,19 +20,20 @@ from monge.audit.certificate import (
     PLAIN,
     Arrays,
     Certificate,
-    HeldArrays,
     encoded,
+    held,
     law_fields,
-    part_text,
+    num_bytes,
     tree_fields,
 )
 from monge.audit.tape import RoundTape, Tape
 from monge.backends.cpu.program_cache import machine
 from monge.control.registry import CONTROLLERS
 from monge.core.draws import Draws
-from monge.core.errors import NonFiniteLogitsError, OptionError
+from monge.core.errors import OptionError, RequestError
 from monge.core.law import DenseLaw, Law, LawSequence
 from monge.core.model import SequenceModel, dtype_of
+from monge.core.registry import Registry
 from monge.core.tree import TokenTree
 from monge.core.verdict import StepRecord, Verdict
 from monge.engine.batch import decode
@@ -54,20 +55,14 @@ _PACKAGES: Final = ("monge", "torch", "transformers", "numpy")
 
 
 class RecordingVerifier(Verifier):
-    """A verifier that tapes the verdicts of requests with `Tape`.
-
-    Other requests are verified as without it.
-
-    Args:
-        rule: The verifier or node rule that decides.
-    """
+    """A verifier that lets `rule` decide, and tapes the verdicts of requests with `Tape`."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule, self._own = rule, as_verifier(rule)
         self.accepts, self.max_width = rule.accepts, rule.max_width
         self.is_lossless, self.is_enumerable = rule.is_lossless, rule.is_enumerable
         self.invariant_for = rule.invariant_for
-        self.text = rule_text(rule)
+        self.text = part_text(VERIFIERS, rule)
 
     def __repr__(self) -> str:
         return repr(self.rule)
@@ -78,40 +73,45 @@ class RecordingVerifier(Verifier):
 
     def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
         (outcome,) = self.verify_many([ScoredTree(tree=tree, target_laws=target_laws, draws=draws)])
-        if isinstance(outcome, NonFiniteLogitsError):
+        if isinstance(outcome, RequestError):
             raise outcome
         return outcome
 
-    def verify_many(self, scored: Sequence[ScoredTree]) -> Sequence[Verdict | NonFiniteLogitsError]:
-        asked, taped = list(scored), list[tuple[int, Tape, int, _WatchedLaws]]()
-        for row, one in enumerate(scored):
-            if isinstance(one.draws, Tape):
-                laws = _WatchedLaws(one.target_laws)
-                asked[row] = replace(one, target_laws=laws)
-                taped.append((row, one.draws, one.draws.place, laws))
+    def verify_many(self, scored: Sequence[ScoredTree]) -> Sequence[Verdict | RequestError]:
+        asked = [
+            replace(one, target_laws=_WatchedLaws(one.target_laws, one.draws.place))
+            if isinstance(one.draws, Tape)
+            else one
+            for one in scored
+        ]
         outcomes = self._own.verify_many(asked)
-        for row, draws, start, laws in taped:
-            verdict = outcomes[row]
-            if isinstance(verdict, Verdict):
-                tape, held = draws.rounds[-1], HeldArrays()
+        for one, verdict in zip(asked, outcomes, strict=True):
+            draws, laws = one.draws, one.target_laws
+            if isinstance(draws, Tape) and isinstance(verdict, Verdict):
+                assert isinstance(laws, _WatchedLaws)
+                tape = draws.rounds[-1]
+                draws.num_bytes -= num_bytes(tape.decided)  # of a round that is verified again
                 tape.decided = {
-                    "tree": tree_fields(scored[row].tree, held),
-                    "laws": laws.fields(held),
-                    "verify": [start, draws.place],
-                    "verdict": _verdict_fields(verdict),
+                    "tree": tree_fields(one.tree),
+                    "laws": laws.fields(),
+                    "verify": [laws.start, draws.place],
+                    "verdict": {
+                        "path": list(verdict.path),
+                        "next_token": verdict.next_token,
+                        "next_kind": verdict.next_kind,
+                        "examined": list(verdict.examined),
+                    },
                 }
                 tape.verifier = self.text
-                # A round that is verified again replaces what it had.
-                draws.num_bytes += held.num_bytes - tape.num_bytes
-                tape.num_bytes = held.num_bytes
+                draws.num_bytes += num_bytes(tape.decided)
         return outcomes
 
 
 class _WatchedLaws:
-    """Laws by node, and which of them were looked at."""
+    """Laws by node, and which of them were looked at, by a verifier that starts at uniform `start`."""
 
-    def __init__(self, laws: LawSequence) -> None:
-        self._laws = laws
+    def __init__(self, laws: LawSequence, start: int) -> None:
+        self._laws, self.start = laws, start
         self.seen: dict[int, Law] = {}
 
     def __len__(self) -> int:
@@ -122,11 +122,11 @@ class _WatchedLaws:
             self.seen[node] = self._laws[node]
         return self.seen[node]
 
-    def fields(self, held: HeldArrays) -> list[list[Any]]:
+    def fields(self) -> list[list[Any]]:
         """Return the laws that were looked at, with the logits of their tokens if there are any."""
         logits = self._laws.logits if isinstance(self._laws, NodeLaws) else None
         return [
-            [node, _target_fields(law, None if logits is None else logits[node], held)]
+            [node, _target_fields(law, None if logits is None else logits[node])]
             for node, law in sorted(self.seen.items())
         ]
 
@@ -184,16 +184,13 @@ class Recorder:
         """
         if request.processors:
             raise OptionError(
-                "a certificate cannot hold logits processors: leave them out, and penalties, logit_bias and min_tokens too"
+                "a certificate cannot hold logits processors: leave them out, and penalties, logit_bias "
+                "and min_tokens too"
             )
         return replace(request, draws=Tape(request.seed, request.row))
 
     def sessions(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> list[Session]:
-        """Return recorded sessions; arguments and errors as for `Decoder.sessions`.
-
-        Raises:
-            OptionError: As `recorded`.
-        """
+        """Return recorded sessions; arguments and errors as for `Decoder.sessions` and `recorded`."""
         requests = self.decoder.requests_of(prompts, **options)
         made = [self.decoder.session(self.recorded(request)) for request in requests]
         self._sessions += made
@@ -203,8 +200,7 @@ class Recorder:
         self, prompts: Prompt | Sequence[Prompt], **options: Any
     ) -> list[GenerationResult]:
         """Complete prompts as `Decoder.generate` does, and record it."""
-        sessions = self.sessions(prompts, **options)
-        decoder = self.decoder
+        sessions, decoder = self.sessions(prompts, **options), self.decoder
         for _ in decode(sessions, decoder.components, max_batch_size=decoder.max_batch_size):
             pass
         return [result_of(session, decoder.backend) for session in sessions]
@@ -229,11 +225,7 @@ class Recorder:
             return PLAIN
         if not request.adaptive:
             return "fixed"
-        controller = self._parts.planner(request.controller).controller
-        try:
-            return part_text(CONTROLLERS, controller)
-        except OptionError:
-            return f"<{type(controller).__name__}>"
+        return part_text(CONTROLLERS, self._parts.planner(request.controller).controller)
 
     def _request(self, session: Session, arrays: Arrays) -> dict[str, Any]:
         request = session.request
@@ -273,12 +265,21 @@ def loading_of(draft: Sequence[str] | None, options: Mapping[str, Any]) -> dict[
     return {name: value for name, value in named.items() if value is not None}
 
 
-def rule_text(rule: Rule) -> str:
-    """Return the text of a verifier; its class in angle brackets if it has no name."""
+def part_text(registry: Registry[Any], part: Any) -> str:  # noqa: ANN401 (any part)
+    """Return the name of a part and its settings that are not the defaults.
+
+    A part without a name has its class in angle brackets.
+    """
     try:
-        return part_text(VERIFIERS, rule)
+        name = registry.name_of(part)
     except OptionError:
-        return f"<{rule.title}>"
+        return f"<{getattr(part, 'title', type(part).__name__)}>"
+    given = [
+        f"{key}={getattr(part, key)!r}"
+        for key, default in registry.settings(name).items()
+        if getattr(part, key) != default
+    ]
+    return f"{name}({', '.join(given)})" if given else name
 
 
 def target_fields(target: SequenceModel, name: str) -> dict[str, Any]:
@@ -336,33 +337,24 @@ def _round(tape: RoundTape, record: StepRecord, arrays: Arrays) -> dict[str, Any
         "plan": asdict(record.plan),
         "drafter": record.drafter,
         "start": tape.start,
-        "draws": [asdict(one) for one in tape.children],
+        "draws": tape.children,
         **encoded(tape.decided, arrays),
         "token_ids": list(record.token_ids),
     }
 
 
-def _verdict_fields(verdict: Verdict) -> dict[str, Any]:
-    return {
-        "path": list(verdict.path),
-        "next_token": verdict.next_token,
-        "next_kind": verdict.next_kind,
-        "examined": list(verdict.examined),
-    }
-
-
-def _target_fields(law: Law, logits: Tensor | None, held: HeldArrays) -> dict[str, Any]:
+def _target_fields(law: Law, logits: Tensor | None) -> dict[str, Any]:
     """Return a target law, with the logits of its tokens.
 
     A law of all tokens is a function of its logits, which take half the room.
     """
     if logits is None:
-        return law_fields(law, held)
+        return law_fields(law)
     is_dense = isinstance(law, DenseLaw)
     chosen = logits if is_dense else logits[law.sparse().token_ids]
     # A copy, since a backend may write the next logits to the same place.
-    own = held.put(chosen.detach().to("cpu", copy=True))
-    return {**({} if is_dense else law_fields(law, held)), "logits": own}
+    own = held(chosen.detach().to("cpu", copy=True))
+    return {**({} if is_dense else law_fields(law)), "logits": own}
 
 
 def _version(name: str) -> str | None:

@@ -15,8 +15,14 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from monge.audit.client import TOKEN_ID, Client, Completion, RefusedError, ServerError
-from monge.audit.threads import one_at_a_time
+from monge.audit.client import (
+    TOKEN_ID,
+    Client,
+    Completion,
+    RefusedError,
+    ServerError,
+    one_at_a_time,
+)
 from monge.audit.token_law import END, TokenLaw, law_of_logprobs, truncated
 from monge.core.model import NodeBlock, SequenceModel
 from monge.core.sampling_rules import SamplingRules
@@ -37,16 +43,11 @@ class Reference(Protocol):
     async def laws(
         self, prompt: str, tokens: Sequence[str], rules: SamplingRules
     ) -> list[TokenLaw | None]:
-        """Return the laws of the tokens of a text.
+        """Return the laws of the tokens of a text; the name of its end is `END`.
 
         The list ends early where the text before a token cannot be read again; an entry is `None`
         where the law is unknown. Both depend on the text before the token only, so that leaving
         tokens out does not bias a test.
-
-        Args:
-            prompt: The prompt.
-            tokens: Names of the tokens; `END` for the end of the text.
-            rules: Sampling rules of the request.
         """
         ...
 
@@ -60,11 +61,9 @@ def token_names(completion: Completion, eos_names: frozenset[str]) -> tuple[str,
 
     If a server returns no tokens, the text counts as one: such a server is asked for single tokens.
     """
-    shown = (
-        (completion.text,)
-        if completion.tokens is None and completion.text
-        else completion.tokens or ()
-    )
+    shown = completion.tokens or ()
+    if completion.tokens is None and completion.text:
+        shown = (completion.text,)
     names = [END if name in eos_names else name for name in shown]
     if completion.finish == "stop" and names[-1:] != [END]:
         names.append(END)
@@ -72,14 +71,7 @@ def token_names(completion: Completion, eos_names: frozenset[str]) -> tuple[str,
 
 
 class LocalReference:
-    """Laws from the target's own forward.
-
-    Args:
-        model: The target.
-        tokenizer: Its tokenizer.
-        eos_ids: Tokens that end a text.
-        by_id: The audited server names tokens by their ids.
-    """
+    """Laws from the target's own forward; with `by_id` the audited server names tokens by their ids."""
 
     def __init__(
         self,
@@ -90,22 +82,20 @@ class LocalReference:
         by_id: bool = False,
     ) -> None:
         self._model, self._tokenizer, self._eos_ids = model, tokenizer, eos_ids
-        ids = range(model.vocab_size)
-        spelled = [
+        names = [
             f"{TOKEN_ID}{i}" if by_id else tokenizer.decode([i], skip_special_tokens=False)
-            for i in ids
+            for i in range(model.vocab_size)
         ]
-        self.eos_names = frozenset(spelled[i] for i in eos_ids)
+        self.eos_names = frozenset(names[i] for i in eos_ids)
         # Tokens that share a name, such as parts of characters, cannot be told apart: they count as
         # unnamed.
-        often = {name for name, times in Counter(spelled).items() if times > 1}
+        often = {name for name, times in Counter(names).items() if times > 1}
         self._names = [
-            END if i in eos_ids else "" if name in often else name for i, name in enumerate(spelled)
+            END if i in eos_ids else "" if name in often else name for i, name in enumerate(names)
         ]
         self._ids = {name: i for i, name in enumerate(self._names) if name not in {END, ""}}
-        self._sequences = count()
+        self._sequences, self._lock = count(), asyncio.Lock()
         self._prompts: dict[str, list[int]] = {}
-        self._lock = asyncio.Lock()
 
     async def laws(
         self, prompt: str, tokens: Sequence[str], rules: SamplingRules
@@ -132,35 +122,30 @@ class LocalReference:
             logits = self._model.extend({sequence: NodeBlock.chain([last, *ids])})[sequence]
             self._model.close(sequence)
             scores = logits.double() / rules.temperature
-            if len(self._eos_ids) > 1:
+            if len(self._eos_ids) > 1:  # all ends of text are one token
                 ends = sorted(self._eos_ids)
                 together = torch.logsumexp(scores[:, ends], dim=-1)
                 scores[:, ends] = -torch.inf
                 scores[:, ends[0]] = together
-            values, ids = torch.topk(torch.softmax(scores, dim=-1), min(_SORTED, scores.shape[-1]))
-            counts = (values > 0.0).sum(dim=-1)
+            probs = torch.softmax(scores, dim=-1)
+            values, ids = torch.topk(probs, min(_SORTED, scores.shape[-1]))
             rests = (1.0 - values.sum(dim=-1)).clamp(min=0.0)
             if ids.shape[-1] == self._model.vocab_size:
                 rests.zero_()
         tempered = replace(rules, temperature=1.0)
-        rows = zip(values.cpu().numpy(), ids.tolist(), counts.tolist(), rests.tolist(), strict=True)
-        return [
-            self._law(probs[:num_positive], tokens[:num_positive], rest, tempered)
-            for probs, tokens, num_positive, rest in rows
-        ]
+        rows = zip(values.cpu().numpy(), ids.tolist(), rests.tolist(), strict=True)
+        return [self._law(masses[masses > 0.0], own, rest, tempered) for masses, own, rest in rows]
 
     def _law(
         self, probs: np.ndarray, ids: list[int], rest: float, rules: SamplingRules
     ) -> TokenLaw | None:
-        law = truncated([self._names[i] for i in ids], probs, rest, rules)
+        names = [self._names[i] for i in ids[: len(probs)]]
+        law = truncated(names, probs, rest, rules)
         if law is None or "" not in law.places:
             return law
         is_named = np.array([name != "" for name in law.names], dtype=bool)
-        return TokenLaw(
-            tuple(filter(None, law.names)),
-            law.probs[is_named],
-            law.rest + float(law.probs[~is_named].sum()),
-        )
+        unnamed = float(law.probs[~is_named].sum())
+        return TokenLaw(tuple(filter(None, law.names)), law.probs[is_named], law.rest + unnamed)
 
 
 class ServerReference:
@@ -197,29 +182,22 @@ class ServerReference:
         # tokenized as it was generated. It depends on the earlier tokens only, since a beginning of
         # a canonical tokenization is canonical.
         for end in range(len(tokens) - 1, -1, -1):
-            echoed = await self._echo(prompt, known, tokens[:end])
-            if echoed.tokens is not None and echoed.tokens[: len(known) + end] == (
-                *known,
-                *tokens[:end],
-            ):
-                return [
-                    self._law(top, rules) for top in echoed.top[len(known) : len(known) + end + 1]
-                ]
+            echoed, size = await self._echo(prompt, known, tokens[:end]), len(known) + end
+            if echoed.tokens is not None and echoed.tokens[:size] == (*known, *tokens[:end]):
+                return [self._law(top, rules) for top in echoed.top[len(known) : size + 1]]
         return []
 
     async def noise(self, prompts: Sequence[str]) -> float:
-        alone = [await self.laws(prompt, [END], SamplingRules()) for prompt in prompts]
-        crowd = await asyncio.gather(
-            *(self.laws(prompt, [END], SamplingRules()) for prompt in prompts)
-        )
-        pairs = [
-            (a, b)
+        asked = [(prompt, [END], SamplingRules()) for prompt in prompts]
+        alone = [await self.laws(*one) for one in asked]
+        crowd = await asyncio.gather(*(self.laws(*one) for one in asked))
+        differences = [
+            _difference(a, b)
             for one, other in zip(alone, crowd, strict=True)
             for a, b in zip(one, other, strict=True)
+            if a is not None and b is not None
         ]
-        return max(
-            (_difference(a, b) for a, b in pairs if a is not None and b is not None), default=0.0
-        )
+        return max(differences, default=0.0)
 
     async def _prompt_tokens(self, prompt: str) -> tuple[str, ...] | None:
         with suppress(RefusedError):
@@ -238,11 +216,9 @@ class ServerReference:
         )
 
     async def _echo(self, prompt: str, known: Sequence[str], tokens: Sequence[str]) -> Completion:
-        text = prompt + "".join(tokens)
+        asked = _ids((*known, *tokens)) if self._by_id and known else prompt + "".join(tokens)
         async with self._crowd:
-            return await self._ask(
-                _ids((*known, *tokens)) if self._by_id and known else text, echo=True
-            )
+            return await self._ask(asked, echo=True)
 
     async def _next_laws(
         self, prompt: str, tokens: Sequence[str], rules: SamplingRules
@@ -289,9 +265,6 @@ def _ids(names: Sequence[str]) -> list[int]:
 
 
 def _difference(a: TokenLaw, b: TokenLaw) -> float:
-    shared = [
-        (a.probs[place], b.probs[b.places[name]])
-        for place, name in enumerate(a.names[:4])
-        if name in b.places
-    ]
-    return max((abs(float(np.log(p / q))) for p, q in shared), default=0.0)
+    shared = {name: place for place, name in enumerate(a.names[:4]) if name in b.places}
+    ratios = [a.probs[place] / b.probs[b.places[name]] for name, place in shared.items()]
+    return max((abs(float(np.log(ratio))) for ratio in ratios), default=0.0)

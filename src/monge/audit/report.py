@@ -1,10 +1,12 @@
-"""The report of an audit."""
+"""The report of an audit: as values, and as one HTML page without scripts."""
 
 import math
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
+from jinja2 import Environment, StrictUndefined
 
 from monge.audit.bets import JudgedText
 from monge.audit.deterministic import Deterministic
@@ -20,13 +22,10 @@ _LARGEST: Final = 1e3  # shown in place of an infinite logarithm: JSON has no in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SituationResult:
-    """One situation.
+    """One situation: its texts, judged tokens and largest e-value.
 
     Args:
-        name: Its name.
-        num_texts: Texts.
-        num_tokens: Judged tokens.
-        log_e: Logarithm of its largest e-value.
+        log_e: Logarithm of the e-value.
         finding: The fault that the richest bet names, if this situation alone rejects.
     """
 
@@ -75,6 +74,28 @@ class Report:
         return _finite(asdict(self))
 
 
+def page(report: Report, server: str, reference: str) -> str:
+    """Return a report as a page, with the names of the audited server and of its reference."""
+    bound = math.log(1.0 / report.alpha)
+    curve = [(tokens, min(log_e, 2.0 * bound)) for tokens, log_e in report.curve]
+    values = [log_e for _, log_e in curve]
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    template = environment.from_string(Path(__file__).with_name("page.html").read_text("utf-8"))
+    return template.render(
+        report=report,
+        server=server,
+        reference=reference,
+        bound=bound,
+        curve=curve,
+        last=max(1, curve[-1][0]) if curve else 1,
+        low=min([0.0, *values]),
+        high=max([1.1 * bound, *values]),
+        highest=1.1 * max([1, *report.quantiles]),
+    )
+
+
 class Tally:
     """Counts for the plots."""
 
@@ -84,9 +105,8 @@ class Tally:
 
     def add(self, text: JudgedText) -> None:
         """Count the tokens of a text."""
-        self._quantiles += np.bincount(
-            (text.quantiles * NUM_BINS).astype(np.int64), minlength=NUM_BINS
-        )
+        bins = (text.quantiles * NUM_BINS).astype(np.int64)
+        self._quantiles += np.bincount(bins, minlength=NUM_BINS)
         self._observed += np.bincount(np.minimum(text.places, NUM_RANKS), minlength=NUM_RANKS + 1)
         first = text.masses[:, :NUM_RANKS].sum(axis=0)
         self._expected[: len(first)] += first

@@ -1,6 +1,7 @@
 """One audit from the first request to the verdict."""
 
 import asyncio
+import json
 import math
 import time
 from collections import deque
@@ -9,20 +10,19 @@ from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 
-from monge.audit.bets import Wealth, judged, log_factors
+from monge.audit.bets import Wealth, judged, log_factors, smallest_deviation
 from monge.audit.client import TOKEN_ID, Completion, RefusedError, Server, ServerError
 from monge.audit.deterministic import Deterministic, deterministic
-from monge.audit.log import TextLog
-from monge.audit.power import smallest_deviation
 from monge.audit.references import Reference, ServerReference, token_names
 from monge.audit.report import Report, SituationResult, Tally, Verdict
 from monge.audit.situations import Situation, usual_situations
 from monge.audit.token_law import END, TokenLaw
 from monge.core.draws import random_numbers
+from monge.core.errors import OptionError
 from monge.core.words import counted
 
 ALPHA: Final = 0.001
@@ -30,22 +30,19 @@ BUDGET: Final = 20_000
 QUICK_BUDGET: Final = 2_000
 _MIN_TOKENS: Final = 500
 """Fewer judged tokens give no verdict."""
-
 _MIN_ENDS: Final = 5
 """Ends of text without a name in any distribution that are no chance: their name is unknown."""
-
 _MOST_TEXTS: Final = 2.0  # texts of a situation, in multiples of those that its budget fills
 _SEEDS: Final = 1_000_000  # seeds of one situation
 _CURVE_POINTS: Final = 200
 _AHEAD: Final = 4  # texts in work, in multiples of the requests at once
-
 _NUM_PROBES: Final = 16
+_KEPT: Final = ("text", "finish", "tokens", "logprobs")
+"""Fields of a completion that a log of texts keeps."""
 _TEXT_NOTE: Final = (
     "the server returns no tokens, so that only first tokens were judged, which most engines draw "
-    "without speculation; an "
-    "audit needs `logprobs` on /v1/completions"
+    "without speculation; an audit needs `logprobs` on /v1/completions"
 )
-
 _NEUTRAL: Final[Mapping[str, float]] = MappingProxyType(
     {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 )
@@ -78,6 +75,9 @@ class AuditSettings:
             compared.
         seconds: Longest time for the sampled texts; `None` for no limit. E-values stay valid at
             any stop.
+
+    Raises:
+        OptionError: If a number is out of its range.
     """
 
     budget: int = BUDGET
@@ -91,6 +91,25 @@ class AuditSettings:
     greedy_budget: int = 0
     seconds: float | None = None
 
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha < 1:
+            raise OptionError(f"alpha must lie between 0 and 1; got {self.alpha}")
+        if self.budget < 1 or self.greedy_budget < 0:
+            raise OptionError(
+                f"budgets must be positive; got {self.budget} sampled and {self.greedy_budget} greedy tokens"
+            )
+        if self.seconds is not None and self.seconds <= 0:
+            raise OptionError(f"minutes must be positive; got {self.seconds / 60:g}")
+
+    def fields(self, max_tokens: int) -> dict[str, Any]:
+        """Return the fields of a request of this many tokens."""
+        asked: dict[str, Any] = {**self.neutral, "max_tokens": max_tokens}
+        if self.naming != "text":
+            asked["logprobs"] = 1
+        if self.naming == "ids":
+            asked["return_tokens_as_token_ids"] = True
+        return asked
+
 
 async def probe(client: Server, prompt: str) -> Naming:
     """Ask a server for short texts, and return how it names tokens.
@@ -98,19 +117,15 @@ async def probe(client: Server, prompt: str) -> Naming:
     Raises:
         ServerError: If it cannot be reached, or returns empty texts only.
     """
-    fields = {
-        "max_tokens": 4,
-        "temperature": 1.0,
-        "logprobs": 1,
-        "return_tokens_as_token_ids": True,
-    }
+    fields = {"max_tokens": 4, "temperature": 1.0, "logprobs": 1}
+    by_id = {"return_tokens_as_token_ids": True}
     for _ in range(_NUM_PROBES):  # some texts end at once
         try:
-            found = await client.complete(prompt, **fields)
+            found = await client.complete(prompt, **fields, **by_id)
         except RefusedError:
-            if "return_tokens_as_token_ids" not in fields:
+            if not by_id:
                 raise
-            del fields["return_tokens_as_token_ids"]
+            by_id = {}
             continue
         if found.tokens:
             return "ids" if all(name.startswith(TOKEN_ID) for name in found.tokens) else "names"
@@ -138,11 +153,7 @@ async def audit(
 ) -> Report:
     """Judge a server, and return the report.
 
-    Args:
-        client: The audited server.
-        reference: The reference.
-        settings: The settings.
-        on_tokens: Told the judged tokens and the logarithm of the e-value after every text.
+    `on_tokens` is told the judged tokens and the logarithm of the e-value after every text.
     """
     notes = list[str]()
     if settings.naming == "text":
@@ -150,12 +161,11 @@ async def audit(
         settings = replace(settings, situations=single)
         notes.append(_TEXT_NOTE)
     longest = max(settings.situations, key=lambda one: (one.max_tokens, len(one.prompts)))
-    fields = request_fields(longest.max_tokens, settings.naming)
     first = await deterministic(
         client,
         reference,
         longest.prompts,
-        fields={**settings.neutral, **fields},
+        fields=settings.fields(longest.max_tokens),
         tolerance=settings.tolerance,
         num_greedy_tokens=settings.greedy_budget,
     )
@@ -182,16 +192,6 @@ async def audit(
     return sampled.report(first, notes)
 
 
-def request_fields(max_tokens: int, naming: Naming) -> dict[str, object]:
-    """Return fields that ask for tokens."""
-    fields: dict[str, object] = {"max_tokens": max_tokens}
-    if naming != "text":
-        fields["logprobs"] = 1
-    if naming == "ids":
-        fields["return_tokens_as_token_ids"] = True
-    return fields
-
-
 def _early_verdict(first: Deterministic) -> tuple[Verdict, str] | None:
     if not first.same_weights:
         return "could not be judged", (
@@ -205,6 +205,65 @@ def _early_verdict(first: Deterministic) -> tuple[Verdict, str] | None:
         f"greedy text: after {worst.position} tokens of {worst.prompt!r} the server wrote "
         f"{worst.got!r}, which is {worst.gap:.2f} nats less probable than {worst.expected!r}"
     )
+
+
+class TextLog:
+    """The texts of an audit, one JSON object a line, so that it can be continued and judged again.
+
+    A file with another header, which is of another audit, is an `OptionError`; `None` keeps nothing.
+    """
+
+    def __init__(self, path: Path | None, header: dict[str, Any]) -> None:
+        self._found: dict[tuple[str, int], Completion] = {}
+        self._file = None
+        if path is None:
+            return
+        content = path.read_text() if path.exists() else ""
+        if content:
+            self._read(path, content.splitlines(), header)
+        self._file = path.open("a")
+        if not content:
+            self._write(header)
+        elif not content.endswith("\n"):
+            self._file.write("\n")  # ends the line that was cut off
+
+    def find(self, situation: str, index: int) -> Completion | None:
+        """Return a completion of an earlier run."""
+        return self._found.get((situation, index))
+
+    def keep(self, situation: str, index: int, completion: Completion) -> None:
+        """Write a completion."""
+        fields = {name: getattr(completion, name) for name in _KEPT}
+        self._write({"situation": situation, "index": index} | fields)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+
+    def _read(self, path: Path, lines: list[str], header: dict[str, Any]) -> None:
+        try:
+            # The last line may be cut off.
+            first, *entries = [json.loads(line) for line in lines if line.endswith("}")]
+            for entry in entries:
+                tokens = entry["tokens"]
+                self._found[entry["situation"], entry["index"]] = Completion(
+                    text=entry["text"],
+                    finish=entry["finish"],
+                    tokens=None if tokens is None else tuple(tokens),
+                    logprobs=tuple(entry["logprobs"]),
+                )
+        except (KeyError, TypeError, ValueError) as error:
+            raise OptionError(f"{path} holds no texts of an audit; name another file") from error
+        if first != header:
+            raise OptionError(
+                f"{path} holds the texts of another audit ({first}); name another file"
+            )
 
 
 class _SampledTexts:
@@ -224,13 +283,13 @@ class _SampledTexts:
         self._own = {situation.name: Wealth() for situation in settings.situations}
         self._texts = dict.fromkeys(self._own, 0)
         self._num_short, self._num_ends, self._names_ends = 0, 0, False
-        self._peak = 0.0
+        self._peak, self._bound = 0.0, math.log(1.0 / settings.alpha)
         self._curve = list[tuple[int, float]]()
 
     @property
     def is_rejected(self) -> bool:
         """Return whether the joint e-process has reached its bound."""
-        return self._peak >= math.log(1.0 / self._settings.alpha)
+        return self._peak >= self._bound
 
     async def judge_all(self) -> None:
         """Judge texts of all situations, or stop at a rejection."""
@@ -255,38 +314,33 @@ class _SampledTexts:
         # Texts are judged in the order of their requests: the order of arrival depends on what was
         # drawn.
         async with aclosing(in_order(makers, _AHEAD * situation.concurrency)) as texts:
-            index = 0
-            async for completion, laws in texts:
+            async for index, completion, laws in texts:
                 self._judge(number, situation, index, completion, laws)
-                index += 1
                 is_full = self._own[situation.name].num_tokens >= budget
                 if self.is_rejected or is_full or time.monotonic() >= end:
                     return
 
     async def _text(
         self, number: int, situation: Situation, index: int, limit: asyncio.Semaphore
-    ) -> tuple[Completion, list[TokenLaw | None]]:
+    ) -> tuple[int, Completion, list[TokenLaw | None]]:
         prompt, rules = situation.prompts[index % len(situation.prompts)], situation.rules
         completion = self._log.find(situation.name, index)
         if completion is None:
-            asked = dict(self._settings.neutral)
+            asked = self._settings.fields(situation.max_tokens)
             if rules.top_p < 1:
                 asked["top_p"] = float(rules.top_p)
             if rules.top_k is not None:
                 asked["top_k"] = rules.top_k
             # Texts of two situations never share a seed: they would repeat each other.
             seed = self._settings.seed + _SEEDS * number + index
+            asked["temperature"] = float(rules.temperature)
+            asked["seed"] = seed if situation.is_seeded else None
             async with limit:
-                completion = await self._client.complete(
-                    prompt,
-                    temperature=float(rules.temperature),
-                    seed=seed if situation.is_seeded else None,
-                    **asked,
-                    **request_fields(situation.max_tokens, self._settings.naming),
-                )
+                completion = await self._client.complete(prompt, **asked)
             self._log.keep(situation.name, index, completion)
         names = token_names(completion, self._reference.eos_names)
-        return completion, await self._reference.laws(prompt, names, rules) if names else []
+        laws = await self._reference.laws(prompt, names, rules) if names else []
+        return index, completion, laws
 
     def _judge(
         self,
@@ -322,20 +376,16 @@ class _SampledTexts:
 
     def report(self, first: Deterministic, notes: Sequence[str]) -> Report:
         """Return the report."""
-        settings, num_tokens = self._settings, self._joint.num_tokens
-        bound = math.log(1.0 / settings.alpha)
-        smallest = smallest_deviation(num_tokens, alpha=settings.alpha)
+        smallest = smallest_deviation(self._joint.num_tokens, alpha=self._settings.alpha)
         verdict, reason = self._verdict(smallest)
         if self._num_short:
-            short = (
-                f"texts that are shorter than asked for, without an end of text: {self._num_short}"
-            )
-            notes = (*notes, short)
+            short = "texts that are shorter than asked for, without an end of text"
+            notes = (*notes, f"{short}: {self._num_short}")
         return Report(
             verdict=verdict,
             reason=reason,
-            alpha=settings.alpha,
-            num_tokens=num_tokens,
+            alpha=self._settings.alpha,
+            num_tokens=self._joint.num_tokens,
             log_e=self._peak,
             smallest_deviation=smallest,
             situations=tuple(
@@ -344,7 +394,7 @@ class _SampledTexts:
                     num_texts=self._texts[name],
                     num_tokens=own.num_tokens,
                     log_e=math.inf if own.num_impossible else own.peak,
-                    finding=own.finding() if own.peak >= bound else None,
+                    finding=own.finding() if own.peak >= self._bound else None,
                 )
                 for name, own in self._own.items()
             ),
@@ -360,15 +410,14 @@ class _SampledTexts:
         is_server = isinstance(self._reference, ServerReference)
         if is_server and self._num_ends >= _MIN_ENDS and not self._names_ends:
             return "could not be judged", (
-                "texts end, but no reference distribution names an end of text; give its name with "
-                "--eos"
+                "texts end, but no reference distribution names an end of text; give its name with --eos"
             )
         if self.is_rejected:
-            richest = max((self._joint, *self._own.values()), key=lambda one: one.peak)
-            where = [
-                f" (in situation {name!r})" for name, own in self._own.items() if own is richest
-            ]
-            return "not lossless", richest.finding() + "".join(where)
+            named = {"": self._joint} | {
+                f" (in situation {name!r})": own for name, own in self._own.items()
+            }
+            where, richest = max(named.items(), key=lambda one: one[1].peak)
+            return "not lossless", richest.finding() + where
         if self._settings.naming == "text":
             return "could not be judged", (
                 "first tokens show no deviation, but the server returns no tokens"

@@ -2,35 +2,17 @@
 
 from array import array
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 from jaxtyping import Float64
 from torch import Tensor
 
-from monge.audit.mismatch import MismatchError
-from monge.core.child_draws import ChildDraws
+from monge.audit.certify_report import MismatchError
 from monge.core.draws import ClockDraws, Draws, RequestDraws
 from monge.core.law import Law
-from monge.core.proposal import Deterministic, Proposal
+from monge.core.proposal import ChildDraws, Deterministic, Proposal
 
 _FARTHEST: Final = 1 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChildrenDrawn:
-    """The children that one node drew.
-
-    Args:
-        path: Drafted tokens from the root's child down to the node.
-        start: Uniforms of the request that were drawn before.
-        stop: The same afterwards.
-        tokens: The children in drawing order, repeats kept.
-    """
-
-    path: tuple[int, ...]
-    start: int
-    stop: int
-    tokens: tuple[int, ...]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,40 +21,21 @@ class RoundTape:
 
     Attributes:
         start: Uniforms that were drawn before the round.
-        children: Nodes that drew their children, in order.
+        children: Nodes that drew their children, in order: path from the root, uniforms drawn
+            before and after, and children with repeats.
         decided: Fields of the record that the verdict completes: tree, laws, uniforms and verdict,
             with arrays in memory. Empty if there was no verdict.
-        num_bytes: Memory of these arrays.
         verifier: Text of the verifier that decided.
     """
 
     start: int
-    children: list[ChildrenDrawn] = field(default_factory=list[ChildrenDrawn])
+    children: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     decided: dict[str, Any] = field(default_factory=dict[str, Any])
-    num_bytes: int = 0
     verifier: str = ""
 
 
-@runtime_checkable
-class Follower(Protocol):
-    """Makes a request take the way of its record."""
-
-    def begin_round(self) -> None:
-        """Go to the next recorded round."""
-        ...
-
-    def draw_children(self, path: tuple[int, ...], proposal: Proposal) -> tuple[int, ...]:
-        """Return the recorded children of a node."""
-        ...
-
-
 class Tape(ClockDraws, ChildDraws):
-    """The draws of a seed and row, which can be read again from any place.
-
-    Args:
-        seed: As for `RequestDraws`.
-        row: Likewise.
-        follower: Draws the children of nodes; by default the proposals do, and are taped.
+    """The draws of a seed and row as of `RequestDraws`, which can be read again from any place.
 
     Attributes:
         place: Uniforms before the next one.
@@ -80,10 +43,9 @@ class Tape(ClockDraws, ChildDraws):
         num_bytes: Memory of the arrays on these tapes.
     """
 
-    def __init__(self, seed: int, row: int = 0, follower: Follower | None = None) -> None:
-        self._own, self._follower = RequestDraws(seed, row), follower
-        self._drawn = array("d")
-        self.place, self._marked = 0, (0, 0)
+    def __init__(self, seed: int, row: int = 0) -> None:
+        self._own, self._drawn = RequestDraws(seed, row), array("d")
+        self.place = 0
         self.rounds: list[RoundTape] = []
         self.num_bytes = 0
 
@@ -114,20 +76,10 @@ class Tape(ClockDraws, ChildDraws):
             self._drawn.append(self._own.uniform())
         return self._drawn[self.place : self.place + count].tolist()
 
-    def mark(self) -> None:
-        """See `RewindableDraws`."""
-        self._marked = self.place, len(self.rounds[-1].children) if self.rounds else 0
-
-    def rewind(self) -> None:
-        """See `RewindableDraws`."""
-        self.place, count = self._marked
-        if self.rounds:
-            del self.rounds[-1].children[count:]
-
     @property
-    def has_drawn(self) -> bool:
-        """See `RewindableDraws`; a record is never followed twice."""
-        return self._follower is not None or self.place > self._marked[0]
+    def num_drawn(self) -> int:
+        """See `CountedDraws`."""
+        return self.place
 
     def clocks(self, depth: int, draft: int, num_tokens: int) -> Float64[Tensor, " vocab"]:
         return self._own.clocks(depth, draft, num_tokens)
@@ -138,15 +90,11 @@ class Tape(ClockDraws, ChildDraws):
     def move_to(self, place: int) -> None:
         self._own.move_to(place)
         self.rounds.append(RoundTape(start=self.place))
-        if self._follower is not None:
-            self._follower.begin_round()
 
     def draw_children(self, path: tuple[int, ...], proposal: Proposal) -> tuple[int, ...]:
-        if self._follower is not None:
-            return self._follower.draw_children(path, proposal)
         start, tokens = self.place, proposal.draw(self)
         if not isinstance(proposal, Deterministic):
             self.rounds[-1].children.append(
-                ChildrenDrawn(path=path, start=start, stop=self.place, tokens=tokens)
+                {"path": path, "start": start, "stop": self.place, "tokens": tokens}
             )
         return tokens

@@ -1,7 +1,4 @@
-"""The reference law of one token, as an audit uses it.
-
-Named tokens, most probable first, and the mass of all others.
-"""
+"""The reference law of one token in an audit: named tokens and their masses, and the mass of all others."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,22 +13,13 @@ END: Final = "<end of text>"
 """Name that the audit gives to every token that ends a text."""
 
 MOST_NAMED: Final = 64
-"""Named tokens of a law.
-
-All others form one category. Tests stay valid, and their cost does not depend on the vocabulary.
-"""
-
+"""Named tokens of a law; all others form one category, so that costs do not grow with the vocabulary."""
 SMALLEST_REST: Final = 1e-7
-"""Mass of the other tokens where it rounds to nothing.
-
-It adds at most this much to the sum of the masses.
-"""
-
-BOUNDARY_NOISE: Final = 0.02
-"""Distance of a cumulative mass from `top_p` below which the noise of 16-bit arithmetic may move the boundary."""
-
-SWAP_RATIO: Final = 1.3
-"""Ratio of the last kept mass to the first dropped one below which the noise of 16-bit arithmetic may swap the two tokens."""
+"""Mass of the other tokens where it rounds to nothing; it bounds the excess of the sum of the masses."""
+_BOUNDARY_NOISE: Final = 0.02  # 16-bit noise of a cumulative mass that may move it across `top_p`
+_SWAP_RATIO: Final = (
+    1.3  # of the last kept mass to the first dropped one: 16-bit noise may swap them
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,11 +49,7 @@ class TokenLaw:
 
 
 def law_of_logprobs(top: Mapping[str, float], rules: SamplingRules) -> TokenLaw | None:
-    """Return the law of a request, from the largest log-probabilities at temperature 1.
-
-    Args:
-        top: Log-probabilities by token name.
-        rules: Temperature, top-k and top-p of the request.
+    """Return the law of a request, from the largest log-probabilities at temperature 1, by token name.
 
     Returns:
         The law; `None` where these log-probabilities do not determine it, or where numeric noise
@@ -86,7 +70,7 @@ def truncated(
     See `law_of_logprobs`.
     """
     if rules.top_k is not None and rules.top_k < len(names):
-        if probs[rules.top_k - 1] < SWAP_RATIO * probs[rules.top_k]:
+        if probs[rules.top_k - 1] < _SWAP_RATIO * probs[rules.top_k]:
             return None
         names, probs, rest = names[: rules.top_k], probs[: rules.top_k], 0.0
     if (rules.top_k is not None or rules.temperature != 1) and rest > SMALLEST_REST:
@@ -98,24 +82,15 @@ def truncated(
     probs, rest = probs / total, rest / total
     if rules.top_p < 1:
         cumulative = probs.cumsum()
-        if (
-            cumulative[-1] < rules.top_p + BOUNDARY_NOISE
-            or np.abs(cumulative - rules.top_p).min() < BOUNDARY_NOISE
-        ):
+        distance = np.abs(cumulative - rules.top_p).min()
+        if cumulative[-1] < rules.top_p + _BOUNDARY_NOISE or distance < _BOUNDARY_NOISE:
             return None
         kept = 1 + int((cumulative < rules.top_p).sum())
-        if kept < len(probs) and probs[kept - 1] < SWAP_RATIO * probs[kept]:
+        if kept < len(probs) and probs[kept - 1] < _SWAP_RATIO * probs[kept]:
             return None
         names, probs, rest = names[:kept], probs[:kept] / cumulative[kept - 1], 0.0
-    return shortened(names, probs, rest, is_truncated=rules.truncates)
-
-
-def shortened(
-    names: Sequence[str], probs: Float64[np.ndarray, " support"], rest: float, *, is_truncated: bool
-) -> TokenLaw:
-    """Return a law of at most `MOST_NAMED` named tokens."""
     if len(names) > MOST_NAMED:
         rest += probs[MOST_NAMED:].sum()
         names, probs = names[:MOST_NAMED], probs[:MOST_NAMED]
     rest = float(rest)
-    return TokenLaw(tuple(names), probs, rest if is_truncated else max(rest, SMALLEST_REST))
+    return TokenLaw(tuple(names), probs, rest if rules.truncates else max(rest, SMALLEST_REST))

@@ -1,4 +1,4 @@
-"""The compiled backend on a GPU: steps captured as CUDA graphs and replayed without Python or launches in between."""
+"""The compiled backend on a GPU: forwards captured as CUDA graphs, replayed without Python or launches in between."""
 
 import warnings
 from collections import OrderedDict
@@ -30,10 +30,7 @@ _MAX_GRAPHS: Final = 64  # the least recently used graph is dropped: batches com
 
 Outputs = tuple[Tensor, ...]
 Capture = Callable[[Callable[[], Outputs]], tuple[Callable[[], None], Outputs]]
-"""Captures work that always uses the same memory.
-
-Returns the replay and the tensors that hold its results.
-"""
+"""Captures work that always uses the same memory; returns the replay and the tensors of its results."""
 
 
 class GraphCapture:
@@ -46,8 +43,8 @@ class GraphCapture:
     def __init__(self, device: torch.device) -> None:
         if device.type != "cuda":
             raise BackendError(
-                f"steps on {device} are neither compiled nor captured: that is "
-                "done on CPUs and CUDA devices"
+                f"steps on {device} are neither compiled nor captured: that is done on CPUs and "
+                "CUDA devices"
             )
         self._device = device
         # A bare handle would end with the last graph, although later graphs are to share it.
@@ -148,9 +145,8 @@ class CudaGraphForward:
             (rows, nodes), mebibytes = inputs[0].shape, cache.num_bytes / 2**20
             warnings.warn(
                 f"no memory for the CUDA graph of {rows} requests by {nodes} nodes with "
-                f"{mebibytes:.0f} MiB of keys and "
-                f"values; {len(self._graphs)} graphs are captured, other sizes run eagerly: "
-                f"{error}",
+                f"{mebibytes:.0f} MiB of keys and values; {len(self._graphs)} graphs are captured, "
+                f"other sizes run eagerly: {error}",
                 stacklevel=6,
             )
         if len(self._graphs) > _MAX_GRAPHS:
@@ -172,9 +168,7 @@ class CudaGraphForward:
 
 
 class ModuleGraph:
-    """A small module beside a network, with one CUDA graph for each number of rows of `WIDTHS`.
-
-    Graphs are captured at first use.
+    """A small module beside a network, with one CUDA graph for each number of rows of `WIDTHS`, captured at first use.
 
     Args:
         module: Maps matrices with one row per node to others; see `ModuleHost.module_program`.
@@ -206,15 +200,10 @@ class ModuleGraph:
 
 
 def capture_module(capture: Capture, module: torch.nn.Module, like: Sequence[Tensor]) -> Forward:
-    """Make a module's graphs, and check it against the module.
-
-    Args:
-        capture: Captures work on its device.
-        module: See `ModuleHost.module_program`.
-        like: Likewise.
+    """Make a module's graphs, and check them against the module; see `ModuleHost.module_program`.
 
     Raises:
-        BackendError: If the module cannot be captured; the message says why.
+        BackendError: If the module cannot be captured; the message gives the reason.
     """
     program = ModuleGraph(module, capture)
     with as_backend_error(f"{type(module).__name__} cannot be captured"):
@@ -225,9 +214,7 @@ def capture_module(capture: Capture, module: torch.nn.Module, like: Sequence[Ten
 def capture_forward(
     network: PreTrainedModel, capture: Capture, notify: Notify, layers: tuple[int, ...] = ()
 ) -> CudaGraphForward:
-    """Make the step of a network whose graphs are captured while decoding.
-
-    Check it against the network.
+    """Make the forward of a network whose graphs are captured while decoding, and check it against the network.
 
     Args:
         network: A network in evaluation mode.
@@ -236,7 +223,7 @@ def capture_forward(
         layers: Hidden states that come with the logits.
 
     Raises:
-        BackendError: If the network cannot be captured; the message says why.
+        BackendError: If the network cannot be captured; the message gives the reason.
     """
     if (reason := program_obstacle(network, "captured")) is not None:
         raise BackendError(reason)

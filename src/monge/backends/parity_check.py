@@ -1,4 +1,4 @@
-"""Parity check: a step or a module of a backend must be about as accurate as the eager network that it replaces.
+"""Parity check: a program of a backend must be about as accurate as the eager network that it replaces.
 
 Rounding errors grow with depth and shrink with precision, so no constant separates them from
 mistakes. The check measures them instead: it runs a float64 copy of the network, and allows a
@@ -38,10 +38,10 @@ _LARGE_NETWORK: Final = {
     torch.float16: 0.02,
     torch.bfloat16: 0.1,
 }
-"""Root mean square of the difference to the eager outputs, as a share of that of the outputs, for large networks. Unlike the
-largest difference it hardly depends on the depth of a network; a lost mask or a wrong position exceeds it."""
+"""Root mean square of the difference to the eager outputs, as a share of that of the outputs, for large networks.
+It hardly depends on the depth of a network; a lost mask or a wrong position exceeds it."""
 _LARGE_ROUNDED_NETWORK: Final = 0.1
-"""The same where layers round their inputs to 8 bits: in a few places, the last digit of a sum decides between two integers."""
+"""The same if layers round their inputs to 8 bits: the last digit of a sum may decide between two integers."""
 _CHECKED_ROWS: Final = (1, 3, 2, 1)  # batch sizes at which a module is checked
 _FAILURES: Final = (
     # Code that cannot be traced.
@@ -52,27 +52,25 @@ AnyModule = TypeVar("AnyModule", bound=torch.nn.Module)
 
 
 def program_spec(network: PreTrainedModel, layers: tuple[int, ...] = ()) -> ProgramSpec:
-    """The shapes of a network's step, and the hidden states that it gives."""
+    """Return the shapes of a network's forward, with the hidden states that it gives."""
     model = HfTreeModel(network)
     model.open({0: (0, 0)})
     return replace(model.program_spec(), layers=layers)
 
 
 def program_obstacle(network: PreTrainedModel, done: str) -> str | None:
-    """Why a network's step cannot be replaced, if that is known before trying.
+    """Return the reason why a network's forward cannot be replaced, if that is known before trying.
 
     Args:
         network: The network.
-        done: What is done to networks, for messages: "compiled".
+        done: Participle for messages: "compiled".
     """
     if (reason := tree_obstacle(network)) is not None:
         return f"{reason}; only networks that read trees are {done}"
     if (reason := adapter_obstacle(network)) is not None:
         return reason
-    name, attention = (
-        type(network).__name__,
-        str(network.config.get_text_config()._attn_implementation),
-    )
+    name = type(network).__name__
+    attention = str(network.config.get_text_config()._attn_implementation)
     if network.dtype not in _CLOSE:
         return (
             f"{name} has weights of type {network.dtype}; known are {', '.join(map(str, _CLOSE))}"
@@ -100,23 +98,22 @@ def check_forward(network: PreTrainedModel, step: ForwardProgram, how: str) -> N
     Args:
         network: The network.
         step: The step.
-        how: What was done to the network, for messages: "compiled".
+        how: Participle for messages: "compiled".
 
     Raises:
         BackendError: If logits or hidden states differ by more than rounding.
     """
 
-    def read(
-        of: PreTrainedModel, step: ForwardProgram | None, layers: tuple[int, ...]
-    ) -> list[Tensor]:
-        return _test_outputs(HfTreeModel(of, step), layers)
+    def read(of: PreTrainedModel, program: ForwardProgram | None = None) -> list[Tensor]:
+        return _test_outputs(HfTreeModel(of, program), step.layers)
 
+    rounds_inputs = any(layer.rounds_inputs for layer in packed_layers(network))
     reason = difference(
-        read(network, step, step.layers),
-        read(network, None, step.layers),
-        lambda: read(_in_float64(network), None, step.layers) if _is_small(network) else None,
+        read(network, step),
+        read(network),
+        lambda: read(_in_float64(network)) if _is_small(network) else None,
         network.dtype,
-        _LARGE_ROUNDED_NETWORK if _rounds_inputs(network) else _LARGE_NETWORK[network.dtype],
+        _LARGE_ROUNDED_NETWORK if rounds_inputs else _LARGE_NETWORK[network.dtype],
     )
     if reason is not None:
         what = "logits or hidden states" if step.layers else "logits"
@@ -133,8 +130,8 @@ def check_module(
     Args:
         module: The module.
         program: The program.
-        like: Inputs with the widths and types of its inputs.
-        how: What was done to the module, for messages.
+        like: Tensors with the widths and types of its inputs.
+        how: Participle for messages: "compiled".
 
     Raises:
         BackendError: If outputs differ by more than rounding.
@@ -145,9 +142,8 @@ def check_module(
         with torch.inference_mode():
             for rows in _CHECKED_ROWS:
                 waves = [_wave(rows, index, tensor) for index, tensor in enumerate(like)]
-                found += [
-                    one.clone() for one in run(*(wave.to(dtype or wave.dtype) for wave in waves))
-                ]
+                made = run(*(wave.to(dtype or wave.dtype) for wave in waves))
+                found += [one.clone() for one in made]
         return found
 
     reason = difference(
@@ -168,20 +164,20 @@ def difference(
     dtype: torch.dtype,
     most_of_large: float,
 ) -> str | None:
-    """How outputs differ from those of the eager network by more than rounding, or `None`.
+    """Return the difference of outputs to those of the eager network, if it is more than rounding.
 
     Args:
         ours: Outputs of the backend, `[rows, width]` each.
         eager: Outputs of the eager network.
-        exact: Computes the outputs of its float64 copy; asked only if needed, and `None` for a
-            large network.
+        exact: Computes the outputs of its float64 copy, if needed; `None` for a large network.
         dtype: Type in which backend and eager network compute.
-        most_of_large: Root mean square of the difference, as a share of that of the outputs, that is
-            called rounding where there is no float64 copy.
+        most_of_large: Largest root mean square of the difference, as a share of that of the outputs,
+            that is rounding if there is no float64 copy.
     """
     # Comparisons are written so that NaN fails.
     if all(
-        float((own - host).abs().max()) <= _CLOSE[dtype] * _largest(host)
+        float((own - host).abs().max())
+        <= _CLOSE[dtype] * float(host.abs().max().clamp(min=torch.finfo(host.dtype).tiny))
         for own, host in zip(ours, eager, strict=True)
     ):
         return None
@@ -208,8 +204,8 @@ def difference(
 def _test_outputs(model: HfTreeModel, layers: tuple[int, ...]) -> list[Tensor]:
     """Logits of all nodes, then hidden states of committed tokens layer by layer.
 
-    Small trees and chains are read, for several rows and for one, and the nodes behind a text that
-    was read without logits.
+    The nodes are those of small trees and chains, for several rows and for one, and behind a text
+    that was read without logits.
     """
 
     def tokens(*numbers: int) -> tuple[int, ...]:
@@ -263,14 +259,6 @@ def _is_small(module: torch.nn.Module) -> bool:
     count = sum(weight.numel() for weight in module.parameters())
     count += sum(layer.width * layer.depth for layer in packed_layers(module))
     return count * torch.float64.itemsize <= _MAX_BYTES
-
-
-def _rounds_inputs(module: torch.nn.Module) -> bool:
-    return any(layer.rounds_inputs for layer in packed_layers(module))
-
-
-def _largest(tensor: Tensor) -> float:
-    return float(tensor.abs().max().clamp(min=torch.finfo(tensor.dtype).tiny))
 
 
 def _rms(tensor: Tensor) -> float:

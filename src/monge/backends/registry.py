@@ -28,14 +28,12 @@ class Eager(Backend):
 
 @dataclass(frozen=True, slots=True)
 class Compiled(Backend):
-    """Steps compiled to machine code on CPUs, captured as CUDA graphs on GPUs.
-
-    Kept for the next start.
+    """Forwards compiled to machine code on CPUs and kept for the next start, or captured as CUDA graphs on GPUs.
 
     A network that supports neither runs eagerly, with a warning.
 
     Args:
-        weights: How linear maps store their weights on a CPU: `exact`, or rounded to `bfloat16`,
+        weights: Storage of linear layers' weights on a CPU: `exact`, or rounded to `bfloat16`,
             `int8` or `int4`, which is faster. Decoding keeps the distribution of the rounded network.
 
     Raises:

@@ -1,7 +1,4 @@
-"""A network's step as one traceable module.
-
-The compiled backend compiles it, the GPU captures it.
-"""
+"""A network's forward as one traceable module, compiled on the CPU and captured on the GPU."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -55,15 +52,13 @@ class TracedForward(torch.nn.Module):
         masks: Sequence[Tensor],
         kept: Sequence[Tensor],
     ) -> tuple[Tensor, ...]:
-        """Logits of the nodes that are asked for, then hidden states of all.
-
-        Keys and values are written into `kept`.
+        """Return logits of the chosen nodes, then hidden states of all; keys and values are written into `kept`.
 
         Args:
             token_ids: Tokens, `[batch, nodes]`.
-            places: Their positions; where in the cache their keys go; and, the same for all rows,
-                which nodes have logits: all have where the network does not let them be chosen.
-            masks: For every kind of layer which columns a node sees, `[batch, 1, nodes, seq]`.
+            places: Their positions; the cache columns of their keys; and, the same for all rows, the
+                nodes that get logits: all, if the network does not let them be chosen.
+            masks: Visible columns of every node, for every kind of layer, `[batch, 1, nodes, seq]`.
             kept: Keys and values of every layer, `[batch, heads, capacity, head_dim]`, changed in
                 place.
         """
@@ -74,26 +69,29 @@ class TracedForward(torch.nn.Module):
             _CacheLayer(keys, values, rows, columns, width)
             for keys, values in zip(kept[::2], kept[1::2], strict=True)
         ]
-        varying = {
-            self._cache_keyword: Cache(layers=list(layers)),
-            **({"logits_to_keep": shown} if self._chooses else {}),
-        }
+        varying: dict[str, Any] = {self._cache_keyword: Cache(layers=list(layers))}
+        if self._chooses:
+            varying["logits_to_keep"] = shown
+        by_kind = dict(zip(self._kinds, masks, strict=True))
         output = self._network(
             **varying,
             input_ids=token_ids,
             position_ids=positions,
-            attention_mask=masks[0]
-            if len(masks) == 1
-            else dict(zip(self._kinds, masks, strict=True)),
+            attention_mask=masks[0] if len(masks) == 1 else by_kind,
             use_cache=True,
             output_hidden_states=bool(self._layers),
         )
         return output.logits, *(output.hidden_states[layer] for layer in self._layers)
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """Weights and buffers by name."""
-        parameters = self.named_parameters(remove_duplicate=False)
-        return dict(parameters) | dict(self.named_buffers(remove_duplicate=False))
+        """Return weights and buffers by name."""
+        return tensors_of(self)
+
+
+def tensors_of(module: torch.nn.Module) -> dict[str, Tensor]:
+    """Return the weights and buffers of a module by name."""
+    parameters = module.named_parameters(remove_duplicate=False)
+    return dict(parameters) | dict(module.named_buffers(remove_duplicate=False))
 
 
 class UncompiledForward:
@@ -163,10 +161,7 @@ def runs_sdpa(network: PreTrainedModel) -> bool:
 
 
 def export_forward(step: TracedForward, spec: ProgramSpec) -> ExportedProgram:
-    """Trace a step; batch, nodes, their logits, visible columns and capacity stay variable.
-
-    One program serves all sizes.
-    """
+    """Trace a step; batch, nodes, their logits, visible columns and capacity stay variable."""
     # All different, so that no two of them are taken for one.
     batch, nodes, logits, width, capacity = 2, 3, 5, 11, 16
     ids = torch.zeros(batch, nodes, dtype=torch.int64)
@@ -184,10 +179,7 @@ def export_forward(step: TracedForward, spec: ProgramSpec) -> ExportedProgram:
         [{0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC} for _ in masks],
         [{0: Dim.DYNAMIC, 2: Dim.DYNAMIC} for _ in kept],
     )
-    # Size-oblivious: otherwise a size of one would be a program of its own.
-    with torch.no_grad(), _tracing.patch(backed_size_oblivious=True):
-        arguments = (ids, (columns, columns.clone(), shown), masks, kept)
-        return torch.export.export(step, arguments, dynamic_shapes=shapes, strict=False)
+    return export_module(step, (ids, (columns, columns.clone(), shown), masks, kept), shapes)
 
 
 def export_module(
@@ -198,7 +190,7 @@ def export_module(
     Args:
         module: The module.
         inputs: Its inputs.
-        shapes: Which of their sizes vary.
+        shapes: Their variable sizes.
     """
     # Size-oblivious: otherwise a size of one would be a program of its own.
     with torch.no_grad(), _tracing.patch(backed_size_oblivious=True):

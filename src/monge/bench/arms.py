@@ -1,6 +1,4 @@
-"""What is compared.
-
-`transformers` in its three ways of decoding, and this library with its components.
+"""Arms of `monge bench decode`: `transformers` in its three ways of decoding, and this library.
 
 Every arm has the same two networks in memory, takes token ids and gives token ids, and decodes the
 same law: the networks' generation settings are replaced by empty ones (no end-of-text token, so
@@ -8,27 +6,54 @@ that all completions have one length; no default top-k, so that temperature 1 me
 own law).
 """
 
+import ast
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from statistics import median
+from typing import Any, Final
 
 import torch
 from transformers import set_seed
 
 from monge.api import make_components
+from monge.backends.registry import BACKENDS
 from monge.bench.pair import Pair, draft_model_by, empty_settings
 from monge.control.base import Reads, SharedState
 from monge.control.registry import CONTROLLERS
-from monge.core.errors import OptionError
+from monge.core.errors import OptionError, unknown_name
 from monge.core.model import SequenceModel
+from monge.core.registry import Registry
 from monge.core.verdict import StepRecord
 from monge.defaults import ADAPTIVE, STEADY
 from monge.draft.by_name import drafters_in, options_of, takes_target
+from monge.draft.registry import DRAFTERS
+from monge.draft.tree.registry import TREES
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder
 from monge.loading.networks import as_sequence_model
+from monge.verify.registry import VERIFIERS
 
+PLAIN: Final = "transformers"
+DEFAULT: Final = "monge"
+NONE: Final = "monge none"
+LOOKUP_TOKENS: Final = 8
+ASSISTANT_TOKENS: Final = (2, 3, 5, 8)
+QUICK_ASSISTANT_TOKENS: Final = (2, 5)
+TUNING_REPEATS: Final = 2
+_ROOMS: Final[Mapping[str, Registry[Any]]] = {
+    "drafter": DRAFTERS,
+    "tree": TREES,
+    "verifier": VERIFIERS,
+    "controller": CONTROLLERS,
+    "draft_backend": BACKENDS,
+}
+_NUMBERS: Final = ("draft_temperature", "draft_top_k")
+_FORM: Final = (
+    "write 'name: part=value, ...', e.g. 'deep: tree=chain(8), controller=goodput, verifier=block'"
+)
 TokenIds = tuple[tuple[int, ...], ...]
 
 
@@ -55,10 +80,11 @@ class Output:
     records: tuple[StepRecord, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Arm(ABC):
     """One way of decoding.
 
-    Attributes:
+    Args:
         name: Name in tables.
         family: `plain`, `assisted`, `prompt_lookup` (all of `transformers`) or `monge`.
         settings: Plain values that say how it is set, for the report.
@@ -66,9 +92,9 @@ class Arm(ABC):
     """
 
     name: str
-    family: str
-    settings: Mapping[str, Any]
-    max_batch_size: int | None
+    family: str = "monge"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    max_batch_size: int | None = None
 
     def prepare(self, pair: Pair) -> None:  # noqa: B027  most arms have nothing to prepare
         """Do what is done once, before anything is timed."""
@@ -80,23 +106,13 @@ class Arm(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostArm(Arm):
-    """`transformers.generate`.
+    """`transformers.generate`, whose options are `settings`; all families but `plain` decode single rows.
 
     Args:
-        name: Name in tables.
-        family: `plain`, `assisted` or `prompt_lookup`.
-        settings: Options of `generate`.
-        assistant: For every temperature the options of the assistant; `None` for an arm without
-            one.
-        max_batch_size: 1 for all families but `plain`: the host refuses more wherever candidates
-            are checked.
+        assistant: Options of the assistant by temperature; `None` for an arm without one.
     """
 
-    name: str
-    family: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
     assistant: Mapping[float, Mapping[str, Any]] | None = None
-    max_batch_size: int | None = None
 
     def decode(self, pair: Pair, call: Call) -> Output:
         options: dict[str, Any] = dict(self.settings)
@@ -128,7 +144,7 @@ class HostArm(Arm):
 
 @dataclass(slots=True)
 class ArmCache:
-    """Keeps parts of an arm between calls.
+    """Parts of an arm that outlive a call.
 
     Every temperature and batch size has its own shared state, as if a server did nothing else.
 
@@ -162,21 +178,10 @@ class ArmCache:
 class MongeArm(Arm):
     """This library, with one pair of networks.
 
-    Drafters start anew in every call; what controllers share lasts.
-
-    Args:
-        name: Name in tables.
-        settings: Components by name, and `draft_backend`, as `monge.load` takes them; what is
-            missing is the library's default, and the pair's backend.
-        family: Always `monge`.
-        max_batch_size: Unbounded.
-        cache: What outlives a call.
+    `settings` are components by name, and `draft_backend`, as `monge.load` takes them; by default the
+    library's, and the pair's backend. Drafters start anew in every call; what controllers share lasts.
     """
 
-    name: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    family: str = "monge"
-    max_batch_size: int | None = None
     cache: ArmCache = field(default_factory=ArmCache, repr=False, compare=False)
 
     @property
@@ -193,15 +198,14 @@ class MongeArm(Arm):
     def decode(self, pair: Pair, call: Call) -> Output:
         components = replace(self._components(pair), shared=self.cache.shared_state(call))
         decoder = Decoder(components, max_batch_size=len(call.prompt_ids))
-        options = {
-            "max_new_tokens": call.max_new_tokens,
-            "temperature": call.temperature,
-            "seed": call.seed,
-        }
-        # Named, lest a seed decide who plans: it is that of the benchmark, and users of the
-        # defaults need not have one.
         results = decoder.generate(
-            call.prompt_ids, **options, controller=next(iter(components.controllers), None)
+            call.prompt_ids,
+            max_new_tokens=call.max_new_tokens,
+            temperature=call.temperature,
+            seed=call.seed,
+            # Named, lest a seed decide who plans: it is that of the benchmark, and users of the
+            # defaults need not have one.
+            controller=next(iter(components.controllers), None),
         )
         failed = [result.error for result in results if result.error is not None]
         if failed:
@@ -214,21 +218,14 @@ class MongeArm(Arm):
     def _components(self, pair: Pair) -> Components:
         named = self.settings.get("drafter")
         drafter = None if named is None and pair.head is None else pair.drafter(named)
-        taken = (
-            {"model", "models"}
-            if drafter is None
-            else {key for one in drafters_in(drafter) for key in options_of(one)}
-        )
-        draft = (
-            self._draft(pair, several="models" in taken)
-            if pair.draft is not None and taken & {"model", "models"}
-            else None
-        )
-        settings = {
-            "controller": None,
-            **self.settings,
-            "drafter": drafter,
-        }
+        taken = {"model"}
+        if drafter is not None:
+            taken = {key for one in drafters_in(drafter) for key in options_of(one)}
+        draft = None
+        if taken & {"model", "models"} and pair.draft is not None:
+            several = drafter is None or "models" in taken
+            draft = self._draft(pair, several=several)
+        settings = {"controller": None, **self.settings, "drafter": drafter}
         if settings.pop("draft_backend", None) is not None and draft is None:
             raise OptionError(
                 f"arm {self.name!r}: draft_backend says how a draft model runs, and "
@@ -266,10 +263,158 @@ def synchronize(pair: Pair) -> None:
 
 
 def _left_padded(prompt_ids: TokenIds, pair: Pair) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and attention mask as the host wants rows of different length."""
+    """Return token ids and attention mask as the host wants rows of different length."""
     length = max(map(len, prompt_ids))
     pad = pair.tokenizer.pad_token_id or 0
     rows = [[pad] * (length - len(row)) + list(row) for row in prompt_ids]
     mask = [[0] * (length - len(row)) + [1] * len(row) for row in prompt_ids]
     device = pair.target.device
     return torch.tensor(rows, device=device), torch.tensor(mask, device=device)
+
+
+def host_arms(pair: Pair, tuned: Mapping[float, Mapping[str, Any]]) -> list[Arm]:
+    """Return `transformers` plain, assisted (default and tuned) and with prompt lookup."""
+    arms = [HostArm(name=PLAIN, family="plain")]
+    one: dict[str, Any] = {"family": "assisted", "max_batch_size": 1}
+    if pair.draft is not None:
+        arms.append(HostArm(name="transformers assisted", assistant={}, **one))
+    if tuned:
+        arms.append(HostArm(name="transformers assisted tuned", assistant=tuned, **one))
+    lookup = {"prompt_lookup_num_tokens": LOOKUP_TOKENS}
+    name, one = "transformers prompt lookup", one | {"family": "prompt_lookup"}
+    return [*arms, HostArm(name=name, settings=lookup, **one)]
+
+
+def plain_arm() -> Arm:
+    """Return this library without speculation."""
+    return MongeArm(name=NONE, settings={"drafter": "none"})
+
+
+def usual_arms() -> list[Arm]:
+    """Return this library with its defaults, with prompt lookup, and without speculation."""
+    return [
+        MongeArm(name=DEFAULT),
+        MongeArm(name="monge ngram", settings={"drafter": "ngram"}),
+        plain_arm(),
+    ]
+
+
+def tune_assistant(
+    pair: Pair,
+    prompts: TokenIds,
+    *,
+    counts: Sequence[int],
+    temperatures: Sequence[float],
+    max_new_tokens: int,
+    seed: int,
+) -> tuple[dict[float, dict[str, Any]], list[dict[str, Any]]]:
+    """Search the host's assisted generation, for every temperature, over a constant number of drafted tokens.
+
+    The confidence threshold, which ends a draft early, is off. The search sees prompts that are
+    measured afterwards, which favours the tuned arm.
+
+    Returns:
+        The best options by temperature, and what every candidate reached.
+    """
+    best: dict[float, dict[str, Any]] = {}
+    tried: list[dict[str, Any]] = []
+    for temperature in temperatures:
+        speeds: dict[int, list[float]] = {count: [] for count in counts}
+        for repeat in range(TUNING_REPEATS):
+            for count in counts:
+                assistant = {temperature: assistant_options(count)}
+                arm = HostArm(name="tuning", family="assisted", assistant=assistant)
+                start, num_tokens = time.perf_counter(), 0
+                for row in prompts:
+                    call = Call(
+                        prompt_ids=(row,),
+                        max_new_tokens=max_new_tokens,
+                        temperature=temperature,
+                        seed=seed + repeat,
+                    )
+                    num_tokens += len(arm.decode(pair, call).token_ids[0])
+                synchronize(pair)
+                speeds[count].append(num_tokens / (time.perf_counter() - start))
+        medians = {count: median(values) for count, values in speeds.items()}
+        best[temperature] = assistant_options(max(medians, key=lambda count: medians[count]))
+        tried += [
+            {"temperature": temperature, **assistant_options(count), "tokens_per_s": speed}
+            for count, speed in medians.items()
+        ]
+    return best, tried
+
+
+def assistant_options(num_tokens: int) -> dict[str, Any]:
+    """Return options for a constant number of drafted tokens, whatever the draft model's confidence."""
+    return {
+        "num_assistant_tokens": num_tokens,
+        "num_assistant_tokens_schedule": "constant",
+        "assistant_confidence_threshold": 0.0,
+    }
+
+
+def named_arm(text: str) -> MongeArm:
+    """Return an arm from its name and the parts that differ from the defaults.
+
+    Args:
+        text: `name: part=value, ..`; parts are written as on the command line (`drafter`, `tree`,
+            `verifier`, `controller`, `draft_backend`, `draft_temperature`, `draft_top_k`). `name:`
+            is an arm with the default parts.
+
+    Raises:
+        OptionError: If it cannot be read, or names a part, setting or value that does not exist, or
+            a part twice.
+    """
+    name, colon, given = text.partition(":")
+    if not colon or not name.strip():
+        raise OptionError(f"arm {text!r} has no name; {_FORM}, or 'name:' for the default parts")
+    settings = {
+        key: _value(text, key, node, source) for key, node, source in _keywords(text, given.strip())
+    }
+    return MongeArm(name=name.strip(), settings=settings)
+
+
+def with_named(arms: Sequence[Arm], texts: Sequence[str]) -> list[Arm]:
+    """Return the arms and the named ones.
+
+    Raises:
+        OptionError: As `named_arm`, or if two arms have one name.
+    """
+    together = [*arms, *map(named_arm, texts)]
+    for name, count in Counter(arm.name for arm in together).items():
+        if count > 1:
+            raise OptionError(f"two arms are called {name!r}; give the new one another name")
+    return together
+
+
+def _keywords(text: str, given: str) -> list[tuple[str, ast.expr, str]]:
+    source = f"f({given})"
+    try:
+        call = ast.parse(source, mode="eval").body
+    except (SyntaxError, ValueError) as error:
+        raise OptionError(f"cannot read arm {text!r}; {_FORM}") from error
+    keys = [word.arg for word in call.keywords] if isinstance(call, ast.Call) else []
+    if not isinstance(call, ast.Call) or call.args or None in keys:
+        raise OptionError(f"cannot read arm {text!r}; {_FORM}")
+    if repeated := [key for key in keys if keys.count(key) > 1]:
+        raise OptionError(f"arm {text!r}: {repeated[0]} is given twice; leave one out")
+    return [
+        (str(word.arg), word.value, ast.get_source_segment(source, word.value) or "")
+        for word in call.keywords
+    ]
+
+
+def _value(text: str, key: str, node: ast.expr, source: str) -> Any:  # noqa: ANN401 (a part's text, or a number)
+    if key == "drafter":  # it needs a network: only names and settings are looked at here
+        for one in drafters_in(source):
+            DRAFTERS.read(one)
+        return source
+    if key in _ROOMS:
+        _ROOMS[key].parse(source)
+        return source
+    if key not in _NUMBERS:
+        raise unknown_name(f"part of arm {text!r}:", key, (*_ROOMS, *_NUMBERS))
+    value = node.value if isinstance(node, ast.Constant) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise OptionError(f"arm {text!r}: {key} must be a number; got {source!r}")
+    return value

@@ -18,12 +18,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from monge.bench.arms import Arm, TokenIds
+from monge.bench.arms import Arm, TokenIds, host_arms, tune_assistant
 from monge.bench.pair import Pair
 from monge.bench.provenance import provenance
 from monge.bench.report import arm_record, slowest_adaptive, summary, write_rounds
 from monge.bench.runner import FAILURES, Measurement, Settings, measure, num_calls
-from monge.bench.usual_arms import host_arms, tune_assistant
 from monge.core.errors import ContextLengthError, OptionError
 from monge.core.words import counted
 from monge.engine.chat_format import ChatFormat, chat_format
@@ -127,7 +126,7 @@ def _check_lengths(pair: Pair, prompts: TokenIds, settings: Settings) -> None:
 
 
 def write_outcome(outcome: Outcome, folder: Path) -> list[Path]:
-    """The document as JSON, and the raw rounds beside it.
+    """Write the document as JSON, and the raw rounds beside it.
 
     Raises:
         OptionError: If the folder cannot be written to.

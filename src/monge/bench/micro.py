@@ -1,4 +1,4 @@
-"""`monge bench micro`: what a forward over tree nodes costs in every backend, by nodes and by requests; and reading prompts.
+"""`monge bench micro`: seconds of forwards over tree nodes, and of prompts, in every backend.
 
 This is the question behind every window: a tree pays only while its further nodes cost little. All
 backends are open at once and take turns at each cell, so that what slows the machine for a while
@@ -50,19 +50,13 @@ class StepSettings:
     prompts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "batch_sizes"):
-            if not getattr(self, name):
-                raise OptionError(f"bench micro: {name} must be positive numbers; got none")
         for name in ("nodes", "batch_sizes", "prompts"):
-            if min(getattr(self, name), default=1) < 1:
-                raise OptionError(
-                    f"bench micro: {name} must be positive numbers; got {getattr(self, name)}"
-                )
+            sizes = getattr(self, name)
+            if (not sizes and name != "prompts") or min(sizes, default=1) < 1:
+                raise OptionError(f"bench micro: {name} must be positive numbers; got {sizes}")
         for name in ("context", "repeats"):
-            if getattr(self, name) < 1:
-                raise OptionError(
-                    f"bench micro: {name} must be at least 1; got {getattr(self, name)}"
-                )
+            if (size := getattr(self, name)) < 1:
+                raise OptionError(f"bench micro: {name} must be at least 1; got {size}")
         for name in self.backends:
             BACKENDS.parse(name)  # an unknown name or setting is an error that lists the known ones
 
@@ -76,9 +70,7 @@ def num_steps(settings: StepSettings) -> int:
 def measure(
     settings: StepSettings, network: PreTrainedModel, notify: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
-    """Time every backend in every cell.
-
-    Provenance, settings, one record a cell and backend, and who cannot run and why.
+    """Time every backend in every cell; return records, provenance, settings, and why backends are missing.
 
     Raises:
         BackendError: If none of the backends runs the network.
@@ -137,14 +129,12 @@ def _opened(
     longest, needed = next(iter(models.values())).max_length, settings.context + max(settings.nodes)
     if longest is not None and needed > longest:
         raise OptionError(
-            f"bench micro: a text of {settings.context} tokens and {max(settings.nodes)} nodes "
-            f"are {needed}, and the network "
-            f"reads {longest}; take a shorter --context"
+            f"bench micro: a text of {settings.context} tokens and {max(settings.nodes)} nodes are "
+            f"{needed}, and the network reads {longest}; take a shorter --context"
         )
-    if longest is not None and max(settings.prompts, default=0) > longest:
+    if longest is not None and (prompt := max(settings.prompts, default=0)) > longest:
         raise OptionError(
-            f"bench micro: a prompt of {max(settings.prompts)} tokens is longer "
-            f"than the {longest} it can have"
+            f"bench micro: a prompt of {prompt} tokens is longer than the {longest} it can have"
         )
     return models, missing
 
@@ -152,45 +142,55 @@ def _opened(
 def _cell(
     models: Mapping[str, SequenceModel], settings: StepSettings, batch: int, nodes: int
 ) -> dict[str, list[float]]:
-    seconds: dict[str, list[float]] = {name: [] for name in models}
     tokens = _texts(models, batch, settings.context + nodes)
-    blocks = {
-        row: NodeBlock.chain(tuple(own[settings.context :])) for row, own in enumerate(tokens)
-    }
+    ends = {row: tuple(own[settings.context :]) for row, own in enumerate(tokens)}
+    blocks = {row: NodeBlock.chain(end) for row, end in ends.items()}
+
+    def forward_s(model: SequenceModel) -> float:
+        start = time.perf_counter()
+        logits = model.extend(blocks)
+        float(logits[0][-1, 0])  # waits for devices that work on their own
+        seconds = time.perf_counter() - start
+        model.commit(dict.fromkeys(blocks, ()))
+        return seconds
+
     for model in models.values():
         model.open({row: own[: settings.context] for row, own in enumerate(tokens)})
     try:
-        for turn in range(_WARM_UPS + settings.repeats):
-            for name, model in models.items():
-                start = time.perf_counter()
-                logits = model.extend(blocks)
-                float(logits[0][-1, 0])  # waits for devices that work on their own
-                if turn >= _WARM_UPS:
-                    seconds[name].append(time.perf_counter() - start)
-                model.commit(dict.fromkeys(blocks, ()))
+        return _in_turns(models, settings.repeats, forward_s)
     finally:
         for model in models.values():
             for row in range(batch):
                 model.close(row)
-    return seconds
 
 
 def _prompt_cell(
     models: Mapping[str, SequenceModel], settings: StepSettings, batch: int, prompt: int
 ) -> dict[str, list[float]]:
-    seconds: dict[str, list[float]] = {name: [] for name in models}
     texts = dict(enumerate(_texts(models, batch, prompt)))
-    for turn in range(_WARM_UPS + settings.repeats):
-        for name, model in models.items():
-            start = time.perf_counter()
-            model.open(texts)
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            if turn >= _WARM_UPS:
-                seconds[name].append(time.perf_counter() - start)
-            for row in texts:
-                model.close(row)
-    return seconds
+
+    def prefill_s(model: SequenceModel) -> float:
+        start = time.perf_counter()
+        model.open(texts)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - start
+        for row in texts:
+            model.close(row)
+        return seconds
+
+    return _in_turns(models, settings.repeats, prefill_s)
+
+
+def _in_turns(
+    models: Mapping[str, SequenceModel], repeats: int, seconds_of: Callable[[SequenceModel], float]
+) -> dict[str, list[float]]:
+    """Return the seconds of each model, without the warm-ups."""
+    turns = [
+        {name: seconds_of(model) for name, model in models.items()}
+        for _ in range(_WARM_UPS + repeats)
+    ]
+    return {name: [turn[name] for turn in turns[_WARM_UPS:]] for name in models}
 
 
 def _texts(models: Mapping[str, SequenceModel], batch: int, length: int) -> list[list[int]]:

@@ -81,32 +81,27 @@ def load_pair(
         target, draft = str(built_in("target")), str(built_in("draft")) if draft is None else draft
     network, tokenizer = load_network(target, **loading), load_tokenizer(target)
     names = None if draft is None else ", ".join((draft, *others))
-    head, further = None if draft is None else head_drafter(draft, target), list[SequenceModel]()
+    head, further = None if draft is None else head_drafter(draft, target), []
     check_draft_backend(draft_backend, draft if head is None else None)
-    target_model, draft_network, draft_model, draft_tokenizer = (
-        as_sequence_model(network, backend=backend),
-        None,
-        None,
-        None,
-    )
+    target_model = as_sequence_model(network, backend=backend)
+    draft_network = draft_model = draft_tokenizer = None
+
+    def drafting(network: PreTrainedModel, own: PreTrainedTokenizerBase) -> SequenceModel:
+        return as_draft_model(
+            network,
+            target_model,
+            tokenizer=own,
+            target_tokenizer=tokenizer,
+            backend=draft_backend or backend,
+        )
+
     if draft is not None and head is None:
-        draft_network = load_network(draft, **loading)
+        draft_network, draft_tokenizer = load_network(draft, **loading), load_tokenizer(draft)
         if useless_draft:
             _spoil(draft_network)
-        draft_tokenizer = load_tokenizer(draft)
-        tokenizers = {"tokenizer": draft_tokenizer, "target_tokenizer": tokenizer}
-        draft_model = as_draft_model(
-            draft_network, target_model, **tokenizers, backend=draft_backend or backend
-        )
         draft_network.generation_config = empty_settings(tokenizer)
-        for other in others:
-            tokenizers = {"tokenizer": load_tokenizer(other), "target_tokenizer": tokenizer}
-            network_of_other = load_network(other, **loading)
-            further.append(
-                as_draft_model(
-                    network_of_other, target_model, **tokenizers, backend=draft_backend or backend
-                )
-            )
+        draft_model = drafting(draft_network, draft_tokenizer)
+        further = [drafting(load_network(one, **loading), load_tokenizer(one)) for one in others]
     elif useless_draft:
         raise OptionError("a useless draft needs a draft model to spoil; give --draft")
     network.generation_config = empty_settings(tokenizer)
@@ -128,7 +123,7 @@ def load_pair(
 
 
 def draft_model_by(pair: Pair, backend: str) -> SequenceModel:
-    """The draft model of a pair, run in another way.
+    """Return the draft model of a pair, run in another way.
 
     Raises:
         OptionError: If there is none.
@@ -140,7 +135,7 @@ def draft_model_by(pair: Pair, backend: str) -> SequenceModel:
 
 
 def empty_settings(tokenizer: PreTrainedTokenizerBase, **options: Any) -> GenerationConfig:
-    """The host's settings for decoding a network's own law."""
+    """Return the host's settings for decoding a network's own law."""
     return GenerationConfig(pad_token_id=tokenizer.pad_token_id or 0, **options)
 
 

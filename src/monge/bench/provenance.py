@@ -1,4 +1,4 @@
-"""Where a result comes from: enough to run it again, and to distrust it."""
+"""The provenance of a result: enough to run it again, and to distrust it."""
 
 import os
 import platform
@@ -13,7 +13,7 @@ import torch
 
 
 def provenance(device: torch.device) -> dict[str, Any]:
-    """Arguments, commit, versions, machine and load, as plain values."""
+    """Return arguments, commit, versions, machine and load, as plain values."""
     return {
         "argv": sys.argv,
         "time_utc": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -29,7 +29,7 @@ def provenance(device: torch.device) -> dict[str, Any]:
 
 
 def busy_note() -> str | None:
-    """A warning where other processes want the processors too, or `None`."""
+    """Return a warning where other processes want the processors too, or `None`."""
     load, count = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, os.cpu_count() or 1
     if load <= count + 1:  # this process is one of those that run
         return None
@@ -37,10 +37,7 @@ def busy_note() -> str | None:
 
 
 def commit_of(folder: Path) -> dict[str, Any]:
-    """Commit of the checkout that holds `folder`, and whether tracked files differ from it.
-
-    `None` outside a checkout.
-    """
+    """Return the commit of the checkout of `folder`, and if tracked files differ; `None` outside a checkout."""
     try:
         commit = _git(folder, "rev-parse", "HEAD")
         status = _git(folder, "status", "--porcelain", "--untracked-files=no")
@@ -50,7 +47,7 @@ def commit_of(folder: Path) -> dict[str, Any]:
 
 
 def versions(*names: str) -> dict[str, str | None]:
-    """Installed versions; `None` for what is not installed."""
+    """Return installed versions; `None` for what is not installed."""
     found: dict[str, str | None] = {}
     for name in names:
         try:
@@ -62,7 +59,7 @@ def versions(*names: str) -> dict[str, str | None]:
 
 
 def device_name(device: torch.device) -> str:
-    """The device in words."""
+    """Return the device in words."""
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
     return f"{device} ({platform.processor() or platform.machine()})"

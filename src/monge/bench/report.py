@@ -10,7 +10,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from monge.bench.arms import HostArm, MongeArm
+from monge.bench.arms import DEFAULT, NONE, PLAIN, HostArm, MongeArm
 from monge.bench.runner import NOT_APPLICABLE, Measurement
 from monge.bench.statistics import (
     Summary,
@@ -19,7 +19,6 @@ from monge.bench.statistics import (
     paired_ratios,
     ratio_of_all,
 )
-from monge.bench.usual_arms import DEFAULT, NONE, PLAIN
 from monge.control.base import Reads
 from monge.core.metrics import (
     acceptance_by_depth,
@@ -40,70 +39,57 @@ NONE_CAPTION = "x none: all repeats together, with their 95% interval"
 def find(
     measurements: Sequence[Measurement], name: str, temperature: float, batch_size: int
 ) -> Measurement | None:
-    """The measurement of an arm, or `None` where it failed or was not measured."""
-    for measurement in measurements:
-        if (measurement.arm.name, measurement.temperature, measurement.batch_size) == (
-            name,
-            temperature,
-            batch_size,
-        ):
-            return measurement if measurement.failure is None else None
+    """Return the measurement of an arm, or `None` where it failed or was not measured."""
+    for one in measurements:
+        if (one.arm.name, one.temperature, one.batch_size) == (name, temperature, batch_size):
+            return one if one.failure is None else None
     return None
 
 
 def best_assisted(
     measurements: Sequence[Measurement], temperature: float, batch_size: int
 ) -> Measurement | None:
-    """The assisted arm of the host with the largest median."""
-    arms = [
-        measurement
-        for measurement in measurements
-        if measurement.arm.family == "assisted"
-        and (measurement.temperature, measurement.batch_size) == (temperature, batch_size)
-        and measurement.failure is None
-    ]
-    return max(arms, key=lambda arm: Summary.of(arm.tokens_per_s).median, default=None)
+    """Return the assisted arm of the host with the largest median."""
+    names = [one.arm.name for one in measurements if one.arm.family == "assisted"]
+    arms = [find(measurements, name, temperature, batch_size) for name in dict.fromkeys(names)]
+    found = [arm for arm in arms if arm is not None]
+    return max(found, key=lambda arm: Summary.of(arm.tokens_per_s).median, default=None)
 
 
 def speedup(ours: Measurement | None, theirs: Measurement | None) -> Summary | None:
-    """Paired ratios of tokens per second, repeat by repeat.
-
-    `None` where one side has no numbers.
-    """
+    """Return paired ratios of tokens per second, repeat by repeat; `None` where a side has no numbers."""
     if ours is None or theirs is None:
         return None
     return Summary.of(paired_ratios(ours.tokens_per_s, theirs.tokens_per_s))
 
 
 def arm_record(measurement: Measurement, measurements: Sequence[Measurement]) -> dict[str, Any]:
-    """Everything about one arm at one temperature and batch size, as plain values.
+    """Return everything about one arm at one temperature and batch size, as plain values.
 
     A failed one has no numbers.
     """
-    arm = measurement.arm
+    arm, where = measurement.arm, (measurement.temperature, measurement.batch_size)
     record: dict[str, Any] = {
         "arm": arm.name,
         "family": arm.family,
         "settings": _settings(measurement),
-        "temperature": measurement.temperature,
-        "batch_size": measurement.batch_size,
+        "temperature": where[0],
+        "batch_size": where[1],
         "failure": measurement.failure,
     }
     if measurement.failure is not None:
         return record
-    plain = find(measurements, PLAIN, measurement.temperature, measurement.batch_size)
-    ratio = speedup(measurement, plain)
-    none = find(measurements, NONE, measurement.temperature, measurement.batch_size)
-    over_none = speedup(measurement, none)
+    plain, none = (find(measurements, name, *where) for name in (PLAIN, NONE))
+    ratio, over_none = speedup(measurement, plain), speedup(measurement, none)
     of_all = None if none is None else ratio_of_all(measurement.tokens_per_s, none.tokens_per_s)
     looping = [is_degenerate(completion) for completion in measurement.completions]
     record |= {
         "num_tokens": sum(measurement.num_tokens),
         "seconds": measurement.seconds,
         "tokens_per_s": asdict(Summary.of(measurement.tokens_per_s)),
-        "ratio_to_plain": None if ratio is None else asdict(ratio),
-        "ratio_to_none": None if over_none is None else asdict(over_none),
-        "ratio_to_none_of_all": None if of_all is None else asdict(of_all),
+        "ratio_to_plain": ratio and asdict(ratio),
+        "ratio_to_none": over_none and asdict(over_none),
+        "ratio_to_none_of_all": of_all and asdict(of_all),
         "degenerate_share": sum(looping) / len(looping),
         "same_as_plain_share": _same_share(measurement, plain),
     }
@@ -111,7 +97,7 @@ def arm_record(measurement: Measurement, measurements: Sequence[Measurement]) ->
 
 
 def rates(records: Sequence[StepRecord]) -> dict[str, Any]:
-    """Rates of `core/metrics.py`, and seconds per round by stage (a round shared by a batch counts once)."""
+    """Return the rates of `core/metrics.py`, and seconds per round by stage (a round shared by a batch counts once)."""
     num_rounds = sum(1 / record.batch_size for record in records)
     stages = {
         stage: sum(getattr(record.times, stage) / record.batch_size for record in records)
@@ -130,7 +116,7 @@ def rates(records: Sequence[StepRecord]) -> dict[str, Any]:
 
 
 def summary(measurements: Sequence[Measurement], *, batch_size: int) -> dict[str, Any]:
-    """The headline: default settings against plain and against the best assisted arm, greedy and sampled, and pooled.
+    """Return the headline: default settings against plain and the best assisted arm, greedy, sampled and pooled.
 
     Pooled speed-ups are geometric means over the temperatures; pooled efficiencies pool the rounds
     of all of them.
@@ -142,63 +128,58 @@ def summary(measurements: Sequence[Measurement], *, batch_size: int) -> dict[str
         assisted = best_assisted(measurements, temperature, batch_size)
         over_plain = speedup(ours, find(measurements, PLAIN, temperature, batch_size))
         over_assisted = speedup(ours, assisted)
-        figures: dict[str, Any] = {
+        parts["greedy" if temperature == 0 else "sampled"] = {
             "temperature": temperature,
-            "speedup_over_plain": None if over_plain is None else over_plain.median,
-            "speedup_over_assisted": None if over_assisted is None else over_assisted.median,
-            "best_assisted": None if assisted is None else assisted.arm.name,
+            "speedup_over_plain": over_plain and over_plain.median,
+            "speedup_over_assisted": over_assisted and over_assisted.median,
+            "best_assisted": assisted and assisted.arm.name,
+            **({} if ours is None else _efficiencies(ours.records)),
         }
-        if ours is not None:
-            figures |= {
-                "engine_efficiency": engine_efficiency(ours.records),
-                "block_efficiency": block_efficiency(ours.records),
-            }
-            pooled += ours.records
-        parts["greedy" if temperature == 0 else "sampled"] = figures
+        pooled += [] if ours is None else ours.records
     return {
         "speedup_over_plain": _mean_of(parts, "speedup_over_plain"),
         "speedup_over_assisted": _mean_of(parts, "speedup_over_assisted"),
-        "engine_efficiency": engine_efficiency(pooled) if pooled else None,
-        "block_efficiency": block_efficiency(pooled) if pooled else None,
+        **_efficiencies(pooled),
         "batch_size": batch_size,
         **parts,
     }
 
 
+def _efficiencies(records: Sequence[StepRecord]) -> dict[str, float | None]:
+    return {
+        "engine_efficiency": engine_efficiency(records) if records else None,
+        "block_efficiency": block_efficiency(records) if records else None,
+    }
+
+
 def slowest_adaptive(measurements: Sequence[Measurement]) -> dict[str, Any] | None:
-    """The arm, temperature and batch size at which a controller that reads latency does worst against plain decoding.
+    """Return where a controller that reads latency does worst against plain decoding.
 
     Plain decoding is the better of the host's and of this library's without speculation, each a
     median of paired ratios.
     """
     found: list[dict[str, Any]] = []
-    for measurement in measurements:
-        arm, where = measurement.arm, (measurement.temperature, measurement.batch_size)
-        if (
-            measurement.failure is not None
-            or not isinstance(arm, MongeArm)
-            or Reads.LATENCY not in arm.reads
-        ):
+    for one in measurements:
+        where = {"temperature": one.temperature, "batch_size": one.batch_size}
+        reads = one.arm.reads if isinstance(one.arm, MongeArm) else ()
+        if one.failure is not None or Reads.LATENCY not in reads:
             continue
-        ratios = [speedup(measurement, find(measurements, name, *where)) for name in (PLAIN, NONE)]
-        medians = [ratio.median for ratio in ratios if ratio is not None]
-        if medians:
-            place = {"arm": arm.name, "temperature": where[0], "batch_size": where[1]}
-            found.append({**place, "ratio_to_faster_plain": min(medians)})
+        ratios = [speedup(one, find(measurements, name, **where)) for name in (PLAIN, NONE)]
+        if medians := [ratio.median for ratio in ratios if ratio is not None]:
+            found.append({"arm": one.arm.name, **where, "ratio_to_faster_plain": min(medians)})
     return min(found, key=lambda entry: entry["ratio_to_faster_plain"], default=None)
 
 
 def table(records: Sequence[Mapping[str, Any]], title: str) -> Table:
-    """A table of arms at one temperature and batch size, which fits 80 columns.
+    """Return a table of arms at one temperature and batch size, which fits 80 columns.
 
     Speeds are compared with the host's plain decoding, and where that was not measured with this
     library's.
     """
     has_plain = any(record.get("ratio_to_plain") for record in records)
-    caption = CAPTION if has_plain else f"{CAPTION};\n{NONE_CAPTION}"
     shown = Table(
         title=title,
-        caption=caption,
+        caption=CAPTION if has_plain else f"{CAPTION};\n{NONE_CAPTION}",
         title_justify="left",
         caption_justify="left",
         box=SIMPLE_HEAD,
@@ -230,14 +211,12 @@ def _with_range(summary: Mapping[str, float], digits: int, middle: str = "median
 
 
 def write_rounds(measurements: Sequence[Measurement], path: Path) -> None:
-    """The raw round records, one JSON object a line: what every rate is computed from."""
+    """Write the raw round records, one JSON object a line: what every rate is computed from."""
     with gzip.open(path, "wt", encoding="utf-8") as file:
         for measurement in measurements:
-            where = {
-                "arm": measurement.arm.name,
-                "temperature": measurement.temperature,
-                "batch_size": measurement.batch_size,
-            }
+            names = ("temperature", "batch_size")
+            where = {"arm": measurement.arm.name}
+            where |= {name: getattr(measurement, name) for name in names}
             for record in measurement.records:
                 file.write(json.dumps(where | asdict(record)) + "\n")
 
@@ -251,10 +230,7 @@ def _settings(measurement: Measurement) -> dict[str, Any]:
 
 
 def _same_share(measurement: Measurement, plain: Measurement | None) -> float | None:
-    """Share of greedy completions that equal plain decoding's token by token.
-
-    Sampled ones differ by chance.
-    """
+    """Return the share of greedy completions that equal plain decoding's; sampled ones differ by chance."""
     if plain is None or measurement.temperature > 0:
         return None
     pairs = list(zip(measurement.completions, plain.completions, strict=True))

@@ -2,7 +2,7 @@
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,19 +15,8 @@ from monge.core.verdict import StepRecord
 from monge.engine.clock import measured_by
 from monge.engine.garbage import settle_objects
 
-FAILURES: Final = (
-    MongeError,
-    RuntimeError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    LookupError,
-    NotImplementedError,
-)
-"""What a host or an arm may raise because it cannot decode.
-
-Anything else is a fault of the benchmark and ends it.
-"""
+FAILURES: Final = (MongeError, RuntimeError, ValueError, TypeError, AttributeError, LookupError)
+"""Errors of hosts and arms that cannot decode; any other error is a fault of the benchmark and ends it."""
 
 WARM_UP_TOKENS: Final = 16
 NOT_APPLICABLE: Final = "not applicable"
@@ -122,7 +111,7 @@ class Measurement:
 
 
 def batches(prompts: TokenIds, size: int) -> list[TokenIds]:
-    """Full batches that hold every prompt; the last one is filled up from the first prompts."""
+    """Return full batches that hold every prompt; the last one is filled up from the first prompts."""
     count = -(-len(prompts) // size)
     return [
         tuple(prompts[(batch * size + row) % len(prompts)] for row in range(size))
@@ -131,10 +120,9 @@ def batches(prompts: TokenIds, size: int) -> list[TokenIds]:
 
 
 def num_calls(arms: Sequence[Arm], prompts: TokenIds, settings: Settings) -> int:
-    """Calls that `measure` will make if no arm fails."""
-    per_arm = sum(
-        settings.repeats * len(batches(prompts, size)) + 1 for size in settings.batch_sizes
-    )
+    """Return the number of calls of `measure` if no arm fails."""
+    sizes = settings.batch_sizes
+    per_arm = sum(settings.repeats * len(batches(prompts, size)) + 1 for size in sizes)
     return len(arms) * len(settings.temperatures) * per_arm
 
 
@@ -150,83 +138,27 @@ def measure(
 
     Each arm prepares itself once and is warmed up once in each cell, uncounted. Then, for every
     repeat, temperature, batch size and batch of prompts, all arms decode that batch one after
-    another; the order rotates, so no arm always follows the same one.
-
-    Args:
-        pair: The networks.
-        arms: What is compared.
-        prompts: Token ids.
-        settings: How it is measured.
-        on_call: Told the arm's name before every call.
+    another; the order rotates, so no arm always follows the same one. `on_call` is told the arm's name
+    before every call.
     """
+    cells = {
+        (temperature, size): [
+            Measurement(arm=arm, temperature=temperature, batch_size=size) for arm in arms
+        ]
+        for temperature in settings.temperatures
+        for size in settings.batch_sizes
+    }
+    found = [measurement for cell in cells.values() for measurement in cell]
     with measured_by(CLOCKS[settings.clock]):
         try:
-            return _measure(pair, arms, prompts, settings, on_call)
+            for arm in arms:
+                _prepare([one for one in found if one.arm is arm], pair)
+            for one in found:
+                _warm_up(one, pair, prompts, settings, on_call)
+            _measure(cells, pair, prompts, settings, on_call)
         finally:
             gc.unfreeze()
-
-
-def _measure(
-    pair: Pair,
-    arms: Sequence[Arm],
-    prompts: TokenIds,
-    settings: Settings,
-    on_call: Callable[[str], None],
-) -> list[Measurement]:
-    cells: dict[tuple[float, int], list[Measurement]] = {}
-    for temperature in settings.temperatures:
-        for size in settings.batch_sizes:
-            cells[temperature, size] = [
-                Measurement(arm=arm, temperature=temperature, batch_size=size) for arm in arms
-            ]
-    for arm in arms:
-        _prepare(
-            [
-                measurement
-                for cell in cells.values()
-                for measurement in cell
-                if measurement.arm is arm
-            ],
-            pair,
-        )
-    for cell in cells.values():
-        for measurement in cell:
-            _warm_up(measurement, pair, prompts, settings, on_call)
-    start = time.perf_counter()
-    for repeat in range(settings.repeats):
-        # Repeats take equally long, so the next one would end after (repeat + 1) / repeat of what
-        # has passed.
-        passed = time.perf_counter() - start
-        if (
-            repeat > 0
-            and settings.time_limit_s is not None
-            and passed * (repeat + 1) / repeat > settings.time_limit_s
-        ):
-            break
-        # A full collection would take longer than many a pass, in whichever arm it falls.
-        settle_objects()
-        for (temperature, size), cell in cells.items():
-            for measurement in cell:
-                if measurement.failure is None:
-                    measurement.seconds.append(0.0)
-                    measurement.num_tokens.append(0)
-            for number, batch in enumerate(batches(prompts, size)):
-                seed = settings.seed + 100_003 * repeat + number
-                call = Call(
-                    prompt_ids=batch,
-                    max_new_tokens=settings.max_new_tokens,
-                    temperature=temperature,
-                    seed=seed,
-                )
-                for measurement in rotated(cell, repeat + number):
-                    _measure_call(measurement, pair, call, CLOCKS[settings.clock], on_call)
-    return [measurement for cell in cells.values() for measurement in cell]
-
-
-def rotated(cell: Sequence[Measurement], by: int) -> Iterator[Measurement]:
-    """The measurements, starting at another one each time."""
-    for position in range(len(cell)):
-        yield cell[(position + by) % len(cell)]
+    return found
 
 
 def _prepare(measurements: Sequence[Measurement], pair: Pair) -> None:
@@ -238,55 +170,75 @@ def _prepare(measurements: Sequence[Measurement], pair: Pair) -> None:
 
 
 def _warm_up(
-    measurement: Measurement,
+    one: Measurement,
     pair: Pair,
     prompts: TokenIds,
     settings: Settings,
     on_call: Callable[[str], None],
 ) -> None:
-    if measurement.failure is not None:
-        return
-    limit = measurement.arm.max_batch_size
-    if limit is not None and measurement.batch_size > limit:
-        measurement.fail(
-            f"{NOT_APPLICABLE}: this arm decodes at most {limit} sequence(s) at a time"
-        )
-        return
-    batch = batches(prompts, measurement.batch_size)[0]
+    limit = one.arm.max_batch_size
+    if one.failure is None and limit is not None and one.batch_size > limit:
+        one.fail(f"{NOT_APPLICABLE}: this arm decodes at most {limit} sequence(s) at a time")
     call = Call(
-        prompt_ids=batch,
+        prompt_ids=batches(prompts, one.batch_size)[0],
         max_new_tokens=min(WARM_UP_TOKENS, settings.max_new_tokens),
-        temperature=measurement.temperature,
+        temperature=one.temperature,
         seed=settings.seed,
     )
-    on_call(measurement.arm.name)
-    _timed(measurement, pair, call, CLOCKS[settings.clock])
+    _decode(one, pair, call, CLOCKS[settings.clock], on_call)
 
 
-def _measure_call(
+def _measure(
+    cells: Mapping[tuple[float, int], Sequence[Measurement]],
+    pair: Pair,
+    prompts: TokenIds,
+    settings: Settings,
+    on_call: Callable[[str], None],
+) -> None:
+    start = time.perf_counter()
+    for repeat in range(settings.repeats):
+        # Repeats take equally long, so the next one would end after (repeat + 1) / repeat of what
+        # has passed.
+        needed = (time.perf_counter() - start) * (repeat + 1) / max(1, repeat)
+        if repeat and settings.time_limit_s is not None and needed > settings.time_limit_s:
+            break
+        # A full collection would take longer than many a pass, in whichever arm it falls.
+        settle_objects()
+        for (temperature, size), cell in cells.items():
+            for measurement in cell:
+                if measurement.failure is None:
+                    measurement.seconds.append(0.0)
+                    measurement.num_tokens.append(0)
+            for number, batch in enumerate(batches(prompts, size)):
+                call = Call(
+                    prompt_ids=batch,
+                    max_new_tokens=settings.max_new_tokens,
+                    temperature=temperature,
+                    seed=settings.seed + 100_003 * repeat + number,
+                )
+                first = (repeat + number) % len(cell)  # no arm always follows the same one
+                for measurement in [*cell[first:], *cell[:first]]:
+                    made = _decode(measurement, pair, call, CLOCKS[settings.clock], on_call)
+                    if made is None:
+                        continue
+                    output, seconds = made
+                    measurement.seconds[-1] += seconds
+                    measurement.num_tokens[-1] += sum(map(len, output.token_ids))
+                    measurement.records += output.records
+                    measurement.completions += output.token_ids
+
+
+def _decode(
     measurement: Measurement,
     pair: Pair,
     call: Call,
     clock: Callable[[], float],
     on_call: Callable[[str], None],
-) -> None:
-    if measurement.failure is not None:
-        return
-    on_call(measurement.arm.name)
-    timed = _timed(measurement, pair, call, clock)
-    if timed is None:
-        return
-    output, seconds = timed
-    measurement.seconds[-1] += seconds
-    measurement.num_tokens[-1] += sum(map(len, output.token_ids))
-    measurement.records += output.records
-    measurement.completions += output.token_ids
-
-
-def _timed(
-    measurement: Measurement, pair: Pair, call: Call, clock: Callable[[], float]
 ) -> tuple[Output, float] | None:
-    """One call and its seconds, or `None` after recording the failure."""
+    """Decode once, and return the output and its seconds; `None` after a failure."""
+    if measurement.failure is not None:
+        return None
+    on_call(measurement.arm.name)
     start = clock()
     try:
         output = measurement.arm.decode(pair, call)
@@ -294,12 +246,11 @@ def _timed(
     except FAILURES as error:
         measurement.fail(f"{type(error).__name__}: {error}")
         return None
-    seconds = clock() - start
-    short = [len(row) for row in output.token_ids if len(row) != call.max_new_tokens]
-    if short:
-        measurement.fail(
-            f"gave {short[0]} tokens where {call.max_new_tokens} were asked for, so "
-            "it cannot be compared"
-        )
-        return None
-    return output, seconds
+    seconds, wanted = clock() - start, call.max_new_tokens
+    short = [len(row) for row in output.token_ids if len(row) != wanted]
+    if not short:
+        return output, seconds
+    measurement.fail(
+        f"gave {short[0]} tokens where {wanted} were asked for, so it cannot be compared"
+    )
+    return None

@@ -1,12 +1,11 @@
-"""Statistics of repeated measurements, each defined once."""
+"""Statistics of repeated measurements."""
 
-import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from scipy.stats import gmean, iqr
 
 from monge.core.draws import SeededDraws
 from monge.core.errors import MongeError
@@ -36,25 +35,20 @@ class Summary:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Summary":
-        """Summary of at least one value."""
+        """Return the summary of at least one value."""
         if not values:
             raise MongeError("statistics: nothing was measured, so there is nothing to summarise")
-        quartiles = (
-            statistics.quantiles(values, n=4, method="inclusive")
-            if len(values) > 1
-            else [0.0, 0.0, 0.0]
-        )
         return cls(
-            median=statistics.median(values),
+            median=float(np.median(values)),
             low=min(values),
             high=max(values),
-            iqr=quartiles[2] - quartiles[0],
+            iqr=float(iqr(values)),
             values=tuple(values),
         )
 
 
 def paired_ratios(numerators: Sequence[float], denominators: Sequence[float]) -> tuple[float, ...]:
-    """Ratio within each repeat: what slows the machine for a while slows both sides of a pair."""
+    """Return the ratio within each repeat: what slows the machine for a while slows both sides of a pair."""
     if len(numerators) != len(denominators):
         raise MongeError(
             f"statistics: {len(numerators)} and {len(denominators)} repeats cannot be paired"
@@ -63,7 +57,7 @@ def paired_ratios(numerators: Sequence[float], denominators: Sequence[float]) ->
 
 
 def ratio_of_all(speeds: Sequence[float], others: Sequence[float]) -> Estimate | None:
-    """Speed over all repeats together, over that of others, with an interval that resamples repeats.
+    """Return the speed over all repeats together, over that of others, with an interval that resamples repeats.
 
     Every repeat holds the same work on both sides, so its seconds are the inverse of its speed.
 
@@ -73,17 +67,15 @@ def ratio_of_all(speeds: Sequence[float], others: Sequence[float]) -> Estimate |
     if len(speeds) < 2:
         return None
     resamples = Resamples.draw(len(speeds), SeededDraws(0))
-    seconds, other_seconds = (
-        np.reciprocal(np.array(some, dtype=np.float64)) for some in (speeds, others)
-    )
+    seconds, other_seconds = (1.0 / np.array(some) for some in (speeds, others))
     return resamples.ratio(other_seconds, seconds, np.arange(len(speeds)))
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """`exp(mean(log(values)))`: the mean of ratios for which a ratio and its inverse cancel."""
+    """Return `exp(mean(log(values)))`: the mean of ratios for which a ratio and its inverse cancel."""
     if not values or min(values) <= 0:
         raise MongeError(f"statistics: a geometric mean needs positive values; got {tuple(values)}")
-    return math.exp(statistics.fmean(math.log(value) for value in values))
+    return float(gmean(values))
 
 
 def is_degenerate(token_ids: Sequence[int]) -> bool:
@@ -92,6 +84,7 @@ def is_degenerate(token_ids: Sequence[int]) -> bool:
     Looping text is easy to draft, so it flatters every drafter.
     """
     tail = tuple(token_ids[-TAIL_TOKENS:])
-    if len(tail) < TAIL_TOKENS:
-        return False
-    return any(tail[period:] == tail[:-period] for period in range(1, MAX_PERIOD + 1))
+    is_short = len(tail) < TAIL_TOKENS
+    return not is_short and any(
+        tail[period:] == tail[:-period] for period in range(1, MAX_PERIOD + 1)
+    )

@@ -1,29 +1,25 @@
 """`monge acceptance`."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
-from monge.acceptance.inputs import check_candidates, check_lengths, read_law
+from monge.acceptance.inputs import check_candidates, check_lengths, read_law, read_table
 from monge.acceptance.node import node_report
 from monge.acceptance.proof import prove
-from monge.acceptance.table import read_table
 from monge.acceptance.tree import BY_NODES, BY_TREES, tree_report
 from monge.cli import options
-from monge.cli.console import output, reported, say_error
+from monge.cli.console import plain_table, print_tables, reported, say_error, show
+from monge.cli.options import option, panel
 from monge.cli.progress import working
-from monge.cli.tables import plain_table, print_tables
 from monge.core.errors import OptionError
 from monge.core.words import counted
 from monge.verify.registry import VERIFIERS
 
-NODE: Final = "One node"
+_node: Final = panel("One node")
 MAX_TOKENS_SHOWN: Final = 8
-TREE: Final = "A whole tree"
 ROUNDING: Final = 1e-7
 """Differences from an optimum that a linear program may leave."""
 
@@ -39,27 +35,12 @@ def acceptance(
         ),
     ] = None,
     *,
-    target_probs: Annotated[
-        str | None,
-        options.option(
-            "--target-probs",
-            help="Target law: 0.5,0.3,0.2, or @file (.npy, .json, text).",
-            panel=NODE,
-        ),
-    ] = None,
-    draft_probs: Annotated[
-        str | None,
-        options.option(
-            "--draft-probs", help="Draft law over the same tokens, in the same form.", panel=NODE
-        ),
-    ] = None,
-    candidates: Annotated[
-        int | None, options.option("--candidates", help="Candidates of the node, K.", panel=NODE)
-    ] = None,
-    tree: Annotated[
-        Path | None,
-        options.option("--tree", help="JSON file with laws by prefix and a shape.", panel=TREE),
-    ] = None,
+    target_probs: str | None = _node(
+        None, "Target law: 0.5,0.3,0.2, or @file (.npy, .json, text)."
+    ),
+    draft_probs: str | None = _node(None, "Draft law over the same tokens, in the same form."),
+    candidates: int | None = _node(None, "Candidates of the node, K."),
+    tree: Path | None = option(None, "A whole tree", "JSON file with laws by prefix and a shape."),
     as_json: options.Json = False,
     markdown: options.Markdown = False,
 ) -> None:
@@ -88,29 +69,29 @@ def acceptance(
         monge acceptance --target-probs @p.npy --draft-probs @q.npy --candidates 4 --json
         monge acceptance --tree tree.json
     """
+    laws = (target_probs, draft_probs, candidates)
     if rule is not None:
-        if any(one is not None for one in (target_probs, draft_probs, candidates, tree)):
+        if any(one is not None for one in (*laws, tree)):
             raise OptionError("a RULE is enumerated on tables of its own; leave the laws out")
         _prove(rule, as_json=as_json, markdown=markdown)
         return
     if tree is not None:
-        if target_probs is not None or draft_probs is not None or candidates is not None:
+        if any(one is not None for one in laws):
             raise OptionError(
-                "--tree brings its own laws and candidates; leave the other options "
-                "out, or leave it out"
+                "--tree brings its own laws and candidates; leave the other options out, or leave "
+                "it out"
             )
         table = read_table(tree)
-        with _counted() as on_rule:
-            report = tree_report(table, on_rule)
-        show = _show_tree
+        with working() as work:
+            report = tree_report(table, work.stage("valuing rules", len(VERIFIERS)).advance)
+        show_report = _show_tree
     else:
-        report = _node_report(target_probs, draft_probs, candidates)
-        show = _show_node
+        report, show_report = _node_report(*laws), _show_node
     wrong = _above(report["gap"])
     if as_json:
         print(json.dumps(report | {"above_the_optimum": wrong}))
     else:
-        show(report, markdown=markdown)
+        show_report(report, markdown=markdown)
     for name in wrong:
         say_error(
             f"{name} accepts more than the optimum of lossless rules: the text does not have the "
@@ -123,7 +104,6 @@ def acceptance(
 def _prove(rule: str, *, as_json: bool, markdown: bool) -> None:
     proofs = prove(rule)
     is_exact = all(proof.is_exact for proof in proofs)
-    worst = max(proof.law_error for proof in proofs)
     if as_json:
         trees = {proof.tree: proof.reason or proof.law_error for proof in proofs}
         print(json.dumps({"rule": rule, "exact": is_exact, "trees": trees}))
@@ -132,29 +112,25 @@ def _prove(rule: str, *, as_json: bool, markdown: bool) -> None:
         for proof in proofs:
             table.add_row(proof.tree, proof.reason or f"{proof.law_error:.1e}")
         print_tables([table], markdown=markdown)
-        output().print(
+        worst = max(proof.law_error for proof in proofs)
+        show(
             f"exact in all {len(proofs)} trees: largest law error {worst:.1e}; no proof for other "
             "tables and trees"
             if is_exact
-            else "not exact: the text does not have the target's law",
-            markup=False,
-            soft_wrap=True,
+            else "not exact: the text does not have the target's law"
         )
     if not is_exact:
         raise typer.Exit(1)
 
 
 def _above(gaps: dict[str, Any]) -> list[str]:
-    """Verifiers that claim to be lossless and accept more than any lossless rule can."""
-    return [
-        name
-        for name, gap in gaps.items()
-        if VERIFIERS.make(name).is_lossless
-        and any(
-            value is not None and value < -ROUNDING
-            for value in (gap.values() if isinstance(gap, dict) else (gap,))
-        )
-    ]
+    """Return the verifiers that claim to be lossless and accept more than any lossless rule can."""
+
+    def is_above(gap: Any) -> bool:  # noqa: ANN401 (a number, or one for each way of drafting)
+        values = gap.values() if isinstance(gap, dict) else (gap,)
+        return any(value is not None and value < -ROUNDING for value in values)
+
+    return [name for name in gaps if VERIFIERS.make(name).is_lossless and is_above(gaps[name])]
 
 
 def _node_report(
@@ -165,15 +141,10 @@ def _node_report(
     target, draft = read_law("--target-probs", target_probs), read_law("--draft-probs", draft_probs)
     check_lengths(target.size, draft.size)
     check_candidates("--candidates", candidates)
-    with _counted() as on_rule:
-        report = node_report(target, draft, candidates, on_rule)
-    return report | {"candidates": candidates, "vocabulary": target.size}
-
-
-@contextmanager
-def _counted() -> Iterator[Callable[[], None]]:
     with working() as work:
-        yield work.stage("valuing rules", len(VERIFIERS)).advance
+        advance = work.stage("valuing rules", len(VERIFIERS)).advance
+        report = node_report(target, draft, candidates, advance)
+    return report | {"candidates": candidates, "vocabulary": target.size}
 
 
 def _show_node(report: dict[str, Any], *, markdown: bool) -> None:
@@ -184,20 +155,18 @@ def _show_node(report: dict[str, Any], *, markdown: bool) -> None:
     table.add_column("rule", no_wrap=True)
     for column in ("acceptance", "below the optimum"):
         table.add_column(column, justify="right", no_wrap=True)
-    ways = [way for way in report["optimum"] if way != "mixed"]
-    for way in ways:
-        table.add_row(way, "optimum", _number(report["optimum"][way]), "", style="bold")
+    for way, best in report["optimum"].items():
+        if way == "mixed":
+            continue
+        table.add_row(way, "optimum", _number(best), "", style="bold")
         for name, laws in report["laws"].items():
             if way in laws:
                 table.add_row("", name, _number(laws[way]), _gap(report["gap"][name][way]))
         table.add_section()
-    console = output()
     print_tables([table], markdown=markdown)
-    console.print(
-        "optimum with d top tokens and K - d draws, d = 0..K: "
-        + " ".join(map(_number, report["optimum"]["mixed"]))
-    )
-    console.print(_acceptance_one(report), markup=False, soft_wrap=True)
+    mixed = " ".join(map(_number, report["optimum"]["mixed"]))
+    show(f"optimum with d top tokens and K - d draws, d = 0..K: {mixed}")
+    show(_acceptance_one(report))
     reasons = {
         how
         for name, hows in report["how"].items()
@@ -205,24 +174,21 @@ def _show_node(report: dict[str, Any], *, markdown: bool) -> None:
         if report["laws"][name][way] is None
     }
     for reason in sorted(reasons):
-        console.print(f"-: {reason}", style="dim", markup=False, soft_wrap=True)
+        show(f"-: {reason}", "dim")
 
 
 def _acceptance_one(report: dict[str, Any]) -> str:
-    """One line about the acceptance-one condition."""
+    """Return one line about the acceptance-one condition."""
     found = report["acceptance_one"]
-    least, tokens = (
-        found["smallest_num_drafts"],
-        ", ".join(map(str, found["tightest_set"][:MAX_TOKENS_SHOWN])),
-    )
-    tokens += ", ..." if len(found["tightest_set"]) > MAX_TOKENS_SHOWN else ""
+    least, ids = found["smallest_num_drafts"], found["tightest_set"]
+    tokens = ", ".join(map(str, ids[:MAX_TOKENS_SHOWN]))
+    tokens += ", ..." if len(ids) > MAX_TOKENS_SHOWN else ""
     needed = (
-        "no number of drafts is enough"
-        if least is None
-        else f"from {least} draft{'' if least == 1 else 's'} on"
+        "no number of drafts is enough" if least is None else f"from {counted(least, 'draft')} on"
     )
     tightest = f"; tightest set of tokens: {tokens}" if tokens else ""
-    return f"acceptance one, i.i.d. drafts: {'holds' if found['holds'] else 'does not hold'} ({needed}{tightest})"
+    holds = "holds" if found["holds"] else "does not hold"
+    return f"acceptance one, i.i.d. drafts: {holds} ({needed}{tightest})"
 
 
 def _show_tree(report: dict[str, Any], *, markdown: bool) -> None:
@@ -233,11 +199,10 @@ def _show_tree(report: dict[str, Any], *, markdown: bool) -> None:
     table.add_section()
     table.add_row("optimum", _number(report["optimum"]), "")
     table.add_row("layer bound", _number(report["layer_bound"]), "")
-    console = output()
     print_tables([table], markdown=markdown)
     for name, how in report["how"].items():
         if how not in {BY_NODES, BY_TREES}:
-            console.print(f"{name}: {how}", style="dim", markup=False, soft_wrap=True)
+            show(f"{name}: {how}", "dim")
 
 
 def _number(value: float | None) -> str:
@@ -245,7 +210,7 @@ def _number(value: float | None) -> str:
 
 
 def _gap(value: float | None) -> str:
-    """A distance below the optimum; one above it is said, unless it is rounding."""
+    """Return a distance below the optimum; one above it is named, unless it is rounding."""
     if value is None or value >= -ROUNDING:
         return _number(None if value is None else max(0.0, value))
     return f"ABOVE by {-value:.6f}"

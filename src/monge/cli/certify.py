@@ -1,4 +1,4 @@
-"""`monge certify`, and the record that it reads."""
+"""`monge certify`."""
 
 import json
 from collections.abc import Mapping
@@ -9,7 +9,8 @@ import typer
 
 from monge.api import built_in, eos_ids_of, load
 from monge.cli import options
-from monge.cli.console import notes, output, quiet_host, reported
+from monge.cli.console import quiet_host, reported, show
+from monge.cli.options import given, panel
 from monge.cli.progress import working
 from monge.core.errors import MongeError, OptionError
 from monge.core.model import dtype_of
@@ -21,40 +22,29 @@ if TYPE_CHECKING:
     from monge.audit.certify_report import CertifyReport
     from monge.audit.redraft import Redrafter
 
-CERTIFY: Final = "Certify"
+_certify: Final = panel("Certify")
 BUILT_IN: Final = "built-in"
-Record = Annotated[
-    Path,
-    typer.Argument(
-        help="The record of `monge generate --certificate`, or the field `certificate` of an "
-        "answer of `monge serve --certificates`."
-    ),
-]
-Tolerance = Annotated[
-    float | None,
-    options.option(
-        "--tolerance",
-        help="Largest difference of a logit to the float64 forward.",
-        panel=CERTIFY,
-        default="0.001 for float32, 1 for bfloat16",
-    ),
-]
-Nodes = Annotated[
-    int | None,
-    options.option(
-        "--nodes", help="Nodes whose coupling is enumerated at most.", panel=CERTIFY, default="256"
-    ),
-]
+_COLORS: Final = {"exact": "green", "not exact": "red", "could not tell": "yellow"}
 
 
 @reported
 def certify(
-    record: Record,
+    record: Annotated[
+        Path,
+        typer.Argument(
+            help="The record of `monge generate --certificate`, or the field `certificate` of an "
+            "answer of `monge serve --certificates`."
+        ),
+    ],
     *,
     target: options.Target = None,
     draft: options.Drafts = None,
-    tolerance: Tolerance = None,
-    nodes: Nodes = None,
+    tolerance: float | None = _certify(
+        None,
+        "Largest difference of a logit to the float64 forward.",
+        "0.001 for float32, 1 for bfloat16",
+    ),
+    nodes: int = _certify(256, "Nodes whose coupling is enumerated at most."),
     as_json: options.Json = False,
 ) -> None:
     """Replay the record of a run, and check that every round of it is exact.
@@ -85,14 +75,12 @@ def certify(
         stops = any(own.get("stop") for own in certificate.requests)
         tokenizer = load_tokenizer(_source(target)) if stops else None
         redrafter, reason = _redrafter(certificate, target, draft)
-    given = options.given(tolerance=tolerance, num_nodes=nodes)
+    is_rounded = rounded_weights_of(model) is not None
     num_rounds = sum(len(own.get("rounds", ())) for own in certificate.requests)
     with working() as work:
         report = replayed(
             certificate,
-            backend_forward(model)
-            if rounded_weights_of(model) is not None
-            else plain_forward(model.network),
+            backend_forward(model) if is_rounded else plain_forward(model.network),
             vocab_size=model.vocab_size,
             dtype=str(dtype_of(model)).removeprefix("torch."),
             tokenizer=tokenizer,
@@ -100,24 +88,14 @@ def certify(
             redrafter=redrafter,
             undrafted=reason,
             on_round=work.stage("replaying rounds", num_rounds).advance,
-            **given,
+            num_nodes=nodes,
+            **given(tolerance=tolerance),
         )
     if as_json:
         typer.echo(json.dumps(report.as_json()))
     else:
-        _print(report, certificate)
+        _print(report)
     raise typer.Exit(EXIT[report.answer])
-
-
-def say_certificate(path: Path) -> None:
-    """Say where the record is."""
-    size = path.stat().st_size / 1e6
-    notes().print(
-        f"record of the run: {path}, {size:.1f} MB; next: monge certify {path}",
-        style="dim",
-        markup=False,
-        soft_wrap=True,
-    )
 
 
 def _target(certificate: "Certificate", target: str | None) -> Any:  # noqa: ANN401 (a network's model)
@@ -154,7 +132,7 @@ def _source(target: str | None) -> str:
 def _redrafter(
     certificate: "Certificate", target: str | None, draft: list[str] | None
 ) -> tuple["Redrafter | None", str]:
-    """The drafter, made again, or why there is none."""
+    """Return the drafter, made again, or why there is none."""
     from monge.audit.recorder import processor_digest
     from monge.audit.redraft import TOLERANCES, Redrafter
     from monge.engine.models.forward_program import backend_of
@@ -162,17 +140,14 @@ def _redrafter(
     loading = dict(_fields(certificate.header, "loading"))
     is_here = certificate.header.get("processor") == processor_digest()
     if str(loading.get("backend", "eager")) != "eager" and not is_here:
-        reason = (
+        return None, (
             "the drafter ran compiled on another kind of processor, where it can round otherwise"
         )
-        return None, reason
     stated = loading.pop("draft", None)
     if stated is not None and draft is None:
         return None, f"the record names the draft model {', '.join(stated)}; --draft checks it"
-    if target == BUILT_IN:
-        target = None
     try:
-        decoder = load(target, draft, **loading)
+        decoder = load(None if target == BUILT_IN else target, draft, **loading)
     except MongeError as error:
         return None, f"the drafter could not be made again: {error}"
     backend, stated = backend_of(decoder.components.target), certificate.header.get("backend")
@@ -191,20 +166,14 @@ def _fields(header: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return own  # pyright: ignore[reportUnknownVariableType]
 
 
-def _print(report: "CertifyReport", certificate: "Certificate") -> None:
-    console = output()
+def _print(report: "CertifyReport") -> None:
     for finding in report.findings:
-        console.print(f"{finding}", style="red", markup=False, soft_wrap=True)
+        show(finding, "red")
     drafts = report.drafts
     if drafts.num_rounds:
-        console.print(
-            f"drafts: {counted(drafts.num_rounds, 'round')} drafted again, {counted(drafts.num_laws, 'draft law')} "
-            f"recomputed, largest total variation {drafts.distance:.0e}",
-            style="dim",
-            markup=False,
-            soft_wrap=True,
-        )
+        rounds, laws = counted(drafts.num_rounds, "round"), counted(drafts.num_laws, "draft law")
+        distance = f"largest total variation {drafts.distance:.0e}"
+        show(f"drafts: {rounds} drafted again, {laws} recomputed, {distance}", "dim")
     for note in report.notes:
-        console.print(f"note: {note}", style="dim", markup=False, soft_wrap=True)
-    color = {"exact": "green", "not exact": "red", "could not tell": "yellow"}[report.answer]
-    console.print(report.summary(), style=f"bold {color}", markup=False, soft_wrap=True)
+        show(f"note: {note}", "dim")
+    show(report.summary(), f"bold {_COLORS[report.answer]}")

@@ -1,13 +1,13 @@
 """`monge chat`."""
 
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from typing import Any, Final
 
 from monge.cli import options
-from monge.cli.console import notes, quiet_host, reported, streaming
-from monge.cli.loading import loaded
-from monge.cli.messages import messages
+from monge.cli.console import quiet_host, say, streaming
+from monge.cli.generate import loaded
 from monge.core.errors import MongeError
 from monge.core.words import counted
 from monge.engine.conversation import Conversation
@@ -21,9 +21,9 @@ _HELP: Final = (
     'ends; Ctrl-C cuts an answer off; """ before and after a message lets it have several lines'
 )
 _DEFAULT: Final = "smollm2"
+_QUOTES: Final = '"""'
 
 
-@reported
 @options.command(
     without=("max_batch_size", "stop", "stop_token_ids", "ignore_eos"),
     one=("controller",),
@@ -51,36 +51,24 @@ def chat(
     """
     quiet_host()
     if load.target is None and load.draft is None:
-        load = replace(load, target=_default_target())
+        if (reason := obstacle(_DEFAULT)) is None:
+            load = replace(load, target=_DEFAULT)
+        else:
+            say(f"talking with the built-in target, which knows little: {reason}", "yellow")
     with loaded(replace(load, max_batch_size=1)) as decoder:
         conversation = Conversation(decoder, system=system, **asdict(sampling))
         # A model without a template is refused before it is asked.
         decoder.encode_chat([{"role": "user", "content": "Hello"}])
         if verbose:
             made = decoder.components
-            notes().print(
-                f"drafter {made.drafter!r}, verifier {made.rule!r}", style="dim", markup=False
-            )
+            say(f"drafter {made.drafter!r}, verifier {made.rule!r}", "dim")
         if sys.stdin.isatty():
-            notes().print(_HELP, style="dim", markup=False)
+            say(_HELP, "dim")
         for text in messages():
-            if text.startswith("/") and "\n" not in text:
-                if not _command(text, conversation, decoder):
-                    break
-            else:
+            if not text.startswith("/") or "\n" in text:
                 _answer(conversation, text)
-
-
-def _default_target() -> str | None:
-    """SmolLM2 if it is there; else the built-in target, with a line that says how to get it."""
-    if (reason := obstacle(_DEFAULT)) is None:
-        return _DEFAULT
-    notes().print(
-        f"talking with the built-in target, which knows little: {reason}",
-        style="yellow",
-        markup=False,
-    )
-    return None
+            elif not _command(text, conversation, decoder):
+                break
 
 
 def _answer(conversation: Conversation, text: str) -> None:
@@ -92,39 +80,33 @@ def _answer(conversation: Conversation, text: str) -> None:
                 write(piece.text)
         except KeyboardInterrupt:
             pieces.close()
-            notes().print("interrupted; the answer so far is kept", style="dim")
+            say("interrupted; the answer so far is kept", "dim")
         except MongeError as error:  # the conversation goes on
-            notes().print(str(error), style="red", markup=False, soft_wrap=True)
+            say(error, "red")
     if conversation.num_dropped:
-        notes().print(
-            "the context is full: the model saw this message without the "
-            f"{counted(conversation.num_dropped, 'oldest one')}",
-            style="yellow",
-        )
+        oldest = counted(conversation.num_dropped, "oldest one")
+        say(f"the context is full: the model saw this message without the {oldest}", "yellow")
 
 
 def _command(text: str, conversation: Conversation, decoder: Decoder) -> bool:
     """Carry out a command; false if the conversation ends."""
-    name = text.split(maxsplit=1)[0]
-    if name in {"/exit", "/quit"}:
-        return False
-    if name == "/reset":
-        conversation.reset()
-        notes().print("the conversation is forgotten", style="dim")
-    elif name == "/stats":
-        notes().print(stats_line(conversation, decoder), style="cyan", markup=False, soft_wrap=True)
-    else:
-        if name != "/help":
-            notes().print(f"unknown command {name}", style="red", markup=False)
-        notes().print(_HELP, style="dim", markup=False)
+    match text.split(maxsplit=1)[0]:
+        case "/exit" | "/quit":
+            return False
+        case "/reset":
+            conversation.reset()
+            say("the conversation is forgotten", "dim")
+        case "/stats":
+            say(stats_line(conversation, decoder), "cyan")
+        case name:
+            if name != "/help":
+                say(f"unknown command {name}", "red")
+            say(_HELP, "dim")
     return True
 
 
 def stats_line(conversation: Conversation, decoder: Decoder) -> str:
-    """Figures of the conversation so far.
-
-    Tokens, speed, tokens a forward, and speed against plain decoding.
-    """
+    """Return figures of the conversation so far: tokens, speed, and speed against plain decoding."""
     if not conversation.sessions:
         return "nothing was answered yet"
     records = [record for session in conversation.sessions for record in session.records]
@@ -138,9 +120,53 @@ def stats_line(conversation: Conversation, decoder: Decoder) -> str:
     ]
     latency = decoder.components.shared.latency
     if latency is not None and stats.decode_s > 0:
-        figures.append(
-            f"{num_tokens / stats.decode_s * latency.round_s(0):.2f}x plain decoding, "
-            "as its round was measured"
-        )
-    figures.append(f"{prefill_s:.2f} s of reading prompts")
-    return " | ".join(figures)
+        gain = num_tokens / stats.decode_s * latency.round_s(0)
+        figures.append(f"{gain:.2f}x plain decoding, as its round was measured")
+    return " | ".join([*figures, f"{prefill_s:.2f} s of reading prompts"])
+
+
+def messages() -> Iterator[str]:
+    """Yield messages of the user: lines, pasted texts, and what stands between triple quotes.
+
+    Lines of a terminal can be edited. Ctrl-C drops what is being written.
+    """
+    if not sys.stdin.isatty():
+        piped = (line.removesuffix("\n") for line in sys.stdin)
+        while (text := _message(lambda prompt: next(piped, None))) is not None:
+            if text:
+                yield text
+        return
+    import readline
+
+    # A pasted text is read as a whole; Python turns this off. Where libedit stands in for GNU
+    # readline there is no such setting, and each pasted line is a message.
+    readline.parse_and_bind("set enable-bracketed-paste on")
+    while True:
+        try:
+            text = _message(_typed)
+        except KeyboardInterrupt:
+            sys.stderr.write("\n")
+            continue
+        if text is None:
+            sys.stderr.write("\n")
+            return
+        if text:
+            yield text
+
+
+def _typed(prompt: str) -> str | None:
+    try:
+        return input(prompt)
+    except EOFError:
+        return None
+
+
+def _message(line: Callable[[str], str | None]) -> str | None:
+    """Read a message by a function that shows a prompt and reads a line; `None` at the end of input."""
+    first = line("\n> ")
+    if first is None or "\n" in first or not first.lstrip().startswith(_QUOTES):
+        return first if first is None else first.strip()
+    lines = [first.lstrip().removeprefix(_QUOTES)]
+    while not lines[-1].rstrip().endswith(_QUOTES) and (more := line("... ")) is not None:
+        lines.append(more)
+    return "\n".join(lines).rstrip().removesuffix(_QUOTES).strip()

@@ -1,103 +1,103 @@
-"""What all commands share: where they write, how they fail, and a quiet host."""
+"""The terminal: results on standard output, messages and errors on standard error, tables, and JSON files."""
 
 import functools
+import inspect
 import io
+import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
 
 import typer
+from rich.columns import Columns
 from rich.console import Console
+from rich.padding import Padding
+from rich.table import Column, Table
+from rich.text import Text
+from typer.models import ParameterInfo
 
-from monge.core.errors import MongeError
+from monge.core.errors import MongeError, OptionError
 from monge.prompts import Prompt
+
+_WIDTH: Final = 120
+"""Width of tables where standard output is no terminal and COLUMNS is not set."""
+_PROSE: Final = 22
+"""Fewest characters of a column of prose beside other columns."""
+_INDENT: Final = (0, 0, 0, 2)
+live: Final[list[Console]] = []
+"""The terminal whose last lines are redrawn, if any."""
+_streams: Final[list["streaming"]] = []
 
 
 def output(width: int | None = None) -> Console:
-    """Standard output, for what was asked for.
-
-    `width` is that of lines where it is no terminal and COLUMNS is not set.
-    """
+    """Return standard output; `width` holds where it is no terminal and COLUMNS is not set."""
     is_known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
     return Console(file=sys.stdout, highlight=False, width=None if is_known else width)
 
 
-_live: Final[list[Console]] = []
-"""Consoles of terminals whose last lines are redrawn, the newest last."""
-_streams: Final[list["_Stream"]] = []
-"""Text that is being written as it comes."""
+def show(text: object, style: str | None = None) -> None:
+    """Print a line of a result as it is; `None` prints nothing."""
+    if text is not None:
+        output().print(str(text), style=style, markup=False, soft_wrap=True)
 
 
 def notes() -> Console:
-    """Standard error, for progress, notes and errors: what is piped stays clean.
+    """Return standard error, for messages: what is piped stays clean.
 
-    A message stands on lines of its own. Where lines of a terminal are redrawn it is printed above
-    them, and where text is being streamed it begins a line, or waits for the end of text that goes
-    to a pipe or a file.
+    Messages do not mix with text that is being streamed, and stand above bars.
     """
-    is_terminal = sys.stderr.isatty()
-    if is_terminal and _live:
-        return _live[-1]
-    if _streams and not sys.stdout.isatty():
-        return Console(file=_streams[-1].said, highlight=False, force_terminal=is_terminal)
-    if _streams and is_terminal:
-        _streams[-1].end_line()
-    return Console(file=sys.stderr, highlight=False)
+    if live:
+        return live[-1]
+    return _streams[-1].notes() if _streams else Console(file=sys.stderr, highlight=False)
 
 
-@contextmanager
-def redrawing(console: Console) -> Iterator[None]:
-    """Let messages be printed by a console that redraws lines, if it is a terminal."""
-    if console.is_terminal:
-        _live.append(console)
-    try:
-        yield
-    finally:
-        if console.is_terminal:
-            _live.remove(console)
+def say(text: object, style: str | None = None) -> None:
+    """Print a message as it is."""
+    notes().print(str(text), style=style, markup=False, soft_wrap=True)
 
 
-@contextmanager
-def streaming() -> Iterator[Callable[[str], None]]:
-    """Write text to standard output as it comes, and a line's end after the last of it."""
-    stream = _Stream()
-    _streams.append(stream)
-    try:
-        yield stream.write
-    finally:
-        _streams.remove(stream)
-        stream.end()
-        if said := stream.said.getvalue():
-            sys.stderr.write(said)
+class streaming:
+    """Write text to standard output as it comes, and a line's end after the last of it.
 
-
-class _Stream:
-    """Text on standard output, and what was said while it came."""
+    Messages begin a line where both are on one terminal. They wait for the end of text that goes to
+    a pipe or a file.
+    """
 
     def __init__(self) -> None:
-        self.said, self._is_open, self._is_ended = io.StringIO(), False, False
+        self._waiting, self._is_open, self._is_ended = io.StringIO(), False, False
 
-    def write(self, text: str) -> None:
+    def __enter__(self) -> Callable[[str], None]:
+        _streams.append(self)
+        return self._write
+
+    def __exit__(self, *_: object) -> None:
+        _streams.remove(self)
+        if not self._is_ended:
+            self._write("\n")
+        sys.stderr.write(self._waiting.getvalue())
+
+    def notes(self) -> Console:
+        """Return where messages go meanwhile."""
+        is_terminal = sys.stderr.isatty()
+        if not sys.stdout.isatty():
+            return Console(file=self._waiting, highlight=False, force_terminal=is_terminal)
+        if is_terminal and self._is_open:
+            self._write("\n")
+            self._is_ended = True
+        return Console(file=sys.stderr, highlight=False)
+
+    def _write(self, text: str) -> None:
         if text:
             sys.stdout.write(text)
             sys.stdout.flush()
             self._is_open, self._is_ended = not text.endswith("\n"), False
 
-    def end_line(self) -> None:
-        if self._is_open:
-            self.write("\n")
-            self._is_ended = True
-
-    def end(self) -> None:
-        if not self._is_ended:
-            self.write("\n")
-
 
 def say_error(message: object) -> None:
-    """One red line on standard error."""
+    """Print one red line on standard error."""
     console = notes()
     console.print("[bold red]error:[/] ", end="")
     console.print(" ".join(str(message).split()), markup=False, style="red", soft_wrap=True)
@@ -106,39 +106,34 @@ def say_error(message: object) -> None:
 def say_raw_text(tokenizer: Any, prompts: Sequence[Prompt], advice: str) -> None:  # noqa: ANN401
     """Say that prompts are raw text, where the tokenizer has a chat template."""
     if getattr(tokenizer, "chat_template", None) and any(one.messages is None for one in prompts):
-        notes().print(
-            f"this model has a chat template, and prompts are decoded as raw text; {advice}",
-            style="dim",
-            markup=False,
-            soft_wrap=True,
-        )
+        text = "this model has a chat template, and prompts are decoded as raw text"
+        say(f"{text}; {advice}", "dim")
 
 
 def reported(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose expected failures end in one line and a status.
+    """Let expected failures of a command end in one line and a status.
 
-    2 for an error of the user's, 130 for Ctrl-C.
+    2 for an error of the user's, 130 for Ctrl-C. It can be called from Python with some options.
     """
+    parameters = inspect.signature(command).parameters.items()
+    infos = {name: p.default for name, p in parameters if isinstance(p.default, ParameterInfo)}
 
     @functools.wraps(command)
     def run(*args: Any, **options: Any) -> None:
         try:
-            command(*args, **options)
+            command(*args, **({name: info.default for name, info in infos.items()} | options))
         except MongeError as error:
             say_error(error)
             raise typer.Exit(2) from error
         except KeyboardInterrupt as error:
-            notes().print("\ninterrupted")
+            say("\ninterrupted")
             raise typer.Exit(130) from error
 
     return run
 
 
 def quiet_host() -> None:
-    """Keep the host's bars and advice off the terminal: they speak of calls users never made.
-
-    Let our own notes through.
-    """
+    """Silence bars and advice of the host, and let this library's own messages through."""
     from transformers.utils import logging as host_logging
 
     host_logging.disable_progress_bar()
@@ -146,11 +141,89 @@ def quiet_host() -> None:
     ours = logging.getLogger("monge")
     ours.setLevel(logging.INFO)
     if not ours.handlers:
-        ours.addHandler(_Notes())
+        ours.addHandler(_Messages())
 
 
-class _Notes(logging.Handler):
-    """Shows what the library says while it works, such as what takes long."""
-
+class _Messages(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        notes().print(record.getMessage(), style="dim", markup=False, soft_wrap=True)
+        say(record.getMessage(), "dim")
+
+
+def plain_table(
+    title: str, first: str, columns: Sequence[str] = (), justify: Literal["left", "right"] = "right"
+) -> Table:
+    """Return a table without edges; its first column names rows, the others do not wrap."""
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="dim")
+    table.show_edge = table.pad_edge = False
+    table.add_column(first, style="bold cyan", no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify=justify, no_wrap=True)
+    return table
+
+
+def print_tables(tables: Iterable[Table], *, markdown: bool = False) -> None:
+    """Print tables so that no cell is cut.
+
+    The first column names the rows; columns that may wrap hold prose. A table that is too wide has
+    the name of a row on a line of its own, and the other cells below, each with its column's name.
+    """
+    console = output(_WIDTH)
+    for number, table in enumerate(tables):
+        if markdown:  # the empty line ends the table
+            console.print(as_markdown(table) + "\n", markup=False, soft_wrap=True)
+            continue
+        if number > 0:
+            console.print()
+        if sum(map(_width, table.columns)) + 3 * len(table.columns) <= console.width:
+            console.print(table)
+            continue
+        headers = [_plain(column.header) for column in table.columns]
+        console.print(Text(_plain(table.title or ""), style="bold"))
+        for name, *cells in _rows(table):
+            pairs = zip(headers[1:], cells, strict=True)
+            shown = [Text(f"{header}: {cell}") for header, cell in pairs if cell]
+            console.print(Text(name, style="bold cyan"))
+            console.print(Padding(Columns(shown, padding=(0, 2)), _INDENT))
+        if table.caption:
+            console.print(Text(_plain(table.caption), style="dim"))
+
+
+def as_markdown(table: Table) -> str:
+    """Return a table in the Markdown of GitHub, with its title and caption as paragraphs."""
+    rules = ("--:" if column.justify == "right" else "---" for column in table.columns)
+    rows = [[_plain(column.header) for column in table.columns], *_rows(table)]
+    cells = [[" ".join(cell.replace("|", "\\|").split()) for cell in row] for row in rows]
+    header, *lines = ("| " + " | ".join(row) + " |" for row in cells)
+    title = [f"**{_plain(table.title)}**", ""] if table.title else []
+    caption = ["", " ".join(_plain(table.caption).split())] if table.caption else []
+    return "\n".join([*title, header, f"|{'|'.join(rules)}|", *lines, *caption])
+
+
+def _width(column: Column) -> int:
+    """Return the width at which no name and no number wraps, and prose has room."""
+    lines = [line for cell in (column.header, *column.cells) for line in _plain(cell).splitlines()]
+    widest = max(map(len, lines), default=0)
+    return widest if column.no_wrap else min(widest, _PROSE)
+
+
+def _rows(table: Table) -> list[tuple[str, ...]]:
+    return list(zip(*(map(_plain, column.cells) for column in table.columns), strict=True))
+
+
+def _plain(cell: object) -> str:
+    return cell.plain if isinstance(cell, Text) else Text.from_markup(str(cell)).plain
+
+
+def write_document(document: dict[str, Any], folder: Path, name: str) -> Path:
+    """Write a document as JSON.
+
+    Raises:
+        OptionError: If the folder cannot be written to.
+    """
+    path = folder / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"cannot write results to {str(folder)!r}: {error}") from error
+    return path

@@ -3,38 +3,41 @@
 import io
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
+from monge.api import load as monge_load
 from monge.cli import options
-from monge.cli.certify import BUILT_IN, say_certificate
-from monge.cli.completion import INTERRUPTED, Completion, completion_of, decode_until_interrupted
 from monge.cli.console import (
-    notes,
     output,
     quiet_host,
-    reported,
+    say,
     say_error,
     say_raw_text,
     streaming,
+    write_document,
 )
-from monge.cli.loading import loaded
-from monge.cli.out import check_out_file
 from monge.cli.progress import working
-from monge.cli.trace import check_trace, write_trace
 from monge.core.errors import OptionError
+from monge.core.words import counted
+from monge.engine.batch import decode
 from monge.engine.decoder import Decoder, piece_of
+from monge.engine.result import GenerationStats
 from monge.engine.session import Request, Session
-from monge.options import LoadOptions, SamplingOptions, changed
-from monge.prompts import Prompt, read_prompts, written
+from monge.engine.trace import rounds_of
+from monge.options import OUTPUT, LoadOptions, SamplingOptions, changed
+from monge.prompts import Prompt, as_message, read_prompts, written
+
+INTERRUPTED = "interrupted"
+STAGES = ("prefill", "draft", "score", "verify", "commit", "other")
 
 
-@reported
 @options.command(one=("controller",))
 def generate(
     prompt: Annotated[
@@ -48,8 +51,12 @@ def generate(
     load: LoadOptions,
     tensor_parallel: options.TensorParallel = None,
     sampling: SamplingOptions,
-    trace: options.Trace = None,
-    certificate: options.Certificate = None,
+    trace: Path | None = options.option(
+        None, OUTPUT, "Write windows and accepted tokens round by round, as JSON.", "nothing"
+    ),
+    certificate: Path | None = options.option(
+        None, OUTPUT, "Write a record of every round, which `monge certify` replays.", "nothing"
+    ),
     as_json: options.Json = False,
     verbose: options.Verbose = False,
 ) -> None:
@@ -72,16 +79,15 @@ def generate(
     """
     quiet_host()
     asked = _prompts(prompt, file)
-    if trace is not None:
-        check_trace(trace)
     prompts = [one.text for one in asked]
+    if trace is not None:
+        options.check_out_file(trace, "--trace", "rounds.json")
+        if trace.suffix != ".json":
+            raise OptionError(f"--trace {str(trace)!r}: the name must end in .json")
     if certificate is not None:
-        check_out_file(certificate, "--certificate", "run.json")
-    if is_chat:
-        asked = [_as_chat(one, system) for one in asked]
-    elif any(one.messages is not None for one in asked):
-        asked = [one if one.messages is None else _as_chat(one, system) for one in asked]
-        is_chat = True
+        options.check_out_file(certificate, "--certificate", "run.json")
+    asked = [as_message(one, system) if is_chat or one.messages else one for one in asked]
+    is_chat = is_chat or any(one.messages for one in asked)
     if not is_chat and (system is not None or load.chat_template is not None):
         raise OptionError(
             "--system and --chat-template say how a message is written; give --chat beside them"
@@ -91,7 +97,7 @@ def generate(
         if certificate is not None:
             from monge.audit.recorder import Recorder, loading_of
 
-            name = BUILT_IN if load.target is None else load.target
+            name = "built-in" if load.target is None else load.target
             recorder = Recorder(made, target=name, loading=loading_of(load.draft, changed(load)))
         decoder = made if recorder is None else recorder.decoder
         given = [written(one, decoder.encode_chat) for one in asked]
@@ -100,156 +106,142 @@ def generate(
         say_memory(decoder)
         if verbose:
             say_parts(decoder, sessions[0].request.controller)
-        is_new = sampling.seed is None and not as_json
-        _say_seed(sessions[0].request, is_new=is_new, always=bool(verbose))
-        complete = _show(decoder, sessions, prompts, as_json=as_json, verbose=bool(verbose))
+        if sampling.seed is None and not as_json:
+            _say_seed(sessions[0].request, always=bool(verbose))
+        complete = _decode(decoder, sessions, prompts, as_json=as_json)
+        pairs = zip(sessions, prompts, strict=True)
+        completions = [completion_of(*pair, decoder.backend) for pair in pairs]
+        _show(completions, as_json=as_json, verbose=bool(verbose))
         if trace is not None:
-            shown = [
-                completion_of(session, prompt, decoder.backend)
-                for session, prompt in zip(sessions, prompts, strict=True)
-            ]
-            write_trace(trace, shown)
+            write_document({"completions": completions}, trace.parent, trace.name)
         if recorder is not None and certificate is not None:
-            say_certificate(recorder.certificate().write(certificate))
-    _leave(sessions, complete=complete)
+            path = recorder.certificate().write(certificate)
+            size = f"{path.stat().st_size / 1e6:.1f} MB"
+            say(f"record of the run: {path}, {size}; next: monge certify {path}", "dim")
+    _leave(completions, complete=complete)
 
 
-def _as_chat(prompt: Prompt, system: str | None) -> Prompt:
-    """A prompt as a user's message, and a conversation as it is, after the system message."""
-    before = [] if system is None else [{"role": "system", "content": system}]
-    own = prompt.messages or ({"role": "user", "content": prompt.text},)
-    return replace(prompt, messages=(*before, *own))
-
-
-def _say_seed(request: Request, *, is_new: bool, always: bool) -> None:
-    """Say which seed was drawn, where no line of figures does, it decides about the text, and gives it again."""
-    if (
-        is_new
-        and request.is_repeatable
-        and not sys.stdout.isatty()
-        and (always or request.rules.temperature > 0)
-    ):
-        notes().print(f"seed {request.seed}", style="dim")
-
-
-def _leave(sessions: Sequence[Session], *, complete: bool) -> None:
-    """Say what went wrong, if anything did, and end with its status."""
-    for number, session in enumerate(sessions, start=1):
-        if session.error is not None:
-            say_error(f"prompt {number}: {session.error}")
+def _leave(completions: list[dict[str, Any]], *, complete: bool) -> None:
+    errors = {n: one["error"] for n, one in enumerate(completions, start=1) if one["error"]}
+    for number, error in errors.items():
+        say_error(f"prompt {number}: {error}")
     if not complete:
-        notes().print("interrupted; the text so far is kept")
-        raise typer.Exit(130)
-    if any(session.error is not None for session in sessions):
-        raise typer.Exit(2)
+        say("interrupted; the text so far is kept")
+    if not complete or errors:
+        raise typer.Exit(2 if complete else 130)
+
+
+@contextmanager
+def loaded(load: LoadOptions, *, tensor_parallel: bool = False) -> Iterator[Decoder]:
+    """Yield a decoder, in this process or with the target in all processes of this torchrun.
+
+    Rank 0 alone goes on; the others end when it is done.
+    """
+    if not tensor_parallel:
+        with working("loading the models"):
+            decoder = monge_load(**changed(load))
+        yield decoder
+        return
+    from monge.distributed.tensor_parallel import tensor_parallel as together
+
+    with together(**changed(load)) as decoder:
+        if decoder is None:
+            raise typer.Exit
+        yield decoder
 
 
 def say_parts(decoder: Decoder, controller: str | None = None) -> None:
-    """Say which parts decode; the controller is that of requests which name this one, or the usual one."""
+    """Print the components; the controller is that of requests which name this one, or the usual one."""
     parts = decoder.components
     planner = parts.planner(controller).controller
     drafter = repr(parts.drafter).replace("\n", " ")
-    notes().print(
-        f"drafter {drafter}\nverifier {parts.rule!r}\ncontroller {planner!r}", markup=False
-    )
+    say(f"drafter {drafter}\nverifier {parts.rule!r}\ncontroller {planner!r}")
     if len(parts.controllers) > 1:
-        notes().print(
-            f"controllers that a request may name: {', '.join(parts.controllers)}", markup=False
-        )
+        say(f"controllers that a request may name: {', '.join(parts.controllers)}")
     if parts.seeded is not None:
-        notes().print(
-            f"sampled requests with a seed that name none have: {parts.seeded}", markup=False
-        )
+        say(f"sampled requests with a seed that name none have: {parts.seeded}")
 
 
 def say_memory(decoder: Decoder) -> None:
-    """Say what drafting takes beside the networks, where it takes anything."""
+    """Print the memory that drafting takes beside the networks, if any."""
     can = decoder.components.drafter.capabilities
     if can.num_parameters > 0:
         text = f"drafter: {can.num_parameters / 1e6:.2f}M parameters, {can.num_bytes / 1e6:.1f} MB beside the target"
         kept = can.bytes_per_token
         if kept > 0:
             text += f", and {f'{kept} bytes' if kept < 1000 else f'{kept / 1e3:.1f} kB'} per token of text"
-        notes().print(text, markup=False, soft_wrap=True)
+        say(text)
 
 
-def _prompts(prompt: str | None, file: Path | None) -> list[Prompt]:
+def _say_seed(request: Request, *, always: bool) -> None:
+    """Print the drawn seed of a sampled text that it reproduces, where no line of figures does."""
+    matters = always or request.rules.temperature > 0
+    if request.is_repeatable and matters and not sys.stdout.isatty():
+        say(f"seed {request.seed}", "dim")
+
+
+def _prompts(prompt: str | None, file: Path | None) -> Sequence[Prompt]:
     if prompt is not None and file is not None:
         raise OptionError("give a prompt or --prompts, not both")
     if file is not None:
-        return list(read_prompts(file))
+        return read_prompts(file)
     if prompt is not None:
         return [Prompt(task="", text=prompt)]
     if sys.stdin.isatty():
         raise OptionError(
             'no prompt; write one, e.g. monge generate "The history of", or use --prompts or a pipe'
         )
-    return [Prompt(task="", text=_standard_input().rstrip("\n"))]
-
-
-def _standard_input() -> str:
-    """All of it, read as UTF-8 whatever the locale says.
-
-    Under some a wrong byte becomes a character that is no text.
-    """
-    if isinstance(sys.stdin, io.TextIOWrapper):
+    if isinstance(sys.stdin, io.TextIOWrapper):  # UTF-8 whatever the locale says
         sys.stdin.reconfigure(encoding="utf-8-sig", errors="strict")
     try:
-        return sys.stdin.read()
+        return [Prompt(task="", text=sys.stdin.read().rstrip("\n"))]
     except UnicodeDecodeError as error:
         raise OptionError(
             f"standard input is not UTF-8: {error}; convert it first, e.g. with iconv"
         ) from error
 
 
-def _show(
-    decoder: Decoder,
-    sessions: Sequence[Session],
-    prompts: Sequence[str],
-    *,
-    as_json: bool,
-    verbose: bool,
+def _decode(
+    decoder: Decoder, sessions: Sequence[Session], prompts: Sequence[str], *, as_json: bool
 ) -> bool:
-    """Decode and show; false if it was interrupted."""
-    is_terminal = sys.stdout.isatty() and not as_json
-    if len(sessions) > 1 or as_json:
-        complete = decode_with_bar(decoder, sessions)
-        for session, prompt in zip(sessions, prompts, strict=True):
-            show_completion(
-                completion_of(session, prompt, decoder.backend),
-                as_json=as_json,
-                is_terminal=is_terminal,
-            )
-    elif is_terminal:
+    """Decode, one text as a stream; false if it was interrupted."""
+    if as_json or len(sessions) > 1:
+        return decode_with_bar(decoder, sessions)
+    if sys.stdout.isatty():
         output().print(Text(prompts[0], style="dim"))
-        complete = stream(decoder, sessions[0])
-        say_summary(completion_of(sessions[0], prompts[0], decoder.backend))
-    else:
-        complete = stream(decoder, sessions[0])
-    if verbose:
-        for session, prompt in zip(sessions, prompts, strict=True):
-            completion = completion_of(session, prompt, decoder.backend)
-            notes().print(
-                f"{completion.time_split()}\n{completion.plan_split()}", style="dim", soft_wrap=True
-            )
-    return complete
+    return stream(decoder, sessions[0])
+
+
+def _show(completions: list[dict[str, Any]], *, as_json: bool, verbose: bool) -> None:
+    """Print completions that were not streamed, and figures."""
+    is_terminal, is_streamed = sys.stdout.isatty() and not as_json, len(completions) == 1
+    for completion in completions:
+        if as_json:
+            print(json.dumps(completion, ensure_ascii=False), flush=True)
+        elif is_terminal and not is_streamed:
+            output().print(Text(f"\n{completion['prompt']}", style="dim"))
+            output().print(Text(completion["text"]))
+        elif not is_streamed:
+            print(completion["text"], flush=True)
+        if is_terminal:
+            say_summary(completion)
+        if verbose:
+            say_splits(completion)
 
 
 def stream(decoder: Decoder, session: Session) -> bool:
     """Write text as it is decoded; false if it was interrupted."""
     with streaming() as write:
-        complete = decode_until_interrupted(
-            decoder, [session], lambda session: write(piece_of(session).text)
-        )
+        try:
+            for one in decode([session], decoder.components, max_batch_size=1):
+                write(piece_of(one).text)
+            complete = True
+        except KeyboardInterrupt:  # what was committed by then stays in the session
+            complete = False
         if session.text is not None:
             session.text.finish()
             write(session.text.take(last=True))
     return complete
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
 
 
 def decode_with_bar(decoder: Decoder, sessions: Sequence[Session]) -> bool:
@@ -257,31 +249,68 @@ def decode_with_bar(decoder: Decoder, sessions: Sequence[Session]) -> bool:
     total = sum(session.request.max_new_tokens for session in sessions)
     with working() as work:
         stage = work.stage("decoding tokens", total)
-
-        def on_round(session: Session) -> None:
-            done = session.finish_reason is not None
-            left = session.request.max_new_tokens - session.num_generated if done else 0
-            new = len(session.records[-1].token_ids) if session.error is None else 0
-            stage.advance(new + left)
-
-        return decode_until_interrupted(decoder, sessions, on_round)
-
-
-def show_completion(completion: Completion, *, as_json: bool, is_terminal: bool) -> None:
-    """One completion of several."""
-    if as_json:
-        _write(json.dumps(completion.as_dict(), ensure_ascii=False) + "\n")
-    elif is_terminal:
-        console = output()
-        console.print(Text(completion.prompt, style="dim"))
-        console.print(Text(completion.text))
-        say_summary(completion)
-        console.print()
-    else:
-        _write(completion.text + "\n")
+        try:
+            for one in decode(sessions, decoder.components, max_batch_size=decoder.max_batch_size):
+                done = one.finish_reason is not None
+                left = one.request.max_new_tokens - one.num_generated if done else 0
+                stage.advance(left + (len(one.records[-1].token_ids) if one.error is None else 0))
+        except KeyboardInterrupt:
+            return False
+    return True
 
 
-def say_summary(completion: Completion) -> None:
-    """The line of figures."""
-    style = "yellow" if completion.finish_reason in {INTERRUPTED, "error"} else "cyan"
-    notes().print(completion.summary(), style=style, markup=False, soft_wrap=True)
+def completion_of(session: Session, prompt: str, backend: str) -> dict[str, Any]:
+    """Return what a session has decoded, finished or not, as plain values for JSON."""
+    if session.text is not None:
+        session.text.finish()
+    stats = GenerationStats.of(
+        session.records, num_tokens=session.num_generated, prefill_s=session.prefill_s
+    )
+    return {
+        "prompt": prompt,
+        "text": "" if session.text is None else session.text.text,
+        "token_ids": list(session.completion_ids),
+        "finish_reason": session.finish_reason or INTERRUPTED,
+        "seed": session.request.told_seed,
+        "row": session.request.row,
+        "error": None if session.error is None else str(session.error),
+        "backend": backend,
+        "stats": stats.as_dict(),
+        "rounds": rounds_of(session.records),
+    }
+
+
+def say_summary(completion: dict[str, Any]) -> None:
+    """Print one line of figures."""
+    stats, reason, row = completion["stats"], completion["finish_reason"], completion["row"]
+    parts = [
+        f"{counted(stats['num_tokens'], 'token')} in {stats['prefill_s'] + stats['decode_s']:.2f} s",
+        f"{stats['tokens_per_s']:.1f} tokens/s",
+        f"block efficiency {stats['block_efficiency']:.2f}",
+    ]
+    if rates := stats["acceptance_by_depth"]:
+        parts.append("accepted by depth " + " ".join(f"{rate:.2f}" for rate in rates))
+    if completion["seed"] is not None:
+        parts.append(f"seed {completion['seed']}" + (f", row {row}" if row else ""))
+    parts += [f"ended by {reason}", f"backend {completion['backend']}"]
+    say(" | ".join(parts), "yellow" if reason in {INTERRUPTED, "error"} else "cyan")
+
+
+def say_splits(completion: dict[str, Any]) -> None:
+    """Print where the time went, how deep rounds drafted, what they accepted, and who drafted."""
+    stats, rounds = completion["stats"], completion["rounds"]
+    times = ", ".join(f"{name} {1e3 * stats[f'{name}_s']:.0f} ms" for name in STAGES)
+    used = f"engine efficiency {stats['engine_efficiency']:.2f}; draft utilisation {stats['draft_utilisation']:.2f}"
+    depths = Counter(one["depth"] for one in rounds)
+    drafters = Counter(one["drafter"] for one in rounds if one["depth"] and one["drafter"])
+    parts = [
+        "rounds by drafted depth " + _counts(sorted(depths.items())),
+        "by accepted tokens " + _counts(enumerate(stats["acceptance_histogram"])),
+        *(["by drafter " + _counts(sorted(drafters.items()))] if drafters else []),
+    ]
+    text = f"{counted(len(rounds), 'round')}; {times}; {used}\n{'; '.join(parts)}"
+    say(text, "dim")
+
+
+def _counts(counts: Iterable[tuple[int | str, int]]) -> str:
+    return " ".join(f"{value}:{count}" for value, count in counts) or "none"

@@ -1,110 +1,195 @@
 """Groups of commands whose modules are imported when a command runs or shows its help, and not before.
 
-Torch and its host take seconds to import, which `monge --help`, `--version` and a mistyped name do
-not need. Names of parts, models and files in a command line are checked before.
+Importing torch takes seconds, which `monge --help`, `--version` and a mistyped name do not need.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import ast
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from importlib import import_module
-from typing import Any
+from importlib.metadata import entry_points
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from monge.cli.console import reported
-from monge.cli.early import check_early
+from monge.config import read_config
+from monge.core.errors import OptionError, unknown_name
+from monge.loading.hub import check_model_name, nearest
+from monge.options import ServeOptions
+from monge.prompts import read_prompts
 
-SETTINGS: dict[str, Any] = {"rich_markup_mode": "markdown", "pretty_exceptions_enable": False}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
-    """A command that is imported when it is needed.
-
-    Args:
-        place: `module:function`; the module lies in `monge.cli`.
-        help: The first line of the function's docstring, which lists of commands show.
-        first: As for `check_early`.
-        is_early: Whether its options are checked before it is imported.
-    """
-
-    place: str
-    help: str
-    first: str | None = None
-    is_early: bool = True
-
-    def function(self) -> Callable[..., None]:
-        """The function, imported now."""
-        module, _, name = self.place.partition(":")
-        return getattr(import_module(f"monge.cli.{module}"), name)
+SETTINGS: Final[dict[str, Any]] = {
+    "add_completion": False,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+    "pretty_exceptions_enable": False,
+    "rich_markup_mode": "markdown",
+}
+TABLES: Final = {
+    "verifier": ("monge.verify.registry",),
+    "drafter": ("monge.draft.registry",),
+    "tree": ("monge.draft.tree.registry",),
+    "controller": ("monge.control.windows", "monge.control.registry"),
+    "backend": ("monge.backends.registry",),
+}
+"""Modules with the registries of components that an option names."""
+_MODELS: Final = {
+    "target": ("monge.loading.sources",),
+    "draft": ("monge.loading.sources", "monge.heads.readers.files"),
+}
+"""Modules with tables of models that need no folder."""
+_PROMPTS: Final = ("prompts", "file", "data")
+_NAME: Final = re.compile(r"\s*([A-Za-z_]\w*)\s*(\(|$)")
+_FILES: Final = {
+    "batch": "give a file of rows, *.jsonl or *.parquet",
+    "certify": "make one with `monge generate --certificate FILE`",
+    "replay:run": "make a log with `monge replay record`",
+}
+"""Commands whose first argument is a file, and what to do without it."""
 
 
 def group(
     help: str,
-    commands: Mapping[str, "Command | typer.Typer"],
-    *,
-    name: str | None = None,
-    add_completion: bool = False,
-    callback: Callable[..., None] | None = None,
+    places: Mapping[str, str | typer.Typer],
+    callback: Callable[..., None] = lambda: None,
+    **settings: Any,
 ) -> typer.Typer:
-    """A group of lazy commands and of other groups.
+    """Return a group of commands.
 
     Args:
-        help: What it is for.
-        commands: By name, in the order in which they are listed.
-        name: Of the program, for the outermost group.
-        add_completion: Whether shells can install completion.
+        help: Its purpose.
+        places: By name, the place of a command in `monge.cli` (`module` for a function of that
+            name, or `module:function`), or another group.
         callback: Options of the group itself.
+        **settings: Further settings of `typer.Typer`.
     """
 
     class LazyGroup(TyperGroup):
         def __init__(self, **settings: Any) -> None:
             super().__init__(**settings)
-            self.commands = {name: _listed(name, one) for name, one in commands.items()}
+            for name, place in places.items():
+                lazy = TyperCommand(name, rich_markup_mode="markdown")
+                made: Any = lazy if isinstance(place, str) else get_command(place)
+                made.name = name
+                self.commands[name] = made
+
+        def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 (typer's own types)
+            command, place = super().get_command(ctx, cmd_name), places.get(cmd_name)
+            if command is not None and isinstance(place, str):
+                command.help = _first_line(place)
+            return command
 
         def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:  # noqa: ANN401
             name, command, rest = super().resolve_command(ctx, args)
-            lazy = None if command is None else commands[str(name)]
-            if not isinstance(lazy, Command):
+            place = places.get(str(name))
+            if not isinstance(place, str):
                 return name, command, rest
-            if lazy.is_early and not ctx.resilient_parsing:  # nothing is run for completions
-                reported(check_early)(rest, lazy.first)
-            return name, _loaded(str(name), lazy), rest
+            if not ctx.resilient_parsing:  # nothing is run for completions
+                reported(check_early)(rest, place)
+            app = typer.Typer(**SETTINGS)
+            module, function = _split(place)
+            app.command(name)(getattr(import_module(f"monge.cli.{module}"), function))
+            return name, get_command(app), rest
 
-    app = typer.Typer(
-        name=name,
-        help=help,
-        cls=LazyGroup,
-        no_args_is_help=True,
-        context_settings={"help_option_names": ["-h", "--help"]},
-        add_completion=add_completion,
-        **SETTINGS,
-    )
-    app.callback()(callback or _no_options)
+    app = typer.Typer(help=help, cls=LazyGroup, no_args_is_help=True, **{**SETTINGS, **settings})
+    app.callback()(callback)
     return app
 
 
-def _no_options() -> None:
-    """A group without options."""
+def _first_line(place: str) -> str:
+    """Return what lists show of a command, the first line of its docstring, without importing it."""
+    module, function = _split(place)
+    tree = _parsed(f"monge.cli.{module}").body
+    (own,) = (one for one in tree if isinstance(one, ast.FunctionDef) and one.name == function)
+    return (ast.get_docstring(own) or "").partition("\n")[0]
 
 
-def _listed(name: str, command: "Command | typer.Typer") -> Any:  # noqa: ANN401 (typer's own commands)
-    """What stands in lists of commands.
+def _split(place: str) -> tuple[str, str]:
+    module, _, function = place.partition(":")
+    return module, function or module
 
-    A group, or the name and the help of a command that is not imported yet.
+
+def check_early(arguments: Sequence[str], place: str) -> None:
+    """Refuse names and files of a command line that cannot be right, without importing torch.
+
+    What is missed here is refused later, by the part that reads it.
+
+    Args:
+        arguments: What follows the command's name.
+        place: As for `group`.
+
+    Raises:
+        MongeError: If a component, a model or a file is unknown, or a configuration cannot be read.
     """
-    if isinstance(command, Command):
-        return TyperCommand(name, help=command.help, rich_markup_mode="markdown")
-    made: Any = get_command(command)
-    made.name = name
-    return made
+    if {"-h", "--help"} & set(arguments):
+        return
+    if arguments and not arguments[0].startswith("-"):
+        if place == "serve":
+            _check("target", arguments[0])
+        elif place in _FILES and not Path(arguments[0]).exists():
+            near = nearest(arguments[0])
+            raise OptionError(f"{arguments[0]}: no such file{near}; {_FILES[place]}")
+    given = list(_options(arguments))
+    for option, value in given:
+        _check(option, value)
+    for config in (value for option, value in given if option == "config"):
+        for key, own in read_config(config, ServeOptions).items():
+            option = key.replace("_", "-")
+            if option in _MODELS or option in dict(given):
+                continue  # another one may have been given, by place or by name
+            for one in own if isinstance(own, list) else [own]:
+                _check(option, str(one))
 
 
-def _loaded(name: str, command: Command) -> Any:  # noqa: ANN401 (typer's own commands)
-    app = typer.Typer(
-        add_completion=False, context_settings={"help_option_names": ["-h", "--help"]}, **SETTINGS
-    )
-    app.command(name)(command.function())
-    return get_command(app)
+def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield names of options without their dashes, and what stands beside them."""
+    for text, following in zip(arguments, [*arguments[1:], "-"], strict=False):
+        if text == "--":
+            return
+        option, is_joined, value = text.removeprefix("--").partition("=")
+        if text.startswith("--") and (is_joined or not following.startswith("-")):
+            yield option, value if is_joined else following
+
+
+def _check(option: str, value: str) -> None:
+    kind = option.removeprefix("draft-")
+    if kind in TABLES and not Path(value).is_file():  # `acceptance --tree` takes a file
+        match = _NAME.match(value)
+        if match is not None and match[1] not in names_of(kind):
+            raise unknown_name(kind, match[1], names_of(kind))
+    elif option in _MODELS:
+        tables = (table for module in _MODELS[option] for table in _tables(module, ast.Dict))
+        check_model_name(value, {"built-in"} | _keys(tables))
+    elif option in _PROMPTS and not Path(value).exists():
+        read_prompts(Path(value))
+
+
+def names_of(kind: str) -> set[str]:
+    """Return the names of components in a registry, also those of installed packages."""
+    tables = (table for module in TABLES[kind] for table in _tables(module, ast.Call))
+    return {entry.name for entry in entry_points(group=f"monge.{kind}s")} | _keys(tables)
+
+
+def _tables(module: str, kind: type[ast.Call] | type[ast.Dict]) -> Iterator[ast.expr]:
+    """Yield tables that are values at the top of a module, or arguments of calls there."""
+    for node in _parsed(module).body:
+        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+        if isinstance(value, kind):
+            yield from value.args if isinstance(value, ast.Call) else [value]
+
+
+def _keys(nodes: Iterable[ast.AST]) -> set[str]:
+    keys = [key for node in nodes if isinstance(node, ast.Dict) for key in node.keys]
+    return {str(key.value) for key in keys if isinstance(key, ast.Constant)}
+
+
+@lru_cache
+def _parsed(module: str) -> ast.Module:
+    """Read a module without executing it."""
+    path = Path(str(files("monge"))).joinpath(*module.split(".")[1:]).with_suffix(".py")
+    return ast.parse(path.read_text(encoding="utf-8"))

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from monge.cli.console import reported
 from monge.config import read_config
 from monge.core.errors import OptionError
 from monge.options import (
@@ -31,6 +33,49 @@ NETWORKS: Final = (*NETWORK, "draft", "attention", "backend")
 """Options of `monge.load` of commands that run networks by themselves."""
 _SKIPPED: Final = ("max_batch_size", "chat_template")
 """Keys of a file that a command with one text, or without messages, leaves out."""
+_POSITIVE: Final = Option(help="", panel="", kind=int, least=1)
+
+
+def option(
+    default: Any,  # noqa: ANN401 (of any type)
+    panel: str,
+    help: str,
+    otherwise: object = None,
+    *flags: str,
+    **more: Any,
+) -> Any:  # noqa: ANN401 (typer's own type is private)
+    """Return an option of the command line.
+
+    Args:
+        default: The default of its parameter; within `Annotated`, its first flag.
+        panel: Panel of `--help`.
+        help: One sentence.
+        otherwise: What `--help` says of the default, if not its value.
+        *flags: Names; none for the parameter's own.
+        **more: For `typer.Option`.
+    """
+    is_flag = isinstance(default, str) and default.startswith("-")
+    if otherwise is None and not is_flag and not isinstance(default, bool):
+        otherwise = default
+    if isinstance(otherwise, tuple):
+        otherwise = ", ".join(one if isinstance(one, str) else f"{one:g}" for one in otherwise)
+    said = help if otherwise is None else f"{help} Default: {otherwise}."
+    return typer.Option(
+        default, *flags, help=said, show_default=False, rich_help_panel=panel, **more
+    )
+
+
+def switch(flag: str, panel: str, help: str) -> Any:  # noqa: ANN401
+    """Return an option without a value."""
+    return option(False, panel, help, None, flag)
+
+
+def panel(name: str) -> Callable[..., Any]:
+    """Return `option` for one panel of `--help`."""
+    return lambda default, *words, **more: option(default, name, *words, **more)
+
+
+measuring: Final = panel(MEASURING)
 
 
 def given(**options: Any) -> dict[str, Any]:
@@ -38,34 +83,8 @@ def given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def option(*names: str, help: str, panel: str, default: object = None, **more: Any) -> Any:  # noqa: ANN401 (typer's own type is private)
-    """Return an option that is only passed on when it is given; `default` says what holds otherwise."""
-    said = help if default is None else f"{help} Default: {default}."
-    return typer.Option(*names, help=said, show_default=False, rich_help_panel=panel, **more)
-
-
-def measuring(name: str, help: str, default: object = None) -> Any:  # noqa: ANN401
-    """Return an option of a measurement."""
-    return option(name, help=help, panel=MEASURING, default=default)
-
-
-def numbers(name: str, help: str, values: Sequence[int]) -> Any:  # noqa: ANN401
-    """Return an option of a measurement that may be repeated, with the numbers that hold otherwise."""
-    return measuring(name, f"{help}; may be repeated.", each(values))
-
-
-def each(values: Sequence[int | float]) -> str:
-    """Return numbers as text, for `--help`."""
-    return ", ".join(f"{value:g}" for value in values)
-
-
 def entry(
-    group: type,
-    name: str,
-    *,
-    can_undo: bool = False,
-    several: bool | None = None,
-    default: object = None,
+    group: type, name: str, *, can_undo: bool = False, several: bool = False, default: object = None
 ) -> Any:  # noqa: ANN401
     """Return an option of the command line for a field.
 
@@ -73,21 +92,18 @@ def entry(
         group: A dataclass of `monge.options`.
         name: Its field.
         can_undo: A truth value has a `--no-` form, which undoes that of a file.
-        several: The option may be repeated; `None` where the field takes several.
+        several: The option may be repeated, beside fields that take several.
         default: What holds otherwise, if it is not the field's own default.
     """
     asked = options_of(group)[name]
-    flags = asked.flags or (flag_of(name, asked),)
+    first, *others = asked.flags or (flag_of(name, asked),)
     if can_undo and asked.kind is bool:
-        flags = (f"{flags[0]}/--no-{flags[0].removeprefix('--')}", *flags[1:])
-    is_told = asked.several or not several  # where it is usual, the help says it
-    return option(
-        *flags,
-        help=asked.help if is_told else f"{asked.help.removesuffix('.')}; may be repeated.",
-        panel=asked.panel,
-        default=asked.otherwise if default is None else default,
-        envvar=asked.envvar,
-    )
+        first = f"{first}/--no-{first.removeprefix('--')}"
+    help = asked.help
+    if several and not asked.several:  # where it is usual, the help says it
+        help = f"{help.removesuffix('.')}; may be repeated."
+    otherwise = asked.otherwise if default is None else default
+    return option(first, asked.panel, help, otherwise, *others, envvar=asked.envvar)
 
 
 def command(
@@ -102,7 +118,8 @@ def command(
     """Let a command take the options of its parameters that are annotated with a dataclass of options.
 
     Typer sees an option for each of their fields, and `--config` beside those of `monge.load`: a file
-    of options, below what the command line gives. The command gets the dataclasses.
+    of options, below what the command line gives. The command gets the dataclasses. Its expected
+    failures are `reported`.
 
     Args:
         function: The command.
@@ -113,9 +130,8 @@ def command(
         defaults: Values of fields that are not given, where they differ from the usual ones.
     """
     if function is None:
-        return functools.partial(
-            command, only=only, without=without, one=one, many=many, defaults=defaults
-        )
+        settings = {"only": only, "without": without, "one": one, "many": many}
+        return functools.partial(command, **settings, defaults=defaults)
     own, usual = inspect.signature(function).parameters, defaults or {}
     groups: dict[str, Any] = {
         name: p.annotation for name, p in own.items() if is_dataclass(p.annotation)
@@ -130,13 +146,14 @@ def command(
         group = groups[name]
         can_undo = takes_file and group is not SamplingOptions
         if takes_file and group is LoadOptions:
-            shown.append(_keyword("config", Config))
+            shown.append(_keyword("config", _Config))
         for key, asked in options_of(group).items():
             if key not in without and (only is None or key in only):
                 places[key] = name, asked
-                kind = list[asked.kind] if asked.several or key in many else asked.kind
+                several = key in many
+                kind = list[asked.kind] if asked.several or several else asked.kind
                 written = entry(
-                    group, key, can_undo=can_undo, several=key in many, default=usual.get(key)
+                    group, key, can_undo=can_undo, several=several, default=usual.get(key)
                 )
                 shown.append(_keyword(key, Annotated[kind | None, written]))
 
@@ -158,15 +175,17 @@ def command(
             if name in told:
                 value = told[name]
                 check_least(name, asked, value)
+                if name in one and len(value) > 1:
+                    times = f"is given {len(value)} times ({', '.join(value)})"
+                    raise OptionError(f"{flag_of(name, asked)} {times}; this command takes one")
                 if asked.several or name in many:
-                    value = _first(name, asked, value) if name in one else tuple(value)
+                    value = value[0] if name in one else tuple(value)
                 fields[place][name] = value
-        assert function is not None
         function(**rest, **{name: group(**fields[name]) for name, group in groups.items()})
 
     run.__annotations__ = {}
     vars(run)["__signature__"] = inspect.Signature(shown)
-    return run
+    return reported(run)
 
 
 def _keyword(name: str, annotation: object) -> inspect.Parameter:
@@ -189,9 +208,7 @@ def _take_models(told: dict[str, Any], models: Sequence[str]) -> None:
 
 
 def _of_file(
-    config: Path,
-    found: Mapping[str, Any],
-    places: Mapping[str, tuple[str, Option]],
+    config: Path, found: Mapping[str, Any], places: Mapping[str, tuple[str, Option]]
 ) -> dict[str, Any]:
     """Return the options of a file by field, as the command line would give them."""
     fields = {key_of(name, asked): (name, asked) for name, (_, asked) in places.items()}
@@ -207,21 +224,12 @@ def _of_file(
     return options
 
 
-def _first(name: str, asked: Option, values: Sequence[Any]) -> Any:  # noqa: ANN401 (of any type)
-    if len(values) > 1:
-        raise OptionError(
-            f"{flag_of(name, asked)} is given {len(values)} times ({', '.join(values)}); "
-            "this command takes one"
-        )
-    return values[0]
-
-
-Config = Annotated[
+_Config = Annotated[
     Path | None,
     option(
         "--config",
-        help="TOML file of options, as `monge tune --save` writes it; options given here win.",
-        panel=MODELS,
+        MODELS,
+        "TOML file of options, as `monge tune --save` writes it; options given here win.",
     ),
 ]
 Target = Annotated[str | None, entry(LoadOptions, "target")]
@@ -232,32 +240,34 @@ Device = Annotated[str | None, entry(LoadOptions, "device")]
 Attention = Annotated[str | None, entry(LoadOptions, "attention")]
 Backend = Annotated[str | None, entry(LoadOptions, "backend")]
 DraftBackend = Annotated[str | None, entry(LoadOptions, "draft_backend")]
-MaxNewTokens = Annotated[int | None, entry(SamplingOptions, "max_new_tokens")]
-Temperature = Annotated[float | None, entry(SamplingOptions, "temperature")]
 TensorParallel = Annotated[bool | None, entry(ServeOptions, "tensor_parallel")]
 Threads = Annotated[int | None, entry(ServeOptions, "threads")]
 Verbose = Annotated[bool | None, entry(ServeOptions, "verbose")]
 Chat = Annotated[
     bool,
     option(
-        "--chat",
-        help="Take every prompt as a user's message, by the model's chat template.",
-        panel=MODELS,
+        "--chat", MODELS, "Take every prompt as a user's message, by the model's chat template."
     ),
 ]
 System = Annotated[
-    str | None,
+    str | None, option("--system", MODELS, "The system message.", "the chat template's own, if any")
+]
+File = Annotated[
+    Path | None,
     option(
-        "--system",
-        help="The system message.",
-        panel=MODELS,
-        default="the chat template's own, if any",
+        "--prompts",
+        RUNNING,
+        "Prompts: plain text lines, or *.jsonl with `prompt` or `messages`.",
+        None,
+        "--file",
     ),
 ]
+Json = Annotated[bool, option("--json", OUTPUT, "Machine-readable output on stdout.")]
+Markdown = Annotated[bool, option("--markdown", OUTPUT, "Print tables as Markdown.")]
 
 
 def set_threads(threads: int | None) -> None:
-    """Give torch so many threads, if it is said how many."""
+    """Set the number of torch threads, if given."""
     import torch
 
     check_positive(threads=threads)
@@ -275,33 +285,31 @@ def check_positive(**numbers: int | None) -> None:
         check_least(name, _POSITIVE, number)
 
 
-_POSITIVE: Final = Option(help="", panel="", kind=int, least=1)
-File = Annotated[
-    Path | None,
-    option(
-        "--prompts",
-        "--file",
-        help="Prompts: plain text lines, or *.jsonl with `prompt` or `messages`.",
-        panel=RUNNING,
-    ),
-]
-Trace = Annotated[
-    Path | None,
-    option(
-        "--trace",
-        help="Write windows and accepted tokens round by round, as JSON.",
-        panel=OUTPUT,
-        default="nothing",
-    ),
-]
-Certificate = Annotated[
-    Path | None,
-    option(
-        "--certificate",
-        help="Write a record of every round, which `monge certify` replays.",
-        panel=OUTPUT,
-        default="nothing",
-    ),
-]
-Json = Annotated[bool, option("--json", help="Machine-readable output on stdout.", panel=OUTPUT)]
-Markdown = Annotated[bool, option("--markdown", help="Print tables as Markdown.", panel=OUTPUT)]
+def check_out_folder(folder: Path, flag: str = "--out") -> None:
+    """Refuse a folder that cannot be made or written to, before any work; nothing is made yet.
+
+    Raises:
+        OptionError: If it, or the nearest folder above it that is there, is a file, or may not be
+            written to.
+    """
+    path = folder.absolute()
+    nearest = next(one for one in (path, *path.parents) if one.exists())
+    reason = None
+    if not nearest.is_dir():
+        reason = f"{str(nearest)!r} is a file; name a folder"
+    elif not os.access(nearest, os.W_OK | os.X_OK):
+        reason = f"no permission to write to {str(nearest)!r}"
+    if reason is not None:
+        raise OptionError(f"{flag} {str(folder)!r}: cannot write results: {reason}")
+
+
+def check_out_file(file: Path, flag: str = "--out", example: str = "run.mlog") -> None:
+    """Refuse a file that cannot be written, before any work; nothing is made yet.
+
+    Raises:
+        OptionError: If it is a folder, or as `check_out_folder` for the folder that it is in.
+    """
+    if file.is_dir():
+        named = str(file / example)
+        raise OptionError(f"{flag} {str(file)!r} is a folder; name a file in it, such as {named!r}")
+    check_out_folder(file.parent, flag)

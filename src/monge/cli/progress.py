@@ -4,8 +4,9 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partialmethod
+from itertools import count
 from typing import Any, Final
 
 from rich.console import Console
@@ -15,23 +16,22 @@ from rich.text import Text
 from tqdm import tqdm
 
 from monge.bench.decode import ProgressCallbacks
-from monge.cli.console import notes, redrawing
+from monge.cli.console import live, notes
 from monge.engine.notices import watched_by
 
 QUIET_S: Final = 10.0
 """Seconds between two lines where standard error is no terminal."""
-_BAR_WIDTH: Final = 16
 _ROUNDING: Final = 1e-6
 """Of counts that are sums of parts."""
 
 
 class Stage:
-    """A part of a command's work: a task of `rich` that shows its figures.
+    """A part of a command's work.
 
     Args:
-        bars: What shows it.
-        name: What is being done.
-        total: Of what is counted; `None` where it is unknown.
+        bars: The display.
+        name: Its name.
+        total: Total of its count; `None` where it is unknown.
         expected_s: Expected seconds, of a part that counts nothing.
         is_begun: It begins now; otherwise when it first advances, and that first count has no
             duration.
@@ -58,11 +58,11 @@ class Stage:
         self._bars.advance(self.task.id, count)
 
     def reach(self, done: float | int) -> None:
-        """Set what is done."""
+        """Set the count."""
         self.advance(done - self.task.completed)
 
     def rename(self, name: str) -> None:
-        """Say what is being done now."""
+        """Set the name."""
         self._bars.update(self.task.id, description=name)
 
     def restart(self, name: str, total: float | int | None = None, done: int = 0) -> None:
@@ -89,29 +89,23 @@ def figures(task: Task) -> str:
 
 
 class _Figures(ProgressColumn):
-    """Shows the figures of a task."""
-
     def render(self, task: Task) -> Text:
         return Text(figures(task), style="dim")
 
 
 class Work:
-    """What a command does: its stages, and where they are shown.
-
-    Args:
-        console: Where to.
-        clock: Tells seconds.
-    """
+    """The work of a command: its stages, and their display."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._clock, self._said_at = console, clock, clock()
         self.bars = Progress(
             SpinnerColumn(finished_text=" "),
             TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
-            BarColumn(_BAR_WIDTH),
+            BarColumn(16),
             _Figures(Column(no_wrap=True)),
             console=console,
             transient=True,
+            redirect_stdout=False,
             disable=not console.is_terminal,
             get_time=clock,
             speed_estimate_period=math.inf,  # one step a minute has a speed too
@@ -163,33 +157,25 @@ _active: list[Work] = []
 
 @contextmanager
 def working(name: str | None = None) -> Iterator[Work]:
-    """Show progress in this block; within another such block, show it there.
-
-    Args:
-        name: A first stage without a total; it ends with the block.
-    """
-    if _active:
-        with _first_stage(_active[-1], name):
-            yield _active[-1]
-        return
-    console = notes()
-    with (
-        _without_bars_of_the_host(),
-        redrawing(console),
-        Work(console) as work,
-        watched_by(work.waiting),
-        _first_stage(work, name),
-    ):
-        _active.append(work)
-        try:
-            yield work
-        finally:
-            _active.pop()
+    """Show progress in this block, or in that around it; `name` is a first stage without a total."""
+    with ExitStack() as stack:
+        if not _active:
+            stack.enter_context(_without_bars_of_the_host())
+            work = stack.enter_context(Work(notes()))
+            stack.enter_context(watched_by(work.waiting))
+            _active.append(work)
+            stack.callback(_active.clear)
+            if not work.bars.disable:
+                live.append(work.bars.console)
+                stack.callback(live.clear)
+        if name is not None:
+            stack.enter_context(_active[-1].waiting(name))
+        yield _active[-1]
 
 
 @contextmanager
 def _without_bars_of_the_host() -> Iterator[None]:
-    """Keep the bars that the host draws with tqdm off the terminal, where ours show the same work."""
+    """Turn off bars of tqdm, which would show the same work."""
     bar: Any = tqdm
     before = bar.__init__
     bar.__init__ = partialmethod(before, disable=True)
@@ -200,60 +186,28 @@ def _without_bars_of_the_host() -> Iterator[None]:
 
 
 @contextmanager
-def _first_stage(work: Work, name: str | None) -> Iterator[None]:
-    if name is None:
-        yield
-        return
-    with work.waiting(name):
-        yield
-
-
-@contextmanager
-def call_bar(name: str = "starting") -> Iterator[ProgressCallbacks]:
-    """A bar of calls.
-
-    `ProgressCallbacks.total` begins a row of calls, and `ProgressCallbacks.step` says before each what it does.
-    """
+def call_bar() -> Iterator[ProgressCallbacks]:
+    """Show a row of calls of a benchmark, each named before it begins."""
     with working() as work:
-        stage, begun = work.stage(name), -1
-
-        def total(count: int) -> None:
-            nonlocal begun
-            begun = 0
-            stage.restart(stage.task.description, count)
+        stage, begun = work.stage("starting"), count()
 
         def step(name: str) -> None:
-            nonlocal begun
             stage.rename(name)
-            if begun >= 0:
-                stage.reach(min(begun, stage.task.total or begun))
-                begun += 1
+            if stage.task.total is not None:
+                stage.reach(next(begun))
+
+        def total(calls: int) -> None:
+            stage.restart(stage.task.description, calls)
 
         yield ProgressCallbacks(total=total, step=step)
         work.end(stage)
 
 
-@contextmanager
-def spinner() -> Iterator[Callable[[str], None]]:
-    """Yield what says on a line what is being done."""
-    with working() as work:
-        stage = work.stage("starting")
-        yield stage.restart
-        work.end(stage)
-
-
-@contextmanager
-def bars() -> Iterator[Callable[[str, int], Callable[[float], None]]]:
-    """Yield what makes a bar of a name and a total, and returns what advances it."""
-    with working() as work:
-        yield lambda name, total: work.stage(name, total, is_begun=False).advance
-
-
 def duration(seconds: float | int) -> str:
-    """Seconds in two units at most: `40 s`, `3 min 20 s`, `2 h 5 min`."""
+    """Return seconds in two units at most: `40 s`, `3 min 20 s`, `2 h 5 min`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min" + (f" {whole % 60} s" if whole % 60 else "")
-    return f"{whole // 3600} h" + (f" {whole % 3600 // 60} min" if whole % 3600 // 60 else "")
+    unit, large, small = (60, "min", "s") if whole < 3600 else (3600, "h", "min")
+    rest = whole % 60 if whole < 3600 else whole % 3600 // 60
+    return f"{whole // unit} {large}" + (f" {rest} {small}" if rest else "")

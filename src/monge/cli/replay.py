@@ -2,53 +2,67 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 from rich.table import Table
+from transformers import PreTrainedModel
 
+from monge.api import built_in
+from monge.api import load as monge_load
+from monge.bench.provenance import provenance
 from monge.cli import options
-from monge.cli.console import output, quiet_host, reported, say_raw_text
-from monge.cli.networks import Networks, load_draft, load_networks
-from monge.cli.out import check_out_file, check_out_folder, write_document
+from monge.cli.console import (
+    plain_table,
+    print_tables,
+    quiet_host,
+    say_raw_text,
+    show,
+    write_document,
+)
+from monge.cli.options import option, panel, switch
 from monge.cli.progress import working
-from monge.cli.tables import plain_table, print_tables
 from monge.core.errors import OptionError
+from monge.core.model import SequenceModel
 from monge.core.sampling_rules import SamplingRules
 from monge.core.words import counted
 from monge.defaults import STEADY
-from monge.loading.networks import load_network, load_tokenizer
-from monge.options import SAMPLING, SPECULATION, LoadOptions, SamplingOptions, changed
+from monge.draft.by_name import drafters_in, head_drafter, with_head
+from monge.engine.decoder import Decoder
+from monge.loading.networks import as_draft_model, as_sequence_model, load_network, load_tokenizer
+from monge.options import (
+    MODELS,
+    OUTPUT,
+    SAMPLING,
+    SPECULATION,
+    LoadOptions,
+    SamplingOptions,
+    changed,
+)
 from monge.prompts import Prompt, asked_prompts, written
 from monge.replay.compare import REPEATS, compare
 from monge.replay.configuration import Configuration, grid
 from monge.replay.file import read_log, write_log
-from monge.replay.log import LawLog
-from monge.replay.record import identity_of, record_log
+from monge.replay.log import LawLog, ModelIdentity
+from monge.replay.measure import TIMED, measured_costs
+from monge.replay.record import identity_of, record_log, tokenizer_digest
+from monge.replay.text import ReplayTarget
 
+BUILT_IN: Final = "built-in"
 LOG: Final = Path("run.mlog")
+OUT: Final = Path("replay")
 PER_TASK: Final = 2
 RECORD: Final = "Record"
+_record: Final = panel(RECORD)
+_replay: Final = panel("Replay")
 LAW: Final = ("temperature", "top_k", "top_p", "min_p")
+MANY: Final = ("drafter", "tree", "verifier")
 LENGTH: Final = 64
 """Most tokens of a recorded text."""
-Top = Annotated[
-    int | None,
-    options.option(
-        "--top",
-        help="Keep so many tokens of every law, and the mass of the others.",
-        panel=RECORD,
-        default="all",
-    ),
-]
-LogOut = Annotated[
-    Path, options.option("--out", help="The log.", panel=options.OUTPUT, default=LOG)
-]
 
 
-@reported
 @options.command(
     only=(*options.NETWORKS, *LAW, "max_new_tokens", "ignore_eos"),
     one=("draft",),
@@ -59,32 +73,16 @@ def record(
     prompts: options.File = None,
     load: LoadOptions,
     sampling: SamplingOptions,
-    seed: Annotated[
-        int, typer.Option("--seed", help="Of the first text.", rich_help_panel=SAMPLING)
-    ] = 0,
-    per_task: Annotated[
-        int | None,
-        options.option(
-            "--prompts-per-task",
-            help="Prompts of each task; of a file all.",
-            panel=RECORD,
-            default=PER_TASK,
-        ),
-    ] = None,
-    top: Top = None,
-    drafter: Annotated[
-        list[str] | None,
-        options.option(
-            "--drafter",
-            help="Time this drafter too; may be repeated.",
-            panel=RECORD,
-            default="none, ngram, --draft",
-        ),
-    ] = None,
-    no_costs: Annotated[
-        bool, options.option("--no-costs", help="Do not time rounds.", panel=RECORD)
-    ] = False,
-    out: LogOut = LOG,
+    seed: int = option(0, SAMPLING, "Of the first text."),
+    prompts_per_task: int | None = _record(None, "Prompts of each task; of a file all.", PER_TASK),
+    top: int | None = _record(
+        None, "Keep so many tokens of every law, and the mass of the others.", "all"
+    ),
+    drafter: list[str] | None = _record(
+        None, "Time this drafter too; may be repeated.", "none, ngram, --draft"
+    ),
+    no_costs: bool = switch("--no-costs", RECORD, "Do not time rounds."),
+    out: Path = option(LOG, OUTPUT, "The log."),
     as_json: options.Json = False,
 ) -> None:
     """Let the target write once, and keep its distributions and its times.
@@ -103,8 +101,8 @@ def record(
         monge replay record --target ./my-target --draft ./my-draft --prompts prompts.txt --top 64 --out mine.mlog
     """
     quiet_host()
-    check_out_file(out)
-    shown = asked_prompts(prompts, per_task=per_task, default=PER_TASK)
+    options.check_out_file(out)
+    shown = asked_prompts(prompts, per_task=prompts_per_task, default=PER_TASK)
     if drafter and no_costs:
         raise OptionError(
             "--drafter says whose rounds are timed, and --no-costs that none are; leave one out"
@@ -126,78 +124,153 @@ def record(
             with work.waiting("measuring costs"):
                 found = replace(found, costs=networks.costs(networks.further(drafter or ())))
     path = write_log(replace(found, about=networks.about()), out)
-    say_log(found, path)
+    _say_log(found, path)
     if as_json:
-        print(json.dumps(described(found) | {"file": str(path), "bytes": path.stat().st_size}))
+        figures = {
+            "texts": len(found.texts),
+            "tokens": found.num_tokens,
+            "target": found.model.name,
+            "vocab_size": found.model.vocab_size,
+            "temperature": found.rules.temperature,
+            "top": found.top,
+            "costs": sorted(found.costs),
+            "file": str(path),
+            "bytes": path.stat().st_size,
+        }
+        print(json.dumps(figures))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Networks:
+    """A target and what drafts for it, in memory, for decoders of several configurations.
+
+    Args:
+        plain: A decoder of both.
+        network: The target as its host runs it.
+        draft: The draft model, if there is one.
+        identity: Digests of the target.
+        backend: How both run.
+        head: The drafter of a head in the draft model's place, with its folder.
+    """
+
+    plain: Decoder
+    network: PreTrainedModel
+    draft: SequenceModel | None
+    identity: ModelIdentity
+    backend: str
+    head: str | None
+
+    @property
+    def target(self) -> SequenceModel:
+        """The target as this library runs it."""
+        return self.plain.components.target
+
+    def own_target(self) -> SequenceModel:
+        """Return the target once more, same weights.
+
+        A drafter may have it keep hidden states, which others need not pay for.
+        """
+        return as_sequence_model(self.network, backend=self.backend)
+
+    def decoder(self, configuration: Configuration) -> Decoder:
+        """Return a decoder of some components; the given head drafts by default, or where one is named."""
+        text = configuration.drafter
+        drafter = self.head if text is None else with_head(text, self.head)
+        chosen = replace(configuration, drafter=drafter)
+        target = self.own_target() if chosen.takes_target else self.target
+        return Decoder(
+            chosen.components(target, self.draft),
+            tokenizer=self.plain.tokenizer,
+            eos_ids=self.plain.eos_ids,
+            max_batch_size=1,
+            chat=self.plain.chat_format,
+        )
+
+    def about(self) -> dict[str, Any]:
+        """Return what a log says about the machine, and about what ran on it."""
+        return provenance(self.network.device) | {"backend": self.backend}
+
+    def further(self, drafters: Sequence[str]) -> list[str]:
+        """Return the given head, and drafters with that head filled in."""
+        filled = (with_head(text, self.head) for text in drafters)
+        return list(dict.fromkeys([*([] if self.head is None else [self.head]), *filled]))
+
+    def costs(self, drafters: Sequence[str]) -> dict[str, Any]:
+        """Measure rounds of the usual drafters and of further ones, or of the parts of a pool."""
+        singles = dict.fromkeys(one for text in drafters for one in drafters_in(text))
+        more = [Configuration(drafter=one) for one in singles if one not in TIMED]
+        pairs = [(one, self.own_target() if one.takes_target else self.target) for one in more]
+        return measured_costs(self.target, self.draft, pairs)
+
+
+def load_networks(
+    target: str | None = None, draft: str | None = None, *, backend: str = "eager", **loading: Any
+) -> Networks:
+    """Load target and draft model, or target and head; without names the built-in pair."""
+    with working("loading the models"):
+        source = built_in("target") if target is None else target
+        head = None if draft is None else head_drafter(draft, source)
+        draft = draft if head is None else None
+        is_alone = head is not None or (draft is None and target is not None)
+        drafter = "none" if is_alone else None
+        plain = monge_load(target, draft, drafter=drafter, backend=backend, **loading)
+    network: Any = plain.components.target
+    return Networks(
+        plain=plain,
+        network=network.network,
+        draft=next(iter(plain.components.draft_models), None),
+        identity=identity_of(network.network, plain.tokenizer, target or BUILT_IN),
+        backend=backend,
+        head=head,
+    )
+
+
+def load_draft(log: LawLog, draft: str | None, **loading: Any) -> SequenceModel | None:
+    """Load the draft model for a log; without a name the built-in one, for the built-in target's.
+
+    Raises:
+        ForeignLogError: If its tokenizer or vocabulary is another than the log's.
+        OptionError: If it is a head.
+    """
+    if draft is None and log.model.name != BUILT_IN:
+        return None
+    source = str(built_in("draft")) if draft is None else draft
+    if head_drafter(source, None) is not None:
+        raise OptionError(
+            f"--draft: {source!r} is a head, which reads hidden states of the target, and a log "
+            "holds none; use `monge tune` or `monge bench decode`, where the target runs"
+        )
+    network, tokenizer = load_network(source, **loading), load_tokenizer(source)
+    size = int(network.config.get_text_config().vocab_size)
+    identity = ModelIdentity(name=source, vocab_size=size, tokenizer=tokenizer_digest(tokenizer))
+    log.check_model(identity, "the draft model")
+    return as_draft_model(network, ReplayTarget(log.model.vocab_size))
 
 
 def recorded(
-    networks: Networks,
-    prompts: Sequence[Prompt],
-    rules: SamplingRules,
-    **recording: Any,
+    networks: Networks, prompts: Sequence[Prompt], rules: SamplingRules, **recording: Any
 ) -> LawLog:
-    """Texts and laws of prompts, by task."""
+    """Record texts and laws of prompts, by task."""
     decoder = networks.decoder(Configuration())
     grouped: dict[str, list[str | Sequence[int]]] = {}
     for prompt in prompts:
         grouped.setdefault(prompt.task, []).append(written(prompt, decoder.encode_chat))
-    say_raw_text(networks.tokenizer, prompts, "a *.jsonl file may hold `messages`")
+    say_raw_text(decoder.tokenizer, prompts, "a *.jsonl file may hold `messages`")
     return record_log(decoder, grouped, model=networks.identity, rules=rules, **recording)
 
 
-def by_task(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """The prompts in the order of a log's texts."""
-    order = {task: place for place, task in enumerate(dict.fromkeys(p.task for p in prompts))}
-    return sorted(prompts, key=lambda prompt: order[prompt.task])
-
-
-def described(found: LawLog) -> dict[str, Any]:
-    """A log in a few plain values."""
-    return {
-        "texts": len(found.texts),
-        "tokens": found.num_tokens,
-        "target": found.model.name,
-        "vocab_size": found.model.vocab_size,
-        "temperature": found.rules.temperature,
-        "top": found.top,
-        "costs": sorted(found.costs),
-    }
-
-
-def say_log(found: LawLog, path: Path) -> None:
-    """What was logged, and what to do with it."""
-    laws = (
-        "complete laws"
-        if found.top is None
-        else f"the {counted(found.top, 'most probable token')} of each law, the rest as one"
-    )
+def _say_log(found: LawLog, path: Path) -> None:
+    laws = "complete laws"
+    if found.top is not None:
+        top = counted(found.top, "most probable token")
+        laws = f"the {top} of each law, the rest as one"
     costs = f"costs of {', '.join(sorted(found.costs))}" if found.costs else "no costs"
-    size = path.stat().st_size / 1e6
-    output().print(
-        f"{path}: {counted(len(found.texts), 'text')} of {found.model.name}, "
-        f"{counted(found.num_tokens, 'token')}, "
-        f"{laws}, {costs}, {size:.1f} MB",
-        markup=False,
-        soft_wrap=True,
-    )
-    output().print(f"next: monge replay run {path}", style="dim", markup=False, soft_wrap=True)
+    texts, tokens = counted(len(found.texts), "text"), counted(found.num_tokens, "token")
+    size = f"{path.stat().st_size / 1e6:.1f} MB"
+    show(f"{path}: {texts} of {found.model.name}, {tokens}, {laws}, {costs}, {size}")
+    show(f"next: monge replay run {path}", "dim")
 
 
-OUT: Final = Path("replay")
-REPLAY: Final = "Replay"
-MANY: Final = ("drafter", "tree", "verifier")
-
-
-Repeats = Annotated[
-    int,
-    typer.Option(
-        "--repeats", help="Passes over the log; drafting is random.", rich_help_panel=REPLAY
-    ),
-]
-
-
-@reported
 @options.command(
     only=("draft", "dtype", "device", *MANY, "draft_temperature", "draft_top_k"),
     one=("draft",),
@@ -207,26 +280,13 @@ def run(
     log: Annotated[Path, typer.Argument(help="A log made by `monge replay record`.")],
     *,
     load: LoadOptions,
-    controller: Annotated[
-        list[str] | None,
-        options.option(
-            "--controller",
-            help="How much to draft; may be repeated.",
-            panel=SPECULATION,
-            default=STEADY,
-        ),
-    ] = None,
-    check_target: Annotated[
-        str | None,
-        options.option(
-            "--check-target", help="Refuse the log if this is not its target.", panel=options.MODELS
-        ),
-    ] = None,
-    repeats: Repeats = REPEATS,
-    seed: Annotated[int, typer.Option("--seed", help="Of all passes.", rich_help_panel=REPLAY)] = 0,
-    out: Annotated[
-        Path, options.option("--out", help="Folder for JSON.", panel=options.OUTPUT, default=OUT)
-    ] = OUT,
+    controller: list[str] | None = option(
+        None, SPECULATION, "How much to draft; may be repeated.", STEADY
+    ),
+    check_target: str | None = option(None, MODELS, "Refuse the log if this is not its target."),
+    repeats: int = _replay(REPEATS, "Passes over the log; drafting is random."),
+    seed: int = _replay(0, "Of all passes."),
+    out: Path = option(OUT, OUTPUT, "Folder for JSON."),
     as_json: options.Json = False,
     markdown: options.Markdown = False,
 ) -> None:
@@ -243,7 +303,7 @@ def run(
         monge replay run run.mlog --tree "chain(8)" --controller fixed --controller on_the_fly --json
     """
     quiet_host()
-    check_out_folder(out)
+    options.check_out_folder(out)
     options.check_positive(repeats=repeats)
     found = read_log(log)
     if check_target is not None:
@@ -255,54 +315,48 @@ def run(
     chosen = list(grid(**parts, **laws))
     with working("loading the draft model"):
         model = load_draft(found, load.draft, dtype=load.dtype, device=load.device)
-    num_passes = len(chosen) * len(found.texts) * repeats
     with working() as work:
-        advance = work.stage("replaying", num_passes).advance
+        advance = work.stage("replaying", len(chosen) * len(found.texts) * repeats).advance
         document = compare(chosen, found, model, repeats=repeats, seed=seed, on_text=advance)
     file = write_document(document, out, "replay.json")
-    show(document, markdown=markdown)
-    output().print(f"written: {file}", soft_wrap=True)
+    show_replay(document, markdown=markdown)
+    show(f"written: {file}")
     if as_json:
         print(json.dumps(document))
     if not document["replayed"]:
         raise typer.Exit(2)
 
 
-def show(document: dict[str, Any], *, markdown: bool = False) -> None:
+def show_replay(document: dict[str, Any], *, markdown: bool = False) -> None:
     """Print the table, and the reasons of what could not be replayed."""
-    console, replayed = output(), document["replayed"]
+    replayed = document["replayed"]
     if replayed:
-        tags = {tag for found in replayed for tag in found["tags"]}
-        further = [tag_table(replayed)] if len(tags) > 1 else []
-        print_tables([table(replayed), *further], markdown=markdown)
-    if any(found["stands_in"] for found in document["replayed"]):
-        console.print(
+        tags = list(dict.fromkeys(tag for found in replayed for tag in found["tags"]))
+        further = [_tag_table(replayed, tags)] if len(tags) > 1 else []
+        print_tables([_table(replayed), *further], markdown=markdown)
+    if any(found["stands_in"] for found in replayed):
+        show(
             "compact log: rejected candidates stand in for those that complete laws would give; "
             "acceptance is exact",
-            style="dim",
-            soft_wrap=True,
+            "dim",
         )
-    for found in document["replayed"]:
+    for found in replayed:
         if found["untimed"] is not None:
-            console.print(
-                f"{found['label']}: {found['untimed']}", style="dim", markup=False, soft_wrap=True
-            )
+            show(f"{found['label']}: {found['untimed']}", "dim")
     for refused in document["refused"]:
-        console.print(
-            f"{refused['label']}: {refused['reason']}", style="yellow", markup=False, soft_wrap=True
-        )
+        show(f"{refused['label']}: {refused['reason']}", "yellow")
 
 
-def table(replayed: Sequence[dict[str, Any]]) -> Table:
+def _table(replayed: Sequence[dict[str, Any]]) -> Table:
     """Return the main figures of every configuration."""
     columns = ("tokens a round", "tokens/s", "speed-up", "depth")
     shown = plain_table("replayed without the target", "configuration", columns)
     for found in replayed:
-        efficiency = found["block_efficiency"]
+        mean, low, high = (found["block_efficiency"][name] for name in ("mean", "low", "high"))
         speed, gain = found["tokens_per_s"], found["speedup"]
         shown.add_row(
             found["label"],
-            f"{efficiency['mean']:.3f} ({efficiency['low']:.2f}..{efficiency['high']:.2f})",
+            f"{mean:.3f} ({low:.2f}..{high:.2f})",
             "-" if speed is None else f"{speed['mean']:.1f}",
             "-" if gain is None else f"{gain['mean']:.2f}x",
             f"{found['mean_depth']:.1f}",
@@ -310,14 +364,12 @@ def table(replayed: Sequence[dict[str, Any]]) -> Table:
     return shown
 
 
-def tag_table(replayed: Sequence[dict[str, Any]]) -> Table:
+def _tag_table(replayed: Sequence[dict[str, Any]], tags: Sequence[str]) -> Table:
     """Return tokens a round, and the speed-up, by kind of text."""
-    tags = list(dict.fromkeys(tag for found in replayed for tag in found["tags"]))
     shown = plain_table("tokens a round (and speed-up) by kind of text", "configuration", tags)
     for found in replayed:
         cells: list[str] = []
-        for tag in tags:
-            figures = found["tags"][tag]
+        for figures in (found["tags"][tag] for tag in tags):
             gain = "" if figures["speedup"] is None else f" ({figures['speedup']['mean']:.2f}x)"
             cells.append(f"{figures['block_efficiency']['mean']:.2f}{gain}")
         shown.add_row(found["label"], *cells)

@@ -1,25 +1,29 @@
-"""`monge serve`."""
+"""`monge serve`, in this process or on Ray."""
 
+import os
+import signal
+import threading
 from dataclasses import replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from monge.cli import options
-from monge.cli.console import notes, quiet_host, reported
-from monge.cli.generate import say_memory, say_parts
-from monge.cli.loading import follow, is_led, loaded
+from monge.cli.console import quiet_host, say
+from monge.cli.generate import loaded, say_memory, say_parts
 from monge.cli.options import set_threads
-from monge.cli.serve_ray import check_without_ray, serve_with_ray
+from monge.core.errors import OptionError
 from monge.engine.decoder import Decoder
-from monge.options import LoadOptions, ServeOptions, changed
+from monge.options import RAY, LoadOptions, ServeOptions, changed, flag_of, options_of
 
 if TYPE_CHECKING:
     from monge.audit.recorder import Recorder
 
+_HERE_ONLY: Final = ("access_log", "verbose", "lame_duck_s")
+_APPLICATION: Final = "monge"
 
-@reported
+
 @options.command
 def serve(
     models: Annotated[
@@ -52,10 +56,10 @@ def serve(
         monge serve ./my-target --ray --address auto --autoscale 1:8 --gpus-per-replica 1
     """
     _server_room()
+    _check_ray(settings)
     if settings.use_ray:
-        serve_with_ray(load, settings)
+        _serve_with_ray(load, settings)
     else:
-        check_without_ray(settings)
         _serve_here(load, settings)
 
 
@@ -64,9 +68,12 @@ def _serve_here(load: LoadOptions, options: ServeOptions) -> None:
     hosts = server.hosts_to_accept(options.host, options.api_keys, options.allowed_hosts)
     settings = server.settings_of(replace(options, allowed_hosts=hosts), load.target)
     set_threads(options.threads)
-    if options.tensor_parallel and is_led():
-        follow(load)
-        return
+    if options.tensor_parallel and os.environ.get("RANK", "0") != "0":
+        # A signal to all processes comes before the last answers: rank 0 says when this one ends.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        with loaded(load, tensor_parallel=True):
+            return
     with (
         server.listen(options.host, options.port) as listener,
         loaded(load, tensor_parallel=options.tensor_parallel) as decoder,
@@ -106,19 +113,82 @@ def _server_room() -> ModuleType:
 
 
 def _say(decoder: Decoder, where: str, *, verbose: bool, is_open: bool) -> None:
-    """Say what runs and where; programs that start a server wait for the line that says where."""
+    """Print the components and the address; programs that start a server wait for its line."""
     say_memory(decoder)
     if verbose:
         say_parts(decoder)
-    notes().print(where, markup=False, soft_wrap=True)
+    say(where)
     if (dtype := decoder.components.coarse_dtype) is not None:
         text = f"{dtype} depends on the other rows of a batch: a seed does not give its text again, and answers have seed null"
-        notes().print(
-            f"{text}; --dtype float32 makes texts repeatable", style="yellow", markup=False
-        )
+        say(f"{text}; --dtype float32 makes texts repeatable", "yellow")
     if is_open:
-        notes().print(
-            "anyone who reaches this address may use it; --api-key asks for a key",
-            style="yellow",
-            markup=False,
+        say("anyone who reaches this address may use it; --api-key asks for a key", "yellow")
+
+
+def _check_ray(settings: ServeOptions) -> None:
+    """Refuse options of Ray without it, and options that Ray does not take.
+
+    Raises:
+        OptionError: If one was given.
+    """
+    flags = {name: flag_of(name, option) for name, option in options_of(ServeOptions).items()}
+    given = changed(settings)
+    if not settings.use_ray:
+        for name in given:
+            if options_of(ServeOptions)[name].panel == RAY:
+                raise OptionError(f"{flags[name]} needs --ray")
+        return
+    if settings.tensor_parallel:
+        raise OptionError(
+            "--tensor-parallel is not for --ray: start the replicas of a sharded target with "
+            "torchrun, one by one"
         )
+    for name in _HERE_ONLY:
+        if name in given:
+            raise OptionError(
+                f"{flags[name]} is not for --ray: Ray keeps the replicas' logs, and moves requests "
+                "to other replicas before one leaves"
+            )
+    if "autoscale" in given and "num_replicas" in given:
+        raise OptionError("give --replicas or --autoscale, not both")
+    for name in ("upscale_delay_s", "downscale_delay_s"):
+        if name in given and "autoscale" not in given:
+            raise OptionError(f"{flags[name]} needs --autoscale")
+    if settings.port == 0:
+        raise OptionError("--ray needs a port; got 0")
+
+
+def _serve_with_ray(load: LoadOptions, settings: ServeOptions) -> None:
+    """Serve from replicas until told to stop.
+
+    Raises:
+        OptionError: If there is no Ray.
+    """
+    from monge.distributed.ray_cluster import connect, require_ray
+    from monge.distributed.ray_serve import AppArgs, app_from, range_of
+    from monge.distributed.retry_proxy import CONTROLLER_OPTIONS
+    from monge.serve.settings import hosts_to_accept
+
+    hosts = hosts_to_accept(settings.host, settings.api_keys, settings.allowed_hosts)
+    given = changed(load) | changed(settings) | {"allowed_hosts": hosts}
+    if settings.autoscale is not None:
+        given["autoscale"] = range_of(settings.autoscale)
+    args = AppArgs(**{name: one for name, one in given.items() if name in AppArgs.model_fields})
+    ray = require_ray("serve")
+    application, serve = app_from(args), ray.serve
+    is_ours, told = connect(settings.address), threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: told.set())
+    try:
+        serve.start(
+            http_options={"host": settings.host, "port": settings.port},
+            controller_options=CONTROLLER_OPTIONS,
+        )
+        serve.run(application, name=_APPLICATION, route_prefix="/")
+        say(f"serving at http://{settings.host}:{settings.port}/v1")
+        told.wait()
+    finally:
+        serve.delete(_APPLICATION)
+        if is_ours:
+            serve.shutdown()
+            ray.shutdown()

@@ -12,19 +12,19 @@ from monge.core.proposal import Proposal
 
 
 def first_token(clocks: Float64[Tensor, " vocab"], law: Law) -> int:
-    """`argmin_i S_i / p_i` over the support of a law: a draw from it, if clock i is exponential."""
+    """Return `argmin_i S_i / p_i` over the support of a law: a draw from it, if clock i is exponential."""
     part = law.sparse()
     rings = clocks[part.token_ids.cpu()] / part.probs.cpu()
     return int(part.token_ids[int(rings.argmin())])
 
 
 def num_clocks(law: Law) -> int:
-    """Tokens that need a clock."""
+    """Return the number of tokens that need a clock."""
     return int(law.sparse().token_ids[-1]) + 1
 
 
 def clock_draws(draws: Draws) -> ClockDraws:
-    """The draws, if they have clocks.
+    """Return the draws, if they have clocks.
 
     Raises:
         MongeError: If they have none.
@@ -32,8 +32,7 @@ def clock_draws(draws: Draws) -> ClockDraws:
     if not isinstance(draws, ClockDraws):
         raise MongeError(
             f"{type(draws).__name__} has no clocks to share; the verifier 'gumbel' and the "
-            "children 'shared' need the draws "
-            "of a request with a seed"
+            "children 'shared' need the draws of a request with a seed"
         )
     return draws
 

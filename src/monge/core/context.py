@@ -25,12 +25,7 @@ class Context:
 
     def append(self, token_ids: tuple[int, ...]) -> "Context":
         """Return the context after a commit."""
-        return Context(
-            request_id=self.request_id,
-            token_ids=self.token_ids + token_ids,
-            num_prompt_tokens=self.num_prompt_tokens,
-            rules=self.rules,
-        )
+        return replace(self, token_ids=self.token_ids + token_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +51,11 @@ class DraftPlan:
     model_free_depth: int | None = None
 
     def __post_init__(self) -> None:
-        if min(self.max_depth or 0, self.max_nodes or 0, self.model_free_depth or 0) < 0:
-            for name in ("max_depth", "max_nodes", "model_free_depth"):
-                if (getattr(self, name) or 0) < 0:
-                    raise OptionError(
-                        f"DraftPlan: {name} must be >= 0, or None for the builder's own; got "
-                        f"{getattr(self, name)}"
-                    )
+        for name in ("max_depth", "max_nodes", "model_free_depth"):
+            if (limit := getattr(self, name)) is not None and limit < 0:
+                raise OptionError(
+                    f"DraftPlan: {name} must be >= 0, or None for the builder's own; got {limit}"
+                )
         if self.min_token_prob is not None and not self.min_token_prob >= 0.0:
             raise OptionError(
                 f"DraftPlan: min_token_prob must be >= 0, or None; got {self.min_token_prob}"
@@ -78,15 +71,10 @@ class DraftPlan:
 
     def within(self, other: "DraftPlan") -> "DraftPlan":
         """Return this plan, no deeper and no larger than another one."""
-        depth, nodes = (
-            _least(self.max_depth, other.max_depth),
-            _least(self.max_nodes, other.max_nodes),
-        )
-        lookup = (
-            None
-            if self.model_free_depth is None
-            else _least(self.model_free_depth, other.max_depth)
-        )
+        depth = _least(self.max_depth, other.max_depth)
+        nodes, lookup = _least(self.max_nodes, other.max_nodes), self.model_free_depth
+        if lookup is not None:
+            lookup = _least(lookup, other.max_depth)
         if (depth, nodes, lookup) == (self.max_depth, self.max_nodes, self.model_free_depth):
             return self
         return replace(self, max_depth=depth, max_nodes=nodes, model_free_depth=lookup)
@@ -107,11 +95,8 @@ class DraftPlan:
     @property
     def for_model_free(self) -> "DraftPlan":
         """The plan of model-free drafters of a pool."""
-        return (
-            self
-            if self.model_free_depth is None
-            else depth_plan(self.model_free_depth, self.max_nodes)
-        )
+        depth = self.model_free_depth
+        return self if depth is None else depth_plan(depth, self.max_nodes)
 
 
 @lru_cache(maxsize=1024)

@@ -1,8 +1,9 @@
 """The only source of randomness of drafters, verifiers and controllers."""
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterable, Iterator
-from functools import cache
+from itertools import islice
 from operator import index
 from typing import Final, Protocol, TypeGuard, runtime_checkable
 
@@ -17,11 +18,8 @@ from monge.core.setting_types import is_of
 
 _WORD: Final = 1 << 64
 _FIRST_SEED: Final = -(1 << 63)
-# Uniforms drawn at once: one call of the generator costs more than a hundred of its numbers.
-_BLOCK: Final = 256
-# `use` of the generator; 0 is the stream of uniforms.
-_CLOCKS: Final = 1
-_PLANS: Final = 2
+_BLOCK: Final = 256  # uniforms drawn at once: one call costs more than a hundred of its numbers
+_CLOCKS, _PLANS = 1, 2  # `use` of the generator; 0 is the stream of uniforms
 
 
 @runtime_checkable
@@ -42,24 +40,20 @@ class Draws(Protocol):
 
 
 @runtime_checkable
-class RewindableDraws(Draws, Protocol):
-    """Draws that can be repeated, so that a stage can run again without changing its law."""
-
-    def mark(self) -> None:
-        """Set the mark here, instead of an earlier one."""
-        ...
-
-    def rewind(self) -> None:
-        """Go back to the mark, if there is one, to make the same draws again."""
-        ...
+class CountedDraws(Draws, Protocol):
+    """Draws that tell how many were made."""
 
     @property
-    def has_drawn(self) -> bool:
-        """Return whether anything was drawn since the mark."""
+    def num_drawn(self) -> int:
+        """Return the number of draws so far."""
         ...
 
 
-@runtime_checkable
+def num_drawn(draws: Draws) -> int | None:
+    """Return how many draws were made; `None` where they are not counted."""
+    return draws.num_drawn if isinstance(draws, CountedDraws) else None
+
+
 class PeekableDraws(Draws, Protocol):
     """Draws of one uniform each that can be peeked, as batched versions need."""
 
@@ -69,58 +63,22 @@ class PeekableDraws(Draws, Protocol):
 
 
 def can_peek(draws: Draws) -> TypeGuard[PeekableDraws]:
-    """Return whether draws can be peeked; cached by class, because protocol checks are slow."""
-    return _peeks(type(draws))
-
-
-@cache
-def _peeks(kind: type) -> bool:
-    return issubclass(kind, PeekableDraws)
-
-
-class _Stream:
-    """Uniforms that can be peeked and repeated."""
-
-    def __init__(self, uniforms: Iterator[float]) -> None:
-        self._uniforms = uniforms
-        self._kept: list[float] = []  # since the mark, or looked at and not yet drawn
-        self._place = 0
-        self._is_marked = False
-
-    def draw(self) -> float:
-        if self._place == len(self._kept):
-            if not self._is_marked:
-                self._kept, self._place = [], 0
-                return next(self._uniforms)
-            self._kept.append(next(self._uniforms))
-        self._place += 1
-        return self._kept[self._place - 1]
-
-    def peek(self, count: int) -> list[float]:
-        while len(self._kept) < self._place + count:
-            self._kept.append(next(self._uniforms))
-        return self._kept[self._place : self._place + count]
-
-    def mark(self) -> None:
-        self._kept, self._place, self._is_marked = self._kept[self._place :], 0, True
-
-    def rewind(self) -> None:
-        if self._is_marked:
-            self._place = 0
-
-    @property
-    def has_drawn(self) -> bool:
-        return self._is_marked and self._place > 0
+    """Return whether draws can be peeked."""
+    return hasattr(draws, "peek")
 
 
 class _UniformDraws:
-    """Turns a stream of uniforms into draws, one uniform per draw, in call order."""
+    """Turns a stream of uniforms into draws, one uniform per draw, in call order; they can be peeked."""
 
     def __init__(self, uniforms: Iterator[float]) -> None:
-        self._stream = _Stream(uniforms)
+        self._uniforms = uniforms
+        self._peeked = deque[float]()
+        self.num_drawn = 0
 
     def uniform(self) -> float:
-        return self._stream.draw()
+        number = self._peeked.popleft() if self._peeked else next(self._uniforms)
+        self.num_drawn += 1
+        return number
 
     def bernoulli(self, prob: float) -> bool:
         return self.uniform() < prob
@@ -129,7 +87,9 @@ class _UniformDraws:
         return law.quantile(self.uniform())
 
     def peek(self, count: int) -> list[float]:
-        return self._stream.peek(count)
+        while len(self._peeked) < count:
+            self._peeked.append(next(self._uniforms))
+        return list(islice(self._peeked, count))
 
 
 class SeededDraws(_UniformDraws):
@@ -147,16 +107,6 @@ class SeededDraws(_UniformDraws):
         check_seed(seed, row)
         super().__init__(_generated(random_numbers(seed, row)))
 
-    def mark(self) -> None:
-        self._stream.mark()
-
-    def rewind(self) -> None:
-        self._stream.rewind()
-
-    @property
-    def has_drawn(self) -> bool:
-        return self._stream.has_drawn
-
 
 class TapeDraws(_UniformDraws):
     """Replays pre-drawn uniforms in call order, to compare a fast version with the plain one.
@@ -170,12 +120,7 @@ class TapeDraws(_UniformDraws):
 
 
 def check_seed(seed: int, row: int = 0) -> None:
-    """Refuse an invalid seed or row.
-
-    Raises:
-        OptionError: If one is no whole number, the seed lies outside of -2^63 .. 2^64 - 1, or the
-            row outside of 0 .. 2^64 - 1.
-    """
+    """Raise `OptionError` unless the seed is a whole number in -2^63 .. 2^64 - 1, and the row one in 0 .. 2^64 - 1."""
     if not is_of(seed, int) or not _FIRST_SEED <= seed < _WORD:
         raise OptionError(
             f"seed must be a whole number of at least -2^63 and less than 2^64; got {seed!r}"
@@ -187,18 +132,14 @@ def check_seed(seed: int, row: int = 0) -> None:
 
 
 def stream_key(seed: int, row: int) -> tuple[int, int]:
-    """Key of the generator of a stream: 64 bits of seed, 64 bits of row.
-
-    A negative seed is read as 64 bits in two's complement, so -1 names the streams of 2^64 - 1.
-    Otherwise different pairs have different keys.
-    """
+    """Return the key of a stream's generator: 64 bits of seed (in two's complement, if negative), 64 bits of row."""
     return index(seed) % _WORD, index(row)
 
 
 def random_numbers(
     seed: int, row: int, *, place: int = 0, draft: int = 0, use: int = 0
 ) -> np.random.Generator:
-    """Numbers of a counter-based generator (Philox 4x64), which depend on all of the arguments and on nothing else.
+    """Return a counter-based generator (Philox 4x64) whose numbers depend on the arguments alone.
 
     The seed and the row are the key. The other arguments are the upper 192 bits of the counter, and
     the numbers count in the lower 64, so different arguments never give overlapping numbers.
@@ -234,30 +175,22 @@ class ClockDraws(ABC):
 
     @abstractmethod
     def clocks(self, depth: int, draft: int, num_tokens: int) -> Float64[Tensor, " vocab"]:
-        """Clocks of tokens 0 .. num_tokens - 1, for the token that follows a node at `depth` (0 for the root)."""
+        """Return the clocks of tokens 0 .. num_tokens - 1, for the token after a node at `depth` (0 for the root)."""
 
     @abstractmethod
     def move_to(self, place: int) -> None:
-        """Say how many tokens are committed."""
+        """Set the number of committed tokens."""
 
     @abstractmethod
     def for_plans(self) -> Draws:
-        """Draws of the controller at this place of the text: the same for every call, and no part of the stream.
+        """Return draws of the controller at this place of the text: the same for every call.
 
-        So the place of a draft's or a verdict's number in the stream never depends on a controller.
+        They are no part of the stream, so drafts and verdicts never depend on a controller's draws.
         """
 
 
 class RequestDraws(SeededDraws, ClockDraws):
-    """The draws of one request: a stream of its own, with clocks and plans under the same seed and row.
-
-    Args:
-        seed: As for `SeededDraws`.
-        row: Likewise.
-
-    Raises:
-        OptionError: As `check_seed`.
-    """
+    """`SeededDraws` of one request, with clocks and numbers for plans under the same seed and row."""
 
     def __init__(self, seed: int, row: int = 0) -> None:
         super().__init__(seed, row)

@@ -16,8 +16,16 @@ class LawError(MongeError, ValueError):
     """A vector that is not a probability law, or laws that do not fit together."""
 
 
-class NonFiniteLogitsError(LawError):
+class RequestError(MongeError):
+    """An error of one request alone; the requests that share its rounds are not affected."""
+
+
+class NonFiniteLogitsError(RequestError, LawError):
     """A model returned NaN or +inf logits, so no law can be made of them."""
+
+
+class ProcessorError(RequestError):
+    """A logits processor of the request raised; its own error is the cause of this one."""
 
 
 class ProposalMismatchError(MongeError, ValueError):

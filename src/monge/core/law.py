@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -17,8 +17,10 @@ from torch import Tensor
 
 from monge.core.errors import LawError
 
+Made = TypeVar("Made")
+
 MASS_TOLERANCE: Final = 1e-9
-"""How far from one the masses of a law may sum.
+"""Largest distance of the sum of a law's masses from one.
 
 Rounding of a float64 softmax over 256k tokens stays below 1e-12; anything larger is a law that was
 never normalised. The total variation that it can hide is at most half of this number.
@@ -43,10 +45,7 @@ class Law(ABC):
 
     @abstractmethod
     def quantile(self, position: float) -> int:
-        """Token whose cumulative interval covers `position` in [0, 1).
-
-        Never a token of mass zero.
-        """
+        """Token whose cumulative interval covers `position` in [0, 1); never one of mass zero."""
 
     @abstractmethod
     def sparse(self) -> "SparseLaw":
@@ -54,7 +53,7 @@ class Law(ABC):
 
     @abstractmethod
     def excess_over(self, other: "Law") -> "Law | None":
-        """Normalised `(self - other)_+`, or `None` where no mass exceeds `other` (then the two laws are equal)."""
+        """Normalised `(self - other)_+`, or `None` if no mass exceeds `other` (the two laws are equal then)."""
 
     @abstractmethod
     def without(self, token_id: int) -> "Law | None":
@@ -95,15 +94,11 @@ class SparseLaw(Law):
     probs: Float64[Tensor, " support"]
 
     def __post_init__(self) -> None:
-        if (
-            self.token_ids.shape != self.probs.shape
-            or self.probs.ndim != 1
-            or self.probs.numel() == 0
-        ):
+        shapes = tuple(self.token_ids.shape), tuple(self.probs.shape)
+        if shapes[0] != shapes[1] or self.probs.ndim != 1 or self.probs.numel() == 0:
             raise LawError(
-                f"SparseLaw: token_ids {tuple(self.token_ids.shape)} and probs "
-                f"{tuple(self.probs.shape)} must be two "
-                "vectors of one positive length"
+                f"SparseLaw: token_ids {shapes[0]} and probs {shapes[1]} must be two vectors of one "
+                "positive length"
             )
         if self.probs.numel() > 1 and not bool((self.token_ids.diff() > 0).all()):
             raise LawError(
@@ -153,9 +148,7 @@ class SparseLaw(Law):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PointLaw(SparseLaw):
-    """The point mass at a token that the host knows.
-
-    Asked about at every greedy node, it keeps nobody waiting for a device.
+    """The point mass at a token that the host knows, so that greedy nodes do not wait for a device.
 
     Args:
         token_id: The token, the only one of `token_ids`.
@@ -238,8 +231,7 @@ class DenseLaw(Law):
         return _normalised_dense(rest)
 
     def top_masses(self, count: int) -> tuple[tuple[int, float], ...]:
-        # topk does not order ties by id, but which of two equal masses comes first is a function of
-        # the law alone.
+        # The order of ties is not that of ids, but a function of the law alone.
         masses, ids = torch.topk(self.probs, min(count, self.probs.numel()))
         return tuple(
             (token, mass)
@@ -255,11 +247,9 @@ def softmax_law(scores: Float[Tensor, " vocab"]) -> DenseLaw | None:
 
 
 def softmax_laws(scores: Float[Tensor, "nodes vocab"]) -> list[DenseLaw | None]:
-    """The law proportional to `exp(scores)` of every row.
+    """The law proportional to `exp(scores)` of every row; `None` if a score is NaN or +inf, or all are -inf.
 
-    `None` where a score is NaN or +inf, or all are -inf.
-
-    What is normalised here is not added up again, which would take as long as many a decision.
+    The masses are not summed again, which would take as long as a decision.
     """
     probs = torch.softmax(scores, dim=-1, dtype=torch.float64)
     firsts = probs[:, 0].tolist()  # one bad score makes every mass of its row NaN
@@ -272,35 +262,21 @@ def softmax_laws(scores: Float[Tensor, "nodes vocab"]) -> list[DenseLaw | None]:
 def sparse_part(
     token_ids: Int64[Tensor, " support"], probs: Float64[Tensor, " support"]
 ) -> SparseLaw:
-    """A part of a checked law, its positive masses divided by their sum.
-
-    On a device the host would wait for every check.
-    """
-    law = object.__new__(SparseLaw)
-    object.__setattr__(law, "token_ids", token_ids)
-    object.__setattr__(law, "probs", probs)
-    return law
+    """A normalised part of a checked law, without checks, for which the host would wait on a device."""
+    return _unchecked(SparseLaw, token_ids=token_ids, probs=probs)
 
 
 @lru_cache(maxsize=8192)
 def one_hot(token_id: int, device: torch.device | None = None) -> PointLaw:
-    """The point mass at one token.
-
-    Greedy decoding asks for few of them, often; laws are never edited, so they are kept.
-    """
-    law = object.__new__(PointLaw)
-    object.__setattr__(law, "token_ids", torch.tensor([token_id]).to(device, non_blocking=True))
-    object.__setattr__(law, "probs", torch.ones(1, dtype=torch.float64, device=device))
-    object.__setattr__(law, "token_id", token_id)
-    return law
+    """The point mass at one token; cached, because greedy decoding needs the same few often."""
+    token_ids = torch.tensor([token_id]).to(device, non_blocking=True)
+    probs = torch.ones(1, dtype=torch.float64, device=device)
+    return _unchecked(PointLaw, token_ids=token_ids, probs=probs, token_id=token_id)
 
 
 @lru_cache(maxsize=16)
 def _every_token(vocab_size: int, device: torch.device) -> Int64[Tensor, " vocab"]:
-    """The tokens of a law without zeros.
-
-    One object a vocabulary, so that laws over the same tokens know each other.
-    """
+    """The tokens of a law without zeros: one object a vocabulary, so that laws over it compare quickly."""
     return torch.arange(vocab_size, device=device)
 
 
@@ -318,6 +294,22 @@ def renamed(law: Law, token_ids: Int64[Tensor, " some"]) -> SparseLaw:
     return sparse_part(token_ids if is_whole else token_ids[part.token_ids], part.probs)
 
 
+def tempered(law: Law, temperature: float | int) -> SparseLaw:
+    """Return the law proportional to `q^(1 / temperature)`; tokens whose mass underflows leave the support.
+
+    Args:
+        law: q.
+        temperature: Above 0.
+    """
+    part = law.sparse()
+    # Shifted first: a temperature of 1e-310 must give the point mass, not inf - inf.
+    masses = torch.softmax((part.probs.log() - part.probs.max().log()) / temperature, dim=0)
+    kept = masses > 0.0
+    if bool(kept.all()):  # the tokens themselves, so that laws over them know each other
+        return sparse_part(part.token_ids, masses)
+    return SparseLaw(part.token_ids[kept], masses[kept])
+
+
 def residual(p: Law, q: Law) -> Law:
     """Normalised `(p - q)_+`, the law of the correction token (Leviathan et al., arXiv 2211.17192).
 
@@ -331,8 +323,7 @@ def residual(p: Law, q: Law) -> Law:
 def total_variation(p: Law, q: Law) -> float:
     """Half the L1 distance: the smallest rejection probability of one draft."""
     left, right = p.sparse(), q.sparse()
-    # sum of (p - q)_+ over the support of p: both laws have mass one, so this is half of the L1
-    # distance.
+    # Both laws have mass one, so the sum of (p - q)_+ is half of the L1 distance.
     return float((left.probs - right.at(left.token_ids)).clamp_min(0.0).sum())
 
 
@@ -361,8 +352,13 @@ def _quantile_place(probs: Tensor, position: float) -> Tensor | int:
 
 def trusted_law(probs: Tensor) -> DenseLaw:
     """A law of masses that were normalised by its maker."""
-    law = object.__new__(DenseLaw)
-    object.__setattr__(law, "probs", probs)
+    return _unchecked(DenseLaw, probs=probs)
+
+
+def _unchecked(kind: type[Made], **fields: object) -> Made:
+    law = object.__new__(kind)
+    for name, value in fields.items():
+        object.__setattr__(law, name, value)
     return law
 
 

@@ -12,19 +12,13 @@ from monge.core.verdict import StepRecord
 
 
 def block_efficiency(records: Sequence[StepRecord]) -> float:
-    """Tokens verified per target forward.
-
-    `mean(num_accepted) + 1` (vLLM: "mean acceptance length").
-    """
+    """Tokens verified per target forward: `mean(num_accepted) + 1` (vLLM: "mean acceptance length")."""
     _need(records)
     return 1.0 + sum(record.num_accepted for record in records) / len(records)
 
 
 def draft_utilisation(records: Sequence[StepRecord]) -> float:
-    """Accepted draft tokens / verified draft nodes; 0 where nothing was drafted.
-
-    No estimator of acceptance at a depth.
-    """
+    """Accepted draft tokens / verified draft nodes, which is no acceptance at a depth; 0 if nothing was drafted."""
     _need(records)
     drafted = sum(record.num_nodes for record in records)
     return sum(record.num_accepted for record in records) / drafted if drafted else 0.0
@@ -33,13 +27,11 @@ def draft_utilisation(records: Sequence[StepRecord]) -> float:
 def acceptance_by_depth(records: Sequence[StepRecord]) -> tuple[float, ...]:
     """`alpha_pos`: accepted at depth j / times a node with candidates was reached at depth j - 1, for j = 1, 2, ..."""
     _need(records)
-    deepest = max(len(record.examined) for record in records)
-    rates: list[float] = []
-    for depth in range(deepest):
-        reached = sum(len(record.examined) > depth for record in records)
-        accepted = sum(record.num_accepted > depth for record in records)
-        rates.append(accepted / reached)
-    return tuple(rates)
+    return tuple(
+        sum(record.num_accepted > depth for record in records)
+        / sum(len(record.examined) > depth for record in records)
+        for depth in range(max(len(record.examined) for record in records))
+    )
 
 
 def acceptance_histogram(records: Sequence[StepRecord]) -> tuple[int, ...]:

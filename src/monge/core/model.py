@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 Forward = Callable[..., tuple[Tensor, ...]]
-"""What a module computes: tensors in, tensors out."""
+"""A computation of a module: tensors in, tensors out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,10 @@ class NodeBlock:
 
 @runtime_checkable
 class SequenceModel(Protocol):
-    """A causal network with one cache row per sequence. Target and draft model alike.
+    """A causal network with one cache row per sequence; target and draft model alike.
 
-    A sequence has committed tokens, which are in the cache for good, and uncommitted nodes, which
-    `commit` keeps or drops.
+    A sequence has committed tokens, which stay in the cache, and uncommitted nodes, which `commit`
+    keeps or drops.
     """
 
     @property
@@ -57,12 +57,12 @@ class SequenceModel(Protocol):
 
     @property
     def no_tree_reason(self) -> str | None:
-        """Why only chains can be read, or `None` where trees can."""
+        """The reason why only chains can be read, or `None` if trees can."""
         ...
 
     @property
     def no_draft_reason(self) -> str | None:
-        """Why read tokens cannot be taken back, so that nothing can be drafted, or `None` where they can."""
+        """The reason why read tokens cannot be taken back, so nothing can be drafted, or `None` if they can."""
         ...
 
     @property
@@ -75,20 +75,18 @@ class SequenceModel(Protocol):
         ...
 
     def append(self, pieces: Mapping[int, Sequence[int]]) -> None:
-        """Read and commit more tokens of open sequences that have no uncommitted nodes.
+        """Read and commit more tokens of open sequences without uncommitted nodes, as chunked prefill does.
 
-        A prompt that comes in pieces.
-
-        A model that cannot take tokens back may need a prompt whole, in the first piece.
+        A model that cannot take tokens back may need the whole prompt in the first chunk.
         """
         ...
 
     def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
-        """Read new uncommitted nodes; the next-token logits of every one of them, by sequence."""
+        """Read new uncommitted nodes; return the next-token logits of each of them, by sequence."""
         ...
 
     def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
-        """For every listed sequence: keep these uncommitted nodes, a path from the last committed token down; drop the rest."""
+        """Keep these uncommitted nodes, a path from the last committed token down; drop the sequence's others."""
         ...
 
     def length(self, sequence: int) -> int:
@@ -120,9 +118,9 @@ class WatchedStates(Protocol):
     """Hidden states of committed tokens that one head asked for; forgotten with this object."""
 
     def take(self, sequence: int) -> Float[Tensor, "tokens width"] | None:
-        """Hidden states, side by side, of the tokens committed since the last call.
+        """Return the hidden states, side by side, of the tokens committed since the last call, or `None`.
 
-        `None` if there are none. If only the last one is kept, every call returns it.
+        If only the last one is kept, every call returns it.
         """
         ...
 
@@ -151,7 +149,7 @@ class FeatureModel(SequenceModel, Protocol):
 
         Args:
             layers: Their indices.
-            only_last: Whether that of the last committed token is enough.
+            only_last: Keep that of the last committed token only.
 
         Raises:
             OptionError: If an index is out of range.
@@ -219,22 +217,19 @@ class LayeredModel(SequenceModel, Protocol):
 
 @runtime_checkable
 class ReopenableModel(SequenceModel, Protocol):
-    """A network that can go on from a text that it read before.
-
-    The next turn of a conversation, for example.
-    """
+    """A network that can go on from a text that it read before, as in the next turn of a conversation."""
 
     def reopen(self, sequence: int, new: int, length: int) -> bool:
         """Continue an open sequence under another id, from a part of its committed tokens.
 
         Args:
             sequence: An open sequence without uncommitted nodes; it is closed afterwards.
-            new: The id of what continues it.
-            length: How many of its committed tokens are kept, from the first on.
+            new: The id of its continuation.
+            length: Number of committed tokens that are kept, from the first on.
 
         Returns:
-            False where that is not possible, for example because hidden states of the kept tokens
-            are needed again; nothing has changed then.
+            False if that is not possible, for example because hidden states of the kept tokens are
+            needed again; nothing has changed then.
         """
         ...
 
@@ -247,7 +242,7 @@ class ForeignModel(SequenceModel, Protocol):
         """Return its greedy continuation of the committed text of sequences, spelled in the target's tokens.
 
         Args:
-            counts: How many of its own tokens it writes, by sequence; the last committed token of
-                each was read by `extend`.
+            counts: Number of its own tokens to write, by sequence; the last committed token of each
+                was read by `extend`.
         """
         ...

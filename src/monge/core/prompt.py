@@ -1,4 +1,4 @@
-"""What is known of a prompt before the first round."""
+"""Facts about a prompt before the first round."""
 
 from dataclasses import dataclass
 

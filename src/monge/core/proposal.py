@@ -1,4 +1,4 @@
-"""How the children of a node were drawn: a draft law together with the way of drawing.
+"""Proposals: a draft law together with the way in which the children of a node are drawn from it.
 
 A rejection or transport rule is exact only for children that really follow the declared proposal,
 so the declaration and the drawing live in one object: `Proposal.draw` is the only code that draws a
@@ -25,19 +25,13 @@ class Proposal(ABC):
         """All children of the node, in drawing order; a token drawn twice is listed twice."""
 
     def at_depth(self, depth: int) -> "Proposal":
-        """This proposal at a node of that depth.
-
-        The same, unless its noise is addressed by place.
-        """
+        """Return the proposal at a node of that depth: the same, unless its noise is addressed by place."""
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class Deterministic(Proposal):
-    """Candidates that are a function of the path alone.
-
-    Top tokens of a law, a looked-up continuation, or none at all.
-    """
+    """Candidates that are a function of the path alone: top tokens, a looked-up continuation, or none."""
 
     token_ids: tuple[int, ...] = ()
 
@@ -59,24 +53,84 @@ class Iid(Proposal):
     width: int = 1
 
     def __post_init__(self) -> None:
-        _check_width("Iid", self.width)
+        check_width("Iid", self.width)
 
     def draw(self, draws: Draws) -> tuple[int, ...]:
         return tuple(draws.categorical(self.law) for _ in range(self.width))
 
 
 @dataclass(frozen=True, slots=True)
-class WithoutReplacement(Proposal):
-    """`width` draws from `law`, each conditioned on being new; fewer where the support is smaller.
+class PathDraws(Iid):
+    """`width` independent draws from `law`, one for each of the independent paths that pass the node; at the root, all of them.
 
-    Order is part of the law.
+    The subclass adds a promise about the whole tree, for rules that look at whole paths: every path
+    that passes a node with children goes on below it, so whether a node has children depends on the
+    path to it alone. For other independent draws it may depend on earlier levels of the tree.
     """
+
+
+@dataclass(frozen=True, slots=True)
+class Independent(Proposal):
+    """One draw from each of `laws`, in their order, independent of each other; repeats are kept.
+
+    The laws may come from different draft models, or from one model at different temperatures.
+    Unlike i.i.d. draws they are not exchangeable: which candidate came from which law is part of
+    the joint law.
+
+    Args:
+        laws: Draft laws, at least one; candidate k is drawn from `laws[k]`.
+    """
+
+    laws: tuple[Law, ...]
+
+    def __post_init__(self) -> None:
+        if not self.laws:
+            raise OptionError(
+                "Independent: give at least one draft law (no candidates at all is "
+                "Deterministic(()))"
+            )
+
+    def draw(self, draws: Draws) -> tuple[int, ...]:
+        return tuple(draws.categorical(law) for law in self.laws)
+
+
+@dataclass(frozen=True, slots=True)
+class HubPairs(Proposal):
+    """The hub, that is the most probable token of `law`, and one other token, in an order that is part of the law.
+
+    The first candidate is a draw from the law q; after the hub a comes a draw from q without a,
+    after any other token comes the hub: Q(i, a) = q_i and Q(a, i) = q_a q_i / (1 - q_a) for i != a.
+    A point mass has no second token, and its hub stands alone.
+
+    Reference:
+        SpecHub (Sun et al., arXiv 2411.05289).
+    """
+
+    law: Law
+
+    @property
+    def hub(self) -> int:
+        """The token in every pair; which of several equally probable ones is a function of the law alone."""
+        return self.law.top(1)[0]
+
+    def draw(self, draws: Draws) -> tuple[int, ...]:
+        hub = self.hub
+        rest = self.law.without(hub)
+        if rest is None:
+            return (hub,)
+        first = draws.categorical(self.law)
+        return (hub, draws.categorical(rest)) if first == hub else (first, hub)
+
+
+@dataclass(frozen=True, slots=True)
+class WithoutReplacement(Proposal):
+    """`width` draws from `law`, each conditioned on being new, in order; fewer if the support is smaller."""
 
     law: Law
     width: int
 
     def __post_init__(self) -> None:
-        _check_width("WithoutReplacement", self.width)
+        check_width("WithoutReplacement", self.width)
 
     def draw(self, draws: Draws) -> tuple[int, ...]:
         tokens: list[int] = []
@@ -97,7 +151,7 @@ class Mixed(Proposal):
     width: int
 
     def __post_init__(self) -> None:
-        _check_width("Mixed", self.width)
+        check_width("Mixed", self.width)
         if len(set(self.fixed)) != len(self.fixed):
             raise OptionError(f"Mixed: fixed candidates have no repeats; got {self.fixed}")
         heavy = [token for token in self.fixed if self.law.prob(token) > 0]
@@ -121,8 +175,25 @@ class Arbitrary(Proposal):
         return self.token_ids
 
 
+class ChildDraws(ABC):
+    """A source of randomness that draws all children of a node at once, and is told where the node is.
+
+    In decoding a proposal draws its own children. Replay draws candidates *given* a known text, and
+    must know which nodes the text passes.
+    """
+
+    @abstractmethod
+    def draw_children(self, path: tuple[int, ...], proposal: Proposal) -> tuple[int, ...]:
+        """Return all children of a node, in drawing order, as `Proposal.draw` gives them.
+
+        Args:
+            path: Drafted tokens from the root's child down to the node; empty for the root.
+            proposal: Proposal of the children.
+        """
+
+
 def entry_for(kind: type[Proposal], table: Mapping[type[Proposal], Entry]) -> Entry:
-    """The entry of a kind of proposal, or of the nearest kind that it is a subclass of.
+    """Return the entry of a kind of proposal, or of the nearest kind that it is a subclass of.
 
     Rules accept subclasses of the kinds that they name, so tables by kind are read in the same way.
 
@@ -138,7 +209,8 @@ def entry_for(kind: type[Proposal], table: Mapping[type[Proposal], Entry]) -> En
     )
 
 
-def _check_width(kind: str, width: int) -> None:
+def check_width(kind: str, width: int) -> None:
+    """Raise `OptionError` unless there is at least one draw."""
     if width < 1:
         raise OptionError(
             f"{kind}: width must be at least 1 (no candidates at all is "

@@ -22,7 +22,7 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
     when it is listed.
 
     Args:
-        kind: What the parts are, for messages ("verifier").
+        kind: Noun for messages ("verifier").
         parts: Names to classes.
         group: Entry point group of further parts, such as `monge.verifiers`; `None` for a table
             without them.
@@ -65,25 +65,16 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
         return found
 
     def _loaded(self, entry: EntryPoint, found: Mapping[str, type[Part]]) -> type[Part] | None:
-        """The class of an entry point, or `None` with a warning.
-
-        A broken package must not stop the others.
-        """
+        """The class of an entry point, or `None` with a warning: a broken package must not stop the others."""
         if entry.name in found:
-            warnings.warn(
-                f"{self.kind} {entry.name!r} of {entry.value} is ignored: the name is taken",
-                stacklevel=2,
-            )
-            return None
-        try:
-            return entry.load()
-        except Exception as error:  # noqa: BLE001  the code of another package may raise anything
-            reason = f"{type(error).__name__}: {error}"
-            warnings.warn(
-                f"{self.kind} {entry.name!r} cannot be loaded from {entry.value}: {reason}",
-                stacklevel=2,
-            )
-            return None
+            problem = f"of {entry.value} is ignored: the name is taken"
+        else:
+            try:
+                return entry.load()
+            except Exception as error:  # noqa: BLE001  the code of another package may raise anything
+                problem = f"cannot be loaded from {entry.value}: {type(error).__name__}: {error}"
+        warnings.warn(f"{self.kind} {entry.name!r} {problem}", stacklevel=2)
+        return None
 
     def is_built_in(self, name: str) -> bool:
         """Return whether a part is this library's, and not one of an installed package."""
@@ -91,10 +82,10 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
 
     def name_of(self, part: Part) -> str:
         """Return the name of the class of `part`."""
-        for name, cls in self._all.items():
-            if type(part) is cls:
-                return name
-        raise OptionError(f"{type(part).__name__} is not a registered {self.kind}")
+        names = [name for name, cls in self._all.items() if type(part) is cls]
+        if not names:
+            raise OptionError(f"{type(part).__name__} is not a registered {self.kind}")
+        return names[0]
 
     def summary(self, name: str) -> str:
         """Return the first line of a part's docstring."""
@@ -117,7 +108,7 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
         """Read `name`, `name()` or `name(value, option=value)`; values are Python literals.
 
         Args:
-            text: What the user wrote.
+            text: Text of the user.
 
         Raises:
             OptionError: If the text is not of this form, a name in it is unknown, or a value has
@@ -130,21 +121,21 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
                 f"{self.kind} {name!r} takes at most {len(known)} settings; got {len(positional)}"
             )
         first = dict(zip(known, positional, strict=False))
-        _refuse_twice(f"{self.kind} {name!r}", first.keys() & named.keys())
+        self._refuse_twice(name, first.keys() & named.keys())
         return name, self._checked(name, first | named, known)
 
     def parse(self, text: str, **settings: Any) -> Part:
         """Build a part from text, as `read` takes it.
 
         Args:
-            text: What the user wrote.
+            text: Text of the user.
             **settings: Further settings.
 
         Raises:
             OptionError: As `read`, or if the part refuses its settings.
         """
         name, written = self.read(text)
-        _refuse_twice(f"{self.kind} {name!r}", written.keys() & settings.keys())
+        self._refuse_twice(name, written.keys() & settings.keys())
         return self.make(name, **written, **settings)
 
     def split(self, text: str) -> tuple[str, list[Any], dict[str, Any]]:
@@ -158,19 +149,26 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
             if isinstance(call, ast.Name):
                 return call.id, [], {}
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
-                return call.func.id, *literals_of(call, f"{self.kind} {call.func.id!r}")
-        except MongeError:
-            raise
+                keys = [str(keyword.arg) for keyword in call.keywords]
+                values = [ast.literal_eval(keyword.value) for keyword in call.keywords]
+                positional = [ast.literal_eval(value) for value in call.args]
+                self._refuse_twice(call.func.id, (key for key in keys if keys.count(key) > 1))
+                return call.func.id, positional, dict(zip(keys, values, strict=True))
+            reason: Exception | None = None
         except (SyntaxError, ValueError, TypeError) as error:
-            raise self._unreadable(text) from error
-        raise self._unreadable(text)
-
-    def _unreadable(self, text: str) -> OptionError:
-        return OptionError(
+            if isinstance(error, MongeError):
+                raise
+            reason = error
+        raise OptionError(
             f"cannot read {self.kind} {text!r}; write a name ({', '.join(sorted(self._all))}), or "
-            "a name with settings such "
-            "as name(option=1)"
-        )
+            "a name with settings such as name(option=1)"
+        ) from reason
+
+    def _refuse_twice(self, name: str, repeated: Iterable[str]) -> None:
+        if keys := sorted(set(repeated)):
+            raise OptionError(
+                f"{self.kind} {name!r}: {', '.join(keys)} is given twice; leave one out"
+            )
 
     def _checked(
         self, name: str, settings: Mapping[str, Any], known: Mapping[str, Any]
@@ -183,12 +181,8 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
                 raise unknown_name(f"option of {self.kind} {name!r}:", key, known or ("(none)",))
             value = tuple(given) if isinstance(given, list) else given
             if key not in self._provided and not is_of(value, declared[key]):
-                default = known[key]
-                such = (
-                    ""
-                    if default is None or default is dataclasses.MISSING
-                    else f", such as {default!r}"
-                )
+                has_example = known[key] not in (None, dataclasses.MISSING)
+                such = f", such as {known[key]!r}" if has_example else ""
                 raise OptionError(
                     f"{self.kind} {name!r}: {key} must be "
                     f"{type_name(declared[key])}{such}; got {given!r}"
@@ -215,31 +209,6 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
             raise OptionError(
                 f"{self.kind} {name!r} cannot be made with {given or 'its defaults'}: {error}"
             ) from error
-
-
-def literals_of(call: ast.Call, what: str) -> tuple[list[Any], dict[str, Any]]:
-    """Return the positional and the named values of a call.
-
-    Args:
-        call: The call.
-        what: Description for messages.
-
-    Raises:
-        OptionError: If a name occurs twice.
-        ValueError: If a value is no Python literal; `TypeError` if it cannot be made.
-    """
-    keys = [str(keyword.arg) for keyword in call.keywords]
-    _refuse_twice(what, (key for key in keys if keys.count(key) > 1))
-    named = {
-        key: ast.literal_eval(keyword.value)
-        for key, keyword in zip(keys, call.keywords, strict=True)
-    }
-    return [ast.literal_eval(value) for value in call.args], named
-
-
-def _refuse_twice(what: str, repeated: Iterable[str]) -> None:
-    if keys := sorted(set(repeated)):
-        raise OptionError(f"{what}: {', '.join(keys)} is given twice; leave one out")
 
 
 @lru_cache(maxsize=256)

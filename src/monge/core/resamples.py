@@ -20,9 +20,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Resamples:
-    """Bootstrap resamples of whole clusters.
-
-    Numbers measured within one text depend on each other, texts do not.
+    """Bootstrap resamples of whole clusters: numbers measured within one text depend on each other, texts do not.
 
     All estimates made with one object use the same resamples, so their differences are paired.
 

@@ -109,10 +109,9 @@ def _below(
         return one_hot(where, logits.device)
     # Shifted first: a temperature of 1e-300 must give the point mass, not inf - inf.
     scores = (logits.double() - largest).div_(rules.temperature)
-    # What is normalised here is not added up again.
-    return (
-        _truncated(scores, rules) if rules.truncates else trusted_law(torch.softmax(scores, dim=-1))
-    )
+    if rules.truncates:
+        return _truncated(scores, rules)
+    return trusted_law(torch.softmax(scores, dim=-1))
 
 
 def _largest(logits: Float[Tensor, "nodes vocab"]) -> list[tuple[float, int]]:

@@ -13,7 +13,7 @@ class Member:
     Args:
         name: Its name in plans.
         max_depth: Deepest node it may draft.
-        runs_network: Whether drafting costs forwards. Others make a shadow draft in every round.
+        runs_network: True if drafting costs forwards. Others make a shadow draft in every round.
         max_length: Longest text that it drafts for; `None` for unbounded.
     """
 
@@ -58,5 +58,5 @@ def expected_length(factors: tuple[float, ...]) -> float:
 
 
 def sampled_factor(draft_prob: float, target_prob: float) -> float:
-    """`min(1, q(x) / p(x))` of a token x of the text, which has `p(x) > 0`."""
+    """Return `min(1, q(x) / p(x))` of a token x of the text, which has `p(x) > 0`."""
     return min(1.0, draft_prob / target_prob)

@@ -1,4 +1,4 @@
-"""Return whether a value that a user wrote has the type that a setting declares."""
+"""Runtime checks of values that users write against the declared types of settings."""
 
 import operator
 import types
@@ -9,16 +9,13 @@ _UNIONS: Final = (Union, types.UnionType)
 
 
 def _is_whole(value: object) -> bool:
-    """Return whether it is a whole number, of Python, numpy or torch.
-
-    An array has the method that says so, and refuses.
-    """
+    """Return whether it is a whole number, of Python, numpy or torch."""
     if isinstance(value, int):
         return not isinstance(value, bool)
     if not isinstance(value, SupportsIndex):
         return False
     try:
-        operator.index(value)
+        operator.index(value)  # arrays have the method, and refuse
     except TypeError:
         return False
     return True
@@ -32,9 +29,7 @@ _PLAIN: Final[Mapping[object, Callable[[object], bool]]] = {
 
 
 def is_of(value: object, declared: Any) -> bool:  # noqa: ANN401 (an annotation is no type)
-    """Return whether a value has a declared type.
-
-    Of a tuple all entries are looked at, of other containers none.
+    """Return whether a value has a declared type; entries are checked in tuples only.
 
     Examples:
         >>> is_of((1, 2), tuple[int, ...]), is_of(2.5, int), is_of(2, float), is_of(True, int | None)

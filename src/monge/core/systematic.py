@@ -1,7 +1,4 @@
-"""Systematic draws: one position in [0, 1] decides all candidates of a node.
-
-q = draft law, K = width.
-"""
+"""Systematic draws: one position in [0, 1] decides all candidates of a node (q = draft law, K = width)."""
 
 import heapq
 import math
@@ -15,22 +12,14 @@ import torch
 from monge.core.draws import Draws
 from monge.core.errors import OptionError, unknown_name
 from monge.core.law import Law, SparseLaw
-from monge.core.proposal import Proposal
+from monge.core.proposal import Proposal, check_width
 
 LAYOUTS: Final = ("least_full", "snake")
-"""How tokens are dealt to the bins, most probable first.
-
-Each to the least full bin, or in rows that turn at their ends.
-"""
-
+"""Ways to deal tokens to the bins, most probable first: to the least full bin, or in rows that turn at their ends."""
 
 _GOLDEN: Final = (math.sqrt(5.0) - 1.0) / 2.0
 _SILVER: Final = math.sqrt(2.0) - 1.0
-"""Steps of the scattered order.
-
-Bins that all begin with their most probable tokens waste positions where all of these are on offer
-at once.
-"""
+"""Steps of the scattered order; bins that all begin with their most probable tokens would offer these at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +70,7 @@ class SystematicDesign:
             )
 
     def cells(self, law: Law, width: int) -> Cells:
-        """The cells of `width` candidates from a draft law.
-
-        Fewer candidates where it has fewer tokens.
-        """
+        """Return the cells of `width` candidates from a draft law, or of fewer if it has fewer tokens."""
         count = law.sparse().probs.numel() if self.top is None else self.top
         ranked = law.top_masses(count)
         # Relative to the largest, which stays one: a large exponent may drop tokens, never all of
@@ -169,7 +155,7 @@ class Systematic(Proposal):
     Args:
         law: q.
         width: K; fewer candidates where q has fewer tokens.
-        design: How q becomes cells.
+        design: Construction of the cells.
 
     Reference:
         Systematic sampling with unequal probabilities, of survey statistics; as a way of drafting,
@@ -182,11 +168,7 @@ class Systematic(Proposal):
     cells: Cells = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.width < 1:
-            raise OptionError(
-                "Systematic: width must be at least 1 (no candidates at all is "
-                f"Deterministic(())); got {self.width}"
-            )
+        check_width("Systematic", self.width)
         object.__setattr__(self, "cells", self.design.cells(self.law, self.width))
 
     def draw(self, draws: Draws) -> tuple[int, ...]:

@@ -7,17 +7,14 @@ from monge.core.errors import OptionError
 
 
 def token_ids_of(
-    tokenizer: Callable[..., Mapping[str, Any]],
-    text: str,
-    where: str = "prompt",
-    **options: bool,
+    tokenizer: Callable[..., Mapping[str, Any]], text: str, where: str = "prompt", **options: bool
 ) -> tuple[int, ...]:
     """Return the tokens of a text; every text goes through here on its way to a tokenizer.
 
     Args:
         tokenizer: Gives the tokens of a text under `input_ids`.
         text: The text.
-        where: What it is, for the message.
+        where: Subject of the message.
         **options: For the tokenizer.
 
     Raises:
@@ -28,20 +25,11 @@ def token_ids_of(
 
 
 def check_text(text: str, where: str) -> None:
-    """Refuse characters that no tokenizer can read.
-
-    Args:
-        text: The text.
-        where: What it is, for the message.
-
-    Raises:
-        OptionError: As `token_ids_of`.
-    """
+    """Raise `OptionError`, as `token_ids_of` does, if no tokenizer can read a character."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise OptionError(
             f"{where}: character {error.start} is {text[error.start]!r}, half of a pair of "
-            "surrogates, which is no text; decode "
-            "the bytes that it comes from as UTF-8, or replace it"
+            "surrogates, which is no text; decode the bytes that it comes from as UTF-8, or replace it"
         ) from error

@@ -1,4 +1,4 @@
-"""Token trees: what a drafter proposes and one target forward scores.
+"""Token trees, proposed by a drafter and scored in one forward of the target.
 
 Node 0 is the last committed token; parents come before their children. A tree is a few dozen small
 integers that are walked one by one, so it holds tuples; tensors are made once, by the model that
@@ -9,10 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from monge.core.child_draws import ChildDraws
 from monge.core.draws import Draws
 from monge.core.errors import MongeError
-from monge.core.proposal import Arbitrary, Deterministic, Proposal
+from monge.core.proposal import Arbitrary, ChildDraws, Deterministic, Proposal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +21,7 @@ class TokenTree:
     Args:
         token_ids: Token of every node; node 0 is the last committed token.
         parents: Parent of every node; `parents[0] == -1` and `parents[n] < n`.
-        proposals: How the children of every node were drawn.
+        proposals: Proposal of the children of every node.
         candidates: Child nodes of every node in drawing order; a token drawn twice is one node
             offered twice.
     """
@@ -56,10 +55,10 @@ class TokenTree:
         return tuple(self.token_ids[step] for step in self.path(node))
 
     def prune(self, keep: Iterable[int]) -> "TokenTree":
-        """The tree without the nodes that are not kept.
+        """Return the tree of the kept nodes.
 
-        Choosing among finished nodes may depend on what was drawn, anywhere in the tree, so *every*
-        sampled proposal becomes `Arbitrary`; deterministic candidates stay what they are.
+        The choice among finished nodes may depend on draws anywhere in the tree, so *every* sampled
+        proposal becomes `Arbitrary`; deterministic candidates stay as they are.
 
         Raises:
             MongeError: If a node is kept without its parent.
@@ -69,23 +68,19 @@ class TokenTree:
         orphans = [node for node in kept[1:] if self.parents[node] not in index]
         if orphans:
             raise MongeError(f"prune: nodes {orphans} are kept without their parents")
-        candidates = tuple(
-            tuple(index[child] for child in self.candidates[node] if child in index)
+        children = [[child for child in self.candidates[node] if child in index] for node in kept]
+        kinds = [
+            Deterministic if isinstance(self.proposals[node], Deterministic) else Arbitrary
             for node in kept
-        )
+        ]
         return TokenTree(
             token_ids=tuple(self.token_ids[node] for node in kept),
             parents=tuple(-1 if node == 0 else index[self.parents[node]] for node in kept),
-            proposals=tuple(self._pruned_proposal(node, index) for node in kept),
-            candidates=candidates,
-        )
-
-    def _pruned_proposal(self, node: int, index: dict[int, int]) -> Proposal:
-        tokens = tuple(self.token_ids[child] for child in self.candidates[node] if child in index)
-        return (
-            Deterministic(tokens)
-            if isinstance(self.proposals[node], Deterministic)
-            else Arbitrary(tokens)
+            proposals=tuple(
+                kind(tuple(self.token_ids[child] for child in own))
+                for kind, own in zip(kinds, children, strict=True)
+            ),
+            candidates=tuple(tuple(index[child] for child in own) for own in children),
         )
 
 
@@ -96,19 +91,19 @@ def _only(token_id: int) -> Proposal:
 
 @lru_cache(maxsize=8192)
 def root_only(token_id: int) -> TokenTree:
-    """The tree of a round without candidates. Trees are never edited, so these are kept."""
+    """Return the tree of a round without candidates; cached, because trees are never edited."""
     return TokenTree(
         token_ids=(token_id,), parents=(-1,), proposals=(Deterministic(),), candidates=((),)
     )
 
 
 def chain_of(root: int, token_ids: tuple[int, ...], proposals: tuple[Proposal, ...]) -> TokenTree:
-    """The tree of one path.
+    """Return the tree of one path.
 
     Args:
         root: The last committed token.
         token_ids: The drafted tokens.
-        proposals: How each of them was drawn.
+        proposals: Proposal of each of them.
     """
     count = len(token_ids)
     return TokenTree(
@@ -120,21 +115,17 @@ def chain_of(root: int, token_ids: tuple[int, ...], proposals: tuple[Proposal, .
 
 
 def fixed_chain(root: int, token_ids: tuple[int, ...], draws: Draws) -> TokenTree:
-    """The tree of one path of single candidates that nobody draws.
-
-    Only draws that know their node are asked about them.
+    """Return the tree of one path of deterministic candidates, which only `ChildDraws` draw.
 
     Args:
         root: The last committed token.
         token_ids: The candidates.
-        draws: The round's.
+        draws: Draws of the round.
     """
+    if not token_ids:
+        return root_only(root)
     if not isinstance(draws, ChildDraws):
-        return (
-            chain_of(root, token_ids, tuple(map(_only, token_ids)))
-            if token_ids
-            else root_only(root)
-        )
+        return chain_of(root, token_ids, tuple(map(_only, token_ids)))
     tree, node = GrowingTree(root), 0
     for token in token_ids:
         (node,) = tree.grow(node, _only(token), draws)
@@ -172,7 +163,7 @@ class GrowingTree:
         return len(self.token_ids)
 
     def multiplicity(self, node: int) -> int:
-        """Return how often a node was drawn: its repeats among its parent's candidates, 1 for the root."""
+        """Return the number of draws that gave a node: its repeats among its parent's candidates, 1 for the root."""
         return 1 if node == 0 else self._candidates[self.parents[node]].count(node)
 
     def candidates(self, node: int) -> tuple[int, ...]:
@@ -185,8 +176,7 @@ class GrowingTree:
         """Draw the children of nodes of one level and attach every one of them.
 
         Args:
-            proposals: How the children of each node are drawn, in drawing order; the other nodes of
-                the level stay without.
+            proposals: Proposals of the nodes that get children, in drawing order.
             draws: Source of randomness.
 
         Returns:
@@ -214,9 +204,8 @@ class GrowingTree:
         if depth <= self._deepest_sampled:
             raise MongeError(
                 f"grow: children of depth {self._deepest_sampled + 1} were sampled already, so "
-                f"nodes {list(proposals)} of "
-                f"depth {depth} get none; give all nodes of a level to one call of grow_level, "
-                "before any child is drawn"
+                f"nodes {list(proposals)} of depth {depth} get none; give all nodes of a level to "
+                "one call of grow_level, before any child is drawn"
             )
         grown = {
             node: self._attach(node, proposal.at_depth(depth), draws)
@@ -234,14 +223,13 @@ class GrowingTree:
         return self.grow_level({node: proposal}, draws)[node]
 
     def _attach(self, node: int, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
+        if isinstance(draws, ChildDraws):
+            path = tuple(self.token_ids[one] for one in self.path(node))
+            tokens = draws.draw_children(path, proposal)
+        else:
+            tokens = proposal.draw(draws)
         node_of: dict[int, int] = {}
-        candidates: list[int] = []
-        knows_node = isinstance(draws, ChildDraws)
-        for token in (
-            draws.draw_children(tuple(self.token_ids[one] for one in self.path(node)), proposal)
-            if knows_node
-            else proposal.draw(draws)
-        ):
+        for token in tokens:
             if token not in node_of:
                 node_of[token] = len(self.token_ids)
                 self.token_ids.append(token)
@@ -250,9 +238,8 @@ class GrowingTree:
                 self.path_probs.append(self.path_probs[node])
                 self._proposals.append(None)
                 self._candidates.append(())
-            candidates.append(node_of[token])
         self._proposals[node] = proposal
-        self._candidates[node] = tuple(candidates)
+        self._candidates[node] = tuple(node_of[token] for token in tokens)
         return tuple(node_of.values())
 
     def path(self, node: int) -> tuple[int, ...]:
@@ -260,7 +247,7 @@ class GrowingTree:
         return path_to(node, self.parents)
 
     def finish(self) -> TokenTree:
-        """The finished tree; nodes that were never grown have no candidates."""
+        """Return the finished tree; nodes that were never grown have no candidates."""
         return TokenTree(
             token_ids=tuple(self.token_ids),
             parents=tuple(self.parents),

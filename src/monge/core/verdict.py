@@ -1,4 +1,4 @@
-"""What a verifier decides, and what is kept of a round."""
+"""Verdicts of verifiers, and records of rounds."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,11 +15,10 @@ class Verdict:
         path: Accepted nodes from the root's child downwards (the root is not listed).
         next_token: The token after the path: every round commits `len(path) + 1` tokens.
         next_kind: `correction` after a rejection, `bonus` where nothing was left to reject.
-        examined: For every node that was stood on and had candidates, in order, how many distinct
-            candidates it offered.
-        successors: For every node of the tree the target's most probable next tokens, most probable
-            first, by its logits alone. A verifier leaves them out; the loop adds as many as the
-            drafter asks for, once the round is committed.
+        examined: Number of distinct candidates at each visited node with candidates, in order.
+        successors: The target's most probable next tokens after each node of the tree, most
+            probable first, by its logits alone. Verifiers leave them out; the loop adds as many as
+            the drafter asks for, once the round is committed.
     """
 
     path: tuple[int, ...]
@@ -57,27 +56,25 @@ class StageTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One round of one request: all that a controller, a metric or a log ever learns.
+    """One round of one request, as controllers, metrics and logs see it.
 
     Args:
-        plan: What the controller asked for.
+        plan: Plan of the controller.
         num_nodes: Drafted nodes that were verified (the root not counted).
         depth: Deepest drafted node.
         num_accepted: Accepted draft tokens.
         examined: See `Verdict.examined`.
         next_kind: See `Verdict.next_kind`.
-        token_ids: Tokens committed: accepted ones, then the correction or bonus token; after a stop
-            fewer.
+        token_ids: Tokens committed: accepted ones, then the correction or bonus token; fewer after
+            a stop.
         batch_size: Requests that shared the round.
         times: Stage times of the round.
         context_length: Tokens of the text before the round.
         token_probs: Probabilities that the draft network gave to the tokens of the accepted path,
             and on through first candidates to a leaf; empty if the plan has no `min_token_prob`.
-        drafter: Which drafter of a pool the round used; `None` without a pool, or where none of
-            them proposed anything.
+        drafter: Drafter of a pool that drafted; `None` without a pool, or if none proposed anything.
         counterfactuals: Tokens that other drafters of a pool would have had accepted in earlier
-            rounds, as far as the text of this round decides it. All entries of one round come
-            together.
+            rounds, as far as the text of this round decides it; all entries of a round together.
     """
 
     plan: DraftPlan

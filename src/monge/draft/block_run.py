@@ -10,7 +10,6 @@ from torch import Tensor
 from monge.core.model import NodeBlock
 from monge.draft.head_run import HeadRun, Pairs, TargetEnds
 from monge.heads.readers.block import DFlashHead
-from monge.heads.readers.block_edges import BlockPath
 from monge.heads.readers.reading import Reading
 
 
@@ -109,8 +108,8 @@ class BlockRun(HeadRun[_Text]):
             )
             counts.append(len(tokens))
         tokens = self._ends.ids([token for own, _, _ in asked.values() for token in own])
-        path = BlockPath(token_ids=tokens, states=torch.cat(rows), memory=torch.cat(memories))
-        logits, after = self._head.follow(path, torch.cat(scores))
+        parts = (torch.cat(part) for part in (rows, memories, scores))
+        logits, after = self._head.follow(tokens, *parts)
         for request, part in zip(asked, after.split(counts), strict=True):
             if keep:
                 self._texts[request].memories.extend(part.split(1))

@@ -14,8 +14,8 @@ from monge.draft.head_run import HeadRun, Pairs, TargetEnds
 from monge.heads.readers.attention import GroupedAttention, read_segments
 from monge.heads.readers.base import ChainHead
 from monge.heads.readers.decoder import DecoderLayer
+from monge.heads.readers.eagle3 import AfterAttention, BeforeAttention, Eagle3Head, split_layer
 from monge.heads.readers.reading import Reading, Segment
-from monge.heads.readers.split_step import AfterAttention, BeforeAttention, SplitHead, split_layer
 
 _POSITIONS: Final = 1024  # angles that are computed at once
 _MOST_ROWS: Final = 16
@@ -31,7 +31,7 @@ class _Text:
 
 
 class _SplitStep:
-    """A step of a head of one layer as two programs, see `monge.heads.readers.split_step`.
+    """A step of a head of one layer as two programs, see `monge.heads.readers.eagle3`.
 
     Args:
         head: The head.
@@ -41,21 +41,22 @@ class _SplitStep:
     """
 
     def __init__(
-        self, head: SplitHead, layer: DecoderLayer, host: ModuleHost, like: Float[Tensor, "one _"]
+        self, head: Eagle3Head, layer: DecoderLayer, host: ModuleHost, like: Float[Tensor, "one _"]
     ) -> None:
         assert isinstance(layer.attention, GroupedAttention)
         self._attention = attention = layer.attention
-        shape, half = attention.shape, attention.rotary.dim // 2
+        half = attention.rotary.dim // 2
 
         def row(width: int) -> Tensor:
             return like.new_zeros(1, width)
 
         self._before = host.module_program(
-            BeforeAttention(head, layer).eval(), [like, row(shape.hidden), row(half), row(half)]
+            BeforeAttention(head, attention).eval(),
+            [like, row(attention.hidden), row(half), row(half)],
         )
         self._after = host.module_program(
             AfterAttention(head, layer).eval(),
-            [row(shape.hidden), row(shape.heads * shape.head_dim)],
+            [row(attention.hidden), row(attention.heads * attention.head_dim)],
         )
         self._angles = attention.rotary.angles(torch.arange(_POSITIONS), like)
 
@@ -68,7 +69,7 @@ class _SplitStep:
             self._angles = rotary.angles(torch.arange(2 * int(positions.max())), states)
         cos, sin = (angles[positions.to(angles.device), 0] for angles in self._angles)
         residual, *parts = self._before(embeddings, states, cos, sin)
-        dim = self._attention.shape.head_dim
+        dim = self._attention.head_dim
         queries, keys, values = (part.unflatten(1, (-1, dim)) for part in parts)
         mixed = read_segments(queries, keys, values, segments, 0, window=self._attention.window)
         after, logits = self._after(residual, mixed)
@@ -95,7 +96,7 @@ class ChainRun(HeadRun[_Text]):
         self._split: _SplitStep | None = None
         layer = split_layer(head)
         if layer is not None and host is not None:
-            assert isinstance(head, SplitHead)
+            assert isinstance(head, Eagle3Head)
             self._split = _SplitStep(head, layer, host, self._embedded((0,)))
 
     def open(self, request: int) -> None:

@@ -10,10 +10,9 @@ from torch import Tensor
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError, UnsupportedModelError
-from monge.core.independent import Independent
 from monge.core.law import Law
 from monge.core.model import SequenceModel
-from monge.core.proposal import Proposal
+from monge.core.proposal import Independent, Proposal
 from monge.core.sampling_rules import SamplingRules, laws_from_logits
 from monge.core.tree import GrowingTree
 from monge.core.verdict import Verdict

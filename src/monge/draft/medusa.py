@@ -91,7 +91,7 @@ class StepRun(HeadRun[_Text]):
                 self._ends.embed([path[place] for path in tokens]) for place in range(index + 1)
             ]
             values = torch.cat([values, *known], dim=-1)
-        logits = self._head.step(index, values, self._ends.unembed).split(counts)
+        logits = self._head.step(index, values).split(counts)
         return {
             request: one.expand(len(paths[request]), -1)
             for request, one in zip(paths, logits, strict=True)

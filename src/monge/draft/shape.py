@@ -19,8 +19,7 @@ from monge.draft.tree.best_first import BestFirst
 from monge.draft.tree.by_request import ByRequest
 from monge.draft.tree.chain import Chain
 from monge.heads.shape.checkpoint import built_in_head, load_head
-from monge.heads.shape.head import ShapeHead
-from monge.heads.shape.steps import FirstStep, LaterStep
+from monge.heads.shape.head import FirstStep, LaterStep, ShapeHead
 
 _DEFAULT_TREE: Final = ByRequest(BestFirst(num_nodes=3, depth=1, width=3, beam=1), Chain(depth=2))
 

@@ -1,31 +1,31 @@
-"""Many requests over one set of components.
-
-They join and leave between rounds, and give back their room when they finish.
-"""
+"""Many requests over one set of components: they join and leave between rounds."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from monge.core.errors import OptionError
+from monge.core.errors import NonFiniteLogitsError, OptionError
 from monge.engine.components import Components
-from monge.engine.loop import abandon_session, close_session, run_round
-from monge.engine.opening import open_sessions
-from monge.engine.prefill import Prefills
+from monge.engine.loop import run_round
+from monge.engine.opening import Prefill, close_session
 from monge.engine.session import Session, catch
 
 
 class Batch:
     """Requests that share rounds.
 
+    An error of a request's own code (its logits processors, its stop check) fails that request. Any
+    other error fails all requests that were being served, and their caches are given back.
+
     Args:
-        components: Target, drafter, verifier, controller.
+        components: Target, drafter, verifier, controllers.
         prefill_chunk: Prompt tokens that are read between two rounds, in equal shares; `None` reads
             prompts whole.
-        piece_s: Seconds that this may take where others wait, by what it took before; then fewer
-            tokens are read.
-        isolated: Whether a request whose part of a round raises ends alone, with the error; else
-            the error is raised. Draws must then be such that they can come again, as those made of
-            a seed are.
+        piece_s: Seconds that this may take where others wait; see `Prefill`.
+        isolated: Whether failed requests end with `Session.error`. Otherwise the error is raised,
+            except for logits that are not finite.
+
+    Raises:
+        OptionError: If `prefill_chunk` is below 1.
     """
 
     def __init__(
@@ -43,43 +43,35 @@ class Batch:
             )
         self._components, self._prefill_chunk, self._isolated = components, prefill_chunk, isolated
         self._active: list[Session] = []
-        self._prefills = Prefills(components, piece_s=piece_s)
-        self.num_prompt_tokens = 0
+        self._prefill = Prefill(components, piece_s=piece_s)
 
     def __len__(self) -> int:
-        return len(self._active) + (0 if self._prefill_chunk is None else len(self._prefills))
+        return len(self._active) + len(self._prefill)
 
     @property
     def num_prefilling(self) -> int:
         """Requests whose prompt is being read."""
-        return len(self._prefills)
+        return len(self._prefill)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Prompt tokens read so far."""
+        return self._prefill.num_tokens
 
     def join(self, sessions: Sequence[Session]) -> None:
         """Take in new requests."""
-        if self._prefill_chunk is not None:
-            for session in sessions:
-                self._prefills.join(session)
-        elif sessions:
-            error = catch(lambda: open_sessions(sessions, self._components))
-            if error is not None:
-                for session in sessions:
-                    abandon_session(session, self._components)
-                raise error
-            self._active.extend(sessions)
-            self.num_prompt_tokens += sum(
-                len(session.request.prompt_ids) - 1 for session in sessions
-            )
+        for session in sessions:
+            self._prefill.join(session)
 
     def leave(self, session: Session) -> None:
         """Drop a request between two rounds, finished or not."""
+        self._prefill.leave(session)
         if session in self._active:
             self._active.remove(session)
-            close_session(session, self._components)
-        else:
-            self._prefills.leave(session)
+        close_session(session, self._components)
 
     def step(self, *, num_waiting: int = 0) -> list[Session]:
-        """Read pieces of prompts, then run one round.
+        """Read prompts, then run one round.
 
         Args:
             num_waiting: Requests that wait for the place of one that ends; controllers may weigh
@@ -89,33 +81,36 @@ class Batch:
             The requests that took part in the round, and those that failed before it; finished ones
             have left.
         """
-        failed = self._read() if self._prefill_chunk is not None and len(self._prefills) else []
+        reading = self._prefill.sessions
+        if reading:
+            self._guard(reading, self._read)
+        served = [*self._active, *(session for session in reading if session.error is not None)]
         if self._active:
-            run_round(
-                self._active, self._components, num_waiting=num_waiting, isolated=self._isolated
-            )
-        served, self._active = (
-            self._active,
-            [session for session in self._active if session.finish_reason is None],
-        )
+            active, components = self._active, self._components
+            self._guard(active, lambda: run_round(active, components, num_waiting=num_waiting))
         for session in served:
             if session.finish_reason is not None:
-                close_session(session, self._components)
-        return failed + served
+                self.leave(session)
+        return served
 
     def close(self) -> None:
         """Drop all requests."""
-        for session in self._active:
-            close_session(session, self._components)
-        self._active = []
-        self._prefills.close()
+        for session in [*self._active, *self._prefill.sessions]:
+            self.leave(session)
 
-    def _read(self) -> list[Session]:
-        assert self._prefill_chunk is not None, "prompts are read in pieces"
-        num_tokens, done = self._prefills.read(self._prefill_chunk, is_awaited=bool(self._active))
-        self.num_prompt_tokens += num_tokens
-        self._active.extend(session for session in done if session.error is None)
-        return [session for session in done if session.error is not None]
+    def _read(self) -> None:
+        is_awaited = bool(self._active)
+        self._active.extend(self._prefill.read(self._prefill_chunk, is_awaited=is_awaited))
+
+    def _guard(self, sessions: Sequence[Session], work: Callable[[], None]) -> None:
+        """Do some work for requests; an error that it raises fails all of them."""
+        if (error := catch(work)) is not None:
+            for session in sessions:
+                session.fail(error)
+        errors = [session.error for session in sessions if session.error is not None]
+        raised = [one for one in errors if not isinstance(one, NonFiniteLogitsError)]
+        if raised and not self._isolated:
+            raise raised[0]
 
 
 def decode(
@@ -128,6 +123,9 @@ def decode(
     Yields:
         After every round, each session that took part in it. However the iteration ends, all caches
         are given back.
+
+    Raises:
+        OptionError: If `max_batch_size` is below 1.
     """
     if max_batch_size < 1:
         raise OptionError(f"max_batch_size must be at least 1; got {max_batch_size}")

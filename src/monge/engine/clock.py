@@ -7,6 +7,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Final
 
+from monge.core.verdict import StageTimes
+
 Clock = Callable[[], float]
 """Seconds since some moment."""
 
@@ -44,7 +46,10 @@ class StageTimer:
         before, self._last = self._last, now()
         self.stages[stage] = self.stages.get(stage, 0.0) + self._last - before
 
-    @property
-    def total_s(self) -> float:
-        """Seconds of all stages."""
-        return sum(self.stages.values())
+    def times(self, forward_s: float) -> StageTimes:
+        """Return the times of the stages that have ended.
+
+        Args:
+            forward_s: Seconds inside the networks' forwards.
+        """
+        return StageTimes(total_s=sum(self.stages.values()), forward_s=forward_s, **self.stages)

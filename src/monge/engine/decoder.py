@@ -204,7 +204,7 @@ class Decoder:
             request, next(self._request_ids), self.tokenizer, keeps_records=keeps_records
         )
         if not self.components.drafts:
-            session.drafting = "off"
+            session.drafts = False
         return session
 
     def requests(

@@ -1,8 +1,8 @@
-"""Opening requests: their prompts are read, and controllers and drafters make their states."""
+"""Opening and closing requests: prompts are read, whole or in chunks, beside the rounds of others."""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from monge.control.base import PromptReader
 from monge.core.context import Context
@@ -11,131 +11,241 @@ from monge.core.prompt import PromptProfile
 from monge.draft.base import piece_reader
 from monge.engine.clock import now
 from monge.engine.components import Components
-from monge.engine.drafting import leave_long_prompts, start_all
-from monge.engine.prompts import ending_size, open_profiled, profiled, score
-from monge.engine.session import Session
+from monge.engine.drafting import close_drafter, open_drafter, read_pieces
+from monge.engine.prompts import ending_size, profiled, score
+from monge.engine.session import Session, catch
+
+_UNBOUNDED: Final = 1 << 62
+
+
+@dataclass(slots=True, eq=False)
+class _Prompt:
+    """A prompt while it is read: all but the last token, which is the root of the first tree."""
+
+    session: Session
+    profile: PromptProfile | None
+    ending: int
+    """Tokens at its end that are read last, with their laws."""
+    num_read: int = 0
+
+    @property
+    def num_left(self) -> int:
+        """Tokens to be read before the ending."""
+        return max(0, len(self.session.request.prompt_ids) - 1 - self.ending - self.num_read)
+
+    @property
+    def is_read(self) -> bool:
+        return self.num_read == len(self.session.request.prompt_ids) - 1
+
+
+class Prefill:
+    """Requests whose prompts are being read.
+
+    Each prompt gets an equal share of the tokens that are read between two rounds, so a long one
+    delays nobody for long. A target whose state cannot be rolled back reads every prompt whole. A
+    drafter whose network reads prompts reads the same chunks; others are shown the prompt when the
+    target has read it.
+
+    Args:
+        components: Target, drafter, verifier, controllers.
+        piece_s: Seconds that a chunk may take while other requests are being decoded, predicted
+            from the last chunk; `None` for no limit. Without such requests the sizes of chunks
+            depend on no clock.
+
+    Attributes:
+        num_tokens: Prompt tokens read so far.
+    """
+
+    def __init__(self, components: Components, *, piece_s: float | None = None) -> None:
+        self._components, self._piece_s = components, piece_s
+        self._prompts: list[_Prompt] = []
+        self._token_s: float | None = None
+        self.num_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    @property
+    def sessions(self) -> list[Session]:
+        """The requests."""
+        return [prompt.session for prompt in self._prompts]
+
+    def join(self, session: Session) -> None:
+        """Add a request, which is read from the next call of `read` on."""
+        target, profile, ending = self._components.target, None, 0
+        controller = self._components.planner(session.request.controller).controller
+        if isinstance(controller, PromptReader):
+            profile = session.prompt
+            ending = ending_size(target, profile) if controller.reads_prompt_laws else 0
+        draft_length = self._components.draft_length or _UNBOUNDED
+        session.drafts &= len(session.request.prompt_ids) <= draft_length
+        num_read = 0 if session.continues is None else _continue(session, self._components)
+        self._prompts.append(_Prompt(session, profile, 0 if num_read else ending, num_read))
+
+    def leave(self, session: Session) -> None:
+        """Stop reading a request's prompt."""
+        self._prompts = [prompt for prompt in self._prompts if prompt.session is not session]
+
+    def read(self, most: int | None, *, is_awaited: bool = False) -> list[Session]:
+        """Read a chunk of the prompts.
+
+        Args:
+            most: Most tokens to read; `None` reads all prompts whole.
+            is_awaited: Whether other requests are being decoded, which wait meanwhile.
+
+        Returns:
+            The requests that are ready for rounds.
+        """
+        began = now()
+        jobs = [
+            (prompt, size)
+            for prompt, size in zip(self._prompts, self._sizes(most, is_awaited), strict=True)
+            if size or not prompt.num_left
+        ]
+        before = self.num_tokens
+        self._read_target(jobs)
+        self._show_drafter([prompt for prompt, _ in jobs])
+        done = [prompt for prompt, _ in jobs if prompt.is_read]
+        for prompt in done:
+            prompt.session.controller_state = _first_state(prompt, self._components)
+        passed = now() - began
+        for prompt, _ in jobs:
+            prompt.session.prefill_s += passed
+        if self.num_tokens > before:
+            self._token_s = passed / (self.num_tokens - before)
+        self._prompts = [prompt for prompt in self._prompts if not prompt.is_read]
+        return [prompt.session for prompt in done]
+
+    def _sizes(self, most: int | None, is_awaited: bool) -> list[int]:
+        sizes = [prompt.num_left for prompt in self._prompts]
+        if most is None or self._components.target.no_draft_reason is not None:
+            return sizes
+        if is_awaited and self._piece_s is not None:
+            most = self._bearable(most, self._piece_s)
+        return equal_shares(sizes, most)
+
+    def _bearable(self, most: int, piece_s: float) -> int:
+        """Tokens of a chunk for which others wait. Halving keeps the shapes of forwards few."""
+        if self._token_s is None:  # nothing is known yet
+            return -(-most // 8)
+        while most > 1 and most * self._token_s > piece_s:
+            most = -(-most // 2)
+        return most
+
+    def _read_target(self, jobs: Sequence[tuple[_Prompt, int]]) -> None:
+        target = self._components.target
+        first, later = dict[int, tuple[int, ...]](), dict[int, tuple[int, ...]]()
+        for prompt, size in jobs:
+            session = prompt.session
+            # Log-probabilities are made of logits, which `score` reads.
+            plain = 0 if session.request.prompt_logprobs is not None else size
+            tokens = session.request.prompt_ids[prompt.num_read : prompt.num_read + plain]
+            if not session.is_open:
+                first[session.request_id] = tokens
+            elif tokens:
+                later[session.request_id] = tokens
+            session.is_open = True
+        if first:
+            target.open(first)
+        if later:
+            target.append(later)
+        for prompt, size in jobs:
+            if size and prompt.session.request.prompt_logprobs is not None:
+                score(prompt.session, target, prompt.num_read, size)
+            prompt.num_read += size
+            self.num_tokens += size
+            if prompt.ending and not prompt.num_left and not prompt.is_read:
+                logits = score(prompt.session, target, prompt.num_read, prompt.ending)
+                assert prompt.profile is not None, "endings are read for profiles"
+                prompt.profile = profiled(prompt.profile, logits)
+                prompt.num_read += prompt.ending
+                self.num_tokens += prompt.ending
+
+    def _show_drafter(self, prompts: Sequence[_Prompt]) -> None:
+        reader = piece_reader(self._components.drafter)
+        new, going_on = list[Context](), list[Context]()
+        session_of = {prompt.session.request_id: prompt.session for prompt in prompts}
+        for prompt in prompts:
+            session = prompt.session
+            if not session.drafts or not (reader is not None or prompt.is_read):
+                continue
+            reads_later = reader is not None and self._reads_later(session)
+            count = 1 if reads_later else prompt.num_read + 1
+            shown = replace(session.context, token_ids=session.request.prompt_ids[:count])
+            if not session.drafter_is_open:
+                session.drafter_is_open = True
+                new.append(shown)
+            elif not reads_later:
+                going_on.append(shown)
+        if new:
+            opened = [session_of[context.request_id] for context in new]
+            open_drafter(opened, new, self._components)
+        if going_on and reader is not None:
+            readers = [session_of[context.request_id] for context in going_on]
+            read_pieces(reader, readers, going_on, self._components)
+
+    def _reads_later(self, session: Session) -> bool:
+        """Whether the drafter's network reads the prompt only when its first draft is due."""
+        if not session.request.adaptive:
+            return False
+        planner = self._components.planner(session.request.controller)
+        return not planner.controller.drafts_at_once(planner.shared)
 
 
 def open_sessions(sessions: Sequence[Session], components: Components) -> None:
-    """Read the prompts of new requests.
-
-    All but the last token, which is the root of the first tree.
-    """
-    start = now()
-    prompts = _open_target(sessions, components)
-    leave_long_prompts(sessions, components)
-    drafting = [session for session in sessions if session.drafting != "off"]
-    if drafting:
-        start_all(drafting, [_opening(session, components) for session in drafting], components)
-    for session, prompt in zip(sessions, prompts, strict=True):
-        session.controller_state = controller_state(session, prompt, components)
-    passed = now() - start
+    """Read the prompts of requests whole, so that they are ready for `run_round`."""
+    prefill = Prefill(components)
     for session in sessions:
-        session.prefill_s = passed
+        prefill.join(session)
+    prefill.read(None)
 
 
-def controller_state(session: Session, prompt: PromptProfile | None, components: Components) -> Any:
-    """The controller's state for a new request; `prompt` is for controllers that read prompts."""
-    planner = components.planner(session.request.controller)
+def close_session(session: Session, components: Components) -> None:
+    """Give back what a request holds in the caches.
+
+    After an error nobody knows what they hold, so that they may raise once more.
+    """
+    if session.is_open and not session.stays_open:
+        if session.error is None:
+            components.target.close(session.request_id)
+        else:
+            catch(lambda: components.target.close(session.request_id))
+    if session.drafter_is_open and session.drafts:
+        close_drafter(session, components)
+    session.is_open = session.drafter_is_open = False
+
+
+def equal_shares(sizes: Sequence[int], total: int) -> list[int]:
+    """Share out a total: each gets its size, or as much as every other that needs more."""
+    shares = [0] * len(sizes)
+    for place, index in enumerate(sorted(range(len(sizes)), key=lambda index: sizes[index])):
+        shares[index] = min(sizes[index], -(-total // (len(sizes) - place)))
+        total -= shares[index]
+    return shares
+
+
+def _first_state(prompt: _Prompt, components: Components) -> Any:
+    """Return the controller's state for a new request."""
+    planner = components.planner(prompt.session.request.controller)
     state = planner.controller.init(planner.shared)
-    if isinstance(planner.controller, PromptReader) and prompt is not None:
-        return planner.controller.read(state, prompt)
+    if isinstance(planner.controller, PromptReader) and prompt.profile is not None:
+        return planner.controller.read(state, prompt.profile)
     return state
 
 
-def reads_prompt_later(session: Session, components: Components) -> bool:
-    """Whether the drafter's network reads the prompt only when its first draft is due."""
-    if piece_reader(components.drafter) is None or not session.request.adaptive:
-        return False
-    planner = components.planner(session.request.controller)
-    return not planner.controller.drafts_at_once(planner.shared)
-
-
-def _opening(session: Session, components: Components) -> Context:
-    """What the drafter is shown of a new request."""
-    context = session.context
-    return (
-        replace(context, token_ids=context.token_ids[:1])
-        if reads_prompt_later(session, components)
-        else context
-    )
-
-
-def _open_target(
-    sessions: Sequence[Session], components: Components
-) -> Sequence[PromptProfile | None]:
-    """Read all but the last token of every prompt; their profiles, for controllers that ask."""
-    controllers = {
-        one.context.request_id: components.planner(one.request.controller).controller
-        for one in sessions
-    }
-    readers = {number: one for number, one in controllers.items() if isinstance(one, PromptReader)}
-    profiles = {
-        one.context.request_id: one.prompt for one in sessions if one.context.request_id in readers
-    }
-    continued = {
-        one.context.request_id: _continue(one, components)
-        for one in sessions
-        if one.continues is not None
-    }
-    with_laws = {
-        number: profiles[number] for number, one in readers.items() if one.reads_prompt_laws
-    }
-    with_laws = {
-        number: profile for number, profile in with_laws.items() if not continued.get(number)
-    }
-    scored = [one for one in sessions if one.request.prompt_logprobs is not None]
-    for session in scored:
-        number = session.context.request_id
-        profile = _open_scored(session, components, with_laws.pop(number, None))
-        if profile is not None:
-            profiles[number] = profile
-    left = {
-        one.context.request_id: one.context.token_ids[continued.get(one.context.request_id, 0) : -1]
-        for one in sessions
-        if one.request.prompt_logprobs is None
-    }
-    plain = {
-        number: tokens
-        for number, tokens in left.items()
-        if not continued.get(number) and number not in with_laws
-    }
-    if rest := {
-        number: left[number] for number, length in continued.items() if length and left[number]
-    }:
-        components.target.append(rest)
-    if plain:
-        components.target.open(plain)
-    if with_laws:
-        profiles |= open_profiled(components.target, with_laws)
-    return [profiles.get(number) for number in controllers]
-
-
-def _open_scored(
-    session: Session, components: Components, profile: PromptProfile | None
-) -> PromptProfile | None:
-    """Read a prompt with the log-probabilities of its tokens; complete its profile, if one is wanted."""
-    target, num_left = components.target, len(session.request.prompt_ids) - 1
-    ending = 0 if profile is None else ending_size(target, profile)
-    target.open({session.context.request_id: ()})
-    if num_left > ending:
-        score(session, target, 0, num_left - ending)
-    if profile is None or not ending:
-        return profile
-    return profiled(profile, score(session, target, num_left - ending, ending))
-
-
 def _continue(session: Session, components: Components) -> int:
-    """Take over what an earlier request left in the target's cache.
-
-    How many tokens of the prompt are read thereby.
-    """
+    """Take over what an earlier request left in the target's cache, and return how many tokens."""
     assert session.continues is not None
     earlier, length = session.continues
-    if session.request.prompt_logprobs is not None:  # those of tokens that are not read are unknown
-        length = 0
-    target, number = components.target, session.context.request_id
-    if length and isinstance(target, ReopenableModel) and target.reopen(earlier, number, length):
+    # Log-probabilities of tokens that are not read are unknown.
+    length = 0 if session.request.prompt_logprobs is not None else length
+    target = components.target
+    if (
+        length
+        and isinstance(target, ReopenableModel)
+        and target.reopen(earlier, session.request_id, length)
+    ):
+        session.is_open = True
         return length
     target.close(earlier)
     return 0

@@ -1,6 +1,5 @@
 """Read prompts, and see how surprising the target finds the ends of them."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -50,41 +49,6 @@ def score(
             session.prompt_logprobs += of_logits(logits, following, wanted.num_top)
         if first == end:
             return logits
-
-
-def open_profiled(
-    target: SequenceModel, prompts: Mapping[int, PromptProfile]
-) -> dict[int, PromptProfile]:
-    """Open sequences with all but the last token of their prompts, and add what the target's laws say of these.
-
-    No law of a token that is still to be generated is looked at.
-
-    Args:
-        target: The target.
-        prompts: By sequence; those whose surprisal is known are only opened.
-
-    Returns:
-        The profiles; without surprisal and entropy where a prompt is a single token, or tokens must
-        be read one at a time.
-    """
-    sizes = {sequence: ending_size(target, prompt) for sequence, prompt in prompts.items()}
-    target.open(
-        {
-            sequence: prompt.token_ids[: len(prompt.token_ids) - 1 - sizes[sequence]]
-            for sequence, prompt in prompts.items()
-        }
-    )
-    read = {
-        sequence: NodeBlock.chain(prompts[sequence].token_ids[-size - 1 : -1])
-        for sequence, size in sizes.items()
-        if size
-    }
-    found = dict(prompts)
-    if read:
-        for sequence, logits in target.extend(read).items():
-            found[sequence] = profiled(prompts[sequence], logits)
-        target.commit({sequence: range(len(block.token_ids)) for sequence, block in read.items()})
-    return found
 
 
 def ending_size(target: SequenceModel, prompt: PromptProfile) -> int:

@@ -8,10 +8,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from monge.core.context import Context
+from monge.core.errors import ProcessorError
 from monge.core.law import Law
 from monge.core.sampling_rules import law_from_logits, laws_from_logits
 from monge.core.tree import TokenTree
-from monge.engine.processors import Processor, check_scores, fork, has_state
+from monge.engine.processors import Processor, check_scores, fork, has_state, name_of
 
 _FEW: Final = 1 << 17
 """Logits whose largest ones are found in the time of a few calls."""
@@ -100,7 +101,11 @@ class NodeLaws:
         # what they are given.
         scores = logits[None].to(torch.float32, copy=True)
         for processor in processors:
-            found = processor(token_ids, scores)
-            check_scores(processor, found, scores)
+            try:
+                found = processor(token_ids, scores)
+                check_scores(processor, found, scores)
+            except Exception as error:
+                name = name_of(processor)
+                raise ProcessorError(f"the logits processor {name} raised {error!r}") from error
             scores = found
         return scores[0]

@@ -7,28 +7,23 @@ from operator import index
 from typing import Any, Final, Literal
 
 from monge.core.context import Context, DraftPlan, depth_plan
-from monge.core.draws import ClockDraws, Draws, RequestDraws, RewindableDraws, check_seed
-from monge.core.errors import ContextLengthError, MongeError, OptionError
+from monge.core.draws import ClockDraws, Draws, RequestDraws, check_seed
+from monge.core.errors import ContextLengthError, OptionError, ProcessorError
 from monge.core.prompt import PromptProfile
 from monge.core.sampling_rules import SamplingRules
 from monge.core.setting_types import is_of
 from monge.core.text import check_text
-from monge.core.verdict import StepRecord
+from monge.core.tree import TokenTree
+from monge.core.verdict import StepRecord, Verdict
 from monge.core.words import counted
-from monge.engine.logprobs import LogprobOptions, TokenLogprob
+from monge.engine.logprobs import LogprobOptions, TokenLogprob, along
 from monge.engine.processors import OnePath, Processor, copy_error, fork, name_of
+from monge.engine.sampling import NodeLaws
 from monge.engine.text import TextStream, Tokenizer
 
 FinishReason = Literal["eos", "stop", "length", "error"]
 StopCheck = Callable[[tuple[int, ...]], bool]
 """`token_ids` (prompt and completion) -> whether decoding stops after the last of them."""
-
-Drafting = Literal["together", "alone", "off"]
-"""Drafted for, and told of verdicts, in one call with the others.
-
-Alone, after that call has failed; not at all, after this one has failed too, or because nobody
-wants it.
-"""
 
 _UNBOUNDED: Final = 1 << 62
 
@@ -130,7 +125,6 @@ class Session:
             raise OptionError("stop strings need a tokenizer; give one, or use eos_ids")
         self.request, self._tokenizer = request, tokenizer
         self.draws = request.draws or RequestDraws(request.seed, request.row)
-        self._rewindable = self.draws if isinstance(self.draws, RewindableDraws) else None
         self._keeps_records = keeps_records
         self.context = Context(
             request_id=request_id,
@@ -143,7 +137,8 @@ class Session:
         )
         self.controller_state: Any = None
         self.drafter_state: Any = None
-        self.drafting: Drafting = "together" if request.speculative else "off"
+        self.drafts = request.speculative
+        """Whether anything is drafted for it; false once the drafter has failed."""
         self.processors = self._own_processors()
         self.records: list[StepRecord] = []
         self.num_rounds = 0
@@ -153,16 +148,22 @@ class Session:
         self.continues: tuple[int, int] | None = None
         """A request whose text stayed there, and how many of its first tokens are the first ones of this prompt."""
         self.error: Exception | None = None
+        self.new_ids: tuple[int, ...] = ()
+        """Tokens of the last round."""
         self.logprobs: tuple[TokenLogprob, ...] = ()
+        """Of these tokens, if they are wanted."""
         self.prompt_logprobs: tuple[TokenLogprob, ...] = ()
         self.prefill_s = 0.0
+        self.is_open = False
+        """Whether the target's cache holds its text."""
+        self.drafter_is_open = False
 
     def _own_processors(self) -> tuple[Processor, ...]:
         """Copies of the request's processors, which no other text moves on."""
         given = list(self.request.processors)
         for place, processor in enumerate(given):
             if (error := copy_error(processor)) is not None:
-                given[place], self.drafting = OnePath(processor), "off"
+                given[place], self.drafts = OnePath(processor), False
                 warnings.warn(
                     f"request {self.context.request_id}: the processor {name_of(processor)} cannot "
                     f"be copied ({type(error).__name__}: {error}), so the request is decoded "
@@ -170,6 +171,11 @@ class Session:
                     stacklevel=2,
                 )
         return fork(tuple(given))
+
+    @property
+    def request_id(self) -> int:
+        """Names the request towards the models' caches."""
+        return self.context.request_id
 
     @property
     def prompt(self) -> PromptProfile:
@@ -200,37 +206,6 @@ class Session:
         """The draws of the controller in this round."""
         return self.draws.for_plans() if isinstance(self.draws, ClockDraws) else self.draws
 
-    @property
-    def can_rewind(self) -> bool:
-        """Whether its draws can come again."""
-        return self._rewindable is not None
-
-    def mark(self) -> None:
-        """Remember this place of the draws.
-
-        Raises:
-            MongeError: If they cannot come again.
-        """
-        if self._rewindable is None:
-            raise MongeError(
-                f"{type(self.draws).__name__}: these draws cannot be repeated, so "
-                "errors cannot be isolated"
-            )
-        self._rewindable.mark()
-
-    def rewind(self) -> None:
-        """Go back to the marked place."""
-        assert self._rewindable is not None, "a place was marked before"
-        self._rewindable.rewind()
-
-    @property
-    def has_drawn(self) -> bool:
-        """Whether anything was drawn since the marked place.
-
-        True where nobody knows, since its draws cannot come again.
-        """
-        return self._rewindable is None or self._rewindable.has_drawn
-
     def note(self, record: StepRecord) -> None:
         """Keep the record of a round."""
         if not self._keeps_records:
@@ -251,19 +226,39 @@ class Session:
         limited = plan.within(self.request.limits).within(depth_plan(room))
         return limited.reaching(len(self.context.token_ids), draft_length)
 
-    def commit(self, token_ids: Sequence[int]) -> tuple[int, ...]:
-        """Append tokens one by one up to the first stop; returns those that were appended."""
+    def commit(self, tree: TokenTree, laws: NodeLaws, verdict: Verdict) -> bool:
+        """Append the accepted tokens and the token after them one by one, up to the first stop.
+
+        Returns:
+            False if code of the request raised, which fails it.
+        """
+        path = verdict.path
+        tokens = (*(tree.token_ids[node] for node in path), verdict.next_token)
+        try:
+            self.processors = laws.processors_after(path[-1] if path else 0)
+            wanted = self.request.logprobs
+            found = () if wanted is None else along(wanted, laws, laws.logits, (0, *path), tokens)
+            self._append(tokens)
+        except Exception as error:  # noqa: BLE001  processors and stop checks may raise anything
+            self.fail(error)
+            return False
+        self.logprobs = found[: len(self.new_ids)]
+        return True
+
+    def _append(self, token_ids: Sequence[int]) -> None:
         kept: list[int] = []
         for token in token_ids:
             kept.append(token)
             self.finish_reason = self._reason_to_stop(kept)
             if self.finish_reason is not None:
                 break
-        self.context = self.context.append(tuple(kept))
-        return tuple(kept)
+        self.new_ids = tuple(kept)
+        self.context = self.context.append(self.new_ids)
 
     def fail(self, error: Exception) -> None:
-        """End the request alone; its neighbours go on."""
+        """End the request with an error; what a processor raised is told as it was raised."""
+        if isinstance(error, ProcessorError) and isinstance(error.__cause__, Exception):
+            error = error.__cause__
         self.error, self.finish_reason = error, "error"
 
     def _reason_to_stop(self, new_ids: Sequence[int]) -> FinishReason | None:

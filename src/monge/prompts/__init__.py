@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -57,6 +57,13 @@ def encode(tokenizer: Any, text: str) -> tuple[int, ...]:  # noqa: ANN401 (the h
 def written(prompt: Prompt, chat: Callable[[Sequence[Mapping[str, str]]], T]) -> str | T:
     """A prompt for a decoder: its text, or its messages in the form that `chat` gives them."""
     return prompt.text if prompt.messages is None else chat(prompt.messages)
+
+
+def as_message(prompt: Prompt, system: str | None = None) -> Prompt:
+    """Return raw text as a user's message, and a conversation as it is, after the system message."""
+    before = () if system is None else ({"role": "system", "content": system},)
+    own = prompt.messages or ({"role": "user", "content": prompt.text},)
+    return replace(prompt, messages=(*before, *own))
 
 
 def interleaved(prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:

@@ -1,20 +1,24 @@
-"""Replay configurations on one log."""
+"""Replay configurations on one log, and sum up, with intervals from resampled texts."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from dataclasses import replace as with_fields
 from statistics import fmean
 from typing import Any, Final
 
+import numpy as np
+
 from monge.control.fixed import Fixed
 from monge.core.errors import MongeError
+from monge.core.metrics import acceptance_by_depth, draft_utilisation
 from monge.core.model import SequenceModel
+from monge.core.resamples import Resamples
 from monge.engine.components import Components
 from monge.replay.configuration import Configuration
-from monge.replay.costs import costs_for, untimed
+from monge.replay.costs import RoundCosts, costs_for, untimed
 from monge.replay.log import LawLog
 from monge.replay.rules import stands_in
-from monge.replay.simulate import PLAIN, simulate
-from monge.replay.summary import summary
+from monge.replay.simulate import PLAIN, SimulatedText, plain_seconds, seeded, simulate
 from monge.replay.text import ReplayTarget
 
 REPEATS: Final = 4
@@ -28,9 +32,9 @@ def replay(
     repeats: int = REPEATS,
     seed: int = 0,
     target: SequenceModel | None = None,
-    on_text: Callable[[], None] | None = None,
+    on_text: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Return the figures of one configuration, see `monge.replay.summary.summary`.
+    """Return the figures of one configuration, see `summary`.
 
     A drafter of which the log has no times is replayed as on a log without any: rounds are counted,
     speeds are not predicted.
@@ -50,7 +54,7 @@ def replay(
     parts = configuration.components(
         ReplayTarget(log.model.vocab_size) if target is None else target, draft
     )
-    names = configuration.drafter_names(draft)
+    names, can = configuration.drafter_names(draft), parts.drafter.capabilities
     reason = untimed(log, names)
     costs = costs_for(log, names) if log.costs and reason is None else None
     passes = simulate(
@@ -62,11 +66,11 @@ def replay(
         seed=seed,
         on_text=on_text,
     )
-    compact = stands_in(
-        parts.rule, parts.drafter.capabilities.proposes, is_compact=log.top is not None
-    )
-    found = summary(configuration, log, passes, costs, seed=seed)
-    return {**found, "stands_in": compact, "untimed": reason}
+    return {
+        **summary(configuration, log, passes, costs, seed=seed),
+        "stands_in": stands_in(parts.rule, can.proposes, is_compact=log.top is not None),
+        "untimed": reason,
+    }
 
 
 def compare(
@@ -76,12 +80,6 @@ def compare(
     **settings: Any,
 ) -> dict[str, Any]:
     """Replay configurations, and keep the reason for each one that cannot be replayed.
-
-    Args:
-        configurations: What is replayed.
-        log: The log.
-        draft: The draft model, for drafters that run one.
-        **settings: For `replay`.
 
     Returns:
         `replayed` (summaries), `refused` (label and reason).
@@ -105,3 +103,76 @@ def _nodes_by_depth(components: Components, log: LawLog, seed: int) -> tuple[int
     nodes_a_level = fmean(record.num_nodes / record.depth for record in rounds)
     deepest = max(record.depth for record in rounds)
     return tuple(round(nodes_a_level * depth) for depth in range(deepest + 1))
+
+
+def summary(
+    configuration: Configuration,
+    log: LawLog,
+    passes: Sequence[SimulatedText],
+    costs: RoundCosts | None,
+    *,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Return the figures of one configuration, as plain values for JSON.
+
+    Returns:
+        `block_efficiency`, `tokens_per_s`, `speedup` (each mean, low, high; speeds are `None` without
+        costs), `acceptance_by_depth`, `draft_utilisation`, `mean_depth`, `rounds` and `lengths` of
+        the texts for plots, and `tags` with the main figures of each.
+    """
+    records = [record for one in passes for record in one.records]
+    sums = _sums(passes, log, costs)
+    tags = np.array([text.tag for text in log.texts])
+    return {
+        "label": configuration.label,
+        "configuration": configuration.settings,
+        **_figures(sums, seed, is_timed=costs is not None),
+        "acceptance_by_depth": list(acceptance_by_depth(records)),
+        "draft_utilisation": draft_utilisation(records),
+        "mean_depth": sum(record.depth for record in records) / len(records),
+        "rounds": _rounds_of_first_pass(passes),
+        "lengths": [len(text.token_ids) for text in log.texts],
+        "tags": {
+            tag: _figures(sums[:, tags == tag], seed, is_timed=costs is not None)
+            for tag in log.tags
+        },
+    }
+
+
+def _sums(passes: Sequence[SimulatedText], log: LawLog, costs: RoundCosts | None) -> np.ndarray:
+    """Return tokens, rounds, seconds and seconds of plain decoding, summed by text over all passes."""
+    sums = np.zeros((4, len(log.texts)))
+    plain = [0.0 if costs is None else plain_seconds(text, costs) for text in log.texts]
+    for one in passes:
+        sums[:, one.text] += (
+            sum(len(record.token_ids) for record in one.records),
+            len(one.records),
+            sum(record.times.total_s for record in one.records),
+            plain[one.text],
+        )
+    return sums
+
+
+def _figures(sums: np.ndarray, seed: int, *, is_timed: bool) -> dict[str, Any]:
+    """Return ratios of sums over texts; equal seeds compare configurations in pairs."""
+    tokens, rounds, seconds, plain = sums
+    texts = np.arange(tokens.size)
+    resamples = Resamples.draw(tokens.size, seeded(seed, "bootstrap"))
+    figures = {"block_efficiency": (tokens, rounds)}
+    speeds = {"tokens_per_s": (tokens, seconds), "speedup": (plain, seconds)}
+    if is_timed:
+        figures |= speeds
+    found = {name: asdict(resamples.ratio(*own, texts)) for name, own in figures.items()}
+    return dict.fromkeys(speeds) | found
+
+
+def _rounds_of_first_pass(passes: Sequence[SimulatedText]) -> list[list[list[int]]]:
+    """Return `[tokens written before the round, its depth, accepted tokens]` of every round, by text."""
+    texts: list[list[list[int]]] = []
+    for one in (each for each in passes if each.repeat == 0):
+        written, rounds = 0, list[list[int]]()
+        for record in one.records:
+            rounds.append([written, record.depth, record.num_accepted])
+            written += len(record.token_ids)
+        texts.append(rounds)
+    return texts

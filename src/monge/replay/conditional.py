@@ -6,18 +6,23 @@ candidates given y:
 
     P(candidates | y) = P(candidates) P(rule emits y | candidates) / p(y).
 
-p = target law, q = draft law, y = the committed token.
+p = target law, q = draft law, y = the committed token, K = `width`.
 """
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from monge.core.draws import Draws
-from monge.core.law import Law, SparseLaw
+from monge.core.law import SparseLaw
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
-from monge.replay.logged_token import LoggedToken
+from monge.replay.log import LoggedToken
+from monge.verify.flow import Flow
+from monge.verify.k_seq import divisors
+from monge.verify.optimal import Optimal
+from monge.verify.problem import NodeProblem
 
 Drawn = Iid | Mixed | WithoutReplacement
 
@@ -63,10 +68,15 @@ class SequentialTests(ConditionalCandidates):
 
     def draw(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
         assert isinstance(proposal, Drawn)
-        y, left, is_open = self._start(logged, proposal)
+        y, left = logged.token, logged.law
         tokens = list(proposal.fixed) if isinstance(proposal, Mixed) else []
+        tested = tokens if self.tests_fixed else []
+        for token in tested:
+            left = left.without(token) or left
+        is_open = y not in tested
         tests = proposal.width if self.num_tests is None else self.num_tests
-        self._require(logged, proposal)
+        if self.num_tests is None and proposal.width > 1:
+            logged.require(proposal.law)  # a second test needs all that the first one left
         for _ in range(proposal.width):
             q, is_new = self._next(proposal, tokens, draws)
             if q is None:
@@ -82,35 +92,17 @@ class SequentialTests(ConditionalCandidates):
                 left, is_open = left.excess_over(q) or left, tests > 0
         return tuple(tokens)
 
-    def _start(self, logged: LoggedToken, proposal: Drawn) -> tuple[int, SparseLaw, bool]:
-        """Return the committed token, the target left for the draws, and if they are tested at all."""
-        left: SparseLaw = logged.law
-        fixed = proposal.fixed if isinstance(proposal, Mixed) and self.tests_fixed else ()
-        if logged.token in fixed:
-            return logged.token, left, False
-        for token in fixed:
-            left = left.without(token) or left
-        return logged.token, left, True
-
-    def _require(self, logged: LoggedToken, proposal: Drawn) -> None:
-        """Refuse laws that are not covered where a second test needs all that the first one left."""
-        if self.num_tests is None and proposal.width > 1:
-            logged.require(proposal.law)
-
     def _next(
         self, proposal: Drawn, tokens: list[int], draws: Draws
     ) -> tuple[SparseLaw | None, bool]:
         """Return the law of the next draw, `None` if it is used up, and if it is a new token."""
         q: SparseLaw | None = proposal.law.sparse()
-        repeats = (
-            set(tokens)
-            if isinstance(proposal, WithoutReplacement) or self.drops_repeats
-            else set[int]()
-        )
-        if repeats and not isinstance(proposal, WithoutReplacement):
-            mass = min(1.0, sum(q.prob(token) for token in repeats))
-            if draws.bernoulli(mass):
-                return _among(q, repeats), False
+        never_repeats = isinstance(proposal, WithoutReplacement)
+        repeats = set(tokens) if never_repeats or self.drops_repeats else set[int]()
+        mass = min(1.0, sum(q.prob(token) for token in repeats))
+        if repeats and not never_repeats and draws.bernoulli(mass):
+            is_repeat = torch.isin(q.token_ids, q.token_ids.new_tensor(sorted(repeats)))
+            return _normalised(q.token_ids, q.probs * is_repeat), False
         for token in repeats:
             q = None if q is None else q.without(token)
         return q, True
@@ -138,28 +130,112 @@ class ScaledTests(ConditionalCandidates):
         if not logged.covers(q):
             return (logged.rejected(q, logged.law, draws),)
         masses = (q.probs - logged.scale * logged.law.at(q.token_ids)).clamp_min(0.0)
-        kept = masses > 0.0
-        return (draws.categorical(SparseLaw(q.token_ids[kept], masses[kept] / masses.sum())),)
+        return (draws.categorical(_normalised(q.token_ids, masses)),)
 
     def next_scale(self, logged: LoggedToken, q: float) -> float:
         return min(1.0, logged.scale * logged.law.prob(logged.token) / q)
 
 
+@dataclass(frozen=True, slots=True)
+class SameTest(ConditionalCandidates):
+    """Draw for K-SEQ, which tests every draw with the same ratio.
+
+    With `m = min(p / rho, q)` and beta its mass, y is accepted as the k-th draw with probability
+    `(1 - beta)^(k-1) m_y`, in all `gamma m_y`; rejected draws have law `(q - m) / (1 - beta)`.
+    """
+
+    def draw(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
+        assert isinstance(proposal, Iid)
+        logged.require(proposal.law)
+        y, q, width = logged.token, proposal.law.sparse(), proposal.width
+        rho, gamma = divisors(logged.law, q, width)
+        p_y = logged.law.prob(y)
+        is_accepted = draws.bernoulli(min(1.0, gamma * min(p_y / rho, q.prob(y)) / p_y))
+        refused = q.probs - (logged.law.at(q.token_ids) / rho).minimum(q.probs)
+        missed = min(1.0, float(refused.sum()))  # 1 - beta
+        rejected = None if missed == 0.0 else _normalised(q.token_ids, refused)
+        if is_accepted:
+            return _first_at(y, q, rejected, missed, width=width, draws=draws)
+        assert rejected is not None, "with beta = 1 the first draw is accepted"
+        return tuple(draws.categorical(rejected) for _ in range(width))
+
+
+@dataclass(frozen=True, slots=True)
+class JointDecision(ConditionalCandidates):
+    """Draw for the optimal rule, which accepts y with probability (accepted mass of y) / p_y.
+
+    Given that, draws are proposed from their own law, given that y is among them, and kept with the
+    probability with which the rule accepts y; or proposed, and kept with the probability with which
+    it rejects all, since a rejected node is emitted from one law whatever was drawn. About K
+    proposals on average.
+
+    Args:
+        rule: The optimal rule with its settings.
+    """
+
+    rule: Optimal
+
+    def draw(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
+        assert isinstance(proposal, Iid | Mixed)
+        y, fixed = logged.token, proposal.fixed if isinstance(proposal, Mixed) else ()
+        is_accepted = False
+        if y not in fixed:
+            flow = self._flow(logged, proposal, proposal.draw(draws), draws)
+            mass = float(flow.masses[flow.token_ids == y].sum())  # of one token, or none
+            is_accepted = draws.bernoulli(min(1.0, mass / logged.law.prob(y)))
+        while True:
+            tokens = (
+                (*fixed, *_containing(proposal, y, draws)) if is_accepted else proposal.draw(draws)
+            )
+            probs = self._flow(logged, proposal, tokens, draws).accept_probs
+            accepted = sum(prob for token, prob in probs.items() if token not in fixed)
+            if draws.bernoulli(min(1.0, max(0.0, probs[y] if is_accepted else 1.0 - accepted))):
+                return tokens
+
+    def _flow(
+        self, logged: LoggedToken, proposal: Iid | Mixed, candidates: tuple[int, ...], draws: Draws
+    ) -> Flow:
+        logged.require(proposal.law)
+        problem = NodeProblem(
+            target_law=logged.law, scale=1.0, proposal=proposal, candidates=candidates, draws=draws
+        )
+        flow = self.rule.flow(problem)
+        assert isinstance(flow, Flow), "the optimal rule knows its accepted masses"
+        return flow
+
+
 def draft_prob(proposal: Proposal, token: int) -> float:
     """Return the probability that a node's one candidate is this token."""
-    return (
-        float(token in proposal.token_ids)
-        if isinstance(proposal, Deterministic)
-        else _law(proposal).prob(token)
-    )
-
-
-def _law(proposal: Proposal) -> Law:
+    if isinstance(proposal, Deterministic):
+        return float(token in proposal.token_ids)
     assert isinstance(proposal, Drawn)
-    return proposal.law
+    return proposal.law.prob(token)
 
 
-def _among(q: SparseLaw, tokens: set[int]) -> SparseLaw:
-    """Return q, given that it is one of these tokens."""
-    kept = torch.isin(q.token_ids, q.token_ids.new_tensor(sorted(tokens)))
-    return SparseLaw(q.token_ids[kept], q.probs[kept] / q.probs[kept].sum())
+def _containing(proposal: Iid | Mixed, token: int, draws: Draws) -> tuple[int, ...]:
+    """Return independent draws, given that a token is among them."""
+    q, width = proposal.law.sparse(), proposal.width
+    others = q.without(token)
+    missed = 0.0 if others is None else 1.0 - q.prob(token)
+    return _first_at(token, q, others, missed, width=width, draws=draws)
+
+
+def _first_at(
+    token: int,
+    q: SparseLaw,
+    others: SparseLaw | None,
+    missed: float,
+    *,
+    width: int,
+    draws: Draws,
+) -> tuple[int, ...]:
+    """Draw the first place of a token, the draws from `others` before it, and free ones after it."""
+    weights = torch.tensor([missed**number for number in range(width)], dtype=torch.float64)
+    place = draws.categorical(_normalised(torch.arange(width), weights))
+    before = [draws.categorical(others) for _ in range(place)] if others is not None else []
+    return (*before, token, *(draws.categorical(q) for _ in range(width - place - 1)))
+
+
+def _normalised(token_ids: Tensor, masses: Tensor) -> SparseLaw:
+    kept = masses > 0.0
+    return SparseLaw(token_ids[kept], masses[kept] / masses.sum())

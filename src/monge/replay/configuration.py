@@ -19,13 +19,7 @@ HEADS = ("head", "shape")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration(LoadOptions):
-    """Names with settings, as `monge.load` takes them.
-
-    `None` is the library's default, or `fixed` of a controller.
-
-    A log is replayed with one plan for all rounds unless a controller is named, and so are the
-    command and the call.
-    """
+    """Names with settings, as `monge.load` takes them; `None` is the default, or `fixed` of a controller."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -35,27 +29,18 @@ class Configuration(LoadOptions):
     @property
     def label(self) -> str:
         """Return a label for tables and plots."""
-        chosen = [
-            str(value) for name, value in self.settings.items() if not name.startswith("draft_")
-        ]
-        return " ".join(chosen) or "default"
+        parts = (str(own) for name, own in self.settings.items() if not name.startswith("draft_"))
+        return " ".join(parts) or "default"
 
     @property
     def load_arguments(self) -> dict[str, Any]:
         """Return arguments of `monge.load`: the settings, and the controller if something is drafted."""
-        return (
-            self.settings
-            if self.drafter == "none"
-            else {**self.settings, "controller": self.controller or STEADY}
-        )
+        drafts = self.drafter != "none"
+        return self.settings | ({"controller": self.controller or STEADY} if drafts else {})
 
     @property
     def takes_target(self) -> bool:
-        """Return whether the drafter reads hidden states or layers of the target.
-
-        Raises:
-            OptionError: If the drafter cannot be read.
-        """
+        """Return whether the drafter reads hidden states or layers of the target."""
         return self.drafter is not None and takes_target(self.drafter)
 
     def components(self, target: SequenceModel, draft: SequenceModel | None) -> Components:
@@ -64,18 +49,11 @@ class Configuration(LoadOptions):
         Where no verifier is named and a replay cannot follow the default one, another exact rule
         takes its place.
 
-        Args:
-            target: The target.
-            draft: The draft model, if there is one.
-
         Raises:
             MongeError: If they do not fit together.
         """
-        made = make_components(
-            target,
-            draft if MODEL in self.drafter_names(draft) else None,
-            **self.settings,
-        )
+        own = draft if MODEL in self.drafter_names(draft) else None
+        made = make_components(target, own, **self.settings)
         return made if self.verifier is not None else with_replayable_rule(made)
 
     def drafter_names(self, draft: SequenceModel | None) -> tuple[str, ...]:

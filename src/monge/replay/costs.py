@@ -40,14 +40,12 @@ class RoundCosts:
 
     def scaled(self, batch_size: int, factor: float) -> "RoundCosts":
         """Return costs in which rounds of one batch size take `factor` times as long."""
-        verify, draft = (
-            {
-                batch: {at: s * (factor if batch == batch_size else 1.0) for at, s in row.items()}
-                for batch, row in table.items()
-            }
-            for table in (self.verify, self.draft)
-        )
-        return RoundCosts(verify, draft)
+
+        def within(table: Table) -> Table:
+            row = {at: seconds * factor for at, seconds in table[batch_size].items()}
+            return {**table, batch_size: row}
+
+        return RoundCosts(within(self.verify), within(self.draft))
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -71,24 +69,16 @@ def untimed(log: LawLog, drafters: Sequence[str]) -> str | None:
     missing = [drafter for drafter in drafters if log.costs and drafter not in log.costs]
     if not missing:
         return None
-    again = (
-        "--draft of this model or head"
-        if missing[0] in (MODEL, *HEADS)
-        else f"--drafter {missing[0]}"
-    )
+    name, known = missing[0], ", ".join(sorted(log.costs))
+    again = "--draft of this model or head" if name in (MODEL, *HEADS) else f"--drafter {name}"
     return (
-        f"no speeds: the log has no measured times of drafter {missing[0]!r} (it has: "
-        f"{', '.join(sorted(log.costs))}); "
+        f"no speeds: the log has no measured times of drafter {name!r} (it has: {known}); "
         f"`monge replay record` with {again} measures them"
     )
 
 
 def costs_for(log: LawLog, drafters: Sequence[str]) -> RoundCosts:
-    """Return the costs of a drafter.
-
-    Of a pool they are those of its draft model or head: what the other drafters need is part of
-    every round.
-    """
+    """Return the costs of a drafter; of a pool those of its draft model or head."""
     name = next((name for name in (MODEL, *HEADS) if name in drafters), drafters[0])
     return RoundCosts.from_dict(log.costs[name])
 
@@ -96,33 +86,25 @@ def costs_for(log: LawLog, drafters: Sequence[str]) -> RoundCosts:
 def fixed_latency(costs: RoundCosts, components: Components, nodes: Sequence[int]) -> Latency:
     """Return the times by depth that controllers are told; they stay as they are.
 
-    Args:
-        costs: The costs of one drafter, or of the network of a pool.
-        components: The components that are replayed.
-        nodes: Drafted nodes of depth 0, 1, ... of the drafter that runs the network. Model-free
-            drafters of a pool draft chains, in no time.
+    `nodes` are drafted nodes of depth 0, 1, ... of the drafter that runs the network. Model-free drafters
+    of a pool draft chains, in no time.
     """
     drafters = [(one.name, one.runs_network) for one in components.shared.members]
     latency = Latency()
     for name, runs_network in drafters or [(None, True)]:
         for depth, num_nodes in enumerate(nodes):
-            seconds = (
-                costs.verify_s(num_nodes) + costs.draft_s(depth)
-                if runs_network
-                else costs.verify_s(depth)
-            )
+            seconds = costs.verify_s(num_nodes if runs_network else depth)
+            if runs_network:
+                seconds += costs.draft_s(depth)
             latency.observe(RoundTiming(depth=depth, batch_size=1, seconds=seconds, drafter=name))
     latency.learns = False
     return latency
 
 
 def predicted(record: StepRecord, costs: RoundCosts, *, runs_network: bool) -> StepRecord:
-    """Return the record with predicted instead of measured times.
+    """Return a round with predicted instead of measured times.
 
-    Args:
-        record: A round.
-        costs: The costs.
-        runs_network: Whether the costs of drafting are those of the drafter that this round used.
+    `runs_network` says whether its drafter has the drafting costs.
     """
     drafting = costs.draft_s(record.depth) if runs_network else 0.0
     rest = costs.verify_s(record.num_nodes)

@@ -22,11 +22,14 @@ from torch import Tensor
 from monge.core.errors import MongeError, OptionError
 from monge.core.prompt import PromptProfile
 from monge.core.sampling_rules import SamplingRules
-from monge.replay.errors import LogFileError
 from monge.replay.log import LawLog, LoggedText, Masses, ModelIdentity
 
 VERSION: Final = 1
 _AGAIN: Final = "make the log again with `monge replay record`"
+
+
+class LogFileError(MongeError, ValueError):
+    """A file that is not a log, or is truncated, corrupted or of another version."""
 
 
 def write_log(log: LawLog, path: Path) -> Path:

@@ -5,15 +5,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from monge.core.errors import OptionError
-from monge.core.law import SparseLaw
+from monge.core.draws import Draws
+from monge.core.errors import MongeError, OptionError
+from monge.core.law import Law, SparseLaw
 from monge.core.prompt import PromptProfile
 from monge.core.sampling_rules import SamplingRules
-from monge.replay.errors import ForeignLogError
-from monge.replay.logged_token import LoggedToken
+
+
+class ForeignLogError(MongeError, ValueError):
+    """A log that was made with another model, tokenizer or vocabulary."""
+
+
+class UnavailableError(MongeError, ValueError):
+    """A question that a log cannot answer exactly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +66,54 @@ class Masses:
         return Masses(probs=self.probs.gather(1, token_ids), token_ids=token_ids, own=own)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedToken:
+    """The token that was committed after some prefix, and the target's law there.
+
+    Args:
+        token: The committed token.
+        law: The target's law. In a compact log, all other tokens are one token, `other`.
+        other: That token, outside of the vocabulary; `None` if the law is complete.
+        scale: Factor of the target, for rules that look at whole chains.
+    """
+
+    token: int
+    law: SparseLaw
+    other: int | None = None
+    scale: float = 1.0
+
+    def covers(self, q: Law) -> bool:
+        """Return whether the target's mass of every token of a draft law is known."""
+        if self.other is None:
+            return True
+        return bool(self._is_logged(q.sparse()).all())
+
+    def require(self, q: Law) -> None:
+        """Raise `UnavailableError` if a draft law reaches beyond the logged tokens."""
+        if not self.covers(q):
+            part = q.sparse()
+            missing = int((~self._is_logged(part)).sum())
+            raise UnavailableError(
+                "replay: this rule needs the target's mass of every token that can be drafted; the log "
+                f"keeps {self.law.token_ids.numel() - 1} tokens of a law, and {missing} of "
+                f"{part.token_ids.numel()} draftable ones are not among them; log complete laws (no "
+                "--top), or compare rules that test one draw a node"
+            )
+
+    def rejected(self, q: Law, left: Law, draws: Draws) -> int:
+        """Draw from q, given a rejection for the target `left`: from `(q - left)_+`, normalised.
+
+        If a compact log does not cover q, another token of q is drawn; see `stands_in`.
+        """
+        if not self.covers(q):
+            return draws.categorical(q.sparse().without(self.token) or q)
+        # The excess is empty only by rounding: a law below the target is never rejected.
+        return draws.categorical(q.sparse().excess_over(left) or q)
+
+    def _is_logged(self, part: SparseLaw) -> Bool[Tensor, " support"]:
+        return torch.isin(part.token_ids, self.law.token_ids)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LoggedText:
     """One request of a run.
@@ -93,7 +148,7 @@ class LoggedText:
             law = masses.probs[row]
             ids = law.nonzero().squeeze(-1)
             return LoggedToken(token=token, law=SparseLaw(ids, law[ids]), scale=scale)
-        ids, probs = masses.token_ids[row], masses.probs[row]
+        ids, probs, other = masses.token_ids[row], masses.probs[row], self.vocab_size
         if not bool((ids == token).any()):
             ids, order = torch.cat([ids, ids.new_tensor([token])]).sort()
             probs = torch.cat([probs, masses.own[row : row + 1]])[order]
@@ -101,13 +156,10 @@ class LoggedText:
         rest = max(0.0, 1.0 - float(probs.sum()))
         ids, probs = ids[kept], probs[kept]
         if rest > 0.0:
-            ids, probs = (
-                torch.cat([ids, ids.new_tensor([self.vocab_size])]),
-                torch.cat([probs, probs.new_tensor([rest])]),
-            )
-        return LoggedToken(
-            token=token, law=SparseLaw(ids, probs / probs.sum()), other=self.vocab_size, scale=scale
-        )
+            ids = torch.cat([ids, ids.new_tensor([other])])
+            probs = torch.cat([probs, probs.new_tensor([rest])])
+        law = SparseLaw(ids, probs / probs.sum())
+        return LoggedToken(token=token, law=law, other=other, scale=scale)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,25 +198,16 @@ class LawLog:
         return tuple(dict.fromkeys(text.tag for text in self.texts))
 
     def check_model(self, other: ModelIdentity, whose: str) -> None:
-        """Refuse a model that does not fit this log.
-
-        Args:
-            other: What it must agree with; empty digests agree with everything.
-            whose: For the message: "the draft model".
-
-        Raises:
-            ForeignLogError: If vocabulary, tokenizer or network differ.
-        """
-        ours = self.model
-        for name, logged, found in (
-            ("vocabulary size", ours.vocab_size, other.vocab_size),
-            ("tokenizer", ours.tokenizer, other.tokenizer),
-            ("network", ours.network, other.network),
+        """Raise `ForeignLogError` if vocabulary, tokenizer or network differ; empty digests agree with all."""
+        for name, key in (
+            ("vocabulary size", "vocab_size"),
+            ("tokenizer", "tokenizer"),
+            ("network", "network"),
         ):
+            logged, found = getattr(self.model, key), getattr(other, key)
             if logged and found and logged != found:
                 raise ForeignLogError(
-                    f"the log was made with {ours.name!r}, {name} {logged}; {whose} "
-                    f"{other.name!r} has {found}; log the texts "
-                    "again with `monge replay record`, or replay with the models that the log was "
-                    "made for"
+                    f"the log was made with {self.model.name!r}, {name} {logged}; {whose} "
+                    f"{other.name!r} has {found}; log the texts again with `monge replay record`, or "
+                    "replay with the models that the log was made for"
                 )

@@ -17,8 +17,8 @@ from monge.core.verdict import StepRecord
 from monge.draft.base import Capabilities, Draft, StatelessDrafter
 from monge.engine.clock import now
 from monge.engine.components import Components
-from monge.engine.loop import close_session, run_round
-from monge.engine.opening import open_sessions
+from monge.engine.loop import run_round
+from monge.engine.opening import close_session, open_sessions
 from monge.engine.session import Request, Session
 from monge.replay.configuration import MODEL, Configuration
 from monge.replay.costs import RoundCosts
@@ -55,9 +55,13 @@ def measured_costs(
         draft: The draft model, if there is one.
         more: Further configurations, each of one drafter, with the target that it runs on.
     """
-    widths = [1] if target.no_tree_reason is not None or target.vocab_size < _WIDE else [1, _WIDE]
+    is_narrow = target.no_tree_reason is not None or target.vocab_size < _WIDE
     drafts = target.no_draft_reason is None
-    filled = [measured_rounds(_filled(target, width)) for width in widths] if drafts else []
+    parts: dict[str, Any] = {"target": target, "rule": TargetWalk(), "controller": Fixed()}
+    filled = [
+        measured_rounds(Components(drafter=FillerDrafter(_DEEPEST, width), **parts))
+        for width in (() if not drafts else (1,) if is_narrow else (1, _WIDE))
+    ]
     drafters = {
         name: measured_rounds(configuration.components(target, draft))
         for name, configuration in TIMED.items()
@@ -91,16 +95,15 @@ def measured_rounds(
     """
     verify: dict[int, dict[int, float]] = {}
     draft: dict[int, dict[int, float]] = {}
+    can, budget_s = components.drafter.capabilities, budget_s / len(batch_sizes)
+    deepest = min(can.max_depth, _DEEPEST)
     for size in sorted(set(batch_sizes)):
-        records = _rounds(components, size, budget_s / len(batch_sizes))
+        records = _rounds(components, size, budget_s)
         draft[size] = _shortest((one.depth, one.times.draft_s) for one in records)
-        can = components.drafter.capabilities
         # A lookup drafts where the text repeats itself, which the measured text hardly does.
-        if Deterministic in can.proposes and max(one.num_nodes for one in records) < min(
-            can.max_depth, _DEEPEST
-        ):
-            filler = replace(components, drafter=FillerDrafter(min(can.max_depth, _DEEPEST)))
-            records = _rounds(filler, size, budget_s / len(batch_sizes))
+        if Deterministic in can.proposes and max(one.num_nodes for one in records) < deepest:
+            filler = replace(components, drafter=FillerDrafter(deepest))
+            records = _rounds(filler, size, budget_s)
         verify[size] = _shortest(
             (one.num_nodes, one.times.total_s - one.times.draft_s) for one in records
         )
@@ -160,12 +163,6 @@ class _Cycle(SoloController[int]):
         return state + 1
 
 
-def _filled(target: SequenceModel, width: int) -> Components:
-    return Components(
-        target=target, drafter=FillerDrafter(_DEEPEST, width), rule=TargetWalk(), controller=Fixed()
-    )
-
-
 def _shortest(times: Iterable[tuple[int, float]]) -> dict[int, float]:
     """Return the shortest time of each size; no size takes longer than a larger one."""
     found: dict[int, float] = {}
@@ -187,18 +184,16 @@ def _rounds(components: Components, batch_size: int, budget_s: float) -> Sequenc
     longest = min((bound for bound in bounds if bound is not None), default=_UNBOUNDED)
     most = min(_CYCLES * (sum(depths) + len(depths)) + 1, longest - 1)
     prompt = max(1, min(_PROMPT, longest - most))
-    sessions = [
-        Session(
-            Request(
-                prompt_ids=_text(prompt, components.target.vocab_size, row),
-                max_new_tokens=most,
-                rules=SamplingRules(),
-                seed=row,
-            ),
-            request_id=row,
+    asked = [
+        Request(
+            prompt_ids=_text(prompt, components.target.vocab_size, row),
+            max_new_tokens=most,
+            rules=SamplingRules(),
+            seed=row,
         )
         for row in range(batch_size)
     ]
+    sessions = [Session(request, request_id=request.seed) for request in asked]
     open_sessions(sessions, trial)
     start, found = now(), list[StepRecord]()
     try:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 
 import torch
 from jaxtyping import Float64
@@ -15,7 +16,7 @@ from monge.core.model import NodeBlock, SequenceModel
 from monge.core.prompt import PromptProfile
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.engine.decoder import Decoder
-from monge.engine.prompts import open_profiled
+from monge.engine.prompts import ending_size, profiled
 from monge.engine.result import GenerationResult
 from monge.replay.log import LawLog, LoggedText, Masses, ModelIdentity
 
@@ -33,7 +34,7 @@ def record_log(
     ignore_eos: bool = False,
     seed: int = 0,
     top: int | None = None,
-    on_text: Callable[[], None] | None = None,
+    on_text: Callable[[], None] = lambda: None,
 ) -> LawLog:
     """Let the target write a text after every prompt, and keep its laws along them.
 
@@ -58,12 +59,9 @@ def record_log(
             (result,) = decoder.generate(
                 [prompt],
                 max_new_tokens=max_new_tokens,
-                temperature=rules.temperature,
-                top_k=rules.top_k,
-                top_p=rules.top_p,
-                min_p=rules.min_p,
                 seed=seed + len(texts),
                 ignore_eos=ignore_eos,
+                **asdict(rules),
             )
             (session,) = decoder.sessions([prompt], max_new_tokens=max_new_tokens, seed=0)
             token_ids, masses, profile = _logged(target, session.prompt, result, rules, top)
@@ -78,8 +76,7 @@ def record_log(
                     profile=profile,
                 )
             )
-            if on_text is not None:
-                on_text()
+            on_text()
     if not texts:
         raise OptionError("a log needs at least one prompt")
     return LawLog(model=model, rules=rules, texts=tuple(texts), top=top)
@@ -122,7 +119,11 @@ def _read(
     target: SequenceModel, prompt: PromptProfile, token_ids: tuple[int, ...], rules: SamplingRules
 ) -> tuple[Float64[Tensor, "seq vocab"], PromptProfile]:
     """Return the law of every token of a text, read in one pass."""
-    prompt = open_profiled(target, {-1: prompt})[-1]
+    ids, ending = prompt.token_ids, ending_size(target, prompt)
+    target.open({-1: ids[: len(ids) - 1 - ending]})
+    if ending:
+        prompt = profiled(prompt, target.extend({-1: NodeBlock.chain(ids[-ending - 1 : -1])})[-1])
+        target.commit({-1: range(ending)})
     inputs, rows = (prompt.token_ids[-1], *token_ids[:-1]), list[Tensor]()
     for start in range(0, len(inputs), _PART):
         part = inputs[start : start + _PART]
@@ -157,12 +158,9 @@ def _dense(law: SparseLaw, vocab_size: int) -> Tensor:
 
 
 def _network_parts(network: PreTrainedModel) -> list[bytes]:
-    config = {
-        key: value
-        for key, value in network.config.to_dict().items()
-        if key not in {"_name_or_path", "dtype"}
-    }
-    config.pop("transformers_version", None)
+    left_out = {"_name_or_path", "dtype", "transformers_version"}
+    given = network.config.to_dict().items()
+    config = {key: value for key, value in given if key not in left_out}
     parts = [json.dumps(config, sort_keys=True, default=str).encode()]
     for name, weight in sorted(network.named_parameters()):
         sample = weight.detach().flatten()[:_SAMPLE].to(torch.float32).cpu()

@@ -1,9 +1,10 @@
 """The rules that can be replayed, and the law of their candidates."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from monge.control.base import Reads
 from monge.core.proposal import Deterministic, Proposal
@@ -12,11 +13,12 @@ from monge.engine.components import Components
 from monge.replay.conditional import (
     ConditionalCandidates,
     IndependentCandidates,
+    JointDecision,
+    SameTest,
     ScaledTests,
     SequentialTests,
 )
-from monge.replay.conditional_joint import JointDecision, SameTest
-from monge.replay.errors import UnavailableError
+from monge.replay.log import UnavailableError
 from monge.verify.base import Rule, Walk, unsupported_reason
 from monge.verify.block import Block
 from monge.verify.greedy import Greedy
@@ -29,20 +31,18 @@ from monge.verify.single_draft import SingleDraft
 from monge.verify.target_walk import TargetWalk
 from monge.verify.traversal import Traversal
 
-CONDITIONAL: Final[Mapping[type[Rule], Callable[[Rule], ConditionalCandidates]]] = MappingProxyType(
+CONDITIONAL: Final[Mapping[type[Rule], Callable[[Any], ConditionalCandidates]]] = MappingProxyType(
     {
-        TargetWalk: lambda rule: IndependentCandidates(),
-        SingleDraft: lambda rule: SequentialTests(),
-        Rrs: lambda rule: SequentialTests(tests_fixed=True),
-        RrsWithoutReplacement: lambda rule: SequentialTests(drops_repeats=True),
-        NaiveTree: lambda rule: SequentialTests(num_tests=1),
-        Greedy: lambda rule: SequentialTests(num_tests=1),
-        KSeq: lambda rule: SameTest(),
-        Optimal: lambda rule: (
-            JointDecision(rule) if isinstance(rule, Optimal) else IndependentCandidates()
-        ),
-        Block: lambda rule: ScaledTests(),
-        Traversal: lambda rule: ScaledTests(),
+        TargetWalk: lambda _: IndependentCandidates(),
+        SingleDraft: lambda _: SequentialTests(),
+        Rrs: lambda _: SequentialTests(tests_fixed=True),
+        RrsWithoutReplacement: lambda _: SequentialTests(drops_repeats=True),
+        NaiveTree: lambda _: SequentialTests(num_tests=1),
+        Greedy: lambda _: SequentialTests(num_tests=1),
+        KSeq: lambda _: SameTest(),
+        Optimal: JointDecision,
+        Block: lambda _: ScaledTests(),
+        Traversal: lambda _: ScaledTests(),
     }
 )
 """By class of the rule: the law of its candidates given the text."""
@@ -54,12 +54,6 @@ def conditional_candidates(
     rule: Rule, can: Capabilities, *, is_compact: bool, reads_confidence: bool
 ) -> ConditionalCandidates:
     """Return the law of candidates given the text.
-
-    Args:
-        rule: The verifier to be replayed.
-        can: What the drafter may propose.
-        is_compact: The log keeps only the most probable tokens of every law.
-        reads_confidence: The controller reads the confidence of the draft network.
 
     Raises:
         UnavailableError: If the log cannot say exactly what the rule would have accepted; the
@@ -80,19 +74,15 @@ def conditional_candidates(
 
 def with_replayable_rule(components: Components) -> Components:
     """Return the components with a rule that a replay can follow, their own if possible."""
-    can, reads_confidence = (
-        components.drafter.capabilities,
-        Reads.CONFIDENCE in components.controller.reads,
-    )
+    can = components.drafter.capabilities
+    reads_confidence = Reads.CONFIDENCE in components.controller.reads
     for rule in (components.rule, SingleDraft(), RrsWithoutReplacement(), Rrs()):
         if unsupported_reason(rule, can.proposes, can.max_width) is None:
-            try:
+            with suppress(UnavailableError):
                 conditional_candidates(
                     rule, can, is_compact=False, reads_confidence=reads_confidence
                 )
-            except UnavailableError:
-                continue
-            return components if rule is components.rule else replace(components, rule=rule)
+                return components if rule is components.rule else replace(components, rule=rule)
     return components
 
 
@@ -105,24 +95,20 @@ def _unavailable_reason(
     rule: Rule, can: Capabilities, *, is_compact: bool, reads_confidence: bool
 ) -> str | None:
     if type(rule) not in CONDITIONAL:
-        known = ", ".join(sorted(kind.__name__ for kind in CONDITIONAL))
         return (
-            "the law of its candidates given the text needs target laws off the text, or is not "
-            "known in closed form; "
-            f"replay knows {known}"
+            "the law of its candidates given the text needs target laws off the text, or is not known in "
+            f"closed form; replay knows {', '.join(sorted(kind.__name__ for kind in CONDITIONAL))}"
         )
     if isinstance(rule, _WHOLE_PATHS) and can.max_width != 1:
         return "on trees it decides by target laws off the text, which are not logged; replay it on chains"
     if isinstance(rule, _WHOLE_PATHS) and reads_confidence:
         return (
-            "what it drafts below a rejected token depends on target laws off the text, and the "
-            "controller looks at how sure "
-            "the draft network is there; replay it with a controller that does not"
+            "what it drafts below a rejected token depends on target laws off the text, and the controller "
+            "looks at how sure the draft network is there; replay it with a controller that does not"
         )
     if stands_in(rule, can.proposes, is_compact=is_compact) and reads_confidence:
         return (
-            "the controller looks at how sure the draft network is below rejected tokens, and the "
-            "law of these needs "
-            "complete target laws; log without --top"
+            "the controller looks at how sure the draft network is below rejected tokens, and the law of "
+            "these needs complete target laws; log without --top"
         )
     return None

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from monge.control.base import SharedState
-from monge.core.context import DraftPlan
 from monge.core.draws import SeededDraws
 from monge.core.verdict import StepRecord
 from monge.engine.components import Components
@@ -47,7 +46,7 @@ def simulate(
     nodes: Sequence[int] | None = None,
     repeats: int = 1,
     seed: int = 0,
-    on_text: Callable[[], None] | None = None,
+    on_text: Callable[[], None] = lambda: None,
 ) -> tuple[SimulatedText, ...]:
     """Run the rounds of a configuration along every text of a log.
 
@@ -77,24 +76,10 @@ def simulate(
                 for record in records
             )
             passes.append(SimulatedText(text=number, repeat=repeat, records=timed))
-            if on_text is not None:
-                on_text()
+            on_text()
     return tuple(passes)
 
 
 def plain_seconds(text: LoggedText, costs: RoundCosts) -> float:
     """Return the predicted seconds of plain decoding of a text."""
-    seconds = 0.0
-    for written, token in enumerate(text.token_ids):
-        record = StepRecord(
-            plan=DraftPlan(max_depth=0),
-            num_nodes=0,
-            depth=0,
-            num_accepted=0,
-            examined=(),
-            next_kind="bonus",
-            token_ids=(token,),
-            context_length=len(text.prompt_ids) + written,
-        )
-        seconds += predicted(record, costs, runs_network=False).times.total_s
-    return seconds
+    return len(text.token_ids) * costs.verify_s(0)

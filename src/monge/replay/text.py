@@ -7,16 +7,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from monge.core.child_draws import ChildDraws
 from monge.core.draws import Draws
 from monge.core.law import Law, LawSequence
 from monge.core.model import NodeBlock
-from monge.core.proposal import Arbitrary, Deterministic, Proposal
+from monge.core.proposal import Arbitrary, ChildDraws, Deterministic, Proposal
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 from monge.replay.conditional import ConditionalCandidates, draft_prob
-from monge.replay.errors import UnavailableError
-from monge.replay.log import LoggedText
+from monge.replay.log import LoggedText, UnavailableError
 from monge.verify.base import Verifier
 
 
@@ -24,10 +22,7 @@ from monge.verify.base import Verifier
 class TextDraws(ChildDraws):
     """Draw the candidates of nodes on the text given the text, and all others freely.
 
-    Args:
-        text: The text that is followed.
-        conditional: The law of the candidates, given the emitted token.
-        draws: Source of randomness.
+    Attributes:
         start: Tokens committed when the round started; set before every round.
         scale: Factor of the target at the node where the text leads to.
         error: Why candidates could not be drawn.

@@ -48,32 +48,21 @@ class TuningResult:
 def first_grid(
     *, has_draft: bool, is_greedy: bool, drafters: Sequence[str] = ()
 ) -> list[Configuration]:
-    """Return every drafter and tree with a few fixed depths.
-
-    Args:
-        has_draft: Whether there is a draft model.
-        is_greedy: Whether the log's texts are.
-        drafters: Further ones, with their settings.
-    """
+    """Return every drafter and tree with a few fixed depths."""
     found = [Configuration(drafter="ngram")]
-    for drafter in [
-        *([MODEL] if has_draft else []),
-        *(one for one in drafters if one not in ("none", "ngram", MODEL)),
-    ]:
+    others = [one for one in drafters if one not in ("none", "ngram", MODEL)]
+    for drafter in [*([MODEL] if has_draft else []), *others]:
         if not any("tree" in options_of(one) for one in drafters_in(drafter)):
             found.append(Configuration(drafter=drafter))
             continue
         found += [Configuration(drafter=drafter, tree=tree) for tree in _TREES]
         # A greedy target accepts the token that it ranks first: drawing candidates only misses it.
-        if not is_greedy:
-            found += [
-                Configuration(drafter=drafter, tree=tree, verifier=verifier)
-                for tree, verifier in _DRAWN
-            ]
-    return [
-        Configuration(drafter="none"),
-        *(replace(one, controller=depth) for one in found for depth in _NEARBY),
-    ]
+        found += [
+            Configuration(drafter=drafter, tree=tree, verifier=verifier)
+            for tree, verifier in (() if is_greedy else _DRAWN)
+        ]
+    fixed = [replace(one, controller=depth) for one in found for depth in _NEARBY]
+    return [Configuration(drafter="none"), *fixed]
 
 
 def second_grid(first: Sequence[dict[str, Any]]) -> list[Configuration]:
@@ -98,7 +87,7 @@ def tune(
     seed: int = 0,
     target: SequenceModel | None = None,
     drafters: Sequence[str] = (),
-    on_text: Callable[[], None] | None = None,
+    on_text: Callable[[], None] = lambda: None,
     on_grid: Callable[[int], None] = lambda _: None,
 ) -> TuningResult:
     """Replay the two grids, and return the fastest configuration.
@@ -118,11 +107,9 @@ def tune(
         on_grid(len(grid) * len(log.texts) * repeats)
         return compare(grid, log, draft, repeats=repeats, seed=seed, target=target, on_text=on_text)
 
-    first = replayed_grid(
-        first_grid(
-            has_draft=draft is not None, is_greedy=log.rules.temperature == 0, drafters=drafters
-        )
-    )
+    is_greedy = log.rules.temperature == 0
+    grid = first_grid(has_draft=draft is not None, is_greedy=is_greedy, drafters=drafters)
+    first = replayed_grid(grid)
     second = replayed_grid(second_grid(first["replayed"]))
     replayed = sorted(first["replayed"] + second["replayed"], key=_speed, reverse=True)
     return TuningResult(

@@ -8,8 +8,8 @@ from monge.core.draws import Draws
 from monge.core.model import NodeBlock
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.engine.components import Components
-from monge.engine.loop import close_session, run_round
-from monge.engine.opening import open_sessions
+from monge.engine.loop import run_round
+from monge.engine.opening import close_session, open_sessions
 from monge.engine.session import Request, Session
 from monge.testing.oracle import exact_law
 from monge.testing.tabular import TabularModel
@@ -30,7 +30,7 @@ class Case:
         neighbours: Prompts of further requests in the same batch, decoded with fixed draws.
         slot: Place of the enumerated request in the batch.
         limits: Of the enumerated request's trees.
-        adaptive: Whether the controller plans for the enumerated request.
+        adaptive: False for fixed plans of the enumerated request, without a controller.
         controllers: Names of the controllers that plan, by place in the batch; empty where no
             request names one.
     """
@@ -61,10 +61,7 @@ def output_law(
 
 
 def target_law(target: TabularModel, case: Case) -> dict[Text, float]:
-    """The law that plain decoding has.
-
-    The product of the target's laws, ended by end-of-text tokens.
-    """
+    """The law of plain decoding: the product of the target's laws, ended by end-of-text tokens."""
     laws: dict[Text, float] = {(): 1.0}
     for _ in range(case.horizon):
         longer: dict[Text, float] = {}

@@ -15,10 +15,7 @@ from monge.core.law import Law
 Outcome = TypeVar("Outcome", bound=Hashable)
 
 _WEIGHT_TOLERANCE: Final = 1e-10
-"""How far the weights of all branches may sum from one.
-
-Rounding of up to a million products of a few dozen float64 factors.
-"""
+"""Largest distance of the weights' sum from one: rounding of a million products of a few dozen float64 factors."""
 
 
 class OracleError(MongeError, AssertionError):
@@ -45,7 +42,6 @@ class ExactDraws:
         self._expected = tuple(arity)
         self.weights: list[float] = []
         self.arity: list[int] = []
-        self._place = self._marked = 0
 
     def bernoulli(self, prob: float) -> bool:
         if not 0.0 <= prob <= 1.0:
@@ -64,22 +60,14 @@ class ExactDraws:
             "uniform: a position in [0, 1] has no branches; prove such a rule pointwise instead"
         )
 
-    def mark(self) -> None:
-        self._marked = self._place
-
-    def rewind(self) -> None:
-        self._place = self._marked
-
     @property
-    def has_drawn(self) -> bool:
-        return self._place > self._marked
+    def num_drawn(self) -> int:
+        return len(self.weights)
 
     def _choose(self, probs: list[float]) -> int:
         # Mass zero: no branch.
         options = [(index, weight) for index, weight in enumerate(probs) if weight > 0]
-        step, self._place = self._place, self._place + 1
-        if step < len(self.weights):
-            return self._again(step, options)
+        step = len(self.weights)
         if step == len(self._script):
             self._script.append(0)
         elif step < len(self._expected) and len(options) != self._expected[step]:
@@ -92,15 +80,6 @@ class ExactDraws:
         self.weights.append(weight)
         self.arity.append(len(options))
         return index
-
-    def _again(self, step: int, options: list[tuple[int, float]]) -> int:
-        """A choice that was made before a rewind."""
-        if len(options) != self.arity[step] or options[self._script[step]][1] != self.weights[step]:
-            raise OracleError(
-                f"choice {step} is another one after the rewind: the same draws "
-                "were to be made again"
-            )
-        return options[self._script[step]][0]
 
 
 def exact_law(

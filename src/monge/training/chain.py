@@ -1,6 +1,7 @@
-"""Acceptance of drafted chains along text that the target wrote.
+"""Drafted chains along text that the target wrote: their acceptance, and their training loss.
 
-In the maths p = target, q = draft.
+In the maths p = target, q = draft. A drafted token is accepted with probability sum_v min(p_v, q_v)
+= 1 - TV(p, q).
 """
 
 from collections.abc import Iterable
@@ -9,6 +10,10 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
+from torch.nn import functional
+
+from monge.core.errors import OptionError
+from monge.heads.shape.sinkhorn import sinkhorn_divergence
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +26,14 @@ class Step:
         token_ids: Tokens that the target wrote there, numbered as the logits; -1 for one that is
             never drafted.
         log_z: Log-sum-exp of all of the target's logits, if `true` lacks some.
+        states: States that the head predicted, and the target's own, for losses on states.
     """
 
     drafted: Float[Tensor, "nodes vocab"]
     true: Float[Tensor, "nodes vocab"]
     token_ids: Int64[Tensor, " nodes"]
     log_z: Float[Tensor, " nodes"] | None = None
+    states: tuple[Float[Tensor, "*nodes hidden"], Float[Tensor, "*nodes hidden"]] | None = None
 
     @property
     def target(self) -> Float[Tensor, "nodes vocab"]:
@@ -50,7 +57,7 @@ class ChainQuality:
 
     @property
     def block_efficiency(self) -> float:
-        """Tokens per target forward of a sampled chain of all steps, verified token by token at the text's temperature."""
+        """Tokens per target forward of a sampled chain of all steps, verified at the text's temperature."""
         return 1.0 + sum(self.survival)
 
 
@@ -88,3 +95,78 @@ def chain_quality(batches: Iterable[Iterable[Step]]) -> ChainQuality:
         acceptance=tuple(value / count for value in acceptance),
         survival=tuple(value / count for value in survival),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Weights of the loss terms.
+
+        sum_n decay^(n-1) [ KL(p || q_n) + tv TV(p, q_n) + cosine (1 - cos(h'_n, h_n)) + sinkhorn
+        S(h'_n, h_n) ]
+
+    Args:
+        tv: Weight of the rejection probability.
+        cosine: Weight of the angle between predicted and true state.
+        sinkhorn: Weight of the debiased Sinkhorn divergence between the two clouds of a batch, in a
+            subspace. It regularises the law of the predictions.
+        decay: Weight of a step relative to the previous one.
+
+    Raises:
+        OptionError: If a weight is negative.
+    """
+
+    tv: float = 0.5
+    cosine: float = 0.1
+    sinkhorn: float = 0.05
+    decay: float = 0.8
+
+    def __post_init__(self) -> None:
+        if min(self.tv, self.cosine, self.sinkhorn, self.decay) < 0:
+            raise OptionError(f"head training: weights must be at least 0; got {self}")
+
+
+def chain_loss(
+    steps: Iterable[Step],
+    weights: Weights,
+    *,
+    subspace: Float[Tensor, "size hidden"] | None = None,
+    distance: float = 0.0,
+) -> Float[Tensor, ""]:
+    """Mean loss of a batch of chains.
+
+    Args:
+        steps: The steps; gradients flow through `drafted` and the predicted states.
+        weights: Weights of the loss terms.
+        subspace: Directions in which the Sinkhorn term compares the clouds; `None` leaves it out.
+        distance: Weight of the smooth L1 distance of predicted and true states, as in EAGLE.
+    """
+    total: Tensor | None = None
+    for number, step in enumerate(steps):
+        kl, tv = law_losses(step.true, step.drafted.float())
+        loss = kl + weights.tv * tv
+        if step.states is not None:
+            found, true = (states.float() for states in step.states)
+            if weights.cosine > 0:
+                angle = 1.0 - functional.cosine_similarity(found, true, dim=-1).mean()
+                loss = loss + weights.cosine * angle
+            if distance > 0:
+                loss = loss + distance * functional.smooth_l1_loss(found, true)
+            if subspace is not None and weights.sinkhorn > 0:
+                clouds = (found @ subspace.T, true @ subspace.T)
+                loss = loss + weights.sinkhorn * sinkhorn_divergence(*clouds)
+        loss = weights.decay**number * loss
+        total = loss if total is None else total + loss
+    assert total is not None
+    return total
+
+
+def law_losses(
+    target: Float[Tensor, "nodes vocab"], logits: Float[Tensor, "nodes vocab"]
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """Mean KL(p || q) and TV(p, q) of two batches of logits."""
+    log_p, log_q = target.log_softmax(dim=1), logits.log_softmax(dim=1)
+    p = log_p.exp()
+    # A token without mass is minus infinity in the logarithm and counts nothing.
+    kl = torch.where(p > 0, p * (log_p - log_q), 0.0).sum(dim=1)
+    tv = 1.0 - torch.minimum(p, log_q.exp()).sum(dim=1)
+    return kl.mean(), tv.mean()

@@ -1,85 +1,40 @@
-"""Training of EAGLE-3 heads: states of three layers, a reduced vocabulary, and chains that read their own predictions.
+"""`monge train eagle3`: states of three layers, a reduced vocabulary, and chains that read their own predictions.
 
 In the maths p = target, q = draft.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
-from itertools import accumulate
+from pathlib import Path
 from typing import Any, Final
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedModel
 
+from monge.core.errors import OptionError, UnsupportedModelError
+from monge.heads.readers.attention import GroupedAttention
+from monge.heads.readers.eagle3 import Eagle3Head
+from monge.heads.readers.tensors import Settings, Tensors
+from monge.heads.target import TargetSizes
 from monge.training.chain import ChainQuality, Step, chain_quality
-from monge.training.loop import Trainee, rounded
+from monge.training.conversations import Conversations, Rows, read_conversations
+from monge.training.loop import NOBODY, Outcome, Recipe, Trainee, Watch, fit
+from monge.training.own_text import AnswerSettings, OnRows, write_answers
+from monge.training.published import initial_layer, layer_config, rounded, save_published
+from monge.training.texts import feature_model
 
+DRAFT_VOCABULARY: Final = 8192
+MIN_LAYERS: Final = 5
+_CHOSEN: Final = 0.04  # of the conversations, to choose weights by, and as many to measure
+_MOST_CHOSEN: Final = 128
+_LOOK: Final = 48  # conversations of an evaluation during training
 _ROWS: Final = 4  # rows of one measurement's forward
-_LOGITS: Final = 512  # rows of logits at a time while states are read
 _LAYER: Final = "midlayer"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """A batch of conversations, padded on the right.
-
-    Args:
-        token_ids: Tokens.
-        is_learnt: Mask of the tokens that the target wrote, whose laws are learnt.
-        features: Concatenated hidden states of the fused layers.
-        last: Inputs of the target's output layer.
-        log_z: Log-sum-exp of the logits at every token.
-    """
-
-    token_ids: Int64[Tensor, "rows seq"]
-    is_learnt: Bool[Tensor, "rows seq"]
-    features: Float[Tensor, "rows seq fused"]
-    last: Float[Tensor, "rows seq hidden"]
-    log_z: Float[Tensor, "rows seq"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conversations:
-    """Conversations with the target's states at every token, concatenated, shortest first.
-
-    Args:
-        starts: Start of each conversation, and the end of the last.
-        token_ids: As `Rows`, without padding.
-        is_learnt: As `Rows`.
-        features: As `Rows`, of any float type.
-        last: As `Rows`.
-        log_z: As `Rows`.
-    """
-
-    starts: tuple[int, ...]
-    token_ids: Int64[Tensor, " tokens"]
-    is_learnt: Bool[Tensor, " tokens"]
-    features: Float[Tensor, "tokens fused"]
-    last: Float[Tensor, "tokens hidden"]
-    log_z: Float[Tensor, " tokens"]
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
-    def rows(self, first: int, count: int, device: torch.device | str = "cpu") -> Rows:
-        """Select conversations as a padded batch on a device."""
-        ends = list(zip(self.starts, self.starts[1:], strict=False))[first : first + count]
-
-        def padded(tensor: Tensor) -> Tensor:
-            cut = [tensor[start:end] for start, end in ends]
-            return pad_sequence(cut, batch_first=True).to(device)
-
-        return Rows(
-            token_ids=padded(self.token_ids),
-            is_learnt=padded(self.is_learnt),
-            features=padded(self.features),
-            last=padded(self.last),
-            log_z=padded(self.log_z),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,15 +54,7 @@ class Target:
     draft_ids: Int64[Tensor, " draft"]
 
 
-def frequent_tokens(
-    token_ids: Int64[Tensor, " tokens"], vocab_size: int, count: int
-) -> Int64[Tensor, " draft"]:
-    """The most frequent tokens of a text, ascending; ties prefer smaller ids."""
-    counts = torch.bincount(token_ids.flatten(), minlength=vocab_size)
-    return torch.sort(torch.sort(counts, descending=True, stable=True).indices[:count]).values
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Eagle3Trainee(Trainee):
     """An EAGLE-3 head of one layer.
 
@@ -129,10 +76,9 @@ class Eagle3Trainee(Trainee):
         config: Llama-like configuration of the layer.
         num_steps: Length of a chain.
         decay: Weight of a step relative to the previous one.
-        anneal: The shares of the training between which the loss moves; by `share`.
-        share: Returns the share of the training that is done.
+        anneal: The shares of the training between which the loss moves.
         seed: Seed of the initial weights.
-        dtype: Type of the matrix products.
+        dtype: Type of the head's matrix products.
 
     Reference:
         Li et al., EAGLE-3, arXiv 2503.01840, section 3.
@@ -148,37 +94,33 @@ class Eagle3Trainee(Trainee):
     seed: int = 0
     dtype: torch.dtype = torch.float32
     tensors: dict[str, Tensor] = field(init=False, repr=False)
-    share: Callable[[], float] = field(default=lambda: 1.0, repr=False)
 
     def __post_init__(self) -> None:
         fresh = initial(self.config, self.target, torch.Generator().manual_seed(self.seed))
-        trained = {name: tensor.to(self._device).requires_grad_() for name, tensor in fresh.items()}
-        object.__setattr__(self, "tensors", trained)
+        device, ids = self._device, self.target.draft_ids.cpu()
+        self.tensors = {name: part.to(device).requires_grad_() for name, part in fresh.items()}
+        named = {name.replace(_LAYER, "layers.0"): part for name, part in self.tensors.items()}
+        tensors = Tensors.in_memory({**named, "d2t": ids - torch.arange(len(ids))})
+        self.head = Eagle3Head(tensors, Settings(self.config, "eagle3 training"))
 
     @property
     def weights(self) -> Mapping[str, Tensor]:
         return self.tensors
 
-    def loss(self, batch_size: int, generator: torch.Generator) -> Tensor:
+    def loss(self, batch_size: int, generator: torch.Generator, share: float = 1.0) -> Tensor:
         # Neighbours have about the same length.
         first = int(torch.randint(len(self.fitted), (1,), generator=generator))
-        length = self.fitted.starts[first + 1] - self.fitted.starts[first]
-        texts = self.fitted.rows(
-            min(first, max(0, len(self.fitted) - batch_size // length)),
-            max(1, batch_size // length),
-            self._device,
-        )
+        count = batch_size // (self.fitted.starts[first + 1] - self.fitted.starts[first])
+        first = min(first, max(0, len(self.fitted) - count))
         low, high = self.anneal
-        variation = min(1.0, max(0.0, (self.share() - low) / (high - low)))
+        variation = min(1.0, max(0.0, (share - low) / (high - low)))
         total = torch.zeros((), device=self._device)
+        texts = self.fitted.rows(first, max(1, count), self._device)
         for number, step in enumerate(self._steps(texts)):
             assert step.log_z is not None
             p = (step.true - step.log_z[:, None]).exp()
             total = total + self.decay**number * _Loss.apply(step.drafted.float(), p, variation)
         return total
-
-    def look(self) -> float:
-        return self.quality(self.held_out).block_efficiency
 
     @torch.no_grad()
     def quality(self, texts: Conversations) -> ChainQuality:
@@ -195,30 +137,26 @@ class Eagle3Trainee(Trainee):
         x_{t+1+n} and predicts the law of x_{t+2+n}.
         """
         rows, length = texts.token_ids.shape
-        places = length - 1 - self.num_steps
+        places, ids = length - 1 - self.num_steps, self.target.draft_ids
         # A chain counts if the target wrote all the tokens that it is about.
-        learnt = (
-            texts.is_learnt.unfold(1, self.num_steps, 1).all(dim=2)[:, 2 : 2 + places].flatten()
-        )
+        is_learnt = texts.is_learnt.unfold(1, self.num_steps, 1).all(dim=2)[:, 2 : 2 + places]
+        learnt = is_learnt.flatten()
         embeddings = functional.embedding(texts.token_ids, self.target.embeddings)
-        weights, ids = self.tensors, self.target.draft_ids
-        states = self._product(texts.features[:, :places].float(), weights["fc.weight"])
         keys: list[Tensor] = []
         values: list[Tensor] = []
-        with torch.no_grad():  # neighbouring steps share most places
+        with torch.no_grad(), self._mixed():  # neighbouring steps share most places
             is_read = torch.zeros(rows, length, dtype=torch.bool, device=learnt.device)
             for number in range(self.num_steps):
-                is_read[:, 1 + number : 1 + number + places] |= learnt.view(rows, places)
+                is_read[:, 1 + number : 1 + number + places] |= is_learnt
             read_at = is_read.flatten().cumsum(0).view(rows, length) - 1
-            all_true = self._product(texts.last[is_read], self.target.output).float()
+            all_true = functional.linear(texts.last[is_read].float(), self.target.output).float()
+        with self._mixed():
+            states = self.head.fuse(texts.features[:, :places].flatten(0, 1).float())
         for number in range(self.num_steps):
-            read = embeddings[:, 1 + number : 1 + number + places]
-            states = self._layer(read, states, number, keys, values)
             at = slice(1 + number, 1 + number + places)
-            wanted = states.flatten(0, 1)[learnt]
-            drafted = self._product(
-                _normed(wanted, weights["norm.weight"], self._eps), weights["lm_head.weight"]
-            )
+            with self._mixed():
+                states = self._advance(embeddings[:, at], states, number, keys, values)
+                drafted = self.head.scores(states[learnt]).float()
             tokens = texts.token_ids[:, 2 + number : 2 + number + places].flatten()[learnt]
             place = torch.searchsorted(ids, tokens).clamp_max(len(ids) - 1)
             yield Step(
@@ -228,76 +166,50 @@ class Eagle3Trainee(Trainee):
                 log_z=texts.log_z[:, at].flatten()[learnt].float(),
             )
 
-    def _layer(
-        self, read: Tensor, states: Tensor, number: int, keys: list[Tensor], values: list[Tensor]
+    def _advance(
+        self,
+        embeddings: Tensor,
+        states: Tensor,
+        number: int,
+        keys: list[Tensor],
+        values: list[Tensor],
     ) -> Tensor:
         """One step of all chains through the layer; this step's are appended to `keys` and `values`."""
-        weights, config = self.tensors, self.config
-        heads, kv_heads, dim = (
-            config[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim")
-        )
-        beside = torch.cat(
-            [
-                _normed(read, weights[f"{_LAYER}.input_layernorm.weight"], self._eps),
-                _normed(states, weights[f"{_LAYER}.hidden_norm.weight"], self._eps),
-            ],
-            dim=-1,
-        )
+        rows, places = embeddings.shape[:2]
+        layer: Any = self.head.decoder[0]
+        attention: GroupedAttention = layer.attention
+        residual, read = self.head.enter(embeddings.flatten(0, 1), states.float())
+        positions = torch.arange(number, number + places).repeat(rows)
+        parts = attention.turned(read, attention.rotary.angles(positions, residual))[:3]
         queries, key, value = (
-            self._product(beside, weights[f"{_LAYER}.self_attn.{part}_proj.weight"])
-            .unflatten(-1, (count, dim))
-            .transpose(1, 2)
-            for part, count in (("q", heads), ("k", kv_heads), ("v", kv_heads))
+            part.unflatten(0, (rows, places)).transpose(1, 2).float() for part in parts
         )
-        places = torch.arange(number, number + read.shape[1], device=read.device)
-        queries, key = (
-            _turned(part, places, float(config["rope_theta"])) for part in (queries, key)
-        )
-        keys.append(key.repeat_interleave(heads // kv_heads, dim=1))
-        values.append(value.repeat_interleave(heads // kv_heads, dim=1))
-        mixed = self._attention(queries, keys, values).transpose(1, 2).flatten(2)
-        states = states + self._product(mixed, weights[f"{_LAYER}.self_attn.o_proj.weight"])
-        normed = _normed(states, weights[f"{_LAYER}.post_attention_layernorm.weight"], self._eps)
-        gate, up = (
-            self._product(normed, weights[f"{_LAYER}.mlp.{part}_proj.weight"])
-            for part in ("gate", "up")
-        )
-        return states + self._product(
-            functional.silu(gate) * up, weights[f"{_LAYER}.mlp.down_proj.weight"]
-        )
+        keys.append(key.repeat_interleave(attention.heads // attention.kv_heads, dim=1))
+        values.append(value.repeat_interleave(attention.heads // attention.kv_heads, dim=1))
+        mixed = self._attention(queries, keys, values).transpose(1, 2).flatten(2).flatten(0, 1)
+        after = residual + attention.o_proj(mixed)
+        return after + layer.mlp(layer.second(after))
 
     def _attention(
         self, queries: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]
     ) -> Tensor:
         """The first step's keys up to a chain's start, and the chain's own keys of the later steps."""
-        if len(keys) == 1:
-            return functional.scaled_dot_product_attention(
-                queries, keys[0], values[0], is_causal=True
-            )
-        length = queries.shape[2]
-        hidden = torch.ones(length, length, dtype=torch.bool, device=queries.device).triu(1)
-        scores = (queries @ keys[0].transpose(2, 3)).masked_fill(hidden, -math.inf)
-        own = torch.stack([(queries * key).sum(dim=-1) for key in keys[1:]], dim=-1)
-        shares = (
-            (torch.cat([scores, own], dim=-1).float() / queries.shape[-1] ** 0.5)
-            .softmax(dim=-1)
-            .to(queries.dtype)
-        )
-        later = (
-            shares[..., length + number, None] * value for number, value in enumerate(values[1:])
-        )
-        return shares[..., :length] @ values[0] + sum(later)
+        length, scale = queries.shape[2], queries.shape[-1] ** -0.5
+        with torch.autocast(self._device.type, enabled=False):
+            hidden = torch.ones(length, length, dtype=torch.bool, device=queries.device).triu(1)
+            scores = (queries @ keys[0].transpose(2, 3)).masked_fill(hidden, -math.inf)
+            own = [(queries * key).sum(dim=-1, keepdim=True) for key in keys[1:]]
+            shares = (torch.cat([scores, *own], dim=-1) * scale).softmax(dim=-1)
+            later = zip(shares[..., length:].split(1, dim=-1), values[1:], strict=False)
+            return shares[..., :length] @ values[0] + sum(share * value for share, value in later)
 
-    def _product(self, read: Tensor, weight: Tensor) -> Tensor:
-        return functional.linear(read.to(self.dtype), weight.to(self.dtype)).float()
+    def _mixed(self) -> torch.autocast:
+        is_narrow = self.dtype != torch.float32
+        return torch.autocast(self._device.type, dtype=self.dtype, enabled=is_narrow)
 
     @property
     def _device(self) -> torch.device:
         return self.target.output.device
-
-    @property
-    def _eps(self) -> float:
-        return float(self.config["rms_norm_eps"])
 
 
 class _Loss(torch.autograd.Function):
@@ -323,6 +235,14 @@ class _Loss(torch.autograd.Function):
         return slope * grad_outputs[0], None, None
 
 
+def frequent_tokens(
+    token_ids: Int64[Tensor, " tokens"], vocab_size: int, count: int
+) -> Int64[Tensor, " draft"]:
+    """The most frequent tokens of a text, ascending; ties prefer smaller ids."""
+    counts = torch.bincount(token_ids.flatten(), minlength=vocab_size)
+    return torch.sort(torch.sort(counts, descending=True, stable=True).indices[:count]).values
+
+
 def initial(
     config: Mapping[str, Any], target: Target, generator: torch.Generator
 ) -> dict[str, Tensor]:
@@ -331,123 +251,135 @@ def initial(
     Output projections are zero, so the last fused state passes unchanged into the target's norm and
     the rows of its output layer.
     """
-    hidden, inner, heads = (
-        config["hidden_size"],
-        config["intermediate_size"],
-        config["num_attention_heads"],
-    )
-    dim, kv_heads = config["head_dim"], config["num_key_value_heads"]
-
-    def drawn(rows: int, columns: int) -> Tensor:
-        return torch.randn(rows, columns, generator=generator) / columns**0.5
-
+    hidden = config["hidden_size"]
     return {
         "fc.weight": torch.cat([torch.zeros(hidden, 2 * hidden), torch.eye(hidden)], dim=1),
         f"{_LAYER}.hidden_norm.weight": torch.ones(hidden),
         f"{_LAYER}.input_layernorm.weight": torch.ones(hidden),
-        f"{_LAYER}.self_attn.q_proj.weight": drawn(heads * dim, 2 * hidden),
-        f"{_LAYER}.self_attn.k_proj.weight": drawn(kv_heads * dim, 2 * hidden),
-        f"{_LAYER}.self_attn.v_proj.weight": drawn(kv_heads * dim, 2 * hidden),
-        f"{_LAYER}.self_attn.o_proj.weight": torch.zeros(hidden, heads * dim),
-        f"{_LAYER}.mlp.gate_proj.weight": drawn(inner, hidden),
-        f"{_LAYER}.mlp.up_proj.weight": drawn(inner, hidden),
-        f"{_LAYER}.mlp.down_proj.weight": torch.zeros(hidden, inner),
-        f"{_LAYER}.post_attention_layernorm.weight": torch.ones(hidden),
+        **initial_layer(_LAYER, config, 2 * hidden, generator),
         "norm.weight": target.norm.detach().float().cpu().clone(),
         "lm_head.weight": target.output.detach().float().cpu().clone(),
     }
 
 
 def published(trainee: Eagle3Trainee, vocab_size: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and configuration of the trained head in the published format.
-
-    Rounding to bfloat16 changes the draft law slightly.
-    """
+    """Return tensors, rounded to bfloat16, and configuration of the head in the published format."""
     ids = trainee.target.draft_ids.cpu()
     tensors = rounded(trainee.weights)
     tensors["d2t"] = ids - torch.arange(len(ids))
     tensors["t2d"] = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, ids, value=True)
-    config = {
-        **trainee.config,
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "draft_vocab_size": len(ids),
-    }
-    return tensors, config
+    config = {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": len(ids)}
+    return tensors, {**trainee.config, **config}
 
 
-def _normed(values: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return functional.rms_norm(values.float(), (values.shape[-1],), weight, eps)
-
-
-def _turned(heads: Tensor, positions: Tensor, theta: float) -> Tensor:
-    """Rotary positions of `[rows, heads, places, dim]`."""
-    half = heads.shape[-1] // 2
-    angles = positions[:, None].float() * theta ** (-torch.arange(half, device=heads.device) / half)
-    cos, sin = angles.cos(), angles.sin()
-    first, second = heads[..., :half], heads[..., half:]
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-
-
-def read_conversations(
-    network: Any,
-    conversations: Sequence[tuple[Sequence[int], Sequence[int]]],
-    layers: Sequence[int],
+def train_eagle3(
+    network: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    folder: Path,
     *,
-    longest: int = 384,
-    least: int = 1,
-    batch_size: int | None = None,
-    dtype: torch.dtype = torch.bfloat16,
-    on_rows: Callable[[int], None] = lambda count: None,
-) -> Conversations:
-    """Let the target read conversations and keep the states that training needs.
+    recipe: Recipe,
+    answers: AnswerSettings,
+    draft_vocabulary: int = DRAFT_VOCABULARY,
+    num_steps: int = 4,
+    watch: Watch = NOBODY,
+    on_answers: OnRows = lambda count: None,
+    about: Mapping[str, Any] | None = None,
+) -> Outcome:
+    """Let the target answer the prompts, read the answers, train an EAGLE-3 head, and save it in the published format.
 
     Args:
-        network: The target, a network of `transformers`.
-        conversations: Prompts and answers, cut to `longest` tokens.
-        layers: Indices of the fused hidden states.
-        longest: Maximum tokens per conversation.
-        least: Minimum tokens written by the target; shorter conversations are left out.
-        batch_size: Conversations per forward; `None` chooses by the device.
-        dtype: Type of the stored states; they take a few kilobytes per token. They stay on a CUDA
-            device that has room for twice their size, and else on the host.
-        on_rows: Receives the number of conversations read.
+        network: The target, a Llama-like network.
+        prompts: Token ids, each up to where the answer starts.
+        folder: Folder of the answers, the checkpoint and the head; a rerun continues there.
+        recipe: Settings of the training.
+        answers: Settings of the answers.
+        draft_vocabulary: Number of tokens that the head drafts, those that the target writes most
+            often.
+        num_steps: Steps of the chains that the head is trained on.
+        watch: Receives progress.
+        on_answers: Receives the number of new answers.
+        about: Further entries of the saved configuration.
+
+    Raises:
+        UnsupportedModelError: If the target has too few layers, or no norm before its output layer.
+        OptionError: If there are too few answers.
     """
-    cut = [((*prompt, *answer)[:longest], len(prompt)) for prompt, answer in conversations]
-    cut = sorted((one for one in cut if len(one[0]) - one[1] >= least), key=lambda one: len(one[0]))
-    starts = [0, *accumulate(len(tokens) for tokens, _ in cut)]
-    total, output = starts[-1], network.get_output_embeddings()
-    width, device = network.config.get_text_config().hidden_size, network.device
-    if batch_size is None:
-        batch_size = 64 if device.type == "cuda" else 8
-    size = total * ((len(layers) + 1) * width * dtype.itemsize + 16)
-    on = device if device.type == "cuda" and 2 * size < torch.cuda.mem_get_info(device)[0] else None
-    # Allocated at once: small tensors that stay, between large ones that go, leave holes of gigabytes.
-    read = Conversations(
-        starts=tuple(starts),
-        token_ids=torch.empty(total, dtype=torch.long, device=on),
-        is_learnt=torch.empty(total, dtype=torch.bool, device=on),
-        features=torch.empty(total, len(layers) * width, dtype=dtype, device=on),
-        last=torch.empty(total, width, dtype=dtype, device=on),
-        log_z=torch.empty(total, device=on),
+    sizes = TargetSizes.of(feature_model(network))
+    if sizes.num_layers < MIN_LAYERS:
+        raise UnsupportedModelError(
+            f"an EAGLE-3 head fuses three layers; this target has {sizes.num_layers}"
+        )
+    quick = faster_copy(network)
+    written = write_answers(quick, prompts, answers, folder, on_answers)
+    layers = (2, sizes.num_layers // 2, sizes.num_layers - 3)
+    pairs = [(prompt, answer) for prompt, answer in written if len(answer) > num_steps]
+    count = min(_MOST_CHOSEN, max(1, round(_CHOSEN * len(pairs))))
+    if len(pairs) < 2 * count + 1:
+        raise OptionError(
+            f"training: {len(pairs)} answers are too few to fit, to choose and to "
+            "measure; give more prompts"
+        )
+
+    def read(
+        some: Sequence[tuple[Sequence[int], Sequence[int]]], by: PreTrainedModel = network
+    ) -> Conversations:
+        # A chain needs so many tokens of the target.
+        return read_conversations(by, some, layers, least=num_steps + 1, on_rows=watch.on_read)
+
+    measured, chosen = read(pairs[:count]), read(pairs[count : 2 * count][:_LOOK])
+    fitted = read(pairs[2 * count :], quick)
+    learnt, num_drafted = (
+        fitted.token_ids[fitted.is_learnt],
+        min(draft_vocabulary, sizes.vocab_size),
     )
-    for first in range(0, len(cut), batch_size):
-        batch = cut[first : first + batch_size]
-        rows = [torch.tensor(tokens) for tokens, _ in batch]
-        ids = pad_sequence(rows, batch_first=True).to(device)
-        places = torch.arange(ids.shape[1], device=device)
-        sizes = torch.tensor([len(tokens) for tokens, _ in batch], device=device)
-        given = torch.tensor([num_given for _, num_given in batch], device=device)
-        is_text = places < sizes[:, None]
-        with torch.inference_mode():
-            # Padding is on the right: nothing that counts sees it.
-            states = network.model(ids, use_cache=False, output_hidden_states=True).hidden_states
-            last = states[-1][is_text]
-            log_z = [output(part).float().logsumexp(dim=-1) for part in last.split(_LOGITS)]
-        at = slice(starts[first], starts[first + len(batch)])
-        read.token_ids[at] = ids[is_text]
-        read.is_learnt[at] = (places >= given[:, None])[is_text]
-        read.features[at] = torch.cat([states[layer][is_text] for layer in layers], dim=-1)
-        read.last[at] = last
-        read.log_z[at] = torch.cat(log_z)
-        on_rows(len(batch))
-    return read
+    ids = frequent_tokens(learnt, sizes.vocab_size, num_drafted).cpu()
+    trainee = Eagle3Trainee(
+        fitted=fitted,
+        held_out=chosen,
+        target=_ends(network, ids),
+        config=layer_config(network, sizes),
+        num_steps=num_steps,
+        seed=recipe.seed,
+        dtype=quick.dtype,
+    )
+
+    outcome = fit(trainee, recipe, folder, watch, measured=measured)
+    if outcome.quality is not None:
+        covered = torch.isin(measured.token_ids[measured.is_learnt].cpu(), ids).double().mean()
+        figures = {
+            "answers": len(pairs),
+            "tokens": len(learnt),
+            "draft_vocabulary_covers": round(float(covered), 4),
+            **outcome.figures,
+            **(about or {}),
+        }
+        tensors, config = published(trainee, sizes.vocab_size)
+        save_published(folder / "model.safetensors", tensors, {**config, "about": figures})
+    return outcome
+
+
+def faster_copy(network: PreTrainedModel) -> PreTrainedModel:
+    """Return the network, or a bfloat16 copy on devices where that writes and reads text faster."""
+    able = getattr(torch.cpu, "get_capabilities", dict)()
+    has_bfloat16 = (
+        torch.cuda.is_bf16_supported(including_emulation=False)
+        if network.device.type == "cuda"
+        else bool(able.get("amx_tile") or able.get("avx512_bf16"))
+    )
+    if not has_bfloat16 or network.dtype != torch.float32:
+        return network
+    copied: Any = deepcopy(network)
+    return copied.to(torch.bfloat16)
+
+
+def _ends(network: Any, ids: torch.Tensor) -> Target:
+    norm = getattr(network.model, "norm", None)
+    if norm is None:
+        raise UnsupportedModelError(f"{type(network).__name__} has no norm before its output layer")
+    with torch.no_grad():
+        return Target(
+            embeddings=network.get_input_embeddings().weight.detach().float(),
+            output=network.get_output_embeddings().weight.detach()[ids].float(),
+            norm=norm.weight.detach().float(),
+            draft_ids=ids.to(network.device),
+        )

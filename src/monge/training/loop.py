@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from monge.core.errors import ModelLoadError, OptionError
-from monge.training.chain import ChainQuality
-from monge.training.losses import Weights
+from monge.training.chain import ChainQuality, Weights
 
 STATE: Final = "training.pt"
 
@@ -50,12 +49,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         sizes = (self.steps, self.batch_size, self.evaluate_every, self.patience)
-        if (
-            min(sizes) < 1
-            or not self.learning_rate > 0
-            or not 0 <= self.warm_up <= 1
-            or not self.clip > 0
-        ):
+        are_rates = self.learning_rate > 0 and 0 <= self.warm_up <= 1 and self.clip > 0
+        if min(sizes) < 1 or not are_rates:
             raise OptionError(
                 "head training: sizes must be at least 1, rates above 0 and "
                 f"warm_up in [0, 1]; got {self}"
@@ -66,11 +61,8 @@ class Recipe:
         rising = self.warm_up * self.steps
         if step < rising:
             return self.learning_rate * (step + 1) / rising
-        return (
-            self.learning_rate
-            * 0.5
-            * (1.0 + math.cos(math.pi * (step - rising) / max(1.0, self.steps - rising)))
-        )
+        share = (step - rising) / max(1.0, self.steps - rising)
+        return self.learning_rate * 0.5 * (1.0 + math.cos(math.pi * share))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,11 +84,6 @@ class Progress:
     history: list[tuple[int, float]] = field(default_factory=list)
     loss: float = math.nan
     seconds: float = 0.0
-
-    @property
-    def figures(self) -> dict[str, Any]:
-        """Entries of a saved head's configuration."""
-        return {"steps": self.step, "best_step": self.best_step, "training_s": self.seconds}
 
     @property
     def looks_since_best(self) -> int:
@@ -130,9 +117,19 @@ class Outcome:
     quality: ChainQuality | None
     progress: Progress
 
+    @property
+    def figures(self) -> dict[str, Any]:
+        """Entries of a saved head's configuration."""
+        own, quality = self.progress, None if self.quality is None else asdict(self.quality)
+        steps = {"steps": own.step, "best_step": own.best_step, "training_s": own.seconds}
+        return {**steps, "held_out": quality}
+
 
 class Trainee(ABC):
-    """A model in training: parameters, a loss on random batches, and a score on held-out text."""
+    """A head in training: parameters, a loss on random batches, and its acceptance on text."""
+
+    held_out: Any
+    """Text for early stopping."""
 
     @property
     @abstractmethod
@@ -140,24 +137,39 @@ class Trainee(ABC):
         """Trained parameters by name, changed in place."""
 
     @abstractmethod
-    def loss(self, batch_size: int, generator: torch.Generator) -> Tensor:
-        """Loss of a random batch of about `batch_size` positions."""
+    def loss(self, batch_size: int, generator: torch.Generator, share: float = 1.0) -> Tensor:
+        """Loss of a random batch.
+
+        Args:
+            batch_size: Approximate number of positions.
+            generator: Source of the batch.
+            share: Share of the training that is done.
+        """
 
     @abstractmethod
+    def quality(self, texts: Any) -> ChainQuality:
+        """Acceptance on text."""
+
     def look(self) -> float:
         """Block efficiency on held-out text: larger is better."""
+        return self.quality(self.held_out).block_efficiency
 
 
-def train(
-    trainee: Trainee,
-    recipe: Recipe,
-    folder: Path,
-    watch: Watch = NOBODY,
-) -> Progress:
+def fit(trainee: Trainee, recipe: Recipe, folder: Path, watch: Watch, *, measured: Any) -> Outcome:
+    """Train a head as by `train`, then measure it on other text unless training was interrupted."""
+    progress = train(trainee, recipe, folder, watch)
+    return Outcome(
+        num_parameters=sum(tensor.numel() for tensor in trainee.weights.values()),
+        quality=None if watch.should_stop() else trainee.quality(measured),
+        progress=progress,
+    )
+
+
+def train(trainee: Trainee, recipe: Recipe, folder: Path, watch: Watch = NOBODY) -> Progress:
     """Train, or continue; the trainee ends with the weights of the best evaluation.
 
     Args:
-        trainee: The model, trained in place.
+        trainee: The head, trained in place.
         recipe: Settings of the training.
         folder: Folder of the checkpoint; an interrupted run continues from there.
         watch: Callbacks.
@@ -171,18 +183,36 @@ def train(
         weights, lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
     )
     progress, best = _restored(trainee, recipe, folder, optimizer)
+
+    def save() -> None:
+        progress.seconds = perf_counter() - began
+        state = {
+            "recipe": asdict(recipe),
+            "progress": asdict(progress),
+            "weights": _copies(trainee),
+            "best": best,
+            "optimizer": optimizer.state_dict(),
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        # A reader never sees half a file, and an interrupt while it is written costs the last part only.
+        partial = (folder / STATE).with_suffix(".partial")
+        torch.save(state, partial)
+        partial.replace(folder / STATE)
+
     began = perf_counter() - progress.seconds
     while progress.step < recipe.steps and progress.looks_since_best < recipe.patience:
         progress.loss = _step(trainee, recipe, optimizer, progress.step)
         progress.step += 1
         if progress.step % recipe.evaluate_every == 0 or progress.step == recipe.steps:
-            best = _look(trainee, progress, best)
-            progress.seconds = perf_counter() - began
-            _save(trainee, recipe, folder, optimizer, (progress, best))
+            reached = trainee.look()
+            progress.history.append((progress.step, reached))
+            if reached > progress.best:
+                progress.best, progress.best_step = reached, progress.step
+                best = _copies(trainee)
+            save()
         watch.on_step(progress)
         if watch.should_stop():
-            progress.seconds = perf_counter() - began
-            _save(trainee, recipe, folder, optimizer, (progress, best))
+            save()
             return progress
     _set(trainee, best)
     return progress
@@ -191,7 +221,7 @@ def train(
 def _step(trainee: Trainee, recipe: Recipe, optimizer: torch.optim.Optimizer, step: int) -> float:
     # Every step has its own seed: the step's number is all the state that the batches have.
     generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
-    loss = trainee.loss(recipe.batch_size, generator)
+    loss = trainee.loss(recipe.batch_size, generator, step / recipe.steps)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(list(trainee.weights.values()), recipe.clip)
     for group in optimizer.param_groups:
@@ -199,16 +229,6 @@ def _step(trainee: Trainee, recipe: Recipe, optimizer: torch.optim.Optimizer, st
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return float(loss.detach())
-
-
-def _look(trainee: Trainee, progress: Progress, best: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Evaluate on held-out text; return the weights to keep."""
-    reached = trainee.look()
-    progress.history.append((progress.step, reached))
-    if reached <= progress.best:
-        return best
-    progress.best, progress.best_step = reached, progress.step
-    return _copies(trainee)
 
 
 def _copies(trainee: Trainee) -> dict[str, Tensor]:
@@ -221,30 +241,6 @@ def _set(trainee: Trainee, weights: Mapping[str, Tensor]) -> None:
         raise KeyError(f"weights {sorted(weights.keys() ^ trainee.weights.keys())}")
     for name, weight in trainee.weights.items():
         weight.copy_(weights[name])
-
-
-def _save(
-    trainee: Trainee,
-    recipe: Recipe,
-    folder: Path,
-    optimizer: torch.optim.Optimizer,
-    reached: tuple[Progress, dict[str, Tensor]],
-) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / STATE
-    progress, best = reached
-    state = {
-        "recipe": asdict(recipe),
-        "progress": asdict(progress),
-        "weights": _copies(trainee),
-        "best": best,
-        "optimizer": optimizer.state_dict(),
-    }
-    # A reader never sees half a file, and an interrupt while it is written costs the last part
-    # only.
-    partial = path.with_suffix(".partial")
-    torch.save(state, partial)
-    partial.replace(path)
 
 
 def _restored(
@@ -272,11 +268,3 @@ def _restored(
             "start anew"
         ) from error
     return progress, state["best"]
-
-
-def rounded(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Round weights to bfloat16, which moves a draft law a little and the output law not at all."""
-    return {
-        name: weight.detach().to("cpu", torch.bfloat16).contiguous()
-        for name, weight in weights.items()
-    }

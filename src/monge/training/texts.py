@@ -2,13 +2,21 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from monge.core.errors import OptionError
+from monge.core.errors import OptionError, UnsupportedModelError
 from monge.core.model import FeatureModel
+from monge.engine.models.network_facts import OutputLayer
+from monge.loading.networks import as_sequence_model
+
+HELD_OUT_ROWS: Final = 16
+"""Held-out rows of an evaluation during training."""
+_HELD_OUT: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +30,29 @@ class Ends:
 
     embed: Callable[[Tensor], Tensor]
     unembed: Callable[[Tensor], Tensor]
+
+
+def feature_model(network: PreTrainedModel) -> FeatureModel:
+    """Wrap a network as a target with hidden states.
+
+    Raises:
+        UnsupportedModelError: If its hidden states are not available.
+    """
+    model = as_sequence_model(network)
+    if not isinstance(model, FeatureModel):
+        raise UnsupportedModelError(
+            f"{type(network).__name__} is read as {type(model).__name__}, "
+            "which shows no hidden states"
+        )
+    return model
+
+
+def gradient_ends(network: PreTrainedModel) -> Ends:
+    """Freeze a network and return its embedding and output layer."""
+    network.requires_grad_(False)
+    layer: Any = network.get_input_embeddings()
+    output = OutputLayer(network)
+    return Ends(embed=layer, unembed=lambda states: output(states.to(network.dtype))[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +76,6 @@ class Texts:
                 "its weights, or load it in a wider type (dtype='float32')"
             )
 
-    @property
-    def num_tokens(self) -> int:
-        """Number of tokens."""
-        return self.token_ids.numel()
-
     def split(self, held_out: float) -> tuple["Texts", "Texts"]:
         """Split off the last rows as held-out text; both parts have at least one row.
 
@@ -68,6 +94,22 @@ class Texts:
     def rows(self, which: slice) -> "Texts":
         """Some of the rows."""
         return Texts(token_ids=self.token_ids[which], states=self.states[which])
+
+
+def thirds(texts: Texts) -> tuple[Texts, Texts, Texts]:
+    """Split texts into rows to fit, to choose and to measure on.
+
+    Raises:
+        OptionError: If there are fewer than three rows.
+    """
+    if len(texts.token_ids) < 3:
+        raise OptionError(
+            "a head needs three rows of text or more, to fit, to choose and to measure; got "
+            f"{len(texts.token_ids)}"
+        )
+    rest, held_out = texts.split(_HELD_OUT)
+    fitted, chosen = rest.split(_HELD_OUT)
+    return fitted, chosen, held_out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,10 +152,10 @@ def windows_at(texts: Texts, which: Int64[Tensor, " nodes"], num_steps: int, end
     steps = first[:, None] + torch.arange(1, num_steps + 1, device=which.device)
     coming = texts.token_ids[row[:, None], steps]
     return Windows(
-        states=_wide(texts.states[row, first]),
-        tokens=_wide(ends.embed(coming)),
+        states=wide(texts.states[row, first]),
+        tokens=wide(ends.embed(coming)),
         token_ids=texts.token_ids[row[:, None], steps + 1],
-        true=_wide(texts.states[row[:, None], steps]),
+        true=wide(texts.states[row[:, None], steps]),
     )
 
 
@@ -127,9 +169,8 @@ def random_windows(
 
 def all_windows(texts: Texts, num_steps: int, ends: Ends, size: int = 1024) -> Iterator[Windows]:
     """All windows, in batches."""
-    for part in torch.arange(num_windows(texts, num_steps), device=texts.token_ids.device).split(
-        size
-    ):
+    places = torch.arange(num_windows(texts, num_steps), device=texts.token_ids.device)
+    for part in places.split(size):
         yield windows_at(texts, part, num_steps, ends)
 
 
@@ -161,6 +202,6 @@ def read_texts(
     return Texts(token_ids=rows.to(states[0].device), states=torch.stack(states))
 
 
-def _wide(states: Tensor) -> Tensor:
+def wide(states: Tensor) -> Tensor:
     """Convert to at least float32, in which heads compute."""
     return states if states.dtype == torch.float64 else states.float()

@@ -21,19 +21,21 @@ from jaxtyping import Float64, Int64
 from monge.transport.candidates import TokenTuple
 from monge.transport.laws import (
     Tabular,
+    Vector,
     by_ratio,
     check_fixed,
     check_law,
     check_pair,
     check_sub_law,
     check_width,
+    checked_pair,
     normalised,
 )
 from monge.transport.race import prefix_containment
 from monge.transport.random_tree import string_laws
 
 DRAFTS_ROUNDING: Final = 1e-12
-"""How far, relatively, log p(H) / log q(H) may lie above a whole number by rounding and still count as that number.
+"""Relative rounding by which log p(H) / log q(H) may lie above a whole number and still count as that number.
 
 With K draws fewer by this share of K, q(H)^K changes by less than 1e-12, because x log(1/x) < 1."""
 
@@ -52,9 +54,7 @@ class Cut:
     tokens: TokenTuple
 
 
-def iid_optimum(
-    p: Float64[np.ndarray, " vocab"], q: Float64[np.ndarray, " vocab"], width: int
-) -> Cut:
+def iid_optimum(p: Vector, q: Vector, width: int) -> Cut:
     """`width` independent draws from q; p may be a sub-target, whose missing mass is never drafted.
 
     With K = 2 this is Theorem 3 of Khisti et al. (arXiv 2410.18234), for larger K the conjecture
@@ -65,9 +65,7 @@ def iid_optimum(
     return _best_prefix(tokens, kept, drawn**width)
 
 
-def without_replacement_optimum(
-    p: Float64[np.ndarray, " vocab"], q: Float64[np.ndarray, " vocab"], width: int
-) -> Cut:
+def without_replacement_optimum(p: Vector, q: Vector, width: int) -> Cut:
     """`width` draws without replacement.
 
     Closed form for two, exponential race for more (absolute error below 1e-13).
@@ -77,12 +75,7 @@ def without_replacement_optimum(
     return _best_prefix(tokens, kept, prefix_containment(q[tokens], width))
 
 
-def mixed_optimum(
-    p: Float64[np.ndarray, " vocab"],
-    fixed: TokenTuple,
-    q: Float64[np.ndarray, " vocab"],
-    width: int,
-) -> Cut:
+def mixed_optimum(p: Vector, fixed: TokenTuple, q: Vector, width: int) -> Cut:
     """Deterministic candidates D and `width` independent draws from q, which gives D no mass.
 
     alpha* = p(D) + min over H outside D of [ p(H) + 1 - q(H)^K ].
@@ -98,9 +91,7 @@ def mixed_optimum(
     return Cut(acceptance=float(p[list(fixed)].sum()) + sampled.acceptance, tokens=tokens)
 
 
-def greedy_proposal(
-    q: Float64[np.ndarray, " vocab"], width: int
-) -> tuple[TokenTuple, Float64[np.ndarray, " vocab"] | None]:
+def greedy_proposal(q: Vector, width: int) -> tuple[TokenTuple, Vector | None]:
     """The top `width - 1` tokens of q, and the law of the last candidate.
 
     Q outside them, or `None` where nothing is left.
@@ -116,9 +107,7 @@ def greedy_proposal(
     return tuple(fixed.tolist()), normalised(rest) if support.size > fixed.size else None
 
 
-def greedy_optimum(
-    p: Float64[np.ndarray, " vocab"], q: Float64[np.ndarray, " vocab"], width: int
-) -> Cut:
+def greedy_optimum(p: Vector, q: Vector, width: int) -> Cut:
     """Greedy drafting: the top `width - 1` tokens of q and one draw from the rest, a mixed set with one draw."""
     fixed, rest = greedy_proposal(q, width)
     if rest is None:
@@ -144,9 +133,7 @@ class AcceptanceOne:
         return self.num_drafts is not None and self.num_drafts <= width
 
 
-def acceptance_one(
-    p: Float64[np.ndarray, " vocab"], q: Float64[np.ndarray, " vocab"]
-) -> AcceptanceOne:
+def acceptance_one(p: Vector, q: Vector) -> AcceptanceOne:
     """The acceptance-one condition for independent draws from q.
 
     `p(H) >= q(H)^K` for every set H of tokens.
@@ -158,8 +145,7 @@ def acceptance_one(
     Reference:
         Theorem 2 of Khisti et al. (arXiv 2410.18234) for K = 2; the cut gives every K.
     """
-    p, q = check_law("target", p), check_law("draft law", q)
-    check_pair(p, q)
+    p, q = checked_pair(p, q)
     tokens, _ = by_ratio(p, q)
     never = tokens[p[tokens] == 0.0]
     if never.size or p[q == 0.0].any():
@@ -197,7 +183,7 @@ def layer_bound(target: Tabular, draft: Tabular, *, depth: int, width: int) -> f
 
 
 def _prefixes(
-    p: Float64[np.ndarray, " vocab"], q: Float64[np.ndarray, " vocab"]
+    p: Vector, q: Vector
 ) -> tuple[
     Int64[np.ndarray, " support"], Float64[np.ndarray, " support"], Float64[np.ndarray, " support"]
 ]:

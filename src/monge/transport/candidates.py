@@ -9,12 +9,18 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from monge.core.errors import LawError, OptionError
-from monge.core.hub_pairs import HubPairs
-from monge.core.independent import Independent
 from monge.core.law import MASS_TOLERANCE
-from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, Proposal, WithoutReplacement
+from monge.core.proposal import (
+    Deterministic,
+    HubPairs,
+    Iid,
+    Independent,
+    Mixed,
+    Proposal,
+    WithoutReplacement,
+)
 from monge.core.systematic import Systematic
-from monge.transport.laws import check_fixed, check_law, check_width, dense
+from monge.transport.laws import Vector, check_fixed, check_law, check_width, dense
 
 MAX_TUPLES: Final = 1 << 18
 """Most tuples that are listed.
@@ -93,7 +99,7 @@ class CandidateLaw:
         return cls.explicit(num_tokens, {tokens: 1.0})
 
     @classmethod
-    def independent(cls, draft_laws: Sequence[Float64[np.ndarray, " vocab"]]) -> "CandidateLaw":
+    def independent(cls, draft_laws: Sequence[Vector]) -> "CandidateLaw":
         """Independent candidates, one from each draft law."""
         check_width(len(draft_laws))
         laws = [check_law(f"draft law {index}", law) for index, law in enumerate(draft_laws)]
@@ -113,12 +119,12 @@ class CandidateLaw:
         return cls.explicit(laws[0].size, masses)
 
     @classmethod
-    def iid(cls, q: Float64[np.ndarray, " vocab"], width: int) -> "CandidateLaw":
+    def iid(cls, q: Vector, width: int) -> "CandidateLaw":
         """`width` independent draws from q."""
         return cls.independent([q] * width)
 
     @classmethod
-    def without_replacement(cls, q: Float64[np.ndarray, " vocab"], width: int) -> "CandidateLaw":
+    def without_replacement(cls, q: Vector, width: int) -> "CandidateLaw":
         """`width` draws from q, each given that it is new.
 
         The whole support where that is smaller.
@@ -135,9 +141,7 @@ class CandidateLaw:
         return cls.explicit(law.size, masses)
 
     @classmethod
-    def mixed(
-        cls, fixed: TokenTuple, q: Float64[np.ndarray, " vocab"], width: int
-    ) -> "CandidateLaw":
+    def mixed(cls, fixed: TokenTuple, q: Vector, width: int) -> "CandidateLaw":
         """Deterministic candidates, then `width` independent draws from q, which gives them no mass."""
         law = check_law("draft law", q)
         check_fixed(fixed, law)
@@ -149,7 +153,7 @@ class CandidateLaw:
         )
 
     @classmethod
-    def hub_pairs(cls, q: Float64[np.ndarray, " vocab"], hub: int | None = None) -> "CandidateLaw":
+    def hub_pairs(cls, q: Vector, hub: int | None = None) -> "CandidateLaw":
         """Pairs that contain the most probable token a.
 
         Q(i, a) = q_i and Q(a, i) = q_a q_i / (1 - q_a), i != a.
@@ -177,7 +181,7 @@ class CandidateLaw:
         """The joint law of what a proposal of the core draws.
 
         Raises:
-            LawError: For `Arbitrary`, whose joint law nobody knows.
+            LawError: For `Arbitrary` and unknown proposals.
         """
         match proposal:
             case Deterministic():
@@ -203,15 +207,10 @@ class CandidateLaw:
                     num_tokens,
                     dict(zip(proposal.cells.candidates, proposal.cells.lengths, strict=True)),
                 )
-            case Arbitrary():
-                raise LawError(
-                    "candidates: those of an Arbitrary proposal follow no declared "
-                    "law; list it with `explicit`"
-                )
             case _:
                 raise LawError(
-                    f"candidates: the joint law of {type(proposal).__name__} is "
-                    "unknown; list it with `explicit`"
+                    f"candidates: {type(proposal).__name__} has no declared law; list the joint law "
+                    "with `explicit`"
                 )
         return made
 
@@ -227,12 +226,12 @@ class CandidateLaw:
         return member
 
     @property
-    def inclusion(self) -> Float64[np.ndarray, " vocab"]:
+    def inclusion(self) -> Vector:
         """P(token is among the candidates)."""
         return self.probs @ self.membership
 
 
-def _successive_mass(law: Float64[np.ndarray, " vocab"], candidates: TokenTuple) -> float:
+def _successive_mass(law: Vector, candidates: TokenTuple) -> float:
     left = law.copy()
     mass = 1.0
     for token in candidates:

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from monge.core.errors import OptionError
-from monge.transport.laws import check_law, check_pair
+from monge.transport.laws import Vector, check_law, check_pair
 from monge.transport.problem import TransportProblem
 
 MAX_LEADING: Final = 64
@@ -33,7 +33,7 @@ class PairSelection:
         order: Tokens of either support by decreasing `p - q1 q2`, `[support]`.
         leading_choice: w_ij = P(select i | the pair is {i, j}) for the leading tokens, by rank,
             `[leading, leading]`.
-        tail: What a pair outside the leading tokens selects: the higher "ranked" token, or the
+        tail: Selection of a pair outside the leading tokens: the higher "ranked" token, or the
             "first" candidate.
         winner_law: x, computed from the clipped choices, `[vocab]`.
     """
@@ -41,7 +41,7 @@ class PairSelection:
     order: Int64[np.ndarray, " support"]
     leading_choice: Float64[np.ndarray, "leading leading"]
     tail: Tail
-    winner_law: Float64[np.ndarray, " vocab"]
+    winner_law: Vector
 
     def first_prob(self, first: int, second: int) -> float:
         """P(select the first candidate | both)."""
@@ -57,12 +57,7 @@ class PairSelection:
 
 
 def truncated_program(
-    p: Float64[np.ndarray, " vocab"],
-    q1: Float64[np.ndarray, " vocab"],
-    q2: Float64[np.ndarray, " vocab"],
-    *,
-    num_leading: int,
-    tail: Tail = "ranked",
+    p: Vector, q1: Vector, q2: Vector, *, num_leading: int, tail: Tail = "ranked"
 ) -> PairSelection:
     """The truncated linear program for two candidates.
 
@@ -112,33 +107,28 @@ class Tournament:
 
     rounds: tuple[PairSelection, ...]
 
+    def selection_probs(self, candidates: Sequence[int]) -> dict[int, float]:
+        """P(selected | candidates) of every distinct candidate."""
+        probs = {candidates[0]: 1.0}
+        for pair, challenger in zip(self.rounds, candidates[1:], strict=True):
+            stays = {z: prob * pair.first_prob(z, challenger) for z, prob in probs.items()}
+            moved = sum(prob - stays[z] for z, prob in probs.items())
+            probs = stays | {challenger: stays.get(challenger, 0.0) + moved}
+        return probs
+
     def selection(self, problem: TransportProblem) -> Float64[np.ndarray, "tuples vocab"]:
         """beta(i | t) for every tuple."""
         selection = np.zeros((len(problem.candidates.tuples), problem.target.size))
-        for row, candidate_ids in enumerate(problem.candidates.tuples):
-            winners = {candidate_ids[0]: 1.0}
-            for pair, challenger in zip(self.rounds, candidate_ids[1:], strict=True):
-                stays = {
-                    token: mass * pair.first_prob(token, challenger)
-                    for token, mass in winners.items()
-                    if mass > 0.0
-                }
-                left = sum(winners.values()) - sum(stays.values())
-                winners = stays | {challenger: stays.get(challenger, 0.0) + left}
-            selection[row, list(winners)] = list(winners.values())
+        for row, candidates in enumerate(problem.candidates.tuples):
+            for token, prob in self.selection_probs(candidates).items():
+                selection[row, token] = prob
         return selection
 
 
 def tournament(
-    p: Float64[np.ndarray, " vocab"],
-    draft_laws: Sequence[Float64[np.ndarray, " vocab"]],
-    *,
-    num_leading: int,
-    tail: Tail = "ranked",
+    p: Vector, draft_laws: Sequence[Vector], *, num_leading: int, tail: Tail = "ranked"
 ) -> Tournament:
-    """Selections for any number of independent candidates, from equal or different draft laws.
-
-    Lossless, not optimal.
+    """Selections for any number of independent candidates, from equal or different draft laws: lossless, not optimal.
 
     Reference: Khisti et al., arXiv 2410.18234, section 5.
     """
@@ -153,12 +143,8 @@ def tournament(
 
 
 def _tail_law(
-    q1: Float64[np.ndarray, " vocab"],
-    q2: Float64[np.ndarray, " vocab"],
-    order: Int64[np.ndarray, " support"],
-    num_leading: int,
-    tail: Tail,
-) -> Float64[np.ndarray, " vocab"]:
+    q1: Vector, q2: Vector, order: Int64[np.ndarray, " support"], num_leading: int, tail: Tail
+) -> Vector:
     """Winner law without the pairs of two different leading tokens."""
     a, b = q1[order], q2[order]
     below1 = np.append(np.cumsum(a[::-1])[-2::-1], 0.0)  # mass at later ranks

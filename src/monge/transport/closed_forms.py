@@ -8,12 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64
 
 from monge.core.errors import LawError
-from monge.transport.laws import check_law, check_pair, check_width
-
-Vector = Float64[np.ndarray, " vocab"]
+from monge.transport.laws import Vector, check_law, check_width, checked_pair
 
 
 def naive_tree_acceptance(p: Vector, q: Vector, width: int) -> float:
@@ -22,7 +19,7 @@ def naive_tree_acceptance(p: Vector, q: Vector, width: int) -> float:
     The residual token may hit one of the others.
     """
     check_width(width)
-    p, q = _checked(p, q)
+    p, q = checked_pair(p, q)
     accepted, residual = _step(p, q)
     return accepted + float(residual @ (1.0 - (1.0 - q) ** (width - 1)))
 
@@ -41,7 +38,7 @@ def rrs_acceptance(p: Vector, draft_laws: Sequence[Vector]) -> float:
     check_width(len(draft_laws))
     rejected, left = 1.0, check_law("target", p)
     for law in draft_laws:
-        left, q = _checked(left, law)
+        left, q = checked_pair(left, law)
         _, residual = _step(left, q)
         mass = float(residual.sum())
         if mass == 0.0:
@@ -61,7 +58,7 @@ def rrs_without_replacement_acceptance(p: Vector, q: Vector, width: int) -> floa
     Reference: RSD-C and RSD-S (arXiv 2402.14160); Sequoia (arXiv 2402.12374).
     """
     check_width(width)
-    p, q = _checked(p, q)
+    p, q = checked_pair(p, q)
     accepted, residual = _step(p, q)
     mass = float(residual.sum())
     if mass == 0.0 or width == 1:
@@ -108,7 +105,7 @@ def k_seq_constants(p: Vector, q: Vector, width: int, rho: float | None = None) 
     Reference: SpecTr (arXiv 2310.15141, Algorithm 2).
     """
     check_width(width)
-    p, q = _checked(p, q)
+    p, q = checked_pair(p, q)
     if rho is not None:
         constants = _k_seq_at(p, q, width, rho)
         if constants.gamma > rho:
@@ -138,7 +135,7 @@ def k_seq_acceptance(p: Vector, q: Vector, width: int, rho: float | None = None)
     - beta) is the law of a candidate that was rejected. At the smallest rho, gamma = rho and no
     residual token can be a rejected one; at a larger rho the hits count.
     """
-    p, q = _checked(p, q)
+    p, q = checked_pair(p, q)
     constants = k_seq_constants(p, q, width, rho)
     residual = np.maximum(p - constants.gamma * np.minimum(p / constants.rho, q), 0.0)
     rejected_law = np.maximum(q - p / constants.rho, 0.0)
@@ -157,12 +154,27 @@ def _k_seq_at(p: Vector, q: Vector, width: int, rho: float) -> KSeqConstants:
     return KSeqConstants(rho=rho, accepted=accepted, gamma=gamma)
 
 
+def match_probability(p: Vector, q: Vector, width: int) -> float:
+    """Return P(Y = X^k), k being the draft whose clock made Y the output: a lower bound of the acceptance of `gumbel`.
+
+    Drafter and target run the same race. For every token i and draft k both know a clock S_i^k,
+    exponential, mean one; draft k is `X^k = argmin_i S_i^k / q_i`, and the output is `Y = argmin_i
+    (min_k S_i^k) / p_i`, which follows p exactly, and is a function of the clocks and of p alone.
+
+    `sum_j K / (sum_i max(q_i / q_j, p_i / p_j) + (K - 1) / p_j)`, over the tokens j that both laws
+    can emit. With one candidate it is the acceptance itself, and at least `(1 - TV) / (1 + TV)`.
+
+    Reference:
+        Rowan et al., arXiv 2506.05632 (several drafts); Daliri et al., arXiv 2408.07978 (one).
+    """
+    check_width(width)
+    p, q = checked_pair(p, q)
+    both = np.flatnonzero((p > 0.0) & (q > 0.0))
+    # Times p_j q_j, so that no ratio overflows: the clocks that j must beat, [both, vocab].
+    beaten = np.maximum(np.outer(p[both], q), np.outer(q[both], p)).sum(axis=1)
+    return float((width * p[both] * q[both] / (beaten + (width - 1) * q[both])).sum())
+
+
 def _step(p: Vector, q: Vector) -> tuple[float, Vector]:
     """Acceptance of a single-draft step, and the unnormalised residual."""
     return float(np.minimum(p, q).sum()), np.maximum(p - q, 0.0)
-
-
-def _checked(p: Vector, q: Vector) -> tuple[Vector, Vector]:
-    p, q = check_law("target", p), check_law("draft law", q)
-    check_pair(p, q)
-    return p, q

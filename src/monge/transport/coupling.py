@@ -1,4 +1,4 @@
-"""What a solver gives back: an accepted flow, and everything that follows from it by completion."""
+"""Couplings: an accepted flow, and everything that follows from it by completion."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -7,13 +7,13 @@ import numpy as np
 from jaxtyping import Float64
 
 from monge.core.errors import LawError
+from monge.transport.laws import Vector
 from monge.transport.problem import TransportProblem
 
 FLOW_TOLERANCE: Final = 1e-12
-"""How far a flow may exceed P(t) or p by rounding of its sums.
+"""Largest excess of a flow over P(t) or p that counts as rounding of its sums; a larger one raises.
 
-What is clipped away changes the output law by at most this much per token; a larger excess is a
-wrong flow and raises.
+Clipping it changes the output law by at most this much per token.
 """
 
 LOSSLESS_TOLERANCE: Final = 1e-12
@@ -82,17 +82,17 @@ class Coupling:
         return self.flow / self.problem.candidates.probs[:, None]
 
     @property
-    def accepted_masses(self) -> Float64[np.ndarray, " vocab"]:
+    def accepted_masses(self) -> Vector:
         """Vector y: mass of every token that is accepted as a candidate."""
         return self.flow.sum(axis=0)
 
     @property
-    def residual(self) -> Float64[np.ndarray, " vocab"]:
+    def residual(self) -> Vector:
         """The rest of the target, p - y, not normalised."""
         return np.maximum(self.problem.target - self.accepted_masses, 0.0)
 
     @property
-    def residual_law(self) -> Float64[np.ndarray, " vocab"]:
+    def residual_law(self) -> Vector:
         """Law of the token after a rejection.
 
         P itself where nothing is left, since then nothing is ever rejected.
@@ -120,7 +120,7 @@ class Coupling:
         return float(self.problem.candidates.probs @ laws.sum(axis=1))
 
     @property
-    def output_law(self) -> Float64[np.ndarray, " vocab"]:
+    def output_law(self) -> Vector:
         """Law of the emitted token."""
         return self.problem.candidates.probs @ self.conditional_laws
 

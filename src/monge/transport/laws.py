@@ -11,11 +11,13 @@ from jaxtyping import Float64, Int64
 from monge.core.errors import LawError, OptionError
 from monge.core.law import MASS_TOLERANCE, DenseLaw, Law
 
-Tabular = Callable[[tuple[int, ...]], Float64[np.ndarray, " vocab"]]
+Vector = Float64[np.ndarray, " vocab"]
+
+Tabular = Callable[[tuple[int, ...]], Vector]
 """A model given by its table: prefix of tokens -> dense law of the next one."""
 
 
-def check_law(name: str, probs: Float64[np.ndarray, " vocab"]) -> Float64[np.ndarray, " vocab"]:
+def check_law(name: str, probs: Vector) -> Vector:
     """A read-only copy of a vector that is a law.
 
     Raises:
@@ -33,9 +35,7 @@ def check_law(name: str, probs: Float64[np.ndarray, " vocab"]) -> Float64[np.nda
     return law
 
 
-def check_sub_law(
-    name: str, masses: Float64[np.ndarray, " vocab"]
-) -> Float64[np.ndarray, " vocab"]:
+def check_sub_law(name: str, masses: Vector) -> Vector:
     """A read-only copy of a vector of masses that sum to one or less.
 
     Raises:
@@ -63,13 +63,20 @@ def check_pair(p: Float64[np.ndarray, "..."], q: Float64[np.ndarray, "..."]) -> 
         )
 
 
+def checked_pair(p: Vector, q: Vector) -> tuple[Vector, Vector]:
+    """Return read-only copies of a target and a draft law over one vocabulary; see `check_law`."""
+    p, q = check_law("target", p), check_law("draft law", q)
+    check_pair(p, q)
+    return p, q
+
+
 def check_width(width: int) -> None:
     """Raises `OptionError` unless there is at least one candidate."""
     if width < 1:
         raise OptionError(f"width: expected at least one candidate; got {width}")
 
 
-def check_fixed(fixed: tuple[int, ...], q: Float64[np.ndarray, " vocab"]) -> None:
+def check_fixed(fixed: tuple[int, ...], q: Vector) -> None:
     """Raises `LawError` unless deterministic candidates are tokens of the vocabulary to which q gives no mass."""
     outside = [token for token in fixed if not 0 <= token < q.size]
     if outside:
@@ -81,7 +88,7 @@ def check_fixed(fixed: tuple[int, ...], q: Float64[np.ndarray, " vocab"]) -> Non
         )
 
 
-def dense(law: Law, num_tokens: int) -> Float64[np.ndarray, " vocab"]:
+def dense(law: Law, num_tokens: int) -> Vector:
     """The masses of a law of the core, one per token of the vocabulary.
 
     Raises:
@@ -102,7 +109,7 @@ def dense(law: Law, num_tokens: int) -> Float64[np.ndarray, " vocab"]:
 
 
 def by_ratio(
-    p: Float64[np.ndarray, " vocab"], q: Float64[np.ndarray, " vocab"]
+    p: Vector, q: Vector
 ) -> tuple[Int64[np.ndarray, " support"], Float64[np.ndarray, " support"]]:
     """Tokens of the support of q by increasing p/q (ties by token), and their ratios.
 
@@ -122,7 +129,7 @@ def by_ratio(
     return tokens[order], ratios[order]
 
 
-def normalised(masses: Float64[np.ndarray, " vocab"]) -> Float64[np.ndarray, " vocab"]:
+def normalised(masses: Vector) -> Vector:
     """Masses over their sum.
 
     Raises:

@@ -6,13 +6,10 @@ A target law, and the joint law of the candidates it is offered.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from jaxtyping import Float64
-
 from monge.core.errors import LawError
 from monge.core.proposal import Proposal
 from monge.transport.candidates import CandidateLaw, TokenTuple
-from monge.transport.laws import check_law
+from monge.transport.laws import Vector, check_law
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -30,7 +27,7 @@ class TransportProblem:
         LawError: If p is no law, or the two do not cover one vocabulary.
     """
 
-    target: Float64[np.ndarray, " vocab"]
+    target: Vector
     candidates: CandidateLaw
 
     def __post_init__(self) -> None:
@@ -42,24 +39,18 @@ class TransportProblem:
             )
 
     @classmethod
-    def from_proposal(
-        cls, target: Float64[np.ndarray, " vocab"], proposal: Proposal
-    ) -> "TransportProblem":
+    def from_proposal(cls, target: Vector, proposal: Proposal) -> "TransportProblem":
         """Candidates drawn by a proposal of the core."""
         return cls(target=target, candidates=CandidateLaw.from_proposal(target.size, proposal))
 
     @classmethod
-    def from_draft_laws(
-        cls,
-        target: Float64[np.ndarray, " vocab"],
-        draft_laws: Sequence[Float64[np.ndarray, " vocab"]],
-    ) -> "TransportProblem":
+    def from_draft_laws(cls, target: Vector, draft_laws: Sequence[Vector]) -> "TransportProblem":
         """Independent candidates, one from each draft law."""
         return cls(target=target, candidates=CandidateLaw.independent(draft_laws))
 
     @classmethod
     def from_joint_law(
-        cls, target: Float64[np.ndarray, " vocab"], masses: Mapping[TokenTuple, float]
+        cls, target: Vector, masses: Mapping[TokenTuple, float]
     ) -> "TransportProblem":
         """Candidates with any joint law, listed."""
         return cls(target=target, candidates=CandidateLaw.explicit(target.size, masses))

@@ -10,11 +10,13 @@ from typing import Final
 import numpy as np
 from jaxtyping import Float64
 
+from monge.transport.laws import Vector
+
 FIRST_TIME: Final = 1e-18
-"""Where the integral starts: clocks outside H, of rates that sum to at most one, ring before it with probability 1e-18."""
+"""Start of the integral: clocks outside H, of rates that sum to at most one, ring before it with probability 1e-18."""
 
 LAST_WAIT: Final = 42.0
-"""Where it ends, in mean waits of the slowest last clock: exp(-42) < 1e-18 is left."""
+"""End of the integral, in mean waits of the slowest last clock: exp(-42) < 1e-18 is left."""
 
 
 def log_step(width: int) -> float:
@@ -74,3 +76,50 @@ def _race(q: Float64[np.ndarray, " support"], width: int) -> Float64[np.ndarray,
         rang[1:] += moved
         contained[prefix] = step * float((rate * times * np.exp(-rate * times)) @ rang[-1])
     return contained
+
+
+def distinct_inclusion(q: Vector, width: int) -> Vector:
+    """P(token is among `width` draws without replacement from q), in closed form for two draws."""
+    tokens = np.flatnonzero(q)
+    included = np.zeros(q.size)
+    if width >= tokens.size:
+        included[tokens] = 1.0
+    elif width == 1:
+        included[tokens] = q[tokens]
+    elif width == 2:
+        odds = q[tokens] / (1.0 - q[tokens])
+        included[tokens] = q[tokens] * (1.0 + odds.sum() - odds)
+    else:
+        included[tokens] = _race_inclusion(q[tokens], width)
+    return included
+
+
+def _race_inclusion(
+    q: Float64[np.ndarray, " support"], width: int
+) -> Float64[np.ndarray, " support"]:
+    """P(fewer than K of the other clocks ring before clock i), by quadrature in log time."""
+    step = log_step(width)
+    times = np.exp(np.arange(np.log(FIRST_TIME), np.log(LAST_WAIT / q.min()) + step, step))
+    rings = -np.expm1(-q[:, None] * times)  # [tokens, times]
+    # How many of the tokens seen so far rang, K or more left out.
+    first = np.zeros((width, times.size))
+    first[0] = 1.0
+    behind = [first]
+    for ring in rings[:0:-1]:
+        behind.append(_one_more(behind[-1], ring))
+    included = np.zeros(q.size)
+    for token, (rate, ring) in enumerate(zip(q, rings, strict=True)):
+        at_most = behind.pop().cumsum(axis=0)
+        fewer = (first * at_most[::-1]).sum(axis=0)  # at most K - 1 together
+        included[token] = step * float((rate * times * np.exp(-rate * times)) @ fewer)
+        first = _one_more(first, ring)
+    return included
+
+
+def _one_more(
+    counts: Float64[np.ndarray, "width times"], ring: Float64[np.ndarray, " times"]
+) -> np.ndarray:
+    moved = counts * ring
+    more = counts - moved
+    more[1:] += moved[:-1]
+    return more

@@ -19,15 +19,20 @@ Polya). A candidate draws its position u in its own window; rising and falling p
 |dE| is equal at both ends, so m(u) du = m(u') du': scores stay uniform; and E[xt(score) | u] = g: every token receives a(y).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from monge.core.errors import LawError
 from monge.transport.bounds import iid_optimum
-from monge.transport.laws import by_ratio, check_law, check_sub_law
-from monge.transport.numerics import bisect, power_quotient
+from monge.transport.laws import Vector, by_ratio, check_law, check_sub_law
+
+Real = TypeVar("Real", float, np.ndarray)
+Points = Float64[np.ndarray, " n"]
+Sides = Bool[np.ndarray, " n"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,7 +62,7 @@ class Rearrangement:
         edges: Borders of the windows, from 0 to 1, `[windows + 1]`.
         owners: Token of each window, `[windows]`.
         gains: g in each window, `[windows]`.
-        peaks: Where E, concave in a window, is largest, `[windows]`.
+        peaks: Maximiser of E, which is concave in a window, `[windows]`.
         accepted_masses: a, `[vocab]`.
     """
 
@@ -69,12 +74,10 @@ class Rearrangement:
     owners: Int64[np.ndarray, " windows"]
     gains: Float64[np.ndarray, " windows"]
     peaks: Float64[np.ndarray, " windows"]
-    accepted_masses: Float64[np.ndarray, " vocab"]
+    accepted_masses: Vector
 
     @classmethod
-    def build(
-        cls, p: Float64[np.ndarray, " vocab"], q: Float64[np.ndarray, " vocab"], width: int
-    ) -> "Rearrangement":
+    def build(cls, p: Vector, q: Vector, width: int) -> "Rearrangement":
         """The score map for `width` independent draws from q; p may sum to less than one.
 
         Raises:
@@ -110,35 +113,25 @@ class Rearrangement:
             accepted_masses=accepted,
         )
 
-    def densities(self, v: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
+    def densities(self, v: Points) -> Points:
         """Density xt of the smallest score, cut off at the threshold."""
         return np.where(v < self.threshold, self.width * (1.0 - v) ** (self.width - 1), 0.0)
 
-    def windows_of(self, u: Float64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-        """Index of the window of each position in [0, 1].
-
-        Windows are closed on the left, the last on both sides.
-        """
+    def windows_of(self, u: Points) -> Int64[np.ndarray, " n"]:
+        """Index of the window of each position in [0, 1]; windows are closed on the left, the last on both sides."""
         return np.minimum(np.searchsorted(self.edges, u, side="right"), self.owners.size) - 1
 
-    def heights(self, u: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
+    def heights(self, u: Points) -> Points:
         """Surplus E: mass on offer up to u, minus what the tokens up to u are to receive."""
         return self._offered(np.zeros_like(u), u) + self._given(u, self.edges[:1])[:, 0]
 
-    def partners(self, u: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
-        """The swap partner of each position.
-
-        Positions where E is flat, or zero but for rounding, are their own.
-        """
+    def partners(self, u: Points) -> Points:
+        """The swap partner of each position: itself if E is flat there, or zero but for rounding."""
         slopes = self.densities(u) - self.gains[self.windows_of(u)]
         return np.where(slopes == 0.0, u, self.nearest_below(u, slopes > 0.0))
 
-    def nearest_below(
-        self, u: Float64[np.ndarray, " n"], is_right: Bool[np.ndarray, " n"]
-    ) -> Float64[np.ndarray, " n"]:
-        """The nearest point, to the right or left of u, beyond which E is below E(u).
-
-        U itself where there is none.
+    def nearest_below(self, u: Points, is_right: Sides) -> Points:
+        """The nearest point, to the right or left of u, beyond which E is below E(u); u itself if there is none.
 
         Everything is counted from u on: differences of E itself would lose half of the digits where
         E is almost flat.
@@ -159,15 +152,13 @@ class Rearrangement:
         low = np.where(is_right, np.maximum(peaks, u), self.edges[landing])
         high = np.where(is_right, self.edges[landing + 1], np.minimum(peaks, u))
 
-        def is_past(v: Float64[np.ndarray, " n"]) -> Bool[np.ndarray, " n"]:
+        def is_past(v: Points) -> Sides:
             rise = self._offered(u, v) - (spent + self.gains[landing] * (v - anchor))
             return (rise < 0.0) == is_right
 
         return np.where(below.any(axis=1), bisect(is_past, low, high), u)
 
-    def swap_probs(
-        self, u: Float64[np.ndarray, " n"], partners: Float64[np.ndarray, " n"]
-    ) -> Float64[np.ndarray, " n"]:
+    def swap_probs(self, u: Points, partners: Points) -> Points:
         """Probability m(u) that the score is the partner."""
         here, there = self.densities(u), self.densities(partners)
         surplus = here - self.gains[self.windows_of(u)]
@@ -197,9 +188,7 @@ class Rearrangement:
         u, v = np.minimum(u, self.threshold), np.minimum(v, self.threshold)
         return (v - u) * power_quotient(1.0 - u, 1.0 - v, self.width)
 
-    def _given(
-        self, u: Float64[np.ndarray, " n"], v: Float64[np.ndarray, " m"]
-    ) -> Float64[np.ndarray, "n m"]:
+    def _given(self, u: Points, v: Float64[np.ndarray, " m"]) -> Float64[np.ndarray, "n m"]:
         """G(v) - G(u), as a sum over the windows in between."""
         starts, stops = self.edges[:-1], self.edges[1:]
         distance = np.clip(v[:, None], starts, stops) - np.clip(
@@ -243,3 +232,28 @@ def _ceiling(
     mu = (total - kept[count]) / capped[count]
     lowest = float(ratios[count]) if count < q.size else float(mu)
     return float(np.clip(mu, lowest, float(ratios[count - 1])))
+
+
+def bisect(is_past: Callable[[Points], Sides], low: Points, high: Points) -> Points:
+    """The borders of conditions that are false left of them and true right of them, both ends included.
+
+    It halves until the two sides are neighbouring floats, so there is no tolerance to choose.
+    """
+    while True:
+        middle = 0.5 * (low + high)
+        if not ((low < middle) & (middle < high)).any():
+            return high
+        past = is_past(middle)
+        high = np.where(past, middle, high)
+        low = np.where(past, low, middle)
+
+
+def power_quotient(a: Real, b: Real, power: int) -> Real:
+    """(b^n - a^n) / (b - a) as a sum of n products.
+
+    The mean of n u^(n-1) between a and b, also where they meet.
+    """
+    total = b ** (power - 1)
+    for degree in range(1, power):
+        total = total + a**degree * b ** (power - 1 - degree)
+    return total

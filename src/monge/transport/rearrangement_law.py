@@ -10,21 +10,50 @@ is analytic: it is no polynomial, since partners are roots of polynomials, so pi
 by Gauss-Legendre rules that reach rounding.
 """
 
+from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import numpy as np
 from jaxtyping import Float64, Int64
+from numpy.polynomial import legendre
 
 from monge.transport.candidates import TokenTuple
 from monge.transport.rearrangement import Rearrangement
-from monge.transport.score_law import NUM_NODES, ScoreLaw, running_integral, unit_nodes
 
 PIECE_TOLERANCE: Final = 1e-14
 """Largest change of a piece's integral of m by halving: rounding of a sum of numbers below one.
 
 It also ends the halving, since m lies in [0, 1] and a piece this short changes nothing.
 """
+
+NUM_NODES: Final = 20
+"""Gauss-Legendre nodes per piece: rounding for analytic integrands without a near-by singularity."""
+
+
+@cache
+def unit_nodes(
+    num_nodes: int,
+) -> tuple[Float64[np.ndarray, " nodes"], Float64[np.ndarray, " nodes"]]:
+    """Gauss-Legendre nodes and weights on [0, 1], exact for polynomials of degree 2 * num_nodes - 1."""
+    nodes, weights = legendre.leggauss(num_nodes)
+    return (nodes + 1.0) / 2.0, weights / 2.0
+
+
+@cache
+def running_integral(num_nodes: int) -> Float64[np.ndarray, "nodes nodes"]:
+    """The matrix from values at the unit nodes to integrals from 0 to each node, exact up to degree num_nodes - 1."""
+    nodes, weights = legendre.leggauss(num_nodes)
+    degrees = np.arange(num_nodes)
+    values = legendre.legvander(nodes, num_nodes)
+    coefficients = (2 * degrees + 1)[:, None] / 2.0 * values[:, :num_nodes].T * weights
+    integrals = np.empty((num_nodes, num_nodes))
+    integrals[:, 0] = nodes + 1.0
+    # The integral of P_n from -1 is (P_{n+1} - P_{n-1}) / (2n + 1).
+    integrals[:, 1:] = (values[:, 2:] - values[:, : num_nodes - 1]) / (2 * degrees[1:] + 1)
+    return integrals @ coefficients / 2.0
+
 
 _UNIT, _UNIT_WEIGHTS = unit_nodes(NUM_NODES)
 # Where xt just touches g the partner moves like a square root; the substitution u = 3 s^2 - 2 s^3
@@ -35,13 +64,50 @@ _WEIGHTS: Final = _UNIT_WEIGHTS * _SLOPES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ScoreLaw:
+    """Laws of the scores of some tokens, at the nodes of a quadrature.
+
+    Args:
+        tokens: Tokens with a score, `distinct` of them.
+        weights: Quadrature weights, summing to the length of the accepted range, `[nodes]`.
+        density: Density of the score of each token, `[distinct, nodes]`.
+        loses: Probability that a candidate with that token loses against a score at the node,
+            `[distinct, nodes]`.
+    """
+
+    tokens: tuple[int, ...]
+    weights: Float64[np.ndarray, " nodes"]
+    density: Float64[np.ndarray, "distinct nodes"]
+    loses: Float64[np.ndarray, "distinct nodes"]
+
+    def winner_probs(self, candidate_ids: TokenTuple) -> dict[int, float]:
+        """P(the best score is held by token x, and lies in the accepted range), for every distinct candidate x.
+
+        Copies of one token draw independent scores: x wins with probability integral of n f F^(n-1)
+        prod over others of F^n.
+        """
+        rows = {token: self.tokens.index(token) for token in candidate_ids}
+        copies = Counter(candidate_ids)
+        probs: dict[int, float] = {}
+        for token, row in rows.items():
+            integrand = self.weights * self.density[row]
+            for other, count in copies.items():
+                factor = self.loses[rows[other]]
+                integrand = integrand * (
+                    count * factor ** (count - 1) if other == token else factor**count
+                )
+            probs[token] = float(integrand.sum())
+        return probs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ScoreTable:
     """Everything about the scores of one node that does not depend on the drawn tuple.
 
     Args:
         owners: Token whose window holds the piece, `[pieces]`.
         partners: Token whose window holds the piece's partners, `[pieces]`.
-        accepted: Whether the piece lies below the threshold, `[pieces]`.
+        accepted: One for pieces below the threshold, zero for others, `[pieces]`.
         weights: Quadrature weights, `[pieces, nodes]`.
         swap: m at the nodes, `[pieces, nodes]`.
         swapped: Integral of m from the start of the piece to each node, `[pieces, nodes]`.

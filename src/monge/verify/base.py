@@ -4,29 +4,29 @@ p = target law, q = draft law.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from monge.core.draws import Draws
-from monge.core.errors import NonFiniteLogitsError, ProposalMismatchError
+from monge.core.errors import ProposalMismatchError, RequestError
 from monge.core.law import Law, LawSequence
 from monge.core.proposal import Arbitrary, Proposal
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
-from monge.verify.descent import Descent
 from monge.verify.problem import NodeProblem, ScoredTree
 
+Made = TypeVar("Made")
 
-class NodeRule(ABC):
-    """A rule for one node: the usual way to add a verifier.
 
-    Attributes belong to the class, or to the object if they depend on its settings.
+class _Declarations(ABC):
+    """Attributes of every rule; they belong to the class, or to the object if they depend on its settings.
 
     Attributes:
         accepts: Proposals for which the rule is exact.
         max_width: Most candidates for which it is exact, if bounded.
-        is_lossless: Whether the emitted token follows the target law exactly.
-        is_enumerable: Whether it draws discrete variables only, so that the oracle can run every
+        is_lossless: True if the emitted token follows the target law exactly.
+        is_enumerable: True if it draws discrete variables only, so that the oracle can run every
             branch. A rule that draws positions in [0, 1] is proved by integration instead.
         invariant_for: Proposals for which the text is a function of the seed and the target,
             whatever the candidates.
@@ -43,6 +43,10 @@ class NodeRule(ABC):
         """Name for messages."""
         return type(self).__name__
 
+
+class NodeRule(_Declarations):
+    """A rule for one node: the usual way to add a verifier."""
+
     @abstractmethod
     def emit(
         self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
@@ -51,7 +55,7 @@ class NodeRule(ABC):
 
         Args:
             target_law: Law of the next token at this node.
-            proposal: How the candidates were drawn.
+            proposal: Proposal of the candidates.
             candidates: The candidates' tokens in drawing order, repeats kept; at least one.
             draws: Source of randomness.
 
@@ -69,19 +73,8 @@ class NodeRule(ABC):
         return self.emit(problem.target_law, problem.proposal, problem.candidates, problem.draws)
 
 
-class Verifier(ABC):
-    """A rule for the whole tree. Attributes as in `NodeRule`."""
-
-    accepts: frozenset[type[Proposal]]
-    max_width: int | None = None
-    is_lossless: bool = True
-    is_enumerable: bool = True
-    invariant_for: frozenset[type[Proposal]] = frozenset()
-
-    @property
-    def title(self) -> str:
-        """Name for messages."""
-        return type(self).__name__
+class Verifier(_Declarations):
+    """A rule for the whole tree."""
 
     @abstractmethod
     def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
@@ -94,7 +87,7 @@ class Verifier(ABC):
             draws: Source of randomness.
         """
 
-    def verify_many(self, scored: Sequence[ScoredTree]) -> Sequence[Verdict | NonFiniteLogitsError]:
+    def verify_many(self, scored: Sequence[ScoredTree]) -> Sequence[Verdict | RequestError]:
         """Verify the trees of several requests; each verdict is that of `verify`.
 
         A request draws from its own source only, in the same order as alone. If its target logits
@@ -102,15 +95,87 @@ class Verifier(ABC):
         """
         return [self.verify_one(one) for one in scored]
 
-    def verify_one(self, scored: ScoredTree) -> Verdict | NonFiniteLogitsError:
+    def verify_one(self, scored: ScoredTree) -> Verdict | RequestError:
         """Return the verdict, or the error if the target's logits are not finite."""
-        try:
-            return self.verify(scored.tree, scored.target_laws, scored.draws)
-        except NonFiniteLogitsError as error:
-            return error
+        return _or_error(lambda: self.verify(scored.tree, scored.target_laws, scored.draws))
 
 
 Rule = NodeRule | Verifier
+
+
+class Descent:
+    """The walk of one request down its tree: it asks for a token at each node with candidates, and follows it.
+
+    Args:
+        scored: The scored tree of the request.
+        path: Nodes that are accepted already.
+        examined: `Verdict.examined` of the nodes above the last of them.
+
+    Raises:
+        ProposalMismatchError: If there is not one law for every node.
+    """
+
+    def __init__(
+        self, scored: ScoredTree, path: tuple[int, ...] = (), examined: tuple[int, ...] = ()
+    ) -> None:
+        check_laws(scored.tree, scored.target_laws)
+        self._scored, self.node = scored, path[-1] if path else 0
+        self._path, self._examined = list(path), list(examined)
+        self._emitted: int | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._emitted is None and bool(self._scored.tree.candidates[self.node])
+
+    @property
+    def is_walked(self) -> bool:
+        """True if the candidates here are `Arbitrary`, so that only the target walk is exact."""
+        return isinstance(self._scored.tree.proposals[self.node], Arbitrary)
+
+    @property
+    def depth(self) -> int:
+        return len(self._path)
+
+    def problem(self) -> NodeProblem:
+        """Return the problem of the node; this computes the target's law."""
+        return self._scored.problem(self.node)
+
+    def follow(self, token: int) -> bool:
+        """Go to the candidate with the emitted token; return False, and stop, if there is none."""
+        tree = self._scored.tree
+        child_of = {tree.token_ids[child]: child for child in tree.candidates[self.node]}
+        if child_of:
+            self._examined.append(len(child_of))
+        if token not in child_of:
+            self._emitted = token
+            return False
+        self.node = child_of[token]
+        self._path.append(self.node)
+        return True
+
+    def verdict(self) -> Verdict:
+        """Return the verdict of a finished walk; at a leaf, draw the bonus token.
+
+        Raises:
+            RequestError: If the target's logits at a leaf are not finite.
+        """
+        token = self._emitted
+        if token is None:
+            token = self._scored.draws.categorical(self._scored.target_laws[self.node])
+        return Verdict(
+            path=tuple(self._path),
+            next_token=token,
+            next_kind="correction" if self._scored.tree.candidates[self.node] else "bonus",
+            examined=tuple(self._examined),
+        )
+
+
+def check_laws(tree: TokenTree, target_laws: LawSequence) -> None:
+    """Raise `ProposalMismatchError` unless there is one law for every node."""
+    if len(target_laws) != tree.num_nodes:
+        raise ProposalMismatchError(
+            f"verify: the tree has {tree.num_nodes} nodes but {len(target_laws)} laws came"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,37 +199,36 @@ class Walk(Verifier):
                 descent.follow(self.rule.emit_one(problem))
         return descent.verdict()
 
-    def verify_many(self, scored: Sequence[ScoredTree]) -> Sequence[Verdict | NonFiniteLogitsError]:
+    def verify_many(self, scored: Sequence[ScoredTree]) -> Sequence[Verdict | RequestError]:
         """Verify one level of all trees at a time."""
         if len(scored) == 1:
             return [self.verify_one(scored[0])]
         descents = {row: Descent(one) for row, one in enumerate(scored)}
-        errors: dict[int, NonFiniteLogitsError] = {}
+        errors: dict[int, RequestError] = {}
         while going := {
             row: one for row, one in descents.items() if row not in errors and one.is_open
         }:
             for row, token in self._emit(going, errors).items():
                 descents[row].follow(token)
-        return [errors.get(row) or _ended(one) for row, one in descents.items()]
+        return [errors.get(row) or _or_error(one.verdict) for row, one in descents.items()]
 
     def _emit(
-        self, descents: Mapping[int, Descent], errors: dict[int, NonFiniteLogitsError]
+        self, descents: Mapping[int, Descent], errors: dict[int, RequestError]
     ) -> dict[int, int]:
         """Return the token of each descent, and add those without a target law to `errors`."""
-        problems: dict[int, NodeProblem] = {}
+        ruled: dict[int, NodeProblem] = {}
+        walked: dict[int, NodeProblem] = {}
         for row, one in descents.items():
-            try:
-                problems[row] = one.problem()
-            except NonFiniteLogitsError as error:
-                errors[row] = error
-        walked = {row for row in problems if descents[row].is_walked}
-        ruled = {row: problem for row, problem in problems.items() if row not in walked}
-        for row, problem in ruled.items():
-            self._check(descents[row], problem)
+            problem = _or_error(one.problem)
+            if isinstance(problem, RequestError):
+                errors[row] = problem
+            elif one.is_walked:
+                walked[row] = problem
+            else:
+                self._check(one, problem)
+                ruled[row] = problem
         tokens = dict(zip(ruled, self.rule.emit_many(list(ruled.values())), strict=True))
-        return tokens | {
-            row: problems[row].draws.categorical(problems[row].target_law) for row in walked
-        }
+        return tokens | {row: one.draws.categorical(one.target_law) for row, one in walked.items()}
 
     def _check(self, descent: Descent, problem: NodeProblem) -> None:
         """Refuse candidates for which the rule is not exact."""
@@ -178,10 +242,10 @@ class Walk(Verifier):
             raise ProposalMismatchError(f"node {descent.node}: {reason}")
 
 
-def _ended(descent: Descent) -> Verdict | NonFiniteLogitsError:
+def _or_error(make: Callable[[], Made]) -> Made | RequestError:
     try:
-        return descent.verdict()
-    except NonFiniteLogitsError as error:
+        return make()
+    except RequestError as error:
         return error
 
 

@@ -71,7 +71,7 @@ def _decided(tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict
 def _weigh(
     tree: TokenTree, target_laws: LawSequence, last: int
 ) -> tuple[list[float], list[Excess]]:
-    """Every a_i from the root to the end of the chain or to the last positive one, and the excess there (the end has none)."""
+    """Every a_i from the root to the last positive one, and the excess there (the end of the chain has none)."""
     scales, leftovers = [1.0], list[Excess]()
     for node in range(last):  # nodes of a chain are numbered from the root down
         p = target_laws[node]

@@ -1,6 +1,6 @@
 """Select one candidate, then accept it as if it were the only one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,12 +10,10 @@ from torch import Tensor
 
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
-from monge.core.independent import Independent
 from monge.core.law import Law
-from monge.core.proposal import Deterministic, Iid, Proposal
-from monge.transport.canonical import MAX_LEADING, PairSelection, tournament
-from monge.verify.completion import below
-from monge.verify.flow import Flow, FlowRule, walked
+from monge.core.proposal import Deterministic, Iid, Independent, Proposal
+from monge.transport.canonical import MAX_LEADING, PairSelection, Tournament, tournament
+from monge.verify.flow import Flow, FlowRule, below, walked
 from monge.verify.problem import NodeProblem
 
 
@@ -23,7 +21,7 @@ from monge.verify.problem import NodeProblem
 class Canonical(FlowRule):
     """Select between candidates by a truncated linear program, pair by pair.
 
-    One single-draft step with the selected one.
+    The winner is then accepted or refused by a single-draft step.
 
     Law:
         The emitted token follows p for independent draws from one law (`Iid`) or from different
@@ -49,7 +47,7 @@ class Canonical(FlowRule):
 
     Args:
         size: s, the number of leading tokens.
-        tail: What a pair outside the leading tokens selects: the higher `ranked` token, or the
+        tail: Selection of a pair outside the leading tokens: the higher `ranked` token, or the
             `first` candidate.
     """
 
@@ -84,32 +82,28 @@ class Canonical(FlowRule):
         if not isinstance(proposal, Iid | Independent):
             return walked(problem)
         match = self._match(p, scale, proposal, len(problem.candidates))
+        candidates = [match.index(token) for token in problem.candidates]
         accept = {
             int(match.tokens[z]): prob * match.accept_prob(z) if prob > 0.0 else 0.0
-            for z, prob in match.selection(
-                [match.index(token) for token in problem.candidates]
-            ).items()
+            for z, prob in Tournament(rounds=match.rounds).selection_probs(candidates).items()
         }
         return Flow(accept_probs=accept, token_ids=match.tokens, masses=match.accepted)
 
     def _match(self, p: Law, scale: float, proposal: Iid | Independent, count: int) -> "_Match":
         laws = (proposal.law,) if isinstance(proposal, Iid) else proposal.laws
         first, *others = (law.sparse().token_ids for law in laws)
-        tokens = (
-            first if all(ids is first for ids in others) else torch.cat([first, *others]).unique()
-        )
+        is_shared = all(ids is first for ids in others)
+        tokens = first if is_shared else torch.cat([first, *others]).unique()
         target = scale * p.at(tokens).cpu().numpy()
         # One more symbol, never drafted, carries what p has elsewhere and what the scale leaves
         # out.
         with_rest = np.append(target, max(0.0, 1.0 - target.sum()))
         drafts = [np.append(law.at(tokens).cpu().numpy(), 0.0) for law in laws]
         drafts = drafts * count if isinstance(proposal, Iid) else drafts
-        tail = "first" if self.tail == "first" else "ranked"
-        rounds = (
-            tournament(with_rest, drafts, num_leading=self.size, tail=tail).rounds
-            if count > 1
-            else ()
-        )
+        rounds: tuple[PairSelection, ...] = ()
+        if count > 1:
+            tail = "first" if self.tail == "first" else "ranked"
+            rounds = tournament(with_rest, drafts, num_leading=self.size, tail=tail).rounds
         winner_law = rounds[-1].winner_law if rounds else drafts[0]
         return _Match(tokens=tokens, target=target, rounds=rounds, winner_law=winner_law[:-1])
 
@@ -133,12 +127,3 @@ class _Match:
     @property
     def accepted(self) -> Float64[Tensor, " support"]:
         return torch.from_numpy(np.minimum(self.target, self.winner_law)).to(self.tokens.device)
-
-    def selection(self, candidates: Sequence[int]) -> Mapping[int, float]:
-        """P(selected | candidates) of every distinct candidate."""
-        probs = {candidates[0]: 1.0}
-        for pair, challenger in zip(self.rounds, candidates[1:], strict=True):
-            stays = {z: prob * pair.first_prob(z, challenger) for z, prob in probs.items()}
-            moved = sum(prob - stays[z] for z, prob in probs.items())
-            probs = stays | {challenger: stays.get(challenger, 0.0) + moved}
-        return probs

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from monge.core.law import Law
+from monge.core.law import DenseLaw, Law, sparse_part, trusted_law
 from monge.verify.base import NodeRule
 from monge.verify.problem import NodeProblem
 
@@ -58,8 +58,8 @@ class FlowRule(NodeRule):
     drafted; that symbol and every token that is not a candidate read "nothing accepted".
 
     Attributes:
-        counts_hits: Whether `accept_probs` of its flows hold candidates that the rule emits as its
-            correction token, too.
+        counts_hits: True if `accept_probs` of its flows include candidates that the rule emits as
+            its correction token.
     """
 
     counts_hits: ClassVar[bool] = False
@@ -69,18 +69,12 @@ class FlowRule(NodeRule):
         """The flow at one node."""
 
     def flows(self, problems: Sequence[NodeProblem]) -> Sequence[Flow | Emission]:
-        """The flows at many nodes, of one layer or of many requests.
-
-        A rule with a batched twin overrides this.
-        """
+        """The flows at many nodes, of one layer or of many requests; a rule with a batched twin overrides this."""
         return [self.flow(problem) for problem in problems]
 
 
 def walked(problem: NodeProblem) -> Flow:
-    """The flow of deterministic candidates, which have nothing to be coupled with.
-
-    Pi(t) = y(t) = s p(t).
-    """
+    """Return the flow of deterministic candidates, which have nothing to be coupled with: pi(t) = y(t) = s p(t)."""
     p, scale = problem.target_law, problem.scale
     token_ids = p.sparse().token_ids.new_tensor(sorted(problem.candidates))
     masses = scale * p.at(token_ids)
@@ -97,7 +91,7 @@ def with_fixed(
     token_ids: Int64[Tensor, " support"],
     masses: Float64[Tensor, " support"],
 ) -> tuple[Int64[Tensor, " tokens"], Float64[Tensor, " tokens"]]:
-    """Accepted masses with those of deterministic candidates, which the residual delivers whole, in order of ids."""
+    """Return accepted masses, by increasing id, with those of deterministic candidates, whole from the residual."""
     if not fixed:
         return token_ids, masses
     ids = token_ids.new_tensor(sorted(fixed))
@@ -109,3 +103,35 @@ def with_fixed(
     tokens[at], accepted[at] = ids, problem.scale * problem.target_law.at(ids)
     tokens[is_drawn], accepted[is_drawn] = token_ids, masses
     return tokens, accepted
+
+
+def below(
+    p: Law,
+    token_ids: Int64[Tensor, " support"],
+    masses: Float64[Tensor, " support"],
+    scale: float = 1.0,
+) -> Law:
+    """Normalised `s p - y`, the law of the token after a rejection; p itself if all of s p is accepted.
+
+    A rule that accepts token i with mass y_i <= p_i in all, and otherwise emits from p - y, has the
+    output law p, whatever y is: the two masses that are missing are the same, 1 - sum(y).
+
+    Args:
+        p: Target law.
+        token_ids: Increasing token ids, `[support]`.
+        masses: y of these tokens, at most s p; y is zero elsewhere, `[support]`.
+        scale: s.
+    """
+    if isinstance(p, DenseLaw):
+        rest = scale * p.probs
+        # y <= s p, but for the rounding of its sums.
+        rest[token_ids] = (rest[token_ids] - masses).clamp_min(0.0)
+        total = rest.sum()
+        # Where nothing is left, nothing is ever rejected: rounding alone brings a caller here.
+        return trusted_law(rest / total) if float(total) > 0.0 else p
+    part = p.sparse()
+    index = torch.searchsorted(token_ids, part.token_ids).clamp_max(token_ids.numel() - 1)
+    taken = torch.where(token_ids[index] == part.token_ids, masses[index], 0.0)
+    left = (scale * part.probs - taken).clamp_min(0.0)
+    (kept,) = (left > 0.0).nonzero(as_tuple=True)
+    return sparse_part(part.token_ids[kept], left[kept] / left.sum()) if kept.numel() else p

@@ -7,7 +7,6 @@ from monge.core.draws import Draws
 from monge.core.law import Law, residual
 from monge.core.proposal import Deterministic, Mixed, Proposal
 from monge.verify.fast.recursive import recursive
-from monge.verify.fast.trials import Trial
 from monge.verify.flow import Flow, walked
 from monge.verify.naive_tree import flow_of_first
 from monge.verify.problem import NodeProblem
@@ -18,7 +17,7 @@ from monge.verify.trial_rule import TrialRule
 class Greedy(TrialRule):
     """Single-draft step with the one sampled candidate.
 
-    The residual delivers the deterministic ones.
+    The residual delivers the deterministic candidates.
 
     Law:
         The emitted token follows p for deterministic candidates T and draws from a law q' that
@@ -42,6 +41,7 @@ class Greedy(TrialRule):
     """
 
     counts_hits = True
+    tries_first = True
     method = staticmethod(recursive)
     accepts = frozenset[type[Proposal]]({Mixed, Deterministic})
 
@@ -56,20 +56,9 @@ class Greedy(TrialRule):
             return x
         return draws.categorical(residual(p, q))
 
-    def trial(self, problem: NodeProblem) -> Trial | None:
-        proposal = problem.proposal
-        if not isinstance(proposal, Mixed):
-            return None
-        drawn = problem.candidates[len(proposal.fixed) :][:1]
-        return Trial(
-            target_law=problem.target_law, draft_law=proposal.law, drawn=drawn, draws=problem.draws
-        )
-
     def flow(self, problem: NodeProblem) -> Flow:
         """As emitted, the residual's hits included."""
         proposal = problem.proposal
-        return (
-            flow_of_first(problem, proposal.fixed, proposal.law)
-            if isinstance(proposal, Mixed)
-            else walked(problem)
-        )
+        if not isinstance(proposal, Mixed):
+            return walked(problem)
+        return flow_of_first(problem, proposal.fixed, proposal.law)

@@ -6,12 +6,13 @@ import torch
 
 from monge.core.clocks import clock_draws, first_token, num_clocks
 from monge.core.draws import ClockDraws, Draws
-from monge.core.errors import OptionError, ProposalMismatchError
+from monge.core.errors import OptionError
 from monge.core.law import Law, LawSequence
 from monge.core.proposal import Proposal
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
-from monge.verify.base import Verifier
+from monge.verify.base import Descent, Verifier
+from monge.verify.problem import ScoredTree
 from monge.verify.target_walk import TargetWalk
 
 
@@ -60,24 +61,11 @@ class Gumbel(Verifier):
             raise OptionError(f"gumbel: num_drafts must be at least 1; got {self.num_drafts}")
 
     def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
-        if len(target_laws) != tree.num_nodes:
-            raise ProposalMismatchError(
-                f"verify: the tree has {tree.num_nodes} nodes but {len(target_laws)} laws came"
-            )
-        source, node = clock_draws(draws), 0
-        path, examined = list[int](), list[int]()
-        while True:
-            child_of = {tree.token_ids[child]: child for child in tree.candidates[node]}
-            if child_of:
-                examined.append(len(child_of))
-            token = self._winner(target_laws[node], source, len(path))
-            if token not in child_of:
-                kind = "correction" if child_of else "bonus"
-                return Verdict(
-                    path=tuple(path), next_token=token, next_kind=kind, examined=tuple(examined)
-                )
-            node = child_of[token]
-            path.append(node)
+        walk = Descent(ScoredTree(tree=tree, target_laws=target_laws, draws=draws))
+        source = clock_draws(draws)
+        while walk.follow(self._winner(target_laws[walk.node], source, walk.depth)):
+            pass
+        return walk.verdict()
 
     def _winner(self, p: Law, source: ClockDraws, depth: int) -> int:
         size = num_clocks(p)

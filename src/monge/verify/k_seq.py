@@ -13,7 +13,6 @@ from monge.core.draws import Draws
 from monge.core.law import Law, SparseLaw
 from monge.core.proposal import Deterministic, Iid, Proposal
 from monge.verify.fast.k_seq import k_seq
-from monge.verify.fast.trials import Trial
 from monge.verify.flow import Flow, walked
 from monge.verify.problem import NodeProblem
 from monge.verify.trial_rule import TrialRule
@@ -60,17 +59,6 @@ class KSeq(TrialRule):
             if draws.bernoulli(min(1.0, p.prob(x) / (rho * q.prob(x)))):
                 return x
         return draws.categorical(_residual(p, q, rho, gamma))
-
-    def trial(self, problem: NodeProblem) -> Trial | None:
-        proposal = problem.proposal
-        if not isinstance(proposal, Iid):
-            return None
-        return Trial(
-            target_law=problem.target_law,
-            draft_law=proposal.law,
-            drawn=problem.candidates,
-            draws=problem.draws,
-        )
 
     def flow(self, problem: NodeProblem) -> Flow:
         """As emitted, the residual's hits included.
@@ -148,11 +136,10 @@ def _gamma(
     rho: float,
 ) -> float:
     beta = min(1.0, float((p_masses / rho).minimum(q_masses).sum()))
-    if beta == 0.0:
-        # Disjoint supports: nothing is ever accepted, and the residual is p for every gamma.
+    # 0: disjoint supports, where the residual is p for every gamma. 1: p equals q at rho = 1, where
+    # the first candidate is always accepted.
+    if beta in {0.0, 1.0}:
         return 1.0
-    if beta == 1.0:
-        return 1.0  # p equals q at rho = 1: the first candidate is always accepted
     return -math.expm1(width * math.log1p(-beta)) / beta
 
 

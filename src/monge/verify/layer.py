@@ -5,28 +5,56 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from monge.core.draws import Draws
-from monge.core.errors import NonFiniteLogitsError
-from monge.core.hub_pairs import HubPairs
-from monge.core.independent import Independent
+from monge.core.errors import RequestError
 from monge.core.law import LawSequence
-from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement, entry_for
+from monge.core.proposal import (
+    Deterministic,
+    HubPairs,
+    Iid,
+    Independent,
+    Mixed,
+    Proposal,
+    WithoutReplacement,
+    entry_for,
+)
+from monge.core.registry import Registry
 from monge.core.systematic import Systematic
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 from monge.verify.base import Verifier
 from monge.verify.canonical import Canonical
 from monge.verify.flow import Emission, Flow, FlowRule
-from monge.verify.flow_rules import FLOW_RULES
 from monge.verify.greedy import Greedy
+from monge.verify.k_seq import KSeq
 from monge.verify.layer_pass import LayerPass
+from monge.verify.naive_tree import NaiveTree
 from monge.verify.optimal import Optimal
 from monge.verify.problem import NodeProblem, ScoredTree
+from monge.verify.rrs import Rrs
 from monge.verify.rrs_without_replacement import RrsWithoutReplacement
 from monge.verify.single_draft import SingleDraft
 from monge.verify.spechub import SpecHub
 from monge.verify.systematic import EarliestDeadline
 from monge.verify.target_walk import TargetWalk
 from monge.verify.whole_tree import decided_part, walk_on
+
+FLOW_RULES: Final[Registry[FlowRule]] = Registry(
+    "node rule",
+    {
+        "target_walk": TargetWalk,
+        "single_draft": SingleDraft,
+        "rrs": Rrs,
+        "rrs_without_replacement": RrsWithoutReplacement,
+        "naive_tree": NaiveTree,
+        "k_seq": KSeq,
+        "greedy": Greedy,
+        "canonical": Canonical,
+        "spechub": SpecHub,
+        "systematic": EarliestDeadline,
+        "optimal": Optimal,
+    },
+)
+"""The node rules that can be lifted to whole trees, by name."""
 
 RULE_OF: Final[Mapping[type[Proposal], FlowRule]] = {
     Deterministic: TargetWalk(),
@@ -37,16 +65,13 @@ RULE_OF: Final[Mapping[type[Proposal], FlowRule]] = {
     Systematic: EarliestDeadline(),
     Independent: Canonical(),
 }
-"""The rule for every way of drawing, and for its subclasses, where the user names none.
-
-The optimal one where there is one.
-"""
+"""Default rule of every way of drawing, and of its subclasses: the optimal one, if there is one."""
 
 ONE_DRAW: Final = SingleDraft()
 """Optimal for a single draw, with nothing to sort and no positions to draw."""
 
 ONE_DRAW_BESIDE: Final = Greedy()
-"""The same beside deterministic candidates."""
+"""Optimal for a single draw beside deterministic candidates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +128,14 @@ class Layer(Verifier):
             if rule is None
             else (rule,)
         )
-        settings = {
+        derived = {
             "_rules": rules,
             "accepts": frozenset(RULE_OF) if rule is None else rule.accepts,
             "max_width": None if rule is None else rule.max_width,
             "is_lossless": all(one.is_lossless for one in rules),
             "is_enumerable": all(one.is_enumerable for one in rules),
         }
-        for name, value in settings.items():
+        for name, value in derived.items():
             object.__setattr__(self, name, value)
 
     @property
@@ -119,23 +144,22 @@ class Layer(Verifier):
 
     def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
         (outcome,) = self.verify_many([ScoredTree(tree=tree, target_laws=target_laws, draws=draws)])
-        if isinstance(outcome, NonFiniteLogitsError):
+        if isinstance(outcome, RequestError):
             raise outcome
         return outcome
 
-    def verify_many(self, scored: Sequence[ScoredTree]) -> Sequence[Verdict | NonFiniteLogitsError]:
-        passes: dict[int, LayerPass] = {}
-        outcomes: dict[int, Verdict | NonFiniteLogitsError] = {}
-        for row, one in enumerate(scored):
-            passes[row] = LayerPass(
-                replace(one, tree=decided_part(self, one.tree, one.target_laws))
-            )
+    def verify_many(self, scored: Sequence[ScoredTree]) -> Sequence[Verdict | RequestError]:
+        outcomes: dict[int, Verdict | RequestError] = {}
+        passes = {
+            row: LayerPass(replace(one, tree=decided_part(self, one.tree, one.target_laws)))
+            for row, one in enumerate(scored)
+        }
         while open_rows := [row for row in passes if row not in outcomes and passes[row].is_open]:
             problems: dict[int, Sequence[NodeProblem]] = {}
             for row in open_rows:
                 try:
                     problems[row] = passes[row].problems()
-                except NonFiniteLogitsError as error:
+                except RequestError as error:
                     outcomes[row] = error
             flows = iter(self.flows([problem for part in problems.values() for problem in part]))
             for row, part in problems.items():
@@ -144,7 +168,7 @@ class Layer(Verifier):
             if row not in outcomes:
                 try:
                     outcomes[row] = walk_on(scored[row], layers.ascend())
-                except NonFiniteLogitsError as error:
+                except RequestError as error:
                     outcomes[row] = error
         return [outcomes[row] for row in range(len(scored))]
 

@@ -22,21 +22,20 @@ import torch
 
 from monge.core.law import Law, LawSequence, SparseLaw
 from monge.core.verdict import Verdict
-from monge.verify.completion import below
-from monge.verify.flow import Emission, Flow
+from monge.verify.flow import Emission, Flow, below
 from monge.verify.problem import NodeProblem, ScoredTree
 from monge.verify.whole_tree import verdict_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NodeResidual:
-    """What a node keeps of its weight.
+    """The part of its weight that a node keeps.
 
     Args:
         node: The node.
         mass: |R|.
         scale: s of its layer.
-        flow: What was passed on; `None` where the node has no candidates.
+        flow: The part that was passed on; `None` if the node has no candidates.
     """
 
     node: int
@@ -70,22 +69,13 @@ class LayerPass:
 
     @property
     def is_open(self) -> bool:
-        """Whether some node of the layer has candidates."""
+        """True if some node of the layer has candidates."""
         return bool(self._parents())
 
     def problems(self) -> Sequence[NodeProblem]:
-        """What the inner rule is asked, one question for every node of the layer that has candidates."""
-        tree, laws, scale = self._scored.tree, self._scored.target_laws, self._scale()
-        return [
-            NodeProblem(
-                target_law=laws[node],
-                scale=scale,
-                proposal=tree.proposals[node],
-                candidates=tuple(tree.token_ids[child] for child in tree.candidates[node]),
-                draws=self._scored.draws,
-            )
-            for node in self._parents()
-        ]
+        """The questions to the inner rule, one for every node of the layer that has candidates."""
+        scale = self._scale()
+        return [self._scored.problem(node, scale) for node in self._parents()]
 
     def descend(self, flows: Sequence[Flow | Emission]) -> None:
         """Give the next layer its weights."""

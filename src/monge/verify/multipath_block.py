@@ -7,9 +7,8 @@ import torch
 
 from monge.core.draws import Draws
 from monge.core.law import Law, LawSequence, SparseLaw, sparse_part
-from monge.core.path_draws import PathDraws
-from monge.core.proposal import Arbitrary, Deterministic, Iid, Proposal
-from monge.core.tree import TokenTree
+from monge.core.proposal import Arbitrary, Deterministic, Iid, PathDraws, Proposal
+from monge.core.tree import TokenTree, chain_of
 from monge.core.verdict import Verdict
 from monge.verify.base import Verifier
 from monge.verify.block import Block
@@ -21,7 +20,7 @@ from monge.verify.whole_tree import decided_part, walk_on
 class MultipathBlock(Verifier):
     """Select the path whose tokens have the largest p / q, first token first.
 
-    Block verification with that path's own law.
+    The path is then verified as a block, with its own law.
 
     Law:
         The accepted prefix, the token after it, and the target's own continuation together follow
@@ -52,12 +51,8 @@ class MultipathBlock(Verifier):
     def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
         part = decided_part(self, tree, target_laws, walked=(Arbitrary, Deterministic))
         path, laws = _select(part, target_laws)
-        chain = TokenTree(
-            token_ids=tuple(tree.token_ids[node] for node in path),
-            parents=tuple(range(-1, len(path) - 1)),
-            proposals=(*(Iid(law) for law in laws), Deterministic()),
-            candidates=(*((node,) for node in range(1, len(path))), ()),
-        )
+        root, *tokens = (tree.token_ids[node] for node in path)
+        chain = chain_of(root, tuple(tokens), tuple(map(Iid, laws)))
         verdict = Block().verify(chain, _Along(target_laws, path), draws)
         decided = replace(
             verdict,
@@ -70,7 +65,7 @@ class MultipathBlock(Verifier):
 
 
 def _select(tree: TokenTree, target_laws: LawSequence) -> tuple[list[int], list[SparseLaw]]:
-    """The selected path from the root down, and r after every node of it but the last.
+    """Return the selected path from the root down, and r after every node of it but the last.
 
     It ends at a token that the target cannot emit: none is accepted from there on, and the target
     has no law below it.
@@ -117,7 +112,7 @@ class _Order:
 
     Args:
         token_ids: The support of q, increasing.
-        order: Where each token of the order stands in it.
+        order: Index in it of each token of the order.
         masses: q of every token.
         lower: q of all tokens before it.
         upper: The same with the token itself.
@@ -143,7 +138,7 @@ class _Order:
         return int((self.order == torch.searchsorted(self.token_ids, token)).nonzero())
 
     def largest(self, count: int, below: float, within: float) -> SparseLaw:
-        """r: the law of the next token of the largest of `count` paths, `below` and `within` being l and Q with l + Q = 1."""
+        """Law r of the next token of the largest of `count` paths; `below` and `within` are l and Q, l + Q = 1."""
         low, high = below + within * self.lower, below + within * self.upper
         sums = torch.zeros_like(low)
         total = 0.0

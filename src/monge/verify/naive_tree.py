@@ -7,7 +7,6 @@ from monge.core.draws import Draws
 from monge.core.law import Law, residual
 from monge.core.proposal import Deterministic, Iid, Proposal
 from monge.verify.fast.recursive import recursive
-from monge.verify.fast.trials import Trial
 from monge.verify.flow import Flow, walked, with_fixed
 from monge.verify.problem import NodeProblem
 from monge.verify.trial_rule import TrialRule
@@ -39,6 +38,7 @@ class NaiveTree(TrialRule):
     """
 
     counts_hits = True
+    tries_first = True
     method = staticmethod(recursive)
     accepts = frozenset[type[Proposal]]({Iid, Deterministic})
 
@@ -55,33 +55,15 @@ class NaiveTree(TrialRule):
             return x
         return draws.categorical(residual(p, q))
 
-    def trial(self, problem: NodeProblem) -> Trial | None:
-        proposal = problem.proposal
-        if not isinstance(proposal, Iid):
-            return None
-        return Trial(
-            target_law=problem.target_law,
-            draft_law=proposal.law,
-            drawn=problem.candidates[:1],
-            draws=problem.draws,
-        )
-
     def flow(self, problem: NodeProblem) -> Flow:
-        """As emitted, the residual's hits included.
-
-        The other candidates are independent of the first.
-        """
-        return (
-            flow_of_first(problem, (), problem.proposal.law)
-            if isinstance(problem.proposal, Iid)
-            else walked(problem)
-        )
+        """As emitted, the residual's hits included; the other candidates are independent of the first."""
+        if not isinstance(problem.proposal, Iid):
+            return walked(problem)
+        return flow_of_first(problem, (), problem.proposal.law)
 
 
 def flow_of_first(problem: NodeProblem, fixed: tuple[int, ...], q: Law) -> Flow:
-    """Single-draft step with the first of K independent draws from q.
-
-    The residual hits fixed candidates and the other draws.
+    """The flow of a single-draft step with the first of K draws from q; its residual hits the other candidates.
 
     With `m = min(s p, q)`: `pi(X_1) = m / q`, then `pi(t) = (1 - pi(X_1)) (s p - m)(t) / (1 - |m|)`
     for the other candidates; `y = m + (s p - m) (1 - (1 - q)^(K - 1))`, and `y = s p` for fixed

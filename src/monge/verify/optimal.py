@@ -1,27 +1,28 @@
-"""The optimal coupling of one node.
-
-Every draw gets a score, the smallest one below a threshold is accepted.
-"""
+"""The optimal coupling of one node: every draw gets a score, the smallest one below a threshold is accepted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
+
+import numpy as np
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
 
 from monge.core.draws import Draws
 from monge.core.errors import unknown_name
 from monge.core.law import Law, residual
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal
-from monge.verify.completion import below
+from monge.transport.rearrangement import Rearrangement
+from monge.transport.rearrangement_law import ScoreTable
 from monge.verify.fast.optimal import chances, decide, drawn_candidates
-from monge.verify.flow import Flow, FlowRule, walked, with_fixed
+from monge.verify.fast.scores import SMALLEST_MASS
+from monge.verify.flow import Flow, FlowRule, below, walked, with_fixed
 from monge.verify.problem import NodeProblem
-from monge.verify.score_search import DraftLine
 
 GIVEN: Final = ("positions", "candidates")
-"""What the decision is a function of.
-
-Positions that are drawn for the draws, or the draws alone.
-"""
+"""Arguments of the decision: positions that are drawn for the draws, or the draws alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +77,9 @@ class Optimal(FlowRule):
         drawn = candidates[len(proposal.fixed) :] if isinstance(proposal, Mixed) else candidates
         if len(drawn) == 1:  # the maximal coupling is optimal, with nothing to lay on a line
             (x,), q = drawn, proposal.law
-            return (
-                x
-                if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x)))
-                else draws.categorical(residual(p, q))
-            )
+            if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x))):
+                return x
+            return draws.categorical(residual(p, q))
         if self.given == "positions":
             found = decide(p, proposal.law, drawn, draws)
             if found.token is not None:
@@ -92,21 +91,14 @@ class Optimal(FlowRule):
         return draws.categorical(below(p, node.tokens, node.accepted)) if token is None else token
 
     def flow(self, problem: NodeProblem) -> Flow:
-        """As emitted, given the positions or the candidates alone.
-
-        Deterministic candidates are what the residual delivers.
-        """
-        (flow,) = self.flows([problem])
-        return flow
+        """As emitted, given the positions or the candidates; the residual delivers deterministic candidates."""
+        return self.flows([problem])[0]
 
     def flows(self, problems: Sequence[NodeProblem]) -> Sequence[Flow]:
         """The flows at many nodes; given the positions, all nodes at once."""
         drawn = [problem for problem in problems if isinstance(problem.proposal, Iid | Mixed)]
-        found = iter(
-            chances(drawn)
-            if self.given == "positions"
-            else [_enumerated(problem) for problem in drawn]
-        )
+        is_drawn = self.given == "positions"
+        found = iter(chances(drawn) if is_drawn else map(_enumerated, drawn))
         return [
             _completed(problem, next(found))
             if isinstance(problem.proposal, Iid | Mixed)
@@ -128,13 +120,60 @@ def _completed(problem: NodeProblem, flow: Flow) -> Flow:
     fixed = problem.proposal.fixed if isinstance(problem.proposal, Mixed) else ()
     if not fixed:
         return flow
-    rejected, refused = (
-        max(0.0, 1.0 - sum(flow.accept_probs.values())),
-        1.0 - float(flow.masses.sum()),
-    )
+    rejected = max(0.0, 1.0 - sum(flow.accept_probs.values()))
+    refused = 1.0 - float(flow.masses.sum())
     probs = dict(flow.accept_probs)
     for token in fixed:
         due = problem.scale * problem.target_law.prob(token)
         probs[token] = rejected * min(1.0, due / refused) if refused > 0.0 else 0.0
     token_ids, masses = with_fixed(problem, fixed, flow.token_ids, flow.masses)
     return Flow(accept_probs=probs, token_ids=token_ids, masses=masses)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DraftLine:
+    """The score map of one node given the candidates alone, on the drafted tokens with a place on the line."""
+
+    tokens: Int64[Tensor, " support"]
+    line: Rearrangement
+
+    @classmethod
+    def of_node(cls, p: Law, scale: float, q: Law, width: int) -> "DraftLine":
+        part = q.sparse()
+        tokens = part.token_ids[part.probs > SMALLEST_MASS]
+        target, draft = (scale * p.at(tokens)).cpu().numpy(), q.at(tokens).cpu().numpy()
+        return cls(tokens=tokens, line=_line(target.tobytes(), draft.tobytes(), width))
+
+    @property
+    def accepted(self) -> Float64[Tensor, " support"]:
+        return torch.from_numpy(self.line.accepted_masses).to(self.tokens.device)
+
+    def enumerated_winner(self, drawn: Sequence[int], draws: Draws) -> int | None:
+        """The accepted draw, by its probability given the draws."""
+        reach = 1.0
+        for token, prob in self.accept_probs(drawn).items():
+            if draws.bernoulli(1.0 if prob >= reach else prob / reach):
+                return token
+            reach -= prob
+        return None
+
+    def accept_probs(self, drawn: Sequence[int]) -> dict[int, float]:
+        """Accept probability of every distinct draw given all of them."""
+        # What a quadrature gives to a token without accepted mass is rounding; the target may have
+        # no law after such a token.
+        masses = self.line.accepted_masses
+        index_of = {token: i for i, token in enumerate(self.tokens.tolist()) if masses[i] > 0.0}
+        on_line = tuple(sorted(index_of[token] for token in drawn if token in index_of))
+        found = _table(self.line).accept_probs(on_line) if on_line else {}
+        return {token: found.get(index_of.get(token, -1), 0.0) for token in dict.fromkeys(drawn)}
+
+
+# An enumeration asks about one node once for every tuple of its candidates.
+@lru_cache(maxsize=32)
+def _line(target: bytes, draft: bytes, width: int) -> Rearrangement:
+    return Rearrangement.build(np.frombuffer(target), np.frombuffer(draft), width)
+
+
+@lru_cache(maxsize=32)
+def _table(line: Rearrangement) -> ScoreTable:
+    return ScoreTable.build(line)

@@ -1,4 +1,4 @@
-"""What a rule is asked: one node, or one request's tree."""
+"""The questions that rules answer: one node, or one request's tree."""
 
 from dataclasses import dataclass
 
@@ -10,13 +10,13 @@ from monge.core.tree import TokenTree
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NodeProblem:
-    """One node whose candidates are drawn, with the target's law there, scaled down where a rule of whole trees asks.
+    """One node whose candidates are drawn, with the target's law there; rules of whole trees scale it down.
 
     Args:
         target_law: p, the law of the next token at this node.
         scale: s in (0, 1]; the mass to be transported is s p, and 1 - s stands for "nothing
             accepted".
-        proposal: How the candidates were drawn.
+        proposal: Proposal of the candidates.
         candidates: The candidates' tokens in drawing order, repeats kept; at least one.
         draws: Source of randomness for rules that realise part of their decision.
     """
@@ -35,3 +35,13 @@ class ScoredTree:
     tree: TokenTree
     target_laws: LawSequence
     draws: Draws
+
+    def problem(self, node: int, scale: float = 1.0) -> NodeProblem:
+        """Return the problem of a node; this computes the target's law."""
+        return NodeProblem(
+            target_law=self.target_laws[node],
+            scale=scale,
+            proposal=self.tree.proposals[node],
+            candidates=tuple(self.tree.token_ids[child] for child in self.tree.candidates[node]),
+            draws=self.draws,
+        )

@@ -9,7 +9,6 @@ from monge.core.draws import Draws
 from monge.core.law import Law
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal
 from monge.verify.fast.recursive import recursive
-from monge.verify.fast.trials import Trial
 from monge.verify.flow import Flow, walked, with_fixed
 from monge.verify.problem import NodeProblem
 from monge.verify.trial_rule import TrialRule
@@ -63,23 +62,8 @@ class Rrs(TrialRule):
                 p = rest
         return draws.categorical(p)
 
-    def trial(self, problem: NodeProblem) -> Trial | None:
-        proposal = problem.proposal
-        if not isinstance(proposal, Iid | Mixed):
-            return None
-        fixed = proposal.fixed if isinstance(proposal, Mixed) else ()
-        return Trial(
-            target_law=problem.target_law,
-            draft_law=proposal.law,
-            fixed=fixed,
-            drawn=problem.candidates[len(fixed) :],
-            draws=problem.draws,
-        )
-
     def flow(self, problem: NodeProblem) -> Flow:
-        """As emitted.
-
-        What is left is the same whichever tokens were rejected, so y has a closed form.
+        """As emitted; what is left is the same whichever tokens were rejected, so y has a closed form.
 
         With T = s p and M = 1, each draw takes `min(T, M q)` of T, and as much in all of M.
         """

@@ -7,7 +7,6 @@ from monge.core.draws import Draws
 from monge.core.law import Law
 from monge.core.proposal import Deterministic, Iid, Proposal, WithoutReplacement
 from monge.verify.fast.recursive import recursive_without_replacement
-from monge.verify.fast.trials import Trial
 from monge.verify.flow import Emission, Flow, walked
 from monge.verify.problem import NodeProblem
 from monge.verify.single_draft import SingleDraft
@@ -61,21 +60,11 @@ class RrsWithoutReplacement(TrialRule):
             q = q.without(x)
         return draws.categorical(p)
 
-    def trial(self, problem: NodeProblem) -> Trial | None:
-        proposal = problem.proposal
-        if not isinstance(proposal, WithoutReplacement | Iid):
-            return None
-        drawn = tuple(dict.fromkeys(problem.candidates))
-        return Trial(
-            target_law=problem.target_law, draft_law=proposal.law, drawn=drawn, draws=problem.draws
-        )
+    def tried(self, drawn: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(drawn))
 
     def flow(self, problem: NodeProblem) -> Flow | Emission:
-        """As emitted.
-
-        What is left depends on which tokens were rejected: y has no closed form for two candidates
-        or more.
-        """
+        """As emitted; what is left depends on the rejected tokens, so y has a closed form for one candidate only."""
         proposal = problem.proposal
         if not isinstance(proposal, WithoutReplacement | Iid):
             return walked(problem)

@@ -7,7 +7,6 @@ from monge.core.draws import Draws
 from monge.core.law import Law, residual
 from monge.core.proposal import Deterministic, Iid, Proposal
 from monge.verify.fast.recursive import recursive
-from monge.verify.fast.trials import Trial
 from monge.verify.flow import Flow, walked
 from monge.verify.problem import NodeProblem
 from monge.verify.trial_rule import TrialRule
@@ -50,17 +49,6 @@ class SingleDraft(TrialRule):
         if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x))):
             return x
         return draws.categorical(residual(p, q))
-
-    def trial(self, problem: NodeProblem) -> Trial | None:
-        proposal = problem.proposal
-        if not isinstance(proposal, Iid):
-            return None
-        return Trial(
-            target_law=problem.target_law,
-            draft_law=proposal.law,
-            drawn=problem.candidates,
-            draws=problem.draws,
-        )
 
     def flow(self, problem: NodeProblem) -> Flow:
         """As emitted, with y = min(s p, q)."""

@@ -8,11 +8,9 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from monge.core.draws import Draws
-from monge.core.hub_pairs import HubPairs
 from monge.core.law import Law, SparseLaw
-from monge.core.proposal import Deterministic, Proposal
-from monge.verify.completion import below
-from monge.verify.flow import Flow, FlowRule, walked
+from monge.core.proposal import Deterministic, HubPairs, Proposal
+from monge.verify.flow import Flow, FlowRule, below, walked
 from monge.verify.problem import NodeProblem
 
 
@@ -84,8 +82,8 @@ class _Tests:
         hub: The hub.
         rest: q without the hub.
         pairs: Q(i, a) and Q(a, i) for i in the support of the rest.
-        taken: What tests 1 and 2 take of every such i.
-        hub_taken: What tests 4 and 3 take of the hub, `sum r` and `sum s` at most.
+        taken: Masses that tests 1 and 2 take of every such i.
+        hub_taken: Masses that tests 4 and 3 take of the hub, `sum r` and `sum s` at most.
     """
 
     hub: int

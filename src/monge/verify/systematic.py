@@ -1,7 +1,4 @@
-"""The optimal rule for systematic draws.
-
-A schedule of [0, 1], read at the position that decided the candidates.
-"""
+"""The optimal rule for systematic draws: a schedule of [0, 1], read at the position that decided the candidates."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +12,7 @@ from monge.core.law import Law, SparseLaw
 from monge.core.proposal import Deterministic, Proposal
 from monge.core.systematic import Cells, Systematic
 from monge.transport.systematic import Schedule, earliest_deadline_first
-from monge.verify.completion import below
-from monge.verify.flow import Flow, FlowRule
+from monge.verify.flow import Flow, FlowRule, below
 from monge.verify.problem import NodeProblem
 
 

@@ -5,10 +5,17 @@ from dataclasses import dataclass
 
 from monge.core.clocks import SharedClocks
 from monge.core.draws import Draws
-from monge.core.hub_pairs import HubPairs
-from monge.core.independent import Independent
 from monge.core.law import Law
-from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, Proposal, WithoutReplacement
+from monge.core.proposal import (
+    Arbitrary,
+    Deterministic,
+    HubPairs,
+    Iid,
+    Independent,
+    Mixed,
+    Proposal,
+    WithoutReplacement,
+)
 from monge.core.systematic import Systematic
 from monge.verify.flow import Emission, Flow, FlowRule, walked
 from monge.verify.problem import NodeProblem

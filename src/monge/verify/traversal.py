@@ -55,7 +55,7 @@ class Traversal(Verifier):
 def _visit(
     tree: TokenTree, target_laws: LawSequence, node: int, weight: float, draws: Draws
 ) -> tuple[int, Law] | None:
-    """The accepted node at or below `node` with the law of the token after it, or `None` where all of them are rejected."""
+    """Return the accepted node at or below `node` with the law of the token after it, or `None`."""
     p = target_laws[node]
     candidates = tuple(tree.token_ids[child] for child in tree.candidates[node])
     child_of = dict(zip(candidates, tree.candidates[node], strict=True))

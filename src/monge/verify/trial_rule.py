@@ -1,13 +1,10 @@
-"""Rules that try candidates one after another.
+"""Rules that try candidates one after another: one node with plain laws, many nodes with their batched twin."""
 
-One node with plain laws, many nodes with their batched twin.
-"""
-
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
 from monge.core.draws import can_peek
+from monge.core.proposal import Iid, Mixed, WithoutReplacement
 from monge.verify.fast.trials import Method, Trial, emitted
 from monge.verify.flow import FlowRule
 from monge.verify.problem import NodeProblem
@@ -22,16 +19,33 @@ class TrialRule(FlowRule):
 
     Attributes:
         method: The twin's tests.
+        tries_first: True if the first draw is the only candidate that is tried.
         min_cpu_batch: Nodes from which the twin is the faster one on a CPU, `None` where it never
             is; measured by `python -m lab.verify --batch 2 --batch 4 --batch 8 --batch 32`.
     """
 
     method: ClassVar[Method]
+    tries_first: ClassVar[bool] = False
     min_cpu_batch: ClassVar[int | None] = None
 
-    @abstractmethod
     def trial(self, problem: NodeProblem) -> Trial | None:
-        """What is tried at a node, or `None` where the candidates are deterministic and the rule draws from p."""
+        """Return the tests of a node, or `None` if nothing was drawn there, so that the rule draws from p."""
+        proposal = problem.proposal
+        if not isinstance(proposal, Iid | Mixed | WithoutReplacement):
+            return None
+        fixed = proposal.fixed if isinstance(proposal, Mixed) else ()
+        drawn = problem.candidates[len(fixed) :]
+        return Trial(
+            target_law=problem.target_law,
+            draft_law=proposal.law,
+            fixed=() if self.tries_first else fixed,
+            drawn=drawn[:1] if self.tries_first else self.tried(drawn),
+            draws=problem.draws,
+        )
+
+    def tried(self, drawn: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the draws that are tried."""
+        return drawn
 
     def emit_many(self, problems: Sequence[NodeProblem]) -> list[int]:
         trials = {

@@ -1,6 +1,4 @@
-"""What rules share that look at whole paths.
-
-The law a candidate was drawn from, and what a scaled target has beyond it.
+"""Shared by rules that look at whole paths: the law of each candidate, and the excess of a scaled target over it.
 
 p = target law, q = draft law.
 """
@@ -17,15 +15,14 @@ from monge.core.law import DenseLaw, Law, LawSequence, one_hot, trusted_law
 from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, Proposal, WithoutReplacement
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
-from monge.verify.base import Rule, unsupported_reason
-from monge.verify.completion import below
-from monge.verify.descent import Descent
+from monge.verify.base import Descent, Rule, check_laws, unsupported_reason
+from monge.verify.flow import below
 from monge.verify.problem import ScoredTree
 
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """What `scale * p` has beyond q.
+    """The excess of `scale * p` over q.
 
     Args:
         mass: `|(scale p - q)_+|`.
@@ -41,10 +38,7 @@ class Excess:
 
     @property
     def law(self) -> Law:
-        """The same, normalised; p where there is no mass.
-
-        Made when it is asked for: few are drawn from.
-        """
+        """The normalised excess, made on demand; p if there is no mass."""
         if isinstance(self.p, DenseLaw) and isinstance(self.q, DenseLaw):
             left = _difference(self.scale, self.p, self.q)
             total = left.sum()
@@ -54,7 +48,7 @@ class Excess:
 
 
 def excess(scale: float, p: Law, q: Law) -> Excess:
-    """`(scale * p - q)_+`: its mass, and its law where somebody asks for it."""
+    """Return `(scale * p - q)_+`: its mass, and its law on demand."""
     if isinstance(p, DenseLaw) and isinstance(q, DenseLaw):
         mass = float(_difference(scale, p, q).sum())
     elif isinstance(p, DenseLaw):
@@ -71,10 +65,10 @@ def _difference(scale: float, p: DenseLaw, q: DenseLaw) -> Float64[Tensor, " voc
 
 
 def share(mass: float, scale: float) -> float:
-    """`S / (S + 1 - a)`: how much of what the candidates leave undecided belongs to the node itself.
+    """Return `S / (S + 1 - a)`: the node's own share of the mass that its candidates leave undecided.
 
-    Both vanish only where a = 1 and p = q; a deeper token is then accepted for certain, and the
-    answer is never used.
+    Both vanish only if a = 1 and p = q; a deeper token is then certain to be accepted, and the
+    result is never used.
     """
     undecided = mass + (1.0 - scale)
     return mass / undecided if undecided > 0.0 else 0.0
@@ -89,17 +83,15 @@ def drawn_from(
     without replacement whose number does not depend on which tokens are still to come.
 
     Args:
-        proposal: How they were drawn.
+        proposal: Their proposal.
         tokens: The candidates.
-        device: Where the laws lie that these are compared with.
+        device: Device of the laws that they are compared with.
     """
-    num_fixed = len(proposal.fixed) if isinstance(proposal, Mixed) else len(tokens)
-    if isinstance(proposal, Iid | WithoutReplacement):
-        num_fixed = 0
-    for token in tokens[:num_fixed]:
-        yield token, one_hot(token, device)
     if not isinstance(proposal, Iid | WithoutReplacement | Mixed):
+        yield from ((token, one_hot(token, device)) for token in tokens)
         return
+    num_fixed = len(proposal.fixed) if isinstance(proposal, Mixed) else 0
+    yield from ((token, one_hot(token, device)) for token in tokens[:num_fixed])
     distinct = tuple(dict.fromkeys(tokens[num_fixed:]))
     q = proposal.law
     for position, token in enumerate(distinct):
@@ -116,13 +108,11 @@ def decided_part(
     target_laws: LawSequence,
     walked: tuple[type[Proposal], ...] = (Arbitrary,),
 ) -> TokenTree:
-    """The part of a tree that a rule decides.
+    """Return the part of a tree that a rule decides; nodes left to the target walk become leaves.
 
-    Nodes whose candidates are left to the target walk become leaves.
-
-    Nodes keep their numbers; nodes below such a leaf stay, and are no candidates. The rule is asked
-    about the same part whatever is below it, since choosing between a rule and the target walk by a
-    drawn token would bias the text.
+    Nodes keep their numbers; nodes below such a leaf stay, and are no candidates. The part does not
+    depend on what is below it, since choosing between a rule and the target walk by a drawn token
+    would bias the text.
 
     Args:
         rule: The rule.
@@ -134,10 +124,7 @@ def decided_part(
         ProposalMismatchError: If there is not one law a node, or the rule is not exact for this
             tree.
     """
-    if len(target_laws) != tree.num_nodes:
-        raise ProposalMismatchError(
-            f"verify: the tree has {tree.num_nodes} nodes but {len(target_laws)} laws came"
-        )
+    check_laws(tree, target_laws)
     cut, is_drawn = set[int](), False
     for node, candidates in enumerate(tree.candidates):
         if candidates:
@@ -162,14 +149,13 @@ def decided_part(
 
 
 def walk_on(scored: ScoredTree, verdict: Verdict) -> Verdict:
-    """The target walk from where a rule has come to, if it ended at a leaf of its part that has candidates in the whole tree.
+    """Continue a verdict with the target walk, if it ends at a leaf of its part that has candidates in the whole tree.
 
-    The token after a leaf is a draw from the target's law; where it is a candidate, the next one
-    is, and so on.
+    The token after a leaf is a draw from the target's law; if it is a candidate, the walk goes on.
 
     Args:
         scored: The whole tree.
-        verdict: What the rule decided about its part.
+        verdict: The verdict about the part.
     """
     end = verdict.path[-1] if verdict.path else 0
     if verdict.next_kind == "correction" or not scored.tree.candidates[end]:
@@ -182,7 +168,7 @@ def walk_on(scored: ScoredTree, verdict: Verdict) -> Verdict:
 
 
 def verdict_at(tree: TokenTree, node: int, token: int) -> Verdict:
-    """The path to `node` is accepted, and `token` comes after it."""
+    """Return the verdict that accepts the path to `node`, followed by `token`."""
     path = tree.path(node)
     stood_on = [above for above in (0, *path) if tree.candidates[above]]
     return Verdict(

@@ -1,7 +1,4 @@
-"""The published heads once more, from their formulas.
-
-No cache, no tree, one path at a time, in plain torch.
-"""
+"""The published heads once more, from their formulas: no cache, no tree, one path at a time, in plain torch."""
 
 import cmath
 from collections.abc import Callable, Sequence
@@ -10,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tests.heads.readers.published import DIM, HEADS, INNER, KV, Published
+from tests.heads.readers.published import DIM, HEADS, INNER, KV, LAYOUTS, Published
 
 Law = Callable[[Sequence[int]], Tensor]
 """Tokens drafted so far -> logits of the next."""
@@ -30,9 +27,6 @@ class Case:
     embed: Tensor
     unembed: Tensor
 
-    def state(self, place: int, ids: Sequence[int]) -> Tensor:
-        return torch.cat([self.states[place][one] for one in ids])
-
 
 def rms(values: Tensor, weight: Tensor, *, centred: bool = False, eps: float = 1e-5) -> Tensor:
     return values / (values.square().mean() + eps).sqrt() * (weight + centred)
@@ -49,28 +43,26 @@ def turned(vector: Tensor, place: int, base: float = 50.0) -> Tensor:
         complex(vector[one], vector[half + one]) * cmath.exp(1j * place * base ** (-one / half))
         for one in range(half)
     ]
-    return torch.tensor(
-        [pair.real for pair in pairs] + [pair.imag for pair in pairs], dtype=torch.float64
-    )
+    parts = [pair.real for pair in pairs] + [pair.imag for pair in pairs]
+    return torch.tensor(parts, dtype=torch.float64)
 
 
 class Layer:
     """One layer under a name, for a list of places."""
 
     def __init__(self, made: Published, name: str, *, centred: bool = False) -> None:
-        self.t = {
-            key.removeprefix(f"{name}."): tensor
-            for key, tensor in made.tensors.items()
-            if key.startswith(f"{name}.")
-        }
+        own = (key for key in made.tensors if key.startswith(f"{name}."))
+        self.t = {key.removeprefix(f"{name}."): made.tensors[key] for key in own}
         self.centred = centred
 
     def norm(self, name: str, values: Tensor) -> Tensor:
         return rms(values, self.t[f"{name}.weight"], centred=self.centred)
 
+    def map(self, name: str, values: Tensor) -> Tensor:
+        return self.t[f"{name}_proj.weight"] @ values
+
     def key_value(self, values: Tensor, place: int) -> tuple[list[Tensor], list[Tensor]]:
-        keys = (self.t["self_attn.k_proj.weight"] @ values).view(KV, DIM)
-        found = (self.t["self_attn.v_proj.weight"] @ values).view(KV, DIM)
+        keys, found = (self.map(f"self_attn.{part}", values).view(KV, DIM) for part in ("k", "v"))
         if "self_attn.k_norm.weight" in self.t:
             keys = torch.stack([self.norm("self_attn.k_norm", key) for key in keys])
         return [turned(key, place) for key in keys], list(found)
@@ -78,83 +70,77 @@ class Layer:
     def attend(
         self, values: Tensor, place: int, seen: list[tuple[list[Tensor], list[Tensor]]]
     ) -> Tensor:
-        raw = self.t["self_attn.q_proj.weight"] @ values
-        gated = len(raw) == 2 * HEADS * DIM
-        heads = raw.view(HEADS, -1)
-        out, gates = [], []
-        for number in range(HEADS):
-            query = heads[number][:DIM]
-            gates.append(heads[number][DIM:])
+        raw = self.map("self_attn.q", values)
+        mixed, gates = [], []
+        for number, head in enumerate(raw.view(HEADS, -1)):
+            query, shared = head[:DIM], number // (HEADS // KV)
+            gates.append(head[DIM:])
             if "self_attn.q_norm.weight" in self.t:
                 query = self.norm("self_attn.q_norm", query)
-            query, shared = turned(query, place), number // (HEADS // KV)
+            query = turned(query, place)
             scores = torch.stack([query @ keys[shared] for keys, _ in seen]) / DIM**0.5
-            weights = torch.softmax(scores, dim=0)
-            out.append(
-                sum(
-                    weight * values[shared]
-                    for weight, (_, values) in zip(weights, seen, strict=True)
-                )
-            )
-        mixed = torch.cat(out)
-        if gated:
-            mixed = mixed / (1 + torch.exp(-torch.cat(gates)))
-        return self.t["self_attn.o_proj.weight"] @ mixed
+            shares = torch.softmax(scores, dim=0)
+            parts = zip(shares, (found[shared] for _, found in seen), strict=True)
+            mixed.append(sum(share * found for share, found in parts))
+        out = torch.cat(mixed)
+        if len(raw) == 2 * HEADS * DIM:
+            out = out / (1 + torch.exp(-torch.cat(gates)))
+        return self.map("self_attn.o", out)
 
     def network(self, values: Tensor) -> Tensor:
         assert self.t["mlp.gate_proj.weight"].shape[0] == INNER
-        inner = silu(self.t["mlp.gate_proj.weight"] @ values) * (
-            self.t["mlp.up_proj.weight"] @ values
-        )
-        return self.t["mlp.down_proj.weight"] @ inner
+        return self.map("mlp.down", silu(self.map("mlp.gate", values)) * self.map("mlp.up", values))
 
-    def causal(self, read: list[Tensor], residual: list[Tensor], first: int = 0) -> list[Tensor]:
+    def causal(self, read: list[Tensor], residual: list[Tensor]) -> list[Tensor]:
         """Every place sees itself and those before it."""
-        seen = [self.key_value(values, first + place) for place, values in enumerate(read)]
+        seen = [self.key_value(values, place) for place, values in enumerate(read)]
         found = []
         for place, values in enumerate(read):
-            after = residual[place] + self.attend(values, first + place, seen[: place + 1])
+            after = residual[place] + self.attend(values, place, seen[: place + 1])
             found.append(after + self.network(self.norm("post_attention_layernorm", after)))
         return found
+
+
+def affine(made: Published, name: str, values: Tensor) -> Tensor:
+    return made.tensors[f"{name}.weight"] @ values + made.tensors[f"{name}.bias"]
 
 
 def res_blocks(
     made: Published, names: list[str], values: Tensor, skip: str | None = None
 ) -> Tensor:
-    t = made.tensors
     for name in names:
-        through = values if skip is None else t[f"{skip}.weight"] @ values + t[f"{skip}.bias"]
-        values, skip = (
-            through + silu(t[f"{name}.linear.weight"] @ values + t[f"{name}.linear.bias"]),
-            None,
-        )
+        through = values if skip is None else affine(made, skip, values)
+        values, skip = through + silu(affine(made, f"{name}.linear", values)), None
     return values
 
 
+def last_states(case: Case) -> list[Tensor]:
+    return [states[1] for states in case.states]
+
+
 def medusa(made: Published, case: Case) -> Law:
-    last = case.states[len(case.tokens) - 2][1]
+    last = last_states(case)[-1]
     return lambda path: (
         made.tensors[f"{len(path)}.1.weight"] @ res_blocks(made, [f"{len(path)}.0"], last)
     )
 
 
 def hydra(made: Published, case: Case) -> Law:
-    t, places = made.tensors, range(len(case.tokens) - 1)
     prefix, grounded = made.config["hydra_head_arch"] == "prefix-mlp", made.config["grounded_heads"]
-    states = [case.states[place][1] for place in places]
+    states = last_states(case)
     if prefix:
-        layer = Layer(made, "prefix_embeding_layer.layers.0")
+        name = "prefix_embeding_layer"
+        layer = Layer(made, f"{name}.layers.0")
         states = layer.causal([layer.norm("input_layernorm", one) for one in states], states)
-        states = [rms(one, t["prefix_embeding_layer.norm.weight"]) for one in states]
+        states = [rms(one, made.tensors[f"{name}.norm.weight"]) for one in states]
 
     def law(path: Sequence[int]) -> Tensor:
         head = len(path)
         known = [case.embed[token] for token in (case.tokens[-1], *path)] if grounded else []
         blocks = [f"hydra_mlp.{head}.{one}" for one in ((1, 3) if prefix else (0, 1))]
         skip = f"{blocks[0]}.res_connection" if grounded else None
-        output = f"hydra_lm_head.{head}" + (".1" if prefix else "")
         found = res_blocks(made, blocks, torch.cat([states[-1], *known]), skip)
-        return t[f"{output}.weight"] @ found + t[f"{output}.bias"]
+        return affine(made, f"hydra_lm_head.{head}" + (".1" if prefix else ""), found)
 
     return law
 
@@ -175,22 +161,17 @@ def chain(case: Case, states: list[Tensor], advance: Callable, logits: Callable)
 
 
 def eagle(made: Published, case: Case) -> Law:
-    t, is_hydra = made.tensors, "hydra_head_arch" in made.config
-    layer, embed = (
-        Layer(made, "attn" if is_hydra else "layers.0"),
-        t.get("embed_tokens.weight", case.embed),
-    )
+    is_hydra = "hydra_head_arch" in made.config
+    layer = Layer(made, "attn" if is_hydra else "layers.0")
+    embed = made.tensors.get("embed_tokens.weight", case.embed)
 
     def advance(states: list[Tensor], tokens: list[int]) -> list[Tensor]:
-        values = [
-            t["fc.weight"] @ torch.cat([embed[token], state]) + t["fc.bias"]
-            for state, token in zip(states, tokens, strict=True)
-        ]
+        pairs = zip(states, tokens, strict=True)
+        values = [affine(made, "fc", torch.cat([embed[token], state])) for state, token in pairs]
         read = [layer.norm("input_layernorm", one) for one in values] if is_hydra else values
         return layer.causal(read, values)
 
-    states = [case.states[place][1] for place in range(len(case.tokens) - 1)]
-    return chain(case, states, advance, lambda state: case.unembed @ state)
+    return chain(case, last_states(case), advance, lambda state: case.unembed @ state)
 
 
 def widened(made: Published, logits: Tensor, vocab: int) -> Tensor:
@@ -206,169 +187,136 @@ def widened(made: Published, logits: Tensor, vocab: int) -> Tensor:
 def eagle3(made: Published, case: Case) -> Law:
     t, config = made.tensors, made.config
     layer = Layer(made, "midlayer" if "midlayer.hidden_norm.weight" in t else "layers.0")
-    embed, ids = (
-        t.get("embed_tokens.weight", case.embed),
-        config["eagle_aux_hidden_state_layer_ids"],
-    )
+    embed, returns_normed = t.get("embed_tokens.weight", case.embed), config.get("norm_output")
     states = []
-    for place in range(len(case.tokens) - 1):
-        parts = [case.states[place][one] for one in ids]
+    for known in case.states:
+        parts = [known[one] for one in config["eagle_aux_hidden_state_layer_ids"]]
         if config.get("fc_norm"):
             parts = [rms(part, t[f"fc_norm.{one}.weight"]) for one, part in enumerate(parts)]
         states.append(t["fc.weight"] @ torch.cat(parts))
 
+    def last_norm(state: Tensor) -> Tensor:
+        return rms(state, t["norm.weight"])
+
     def advance(own: list[Tensor], tokens: list[int]) -> list[Tensor]:
         normed = [layer.norm("hidden_norm", state) for state in own]
-        pairs = zip(tokens, normed, strict=True)
-        read = [
-            torch.cat([layer.norm("input_layernorm", embed[token]), state])
-            for token, state in pairs
-        ]
+        known = [layer.norm("input_layernorm", embed[token]) for token in tokens]
+        read = [torch.cat(pair) for pair in zip(known, normed, strict=True)]
         found = layer.causal(read, normed if config.get("norm_before_residual") else own)
-        return [rms(one, t["norm.weight"]) for one in found] if config.get("norm_output") else found
+        return [last_norm(one) for one in found] if returns_normed else found
 
     def logits(state: Tensor) -> Tensor:
-        normed = state if config.get("norm_output") else rms(state, t["norm.weight"])
+        normed = state if returns_normed else last_norm(state)
         return widened(made, t["lm_head.weight"] @ normed, len(case.embed))
 
     return chain(case, states, advance, logits)
 
 
-LAYOUTS = {
-    "mtp.fc.weight": (
-        "mtp.pre_fc_norm_embedding",
-        "mtp.pre_fc_norm_hidden",
-        "mtp.fc",
-        "mtp.norm",
-        "mtp.layers.0",
-    ),
-    "model.layers.7.eh_proj.weight": tuple(
-        f"model.layers.7{one}" for one in (".enorm", ".hnorm", ".eh_proj", ".shared_head.norm", "")
-    ),
-    "model.mtp_layers.0.input_proj.weight": tuple(
-        f"model.mtp_layers.0{one}"
-        for one in (".token_layernorm", ".hidden_layernorm", ".input_proj", ".final_layernorm", "")
-    ),
-    "mtp_layers.0.input_proj.weight": tuple(
-        f"mtp_layers.0{one}"
-        for one in (".token_layernorm", ".hidden_layernorm", ".input_proj", ".final_layernorm", "")
-    ),
-}
-
-
 def mtp(made: Published, case: Case) -> Law:
     t = made.tensors
-    key = next(name for name in LAYOUTS if name in t)
-    names, is_mimo = LAYOUTS[key], key.startswith("model.mtp_layers")
-    # Qwen's two layouts, as this library and `speculators` write them
-    centred = key.startswith("mtp")
+    prefix, names = next(one for one in LAYOUTS.items() if f"{one[1][2]}.weight" in t)
+    # The order of MiMo, and the norms of Qwen's two layouts.
+    is_mimo, centred = prefix == "model.mtp_layers.0", prefix.startswith("mtp")
     layer = Layer(made, names[4], centred=centred)
+
+    def norm(place: int, values: Tensor) -> Tensor:
+        return rms(values, t[f"{names[place]}.weight"], centred=centred)
 
     def advance(states: list[Tensor], tokens: list[int]) -> list[Tensor]:
         values = []
         for state, token in zip(states, tokens, strict=True):
-            pair = [rms(case.embed[token], t[f"{names[0]}.weight"], centred=centred)]
-            pair.append(rms(state, t[f"{names[1]}.weight"], centred=centred))
+            pair = [norm(0, case.embed[token]), norm(1, state)]
             values.append(t[f"{names[2]}.weight"] @ torch.cat(pair[::-1] if is_mimo else pair))
         found = layer.causal([layer.norm("input_layernorm", one) for one in values], values)
-        return [rms(one, t[f"{names[3]}.weight"], centred=centred) for one in found]
+        return [norm(3, one) for one in found]
 
-    states = [case.states[place][1] for place in range(len(case.tokens) - 1)]
-    return chain(case, states, advance, lambda state: case.unembed @ state)
+    return chain(case, last_states(case), advance, lambda state: case.unembed @ state)
 
 
 def convolved(
     made: Published, name: str, side: int, values: list[Tensor], own: list[Tensor]
 ) -> list[Tensor]:
     """Two taps, groups of one; the kernels are those of the sub-layer's argument."""
-    base, width = made.tensors[f"{name}.base_kernel"], len(values[0])
-    kernels = [
-        (made.tensors[f"{name}.kernel_projection.weight"] @ one).view(2, 2, width)[side]
-        for one in own
-    ]
+    base, weight = (
+        made.tensors[f"{name}.{part}"] for part in ("base_kernel", "kernel_projection.weight")
+    )
+    before = [torch.zeros_like(values[0]), *values[:-1]]
     found = []
-    for row in range(len(values)):
-        before = values[row - 1] if row else torch.zeros_like(values[0])
-        found.append(
-            (base[side, 0] + kernels[row][0]) * values[row]
-            + (base[side, 1] + kernels[row][1]) * before
-        )
+    for here, last, argument in zip(values, before, own, strict=True):
+        now, then = base[side] + (weight @ argument).view(2, 2, -1)[side]
+        found.append(now * here + then * last)
     return found
 
 
-def block_states(made: Published, case: Case, ids: list[int], size: int) -> list[Tensor]:
-    t, embed, end = (
-        made.tensors,
-        made.tensors.get("embed_tokens.weight", case.embed),
-        len(case.tokens) - 1,
-    )
-    context = [
-        rms(t["fc.weight"] @ case.state(place, ids), t["hidden_norm.weight"])
-        for place in range(end)
-    ]
+def block_layer(
+    made: Published, name: str, context: list[Tensor], values: list[Tensor]
+) -> list[Tensor]:
+    layer, end = Layer(made, name), len(context)
+
+    def attention(read: list[Tensor]) -> list[Tensor]:
+        seen = [layer.key_value(one, place) for place, one in enumerate([*context, *read])]
+        return [layer.attend(one, end + row, seen) for row, one in enumerate(read)]
+
+    def network(read: list[Tensor]) -> list[Tensor]:
+        return [layer.network(one) for one in read]
+
+    for norm, part, call in (
+        ("input_layernorm", "attention_conv", attention),
+        ("post_attention_layernorm", "mlp_conv", network),
+    ):
+        own = [layer.norm(norm, one) for one in values]
+        if f"{part}.base_kernel" in layer.t:
+            conv = f"{name}.{part}"
+            added = convolved(made, conv, 1, call(convolved(made, conv, 0, own, own)), own)
+        else:
+            added = call(own)
+        values = [value + one for value, one in zip(values, added, strict=True)]
+    return values
+
+
+def block_states(made: Published, case: Case, size: int) -> list[Tensor]:
+    t = made.tensors
+    embed = t.get("embed_tokens.weight", case.embed)
+    fused = [t["fc.weight"] @ torch.cat(states) for states in case.states]
+    context = [rms(one, t["hidden_norm.weight"]) for one in fused]
     values = [embed[case.tokens[-1]]] + [embed[2]] * (size - 1)
-    for number in range(2):
-        layer, name = Layer(made, f"layers.{number}"), f"layers.{number}"
-        has_conv = f"{name}.mlp_conv.base_kernel" in t
-        own = [layer.norm("input_layernorm", one) for one in values]
-        read = convolved(made, f"{name}.attention_conv", 0, own, own) if has_conv else own
-        seen = [layer.key_value(one, place) for place, one in enumerate(context)]
-        seen += [layer.key_value(one, end + row) for row, one in enumerate(read)]
-        mixed = [layer.attend(one, end + row, seen) for row, one in enumerate(read)]
-        mixed = convolved(made, f"{name}.attention_conv", 1, mixed, own) if has_conv else mixed
-        values = [value + one for value, one in zip(values, mixed, strict=True)]
-        own = [layer.norm("post_attention_layernorm", one) for one in values]
-        read = convolved(made, f"{name}.mlp_conv", 0, own, own) if has_conv else own
-        inner = [layer.network(one) for one in read]
-        inner = convolved(made, f"{name}.mlp_conv", 1, inner, own) if has_conv else inner
-        values = [value + one for value, one in zip(values, inner, strict=True)]
+    for name in ("layers.0", "layers.1"):
+        values = block_layer(made, name, context, values)
     return [rms(one, t["norm.weight"]) for one in values]
 
 
 def block(made: Published, case: Case) -> Law:
     t, config = made.tensors, made.config
-    is_speculators = "speculators_model_type" in config
-    size = 4
-    kind = config.get("speculators_model_type") or config["architectures"][0]
-    first = 0 if kind in ("dspark", "DSparkDraftModel") else 1
-    states = block_states(made, case, [0, 1], size)
-    output = t["lm_head.weight"] if is_speculators else case.unembed
+    name = config.get("speculators_model_type")
+    first = 0 if (name or config["architectures"][0]) in ("dspark", "DSparkDraftModel") else 1
+    states = block_states(made, case, 4)
+    output = case.unembed if name is None else t["lm_head.weight"]
+
+    def selected(token: int, state: Tensor, logits: Tensor) -> Tensor:
+        best = logits.topk(len(logits) - 1).indices
+        known = t["candidate_selector.predecessor_codebook"][token]
+        known = known * (t["candidate_selector.hidden_projection.weight"] @ state)
+        full = torch.full_like(logits, -torch.inf)
+        full[best] = logits[best] + t["candidate_selector.successor_codebook"][best] @ known
+        return full
 
     def law(path: Sequence[int]) -> Tensor:
-        memory = torch.zeros(2, dtype=torch.float64)
-        logits = torch.empty(0)
+        memory, logits = torch.zeros(2, dtype=torch.float64), torch.empty(0)
         for depth, token in enumerate((case.tokens[-1], *path)):
             state = states[first + depth]
             logits = output @ state
             if "candidate_selector.predecessor_codebook" in t:
-                best = logits.topk(len(logits) - 1).indices.tolist()
-                known = t["candidate_selector.predecessor_codebook"][token] * (
-                    t["candidate_selector.hidden_projection.weight"] @ state
-                )
-                full = torch.full_like(logits, -torch.inf)
-                for one in best:
-                    full[one] = (
-                        logits[one] + known @ t["candidate_selector.successor_codebook"][one]
-                    )
-                logits = full
+                logits = selected(token, state, logits)
             elif "markov_head.markov_w1.weight" in t:
                 known, kind = t["markov_head.markov_w1.weight"][token], config["markov_head_type"]
                 if kind == "gated":
                     pair = torch.cat([state, known])
-                    known = (
-                        torch.sigmoid(
-                            t["markov_head.gate_proj.weight"] @ pair
-                            + t["markov_head.gate_proj.bias"]
-                        )
-                        * known
-                    )
+                    known = torch.sigmoid(affine(made, "markov_head.gate_proj", pair)) * known
                 elif kind == "rnn":
-                    joint = t["markov_head.joint_proj.weight"] @ torch.cat([memory, known, state])
-                    gate, new, out = (joint + t["markov_head.joint_proj.bias"]).view(3, 2)
-                    memory = torch.sigmoid(gate) * memory + (1 - torch.sigmoid(gate)) * torch.tanh(
-                        new
-                    )
-                    known = torch.tanh(out)
+                    joint = torch.cat([memory, known, state])
+                    gate, new, out = affine(made, "markov_head.joint_proj", joint).view(3, 2)
+                    gate = torch.sigmoid(gate)
+                    memory, known = gate * memory + (1 - gate) * torch.tanh(new), torch.tanh(out)
                 logits = logits + t["markov_head.markov_w2.weight"] @ known
         return widened(made, logits, len(case.embed))
 

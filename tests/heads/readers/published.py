@@ -3,8 +3,9 @@
 import json
 import math
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,13 @@ class Published:
     def add(self, name: str, *shape: int, around: float = 0.0) -> None:
         """Numbers that depend on nothing but their name and place."""
         start = zlib.crc32(name.encode()) % 1000
-        numbers = torch.sin(
-            1.7 * torch.arange(math.prod(shape), dtype=torch.float64) + start
-        ).reshape(shape)
+        places = torch.arange(math.prod(shape), dtype=torch.float64)
+        numbers = torch.sin(1.7 * places + start).reshape(shape)
         self.tensors[name] = around + numbers * (0.2 if around else 1.0)
+
+    def linear(self, name: str, *shape: int) -> None:
+        self.add(f"{name}.weight", *shape)
+        self.add(f"{name}.bias", shape[0])
 
     def norm(self, name: str, width: int) -> None:
         self.add(f"{name}.weight", width, around=1.0)
@@ -47,10 +51,8 @@ class Published:
     def write(self, folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(self.config))
-        if self.file.endswith(".safetensors"):
-            save_file(self.tensors, folder / self.file)
-        else:
-            torch.save(self.tensors, folder / self.file)
+        save: Any = save_file if self.file.endswith(".safetensors") else torch.save
+        save(self.tensors, folder / self.file)
         return folder
 
 
@@ -65,16 +67,16 @@ def layer(
 ) -> None:
     """Attention and network of one layer; its first norm is the caller's."""
     width = 2 * hidden if doubled else hidden
-    made.add(f"{name}.self_attn.q_proj.weight", HEADS * DIM * (2 if gated else 1), width)
-    made.add(f"{name}.self_attn.k_proj.weight", KV * DIM, width)
-    made.add(f"{name}.self_attn.v_proj.weight", KV * DIM, width)
-    made.add(f"{name}.self_attn.o_proj.weight", hidden, HEADS * DIM)
-    if norms:
-        made.norm(f"{name}.self_attn.q_norm", DIM)
-        made.norm(f"{name}.self_attn.k_norm", DIM)
-    made.add(f"{name}.mlp.gate_proj.weight", INNER, hidden)
-    made.add(f"{name}.mlp.up_proj.weight", INNER, hidden)
-    made.add(f"{name}.mlp.down_proj.weight", hidden, INNER)
+    attention, mlp = f"{name}.self_attn", f"{name}.mlp"
+    made.add(f"{attention}.q_proj.weight", HEADS * DIM * (2 if gated else 1), width)
+    made.add(f"{attention}.k_proj.weight", KV * DIM, width)
+    made.add(f"{attention}.v_proj.weight", KV * DIM, width)
+    made.add(f"{attention}.o_proj.weight", hidden, HEADS * DIM)
+    for part in ("q", "k") if norms else ():
+        made.norm(f"{attention}.{part}_norm", DIM)
+    made.add(f"{mlp}.gate_proj.weight", INNER, hidden)
+    made.add(f"{mlp}.up_proj.weight", INNER, hidden)
+    made.add(f"{mlp}.down_proj.weight", hidden, INNER)
     made.norm(f"{name}.post_attention_layernorm", hidden)
 
 
@@ -83,25 +85,18 @@ def medusa(hidden: int, vocab: int) -> Published:
     config = {"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": "elsewhere"}
     made = Published(config, file="medusa_lm_head.pt")
     for head in range(3):
-        made.add(f"{head}.0.linear.weight", hidden, hidden)
-        made.add(f"{head}.0.linear.bias", hidden)
+        made.linear(f"{head}.0.linear", hidden, hidden)
         made.add(f"{head}.1.weight", vocab, hidden)
     return made
 
 
 def hydra(hidden: int, vocab: int, *, arch: str = "mlp", grounded: bool = True) -> Published:
-    config = {
-        "hydra_num_heads": 3,
-        "hydra_num_layers": 2,
-        "hydra_head_arch": arch,
-        "grounded_heads": grounded,
-    }
-    made = Published(config, file="hydra_lm_head.pt")
+    config = {"hydra_num_heads": 3, "hydra_num_layers": 2, "hydra_head_arch": arch}
+    made = Published({**config, "grounded_heads": grounded}, file="hydra_lm_head.pt")
     made.add("input_embed_fn.weight", vocab, hidden)
     if arch == "eagle-attn":
         made.config |= {**LLAMA, "hydra_num_heads": 1}
-        made.add("fc.weight", hidden, 2 * hidden)
-        made.add("fc.bias", hidden)
+        made.linear("fc", hidden, 2 * hidden)
         layer(made, "attn", hidden)
         made.norm("attn.input_layernorm", hidden)
         return made
@@ -109,41 +104,36 @@ def hydra(hidden: int, vocab: int, *, arch: str = "mlp", grounded: bool = True) 
     for head in range(3):
         width = hidden * (head + 2) if grounded else hidden
         for place, columns in zip((1, 3) if prefix else (0, 1), (width, hidden), strict=True):
-            made.add(f"hydra_mlp.{head}.{place}.linear.weight", hidden, columns)
-            made.add(f"hydra_mlp.{head}.{place}.linear.bias", hidden)
+            made.linear(f"hydra_mlp.{head}.{place}.linear", hidden, columns)
         if grounded:
-            made.add(f"hydra_mlp.{head}.{1 if prefix else 0}.res_connection.weight", hidden, width)
-            made.add(f"hydra_mlp.{head}.{1 if prefix else 0}.res_connection.bias", hidden)
-        output = f"hydra_lm_head.{head}" + (".1" if prefix else "")
-        made.add(f"{output}.weight", vocab, hidden)
-        made.add(f"{output}.bias", vocab)
+            made.linear(f"hydra_mlp.{head}.{1 if prefix else 0}.res_connection", hidden, width)
+        made.linear(f"hydra_lm_head.{head}" + (".1" if prefix else ""), vocab, hidden)
     if prefix:
         made.config |= LLAMA
-        made.add("prefix_embeding_layer.embed_tokens.weight", vocab, hidden)
-        layer(made, "prefix_embeding_layer.layers.0", hidden)
-        made.norm("prefix_embeding_layer.layers.0.input_layernorm", hidden)
-        made.norm("prefix_embeding_layer.norm", hidden)
+        name = "prefix_embeding_layer"
+        made.add(f"{name}.embed_tokens.weight", vocab, hidden)
+        layer(made, f"{name}.layers.0", hidden)
+        made.norm(f"{name}.layers.0.input_layernorm", hidden)
+        made.norm(f"{name}.norm", hidden)
     return made
 
 
+def sizes(hidden: int, vocab: int, **more: Any) -> dict[str, Any]:
+    return {**LLAMA, "hidden_size": hidden, "vocab_size": vocab, **more}
+
+
 def eagle(hidden: int, vocab: int) -> Published:
-    config = {
-        **LLAMA,
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": hidden,
-        "vocab_size": vocab,
-        "bias": True,
-    }
+    config = sizes(hidden, vocab, architectures=["LlamaForCausalLM"], bias=True)
     made = Published(config, file="pytorch_model.bin")
     made.add("embed_tokens.weight", vocab, hidden)
-    made.add("fc.weight", hidden, 2 * hidden)
-    made.add("fc.bias", hidden)
+    made.linear("fc", hidden, 2 * hidden)
     layer(made, "layers.0", hidden)
     return made
 
 
-def vocabulary(made: Published, drafted: list[int], vocab: int) -> None:
-    """A draft vocabulary of these tokens of the target."""
+def without_one(made: Published, vocab: int) -> None:
+    """A draft vocabulary of all tokens of the target but token 1."""
+    drafted = [token for token in range(vocab) if token != 1]
     made.tensors["d2t"] = torch.tensor(drafted) - torch.arange(len(drafted))
     made.tensors["t2d"] = torch.tensor([token in drafted for token in range(vocab)])
 
@@ -151,21 +141,15 @@ def vocabulary(made: Published, drafted: list[int], vocab: int) -> None:
 def eagle3(
     hidden: int, vocab: int, *, name: str = "midlayer", version: str = "3", fused: int = 3
 ) -> Published:
-    config = {
-        **LLAMA,
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "hidden_size": hidden,
-        "vocab_size": vocab,
-        "draft_vocab_size": vocab - 1,
-        "eagle_aux_hidden_state_layer_ids": [0, 1, 1][:fused],
-    }
-    made = Published(config)
+    made = Published(sizes(hidden, vocab, architectures=["LlamaForCausalLMEagle3"]))
+    made.config |= {"draft_vocab_size": vocab - 1}
+    made.config |= {"eagle_aux_hidden_state_layer_ids": [0, 1, 1][:fused]}
     made.add("fc.weight", hidden, fused * hidden)
     layer(made, name, hidden, doubled=True)
     for norm in (f"{name}.hidden_norm", f"{name}.input_layernorm", "norm"):
         made.norm(norm, hidden)
     made.add("lm_head.weight", vocab - 1, hidden)
-    vocabulary(made, [token for token in range(vocab) if token != 1], vocab)
+    without_one(made, vocab)
     if version == "3.1":
         made.config |= {"fc_norm": True, "norm_output": True, "norm_before_residual": True}
         for one in range(fused):
@@ -173,14 +157,24 @@ def eagle3(
     return made
 
 
-def mtp_parts(
-    made: Published, names: tuple[str, str, str, str, str], hidden: int, **kind: bool
-) -> Published:
-    """A prediction module under a layout's names.
+_MIMO = (".token_layernorm", ".hidden_layernorm", ".input_proj", ".final_layernorm", "")
+_DEEPSEEK = (".enorm", ".hnorm", ".eh_proj", ".shared_head.norm", "")
+_QWEN = (".pre_fc_norm_embedding", ".pre_fc_norm_hidden", ".fc", ".norm", ".layers.0")
+LAYOUTS = {
+    prefix: tuple(prefix + part for part in parts)
+    for prefix, parts in {
+        "mtp": _QWEN,
+        "model.layers.7": _DEEPSEEK,
+        "model.mtp_layers.0": _MIMO,
+        "mtp_layers.0": _MIMO,
+    }.items()
+}
+"""Norms of embedding and state, projection, last norm and layer of a prediction module, by prefix."""
 
-    Norms of embedding and state, projection, last norm, layer.
-    """
-    embedding, state, projection, last, inner = names
+
+def module(made: Published, prefix: str, hidden: int, **kind: bool) -> Published:
+    """A prediction module under a layout's names."""
+    embedding, state, projection, last, inner = LAYOUTS[prefix]
     for norm in (embedding, state, last, f"{inner}.input_layernorm"):
         made.norm(norm, hidden)
     made.add(f"{projection}.weight", hidden, 2 * hidden)
@@ -189,86 +183,42 @@ def mtp_parts(
 
 
 def qwen_mtp(hidden: int, vocab: int) -> Published:
-    text = {
-        **LLAMA,
-        "model_type": "qwen3_5_text",
-        "hidden_size": hidden,
-        "vocab_size": vocab,
-        "mtp_num_hidden_layers": 1,
-    }
-    names = (
-        "mtp.pre_fc_norm_embedding",
-        "mtp.pre_fc_norm_hidden",
-        "mtp.fc",
-        "mtp.norm",
-        "mtp.layers.0",
-    )
-    return mtp_parts(Published({"text_config": text}), names, hidden, norms=True, gated=True)
+    text = sizes(hidden, vocab, model_type="qwen3_5_text", mtp_num_hidden_layers=1)
+    return module(Published({"text_config": text}), "mtp", hidden, norms=True, gated=True)
 
 
 def deepseek_mtp(hidden: int, vocab: int) -> Published:
-    config = {
-        **LLAMA,
-        "hidden_size": hidden,
-        "vocab_size": vocab,
-        "num_hidden_layers": 7,
-        "num_nextn_predict_layers": 1,
-    }
-    names = tuple(
-        f"model.layers.7{part}"
-        for part in (".enorm", ".hnorm", ".eh_proj", ".shared_head.norm", "")
-    )
-    made = mtp_parts(Published(config), names, hidden)
-    made.add("model.layers.7.shared_head.head.weight", vocab, hidden)
-    made.add("model.layers.7.embed_tokens.weight", vocab, hidden)
+    config = sizes(hidden, vocab, num_hidden_layers=7, num_nextn_predict_layers=1)
+    made = module(Published(config), "model.layers.7", hidden)
+    for name in ("shared_head.head", "embed_tokens"):
+        made.add(f"model.layers.7.{name}.weight", vocab, hidden)
     return made
 
 
 def mimo_mtp(hidden: int, vocab: int) -> Published:
-    config = {**LLAMA, "model_type": "mimo", "hidden_size": hidden, "vocab_size": vocab}
-    parts = (".token_layernorm", ".hidden_layernorm", ".input_proj", ".final_layernorm", "")
-    return mtp_parts(
-        Published(config), tuple(f"model.mtp_layers.0{part}" for part in parts), hidden
-    )
+    return module(Published(sizes(hidden, vocab, model_type="mimo")), "model.mtp_layers.0", hidden)
 
 
 def dflash(hidden: int, vocab: int, *, method: str = "dflash", block: int = 4) -> Published:
-    config = {
-        **LLAMA,
-        "architectures": [
-            {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel"}.get(
-                method, "DSparkDraftModel"
-            )
-        ],
-        "hidden_size": hidden,
-        "vocab_size": vocab,
-        "num_hidden_layers": 2,
-        "num_target_layers": 1,
-        "dflash_config": {"block_size": block, "mask_token_id": 2, "target_layer_ids": [-1, 0]},
-    }
-    made = Published(config)
+    names = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel"}
+    made = Published(sizes(hidden, vocab, num_hidden_layers=2, num_target_layers=1))
+    made.config |= {"architectures": [names.get(method, "DSparkDraftModel")]}
+    own = {"block_size": block, "mask_token_id": 2, "target_layer_ids": [-1, 0]}
+    made.config["dflash_config"] = own
     made.add("fc.weight", hidden, 2 * hidden)
     made.norm("hidden_norm", hidden)
     made.norm("norm", hidden)
-    for one in range(2):
-        layer(made, f"layers.{one}", hidden, norms=True)
-        made.norm(f"layers.{one}.input_layernorm", hidden)
-        if method == "dflash2":
-            for part in ("attention", "mlp"):
-                made.add(f"layers.{one}.{part}_conv.base_kernel", 2, 2, hidden)
-                made.add(
-                    f"layers.{one}.{part}_conv.kernel_projection.weight", 2 * 2 * hidden, hidden
-                )
+    for name in ("layers.0", "layers.1"):
+        layer(made, name, hidden, norms=True)
+        made.norm(f"{name}.input_layernorm", hidden)
+        for part in ("attention_conv", "mlp_conv") if method == "dflash2" else ():
+            made.add(f"{name}.{part}.base_kernel", 2, 2, hidden)
+            made.add(f"{name}.{part}.kernel_projection.weight", 2 * 2 * hidden, hidden)
     if method == "dflash2":
-        settings = {
-            "conv_kernel_size": 2,
-            "conv_group_size": 1,
-            "selector_rank": 2,
-            "selector_top_k": vocab - 1,
-        }
-        made.config["dflash_config"] |= settings
-        made.add("candidate_selector.predecessor_codebook", vocab, 2)
-        made.add("candidate_selector.successor_codebook", vocab, 2)
+        own |= {"conv_kernel_size": 2, "conv_group_size": 1}
+        own |= {"selector_rank": 2, "selector_top_k": vocab - 1}
+        for part in ("predecessor", "successor"):
+            made.add(f"candidate_selector.{part}_codebook", vocab, 2)
         made.add("candidate_selector.hidden_projection.weight", 2, hidden)
     elif method != "dflash":
         markov(made, method, hidden, (vocab, vocab))
@@ -276,26 +226,20 @@ def dflash(hidden: int, vocab: int, *, method: str = "dflash", block: int = 4) -
     return made
 
 
-def markov(made: Published, kind: str, hidden: int, sizes: tuple[int, int]) -> None:
+def markov(made: Published, kind: str, hidden: int, counts: tuple[int, int]) -> None:
     """DSpark's dependence on the token before; of rank 2."""
     made.config |= {"markov_rank": 2, "markov_head_type": kind}
-    made.add("markov_head.markov_w1.weight", sizes[0], 2)
-    made.add("markov_head.markov_w2.weight", sizes[1], 2)
+    for place, count in enumerate(counts, start=1):
+        made.add(f"markov_head.markov_w{place}.weight", count, 2)
     if kind == "gated":
-        made.add("markov_head.gate_proj.weight", 2, hidden + 2)
-        made.add("markov_head.gate_proj.bias", 2)
+        made.linear("markov_head.gate_proj", 2, hidden + 2)
     if kind == "rnn":
-        made.add("markov_head.joint_proj.weight", 6, 4 + hidden)
-        made.add("markov_head.joint_proj.bias", 6)
+        made.linear("markov_head.joint_proj", 6, 4 + hidden)
 
 
 def speculators(made: Published, algorithm: str, outer: Mapping[str, Any]) -> Published:
     """The same tensors with the configuration that the library writes."""
-    inner = {
-        key: value
-        for key, value in made.config.items()
-        if key in {*LLAMA, "hidden_size", "vocab_size", "model_type"}
-    }
+    kept = {*LLAMA, "hidden_size", "vocab_size", "model_type"}
     method = {
         "proposal_type": "greedy",
         "speculative_tokens": 3,
@@ -311,7 +255,7 @@ def speculators(made: Published, algorithm: str, outer: Mapping[str, Any]) -> Pu
             "proposal_methods": [method],
             "verifier": {"name_or_path": "elsewhere"},
         },
-        "transformer_layer_config": inner,
+        "transformer_layer_config": {key: made.config[key] for key in made.config.keys() & kept},
         **outer,
     }
     return Published(config, made.tensors)
@@ -320,70 +264,54 @@ def speculators(made: Published, algorithm: str, outer: Mapping[str, Any]) -> Pu
 def speculators_eagle3(hidden: int, vocab: int) -> Published:
     made = eagle3(hidden, vocab, name="layers.0")
     made.add("embed_tokens.weight", vocab, hidden)
-    return speculators(
-        made,
-        "eagle3",
-        {
-            "draft_vocab_size": vocab - 1,
-            "eagle_aux_hidden_state_layer_ids": [0, 1, 1],
-            "norm_before_residual": True,
-        },
-    )
+    names: Sequence[str] = ("draft_vocab_size", "eagle_aux_hidden_state_layer_ids")
+    outer = {name: made.config[name] for name in names}
+    return speculators(made, "eagle3", {**outer, "norm_before_residual": True})
 
 
-def speculators_block(hidden: int, vocab: int, algorithm: str) -> Published:
+def speculators_block(hidden: int, vocab: int, *, algorithm: str) -> Published:
     made = dflash(hidden, vocab)
-    if algorithm == "dspark":
-        markov(made, "vanilla", hidden, (vocab, vocab - 1))
-    made.add("embed_tokens.weight", vocab, hidden)
-    made.add("lm_head.weight", vocab - 1, hidden)
-    vocabulary(made, [token for token in range(vocab) if token != 1], vocab)
     outer = {
         "block_size": 4,
         "mask_token_id": 2,
         "aux_hidden_state_layer_ids": [0, 1],
         "draft_vocab_size": vocab - 1,
-        "markov_rank": 2,
-        "markov_head_type": "vanilla",
     }
-    if algorithm == "dflash":
-        outer = {key: value for key, value in outer.items() if not key.startswith("markov")}
+    if algorithm == "dspark":
+        markov(made, "vanilla", hidden, (vocab, vocab - 1))
+        outer |= {"markov_rank": 2, "markov_head_type": "vanilla"}
+    made.add("embed_tokens.weight", vocab, hidden)
+    made.add("lm_head.weight", vocab - 1, hidden)
+    without_one(made, vocab)
     return speculators(made, algorithm, outer)
 
 
 def speculators_mtp(hidden: int, vocab: int) -> Published:
-    config = {**LLAMA, "model_type": "qwen3_next", "hidden_size": hidden, "vocab_size": vocab}
-    parts = (".token_layernorm", ".hidden_layernorm", ".input_proj", ".final_layernorm", "")
-    made = mtp_parts(
-        Published(config),
-        tuple(f"mtp_layers.0{part}" for part in parts),
-        hidden,
-        norms=True,
-        gated=True,
-    )
+    made = Published(sizes(hidden, vocab, model_type="qwen3_next"))
+    module(made, "mtp_layers.0", hidden, norms=True, gated=True)
     return speculators(made, "mtp", {"num_nextn_predict_layers": 1})
 
 
 KINDS: dict[str, Callable[[int, int], Published]] = {
     "medusa": medusa,
     "hydra": hydra,
-    "hydra-blind": lambda hidden, vocab: hydra(hidden, vocab, grounded=False),
-    "hydra-prefix": lambda hidden, vocab: hydra(hidden, vocab, arch="prefix-mlp"),
-    "hydra-eagle": lambda hidden, vocab: hydra(hidden, vocab, arch="eagle-attn"),
+    "hydra-blind": partial(hydra, grounded=False),
+    "hydra-prefix": partial(hydra, arch="prefix-mlp"),
+    "hydra-eagle": partial(hydra, arch="eagle-attn"),
     "eagle": eagle,
     "eagle3": eagle3,
-    "eagle3.1": lambda hidden, vocab: eagle3(hidden, vocab, version="3.1", fused=2),
+    "eagle3.1": partial(eagle3, version="3.1", fused=2),
     "mtp-qwen": qwen_mtp,
     "mtp-deepseek": deepseek_mtp,
     "mtp-mimo": mimo_mtp,
     "dflash": dflash,
-    "dflash2": lambda hidden, vocab: dflash(hidden, vocab, method="dflash2"),
-    "dspark": lambda hidden, vocab: dflash(hidden, vocab, method="vanilla"),
-    "dspark-gated": lambda hidden, vocab: dflash(hidden, vocab, method="gated"),
-    "dspark-rnn": lambda hidden, vocab: dflash(hidden, vocab, method="rnn"),
+    "dflash2": partial(dflash, method="dflash2"),
+    "dspark": partial(dflash, method="vanilla"),
+    "dspark-gated": partial(dflash, method="gated"),
+    "dspark-rnn": partial(dflash, method="rnn"),
     "speculators-eagle3": speculators_eagle3,
-    "speculators-dflash": lambda hidden, vocab: speculators_block(hidden, vocab, "dflash"),
-    "speculators-dspark": lambda hidden, vocab: speculators_block(hidden, vocab, "dspark"),
+    "speculators-dflash": partial(speculators_block, algorithm="dflash"),
+    "speculators-dspark": partial(speculators_block, algorithm="dspark"),
     "speculators-mtp": speculators_mtp,
 }
 """Every layout that is read, by a name of its own."""

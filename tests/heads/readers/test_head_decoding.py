@@ -1,9 +1,7 @@
-"""Published heads in the real loop.
+"""Published heads in the real loop: lossless with every legal pairing, and aligned with the text."""
 
-Lossless with every legal pairing, refused with the others, and aligned with the text.
-"""
-
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -54,15 +52,17 @@ def components(kind: str, folder: Path, tree: str, verifier: str | None) -> Comp
     )
 
 
+def check_lossless(made: Callable[[], Components], temperature: float = 1, **case: object) -> None:
+    rules = SamplingRules(temperature=temperature)
+    one = Case(**{"prompt": (0, 1), "rules": rules, **case})
+    assert law_error(output_law(made, one), target_law(table(), one)) < LARGEST_ERROR
+
+
 DEEP = ("hydra", "eagle3", "dspark-rnn")
-
-
 FAMILIES = ("medusa", "hydra", "eagle", "eagle3", "mtp-deepseek", "dflash", "dflash2", "dspark-rnn")
 """One layout of each; the others are enumerated at one temperature, and at all with the slow tests."""
 CHAINS = [
-    pytest.param(
-        kind, heat, marks=[pytest.mark.slow] if kind not in FAMILIES and heat != 0.7 else []
-    )
+    pytest.param(kind, heat, marks=pytest.mark.slow if kind not in FAMILIES and heat != 0.7 else ())
     for kind in KINDS
     for heat in (0.0, 0.7, 1.0)
 ]
@@ -72,11 +72,8 @@ CHAINS = [
 def test_sampled_chains_are_lossless(kind: str, temperature: float, folder: Path) -> None:
     """Two rounds; for one of each kind of head also a chain of two that reaches beyond the end."""
     num_tokens = 3 if kind in DEEP and temperature == 0.7 else 2
-    case = Case(
-        prompt=(0, 1), rules=SamplingRules(temperature=temperature), max_new_tokens=num_tokens
-    )
-    found = output_law(lambda: components(kind, folder, "chain(2)", "single_draft"), case)
-    assert law_error(found, target_law(table(), case)) < LARGEST_ERROR
+    made = partial(components, kind, folder, "chain(2)", "single_draft")
+    check_lossless(made, temperature, max_new_tokens=num_tokens)
 
 
 PAIRINGS = [
@@ -105,24 +102,17 @@ PAIRINGS = [
 def test_trees_are_lossless(
     kind: str, folder: Path, tree: str, verifier: str, temperature: float | int
 ) -> None:
-    case = Case(prompt=(0, 1), rules=SamplingRules(temperature=temperature))
-    found = output_law(lambda: components(kind, folder, tree, verifier), case)
-    assert law_error(found, target_law(table(), case)) < LARGEST_ERROR
+    check_lossless(lambda: components(kind, folder, tree, verifier), temperature)
 
 
 def test_lossless_in_a_ragged_batch_beyond_the_end_and_from_a_prompt_of_one_token(
     folder: Path,
 ) -> None:
-    case = Case(
-        prompt=(2,),
-        horizon=2,
-        max_new_tokens=3,
-        neighbours=((0, 1, 2),),
-        slot=1,
-        eos_ids=frozenset({1}),
+    end = {"horizon": 2, "max_new_tokens": 3, "eos_ids": frozenset({1})}
+    beside = {"prompt": (2,), "neighbours": ((0, 1, 2),), "slot": 1}
+    check_lossless(
+        lambda: components("eagle3", folder, "chain(2)", "single_draft"), **beside, **end
     )
-    found = output_law(lambda: components("eagle3", folder, "chain(2)", "single_draft"), case)
-    assert law_error(found, target_law(table(), case)) < LARGEST_ERROR
 
 
 @pytest.mark.parametrize(
@@ -139,18 +129,8 @@ def test_biased_pairings_are_refused(folder: Path, tree: str, verifier: str) -> 
 
 def test_a_head_in_a_pool_follows_the_text(folder: Path) -> None:
     head_of("eagle3", folder)
-    case = Case(prompt=(0, 1), rules=SamplingRules(temperature=0.7))
-
-    def made() -> Components:
-        return make_components(
-            table(),
-            drafter="pool('ngram', 'head')",
-            head=folder / "eagle3",
-            tree="chain(1)",
-            verifier="single_draft",
-        )
-
-    assert law_error(output_law(made, case), target_law(table(), case)) < LARGEST_ERROR
+    parts = {"drafter": "pool('ngram', 'head')", "tree": "chain(1)", "verifier": "single_draft"}
+    check_lossless(lambda: make_components(table(), head=folder / "eagle3", **parts), 0.7)
 
 
 # Heads with chosen weights, which are right about every token exactly if states, tokens and steps
@@ -164,10 +144,8 @@ def markov_table(token_ids: tuple[int, ...]) -> list[float]:
 
 def next_tokens() -> torch.Tensor:
     """Matrix that takes a token's indicator to the logits of the next."""
-    columns = [
-        torch.tensor(markov_table((token,)), dtype=torch.float64).log() for token in range(VOCAB)
-    ]
-    return torch.stack(columns, dim=1)
+    columns = [markov_table((token,)) for token in range(VOCAB)]
+    return torch.tensor(columns, dtype=torch.float64).log().T.contiguous()
 
 
 def silent(made: Published) -> Published:
@@ -183,9 +161,7 @@ def silent(made: Published) -> Published:
 def perfect_eagle() -> Published:
     made = silent(eagle(VOCAB, VOCAB))
     made.tensors["embed_tokens.weight"] = torch.eye(VOCAB, dtype=torch.float64)
-    made.tensors["fc.weight"] = torch.cat(
-        [next_tokens(), torch.zeros(VOCAB, VOCAB, dtype=torch.float64)], dim=1
-    )
+    made.tensors["fc.weight"] = torch.cat([next_tokens(), torch.zeros(VOCAB, VOCAB)], dim=1)
     return made
 
 
@@ -193,9 +169,8 @@ def perfect_medusa() -> Published:
     """Head i moves the state's largest entry on by i + 1."""
     made = silent(medusa(VOCAB, VOCAB))
     for head in range(3):
-        made.tensors[f"{head}.1.weight"] = (
-            torch.eye(VOCAB, dtype=torch.float64).roll(head + 1, 0).contiguous()
-        )
+        moved = torch.eye(VOCAB, dtype=torch.float64).roll(head + 1, 0)
+        made.tensors[f"{head}.1.weight"] = moved.contiguous()
     return made
 
 
@@ -261,9 +236,7 @@ def test_greedy_text_of_a_network_stays_what_it_is(kind: str, tmp_path: Path) ->
     plain = Decoder(make_components(HfTreeModel(target_network), drafter="none"), tokenizer=None)
     expected = [one.token_ids for one in plain.generate(texts, max_new_tokens=24, temperature=0.0)]
     for tree in ("chain(3)", "best_first(6, 3, 3)"):
-        components = make_components(HfTreeModel(target_network), drafter=drafter, tree=tree)
-        found = Decoder(components, tokenizer=None).generate(
-            texts, max_new_tokens=24, temperature=0.0
-        )
+        decoder = Decoder(make_components(HfTreeModel(target_network), drafter=drafter, tree=tree))
+        found = decoder.generate(texts, max_new_tokens=24, temperature=0.0)
         assert [one.token_ids for one in found] == expected
         assert max(record.num_nodes for record in found[0].records) >= 3

@@ -14,15 +14,13 @@ from monge.core.law import SparseLaw
 from monge.core.proposal import Iid, Mixed
 from monge.transport.rearrangement import Rearrangement
 from monge.verify import optimal
-from monge.verify.fast.lines import Lines
-from monge.verify.fast.one_node import NodeLine
-from monge.verify.fast.optimal import chances, decide
-from monge.verify.fast.scores import Scores
+from monge.verify.fast.optimal import NodeLine, chances, decide
+from monge.verify.fast.scores import SMALLEST_MASS, Lines, Scores
 from monge.verify.optimal import Optimal
 from monge.verify.problem import NodeProblem
-from monge.verify.score_search import SMALLEST_MASS, DraftLine, place, score, winning_chances
 from tests.kit.strategies import dense_law, weight_pairs
 from tests.verify.acceptance import EXACT, masses
+from tests.verify.plain_search import DraftLine, place, score, winning_chances
 
 REGIMES = (
     "rough",

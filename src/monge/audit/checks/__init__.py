@@ -1,1 +1,1 @@
-"""The checks of a certificate, one file each, in the order in which a round was made."""
+"""The checks of a certificate, one file each. They raise `MismatchError`, which names the field."""

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from monge.audit.certificate import Certificate, broken_seal
-from monge.audit.mismatch import MismatchError, check_equal
+from monge.audit.certificate import Certificate
+from monge.audit.certify_report import MismatchError, check_equal
 from monge.core.errors import MongeError
 from monge.verify.base import Rule, Verifier, as_verifier
 from monge.verify.registry import VERIFIERS
@@ -13,13 +13,9 @@ from monge.verify.registry import VERIFIERS
 def check_document(
     certificate: Certificate, vocab_size: int, dtype: str | None
 ) -> tuple[int, bool]:
-    """Check the seals, the arrays and the header, and return the visited nodes and if it drafts.
-
-    Raises:
-        MismatchError: With the first thing that is wrong with the document itself.
-    """
+    """Check the seals, the arrays and the header, and return the visited nodes and if it drafts."""
     try:
-        broken = broken_seal(certificate.document())
+        broken = certificate.broken_seal()
         if broken is not None:
             raise MismatchError(
                 broken, "the seal does not fit the contents: the record was changed or damaged"
@@ -40,11 +36,7 @@ def check_document(
 
 
 def check_fields(request: Mapping[str, Any]) -> None:
-    """Check the types of a request's fields, and that its text is that of its rounds.
-
-    Raises:
-        MismatchError: Naming the field.
-    """
+    """Check the types of a request's fields, and that its text is that of its rounds."""
     for name in ("seed", "row", "max_new_tokens"):
         if type(request[name]) is not int:
             raise MismatchError(name, f"{request[name]!r} is no whole number")
@@ -60,11 +52,7 @@ def check_fields(request: Mapping[str, Any]) -> None:
 
 
 def verifier_of(text: str, rule: Rule | None) -> Verifier:
-    """Return the verifier of this text, or `rule` if it is given.
-
-    Raises:
-        MismatchError: If there is none, or it is lossy.
-    """
+    """Return the verifier of this text, or `rule` if it is given; it must not be lossy."""
     if rule is not None:
         return as_verifier(rule)
     if not text or text.startswith("<"):

@@ -1,10 +1,10 @@
 """Check that the children of a tree were drawn as declared."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from monge.audit.certificate import Arrays, tree_of
-from monge.audit.mismatch import MismatchError, check_equal
+from monge.audit.certify_report import MismatchError, check_equal
 from monge.audit.tape import Tape
 from monge.core.errors import MongeError
 from monge.core.proposal import Arbitrary, Deterministic
@@ -12,11 +12,7 @@ from monge.core.tree import TokenTree
 
 
 def check_tree(stored: Mapping[str, Any], arrays: Arrays, root: int) -> TokenTree:
-    """Return the tree of a round, whose root is the last token of the text.
-
-    Raises:
-        MismatchError: If there is none.
-    """
+    """Return the tree of a round, whose root is the last token of the text."""
     try:
         tree = tree_of(stored, arrays)
     except (MongeError, KeyError, TypeError) as error:
@@ -33,9 +29,6 @@ def check_draws(one: Mapping[str, Any], tree: TokenTree, tape: Tape, length: int
         tree: Its tree.
         tape: The draws, at the place where the round before it ended.
         length: Tokens before the round.
-
-    Raises:
-        MismatchError: Naming the field.
     """
     drawn = {tuple(own["path"]): own for own in one["draws"]}
     check_equal("start", one["start"], tape.place, "the round before it ended at uniform")
@@ -59,22 +52,15 @@ def check_draws(one: Mapping[str, Any], tree: TokenTree, tape: Tape, length: int
             raise MismatchError("draws", f"node {node} is declared as drawn and has no draw")
         own = drawn.pop(path)
         tape.seek(own["start"])
-        right = _given(proposal.draw, tape)
+        try:
+            right = proposal.draw(tape)
+        except MongeError as error:
+            raise MismatchError("draws", str(error)) from error
         check_equal(f"tree.candidates[{node}]", offered, right, "its uniforms give")
         check_equal("draws.tokens", tuple(own["tokens"]), right, "the uniforms give")
         check_equal("draws.stop", own["stop"], tape.place, "the last uniform is")
-    for own in drawn.values():
-        is_left = tuple(own["path"]) and not _has(tree, tuple(own["path"]))
-        if not is_left and not any(isinstance(kind, Arbitrary) for kind in tree.proposals):
-            raise MismatchError("draws", f"children after {own['path']} are not in the tree")
-
-
-def _given(draw: Callable[[Any], tuple[int, ...]], draws: Tape) -> tuple[int, ...]:
-    try:
-        return draw(draws)
-    except MongeError as error:
-        raise MismatchError("draws", str(error)) from error
-
-
-def _has(tree: TokenTree, path: tuple[int, ...]) -> bool:
-    return any(tree.path_tokens(node) == path for node in range(tree.num_nodes))
+    paths = {tree.path_tokens(node) for node in range(tree.num_nodes)}
+    is_pruned = any(isinstance(kind, Arbitrary) for kind in tree.proposals)
+    for path in drawn:
+        if path in paths and not is_pruned:
+            raise MismatchError("draws", f"children after {list(path)} are not in the tree")

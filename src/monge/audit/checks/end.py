@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from monge.audit.mismatch import MismatchError
+from monge.audit.certify_report import MismatchError
 from monge.engine.text import TextStream, Tokenizer
 
 
@@ -16,9 +16,6 @@ def check_end(request: Mapping[str, Any], tokenizer: Tokenizer | None) -> str | 
 
     Returns:
         For an end that no record can prove, its cause; else `None`.
-
-    Raises:
-        MismatchError: If the text ends elsewhere, or if this cannot be told.
     """
     tokens, reason = request["token_ids"], request["finish_reason"]
     limit = request["max_new_tokens"]

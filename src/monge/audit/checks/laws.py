@@ -2,15 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from monge.audit.certificate import Arrays, law_of
-from monge.audit.certify_report import CertifyReport
-from monge.audit.mismatch import MismatchError
+from monge.audit.certify_report import CertifyReport, MismatchError
 from monge.audit.plain_forward import Forward
 from monge.core.errors import MongeError
 from monge.core.law import Law, total_variation
@@ -23,40 +21,31 @@ _MASS_ROUNDING: Final = 1e-9
 """Rounding of a mass that is made again from its logits; float64 sums over a vocabulary stay below 1e-12."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """The target that requests are replayed with.
-
-    Args:
-        forward: Its forward in float64.
-        dtype: Type whose numbers the recorded logits must be; `None` for any.
-        tolerance: Largest difference of a logit that counts as rounding.
-    """
-
-    forward: Forward
-    dtype: torch.dtype | None
-    tolerance: float
-
-
 class LawCheck:
     """The laws of one request, compared with the target's. The whole text is read once.
 
     Args:
-        target: The target.
+        forward: The target in float64.
+        dtype: Type whose numbers the recorded logits must be; `None` for any.
         request: The request's fields.
         arrays: Laws and logits.
-        report: Receives figures.
+        report: Receives figures; its tolerance is the largest rounding of a logit.
     """
 
     def __init__(
-        self, target: Target, request: Mapping[str, Any], arrays: Arrays, report: CertifyReport
+        self,
+        forward: Forward,
+        dtype: torch.dtype | None,
+        request: Mapping[str, Any],
+        arrays: Arrays,
+        report: CertifyReport,
     ) -> None:
-        self._target, self._arrays, self._report = target, arrays, report
+        self._forward, self._dtype, self._report, self.arrays = forward, dtype, report, arrays
         self._rules = SamplingRules(**request["rules"])
         prompt, self._token_ids = tuple(request["prompt_ids"]), tuple(request["token_ids"])
         self._num_prompt, self._committed = len(prompt), Tensor()
         if self._token_ids:
-            self._committed = target.forward((*prompt, *self._token_ids[:-1]), len(prompt) - 1)
+            self._committed = forward((*prompt, *self._token_ids[:-1]), len(prompt) - 1)
 
     def check(
         self, stated: Sequence[Any], tree: TokenTree, text: tuple[int, ...]
@@ -67,9 +56,6 @@ class LawCheck:
             stated: Nodes and their laws.
             tree: The tree of the round.
             text: All tokens before the round.
-
-        Raises:
-            MismatchError: Naming the node.
         """
         nodes = [node for node, _ in stated]
         if sorted(set(nodes)) != nodes or any(not 0 <= node < tree.num_nodes for node in nodes):
@@ -82,36 +68,40 @@ class LawCheck:
                 laws[node], ids, logits = self._stated(stored)
             except (MongeError, KeyError, TypeError) as error:
                 raise MismatchError(name, str(error)) from error
-            if self._target.dtype is not None and not torch.equal(
-                logits.to(self._target.dtype).to(logits.dtype), logits
-            ):
-                raise MismatchError(
-                    name,
-                    f"its logits are no numbers of {self._report.dtype}, in which the target is said "
-                    f"to compute, so that a tolerance of {self._target.tolerance:g} does not fit them",
-                    is_wrong=False,
-                )
-            row = exact[node]
-            if int(ids.max()) >= row.numel() or logits.numel() != ids.numel():
-                raise MismatchError(name, "its tokens are not those of the target")
-            difference = _largest_difference(logits, row[ids])
-            self._report.logit_difference = max(self._report.logit_difference, difference)
-            if difference > self._target.tolerance:
-                raise MismatchError(
-                    name,
-                    f"a logit differs by {difference:.2g} from the float64 forward, which is more "
-                    f"than the tolerance of {self._target.tolerance:g}",
-                )
-            self._check_rules(name, laws[node], ids, logits, row)
+            self._check_logits(name, ids, logits, exact[node])
+            self._check_rules(name, laws[node], ids, logits, exact[node])
         return laws
 
     def _stated(self, stored: Mapping[str, Any]) -> tuple[Law, Tensor, Tensor]:
         """Return a stated law, its tokens and their logits."""
-        logits = self._arrays.get(stored["logits"])
+        logits = self.arrays.get(stored["logits"])
         if "masses" not in stored and "token" not in stored:
             return law_from_logits(logits, self._rules), torch.arange(logits.numel()), logits
-        law = law_of(stored, self._arrays)
+        law = law_of(stored, self.arrays)
         return law, law.sparse().token_ids, logits
+
+    def _check_logits(self, name: str, ids: Tensor, logits: Tensor, exact: Tensor) -> None:
+        """Check that the logits are numbers of the target's type, near the float64 ones."""
+        report = self._report
+        if self._dtype is not None and not torch.equal(
+            logits.to(self._dtype).to(logits.dtype), logits
+        ):
+            raise MismatchError(
+                name,
+                f"its logits are no numbers of {report.dtype}, in which the target is said "
+                f"to compute, so that a tolerance of {report.tolerance:g} does not fit them",
+                is_wrong=False,
+            )
+        if int(ids.max()) >= exact.numel() or logits.numel() != ids.numel():
+            raise MismatchError(name, "its tokens are not those of the target")
+        difference = _largest_difference(logits, exact[ids])
+        report.logit_difference = max(report.logit_difference, difference)
+        if difference > report.tolerance:
+            raise MismatchError(
+                name,
+                f"a logit differs by {difference:.2g} from the float64 forward, which is more "
+                f"than the tolerance of {report.tolerance:g}",
+            )
 
     def _check_rules(self, name: str, law: Law, ids: Tensor, logits: Tensor, exact: Tensor) -> None:
         """Check that the law is what the sampling rules make of logits within the tolerance."""
@@ -132,7 +122,7 @@ class LawCheck:
         near = law_from_logits(mixed, self._rules).sparse()
         kept, among = set(own.token_ids.tolist()), set(near.token_ids.tolist())
         low, moved = float(mixed[sorted(kept)].min()), [float(mixed[one]) for one in kept ^ among]
-        slack = 2 * self._target.tolerance
+        slack = 2 * self._report.tolerance
         if all(abs(value - low) <= slack for value in moved) or _distance(law, near) <= slack:
             return
         raise MismatchError(name, "it keeps other tokens than the sampling rules do")
@@ -152,7 +142,7 @@ class LawCheck:
             if path == ahead[: len(path)] and start + len(path) < self._committed.shape[0]:
                 found[node] = self._committed[start + len(path)]
                 continue
-            rows = self._target.forward((*text, *path), len(text) - 1)
+            rows = self._forward((*text, *path), len(text) - 1)
             found |= {
                 at: rows[depth]
                 for depth, at in enumerate((0, *tree.path(node)))

@@ -1,9 +1,9 @@
-"""Check that the verifier decides as recorded."""
+"""Check that the verifier decides as recorded, and that its tokens were committed."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from monge.audit.mismatch import MismatchError, check_equal
+from monge.audit.certify_report import MismatchError, check_equal
 from monge.audit.tape import Tape
 from monge.core.errors import MongeError
 from monge.core.law import Law
@@ -19,27 +19,37 @@ def check_verdict(
     verifier: Verifier,
     tape: Tape,
 ) -> Verdict:
-    """Check that the verifier, run again on the same tree, laws and uniforms, decides so.
-
-    Raises:
-        MismatchError: Naming the field.
-    """
+    """Check that the verifier, run again on the same tree, laws and uniforms, decides so."""
     start, stop = one["verify"]
     tape.seek(start)
     try:
-        right = verifier.verify(tree, StatedLaws(laws, tree.num_nodes), tape)
+        right = verifier.verify(tree, _StatedLaws(laws, tree.num_nodes), tape)
     except (MongeError, KeyError) as error:
         raise MismatchError("verdict", f"the verifier refuses the tree: {error}") from error
     stated = one["verdict"]
-    check_equal("verdict.path", tuple(stated["path"]), right.path, "the verifier accepts")
-    check_equal("verdict.next_token", stated["next_token"], right.next_token, "the verifier draws")
-    check_equal("verdict.next_kind", stated["next_kind"], right.next_kind, "the verifier says")
-    check_equal("verdict.examined", tuple(stated["examined"]), right.examined, "the verifier says")
+    for name, whose in (
+        ("path", "the verifier accepts"),
+        ("next_token", "the verifier draws"),
+        ("next_kind", "the verifier says"),
+        ("examined", "the verifier says"),
+    ):
+        own = tuple(stated[name]) if isinstance(stated[name], list) else stated[name]
+        check_equal(f"verdict.{name}", own, getattr(right, name), whose)
     check_equal("verify", stop, tape.place, "the verifier's last uniform is")
     return right
 
 
-class StatedLaws:
+def check_commit(
+    tokens: tuple[int, ...], tree: TokenTree, verdict: Verdict, *, can_be_cut: bool
+) -> None:
+    """Check that the verdict's tokens were committed; the last round of a text may cut them."""
+    whole = (*(tree.token_ids[node] for node in verdict.path), verdict.next_token)
+    check_equal("token_ids", tokens, whole[: len(tokens)], "the verdict says")
+    if not tokens or (len(tokens) < len(whole) and not can_be_cut):
+        raise MismatchError("token_ids", f"{len(tokens)} of the {len(whole)} tokens of the verdict")
+
+
+class _StatedLaws:
     """Stated laws by node; looking at another one shows that another verifier decided."""
 
     def __init__(self, laws: Mapping[int, Law], num_nodes: int) -> None:

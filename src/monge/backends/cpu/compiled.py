@@ -1,7 +1,4 @@
-"""The compiled backend: steps as machine code, without Python or dispatch between their operations.
-
-CPU only.
-"""
+"""The compiled backend on a CPU: forwards as machine code, without Python or dispatch between their operations."""
 
 import copy
 import tempfile
@@ -20,11 +17,7 @@ from monge.backends.base import Notify
 from monge.backends.cpu import grouped_attention, packed_linear
 from monge.backends.cpu.grouped_attention import load_grouped_attention
 from monge.backends.cpu.native_library import compiler_obstacle
-from monge.backends.cpu.packed_linear import (
-    load_packed_linear,
-    merge_products,
-    pack_linears,
-)
+from monge.backends.cpu.packed_linear import load_packed_linear, merge_products, pack_linears
 from monge.backends.cpu.program_cache import (
     StoredProgram,
     find_program,
@@ -47,6 +40,7 @@ from monge.backends.traced import (
     export_module,
     group_shared_heads,
     runs_sdpa,
+    tensors_of,
 )
 from monge.core.errors import BackendError
 from monge.engine.models.forward_program import ForwardOutput, PendingProgram, ProgramSpec
@@ -55,8 +49,8 @@ from monge.engine.models.network_facts import chooses_logits
 from monge.engine.models.tree_cache import TreeCache
 from monge.engine.threads import run_in_thread
 
-# Where attention is not our own, more tokens of a prompt, or nodes of a row, are the network's: what
-# lies between products runs on one thread here.
+# With attention that is not our own, more tokens of a prompt or nodes of a row run in the network:
+# between products a program has one thread.
 _PROMPT, _NODES = 384, 64
 _ALL: Final = 1 << 40
 _START_S, _LAYER_S = 10, 3  # seconds of compiling: a constant, and for each layer of a network
@@ -123,16 +117,8 @@ class CompiledForward:
                 self.spec.mask_dtype
             )
         masks = [mask] * len(self.spec.kinds)
-        return self._output(
-            [
-                torch.tensor([token_ids]),
-                positions,
-                positions,
-                _first(len(token_ids)),
-                *masks,
-                *cache.kept(),
-            ]
-        )
+        ids, shown = torch.tensor([token_ids]), _first(len(token_ids))
+        return self._output([ids, positions, positions, shown, *masks, *cache.kept()])
 
     def _read(
         self,
@@ -206,9 +192,7 @@ class PendingForward(PendingProgram[CompiledForward]):
         if self._stored is not None:
             try:
                 return CompiledForward(self._stored, step, spec, *limits)
-            except (
-                RuntimeError
-            ) as error:  # of the loader: the program needs what is not here any more
+            except RuntimeError as error:  # of the loader: the program needs missing libraries
                 reason = str(error).splitlines()[0]
                 self._notify(
                     f"the stored program of {self._name} cannot be loaded, and is compiled again, "
@@ -219,19 +203,8 @@ class PendingForward(PendingProgram[CompiledForward]):
         return CompiledForward(_compile(step, spec, self._key), step, spec, *limits)
 
 
-def compile_forward(
-    network: PreTrainedModel, notify: Notify, layers: tuple[int, ...] = ()
-) -> CompiledForward:
-    """Make a `PendingForward` at once.
-
-    Raises:
-        BackendError: If the network cannot be compiled here; the message says why.
-    """
-    return PendingForward(network, notify, layers).make()
-
-
 def obstacle(network: PreTrainedModel) -> str | None:
-    """Why a network cannot be compiled, if that is known before trying."""
+    """Return the reason why a network cannot be compiled, if that is known before trying."""
     if (reason := program_obstacle(network, "compiled")) is not None:
         return reason
     if network.device.type != "cpu":
@@ -242,8 +215,8 @@ def obstacle(network: PreTrainedModel) -> str | None:
 def traced_forward(network: PreTrainedModel, spec: ProgramSpec) -> TracedForward:
     """Trace a network on the CPU.
 
-    Weights of float32 layers lie in panels and those of float64 layers transposed, tied ones too,
-    so that a product with a few rows streams through them.
+    Weights of float32 layers lie in tiles and those of float64 layers transposed, tied ones too, so
+    that a product with a few rows streams through them.
     """
     return TracedForward(network, spec, _adapt)
 
@@ -260,10 +233,7 @@ def _adapt(network: PreTrainedModel) -> None:
 
 
 def attends_in_machine_code(network: PreTrainedModel) -> bool:
-    """Return whether a network's program uses `monge.backends.cpu.grouped_attention`.
-
-    Then logits of a node depend on its text alone, to the last bit.
-    """
+    """Return whether logits of a node depend on its text alone, to the last bit, by `cpu.grouped_attention`."""
     return runs_sdpa(network) and network.dtype == torch.float32
 
 
@@ -293,9 +263,7 @@ def _stored(key: str, name: str, notify: Notify) -> StoredProgram | None:
 
 
 class CompiledModule:
-    """A compiled module beside a network, such as a head.
-
-    One program serves all batch sizes and all weights.
+    """A compiled module beside a network, such as a head; one program serves all batch sizes and all weights.
 
     Args:
         stored: The program.
@@ -311,13 +279,7 @@ class CompiledModule:
 
 
 class PendingModule(PendingProgram[CompiledModule]):
-    """A module's program, compiled or loaded from the program cache when it is needed.
-
-    Args:
-        notify: Receives messages about slow work.
-        module: See `ModuleHost.module_program`.
-        like: Likewise.
-    """
+    """A module's program, compiled or loaded from the program cache when needed; see `ModuleHost.module_program`."""
 
     def __init__(self, notify: Notify, module: torch.nn.Module, like: Sequence[Tensor]) -> None:
         self._module, self._like, self._name = module, like, type(module).__name__
@@ -332,47 +294,24 @@ class PendingModule(PendingProgram[CompiledModule]):
         with as_backend_error(f"{self._name} cannot be compiled"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the tracer and the compiler warn about themselves
             stored = self._stored or _compile_module(self._packed, self._like, self._key)
-            program = CompiledModule(stored, _tensors(self._packed))
+            program = CompiledModule(stored, tensors_of(self._packed))
             run_in_thread(lambda: check_module(self._module, program, self._like, "compiled"))
         return program
-
-
-def compile_module(
-    notify: Notify, module: torch.nn.Module, like: Sequence[Tensor]
-) -> CompiledModule:
-    """Make a `PendingModule` at once.
-
-    Raises:
-        BackendError: If the module cannot be compiled here; the message says why.
-    """
-    return PendingModule(notify, module, like).make()
 
 
 def _compile_module(module: torch.nn.Module, like: Sequence[Tensor], key: str) -> StoredProgram:
     inputs = tuple(tensor.new_zeros(3, tensor.shape[1]) for tensor in like)
     program = export_module(module, inputs, tuple({0: Dim.DYNAMIC} for _ in inputs))
-    return compile_program(program, _tensors(module), key)
-
-
-def _tensors(module: torch.nn.Module) -> dict[str, Tensor]:
-    return dict(module.named_parameters(remove_duplicate=False)) | dict(
-        module.named_buffers(remove_duplicate=False)
-    )
+    return compile_program(program, tensors_of(module), key)
 
 
 def _packed(module: torch.nn.Module) -> torch.nn.Module:
-    """A copy that shares its tensors, except for matrices.
-
-    They lie in the order that products of a few rows read.
-    """
+    """A copy that shares its tensors, except for matrices, which lie in the order that products of a few rows read."""
     kept = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
-    maps = {id(one.weight) for one in module.modules() if isinstance(one, torch.nn.Linear)}
+    layers = {id(one.weight) for one in module.modules() if isinstance(one, torch.nn.Linear)}
     for tensor in module.parameters():
-        if (
-            tensor.ndim == 2
-            and tensor.dtype in {torch.float32, torch.float64}
-            and id(tensor) not in maps
-        ):
+        is_float = tensor.dtype in {torch.float32, torch.float64}
+        if tensor.ndim == 2 and is_float and id(tensor) not in layers:
             kept[id(tensor)] = torch.nn.Parameter(
                 tensor.detach().t().contiguous().t(), requires_grad=False
             )
@@ -406,24 +345,18 @@ def compile_program(
 
 
 def load_program(stored: StoredProgram, tensors: Mapping[str, Tensor]) -> Run:
-    """Load a program with these weights and buffers, which it keeps alive.
-
-    Its inputs must be contiguous.
-    """
+    """Load a program with these weights and buffers, which it keeps alive; its inputs must be contiguous."""
     load_packed_linear()
     load_grouped_attention()
     program: Any = torch._inductor.aoti_load_package(str(stored.path))
     known = {**tensors, **stored.constants}
     constants = {name: known[name].detach() for name in program.get_constant_fqns()}
     program.load_constants(constants, check_full_update=True, user_managed=True)
-    return _LoadedProgram(program.loader.run, constants)
+    run: Run = program.loader.run
 
+    def run_loaded(
+        inputs: list[Tensor], _memory: Mapping[str, Tensor] = constants
+    ) -> Sequence[Tensor]:
+        return run(inputs)  # the program points to the memory of its constants
 
-class _LoadedProgram:
-    """A program and the tensors to whose memory it points."""
-
-    def __init__(self, run: Run, constants: Mapping[str, Tensor]) -> None:
-        self._run, self._constants = run, constants
-
-    def __call__(self, inputs: list[Tensor]) -> Sequence[Tensor]:
-        return self._run(inputs)
+    return run_loaded

@@ -12,12 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from monge.backends.cpu.program_cache import (
-    find_program,
-    machine,
-    scratch_folder,
-    store_program,
-)
+from monge.backends.cpu.program_cache import find_program, machine, scratch_folder, store_program
 
 _NATIVE: Final = (
     ()
@@ -32,7 +27,7 @@ OPERATIONS: Final = torch.library.Library("monge", "DEF")
 
 
 def compiler_obstacle() -> str | None:
-    """Why nothing can be compiled on this machine."""
+    """Return the reason why nothing can be compiled on this machine, if so."""
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
 
@@ -58,7 +53,7 @@ def native_library(source: Path) -> Path:
 
 
 def native_function(source: Path, name: str, arguments: Sequence[Any]) -> Any:
-    """A function of a source file; compiled programs that are loaded later find all of its functions.
+    """Return a function of a source file; compiled programs that are loaded later find all of its functions.
 
     Args:
         source: The file.

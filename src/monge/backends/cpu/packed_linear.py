@@ -1,6 +1,4 @@
-"""Products of a few rows with a matrix whose numbers lie in panels.
-
-A torch operation, a module, and its machine code.
+"""Products of a few rows with a matrix whose numbers lie in panels: a torch operation, a module, and its machine code.
 
 A forward of a few tokens is bound by reading the weights, so their size decides how long it takes:
 panels hold float32 numbers, bfloat16 numbers, or integers of 8 or 4 bits with a scale for every 64 or 32.
@@ -48,7 +46,7 @@ OPERATIONS.define(
 
 
 class PackedLinear(torch.nn.Module):
-    """A linear map in float32 whose matrix lies in panels.
+    """A linear layer in float32 whose matrix lies in panels.
 
     Args:
         matrix: `[width, depth]`, float32. Where all of its numbers are bfloat16 numbers, the panels
@@ -90,10 +88,10 @@ class PackedLinear(torch.nn.Module):
 
 
 class PlainLinear(torch.nn.Module):
-    """A `PackedLinear` whose matrix is laid out, for many reads in another type.
+    """A `PackedLinear` with a plain matrix, for many reads in another type.
 
     Args:
-        packed: The map.
+        packed: The layer.
         dtype: Type of the rows.
     """
 
@@ -118,7 +116,7 @@ def _rounded(matrix: Tensor, weights: str) -> tuple[Tensor, str]:
 
 
 def panels_of(matrix: Tensor) -> Tensor:
-    """A matrix in panels of 32 of its rows; zeros fill the last.
+    """Return a matrix in panels of 32 of its rows; zeros fill the last.
 
     Args:
         matrix: `[width, depth]`, float32.
@@ -138,7 +136,7 @@ def panels_of(matrix: Tensor) -> Tensor:
 
 
 def eight_bit_panels_of(matrix: Tensor) -> Tensor:
-    """A matrix in panels of 8-bit integers, `[panels, groups, bytes]` of uint8.
+    """Return a matrix in panels of 8-bit integers, `[panels, groups, bytes]` of uint8.
 
     A group is 64 numbers of each of 32 rows: 32 bfloat16 scales, in the order of a bfloat16 line,
     then the numbers divided by their scale and rounded, four of each row side by side. A scale is
@@ -160,7 +158,7 @@ def eight_bit_panels_of(matrix: Tensor) -> Tensor:
 
 
 def four_bit_panels_of(matrix: Tensor) -> Tensor | None:
-    """A matrix in panels of 4-bit integers, `[panels, groups, bytes]` of uint8.
+    """Return a matrix in panels of 4-bit integers, `[panels, groups, bytes]` of uint8.
 
     A group is 32 numbers of each of 32 rows: 32 float16 scales, 32 float16 bases, then the integers,
     eight of each row side by side; a number is base + scale x integer. Scale and base are those of
@@ -228,14 +226,12 @@ def matrix_of(panels: Tensor, width: int, depth: int | None = None) -> Tensor:
         is_eight = size == GROUPS["int8"]
         head = _SCALES if is_eight else 2 * _SCALES
         stored = panels[..., head:].unflatten(-1, (-1, COLUMNS, 4)).transpose(2, 3)
-        groups = (_eight_bit_groups if is_eight else _four_bit_groups)(
-            panels[..., :head].contiguous(), stored
-        )
+        read = _eight_bit_groups if is_eight else _four_bit_groups
+        groups = read(panels[..., :head].contiguous(), stored)
         return groups.transpose(1, 2).flatten(2).flatten(0, 1)[:width, :depth]
     if panels.dtype == torch.int32:
-        panels = torch.cat(
-            [(panels << 16).view(torch.float32), (panels & ~_LOWER).view(torch.float32)], dim=-1
-        )
+        halves = panels << 16, panels & ~_LOWER
+        panels = torch.cat([half.view(torch.float32) for half in halves], dim=-1)
     return panels.transpose(1, 2).reshape(-1, panels.shape[1])[:width]
 
 
@@ -253,10 +249,10 @@ def _four_bit_groups(head: Tensor, stored: Tensor) -> Tensor:
 
 
 def rounded_rows(rows: Tensor, size: int) -> Tensor:
-    """Rows as products with rounded panels read them.
+    """Return rows as products with rounded panels read them.
 
-    The numbers of a group are multiples of their largest one / 127. They count as zeros where 127 /
-    the largest one is not finite.
+    The numbers of a group are multiples of their largest one / 127, or zeros if 127 / the largest
+    one is not finite.
 
     Args:
         rows: `[..., depth]`.
@@ -280,10 +276,10 @@ def _product(rows: Tensor, panels: Tensor, width: int) -> Tensor:
     # The machine code would read past the panels.
     if panels.shape[1] != -(-depth // (group_size_of(panels) or 1)):
         raise ValueError(f"rows of {depth} numbers do not fit panels {tuple(panels.shape)}")
-    if rows.dtype == torch.float32 and (run := _machine_code()) is not None:
+    if rows.dtype == torch.float32 and _LOADED:
         out = rows.new_empty(*rows.shape[:-1], width)
         rows = rows.contiguous()
-        failed = run(
+        failed = _LOADED[-1](
             rows.data_ptr(),
             panels.data_ptr(),
             out.data_ptr(),
@@ -299,7 +295,7 @@ def _product(rows: Tensor, panels: Tensor, width: int) -> Tensor:
 
 
 def plain_packed_linear(rows: Tensor, panels: Tensor, width: int) -> Tensor:
-    """The plain twin of the machine code for one matrix, in the type of the rows."""
+    """Return the product by the plain twin of the machine code for one matrix, in the type of the rows."""
     size, matrix = group_size_of(panels), matrix_of(panels, width, rows.shape[-1])
     read = rows if size is None else rounded_rows(rows, size)
     return torch.nn.functional.linear(read, matrix.to(rows.dtype))
@@ -318,6 +314,8 @@ torch.library.register_fake("monge::packed_linear", _shape_of_packed_linear, lib
 _NAMESPACE: Any = torch.ops.monge
 OPERATION: Final = _NAMESPACE.packed_linear.default
 """`(rows, panels, widths) -> rows x matrices`, the results of a row one behind another."""
+
+_LOADED: Final = list[Any]()  # the machine code, once a program or a packed network needs it
 
 
 def merge_products(graph: Graph) -> None:
@@ -361,18 +359,16 @@ def _merge(graph: Graph, nodes: Sequence[Any]) -> None:
 def pack_linears(
     module: torch.nn.Module, weights: str = "exact", output: torch.nn.Module | None = None
 ) -> None:
-    """Lay out anew the weights of linear maps inside a module, which is changed.
+    """Lay out anew the weights of linear layers inside a module, which is changed; its old tensors are not.
 
-    The tensors that it had are not.
-
-    Float32 maps become `PackedLinear`; weights of float64, and of maps that are more than a map,
+    Float32 layers become `PackedLinear`; weights of float64, and of subclasses of linear layers,
     lie transposed. Half precision stays: torch has products of few rows for the usual order only,
     in the other they take ten times longer.
 
     Args:
-        module: A module; itself no linear map.
-        weights: How the maps that become `PackedLinear` store their matrix, one of `WEIGHTS`. Those
-            that lose too much in 4 bits store 8.
+        module: A module; itself no linear layer.
+        weights: Storage of the matrices of `PackedLinear`, one of `WEIGHTS`. Those that lose too
+            much in 4 bits have 8.
         output: The output layer of a network: logits lose most, so it has 8 bits in place of 4.
     """
     made = dict[int, torch.nn.Module]()  # a map that is used in several places stays one
@@ -426,9 +422,6 @@ def _packed(child: torch.nn.Module, weights: str) -> torch.nn.Module:
     return child
 
 
-_LOADED: Final = list[Any]()
-
-
 @cache
 def load_packed_linear() -> None:
     """Make the machine code known to the programs that this process loads later.
@@ -438,8 +431,3 @@ def load_packed_linear() -> None:
     """
     arguments = (*(ctypes.c_void_p,) * 3, *(ctypes.c_int64,) * 4)
     _LOADED.append(native_function(_SOURCE, "monge_packed_linear", arguments))
-
-
-def _machine_code() -> Any:
-    """The function, where a program or a packed network has loaded it."""
-    return _LOADED[-1] if _LOADED else None

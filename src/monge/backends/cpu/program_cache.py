@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import PickleError
 from typing import Final
 
 import torch
@@ -23,10 +24,10 @@ _FORMAT: Final = 7  # raised whenever the traced step, its inputs or the files c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredProgram:
-    """Return the path of a program.
+    """A program on disk.
 
     Attributes:
-        path: The compiled package, or the graph.
+        path: The compiled package.
         constants: Tensors that the trace made, by name; weights are not stored.
     """
 
@@ -36,29 +37,22 @@ class StoredProgram:
 
 def cache_folder() -> Path:
     """Return the folder of programs: `$MONGE_CACHE`, or `monge` in the user's cache folder."""
-    chosen = os.environ.get(FOLDER_VARIABLE)
-    if chosen:
+    if chosen := os.environ.get(FOLDER_VARIABLE):
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "monge"
 
 
 def program_key(network: PreTrainedModel, spec: ProgramSpec, *versions: str) -> str:
-    """Name of the program of a network.
-
-    Equal for equal architectures and different wherever the machine code could be.
+    """Return the name of a network's program: equal for equal architectures, else different.
 
     Values of weights do not count, since a program gets them when it is loaded.
 
     Args:
         network: The network.
         spec: Inputs of its step.
-        *versions: What else made the program.
+        *versions: Further facts that the program depends on.
     """
-    tensors = [
-        (name, str(tensor.dtype), tuple(tensor.shape))
-        for name, tensor in network.state_dict().items()
-    ]
-    parts = (
+    return _digest(
         _FORMAT,
         torch.__version__,
         transformers.__version__,
@@ -68,21 +62,20 @@ def program_key(network: PreTrainedModel, spec: ProgramSpec, *versions: str) -> 
         _settings(network),
         str(network.config.get_text_config()._attn_implementation),
         spec,
-        tensors,
+        _tensor_types(network),
         *versions,
     )
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
 def module_key(module: torch.nn.Module, like: Sequence[Tensor], *versions: str) -> str:
-    """Name of the program of a small module; as `program_key`, values of weights do not count.
+    """Return the name of the program of a small module, as `program_key`.
 
     Args:
-        module: The module; what its modules keep as plain values counts.
+        module: The module; plain values that its modules keep count.
         like: Its inputs.
-        *versions: What else made the program.
+        *versions: Further facts that the program depends on.
     """
-    parts = (
+    return _digest(
         torch.__version__,
         transformers.__version__,
         machine(),
@@ -90,18 +83,25 @@ def module_key(module: torch.nn.Module, like: Sequence[Tensor], *versions: str) 
             (name, type(one).__module__, type(one).__qualname__, _plain_values(one))
             for name, one in module.named_modules()
         ],
-        [
-            (name, str(tensor.dtype), tuple(tensor.shape))
-            for name, tensor in module.state_dict().items()
-        ],
+        _tensor_types(module),
         [(str(tensor.dtype), tensor.shape[1]) for tensor in like],
         *versions,
     )
+
+
+def _tensor_types(module: torch.nn.Module) -> list[tuple[str, str, tuple[int, ...]]]:
+    return [
+        (name, str(tensor.dtype), tuple(tensor.shape))
+        for name, tensor in module.state_dict().items()
+    ]
+
+
+def _digest(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
 def find_program(key: str, suffix: str) -> tuple[StoredProgram | None, str | None]:
-    """The stored program, or `None` and, where there are files that cannot be used, what is wrong with them."""
+    """Return the stored program, or `None` and, if there are unusable files, their damage."""
     path, notes = _files(key, suffix)
     if not (path.exists() and notes.exists()):
         return None, None
@@ -112,10 +112,10 @@ def find_program(key: str, suffix: str) -> tuple[StoredProgram | None, str | Non
         OSError,
         RuntimeError,
         EOFError,
-        KeyError,
+        LookupError,
         TypeError,
         ValueError,
-        _unpickling_error(),
+        PickleError,
     ) as error:
         return None, f"{notes.name} is unreadable ({type(error).__name__})"
     if hashlib.sha256(path.read_bytes()).hexdigest() != digest:
@@ -124,10 +124,7 @@ def find_program(key: str, suffix: str) -> tuple[StoredProgram | None, str | Non
 
 
 def store_program(key: str, package: Path, constants: Mapping[str, Tensor]) -> StoredProgram:
-    """Keep a package and the constants of its trace.
-
-    A run that is interrupted leaves nothing that looks complete.
-    """
+    """Keep a package and the constants of its trace; an interrupted run leaves nothing that looks complete."""
     path, notes = _files(key, package.suffix)
     digest = hashlib.sha256(package.read_bytes()).hexdigest()
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
@@ -139,25 +136,17 @@ def store_program(key: str, package: Path, constants: Mapping[str, Tensor]) -> S
 
 
 def scratch_folder() -> Path:
-    """An existing folder beside the programs, so that a finished one can be moved into place."""
+    """Return an existing folder beside the programs, so that a finished one can be moved into place."""
     folder = cache_folder() / "programs"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def _settings(network: PreTrainedModel) -> str:
-    """The configuration without the place that it was read from.
-
-    A copy of a folder holds the same architecture.
-    """
-    return json.dumps(
-        {
-            name: value
-            for name, value in network.config.to_dict().items()
-            if name != "_name_or_path"
-        },
-        default=str,
-    )
+    """The configuration without the folder that it was read from: a copy holds the same architecture."""
+    settings = network.config.to_dict()
+    settings.pop("_name_or_path", None)
+    return json.dumps(settings, default=str)
 
 
 def _plain_values(module: torch.nn.Module) -> list[tuple[str, object]]:
@@ -183,9 +172,3 @@ def machine() -> str:
     return platform.machine() + next(
         (line for line in lines if line.lower().startswith(("flags", "features"))), ""
     )
-
-
-def _unpickling_error() -> type[Exception]:
-    from pickle import UnpicklingError
-
-    return UnpicklingError

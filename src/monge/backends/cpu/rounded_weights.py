@@ -1,4 +1,4 @@
-"""Networks whose linear maps store rounded weights.
+"""Networks whose linear layers store rounded weights.
 
 A forward of a few tokens takes as long as reading its weights, so fewer bytes are faster. The
 rounded network is another network: what is decoded keeps exactly *its* distribution.
@@ -12,11 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from monge.backends.cpu.native_library import compiler_obstacle
-from monge.backends.cpu.packed_linear import (
-    PackedLinear,
-    load_packed_linear,
-    pack_linears,
-)
+from monge.backends.cpu.packed_linear import PackedLinear, load_packed_linear, pack_linears
 from monge.core.errors import BackendError, unknown_name
 from monge.engine.models.network_facts import WEIGHTS, adapter_obstacle
 from monge.engine.notices import notify
@@ -25,25 +21,21 @@ _FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_weights(weights: str) -> None:
-    """Refuse a kind of weights that is none of `WEIGHTS`.
-
-    Raises:
-        OptionError: If it is none.
-    """
+    """Raise `OptionError` for a kind of weights that is none of `WEIGHTS`."""
     if weights not in WEIGHTS:
         raise unknown_name("kind of weights", weights, WEIGHTS)
 
 
 def round_weights(network: PreTrainedModel, weights: str) -> PreTrainedModel:
-    """A network with rounded weights in its linear maps; it computes in float32.
+    """Return a network with rounded weights in its linear layers; it computes in float32.
 
     Embeddings, norms and biases keep their values.
 
     Args:
         network: The network on the CPU; it is left as it is, and shares the tensors that stay.
         weights: `bfloat16`; or `int8` or `int4`, integers with a scale for every 64 or 32 of a row. With
-            integers the inputs of a map are rounded to 8 bits as well. With `int4` the output layer
-            has 8 bits, and so has every map that would lose too much; a message lists these.
+            integers the inputs of a layer are rounded to 8 bits as well. With `int4` the output layer
+            has 8 bits, and so has every layer that would lose too much; a message lists these.
 
     Raises:
         BackendError: If the network is not on the CPU, has weights of another type or adapters, or
@@ -71,7 +63,7 @@ def round_weights(network: PreTrainedModel, weights: str) -> PreTrainedModel:
             )
     load_packed_linear()
     tensors: dict[int, Tensor] = {id(one): one for one in network.buffers()}
-    # A map that shares its matrix with the embeddings, as output layers do, gets panels of its own.
+    # A layer that shares its matrix with the embeddings, as output layers do, gets tiles of its own.
     tensors |= {
         id(one): torch.nn.Parameter(one.detach().float(), requires_grad=False)
         for one in network.parameters()

@@ -8,10 +8,16 @@ from typing import ClassVar, Final
 
 from monge.core.clocks import SharedClocks
 from monge.core.errors import OptionError
-from monge.core.hub_pairs import HubPairs
-from monge.core.independent import Independent, tempered
-from monge.core.law import Law, one_hot
-from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
+from monge.core.law import Law, one_hot, tempered
+from monge.core.proposal import (
+    Deterministic,
+    HubPairs,
+    Iid,
+    Independent,
+    Mixed,
+    Proposal,
+    WithoutReplacement,
+)
 from monge.core.registry import Registry
 from monge.core.systematic import Systematic, SystematicDesign
 

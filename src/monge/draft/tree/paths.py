@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.law import Law
-from monge.core.path_draws import PathDraws
-from monge.core.proposal import Iid, Proposal
+from monge.core.proposal import Iid, PathDraws, Proposal
 from monge.core.tree import GrowingTree
 from monge.draft.tree.base import TreeBuilder, TreeLimits, check_sizes, nodes_left
 

@@ -1,22 +1,23 @@
 """Block drafters: DFlash, DSpark and DFlash 2."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 
-from monge.heads.readers.base import Embedding, OutputLayer, PublishedHead, Unembed
-from monge.heads.readers.block_edges import BlockPath, Edges, MarkovEdges, NoEdges, SelectorEdges
-from monge.heads.readers.block_layer import BlockLayer, Sight
-from monge.heads.readers.decoder import windows
-from monge.heads.readers.eagle import plain_names
+from monge.heads.readers.attention import GroupedAttention, Mask
+from monge.heads.readers.base import PublishedHead, Unembed, plain_names
+from monge.heads.readers.decoder import feed_forward, windows
 from monge.heads.readers.files import Checkpoint
-from monge.heads.readers.layers import Nodes, Norm, Projection
+from monge.heads.readers.layers import Embedding, Nodes, Norm, OutputLayer, Projection
 from monge.heads.readers.reading import Segment
 from monge.heads.readers.tensors import Settings, Tensors
+
+Tokens = Int64[Tensor, " nodes"]
 
 
 class DFlashHead(PublishedHead):
@@ -50,16 +51,12 @@ class DFlashHead(PublishedHead):
         is_shifted: bool,
         is_speculators: bool,
     ) -> None:
-        hidden, vocab = settings.number("hidden_size"), settings.number("vocab_size")
+        hidden, vocab = settings.hidden, settings.number("vocab_size")
         target = settings.number("target_hidden_size", default=hidden)
-        layers = (
-            None
-            if settings.config.get("num_target_layers") is None
-            else settings.number("num_target_layers")
-        )
+        is_sized = settings.config.get("num_target_layers") is not None
+        super().__init__(target, vocab, settings.number("num_target_layers") if is_sized else None)
         block, count = settings.number("block_size"), settings.number("num_hidden_layers")
-        super().__init__(target, vocab, layers)
-        self.block_size, self.is_shifted = block, is_shifted
+        self.block_size, self.is_shifted, self.num_layers = block, is_shifted, count
         if block < (1 if is_shifted else 2) or count < 1:
             raise settings.refuse(f"a block of {block} tokens and {count} layers draft nothing")
         self.mask_token, self.ids = settings.number("mask_token_id"), ids
@@ -69,24 +66,26 @@ class DFlashHead(PublishedHead):
             )
         if settings.real("input_embedding_scale", 1.0) != 1.0:
             raise settings.refuse("input_embedding_scale is set, which is not supported")
-        eps, self.num_layers = settings.real("rms_norm_eps", 1e-6), count
         self.fc = Projection(tensors, "fc", hidden, target * (count if ids is None else len(ids)))
-        self.context_norm, self.norm = (
-            Norm(tensors, name, hidden, eps) for name in ("hidden_norm", "norm")
-        )
-        sights = _sights(settings, count, is_speculators=is_speculators)
+        self.context_norm = Norm(tensors, "hidden_norm", hidden, settings.eps)
+        self.norm = Norm(tensors, "norm", hidden, settings.eps)
         self.decoder = nn.ModuleList(
-            BlockLayer(tensors, f"layers.{one}", settings, sights[one]) for one in range(count)
+            BlockLayer(tensors, f"layers.{one}", settings, mask)
+            for one, mask in enumerate(_masks(settings, count, from_anchor=is_speculators))
         )
-        self.embedding = (
-            Embedding(tensors, "embed_tokens", vocab, hidden)
-            if "embed_tokens.weight" in tensors
-            else None
-        )
-        self.output = OutputLayer(tensors, hidden, vocab) if "lm_head.weight" in tensors else None
-        self.edges = _edges(
-            tensors, settings, hidden, vocab if self.output is None else self.output.size
-        )
+        self.embedding = Embedding.maybe(tensors, vocab, hidden)
+        self.output = OutputLayer.maybe(tensors, hidden, vocab)
+        drafted = vocab if self.output is None else self.output.size
+        self.edges: MarkovEdges | SelectorEdges | None = None
+        if "markov_head.markov_w1.weight" in tensors:
+            self.edges = MarkovEdges(tensors, settings, hidden, (vocab, drafted))
+        elif "candidate_selector.hidden_projection.weight" in tensors:
+            self.edges = SelectorEdges(tensors, settings, hidden, drafted)
+        elif settings.number("markov_rank", default=0):
+            raise settings.refuse(
+                "markov_rank is set, and there is no markov_head.markov_w1.weight; fetch the file "
+                "again"
+            )
         # What a confidence head says about a drawn token may not decide whether it is offered, so
         # it is not used here.
         tensors.leave("confidence_head.", "verifier_norm.", "verifier_lm_head.")
@@ -98,28 +97,23 @@ class DFlashHead(PublishedHead):
     @property
     def memory(self) -> int:
         """Width of a path's recurrent state."""
-        return self.edges.memory
+        return 0 if self.edges is None else self.edges.memory
 
     def layers(self, num_layers: int) -> tuple[int, ...]:
         if self.ids is not None:
             return self.ids
         if self.num_layers == 1:
             return (num_layers // 2 + 1,)
-        spread = (
-            round(1 + one * (num_layers - 4) / (self.num_layers - 1))
-            for one in range(self.num_layers)
-        )
-        return tuple(one + 1 for one in spread)
+        gap = (num_layers - 4) / (self.num_layers - 1)
+        return tuple(round(1 + one * gap) + 1 for one in range(self.num_layers))
 
     def read(self, features: Nodes, segments: Sequence[Segment]) -> None:
         """Read the target's states of committed tokens into the cache."""
         # The product leaves the range of float16 with some published weights.
-        is_narrow = features.dtype == torch.float16
-        fused = (
-            functional.linear(features.float(), self.fc.weight.float())
-            if is_narrow
-            else self.fc(features)
-        )
+        if features.dtype == torch.float16:
+            fused = functional.linear(features.float(), self.fc.weight.float())
+        else:
+            fused = self.fc(features)
         states = self.context_norm(fused).to(features.dtype)
         for number, layer in enumerate(self.decoder):
             assert isinstance(layer, BlockLayer)
@@ -139,19 +133,245 @@ class DFlashHead(PublishedHead):
         """Return the logits of rows over the draft vocabulary, before the correction by `follow`."""
         return unembed(states) if self.output is None else self.output.layer(states)
 
-    def follow(self, path: BlockPath, logits: Nodes) -> tuple[Float[Tensor, "nodes vocab"], Nodes]:
-        """Return logits over the target's vocabulary given the previous token, and the path's next recurrent state."""
-        changed, memory = self.edges(path, logits)
-        return changed if self.output is None else self.output.widen(changed), memory
+    def follow(
+        self, token_ids: Tokens, states: Nodes, memory: Nodes, logits: Nodes
+    ) -> tuple[Float[Tensor, "nodes vocab"], Nodes]:
+        """Correct the logits of rows given the tokens before them.
+
+        Args:
+            token_ids: Tokens of the parent nodes; the rows predict the tokens after them.
+            states: States of the rows.
+            memory: Recurrent states of the paths, from the parent nodes; zeros at the anchor.
+            logits: Logits of the rows over the draft vocabulary.
+
+        Returns:
+            Logits over the target's vocabulary, and the paths' next recurrent states.
+        """
+        if self.edges is not None:
+            logits, memory = self.edges(token_ids, states, memory, logits)
+        return logits if self.output is None else self.output.widen(logits), memory
+
+
+class BlockLayer(nn.Module):
+    """Attention from a block to context and block, and a feed-forward network.
+
+    The same projections make the keys and values of the context, from the target's fused states, and
+    those of the block.
+
+    Args:
+        mask: Maps the rows of a block to the columns that they attend to.
+    """
+
+    def __init__(self, tensors: Tensors, name: str, settings: Settings, mask: Mask) -> None:
+        super().__init__()
+        hidden = settings.hidden
+        self.first, self.second = (
+            Norm(tensors, f"{name}.{part}_layernorm", hidden, settings.eps)
+            for part in ("input", "post_attention")
+        )
+        self.attention = GroupedAttention(tensors, f"{name}.self_attn", settings)
+        self.mlp = feed_forward(tensors, f"{name}.mlp", settings)
+        self.mask = mask
+        self.convs = nn.ModuleList(
+            DynamicConv(tensors, f"{name}.{part}_conv", hidden, settings)
+            for part in ("attention", "mlp")
+            if f"{name}.{part}_conv.base_kernel" in tensors
+        )
+
+    def read(self, states: Nodes, segments: Sequence[Segment], layer: int) -> None:
+        """Append the context's keys and values to the cache."""
+        keys, values = self.attention.keys_values(states)
+        positions = torch.cat([segment.positions for segment in segments])
+        rotary, counts = self.attention.rotary, [len(segment.positions) for segment in segments]
+        keys = rotary.turn(keys, rotary.angles(positions, states))
+        for segment, *own in zip(segments, keys.split(counts), values.split(counts), strict=True):
+            segment.layers[layer].append(*own)
+
+    def forward(
+        self, values: Float[Tensor, "texts rows hidden"], segments: Sequence[Segment], layer: int
+    ) -> Float[Tensor, "texts rows hidden"]:
+        def attend(inner: Tensor) -> Tensor:
+            return self.attention(inner.flatten(0, 1), segments, layer, visible=self.mask)
+
+        values = values + self._around(0, self.first(values), attend)
+        return values + self._around(1, self.second(values), lambda x: self.mlp(x.flatten(0, 1)))
+
+    def _around(self, place: int, values: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
+        if not self.convs:
+            return part(values).view_as(values)
+        conv = self.convs[place]
+        assert isinstance(conv, DynamicConv)
+        before, kernels = conv.before(values)
+        return conv.after(part(before).view_as(values), kernels)
+
+
+def _masks(settings: Settings, count: int, *, from_anchor: bool) -> list[Mask]:
+    """The attention mask of every layer.
+
+    With a sliding window, rows are causal unless the settings say otherwise. The window is counted
+    from each row in both directions; `from_anchor`, as in `speculators`, counts it from the anchor
+    for all rows and leaves it open within the block.
+    """
+    masks: list[Mask] = []
+    for window in windows(settings, count):
+        usual = window is not None and not settings.flag("sliding_window_non_causal")
+        is_causal = settings.flag("is_causal", default=usual)
+        masks.append(partial(_visible, window=window, is_causal=is_causal, from_anchor=from_anchor))
+    return masks
+
+
+def _visible(
+    segment: Segment, *, window: int | None, is_causal: bool, from_anchor: bool
+) -> Bool[Tensor, "rows seq"]:
+    rows, columns = segment.positions[:, None], segment.columns[None]
+    seen = columns <= rows if is_causal else torch.ones_like(columns <= rows)
+    if window is None:
+        return seen
+    if from_anchor:
+        return seen & (columns >= rows[0] - window)
+    return seen & (rows - columns < window) & (columns - rows < window)
+
+
+class DynamicConv(nn.Module):
+    """Convolution over the rows of a block, with kernels computed from each row, before and after a sub-layer.
+
+    Args:
+        tensors: `base_kernel` and `kernel_projection.weight`.
+        hidden: Width of a row.
+        settings: `conv_kernel_size`, `conv_group_size`.
+
+    Reference:
+        DFlash 2, weights published by z-lab; read from its reference code.
+    """
+
+    base: Tensor
+
+    def __init__(self, tensors: Tensors, name: str, hidden: int, settings: Settings) -> None:
+        super().__init__()
+        self.taps = settings.number("conv_kernel_size")
+        self.group = settings.number("conv_group_size")
+        if self.group < 1 or hidden % self.group:
+            raise settings.refuse(
+                f"conv_group_size {self.group} does not divide the hidden size {hidden}"
+            )
+        self.register_buffer("base", tensors.take(f"{name}.base_kernel", 2, self.taps, hidden))
+        rows = 2 * self.taps * hidden // self.group
+        self.kernels = Projection(tensors, f"{name}.kernel_projection", rows, hidden)
+
+    def before(self, values: Float[Tensor, "texts rows hidden"]) -> tuple[Tensor, Tensor]:
+        """Return the sub-layer's input, and the kernels for its output."""
+        own = self.kernels(values).unflatten(-1, (2, self.taps, -1))
+        return self._convolved(values, own[..., 0, :, :], self.base[0]), own[..., 1, :, :]
+
+    def after(
+        self, values: Float[Tensor, "texts rows hidden"], kernels: Tensor
+    ) -> Float[Tensor, "texts rows hidden"]:
+        """Return the sub-layer's output after the convolution."""
+        return self._convolved(values, kernels, self.base[1])
+
+    def _convolved(self, values: Tensor, own: Tensor, base: Tensor) -> Tensor:
+        total = torch.zeros_like(values)
+        for tap in range(self.taps):
+            moved = functional.pad(values[:, : values.shape[1] - tap], (0, 0, tap, 0))
+            kernel = base[tap] + own[..., tap, :].repeat_interleave(self.group, dim=-1)
+            total = total + kernel * moved
+        return total
+
+
+class MarkovEdges(nn.Module):
+    """DSpark's bias W2 W1[x], plain, gated by the row's state, or with a recurrent state of the path.
+
+    Args:
+        tensors: `markov_head.*`.
+        settings: `markov_rank`, `markov_head_type`.
+        hidden: Width of a row's state.
+        sizes: Number of previous tokens, and of tokens that can be drafted.
+
+    Raises:
+        ModelLoadError: If the type is unknown.
+
+    Reference:
+        DSpark, arXiv 2607.05147.
+    """
+
+    before: Tensor
+
+    def __init__(
+        self, tensors: Tensors, settings: Settings, hidden: int, sizes: tuple[int, int]
+    ) -> None:
+        super().__init__()
+        rank, (vocab, drafted) = settings.number("markov_rank"), sizes
+        self.kind, self.memory = str(settings.config.get("markov_head_type", "vanilla")), 0
+        self.register_buffer("before", tensors.take("markov_head.markov_w1.weight", vocab, rank))
+        self.after = Projection(tensors, "markov_head.markov_w2", drafted, rank)
+        if self.kind == "gated":
+            self.gate = Projection(tensors, "markov_head.gate_proj", rank, hidden + rank)
+        elif self.kind == "rnn":
+            self.memory, read = rank, 2 * rank + hidden
+            self.joint = Projection(tensors, "markov_head.joint_proj", 3 * rank, read)
+        elif self.kind != "vanilla":
+            raise settings.refuse(
+                f"markov_head_type {self.kind!r} is not known here; known: vanilla, gated, rnn"
+            )
+
+    def forward(
+        self, token_ids: Tokens, states: Nodes, memory: Nodes, logits: Nodes
+    ) -> tuple[Nodes, Nodes]:
+        known = functional.embedding(token_ids.to(self.before.device), self.before)
+        if self.kind == "gated":
+            known = torch.sigmoid(self.gate(torch.cat([states, known], dim=-1))) * known
+        elif self.kind == "rnn":
+            joint = self.joint(torch.cat([memory, known, states], dim=-1))
+            gate, new, out = joint.chunk(3, dim=-1)
+            gate = torch.sigmoid(gate)
+            memory, known = gate * memory + (1.0 - gate) * torch.tanh(new), torch.tanh(out)
+        return logits + self.after(known), memory
+
+
+class SelectorEdges(nn.Module):
+    """DFlash 2's selector: the row's best candidates, each with the score <A[x] * H s, B[candidate]> added.
+
+    Other tokens get no mass, and the declared draft law is the law after this restriction.
+
+    Args:
+        tensors: `candidate_selector.*`.
+        settings: `selector_rank`, `selector_top_k`.
+        hidden: Width of a row's state s.
+        vocab: Number of tokens.
+
+    Reference:
+        DFlash 2, weights published by z-lab; read from its reference code.
+    """
+
+    before: Tensor
+    after: Tensor
+    memory: ClassVar[int] = 0
+
+    def __init__(self, tensors: Tensors, settings: Settings, hidden: int, vocab: int) -> None:
+        super().__init__()
+        rank, self.top_k = settings.number("selector_rank"), settings.number("selector_top_k")
+        if not 1 <= self.top_k <= vocab:
+            raise settings.refuse(f"selector_top_k must lie in 1..{vocab}; got {self.top_k}")
+        for part, name in (("before", "predecessor"), ("after", "successor")):
+            key = f"candidate_selector.{name}_codebook"
+            key = key if key in tensors else f"{key}.weight"
+            self.register_buffer(part, tensors.take(key, vocab, rank))
+        self.project = Projection(tensors, "candidate_selector.hidden_projection", rank, hidden)
+
+    def forward(
+        self, token_ids: Tokens, states: Nodes, memory: Nodes, logits: Nodes
+    ) -> tuple[Nodes, Nodes]:
+        scores, candidates = logits.topk(self.top_k, dim=-1)
+        known = functional.embedding(token_ids.to(self.before.device), self.before)
+        known = known * self.project(states)
+        scores = scores + (functional.embedding(candidates, self.after) @ known[..., None])[..., 0]
+        return torch.full_like(logits, -torch.inf).scatter(1, candidates, scores), memory
 
 
 def recognises(checkpoint: Checkpoint) -> bool:
     """Return whether this is a block drafter: it has layers and a norm for the fused states."""
-    names = plain_names(checkpoint)
-    return all(
-        name in names
-        for name in ("hidden_norm.weight", "fc.weight", "layers.0.self_attn.q_proj.weight")
-    )
+    needed = {"hidden_norm.weight", "fc.weight", "layers.0.self_attn.q_proj.weight"}
+    return needed <= plain_names(checkpoint).keys()
 
 
 def read(checkpoint: Checkpoint) -> DFlashHead:
@@ -170,16 +390,12 @@ def read(checkpoint: Checkpoint) -> DFlashHead:
         )
     is_shifted = config.get("shift_label", "DSpark" in architecture or "num_anchors" in config)
     ids = settings.numbers("target_layer_ids")
-    # These formats name layers by their outputs, and the embedding by -1.
-    return read_with(
-        checkpoint,
-        config,
-        None if ids is None else tuple(one + 1 for one in ids),
-        is_shifted=bool(is_shifted),
-    )
+    if ids is not None:
+        ids = tuple(one + 1 for one in ids)  # named by their outputs, and the embedding by -1
+    return build(checkpoint, config, ids, is_shifted=bool(is_shifted))
 
 
-def read_with(
+def build(
     checkpoint: Checkpoint,
     config: Mapping[str, Any],
     ids: tuple[int, ...] | None,
@@ -187,34 +403,13 @@ def read_with(
     is_shifted: bool,
     is_speculators: bool = False,
 ) -> DFlashHead:
-    """Read one with these settings.
+    """Read one with these settings; for the arguments see `DFlashHead`.
 
     Raises:
         ModelLoadError: As for `read`.
     """
-    tensors = Tensors(checkpoint, plain_names(checkpoint))
-    settings = Settings(config, str(checkpoint.path))
+    tensors = Tensors.of(checkpoint, plain_names(checkpoint))
+    settings = Settings(config, tensors.where)
     head = DFlashHead(tensors, settings, ids, is_shifted=is_shifted, is_speculators=is_speculators)
     tensors.finish()
     return head
-
-
-def _sights(settings: Settings, count: int, *, is_speculators: bool) -> list[Sight]:
-    sights: list[Sight] = []
-    for window in windows(settings, count):
-        usual = window is not None and not settings.flag("sliding_window_non_causal")
-        causal = settings.flag("is_causal", default=usual)
-        sights.append(Sight(window=window, is_causal=causal, from_anchor=is_speculators))
-    return sights
-
-
-def _edges(tensors: Tensors, settings: Settings, hidden: int, drafted: int) -> Edges:
-    if "markov_head.markov_w1.weight" in tensors:
-        return MarkovEdges(tensors, settings, hidden, (settings.number("vocab_size"), drafted))
-    if "candidate_selector.hidden_projection.weight" in tensors:
-        return SelectorEdges(tensors, settings, hidden, drafted)
-    if settings.number("markov_rank", default=0):
-        raise settings.refuse(
-            "markov_rank is set, and there is no markov_head.markov_w1.weight; fetch the file again"
-        )
-    return NoEdges()

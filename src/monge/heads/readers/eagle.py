@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Float, Int64
 from torch import nn
 
-from monge.heads.readers.base import ChainHead, Embedding, OutputLayer, Unembed
+from monge.heads.readers.base import ChainHead, Unembed, plain_names
 from monge.heads.readers.decoder import DecoderLayer, windows
 from monge.heads.readers.files import Checkpoint
-from monge.heads.readers.layers import Nodes, Norm, Projection
+from monge.heads.readers.layers import Embedding, Nodes, Norm, OutputLayer, Projection
 from monge.heads.readers.reading import Segment
 from monge.heads.readers.tensors import Settings, Tensors
 
@@ -34,61 +34,40 @@ class EagleHead(ChainHead):
     family: ClassVar[str] = "eagle"
 
     def __init__(self, tensors: Tensors, settings: Settings) -> None:
-        hidden, vocab = settings.number("hidden_size"), settings.number("vocab_size")
+        hidden, vocab = settings.hidden, settings.number("vocab_size")
         super().__init__(hidden, vocab)
         self.fc = Projection(tensors, "fc", hidden, 2 * hidden)
         if settings.config.get("bias") is True and self.fc.bias is None:
             raise settings.refuse(
                 "the configuration says bias=true, and there is no fc.bias; fetch the file again"
             )
-        eps, count = (
-            settings.real("rms_norm_eps", 1e-6),
-            settings.number("num_hidden_layers", default=1),
-        )
-        kinds = windows(settings, count)
+        count = settings.number("num_hidden_layers", default=1)
         self.decoder = nn.ModuleList(
-            DecoderLayer(
-                tensors, f"layers.{one}", settings, window=kinds[one], may_lack_norm=one == 0
-            )
-            for one in range(count)
+            DecoderLayer(tensors, f"layers.{one}", settings, window=window, may_lack_norm=one == 0)
+            for one, window in enumerate(windows(settings, count))
         )
-        self.embedding = (
-            Embedding(tensors, "embed_tokens", vocab, hidden)
-            if "embed_tokens.weight" in tensors
-            else None
-        )
+        self.embedding = Embedding.maybe(tensors, vocab, hidden)
         # Norms that some retrained heads have; the published ones have none.
         self.before, self.after = (
-            Norm(tensors, name, hidden, eps) if f"{name}.weight" in tensors else None
+            Norm(tensors, name, hidden, settings.eps)
+            if f"{name}.weight" in tensors
+            else nn.Identity()
             for name in ("embed_norm", "norm")
         )
-        self.output = OutputLayer(tensors, hidden, vocab) if "lm_head.weight" in tensors else None
+        self.output = OutputLayer.maybe(tensors, hidden, vocab)
 
     @property
     def draft_ids(self) -> Int64[torch.Tensor, " some"] | None:
         return None if self.output is None else self.output.draft_ids
 
     def advance(self, embeddings: Nodes, states: Nodes, segments: Sequence[Segment]) -> Nodes:
-        values = self.fc(
-            torch.cat(
-                [embeddings if self.before is None else self.before(embeddings), states], dim=-1
-            )
-        )
+        values = self.fc(torch.cat([self.before(embeddings), states], dim=-1))
         for number, layer in enumerate(self.decoder):
             values = layer(values, segments, number)
         return values
 
     def logits(self, states: Nodes, unembed: Unembed) -> Float[torch.Tensor, "nodes some"]:
-        states = states if self.after is None else self.after(states)
-        return unembed(states) if self.output is None else self.output(states)
-
-
-def plain_names(checkpoint: Checkpoint) -> dict[str, str]:
-    """Map names without the prefix `model.`, which some tools add, to the names in the files."""
-    return {
-        name.removeprefix("model.").replace("midlayer.", "layers.0."): name
-        for name in checkpoint.shapes
-    }
+        return (unembed if self.output is None else self.output)(self.after(states))
 
 
 def recognises(checkpoint: Checkpoint) -> bool:
@@ -96,12 +75,9 @@ def recognises(checkpoint: Checkpoint) -> bool:
     names = plain_names(checkpoint)
     shape = checkpoint.shapes[names["fc.weight"]] if "fc.weight" in names else ()
     is_pair = len(shape) == 2 and shape[1] == 2 * shape[0]
-    others = ("layers.0.hidden_norm.weight", "hidden_norm.weight", "pre_fc_norm_hidden.weight")
-    return (
-        is_pair
-        and "layers.0.self_attn.q_proj.weight" in names
-        and not any(name in names for name in others)
-    )
+    others = {"layers.0.hidden_norm.weight", "hidden_norm.weight", "pre_fc_norm_hidden.weight"}
+    has_layer = "layers.0.self_attn.q_proj.weight" in names
+    return is_pair and has_layer and others.isdisjoint(names)
 
 
 def read(checkpoint: Checkpoint) -> EagleHead:
@@ -110,7 +86,7 @@ def read(checkpoint: Checkpoint) -> EagleHead:
     Raises:
         ModelLoadError: If settings or tensors are missing, unexpected, misshapen or inconsistent.
     """
-    tensors = Tensors(checkpoint, plain_names(checkpoint))
-    head = EagleHead(tensors, Settings(checkpoint.config, str(checkpoint.path)))
+    tensors = Tensors.of(checkpoint, plain_names(checkpoint))
+    head = EagleHead(tensors, Settings(checkpoint.config, tensors.where))
     tensors.finish()
     return head

@@ -8,19 +8,16 @@ from jaxtyping import Float, Int64
 from torch import nn
 
 from monge.core.errors import OptionError
-from monge.heads.readers.base import ChainHead, Embedding, OutputLayer, Unembed
+from monge.heads.readers.attention import GroupedAttention
+from monge.heads.readers.base import ChainHead, Unembed, plain_names
 from monge.heads.readers.decoder import DecoderLayer, windows
-from monge.heads.readers.eagle import plain_names
 from monge.heads.readers.files import Checkpoint
-from monge.heads.readers.layers import Nodes, Norm, Projection
+from monge.heads.readers.layers import Embedding, GatedMlp, Nodes, Norm, OutputLayer, Projection
 from monge.heads.readers.reading import Segment
-from monge.heads.readers.split_step import SplitHead
 from monge.heads.readers.tensors import Settings, Tensors
 
-IDS = "eagle_aux_hidden_state_layer_ids"
 
-
-class Eagle3Head(ChainHead, SplitHead):
+class Eagle3Head(ChainHead):
     """A layer on [norm(e(x_{t+1})) ; norm(g_t)], where g_t fuses the target's early, middle and late states at x_t.
 
     The next step reads the prediction in place of g: before the last norm, or after it if
@@ -43,44 +40,40 @@ class Eagle3Head(ChainHead, SplitHead):
     family: ClassVar[str] = "eagle3"
 
     def __init__(self, tensors: Tensors, settings: Settings) -> None:
-        hidden, vocab = settings.number("hidden_size"), settings.number("vocab_size")
-        target, eps = (
-            settings.number("target_hidden_size", default=hidden),
-            settings.real("rms_norm_eps", 1e-6),
-        )
+        hidden, vocab, eps = settings.hidden, settings.number("vocab_size"), settings.eps
+        target = settings.number("target_hidden_size", default=hidden)
         super().__init__(target, vocab)
-        self.ids = settings.numbers(IDS)
+        self.ids = settings.numbers("eagle_aux_hidden_state_layer_ids")
         has_fusion = settings.flag("use_aux_hidden_state", default=True)
         self.num_fused = (len(self.ids) if self.ids else 3) if has_fusion else 1
-        self.fc = Projection(tensors, "fc", hidden, self.num_fused * target) if has_fusion else None
-        self.whole_norm = (
-            Norm(tensors, "input_norm", self.num_fused * target, eps)
-            if "input_norm.weight" in tensors
-            else None
-        )
-        self.part_norms = _part_norms(tensors, settings, self.num_fused, target)
-        if settings.flag("norm_before_fc") and self.whole_norm is None:
+        fused = self.num_fused * target
+        self.fc = Projection(tensors, "fc", hidden, fused) if has_fusion else None
+        self.whole_norm, self.part_norms = None, None
+        if "input_norm.weight" in tensors:
+            self.whole_norm = Norm(tensors, "input_norm", fused, eps)
+        elif settings.flag("norm_before_fc"):
             raise settings.refuse(
                 "norm_before_fc is set, and there is no input_norm.weight; fetch the file again"
             )
+        if "fc_norm.0.weight" in tensors:
+            self.part_norms = nn.ModuleList(
+                Norm(tensors, f"fc_norm.{one}", target, eps) for one in range(self.num_fused)
+            )
+        elif settings.flag("fc_norm"):
+            raise settings.refuse(
+                "fc_norm is set, and there is no fc_norm.0.weight; fetch the file again"
+            )
         count = settings.number("num_hidden_layers", default=1)
-        kinds = windows(settings, count)
         self.state_norm = Norm(tensors, "layers.0.hidden_norm", hidden, eps)
         self.token_norm = Norm(tensors, "layers.0.input_layernorm", hidden, eps)
         self.decoder = nn.ModuleList(
-            DecoderLayer(tensors, f"layers.{one}", settings, doubled=one == 0, window=kinds[one])
-            for one in range(count)
+            DecoderLayer(tensors, f"layers.{one}", settings, doubled=one == 0, window=window)
+            for one, window in enumerate(windows(settings, count))
         )
         self.norm = Norm(tensors, "norm", hidden, eps)
-        self.keeps_normed, self.returns_normed = (
-            settings.flag("norm_before_residual"),
-            settings.flag("norm_output"),
-        )
-        self.embedding = (
-            Embedding(tensors, "embed_tokens", vocab, hidden)
-            if "embed_tokens.weight" in tensors
-            else None
-        )
+        self.keeps_normed = settings.flag("norm_before_residual")
+        self.returns_normed = settings.flag("norm_output")
+        self.embedding = Embedding.maybe(tensors, vocab, hidden)
         if self.embedding is None and hidden != target:
             raise settings.refuse(
                 f"the head is {hidden} wide and its target {target}, and it has "
@@ -123,43 +116,81 @@ class Eagle3Head(ChainHead, SplitHead):
     def advance(self, embeddings: Nodes, states: Nodes, segments: Sequence[Segment]) -> Nodes:
         residual, read = self.enter(embeddings, states)
         values = self.decoder[0](residual, segments, 0, beside=read)
-        for number, layer in enumerate(list(self.decoder)[1:], start=1):
-            values = layer(values, segments, number)
+        for number in range(1, len(self.decoder)):
+            values = self.decoder[number](values, segments, number)
         return self.leave(values)
 
     def logits(self, states: Nodes, unembed: Unembed) -> Float[torch.Tensor, "nodes some"]:
         del unembed
         return self.scores(states)
 
-    @property
-    def only_layer(self) -> DecoderLayer | None:
-        layer = self.decoder[0]
-        assert isinstance(layer, DecoderLayer)
-        return layer if len(self.decoder) == 1 else None
-
     def enter(self, embeddings: Nodes, states: Nodes) -> tuple[Nodes, Nodes]:
+        """Inputs of the first layer's residual stream and of its attention."""
         normed = self.state_norm(states)
         read = torch.cat([self.token_norm(embeddings), normed], dim=-1)
         return normed if self.keeps_normed else states, read
 
     def leave(self, values: Nodes) -> Nodes:
+        """The predicted state, from the last layer's output."""
         return self.norm(values) if self.returns_normed else values
 
-    def scores(self, states: Nodes) -> Nodes:
+    def scores(self, states: Nodes) -> Float[torch.Tensor, "nodes some"]:
+        """Logits of predicted states."""
         return self.output(states if self.returns_normed else self.norm(states))
 
 
-def _part_norms(
-    tensors: Tensors, settings: Settings, count: int, width: int
-) -> nn.ModuleList | None:
-    if "fc_norm.0.weight" not in tensors:
-        if settings.flag("fc_norm"):
-            raise settings.refuse(
-                "fc_norm is set, and there is no fc_norm.0.weight; fetch the file again"
-            )
+# A step of a head of one layer can run as two programs, before and after attention. Each maps
+# matrices with one row per node, so a backend can compile it: with few rows, an eager step spends
+# most of its time launching operations.
+
+
+def split_layer(head: nn.Module) -> DecoderLayer | None:
+    """Return the layer of a head whose step can be split, else `None`."""
+    if not isinstance(head, Eagle3Head) or len(head.decoder) != 1:
         return None
-    eps = settings.real("rms_norm_eps", 1e-6)
-    return nn.ModuleList(Norm(tensors, f"fc_norm.{one}", width, eps) for one in range(count))
+    layer = head.decoder[0]
+    assert isinstance(layer, DecoderLayer)
+    attention = layer.attention
+    is_plain = isinstance(attention, GroupedAttention) and not attention.is_gated
+    return layer if is_plain and isinstance(layer.mlp, GatedMlp) else None
+
+
+class BeforeAttention(nn.Module):
+    """Maps embeddings, states, cosines and sines to residual, queries, keys and values.
+
+    Args:
+        head: The head.
+        attention: Attention of its only layer.
+    """
+
+    def __init__(self, head: Eagle3Head, attention: GroupedAttention) -> None:
+        super().__init__()
+        self.head, self.attention = head, attention
+
+    def forward(
+        self, embeddings: Nodes, states: Nodes, cos: Nodes, sin: Nodes
+    ) -> tuple[Nodes, Nodes, Nodes, Nodes]:
+        residual, read = self.head.enter(embeddings, states)
+        queries, keys, values, _ = self.attention.turned(read, (cos[:, None], sin[:, None]))
+        return residual, queries.flatten(1), keys.flatten(1), values.flatten(1)
+
+
+class AfterAttention(nn.Module):
+    """Maps residual and attention output to the next state and its logits.
+
+    Args:
+        head: The head.
+        layer: Its only layer.
+    """
+
+    def __init__(self, head: Eagle3Head, layer: DecoderLayer) -> None:
+        super().__init__()
+        self.head, self.layer = head, layer
+
+    def forward(self, residual: Nodes, mixed: Nodes) -> tuple[Nodes, Nodes]:
+        values = residual + self.layer.attention.o_proj(mixed)
+        states = self.head.leave(values + self.layer.mlp(self.layer.second(values)))
+        return states, self.head.scores(states)
 
 
 def recognises(checkpoint: Checkpoint) -> bool:
@@ -167,24 +198,19 @@ def recognises(checkpoint: Checkpoint) -> bool:
     return "layers.0.hidden_norm.weight" in plain_names(checkpoint)
 
 
-def read(checkpoint: Checkpoint) -> Eagle3Head:
+def read(checkpoint: Checkpoint, config: Mapping[str, Any] | None = None) -> Eagle3Head:
     """Read one.
+
+    Args:
+        checkpoint: The checkpoint.
+        config: Its settings; `None` for those of `config.json`.
 
     Raises:
         ModelLoadError: If settings or tensors are missing, unexpected, misshapen or inconsistent.
     """
-    return read_with(
-        checkpoint, {**checkpoint.config, **(checkpoint.config.get("eagle_config") or {})}
-    )
-
-
-def read_with(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Eagle3Head:
-    """Read one with these settings.
-
-    Raises:
-        ModelLoadError: As for `read`.
-    """
-    tensors = Tensors(checkpoint, plain_names(checkpoint))
-    head = Eagle3Head(tensors, Settings(config, str(checkpoint.path)))
+    if config is None:
+        config = {**checkpoint.config, **(checkpoint.config.get("eagle_config") or {})}
+    tensors = Tensors.of(checkpoint, plain_names(checkpoint))
+    head = Eagle3Head(tensors, Settings(config, tensors.where))
     tensors.finish()
     return head

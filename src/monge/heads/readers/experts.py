@@ -1,17 +1,13 @@
 """Mixtures of experts, for the multi-token-prediction modules of mixture models."""
 
 import re
-from collections.abc import Callable
-from typing import Final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from monge.heads.readers.layers import GatedMlp, Nodes, activation
+from monge.heads.readers.layers import Activation, GatedMlp, Nodes, activation
 from monge.heads.readers.tensors import Settings, Tensors
-
-_FUSED: Final = "experts.gate_up_proj"
 
 
 class Experts(nn.Module):
@@ -23,8 +19,6 @@ class Experts(nn.Module):
 
     Args:
         tensors: Tensors of the checkpoint; experts one by one, or all in one tensor.
-        name: Prefix of their tensor names.
-        settings: The head's configuration.
 
     Reference:
         DeepSeek-V3, arXiv 2412.19437, section 2.1.2.
@@ -36,21 +30,28 @@ class Experts(nn.Module):
 
     def __init__(self, tensors: Tensors, name: str, settings: Settings) -> None:
         super().__init__()
-        hidden, inner = settings.number("hidden_size"), settings.number("moe_intermediate_size")
+        hidden, inner = settings.hidden, settings.number("moe_intermediate_size")
         count = settings.number("n_routed_experts", "num_experts", "num_local_experts")
-        act = activation(str(settings.config.get("hidden_act", "silu")), settings.where)
+        act = activation(settings)
+        bias = tensors.maybe(f"{name}.gate.e_score_correction_bias", count)
         self.register_buffer("gate", tensors.take(f"{name}.gate.weight", count, hidden))
-        self.register_buffer(
-            "correction", tensors.maybe(f"{name}.gate.e_score_correction_bias", count)
-        )
-        self.inner = _experts(tensors, name, (count, hidden, inner), act)
-        self.shared, shared_gate = _shared(tensors, name, settings, act)
-        self.register_buffer("shared_gate", shared_gate)
+        self.register_buffer("correction", bias)
+        self.inner: nn.ModuleList
+        if f"{name}.experts.gate_up_proj" in tensors:
+            both = tensors.take(f"{name}.experts.gate_up_proj", count, 2 * inner, hidden)
+            down = tensors.take(f"{name}.experts.down_proj", count, hidden, inner)
+            pairs = zip(both, down, strict=True)
+            self.inner = nn.ModuleList(_FusedExpert(*pair, act) for pair in pairs)
+        else:
+            names = (f"{name}.experts.{one}" for one in range(count))
+            self.inner = nn.ModuleList(
+                GatedMlp(tensors, one, hidden, inner, act=act) for one in names
+            )
+        self.shared, gate = _shared(tensors, name, settings, act)
+        self.register_buffer("shared_gate", gate)
         self.most = settings.number("num_experts_per_tok")
-        self.groups, self.best_groups = (
-            settings.number("n_group", default=1),
-            settings.number("topk_group", default=1),
-        )
+        self.groups = settings.number("n_group", default=1)
+        self.best_groups = settings.number("topk_group", default=1)
         self.normed = settings.flag("norm_topk_prob", default=True)
         self.factor = settings.real("routed_scaling_factor", 1.0)
 
@@ -61,15 +62,15 @@ class Experts(nn.Module):
             rows, places = torch.where(chosen == number)
             part = self.inner[number](values[rows]) * weights[rows, places, None].to(values.dtype)
             total = total.index_add(0, rows, part.to(total.dtype))
-        if self.shared is not None:
-            shared = self.shared(values)
-            gate = self.shared_gate
-            total = total + (
-                shared if gate is None else torch.sigmoid(functional.linear(values, gate)) * shared
-            )
-        return total
+        if self.shared is None:
+            return total
+        shared = self.shared(values)
+        if self.shared_gate is not None:
+            shared = torch.sigmoid(functional.linear(values, self.shared_gate)) * shared
+        return total + shared
 
     def _route(self, values: Nodes) -> tuple[Tensor, Tensor]:
+        """Weights and numbers of the chosen experts, `[nodes, most]`."""
         wide = torch.float64 if values.dtype == torch.float64 else torch.float32
         scores = functional.linear(values.to(wide), self.gate.to(wide))
         if self.correction is None:
@@ -77,19 +78,11 @@ class Experts(nn.Module):
             return weights / weights.sum(dim=-1, keepdim=True) if self.normed else weights, chosen
         scores = scores.sigmoid()
         choice = (scores + self.correction.to(wide)).unflatten(-1, (self.groups, -1))
-        best = (
-            choice.topk(min(2, choice.shape[-1]), dim=-1)
-            .values.sum(dim=-1)
-            .topk(self.best_groups, dim=-1)
-            .indices
-        )
+        group_scores = choice.topk(min(2, choice.shape[-1]), dim=-1).values.sum(dim=-1)
+        best = group_scores.topk(self.best_groups, dim=-1).indices
         closed = torch.ones_like(choice[..., 0], dtype=torch.bool).scatter(1, best, value=False)
-        chosen = (
-            choice.masked_fill(closed[..., None], -torch.inf)
-            .flatten(1)
-            .topk(self.most, dim=-1)
-            .indices
-        )
+        choice = choice.masked_fill(closed[..., None], -torch.inf).flatten(1)
+        chosen = choice.topk(self.most, dim=-1).indices
         weights = scores.gather(1, chosen)
         if self.normed:
             weights = weights / weights.sum(dim=-1, keepdim=True)
@@ -102,7 +95,7 @@ class _FusedExpert(nn.Module):
     gate_up: Tensor
     down: Tensor
 
-    def __init__(self, gate_up: Tensor, down: Tensor, act: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, gate_up: Tensor, down: Tensor, act: Activation) -> None:
         super().__init__()
         self.register_buffer("gate_up", gate_up)
         self.register_buffer("down", down)
@@ -113,37 +106,18 @@ class _FusedExpert(nn.Module):
         return functional.linear(self.act(gate) * up, self.down)
 
 
-def _experts(
-    tensors: Tensors, name: str, sizes: tuple[int, int, int], act: Callable[[Tensor], Tensor]
-) -> nn.ModuleList:
-    count, hidden, inner = sizes
-    if f"{name}.{_FUSED}" not in tensors:
-        return nn.ModuleList(
-            GatedMlp(tensors, f"{name}.experts.{one}", hidden, inner, act=act)
-            for one in range(count)
-        )
-    gate_up = tensors.take(f"{name}.{_FUSED}", count, 2 * inner, hidden)
-    down = tensors.take(f"{name}.experts.down_proj", count, hidden, inner)
-    return nn.ModuleList(_FusedExpert(*pair, act) for pair in zip(gate_up, down, strict=True))
-
-
 def _shared(
-    tensors: Tensors, name: str, settings: Settings, act: Callable[[Tensor], Tensor]
+    tensors: Tensors, name: str, settings: Settings, act: Activation
 ) -> tuple[GatedMlp | None, Tensor | None]:
-    hidden, inner = settings.number("hidden_size"), settings.number("moe_intermediate_size")
-    names = {
-        found[1]
-        for one in tensors.names
-        if (found := re.match(rf"{re.escape(name)}\.(shared_experts?)\.", one))
-    }
+    hidden, inner = settings.hidden, settings.number("moe_intermediate_size")
+    pattern = re.compile(rf"{re.escape(name)}\.(shared_experts?)\.")
+    names = {found[1] for one in tensors.names if (found := pattern.match(one))}
     if not names:
         return None, None
     (part,) = names
-    several = settings.number("n_shared_experts", default=1)
-    width = (
-        several * inner
-        if part == "shared_experts"
-        else settings.number("shared_expert_intermediate_size", default=inner)
-    )
+    if part == "shared_experts":
+        width = settings.number("n_shared_experts", default=1) * inner
+    else:
+        width = settings.number("shared_expert_intermediate_size", default=inner)
     gate = tensors.maybe(f"{name}.shared_expert_gate.weight", 1, hidden)
     return GatedMlp(tensors, f"{name}.{part}", hidden, width, act=act), gate

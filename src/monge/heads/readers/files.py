@@ -1,16 +1,13 @@
-"""Folders of published heads.
-
-`config.json`, and tensors in safetensors or in torch's own format.
-"""
+"""Folders of published heads: `config.json`, and tensors in safetensors or in torch's own format."""
 
 import json
 import pickle
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,8 +20,8 @@ NAMED_HEADS: Final = {"smollm2-head": "smollm2_head"}
 """Heads that ship with this package, by name, with their folders. `smollm2-head` is an EAGLE-3 head."""
 _INDICES: Final = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _SAFE: Final = ".safetensors"
-_OF_TRAINING: Final = frozenset({"training.pt"})
-"""What `monge train` leaves beside a head, and is no part of it."""
+_OF_TRAINING: Final = "training.pt"
+"""Checkpoint that `monge train` leaves beside a head."""
 _TORCH: Final = (".bin", ".pt", ".pth")
 _BROKEN: Final = (
     OSError,
@@ -35,44 +32,6 @@ _BROKEN: Final = (
     SafetensorError,
     pickle.UnpicklingError,
 )
-
-
-@runtime_checkable
-class Source(Protocol):
-    """Tensors by name, from a folder or from memory."""
-
-    @property
-    def path(self) -> Path:
-        """The location, for messages."""
-        ...
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shapes by tensor name."""
-        ...
-
-    def tensor(self, name: str) -> Tensor:
-        """Read one tensor."""
-        ...
-
-
-class InMemory:
-    """Tensors in memory, which the head shares.
-
-    Args:
-        tensors: The tensors by name.
-    """
-
-    path = Path("in memory")
-
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors = tensors
-        self.shapes: Mapping[str, tuple[int, ...]] = {
-            name: tuple(tensor.shape) for name, tensor in tensors.items()
-        }
-
-    def tensor(self, name: str) -> Tensor:
-        return self._tensors[name]
 
 
 def head_path(source: str | Path) -> Path:
@@ -95,10 +54,9 @@ class Checkpoint:
     """
 
     def __init__(self, path: str | Path) -> None:
-        given = head_path(path)
-        self.path = given
-        self._folder, self._only = (given.parent, given) if given.is_file() else (given, None)
-        if self._only is not None and not (self._folder / CONFIG).is_file():
+        self.path = given = head_path(path)
+        self._folder = given.parent if given.is_file() else given
+        if self._folder != given and not (self._folder / CONFIG).is_file():
             raise ModelLoadError(
                 f"{str(path)!r} has no {CONFIG} beside it; give the folder of a "
                 "checkpoint, or of a head"
@@ -107,20 +65,16 @@ class Checkpoint:
         self._file_of: dict[str, Path] = {}
         self._loaded: dict[Path, dict[str, Tensor]] = {}
 
-    @property
+    @cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """The shape of every tensor, by name.
 
         Raises:
             ModelLoadError: If there are no tensors, or a file is broken.
         """
-        return self._shape_of
-
-    @cached_property
-    def _shape_of(self) -> Mapping[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {}
         for file in self._files:
-            for name, shape in _shapes(file, self._loaded):
+            for name, shape in self._shapes(file):
                 if name in shapes:
                     raise ModelLoadError(
                         f"{str(self.path)!r}: tensor {name!r} is in two files; keep one of them"
@@ -129,16 +83,25 @@ class Checkpoint:
                 self._file_of[name] = file
         return shapes
 
+    def _shapes(self, file: Path) -> list[tuple[str, tuple[int, ...]]]:
+        try:
+            if file.suffix == _SAFE:
+                with safe_open(file, framework="pt") as opened:
+                    return [
+                        (name, tuple(opened.get_slice(name).get_shape()))
+                        for name in opened.keys()  # noqa: SIM118
+                    ]
+            self._loaded[file] = loaded = _load(file)
+        except _BROKEN as error:
+            raise _broken(file, error) from error
+        return [(name, tuple(tensor.shape)) for name, tensor in loaded.items()]
+
     def tensor(self, name: str) -> Tensor:
-        """Read one tensor, on the CPU.
+        """Read a tensor of `shapes`, on the CPU.
 
         Raises:
-            ModelLoadError: If it is missing, or its file is broken.
+            ModelLoadError: If its file is broken.
         """
-        if name not in self.shapes:
-            raise ModelLoadError(
-                f"{str(self.path)!r} has no tensor {name!r}; it has {listed(self.shapes)}"
-            )
         file = self._file_of[name]
         if file.suffix != _SAFE:
             return self._loaded[file][name]
@@ -150,27 +113,23 @@ class Checkpoint:
 
     @cached_property
     def _files(self) -> tuple[Path, ...]:
-        if self._only is not None:
-            return (self._only,)
+        if self._folder != self.path:
+            return (self.path,)
         for name in _INDICES:
             if (self._folder / name).is_file():
-                listed_files = set(read_json(self._folder / name).get("weight_map", {}).values())
-                missing = sorted(one for one in listed_files if not (self._folder / one).is_file())
-                if missing or not listed_files:
+                shards = sorted(set(read_json(self._folder / name).get("weight_map", {}).values()))
+                missing = [one for one in shards if not (self._folder / one).is_file()]
+                if missing or not shards:
                     raise ModelLoadError(
                         f"{str(self._folder / name)!r} names "
                         f"{missing or 'no files'}; fetch the folder again"
                     )
-                return tuple(self._folder / one for one in sorted(listed_files))
+                return tuple(self._folder / one for one in shards)
         present = sorted(self._folder.iterdir())
         for suffixes in ((_SAFE,), _TORCH):
-            found = tuple(
-                file
-                for file in present
-                if file.suffix in suffixes and file.name not in _OF_TRAINING
-            )
+            found = [one for one in present if one.suffix in suffixes and one.name != _OF_TRAINING]
             if found:
-                return found
+                return tuple(found)
         if any(file.suffix == ".gguf" for file in present):
             raise ModelLoadError(
                 f"{str(self.path)!r} holds GGUF files, which are not read here; "
@@ -201,26 +160,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def listed(names: Mapping[str, Any] | Iterator[str], most: int = 6) -> str:
+def listed(names: Iterable[str], most: int = 6) -> str:
     """Return the first names, and the number of all."""
     every = sorted(names)
     shown = ", ".join(every[:most])
     return shown if len(every) <= most else f"{shown}, ... ({len(every)} in all)"
-
-
-def _shapes(
-    file: Path, loaded: dict[Path, dict[str, Tensor]]
-) -> Iterator[tuple[str, tuple[int, ...]]]:
-    try:
-        if file.suffix == _SAFE:
-            with safe_open(file, framework="pt") as opened:
-                return iter(
-                    [(name, tuple(opened.get_slice(name).get_shape())) for name in opened.keys()]  # noqa: SIM118
-                )
-        loaded[file] = _load(file)
-    except _BROKEN as error:
-        raise _broken(file, error) from error
-    return iter([(name, tuple(tensor.shape)) for name, tensor in loaded[file].items()])
 
 
 def _load(file: Path) -> dict[str, Tensor]:
@@ -232,23 +176,17 @@ def _load(file: Path) -> dict[str, Tensor]:
         except RuntimeError:
             # Torch's older format cannot be mapped.
             found = torch.load(file, map_location="cpu", weights_only=True)
-    wrong = (
-        [key for key, value in found.items() if not isinstance(value, Tensor)]
-        if isinstance(found, dict)
-        else [found]
-    )
-    if wrong:
+    parts = found if isinstance(found, dict) else {type(found).__name__: found}
+    wrong = [key for key, value in parts.items() if not isinstance(value, Tensor)]
+    if wrong or parts is not found:
         raise ValueError(
-            f"expected tensors by name; got {type(found).__name__} with {str(wrong[0])[:40]!r}"
+            f"expected tensors by name; got {type(found).__name__} with {str(wrong)[:40]}"
         )
     return found
 
 
 def _broken(file: Path, error: Exception) -> ModelLoadError:
+    reason = f"{type(error).__name__}: {error}"
     if isinstance(error, pickle.UnpicklingError):
-        return ModelLoadError(
-            f"cannot read {str(file)!r}: it is broken or holds more than tensors; fetch it again"
-        )
-    return ModelLoadError(
-        f"cannot read {str(file)!r}: {type(error).__name__}: {error}; fetch it again"
-    )
+        reason = "it is broken or holds more than tensors"
+    return ModelLoadError(f"cannot read {str(file)!r}: {reason}; fetch it again")

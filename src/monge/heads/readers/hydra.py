@@ -17,6 +17,8 @@ from monge.heads.readers.tensors import Settings, Tensors
 
 _PREFIX: Final = "prefix_embeding_layer"  # spelt so in the published files
 _HEAD_DIM: Final = 128
+_LAYERS: Final = {"mlp": "", "prefix-mlp": f"{_PREFIX}.layers.0", "eagle-attn": "attn"}
+"""Prefix of the decoder layer's tensor names, by architecture."""
 
 
 class HydraHead(StepHead):
@@ -28,7 +30,6 @@ class HydraHead(StepHead):
 
     Args:
         tensors: `hydra_mlp.*`, `hydra_lm_head.*` and optionally the prefix layer.
-        settings: The head's configuration.
 
     Reference:
         Ankner et al., arXiv 2402.05109.
@@ -37,47 +38,33 @@ class HydraHead(StepHead):
     family: ClassVar[str] = "hydra"
 
     def __init__(self, tensors: Tensors, settings: Settings) -> None:
-        # Dropout between the blocks takes every other number in heads with a prefix layer.
         has_prefix = settings.config["hydra_head_arch"] == "prefix-mlp"
-        spread, outputs = (2, ".1") if has_prefix else (1, "")
-        blocks = [
-            2 * one + 1 if has_prefix else one for one in range(settings.number("hydra_num_layers"))
-        ]
+        # Dropout between the blocks takes every other number in heads with a prefix layer.
+        spread, first, outputs = (2, 1, ".1") if has_prefix else (1, 0, "")
+        blocks = [spread * one + first for one in range(settings.number("hydra_num_layers"))]
         vocab, hidden = tensors.shape(f"hydra_lm_head.0{outputs}.weight")
         super().__init__(hidden, vocab)
-        count = settings.number("hydra_num_heads")
-        self.is_grounded, self.offset = (
-            settings.flag("grounded_heads"),
-            settings.number("hidden_state_offset", default=0),
-        )
+        heads = range(settings.number("hydra_num_heads"))
+        self.reads_tokens = grounded = settings.flag("grounded_heads")
+        self.offset = settings.number("hidden_state_offset", default=0)
         self.networks = nn.ModuleList(
             ResBlocks(
                 tensors,
                 [f"hydra_mlp.{head}.{block}" for block in blocks],
                 hidden,
-                hidden * (head + 2) if self.is_grounded else hidden,
-                narrowing=f"hydra_mlp.{head}.{spread - 1}.res_connection"
-                if self.is_grounded
-                else None,
+                hidden * (head + 2) if grounded else hidden,
+                narrowing=f"hydra_mlp.{head}.{first}.res_connection" if grounded else None,
             )
-            for head in range(count)
+            for head in heads
         )
         self.outputs = nn.ModuleList(
-            Projection(tensors, f"hydra_lm_head.{one}{outputs}", vocab, hidden)
-            for one in range(count)
+            Projection(tensors, f"hydra_lm_head.{one}{outputs}", vocab, hidden) for one in heads
         )
-        self.prefix = DecoderLayer(tensors, f"{_PREFIX}.layers.0", settings) if has_prefix else None
-        eps = settings.real("rms_norm_eps", 1e-6)
-        self.prefix_norm = Norm(tensors, f"{_PREFIX}.norm", hidden, eps) if has_prefix else None
+        self.prefix = self.prefix_norm = None
+        if has_prefix:
+            self.prefix = DecoderLayer(tensors, f"{_PREFIX}.layers.0", settings)
+            self.prefix_norm = Norm(tensors, f"{_PREFIX}.norm", hidden, settings.eps)
         tensors.leave(f"{_PREFIX}.embed_tokens.", "input_embed_fn.")
-
-    @property
-    def num_steps(self) -> int:
-        return len(self.outputs)
-
-    @property
-    def reads_tokens(self) -> bool:
-        return self.is_grounded
 
     def layers(self, num_layers: int) -> tuple[int, ...]:
         return (num_layers - self.offset,)
@@ -87,8 +74,7 @@ class HydraHead(StepHead):
             return states
         return self.prefix_norm(self.prefix(states, segments, 0))
 
-    def step(self, index: int, values: Nodes, unembed: Unembed) -> Float[Tensor, "nodes vocab"]:
-        del unembed
+    def step(self, index: int, values: Nodes) -> Float[Tensor, "nodes vocab"]:
         return self.outputs[index](self.networks[index](values))
 
 
@@ -97,7 +83,6 @@ class HydraChain(ChainHead):
 
     Args:
         tensors: `fc.*` and `attn.*`.
-        settings: The head's configuration.
 
     Reference:
         Ankner et al., arXiv 2402.05109; Li et al., EAGLE, arXiv 2401.15077.
@@ -106,7 +91,7 @@ class HydraChain(ChainHead):
     family: ClassVar[str] = "hydra"
 
     def __init__(self, tensors: Tensors, settings: Settings) -> None:
-        hidden = settings.number("hidden_size")
+        hidden = settings.hidden
         super().__init__(hidden, None)
         self.offset = settings.number("hidden_state_offset", default=0)
         self.fc = Projection(tensors, "fc", hidden, 2 * hidden)
@@ -141,30 +126,21 @@ def read(checkpoint: Checkpoint) -> HydraHead | HydraChain:
             misshapen.
     """
     config = {"hydra_head_arch": "mlp", "hydra_num_layers": 1, **checkpoint.config}
-    where, arch = str(checkpoint.path), config["hydra_head_arch"]
-    tensors = Tensors(checkpoint, {name: name for name in checkpoint.shapes})
-    layer = {"mlp": None, "prefix-mlp": f"{_PREFIX}.layers.0", "eagle-attn": "attn"}
-    if arch not in layer:
-        raise Settings(config, where).refuse(
+    tensors = Tensors.of(checkpoint, {name: name for name in checkpoint.shapes})
+    arch = config["hydra_head_arch"]
+    if arch not in _LAYERS:
+        raise Settings(config, tensors.where).refuse(
             f"Hydra heads of architecture {arch!r} are not read here; read are "
-            f"{', '.join(sorted(layer))}"
+            f"{', '.join(sorted(_LAYERS))}"
         )
-    if layer[arch] is not None:
-        inner, hidden = tensors.shape(f"{layer[arch]}.mlp.gate_proj.weight")
-        config = {
-            "hidden_size": hidden,
-            "intermediate_size": inner,
-            "num_attention_heads": hidden // _HEAD_DIM,
-            **config,
-        }
+    if layer := _LAYERS[arch]:
+        inner, hidden = tensors.shape(f"{layer}.mlp.gate_proj.weight")
+        sizes = {"hidden_size": hidden, "intermediate_size": inner}
+        config = {**sizes, "num_attention_heads": hidden // _HEAD_DIM, **config}
         width = hidden // max(1, config["num_attention_heads"])
-        config.setdefault(
-            "num_key_value_heads",
-            tensors.shape(f"{layer[arch]}.self_attn.k_proj.weight")[0] // max(1, width),
-        )
-    settings = Settings(config, where)
-    head: HydraHead | HydraChain = (
-        HydraChain(tensors, settings) if arch == "eagle-attn" else HydraHead(tensors, settings)
-    )
+        rows = tensors.shape(f"{layer}.self_attn.k_proj.weight")[0]
+        config.setdefault("num_key_value_heads", rows // max(1, width))
+    kind = HydraChain if arch == "eagle-attn" else HydraHead
+    head = kind(tensors, Settings(config, tensors.where))
     tensors.finish()
     return head

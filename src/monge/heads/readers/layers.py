@@ -1,29 +1,35 @@
-"""Building blocks of published heads."""
+"""Building blocks of published heads.
+
+A block is built from the `tensors` of the checkpoint under a `name` of its own: a prefix of tensor
+names, or the name of a tensor without `.weight`. `settings` are the head's configuration.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers.activations import ACT2FN
 
 from monge.core.errors import ModelLoadError
-from monge.heads.readers.tensors import Tensors
+from monge.heads.readers.tensors import Settings, Tensors
 
 Nodes = Float[Tensor, "nodes _"]
 """One row a node; widths differ from use to use."""
+Activation = Callable[[Tensor], Tensor]
 
 
-def activation(name: str, where: str) -> Callable[[Tensor], Tensor]:
-    """Return an activation by the name that the host gives it.
+def activation(settings: Settings) -> Activation:
+    """Return the activation `hidden_act` by the name that the host gives it; `silu` by default.
 
     Raises:
         ModelLoadError: If the name is unknown.
     """
+    name = str(settings.config.get("hidden_act", "silu"))
     if name not in ACT2FN:
-        raise ModelLoadError(f"{where!r}: activation {name!r} is not known to transformers")
+        raise settings.refuse(f"activation {name!r} is not known to transformers")
     return ACT2FN[name]
 
 
@@ -31,8 +37,6 @@ class Projection(nn.Module):
     """A linear layer, with a bias if the checkpoint has one.
 
     Args:
-        tensors: Tensors of the checkpoint.
-        name: Tensor name, without `.weight`.
         rows: Output width.
         columns: Input width.
     """
@@ -54,8 +58,6 @@ class Norm(nn.Module):
     """RMS normalisation over the last dimension, in float32 or wider.
 
     Args:
-        tensors: Tensors of the checkpoint.
-        name: Tensor name, without `.weight`.
         size: Width.
         eps: Added to the mean square: part of the published networks' definition.
         centred: Whether the weight is stored minus 1.
@@ -82,26 +84,17 @@ class GatedMlp(nn.Module):
     """down(act(gate(x)) * up(x)).
 
     Args:
-        tensors: Tensors of the checkpoint.
-        name: Prefix of its tensor names.
         hidden: Input and output width.
         inner: Inner width.
         act: Activation function.
     """
 
     def __init__(
-        self,
-        tensors: Tensors,
-        name: str,
-        hidden: int,
-        inner: int,
-        *,
-        act: Callable[[Tensor], Tensor] = functional.silu,
+        self, tensors: Tensors, name: str, hidden: int, inner: int, *, act: Activation
     ) -> None:
         super().__init__()
-        self.gate, self.up = (
-            Projection(tensors, f"{name}.{part}_proj", inner, hidden) for part in ("gate", "up")
-        )
+        self.gate = Projection(tensors, f"{name}.gate_proj", inner, hidden)
+        self.up = Projection(tensors, f"{name}.up_proj", inner, hidden)
         self.down = Projection(tensors, f"{name}.down_proj", hidden, inner)
         self.act = act
 
@@ -110,12 +103,11 @@ class GatedMlp(nn.Module):
 
 
 class ResBlocks(nn.Module):
-    """x + act(linear(x)), block after block.
+    """x + silu(linear(x)), block after block.
 
     If the first block reduces the width, a linear map replaces its x.
 
     Args:
-        tensors: Tensors of the checkpoint.
         names: Tensor names of the blocks.
         hidden: Output width.
         width: Input width.
@@ -144,3 +136,95 @@ class ResBlocks(nn.Module):
             kept = self.skip(values) if place == 0 and self.skip is not None else values
             values = kept + functional.silu(linear(values))
         return values
+
+
+class Embedding(nn.Module):
+    """Embeddings of tokens.
+
+    Args:
+        tensors: Tensors of the checkpoint, with `embed_tokens.weight`.
+        count: Number of tokens.
+        width: Width of an embedding.
+    """
+
+    weight: Tensor
+
+    def __init__(self, tensors: Tensors, count: int, width: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", tensors.take("embed_tokens.weight", count, width))
+
+    @classmethod
+    def maybe(cls, tensors: Tensors, count: int, width: int) -> "Embedding | None":
+        """The head's own embeddings, or `None` if it has none."""
+        return cls(tensors, count, width) if "embed_tokens.weight" in tensors else None
+
+    def forward(self, token_ids: Int64[Tensor, " nodes"]) -> Nodes:
+        return functional.embedding(token_ids.to(self.weight.device), self.weight)
+
+
+class OutputLayer(nn.Module):
+    """A head's own output layer, over the target's vocabulary or a reduced one.
+
+    Args:
+        tensors: `lm_head.weight`, and `d2t`, `t2d` for a draft vocabulary.
+        hidden: Width of a state.
+        vocab: The target's vocabulary size.
+
+    Raises:
+        ModelLoadError: If the draft vocabulary is inconsistent.
+    """
+
+    places: Tensor | None
+
+    def __init__(self, tensors: Tensors, hidden: int, vocab: int) -> None:
+        super().__init__()
+        self.vocab = vocab
+        self.size = tensors.shape("lm_head.weight")[0]
+        self.layer = Projection(tensors, "lm_head", self.size, hidden)
+        places = _draft_vocabulary(tensors, self.size, vocab)
+        self.register_buffer("places", places)
+        self.is_ascending = places is not None and bool((places.diff() > 0).all())
+
+    @classmethod
+    def maybe(cls, tensors: Tensors, hidden: int, vocab: int) -> "OutputLayer | None":
+        """The head's own output layer, or `None` if it has none."""
+        return cls(tensors, hidden, vocab) if "lm_head.weight" in tensors else None
+
+    @property
+    def draft_ids(self) -> Int64[Tensor, " some"] | None:
+        """Tokens of the logits, ascending; `None` for the whole vocabulary."""
+        return self.places if self.is_ascending else None
+
+    def forward(self, states: Nodes) -> Float[Tensor, "nodes some"]:
+        logits = self.layer(states)
+        return logits if self.is_ascending else self.widen(logits)
+
+    def widen(self, logits: Float[Tensor, "nodes some"]) -> Float[Tensor, "nodes vocab"]:
+        """Return logits over the target's vocabulary, minus infinity outside the draft vocabulary."""
+        if self.places is None:
+            return logits
+        full = logits.new_full((len(logits), self.vocab), -torch.inf)
+        return full.index_copy(1, self.places, logits)
+
+
+def _draft_vocabulary(tensors: Tensors, size: int, vocab: int) -> Int64[Tensor, " some"] | None:
+    """The target's token of every draft token, `draft + d2t[draft]`; `None` if the vocabularies are equal."""
+    where = repr(tensors.where)
+    if "d2t" not in tensors:
+        tensors.leave("t2d")
+        if size != vocab:
+            raise ModelLoadError(
+                f"{where}: output layer over {size} of {vocab} tokens, and no d2t says over which"
+            )
+        return None
+    places = tensors.take("d2t", size).long() + torch.arange(size)
+    low, high, count = int(places.min()), int(places.max()), len(places.unique())
+    if low < 0 or high >= vocab or count < size:
+        raise ModelLoadError(
+            f"{where}: d2t maps {size} draft tokens to {count} tokens between {low} and {high}; "
+            f"expected as many different ones below {vocab}"
+        )
+    marks = tensors.maybe("t2d", vocab)
+    if marks is not None and not torch.equal(marks.bool().nonzero()[:, 0], places.sort().values):
+        raise ModelLoadError(f"{where}: d2t and t2d name different tokens; fetch the file again")
+    return places

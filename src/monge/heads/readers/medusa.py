@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from monge.core.errors import ModelLoadError
-from monge.heads.readers.base import StepHead, Unembed
+from monge.heads.readers.base import StepHead
 from monge.heads.readers.files import Checkpoint
 from monge.heads.readers.layers import Nodes, Projection, ResBlocks
 from monge.heads.readers.tensors import Tensors
@@ -45,16 +45,7 @@ class MedusaHead(StepHead):
             for head, count in enumerate(num_blocks)
         )
 
-    @property
-    def num_steps(self) -> int:
-        return len(self.outputs)
-
-    @property
-    def reads_tokens(self) -> bool:
-        return False
-
-    def step(self, index: int, values: Nodes, unembed: Unembed) -> Float[Tensor, "nodes vocab"]:
-        del unembed
+    def step(self, index: int, values: Nodes) -> Float[Tensor, "nodes vocab"]:
         return self.outputs[index](self.blocks[index](values))
 
 
@@ -69,29 +60,27 @@ def read(checkpoint: Checkpoint) -> MedusaHead:
     Raises:
         ModelLoadError: If heads or tensors are missing, unexpected or misshapen.
     """
-    found = {name: match for name in checkpoint.shapes if (match := _KEY.match(name))}
+    where, found = repr(str(checkpoint.path)), dict[str, re.Match[str]]()
+    for name in checkpoint.shapes:
+        if match := _KEY.match(name):
+            found[name] = match
     prefixes = {match[1] or "" for match in found.values()}
     others = [name for name in checkpoint.shapes if name not in found]
     if len(prefixes) > 1 or (prefixes == {""} and others):
         raise ModelLoadError(
-            f"{str(checkpoint.path)!r}: tensors beside the Medusa heads: "
-            f"{sorted(others or prefixes)[:4]}"
+            f"{where}: tensors beside the Medusa heads: {sorted(others or prefixes)[:4]}"
         )
     heads = sorted({int(match[2]) for match in found.values()})
     if heads != list(range(len(heads))):
         raise ModelLoadError(
-            f"{str(checkpoint.path)!r}: Medusa heads {heads}; expected 0 to "
-            f"{len(heads) - 1} without gaps"
+            f"{where}: Medusa heads {heads}; expected 0 to {len(heads) - 1} without gaps"
         )
-    counts = [
-        len({match[3] for match in found.values() if int(match[2]) == head and match[4]})
-        for head in heads
-    ]
+    blocks = {(int(match[2]), match[3]) for match in found.values() if match[4]}
+    counts = [sum(head == one for head, _ in blocks) for one in heads]
     # Heads that were trained together with their target come in one file with it; a prefix tells
     # them apart.
-    tensors = Tensors(
-        checkpoint, {name.removeprefix(match[1] or ""): name for name, match in found.items()}
-    )
+    names = {name.removeprefix(match[1] or ""): name for name, match in found.items()}
+    tensors = Tensors.of(checkpoint, names)
     head = MedusaHead(tensors, counts)
     tensors.finish()
     return head

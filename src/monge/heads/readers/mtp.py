@@ -18,17 +18,11 @@ from monge.heads.readers.tensors import Settings, Tensors
 
 _LAYERED: Final = re.compile(r"^model\.layers\.(\d+)\.eh_proj\.weight$")
 _PARTS: Final = {
-    "mtp": (
-        "mtp.pre_fc_norm_embedding.",
-        "mtp.pre_fc_norm_hidden.",
-        "mtp.fc.",
-        "mtp.norm.",
-        "mtp.layers.0.",
-    ),
+    "mtp": ("pre_fc_norm_embedding.", "pre_fc_norm_hidden.", "fc.", "norm.", "layers.0."),
     "mimo": ("token_layernorm.", "hidden_layernorm.", "input_proj.", "final_layernorm.", ""),
     "deepseek": ("enorm.", "hnorm.", "eh_proj.", "shared_head.norm.", ""),
 }
-"""For every layout: norm of the embedding, norm of the state, projection, last norm, layer."""
+"""Tensor names after a layout's prefix: norm of the embedding, norm of the state, projection, last norm, layer."""
 _NAMES: Final = ("embedding_norm.", "state_norm.", "projection.", "norm.", "layer.")
 _CENTRED: Final = ("qwen3_next", "qwen3_5")
 
@@ -57,10 +51,10 @@ class MtpHead(ChainHead):
     def __init__(
         self, tensors: Tensors, settings: Settings, *, state_first: bool, centred: bool
     ) -> None:
-        hidden, eps = settings.number("hidden_size"), settings.real("rms_norm_eps", 1e-6)
+        hidden = settings.hidden
         super().__init__(hidden, settings.number("vocab_size"))
         self.embedding_norm, self.state_norm, self.norm = (
-            Norm(tensors, name, hidden, eps, centred=centred)
+            Norm(tensors, name, hidden, settings.eps, centred=centred)
             for name in ("embedding_norm", "state_norm", "norm")
         )
         self.projection = Projection(tensors, "projection", hidden, 2 * hidden)
@@ -92,27 +86,21 @@ def is_alone(checkpoint: Checkpoint) -> bool:
     return layout is not None and all(name.startswith(layout[1]) for name in checkpoint.shapes)
 
 
-def read(checkpoint: Checkpoint) -> MtpHead:
+def read(checkpoint: Checkpoint, config: Mapping[str, Any] | None = None) -> MtpHead:
     """Read one.
+
+    Args:
+        checkpoint: The checkpoint.
+        config: Its settings; `None` for those of `config.json`.
 
     Raises:
         ModelLoadError: If settings or tensors are missing or misshapen, or there is no module.
-    """
-    return read_with(checkpoint, checkpoint.config.get("text_config") or checkpoint.config)
-
-
-def read_with(checkpoint: Checkpoint, config: Mapping[str, Any]) -> MtpHead:
-    """Read one with these settings.
-
-    Raises:
-        ModelLoadError: As for `read`.
     """
     where, layout = str(checkpoint.path), _layout(checkpoint)
     if layout is None:
         raise ModelLoadError(
             f"{where!r} has no tensors of a prediction module (mtp.*, model.mtp_layers.*, or a "
-            "layer with eh_proj), whatever "
-            "its configuration declares"
+            "layer with eh_proj), whatever its configuration declares"
         )
     kind, prefix, num_modules = layout
     if num_modules > 1:
@@ -120,24 +108,20 @@ def read_with(checkpoint: Checkpoint, config: Mapping[str, Any]) -> MtpHead:
             f"{where}: {num_modules} prediction modules; the first one is applied at every depth",
             stacklevel=2,
         )
-    parts = [part if part.startswith("mtp.") else prefix + part for part in _PARTS[kind]]
+    parts = {prefix + part: name for part, name in zip(_PARTS[kind], _NAMES, strict=True)}
     names: dict[str, str] = {}
     for name in checkpoint.shapes:
         if name.startswith(prefix):
             # The longest part that fits: the layer's own prefix begins every name of some layouts.
-            part = max((one for one in parts if name.startswith(one)), key=len, default=None)
-            names[name if part is None else _NAMES[parts.index(part)] + name.removeprefix(part)] = (
-                name
-            )
-    tensors = Tensors(checkpoint, names)
+            part = max((one for one in parts if name.startswith(one)), key=len, default="")
+            names[parts.get(part, "") + name.removeprefix(part)] = name
+    tensors = Tensors.of(checkpoint, names)
     tensors.leave(*(f"mtp.layers.{one}." for one in range(1, num_modules)))
-    centred = str(config.get("model_type", "")).startswith(_CENTRED)
-    head = MtpHead(
-        tensors,
-        Settings(config, where),
-        state_first=prefix.startswith("model.mtp_layers."),
-        centred=centred,
-    )
+    text: Any = checkpoint.config.get("text_config")
+    settings = Settings(config or text or checkpoint.config, where)
+    state_first = prefix.startswith("model.mtp_layers.")
+    centred = str(settings.config.get("model_type", "")).startswith(_CENTRED)
+    head = MtpHead(tensors, settings, state_first=state_first, centred=centred)
     tensors.finish()
     return head
 
@@ -146,20 +130,11 @@ def _layout(checkpoint: Checkpoint) -> tuple[str, str, int] | None:
     """The layout, the tensor prefix of the first module, and the number of modules."""
     names = checkpoint.shapes
     if "mtp.fc.weight" in names:
-        return (
-            "mtp",
-            "mtp.",
-            len({name.split(".")[2] for name in names if name.startswith("mtp.layers.")}),
-        )
+        modules = {name.split(".")[2] for name in names if name.startswith("mtp.layers.")}
+        return "mtp", "mtp.", len(modules)
     for prefix in ("model.mtp_layers.", "mtp_layers."):
-        if f"{prefix}0.input_proj.weight" in names:
-            return (
-                "mimo",
-                f"{prefix}0.",
-                sum(
-                    name.startswith(prefix) and name.endswith(".input_proj.weight")
-                    for name in names
-                ),
-            )
+        ends = [name for name in names if name.endswith(".input_proj.weight")]
+        if f"{prefix}0.input_proj.weight" in ends:
+            return "mimo", f"{prefix}0.", sum(name.startswith(prefix) for name in ends)
     layers = sorted(int(found[1]) for name in names if (found := _LAYERED.match(name)))
     return ("deepseek", f"model.layers.{layers[0]}.", len(layers)) if layers else None

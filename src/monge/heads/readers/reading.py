@@ -106,10 +106,3 @@ class Reading:
         self._ancestors.clear()
         for layer in self.layers:
             layer.length = min(layer.length, len(self._committed))
-
-    def check_integrity(self) -> None:
-        """Raise `AssertionError` if the cache is inconsistent."""
-        held = {layer.length for layer in self.layers}
-        assert held <= {len(self._committed) + len(self._ancestors)}, (
-            f"layers hold {held} columns; see {len(self)} committed"
-        )

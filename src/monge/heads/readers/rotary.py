@@ -35,7 +35,7 @@ class Rotary:
     def __init__(
         self, config: Mapping[str, Any], head_dim: int, where: str, *, interleaved: bool = False
     ) -> None:
-        rope = parameters_of(config)
+        rope = _parameters(config)
         kind = str(rope.get("rope_type", "default"))
         if kind not in _KNOWN:
             raise ModelLoadError(
@@ -59,16 +59,23 @@ class Rotary:
         """Return queries or keys after the rotation."""
         (cos, sin), half = angles, self.dim // 2
         turning, still = heads[..., : self.dim], heads[..., self.dim :]
-        first, second = (
-            (turning[..., 0::2], turning[..., 1::2])
-            if self.interleaved
-            else (turning[..., :half], turning[..., half:])
-        )
+        first, second = turning[..., :half], turning[..., half:]
+        if self.interleaved:
+            first, second = turning[..., 0::2], turning[..., 1::2]
         return torch.cat([first * cos - second * sin, second * cos + first * sin, still], dim=-1)
 
 
-def parameters_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return rotary settings in the current form, from a configuration of either form."""
+def yarn_stretch(config: Mapping[str, Any]) -> float:
+    """Return the factor of queries and keys under DeepSeek's yarn; 1 without `mscale_all_dim`."""
+    rope = _parameters(config)
+    weight, is_scaled = rope.get("mscale_all_dim"), rope.get("rope_type", "default") != "default"
+    if not is_scaled or not weight or float(rope["factor"]) <= 1:
+        return 1.0
+    return 0.1 * float(weight) * math.log(float(rope["factor"])) + 1.0
+
+
+def _parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Rotary settings in the current form, from a configuration of either form."""
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     if "type" in rope:
         rope.setdefault("rope_type", rope["type"])
@@ -77,13 +84,8 @@ def parameters_of(config: Mapping[str, Any]) -> dict[str, Any]:
     return rope
 
 
-def yarn_scale(factor: float, weight: float) -> float:
-    """Return the scale of attention scores under yarn."""
-    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
-
 def _frequencies(kind: str, dim: int, rope: Mapping[str, Any]) -> tuple[Tensor, float]:
-    """Return the frequencies and the scale of cosines and sines, as the host computes them."""
+    """The frequencies and the scale of cosines and sines, as the host computes them."""
     base = float(rope.get("rope_theta") or 10000.0)
     if kind == "default":
         return 1.0 / base ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim), 1.0

@@ -1,6 +1,6 @@
 """The format of the `speculators` library: the configuration names the algorithm."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 from monge.core.errors import ModelLoadError
@@ -35,20 +35,16 @@ def read(checkpoint: Checkpoint) -> PublishedHead:
     inner = outer.get("transformer_layer_config")
     if not isinstance(inner, dict):
         raise ModelLoadError(f"{where!r}: the configuration lacks transformer_layer_config")
-    _check_lossless(outer, where)
-    config = {**inner, **{key: value for key, value in outer.items() if key not in _OUTER}}
-    return _READERS[algorithm](checkpoint, config)
-
-
-def _check_lossless(outer: Mapping[str, Any], where: str) -> None:
     for method in (outer.get("speculators_config") or {}).get("proposal_methods") or []:
         tolerance, most = method.get("accept_tolerance", 0.0), method.get("verifier_accept_k", 1)
         if tolerance > 0 or most > 1:
             raise ModelLoadError(
                 f"{where!r} asks for accept_tolerance {tolerance} and verifier_accept_k {most}, "
-                "which change the text; set "
-                "them to 0.0 and 1 in its configuration to use it losslessly"
+                "which change the text; set them to 0.0 and 1 in its configuration to use it "
+                "losslessly"
             )
+    config = {**inner, **{key: value for key, value in outer.items() if key not in _OUTER}}
+    return _READERS[algorithm](checkpoint, config)
 
 
 def _block(checkpoint: Checkpoint, config: dict[str, Any]) -> PublishedHead:
@@ -58,12 +54,12 @@ def _block(checkpoint: Checkpoint, config: dict[str, Any]) -> PublishedHead:
     ids = settings.numbers("aux_hidden_state_layer_ids")
     if ids is None:
         raise settings.refuse("the configuration lacks aux_hidden_state_layer_ids")
-    return block.read_with(checkpoint, config, ids, is_shifted=shifted, is_speculators=True)
+    return block.build(checkpoint, config, ids, is_shifted=shifted, is_speculators=True)
 
 
 _READERS: Final[dict[str, Callable[[Checkpoint, dict[str, Any]], PublishedHead]]] = {
-    "eagle3": eagle3.read_with,
-    "mtp": mtp.read_with,
+    "eagle3": eagle3.read,
+    "mtp": mtp.read,
     "dflash": _block,
     "dspark": _block,
 }

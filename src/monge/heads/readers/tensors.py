@@ -1,16 +1,13 @@
-"""Tensors of a checkpoint while a head is built.
+"""Tensors and settings of a checkpoint while a head is built: each tensor is taken once, leftovers are an error."""
 
-Each tensor is taken once; leftovers are an error.
-"""
-
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from monge.core.errors import ModelLoadError
-from monge.heads.readers.files import Source, listed
+from monge.heads.readers.files import Checkpoint, listed
 
 _QUANTISED: Final = ("weight_scale_inv", "weight_scale", "weight_packed", "qweight", "qzeros")
 
@@ -19,36 +16,49 @@ class Tensors:
     """Tensors under the names of the network.
 
     Args:
-        source: The checkpoint.
+        where: The location, for messages.
+        shapes: Shapes by name in the files.
+        read: Reads a tensor by its name in the files.
         names: Maps names in the network to names in the files.
 
     Raises:
         ModelLoadError: If the tensors are quantised.
     """
 
-    def __init__(self, source: Source, names: Mapping[str, str]) -> None:
-        self.where = str(source.path)
-        self._source, self._names = source, dict(names)
+    def __init__(
+        self,
+        where: str,
+        shapes: Mapping[str, tuple[int, ...]],
+        read: Callable[[str], Tensor],
+        names: Mapping[str, str],
+    ) -> None:
+        self.where, self.names = where, tuple(names)
+        self._shapes, self._read, self._names = shapes, read, dict(names)
         self._taken: set[str] = set()
-        packed = sorted(name for name in self._names if name.endswith(_QUANTISED))
+        packed = sorted(name for name in names if name.endswith(_QUANTISED))
         if packed:
             raise ModelLoadError(
-                f"{self.where!r} is quantised ({packed[0]!r}, {len(packed)} such tensors); heads "
-                "are read unquantised"
+                f"{where!r} is quantised ({packed[0]!r}, {len(packed)} such tensors); heads are read "
+                "unquantised"
             )
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, names: Mapping[str, str]) -> "Tensors":
+        """The tensors of a checkpoint."""
+        return cls(str(checkpoint.path), checkpoint.shapes, checkpoint.tensor, names)
+
+    @classmethod
+    def in_memory(cls, tensors: Mapping[str, Tensor]) -> "Tensors":
+        """Tensors in memory, which the head shares."""
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        return cls("in memory", shapes, tensors.__getitem__, {name: name for name in tensors})
 
     def __contains__(self, name: object) -> bool:
         return name in self._names
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names in the network."""
-        return tuple(self._names)
-
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor in its file."""
-        self._check_known(name)
-        return self._source.shapes[self._names[name]]
+        return self._shapes[self._known(name)]
 
     def take(self, name: str, *shape: int) -> Tensor:
         """Return a tensor of this shape.
@@ -57,18 +67,17 @@ class Tensors:
             ModelLoadError: If it is missing, has another shape, or holds numbers that are not
                 finite.
         """
-        self._check_known(name)
+        stored = self._known(name)
         self._taken.add(name)
-        tensor = self._source.tensor(self._names[name])
+        tensor = self._read(stored)
         if tuple(tensor.shape) != shape:
             raise ModelLoadError(
-                f"{self.where!r}: {self._names[name]} has shape {tuple(tensor.shape)}; the "
-                f"configuration asks for {shape}"
+                f"{self.where!r}: {stored} has shape {tuple(tensor.shape)}; the configuration asks "
+                f"for {shape}"
             )
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise ModelLoadError(
-                f"{self.where!r}: {self._names[name]} holds numbers that are not "
-                "finite; fetch it again"
+                f"{self.where!r}: {stored} holds numbers that are not finite; fetch it again"
             )
         return tensor
 
@@ -86,23 +95,23 @@ class Tensors:
         Raises:
             ModelLoadError: If tensors are left over.
         """
-        surplus = sorted(self._names[name] for name in self._names.keys() - self._taken)
+        surplus = [self._names[name] for name in self._names.keys() - self._taken]
         if surplus:
             raise ModelLoadError(
-                f"{self.where!r} holds tensors that this format does not have: "
-                f"{listed(iter(surplus))}; is the configuration "
-                "that of another version?"
+                f"{self.where!r} holds tensors that this format does not have: {listed(surplus)}; "
+                "is the configuration that of another version?"
             )
 
-    def _check_known(self, name: str) -> None:
+    def _known(self, name: str) -> str:
         if name not in self._names:
             raise ModelLoadError(
                 f"{self.where!r} lacks tensor {name!r}; it has {listed(self._names)}"
             )
+        return self._names[name]
 
 
 class Settings:
-    """The configuration of a head; errors name the missing key.
+    """The configuration of a head. Its readers raise `ModelLoadError` that names the key.
 
     Args:
         config: Keys and values.
@@ -112,70 +121,66 @@ class Settings:
     def __init__(self, config: Mapping[str, Any], where: str) -> None:
         self.config, self.where = config, where
 
-    def number(self, *names: str, default: int | None = None) -> int:
-        """A non-negative integer, under the first of the names that is set.
+    @property
+    def hidden(self) -> int:
+        """Width of a state."""
+        return self.number("hidden_size")
 
-        Raises:
-            ModelLoadError: If it is missing or not such a number.
-        """
-        for name in names:
-            value = self.config.get(name)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise ModelLoadError(
-                    f"{self.where!r}: {name} must be a whole number; got {value!r}"
-                )
-            return value
-        if default is None:
-            raise ModelLoadError(f"{self.where!r}: the configuration lacks {' or '.join(names)}")
-        return default
+    @property
+    def eps(self) -> float:
+        """Epsilon of the norms."""
+        return self.real("rms_norm_eps", 1e-6)
+
+    def number(self, *names: str, default: int | None = None) -> int:
+        """A non-negative integer, under the first of the names that is set; required without a default."""
+        found = next((name for name in names if self.config.get(name) is not None), None)
+        if found is None and default is None:
+            raise self.refuse(f"the configuration lacks {' or '.join(names)}")
+        if found is None:
+            assert default is not None
+            return default
+        return self._checked(found, "a whole number", _is_size)
 
     def real(self, name: str, default: float) -> float:
-        """A number.
-
-        Raises:
-            ModelLoadError: If it is not a number.
-        """
-        value = self.config.get(name)
-        if value is None:
+        """A number."""
+        if self.config.get(name) is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ModelLoadError(f"{self.where!r}: {name} must be a number; got {value!r}")
-        return float(value)
+        return float(self._checked(name, "a number", _is_real))
 
     def flag(self, name: str, *, default: bool = False) -> bool:
-        """A boolean.
-
-        Raises:
-            ModelLoadError: If it is not a boolean.
-        """
-        value = self.config.get(name)
-        if value is None:
+        """A boolean."""
+        if self.config.get(name) is None:
             return default
-        if not isinstance(value, bool):
-            raise ModelLoadError(f"{self.where!r}: {name} must be true or false; got {value!r}")
-        return value
+        return self._checked(name, "true or false", lambda value: isinstance(value, bool))
 
     def numbers(self, name: str) -> tuple[int, ...] | None:
-        """A list of integers; `None` if it is not set.
-
-        Raises:
-            ModelLoadError: If it is not such a list.
-        """
-        value = self.config.get(name)
-        if value is None:
+        """A list of integers; `None` if it is not set."""
+        if self.config.get(name) is None:
             return None
-        if (
-            not isinstance(value, list)
-            or not value
-            or not all(isinstance(one, int) for one in value)
-        ):
-            raise ModelLoadError(
-                f"{self.where!r}: {name} must be a list of whole numbers; got {value!r}"
-            )
-        return tuple(value)
+        return tuple(self._checked(name, "a list of whole numbers", _are_whole))
 
     def refuse(self, reason: str) -> ModelLoadError:
         """The error that refuses this head."""
         return ModelLoadError(f"{self.where!r}: {reason}")
+
+    def _checked(self, name: str, kind: str, is_fine: Callable[[object], bool]) -> Any:  # noqa: ANN401
+        value = self.config[name]
+        if not is_fine(value):
+            raise self.refuse(f"{name} must be {kind}; got {value!r}")
+        return value
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_real(value: object) -> bool:
+    return _is_whole(value) or isinstance(value, float)
+
+
+def _are_whole(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(_is_whole, value))

@@ -1,1 +1,1 @@
-"""SHAPE: predict the hidden states of coming steps, align their law by optimal transport, read them with the target's head."""
+"""SHAPE: predict coming hidden states, align their law by optimal transport, read them with the target's output layer."""

@@ -11,6 +11,8 @@ from monge.core.errors import OptionError
 from monge.core.registry import Registry
 from monge.heads.shape.sinkhorn import log_plan, mean_cost, squared_distances
 
+Points = Float[Tensor, "nodes size"]
+
 DEFAULT_DIAGONAL: Final = 1e-4
 """Added to both covariances, in units of their mean variance, for directions without variance."""
 
@@ -27,30 +29,26 @@ class Alignment(nn.Module, ABC):
         self.size = size
 
     @abstractmethod
-    def fit(
-        self, predicted: Float[Tensor, "nodes size"], true: Float[Tensor, "nodes size"]
-    ) -> None:
+    def fit(self, predicted: Points, true: Points) -> None:
         """Fit the map; row i of `predicted` predicts row i of `true`."""
 
     @abstractmethod
-    def map(self, states: Float[Tensor, "nodes size"]) -> Float[Tensor, "nodes size"]:
+    def map(self, states: Points) -> Points:
         """The aligned states."""
 
 
 class NoMap(Alignment):
     """Predictions stay as they are."""
 
-    def fit(
-        self, predicted: Float[Tensor, "nodes size"], true: Float[Tensor, "nodes size"]
-    ) -> None:
+    def fit(self, predicted: Points, true: Points) -> None:
         del predicted, true
 
-    def map(self, states: Float[Tensor, "nodes size"]) -> Float[Tensor, "nodes size"]:
+    def map(self, states: Points) -> Points:
         return states
 
 
 class GaussianMap(Alignment):
-    """The optimal transport map, under squared Euclidean cost, from the law of the predictions to that of the true states.
+    """The optimal transport map, under squared Euclidean cost, from the law of predictions to that of true states.
 
     Both laws are modelled as Gaussian, N(mu', S') and N(mu, S):
 
@@ -80,16 +78,14 @@ class GaussianMap(Alignment):
         self.register_buffer("matrix", torch.eye(size))
         self.register_buffer("shift", torch.zeros(size))
 
-    def fit(
-        self, predicted: Float[Tensor, "nodes size"], true: Float[Tensor, "nodes size"]
-    ) -> None:
+    def fit(self, predicted: Points, true: Points) -> None:
         mean_from, cov_from = _moments(predicted, self.diagonal)
         mean_to, cov_to = _moments(true, self.diagonal)
         matrix = monge_matrix(cov_from, cov_to)
         self.matrix.copy_(matrix)
         self.shift.copy_(mean_to - matrix @ mean_from)
 
-    def map(self, states: Float[Tensor, "nodes size"]) -> Float[Tensor, "nodes size"]:
+    def map(self, states: Points) -> Points:
         return states @ self.matrix.T + self.shift
 
 
@@ -120,10 +116,8 @@ def _moments(
     mean = wide.mean(dim=0)
     centred = wide - mean
     covariance = centred.T @ centred / len(wide)
-    ridge = diagonal * float(covariance.diagonal().mean())
-    return mean, covariance + ridge * torch.eye(
-        len(mean), dtype=torch.float64, device=states.device
-    )
+    ridge = torch.full_like(mean, diagonal * float(covariance.diagonal().mean()))
+    return mean, covariance + torch.diag(ridge)
 
 
 class SinkhornAnchors(Alignment):
@@ -161,9 +155,7 @@ class SinkhornAnchors(Alignment):
         self.register_buffer("anchors", torch.zeros(num_anchors, size))
         self.register_buffer("masses", torch.full((num_anchors,), 1.0 / num_anchors))
 
-    def fit(
-        self, predicted: Float[Tensor, "nodes size"], true: Float[Tensor, "nodes size"]
-    ) -> None:
+    def fit(self, predicted: Points, true: Points) -> None:
         del predicted
         if len(true) < len(self.anchors):
             raise OptionError(
@@ -174,16 +166,13 @@ class SinkhornAnchors(Alignment):
         self.anchors.copy_(centres)
         self.masses.copy_(masses)
 
-    def map(self, states: Float[Tensor, "nodes size"]) -> Float[Tensor, "nodes size"]:
+    def map(self, states: Points) -> Points:
         if not len(states):
             return states
         cost = squared_distances(states, self.anchors)
-        uniform = torch.full(
-            (len(states),), 1.0 / len(states), dtype=states.dtype, device=states.device
-        )
-        plan = log_plan(
-            cost, uniform, self.masses, self.blur * mean_cost(cost), self.num_iterations
-        )
+        uniform = torch.full_like(states[:, 0], 1.0 / len(states))
+        entropy = self.blur * mean_cost(cost)
+        plan = log_plan(cost, uniform, self.masses, entropy, self.num_iterations)
         return torch.softmax(plan, dim=1) @ self.anchors
 
 
@@ -195,7 +184,7 @@ def k_means(
     An empty cluster keeps its centre and has no mass.
     """
     centres = states[torch.arange(num_clusters, device=states.device) * len(states) // num_clusters]
-    counts = torch.zeros(num_clusters, dtype=states.dtype, device=states.device)
+    counts = torch.zeros_like(centres[:, 0])
     for _ in range(num_iterations):
         nearest = squared_distances(states, centres).argmin(dim=1)
         counts = torch.bincount(nearest, minlength=num_clusters).to(states.dtype)
@@ -206,9 +195,5 @@ def k_means(
 
 ALIGNMENTS: Final[Registry[Alignment]] = Registry(
     "alignment",
-    {
-        "none": NoMap,
-        "gaussian": GaussianMap,
-        "sinkhorn_anchors": SinkhornAnchors,
-    },
+    {"none": NoMap, "gaussian": GaussianMap, "sinkhorn_anchors": SinkhornAnchors},
 )

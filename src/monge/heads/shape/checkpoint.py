@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from monge.core.errors import ModelLoadError, MongeError
+from monge.heads.readers.files import CONFIG, Checkpoint, read_json
+from monge.heads.readers.tensors import Tensors
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor, settings_of
 
 FORMAT: Final = "monge.shape"
 VERSION: Final = 1
-CONFIG: Final = "config.json"
 WEIGHTS: Final = "head.safetensors"
 
 
@@ -37,14 +37,10 @@ def save_head(
         about: Further entries of the configuration, such as training settings and figures.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {
-        name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()
-    }
-    if dtype is not None:
-        tensors = {
-            name: tensor.to(dtype) if name.startswith("predictor.") else tensor
-            for name, tensor in tensors.items()
-        }
+    tensors: dict[str, torch.Tensor] = {}
+    for name, tensor in head.state_dict().items():
+        kind = dtype if name.startswith("predictor.") else None
+        tensors[name] = tensor.detach().to("cpu", kind).contiguous()
     config = {
         "format": FORMAT,
         "version": VERSION,
@@ -86,54 +82,28 @@ def load_head(folder: str | Path) -> ShapeHead:
         raise ModelLoadError(
             f"{path / CONFIG}: {type(error).__name__}: {error}; is it a head of this library?"
         ) from error
-    try:
-        tensors = load_file(path / WEIGHTS)
-    except (OSError, SafetensorError) as error:
-        raise ModelLoadError(
-            f"cannot read {str(path / WEIGHTS)!r}: {type(error).__name__}: {error}; fetch it again"
-        ) from error
-    _check_tensors(tensors, head, path / WEIGHTS)
-    head.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
+    checkpoint = Checkpoint(path)
+    tensors = Tensors.of(checkpoint, {name: name for name in checkpoint.shapes})
+    state = {
+        name: tensors.take(name, *tensor.shape).float()
+        for name, tensor in head.state_dict().items()
+    }
+    tensors.finish()
+    head.load_state_dict(state)
     return head.eval()
 
 
 def _config(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        config = read_json(path / CONFIG)
+    except ModelLoadError as error:
         raise ModelLoadError(
-            f"no shape head in {str(path)!r} ({type(error).__name__}: {error}); give a folder "
-            "that `monge train shape` wrote"
+            f"no shape head in {str(path)!r} ({error}); give a folder that `monge train shape` wrote"
         ) from error
-    found = (
-        (config.get("format"), config.get("version")) if isinstance(config, dict) else (None, None)
-    )
-    if found != (FORMAT, VERSION):
+    kind, version = (config.get(key) for key in ("format", "version"))
+    if (kind, version) != (FORMAT, VERSION):
         raise ModelLoadError(
-            f"{str(path / CONFIG)!r} has format {found[0]!r}, version {found[1]!r}; this library "
-            f"reads {FORMAT!r}, "
-            f"version {VERSION}"
+            f"{str(path / CONFIG)!r} has format {kind!r}, version {version!r}; this library reads "
+            f"{FORMAT!r}, version {VERSION}"
         )
     return config
-
-
-def _check_tensors(tensors: dict[str, torch.Tensor], head: ShapeHead, path: Path) -> None:
-    wanted = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
-    missing, surplus = (
-        sorted(wanted.keys() - tensors.keys()),
-        sorted(tensors.keys() - wanted.keys()),
-    )
-    if missing or surplus:
-        raise ModelLoadError(
-            f"{str(path)!r} does not fit its {CONFIG}: missing {missing}, superfluous {surplus}"
-        )
-    for name, tensor in tensors.items():
-        if tuple(tensor.shape) != wanted[name]:
-            raise ModelLoadError(
-                f"{str(path)!r}: {name} has shape {tuple(tensor.shape)}; "
-                f"{CONFIG} asks for {wanted[name]}"
-            )
-        if not bool(torch.isfinite(tensor).all()):
-            raise ModelLoadError(
-                f"{str(path)!r}: {name} holds numbers that are not finite; train the head again"
-            )

@@ -1,6 +1,5 @@
 """A SHAPE head: a predictor, an alignment and a temperature per step, and the identity of its target."""
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -10,9 +9,13 @@ from torch import Tensor, nn
 from monge.core.errors import OptionError, unknown_name
 from monge.core.model import FeatureModel
 from monge.heads.shape.alignment import ALIGNMENTS, Alignment, NoMap
-from monge.heads.shape.gated import GatedPredictor
-from monge.heads.shape.predictor import StepPredictor
-from monge.heads.shape.ridge import RidgePredictor
+from monge.heads.shape.predictors import (
+    GatedPredictor,
+    RidgePredictor,
+    Start,
+    States,
+    StepPredictor,
+)
 from monge.heads.target import TargetSizes
 
 _PROBES: Final = 16
@@ -83,13 +86,9 @@ class ShapeHead(nn.Module):
                 f"shape: predictor of width {predictor.hidden_size}, target of "
                 f"width {sizes.hidden_size}"
             )
-        size = (
-            0
-            if alignment == "none"
-            else min(64, sizes.hidden_size)
-            if subspace is None
-            else subspace
-        )
+        size = 0
+        if alignment != "none":
+            size = min(64, sizes.hidden_size) if subspace is None else subspace
         self.predictor, self.sizes, self.alignment_name = predictor, sizes, alignment
         self.subspace_size = size
         self.alignments = nn.ModuleList(
@@ -107,24 +106,13 @@ class ShapeHead(nn.Module):
     @property
     def num_bytes(self) -> int:
         """Bytes of the parameters."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.state_dict().values())
+        return sum(tensor.nbytes for tensor in self.state_dict().values())
 
-    def step(
-        self,
-        number: int,
-        start: Float[Tensor, "nodes start"],
-        previous: Float[Tensor, "nodes hidden"],
-        last: Float[Tensor, "nodes hidden"],
-    ) -> Float[Tensor, "nodes hidden"]:
-        """The aligned state of a step; the next step starts from it.
-
-        See `StepPredictor.step`.
-        """
+    def step(self, number: int, start: Start, previous: States, last: States) -> States:
+        """The aligned state of a step; the next step starts from it. See `StepPredictor.step`."""
         return self.aligned(number, self.predictor.step(number, start, previous, last))
 
-    def aligned(
-        self, number: int, states: Float[Tensor, "nodes hidden"]
-    ) -> Float[Tensor, "nodes hidden"]:
+    def aligned(self, number: int, states: States) -> States:
         """Predicted states of a step after its alignment."""
         alignment = self.alignments[number - 1]
         assert isinstance(alignment, StepAlignment)
@@ -149,17 +137,15 @@ class ShapeHead(nn.Module):
         """
         found = TargetSizes.of(target)
         if found != self.sizes:
+            own = self.sizes
             raise OptionError(
-                f"shape: this head is for a target of hidden size {self.sizes.hidden_size}, "
-                f"{self.sizes.num_layers} layers and "
-                f"{self.sizes.vocab_size} tokens; the target has {found.hidden_size}, "
-                f"{found.num_layers} and "
-                f"{found.vocab_size}; train one for it with `monge train shape`"
+                f"shape: this head is for a target of hidden size {own.hidden_size}, "
+                f"{own.num_layers} layers and {own.vocab_size} tokens; the target has "
+                f"{found.hidden_size}, {found.num_layers} and {found.vocab_size}; train one for it "
+                "with `monge train shape`"
             )
-        ours, theirs = (
-            self.probe.double().flatten(),
-            _probe_of(target).double().flatten().to(self.probe.device),
-        )
+        probes = (self.probe, _probe_of(target).to(self.probe.device))
+        ours, theirs = (probe.double().flatten() for probe in probes)
         cosine = float(torch.nn.functional.cosine_similarity(ours, theirs, dim=0))
         if not cosine >= _SAME:
             raise OptionError(
@@ -185,36 +171,59 @@ def make_predictor(
     """
     common = {name: settings.pop(name) for name in ("num_steps", "is_branched")}
     if kind == "gated":
-        sized = {name: settings.pop(name) for name in ("width", "gate_rank")}
-        made: StepPredictor = GatedPredictor(
-            sizes.hidden_size, **common, **sized, generator=generator
-        )
+        common |= {name: settings.pop(name) for name in ("width", "gate_rank")}
+        made: StepPredictor = GatedPredictor(sizes.hidden_size, **common, generator=generator)
     elif kind == "ridge":
         made = RidgePredictor(sizes.hidden_size, **common)
     else:
         raise unknown_name("shape predictor", kind, ("gated", "ridge"))
     if settings:
-        raise unknown_name(
-            "setting of a shape predictor:", next(iter(settings)), ("num_steps", "is_branched")
-        )
+        raise unknown_name("setting of a shape predictor:", next(iter(settings)), common)
     return made
 
 
 def settings_of(predictor: StepPredictor) -> dict[str, Any]:
     """The arguments of `make_predictor` that recreate a predictor."""
     common = {"num_steps": predictor.num_steps, "is_branched": predictor.is_branched}
-    if isinstance(predictor, GatedPredictor):
-        return {
-            "kind": "gated",
-            **common,
-            "width": predictor.width,
-            "gate_rank": predictor.gate_rank,
-        }
-    return {"kind": "ridge", **common}
+    if not isinstance(predictor, GatedPredictor):
+        return {"kind": "ridge", **common}
+    sizes = {"width": predictor.width, "gate_rank": predictor.gate_rank}
+    return {"kind": "gated", **common, **sizes}
 
 
 def _probe_of(target: FeatureModel) -> Tensor:
-    tokens: Sequence[int] = [
-        index * (target.vocab_size - 1) // (_PROBES - 1) for index in range(_PROBES)
-    ]
-    return target.embed(tokens)
+    last = target.vocab_size - 1
+    return target.embed([index * last // (_PROBES - 1) for index in range(_PROBES)])
+
+
+class FirstStep(nn.Module):
+    """The first step as a module of tensors only, which a backend can compile.
+
+    Args:
+        head: The head.
+    """
+
+    def __init__(self, head: ShapeHead) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, states: States, known: States) -> tuple[Start, States]:
+        """Return the shared computation and the predicted state, from the last state and the next token's embedding."""
+        start = self.head.predictor.start(states, known)
+        return start, self.head.step(1, start, states, known)
+
+
+class LaterStep(nn.Module):
+    """A later step as a module of tensors only; see `ShapeHead.step`.
+
+    Args:
+        head: The head.
+        number: The step, from 2.
+    """
+
+    def __init__(self, head: ShapeHead, number: int) -> None:
+        super().__init__()
+        self.head, self.number = head, number
+
+    def forward(self, start: Start, previous: States, last: States) -> tuple[States]:
+        return (self.head.step(self.number, start, previous, last),)

@@ -4,19 +4,9 @@ Costs are squared Euclidean distances; entropies are in the units of the cost. R
 al., Interpolating between optimal transport and MMD using Sinkhorn divergences (arXiv 1810.08278).
 """
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Potentials:
-    """Dual potentials of two clouds, one number per point."""
-
-    left: Float[Tensor, " left"]
-    right: Float[Tensor, " right"]
 
 
 def squared_distances(
@@ -43,17 +33,15 @@ def potentials(
     right_masses: Float[Tensor, " right"],
     entropy: float,
     num_iterations: int,
-) -> Potentials:
-    """Potentials after `num_iterations` Sinkhorn iterations from zero; the right ones are updated last."""
-    left = torch.zeros_like(left_masses)
-    right = torch.zeros_like(right_masses)
+) -> tuple[Float[Tensor, " left"], Float[Tensor, " right"]]:
+    """Dual potentials after `num_iterations` Sinkhorn iterations from zero; the right ones are updated last."""
+    left, right = torch.zeros_like(left_masses), torch.zeros_like(right_masses)
     log_left, log_right = left_masses.log(), right_masses.log()
     for _ in range(num_iterations):
         left = -entropy * torch.logsumexp(log_right + (right - cost) / entropy, dim=1)
-        right = -entropy * torch.logsumexp(
-            (log_left + left / entropy)[:, None] - cost / entropy, dim=0
-        )
-    return Potentials(left, right)
+        shifted = (log_left + left / entropy)[:, None] - cost / entropy
+        right = -entropy * torch.logsumexp(shifted, dim=0)
+    return left, right
 
 
 def log_plan(
@@ -64,9 +52,9 @@ def log_plan(
     num_iterations: int,
 ) -> Float[Tensor, "left right"]:
     """Logarithm of the entropic plan; minus infinity for points without mass."""
-    dual = potentials(cost, left_masses, right_masses, entropy, num_iterations)
+    left, right = potentials(cost, left_masses, right_masses, entropy, num_iterations)
     outer = left_masses.log()[:, None] + right_masses.log()
-    return outer + (dual.left[:, None] + dual.right - cost) / entropy
+    return outer + (left[:, None] + right - cost) / entropy
 
 
 def sinkhorn_divergence(
@@ -97,16 +85,10 @@ def sinkhorn_divergence(
 
 def _transport(left: Tensor, right: Tensor, entropy: float, num_iterations: int) -> Tensor:
     cost = squared_distances(left, right)
-    left_masses, right_masses = (
-        torch.full_like(points[:, 0].detach(), 1.0 / len(points)) for points in (left, right)
-    )
     with torch.no_grad():
-        dual = potentials(cost.detach(), left_masses, right_masses, entropy, num_iterations)
-        plan = (
-            torch.exp((dual.left[:, None] + dual.right - cost.detach()) / entropy)
-            * left_masses[:, None]
-            * right_masses
-        )
-        value = (left_masses * dual.left).sum() + (right_masses * dual.right).sum()
+        a, b = (torch.full_like(points[:, 0], 1.0 / len(points)) for points in (left, right))
+        f, g = potentials(cost, a, b, entropy, num_iterations)
+        plan = torch.exp((f[:, None] + g - cost) / entropy) * a[:, None] * b
+        value = (a * f).sum() + (b * g).sum()
     # The value is that of the dual, the gradient that of the plan's cost with the plan held fixed.
     return value + (plan * (cost - cost.detach())).sum()

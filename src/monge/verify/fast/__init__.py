@@ -1,4 +1,1 @@
-"""Twins of the rules for many nodes at once.
-
-Same noise, same verdict, on the device of their inputs.
-"""
+"""Twins of the rules for many nodes at once: same noise, same verdict, on the device of their inputs."""

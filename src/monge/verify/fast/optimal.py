@@ -1,8 +1,12 @@
 """The fast twin of `verify/optimal.py`: laws in, decisions out.
 
-Its plain twin is `DraftLine` in `verify/score_search.py`.
+p = target (sub-)law, q = draft law, K = number of draws. Many nodes on a device are decided by
+`verify/fast/scores.py`. One node on the CPU has some tens of tokens and a few draws: the price of
+an operation on a vector is its call, so the line is built with numpy, and each draw is handled as
+plain numbers.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,17 +18,171 @@ from torch import Tensor
 from monge.core.draws import Draws
 from monge.core.law import Law, SparseLaw
 from monge.core.proposal import Iid, Mixed
-from monge.verify.fast.lines import Lines
-from monge.verify.fast.one_node import NodeLine
-from monge.verify.fast.padding import BEYOND, padded
-from monge.verify.fast.scores import Scores
+from monge.verify.fast.scores import NEWTON_STEPS, SMALLEST_MASS, Lines, Scores
+from monge.verify.fast.trials import BEYOND, padded
 from monge.verify.flow import Flow
 from monge.verify.problem import NodeProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NodeLine:
+    """The line of one node; fields as in `Lines` for one node, and the tokens in the order of the line."""
+
+    width: int
+    floor: float
+    masses: Float64[np.ndarray, " support"]
+    tokens: Int64[np.ndarray, " placed"]
+    reaches: Float64[np.ndarray, " edges"]
+    borders: Float64[np.ndarray, " borders"]
+    gains: Float64[np.ndarray, " windows"]
+    heights: Float64[np.ndarray, " borders"]
+
+    @classmethod
+    def build(
+        cls, p: Float64[np.ndarray, " support"], q: Float64[np.ndarray, " support"], width: int
+    ) -> "NodeLine":
+        """The line of a target, scaled for a sub-target and zero on deterministic candidates, and of a draft law."""
+        has_place = q > SMALLEST_MASS
+        placed = None if bool(has_place.all()) else np.flatnonzero(has_place)
+        ratios = p / q if placed is None else p[placed] / q[placed]
+        order = np.argsort(ratios)  # several times as fast as a stable sort, which only ties need
+        ordered = ratios[order]
+        if bool((ordered[1:] == ordered[:-1]).any()):
+            order = np.argsort(ratios, kind="stable")
+        tokens, ratios = order if placed is None else placed[order], ordered
+        kept, drawn = p[tokens], q[tokens]
+        below = _running(kept)
+        reaches = np.concatenate(((0.0,), _running(drawn)))
+        reaches /= reaches[-1]
+        missed = max(0.0, float((reaches[1:] ** width - below).max()))
+        others = _running(drawn[::-1].copy())[::-1]
+        ceiling = max(
+            0.0, float(np.minimum((1.0 - missed - (below - kept)) / others, ratios).max())
+        )
+        floor = missed ** (1.0 / width)
+        split = int(np.searchsorted(reaches, floor))
+        gains = np.minimum(ratios, ceiling)
+        borders = np.concatenate((reaches[:split], (floor,), reaches[split:]))
+        # W0 splits a window, or starts the first.
+        gains = np.concatenate((gains[: max(split, 1)], gains[max(split, 1) - 1 :]))
+        received = np.concatenate(((0.0,), _running((borders[1:] - borders[:-1]) * gains)))
+        masses = np.minimum(p, ceiling * q)
+        if placed is not None:
+            masses[~has_place] = 0.0
+        return cls(
+            width=width,
+            floor=floor,
+            masses=masses,
+            tokens=tokens,
+            reaches=reaches,
+            borders=borders,
+            gains=gains,
+            heights=received - np.maximum(borders**width - missed, 0.0),
+        )
+
+    def winner(self, candidates: Sequence[int], draws: Draws) -> int | None:
+        """Index of the accepted draw, from two uniforms a draw; candidates are support columns, or -1."""
+        scores = [self.score(column, draws.uniform(), draws.uniform()) for column in candidates]
+        best = max(range(len(scores)), key=scores.__getitem__)
+        return best if scores[best] > self.floor else None
+
+    def win_probs(self, candidates: Sequence[int], positions: Sequence[float]) -> list[float]:
+        """Probability, over the swaps, that each draw is the accepted one given all positions."""
+        scores = [
+            self.scores(column, position)
+            for column, position in zip(candidates, positions, strict=True)
+        ]
+        probs = list[float]()
+        for draw, (own, swapped, swap_prob) in enumerate(scores):
+            won = 0.0
+            for place, weight in ((own, 1.0 - swap_prob), (swapped, swap_prob)):
+                if weight > 0.0 and place > self.floor:
+                    others = [
+                        (rival, scores[rival]) for rival in range(len(scores)) if rival != draw
+                    ]
+                    won += weight * math.prod(
+                        _is_below(other, place, rival > draw) for rival, other in others
+                    )
+            probs.append(won)
+        return probs
+
+    def score(self, column: int, position: float, swap: float) -> float:
+        """Score of a draw, from two uniforms in [0, 1)."""
+        own, swapped, swap_prob = self.scores(column, position)
+        return swapped if swap < swap_prob else own
+
+    def scores(self, column: int, position: float) -> tuple[float, float, float]:
+        """The two scores that a draw may have, and the probability of the second, from a uniform in [0, 1)."""
+        (places,) = (self.tokens == column).nonzero()
+        if not places.size:
+            return 0.0, 0.0, 0.0  # a mass too small for the line: refused
+        rank = int(places[0])
+        left, right = self.reaches[rank : rank + 2].tolist()
+        own = max(right - position * (right - left), math.nextafter(left, right))
+        window = rank + (own > self.floor)
+        gain, here = float(self.gains[window]), self._density(own)
+        start = float(self.borders[window])
+        offered = own**self.width - start**self.width if own > self.floor else 0.0
+        level = float(self.heights[window]) + (gain * (own - start) - offered)
+        is_left = here > gain
+        side = self.heights[window::-1] if is_left else self.heights[window + 1 :]
+        is_below = side < level
+        steps = int(is_below.argmax())
+        if here == gain or not is_below[steps]:
+            return own, own, 0.0
+        swapped = self._crossing(level, window - steps if is_left else window + steps, is_left)
+        there = self._density(swapped)
+        # Clamped for the rounding where the surplus touches zero.
+        return (
+            own,
+            swapped,
+            min(1.0, max(0.0, (here - gain) / (here - there))) if here != there else 0.0,
+        )
+
+    def _crossing(self, level: float, window: int, is_left: bool) -> float:
+        """Solve E = level in a window, left or right of its peak.
+
+        See `_crossings` in `verify/fast/scores.py`.
+        """
+        width, gain = self.width, float(self.gains[window])
+        start, stop = self.borders[window : window + 2].tolist()
+        base = float(self.heights[window]) - level
+        if start < self.floor:  # below w0 the surplus is a line
+            return min(max(start - base / gain, start), stop)
+        crest = (
+            (min(gain, width) / width) ** (1.0 / (width - 1)) if width > 1 else float(gain >= 1.0)
+        )
+        peak = max(start, min(crest, stop))
+        lead = base + start**width - gain * start
+        rise = lead + gain * peak - peak**width
+        if rise <= 0.0:
+            return peak
+        slope = abs(gain - width * peak ** (width - 1))
+        bend = width * (width - 1) * peak ** max(width - 2, 0)
+        span = 2.0 * rise / (slope + math.sqrt(slope * slope + 2.0 * bend * rise))
+        w = min(max(peak - span if is_left else peak + span, start), stop)
+        for _ in range(NEWTON_STEPS):
+            bound = lead + gain * w  # w^K + E - level
+            if is_left:
+                excess, tilt = bound - w**width, gain - width * w ** (width - 1)
+            else:
+                root = max(bound, 0.0) ** (1.0 / width)
+                excess, tilt = (
+                    w - root,
+                    1.0 - gain * root / (width * bound) if bound != 0.0 else 1.0,
+                )
+            if excess == 0.0 or tilt == 0.0:
+                break
+            w = min(max(w - excess / tilt, start), stop)
+        return w
+
+    def _density(self, w: float) -> float:
+        return self.width * w ** (self.width - 1) if w > self.floor else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Decision:
-    """What became of the draws of a node.
+    """The outcome of the draws of a node.
 
     Args:
         token: The accepted draw, or `None`.
@@ -61,10 +219,10 @@ def drawn_candidates(problem: NodeProblem) -> tuple[int, ...]:
 
 
 def chances(problems: Sequence[NodeProblem]) -> list[Flow]:
-    """Flows to the independent draws of many nodes, given their positions: one uniform a draw.
+    """Return the flows to the independent draws of many nodes, given their positions: one uniform a draw.
 
-    A node's draws may differ from others' in number, law and support; there is one transfer from
-    the device for all nodes.
+    Nodes may differ in number, law and support of their draws; there is one transfer from the
+    device for all of them.
     """
     if not problems:
         return []
@@ -142,3 +300,16 @@ def _by_token(tokens: Sequence[int], probs: Sequence[float]) -> dict[int, float]
     for token, prob in zip(tokens, probs, strict=False):  # rows are padded
         total[token] += prob
     return total
+
+
+def _running(masses: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
+    """Sums up to each place, in a quarter of numpy's time."""
+    return torch.from_numpy(masses).cumsum(0).numpy()
+
+
+def _is_below(scores: tuple[float, float, float], place: float, is_later: bool) -> float:
+    """Probability that a draw scores below a place; of equal scores that of the later draw counts as the smaller."""
+    own, swapped, swap_prob = scores
+    return (own < place or (own == place and is_later)) * (1.0 - swap_prob) + (
+        swapped < place or (swapped == place and is_later)
+    ) * swap_prob

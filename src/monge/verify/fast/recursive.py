@@ -5,6 +5,7 @@ that the rejections so far have left, and M its total, a test of x against `P / 
 against `M q_x`.
 """
 
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Final
@@ -17,29 +18,16 @@ MAX_KERNEL_COLUMNS: Final = 16384
 """Columns that one program of the kernel holds; wider draft laws are left to torch."""
 
 
-def recursive(trials: Trials) -> Outcome:
-    """Recursive rejection: q, repeated for every draw; see `verify/rrs.py`."""
-    return _recursive(trials, is_shrinking=False)
-
-
-def recursive_without_replacement(trials: Trials) -> Outcome:
-    """Recursive rejection where q loses every candidate that was refused.
-
-    See `verify/rrs_without_replacement.py`.
-    """
-    return _recursive(trials, is_shrinking=True)
-
-
-def _recursive(trials: Trials, is_shrinking: bool) -> Outcome:
-    if (
-        trials.p.is_cuda
-        and trials.p.shape[1] <= MAX_KERNEL_COLUMNS
-        and find_spec("triton") is not None
-    ):
-        return import_module("monge.verify.fast.triton_recursive").recursive(
-            trials, is_shrinking=is_shrinking
-        )
+def recursive(trials: Trials, *, is_shrinking: bool = False) -> Outcome:
+    """Recursive rejection: q is the same for every draw, or loses every refused candidate (`is_shrinking`)."""
+    fits = trials.p.is_cuda and trials.p.shape[1] <= MAX_KERNEL_COLUMNS
+    if fits and find_spec("triton") is not None:
+        kernel = import_module("monge.verify.fast.triton_recursive").recursive
+        return kernel(trials, is_shrinking=is_shrinking)
     return in_torch(trials, is_shrinking=is_shrinking)
+
+
+recursive_without_replacement: Final = partial(recursive, is_shrinking=True)
 
 
 def in_torch(trials: Trials, *, is_shrinking: bool) -> Outcome:

@@ -1,22 +1,23 @@
-"""Candidates that are tried one after another, at many nodes at once.
-
-The plain twins are the rules' own `emit`.
+"""Candidates that are tried one after another, at many nodes at once; the plain twins are the rules' own `emit`.
 
 p = target law, q = draft law.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from monge.core.draws import Draws, can_peek
 from monge.core.errors import ProposalMismatchError
-from monge.core.law import DenseLaw, Law
-from monge.verify.fast.padding import BEYOND, padded
-from monge.verify.fast.remainders import draw_remainders
+from monge.core.law import DenseLaw, Law, SparseLaw
+
+BEYOND: Final = 2**62
+"""Fills rows of increasing token ids, which stay increasing; exact also as the float it is passed on as."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,8 +55,8 @@ class Trials:
             columns]`.
         beyond: p outside the columns, `[nodes, 1]`.
         columns: Column of each candidate, -1 where padded, `[nodes, tries]`.
-        is_fixed: Whether it is deterministic, `[nodes, tries]`.
-        uniforms: What decides each test, `[nodes, tries]`.
+        is_fixed: True for deterministic candidates, `[nodes, tries]`.
+        uniforms: Uniforms that decide the tests, `[nodes, tries]`.
     """
 
     token_ids: Int64[Tensor, "nodes columns"]
@@ -112,12 +113,12 @@ class Trials:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Outcome:
-    """What became of the candidates.
+    """The outcome of the tests.
 
     Args:
         winners: Place of the accepted one among those tried, -1 where none is, `[nodes]`.
-        left: What is emitted of each column where none is, beside all of p outside the columns; in
-            total any mass, `[nodes, columns]`.
+        left: Mass of each column that is emitted where none is, beside all of p outside the
+            columns; it need not be normalised, `[nodes, columns]`.
     """
 
     winners: Int64[Tensor, " nodes"]
@@ -152,6 +153,55 @@ def emitted(nodes: Sequence[Trial], method: Method) -> list[int]:
     return tokens
 
 
+def draw_remainders(
+    laws: Sequence[Law],
+    token_ids: Int64[Tensor, "nodes columns"],
+    left: Float64[Tensor, "nodes columns"],
+    positions: Sequence[float],
+) -> list[int]:
+    """Draw a token from what is left of each law: given masses on some tokens, the law itself on all others.
+
+    Args:
+        laws: p of each node.
+        token_ids: Tokens whose mass is not that of p; padded beyond all tokens.
+        left: Masses that are left of them.
+        positions: Positions in the rest of each law, in [0, 1), by increasing token id.
+    """
+    dense = [law.probs for law in laws if isinstance(law, DenseLaw)]
+    if len(dense) < len(laws) or len({probs.numel() for probs in dense}) > 1:
+        return [
+            _remainder(law, ids, masses).quantile(position)
+            for law, ids, masses, position in zip(laws, token_ids, left, positions, strict=True)
+        ]
+    p = torch.stack(dense)
+    is_token = token_ids < p.shape[1]
+    places = torch.where(is_token, token_ids, 0)
+    # Padding adds nothing to token 0; a plain scatter would write its zero over what is left of it.
+    rest = p.scatter_add(
+        1, places, torch.where(is_token, left - p.gather(1, places), 0.0)
+    ).clamp_min(0.0)
+    # All of p is accepted: rounding alone brings a caller here.
+    is_empty = rest.amax(1, keepdim=True) == 0.0
+    sums = torch.where(is_empty, p, rest).cumsum(1)
+    wanted = (
+        torch.tensor(positions, dtype=torch.float64).to(p.device, non_blocking=True).unsqueeze(1)
+        * sums[:, -1:]
+    )
+    return torch.searchsorted(sums, wanted, right=True).squeeze(1).tolist()
+
+
+def _remainder(
+    p: Law, token_ids: Int64[Tensor, " columns"], left: Float64[Tensor, " columns"]
+) -> Law:
+    part = p.sparse()
+    order = token_ids.argsort()
+    token_ids, left = token_ids[order], left[order]
+    index = torch.searchsorted(token_ids, part.token_ids).clamp_max(token_ids.numel() - 1)
+    masses = torch.where(token_ids[index] == part.token_ids, left[index], part.probs)
+    kept = masses > 0.0
+    return SparseLaw(part.token_ids[kept], masses[kept] / masses.sum()) if bool(kept.any()) else p
+
+
 def _masses(law: Law, token_ids: Int64[Tensor, " columns"]) -> Float64[Tensor, " columns"]:
     if isinstance(law, DenseLaw):
         return torch.where(
@@ -169,3 +219,8 @@ def _table(
         .to(device, non_blocking=True)
         .reshape(len(rows), width)
     )
+
+
+def padded(rows: Sequence[Tensor], value: float | int = 0.0) -> Tensor:
+    """Rows `[length]` as `[rows, longest]`."""
+    return pad_sequence(list(rows), batch_first=True, padding_value=value)

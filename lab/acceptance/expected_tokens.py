@@ -1,71 +1,55 @@
-"""Accepted tokens that a rule expects on one drawn tree, without throwing its coins.
-
-The same mean, far less noise.
-"""
+"""Accepted tokens that a rule expects on one drawn tree: the mean of its decisions, with far less noise."""
 
 from collections.abc import Sequence
 
+from monge.acceptance.tree import expected_by_layers
 from monge.core.draws import Draws
 from monge.core.law import Law, LawSequence
 from monge.core.tree import TokenTree
 from monge.verify.base import Rule, as_verifier
 from monge.verify.flow import Emission, Flow, FlowRule
 from monge.verify.layer import Layer
-from monge.verify.layer_pass import LayerPass
-from monge.verify.problem import NodeProblem, ScoredTree
+from monge.verify.problem import ScoredTree
 
 
 def expected_tokens(
     rule: Rule, tree: TokenTree, target_laws: LawSequence, draws: Draws, *, decisions: int
 ) -> float:
-    """An estimate of E[accepted tokens] whose mean over trees is exact.
+    """Estimate E[accepted tokens], without bias over trees.
 
     Node rules that give their flows are followed through the tree; for Layer Verification the
     weights of its first pass are added up. Others decide `decisions` times.
 
     Args:
         rule: Exact for the tree's candidates, none of which is of `Arbitrary` origin.
-        tree: As it was drawn.
+        tree: A drawn tree.
         target_laws: One per node.
         draws: Source of randomness, for rules that realise part of their decision.
-        decisions: How often a rule without flows decides.
+        decisions: Number of decisions of a rule without flows.
     """
+    scored = ScoredTree(tree=tree, target_laws=target_laws, draws=draws)
     if isinstance(rule, FlowRule):
-        return _walked(rule, tree, target_laws, draws)
+        return _walked(rule, scored)
     if isinstance(rule, Layer):
-        layers = LayerPass(ScoredTree(tree=tree, target_laws=target_laws, draws=draws))
-        while layers.is_open:
-            layers.descend(rule.flows(layers.problems()))
-        return layers.expected_accepted
+        return expected_by_layers(rule, scored)
     verifier = as_verifier(rule)
-    return (
-        sum(verifier.verify(tree, target_laws, draws).num_accepted for _ in range(decisions))
-        / decisions
-    )
+    verdicts = [verifier.verify(tree, target_laws, draws) for _ in range(decisions)]
+    return sum(verdict.num_accepted for verdict in verdicts) / decisions
 
 
-def _walked(rule: FlowRule, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> float:
-    """Chances to reach every node, from the root down, added up."""
-    layer, total = {0: 1.0}, 0.0
+def _walked(rule: FlowRule, scored: ScoredTree) -> float:
+    """The sum of the chances to reach every node."""
+    tree, layer, total = scored.tree, {0: 1.0}, 0.0
     while parents := [node for node in layer if tree.candidates[node]]:
-        problems = [
-            NodeProblem(
-                target_law=target_laws[node],
-                scale=1.0,
-                proposal=tree.proposals[node],
-                candidates=tuple(tree.token_ids[child] for child in tree.candidates[node]),
-                draws=draws,
-            )
-            for node in parents
-        ]
         below: dict[int, float] = {}
-        for node, flow in zip(parents, rule.flows(problems), strict=True):
+        flows = rule.flows([scored.problem(node) for node in parents])
+        for node, flow in zip(parents, flows, strict=True):
             children = list(dict.fromkeys(tree.candidates[node]))
             tokens = [tree.token_ids[child] for child in children]
             if isinstance(flow, Emission) or rule.counts_hits:
                 emitted = [flow.accept_probs[token] for token in tokens]
             else:
-                emitted = _emitted(flow, target_laws[node], tokens)
+                emitted = _emitted(flow, scored.target_laws[node], tokens)
             below |= {
                 child: layer[node] * chance
                 for child, chance in zip(children, emitted, strict=True)

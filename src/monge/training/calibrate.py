@@ -1,4 +1,4 @@
-"""Heads without training: ridge regression, and the alignments of any predictor, in closed form.
+"""SHAPE heads without gradients: their acceptance on text, ridge regression, alignments and temperatures.
 
 Steps are fitted in order: each is fitted on the predictions of the fitted steps before it.
 """
@@ -13,9 +13,9 @@ from torch import Tensor
 from monge.core.errors import OptionError
 from monge.heads.shape.alignment import NoMap
 from monge.heads.shape.head import ShapeHead, StepAlignment
-from monge.heads.shape.ridge import RidgePredictor
-from monge.training.shape.measure import law
-from monge.training.texts import Ends, Texts, all_windows, num_windows
+from monge.heads.shape.predictors import RidgePredictor
+from monge.training.chain import ChainQuality, Step, chain_quality
+from monge.training.texts import Ends, Texts, Windows, all_windows, num_windows, wide
 
 STRENGTHS: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Tried for every alignment; 0 is no alignment, so on held-out text an alignment never loses."""
@@ -25,6 +25,44 @@ RIDGE: Final = 1e-3
 """Weight of the ridge penalty, in units of the inputs' mean variance."""
 _HELD_OUT: Final = 8192
 """Most held-out windows that a choice looks at."""
+
+
+def predictions(head: ShapeHead, windows: Windows) -> Iterator[Float[Tensor, "nodes hidden"]]:
+    """Yield the aligned states of every step along the text; each feeds the next."""
+    start = head.predictor.start(windows.states, windows.tokens[:, 0])
+    state = windows.states
+    for index in range(head.predictor.num_steps):
+        state = head.step(index + 1, start, state, windows.tokens[:, index])
+        yield state
+
+
+@torch.inference_mode()
+def measure(
+    head: ShapeHead, texts: Texts, ends: Ends, *, temperature: float | int = 1.0
+) -> ChainQuality:
+    """Measure the head's chains along text; unbiased if the target wrote it at this temperature.
+
+    Args:
+        head: The head.
+        texts: Text and states.
+        ends: The target's ends.
+        temperature: Temperature of both laws, above 0.
+    """
+
+    def steps(windows: Windows) -> Iterator[Step]:
+        for index, state in enumerate(predictions(head, windows)):
+            drafted = head.cooled(index + 1, ends.unembed(state)) / temperature
+            true = ends.unembed(windows.true[:, index]) / temperature
+            yield Step(drafted, true, windows.token_ids[:, index])
+
+    return chain_quality(map(steps, all_windows(texts, head.predictor.num_steps, ends)))
+
+
+def law(
+    logits: Float[Tensor, "nodes vocab"], temperature: float | int = 1.0
+) -> Float[Tensor, "nodes vocab"]:
+    """Masses in float32 or better, which is enough to measure with."""
+    return torch.softmax(wide(logits) / temperature, dim=1).double()
 
 
 def calibrate_ridge(head: ShapeHead, fitted: Texts, held_out: Texts, ends: Ends) -> None:
@@ -64,34 +102,24 @@ def calibrate_temperatures(head: ShapeHead, held_out: Texts, ends: Ends) -> None
         totals = torch.zeros(len(TEMPERATURES), dtype=torch.float64)
         for state, true in _pairs(head, number, held_out, ends, limit=_HELD_OUT):
             p, logits = law(ends.unembed(true)), ends.unembed(head.aligned(number, state))
-            for index, temperature in enumerate(TEMPERATURES):
-                totals[index] += float(torch.minimum(p, law(logits, temperature)).sum())
+            totals += torch.stack([_agreed(p, law(logits, heat)) for heat in TEMPERATURES])
         head.temperatures[number - 1] = TEMPERATURES[int(totals.argmax())]
 
 
 @torch.inference_mode()
 def _ridge(head: ShapeHead, number: int, texts: Texts, ends: Ends) -> Tensor:
     """Minimiser of |Y - X M^T|^2 + penalty |M|^2 over all windows, without a penalty on the constant."""
-    predictor = head.predictor
+    predictor, device = head.predictor, texts.states.device
     assert isinstance(predictor, RidgePredictor)
-    size = predictor.num_inputs(number)
-    gram = torch.zeros(size, size, dtype=torch.float64, device=texts.states.device)
-    moment = torch.zeros(
-        size, predictor.hidden_size, dtype=torch.float64, device=texts.states.device
-    )
+    size, width = predictor.num_inputs(number), predictor.hidden_size
+    gram = torch.zeros(size, size, dtype=torch.float64, device=device)
+    moment = torch.zeros(size, width, dtype=torch.float64, device=device)
     for windows in all_windows(texts, predictor.num_steps, ends):
-        start = predictor.start(windows.states, windows.tokens[:, 0])
-        state = windows.states
-        for earlier in range(1, number):
-            state = head.step(earlier, start, state, windows.tokens[:, earlier - 1])
-        inputs = predictor.inputs(number, start, state, windows.tokens[:, number - 1]).double()
+        inputs = predictor.inputs(number, *_inputs(head, number, windows)).double()
         gram += inputs.T @ inputs
         moment += inputs.T @ windows.true[:, number - 1].double()
-    constant = 2 * predictor.hidden_size  # the column of ones, see `RidgePredictor.start`
-    penalty = torch.full(
-        (size,), RIDGE * float(gram.diagonal().mean()), dtype=torch.float64, device=gram.device
-    )
-    penalty[constant] = 0.0
+    penalty = torch.full_like(gram[0], RIDGE * float(gram.diagonal().mean()))
+    penalty[2 * width] = 0.0  # the column of ones, see `RidgePredictor.start`
     return torch.linalg.solve(gram + torch.diag(penalty), moment).T
 
 
@@ -100,11 +128,8 @@ def _align_step(head: ShapeHead, number: int, fitted: Texts, held_out: Texts, en
     step = _step(head, number)
     if isinstance(step.alignment, NoMap):
         return
-    pairs = list(_pairs(head, number, fitted, ends))
-    predicted, true = (
-        torch.cat([state for state, _ in pairs]),
-        torch.cat([state for _, state in pairs]),
-    )
+    pairs = zip(*_pairs(head, number, fitted, ends), strict=True)
+    predicted, true = (torch.cat(states) for states in pairs)
     step.subspace.copy_(principal_directions(true, len(step.subspace)))
     step.alignment.fit(predicted @ step.subspace.T, true @ step.subspace.T)
     totals = torch.zeros(len(STRENGTHS), dtype=torch.float64)
@@ -112,8 +137,21 @@ def _align_step(head: ShapeHead, number: int, fitted: Texts, held_out: Texts, en
         p = law(ends.unembed(goal))
         for index, strength in enumerate(STRENGTHS):
             step.strength.fill_(strength)
-            totals[index] += float(torch.minimum(p, law(ends.unembed(step.map(state)))).sum())
+            totals[index] += _agreed(p, law(ends.unembed(step.map(state))))
     step.strength.fill_(STRENGTHS[int(totals.argmax())])
+
+
+def _agreed(p: Tensor, q: Tensor) -> Tensor:
+    return torch.minimum(p, q).sum().cpu()
+
+
+def _inputs(head: ShapeHead, number: int, windows: Windows) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs of step `number`: the shared start, the previous state, and the last token's embedding."""
+    start = head.predictor.start(windows.states, windows.tokens[:, 0])
+    state = windows.states
+    for earlier in range(1, number):
+        state = head.step(earlier, start, state, windows.tokens[:, earlier - 1])
+    return start, state, windows.tokens[:, number - 1]
 
 
 def _pairs(
@@ -122,14 +160,8 @@ def _pairs(
     """Predicted states of a step before its alignment, and the true states."""
     seen = 0
     for windows in all_windows(texts, head.predictor.num_steps, ends):
-        start = head.predictor.start(windows.states, windows.tokens[:, 0])
-        state = windows.states
-        for earlier in range(1, number):
-            state = head.step(earlier, start, state, windows.tokens[:, earlier - 1])
-        yield (
-            head.predictor.step(number, start, state, windows.tokens[:, number - 1]),
-            windows.true[:, number - 1],
-        )
+        found = head.predictor.step(number, *_inputs(head, number, windows))
+        yield found, windows.true[:, number - 1]
         seen += len(windows.states)
         if limit is not None and seen >= limit:
             return
@@ -139,8 +171,7 @@ def principal_directions(
     states: Float[Tensor, "nodes hidden"], count: int
 ) -> Float[Tensor, "count hidden"]:
     """Orthonormal directions of largest variance."""
-    wide = states.double()
-    centred = wide - wide.mean(dim=0)
+    centred = states.double() - states.double().mean(dim=0)
     _, vectors = torch.linalg.eigh(centred.T @ centred)
     return vectors.flip(1)[:, :count].T.to(states.dtype)
 

@@ -1,0 +1,80 @@
+"""What the controllers of a batch plan before a round, and learn from it."""
+
+from collections.abc import Sequence
+
+from monge.control.base import AnyController, RoundInfo
+from monge.core.context import DraftPlan
+from monge.core.verdict import RoundTiming, StepRecord
+from monge.engine.components import Components
+from monge.engine.session import Session
+
+
+def plan_round(
+    sessions: Sequence[Session], components: Components, num_waiting: int
+) -> list[DraftPlan]:
+    """Return the plan of each session; the sessions of one controller are planned together.
+
+    A request that does not draft, or asks for the largest tree, has no part in a shared budget.
+    """
+    plans = {session.request_id: DraftPlan(max_depth=0) for session in sessions}
+    groups: dict[int, tuple[AnyController, list[Session]]] = {}
+    for session in sessions:
+        if not session.drafts:
+            continue
+        if session.request.adaptive:
+            controller = components.planner(session.request.controller).controller
+            groups.setdefault(id(controller), (controller, []))[1].append(session)
+        else:
+            plans[session.request_id] = DraftPlan()
+    for controller, group in groups.values():
+        info = RoundInfo(
+            context_lengths=tuple(len(session.context.token_ids) for session in group),
+            batch_size=len(sessions),
+            num_waiting=num_waiting,
+        )
+        states = [session.controller_state for session in group]
+        found = controller.plan(states, info, [session.plan_draws for session in group])
+        plans |= zip((session.request_id for session in group), found, strict=True)
+    return [
+        session.limit(plans[session.request_id], components.draft_length)
+        if session.drafts
+        else plans[session.request_id]
+        for session in sessions
+    ]
+
+
+def learn(
+    sessions: Sequence[Session], records: Sequence[StepRecord], components: Components
+) -> None:
+    """Let the latency and the controllers learn from a round.
+
+    Args:
+        sessions: The requests that completed the round.
+        records: The record of each.
+        components: The components.
+    """
+    _learn_latency(records, components)
+    for session, record in zip(sessions, records, strict=True):
+        if session.request.adaptive and session.drafts:
+            controller = components.planner(session.request.controller).controller
+            session.controller_state = controller.update(session.controller_state, record)
+
+
+def _learn_latency(records: Sequence[StepRecord], components: Components) -> None:
+    """Note the time of a round; drafts of lookups count only where no network drafted."""
+    latency = components.shared.latency
+    drafted = [record for record in records if record.depth]
+    networks = {record.drafter for record in drafted if components.runs_network(record.drafter)}
+    # Where two networks drafted for one batch, their times cannot be told apart.
+    if latency is None or not records or len(networks) > 1:
+        return
+    by_network = [record for record in drafted if record.drafter in networks]
+    deepest = max(by_network or drafted or records, key=lambda record: record.depth)
+    latency.observe(
+        RoundTiming(
+            depth=deepest.depth,
+            batch_size=deepest.batch_size,
+            seconds=deepest.times.total_s,
+            drafter=deepest.drafter,
+        )
+    )

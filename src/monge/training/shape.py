@@ -1,0 +1,188 @@
+"""`monge train shape`: from a target and some text to a head on disk."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from monge.core.errors import unknown_name
+from monge.core.model import FeatureModel
+from monge.heads.shape.checkpoint import save_head
+from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
+from monge.training.calibrate import (
+    calibrate_alignments,
+    calibrate_ridge,
+    measure,
+    predictions,
+    principal_directions,
+)
+from monge.training.chain import ChainQuality, Step, Weights, chain_loss
+from monge.training.loop import NOBODY, Outcome, Progress, Recipe, Trainee, Watch, train
+from monge.training.texts import (
+    HELD_OUT_ROWS,
+    Ends,
+    Texts,
+    Windows,
+    feature_model,
+    gradient_ends,
+    random_windows,
+    read_texts,
+    thirds,
+)
+
+PRESETS: Final[dict[str, dict[str, Any]]] = {
+    "ridge": {"kind": "ridge", "is_branched": True},
+    "paper": {"kind": "gated", "is_branched": False},
+    "branch": {"kind": "gated", "is_branched": True},
+}
+_SUBSPACE: Final = 64
+_SUBSPACE_STATES: Final = 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSettings:
+    """Settings of a head.
+
+    Args:
+        preset: `ridge` (no training), `paper` (gated, blind) or `branch` (gated, branched).
+        num_steps: Number of steps.
+        width: Rank of a gated predictor's residual; `None` takes the target's hidden size, at most
+            1024.
+        alignment: `none`, `gaussian` or `sinkhorn_anchors`; fitted after the predictor.
+        recipe: Training settings of a gated predictor.
+
+    Raises:
+        OptionError: If the preset is unknown.
+    """
+
+    preset: str = "branch"
+    num_steps: int = 3
+    width: int | None = None
+    alignment: str = "gaussian"
+    recipe: Recipe = field(default_factory=Recipe)
+
+    def __post_init__(self) -> None:
+        if self.preset not in PRESETS:
+            raise unknown_name("preset", self.preset, PRESETS)
+
+
+@dataclass(kw_only=True, eq=False)
+class ShapeTrainee(Trainee):
+    """A SHAPE head whose predictor is trained in place.
+
+    Args:
+        head: The head.
+        fitted: Training text and states.
+        held_out: Held-out text and states, for early stopping.
+        ends: The target's embedding and output layer.
+        parts: Weights of the loss terms.
+        mixed: Autocast type of the predictor; `None` disables autocast.
+    """
+
+    head: ShapeHead
+    fitted: Texts
+    held_out: Texts
+    ends: Ends
+    parts: Weights
+    mixed: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        some = self.fitted.states.flatten(0, 1)[:_SUBSPACE_STATES]
+        self.subspace = principal_directions(some.float(), min(_SUBSPACE, some.shape[1]))
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        return dict(self.head.predictor.named_parameters())
+
+    def loss(self, batch_size: int, generator: torch.Generator, share: float = 1.0) -> Tensor:
+        del share
+        num_steps, device = self.head.predictor.num_steps, self.subspace.device.type
+        windows = random_windows(self.fitted, batch_size, num_steps, self.ends, generator)
+        with torch.autocast(device, dtype=self.mixed, enabled=self.mixed is not None):
+            return head_loss(self.head, windows, self.ends, self.parts, self.subspace)
+
+    def quality(self, texts: Texts) -> ChainQuality:
+        return measure(self.head, texts, self.ends)
+
+
+def head_loss(
+    head: ShapeHead, windows: Windows, ends: Ends, weights: Weights, subspace: Tensor
+) -> Tensor:
+    """Mean loss of a batch of windows; see `chain_loss`."""
+    steps: list[Step] = []
+    for index, state in enumerate(predictions(head, windows)):
+        true = windows.true[:, index]
+        with torch.no_grad():
+            target = ends.unembed(true).float()
+        drafted = head.cooled(index + 1, ends.unembed(state))
+        steps.append(Step(drafted, target, windows.token_ids[:, index], states=(state, true)))
+    return chain_loss(steps, weights, subspace=subspace)
+
+
+def make_head(
+    network: PreTrainedModel,
+    rows: Int64[Tensor, "rows seq"],
+    settings: HeadSettings,
+    folder: Path,
+    *,
+    watch: Watch = NOBODY,
+    mixed: torch.dtype | None = None,
+    about: Mapping[str, Any] | None = None,
+) -> Outcome:
+    """Read the rows with the target, fit or train a head, and save it.
+
+    Args:
+        network: The target.
+        rows: Text that the target wrote.
+        settings: Settings of the head.
+        folder: Folder of the head and of the checkpoint.
+        watch: Callbacks.
+        mixed: Autocast type; `None` disables autocast.
+        about: Further entries of the saved configuration.
+    """
+    target, ends = feature_model(network), gradient_ends(network)
+    fitted, chosen, held_out = thirds(read_texts(target, rows, on_rows=watch.on_read))
+    head = _fresh(target, settings, network.device)
+    began = perf_counter()
+    if settings.preset == "ridge":
+        calibrate_ridge(head, fitted, chosen, ends)
+        progress = Progress(seconds=perf_counter() - began)
+    else:
+        trainee = ShapeTrainee(
+            head=head,
+            fitted=fitted,
+            held_out=chosen.rows(slice(0, HELD_OUT_ROWS)),
+            ends=ends,
+            parts=settings.recipe.weights,
+            mixed=mixed,
+        )
+        progress = train(trainee, settings.recipe, folder, watch)
+        if watch.should_stop():
+            size = head.num_parameters
+            return Outcome(num_parameters=size, quality=None, progress=progress)
+        calibrate_alignments(head, fitted, chosen, ends)
+    quality = measure(head, held_out, ends)
+    outcome = Outcome(num_parameters=head.num_parameters, quality=quality, progress=progress)
+    figures = {"settings": asdict(settings), "tokens": rows.numel(), **outcome.figures}
+    # Rounding to bfloat16 changes a draft law slightly and the output law not at all.
+    save_head(head, folder, dtype=torch.bfloat16, about={**figures, **(about or {})})
+    return outcome
+
+
+def _fresh(target: FeatureModel, settings: HeadSettings, device: torch.device) -> ShapeHead:
+    sizes, own = TargetSizes.of(target), dict(PRESETS[settings.preset])
+    kind = own.pop("kind")
+    if kind == "gated":
+        own["width"] = settings.width or min(1024, sizes.hidden_size)
+        own["gate_rank"] = min(64, max(1, sizes.hidden_size // 8))
+    generator = torch.Generator().manual_seed(settings.recipe.seed)
+    predictor = make_predictor(kind, sizes, generator, num_steps=settings.num_steps, **own)
+    head = ShapeHead(predictor, sizes, settings.alignment)
+    head.remember(target)
+    return head.to(device)

@@ -1,0 +1,125 @@
+"""Tables, messages within streamed text, and places of output that are refused before the work is done."""
+
+import io
+import json
+import os
+import sys
+
+import pytest
+
+from monge.cli.console import as_markdown, notes, plain_table, print_tables, streaming
+from monge.cli.options import check_out_file, check_out_folder
+from monge.core.errors import OptionError
+from monge.core.words import counted
+
+NAMES = ("model best_first(num_nodes=16, depth=6) on_the_fly", "ngram fixed(max_depth=4)")
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_no_cell_is_cut(monkeypatch, capsys, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    table = plain_table("title", "configuration", ("tokens a round", "tokens/s", "speed-up"))
+    for name in NAMES:
+        table.add_row(name, "3.429 (3.43..3.43)", "112.6", "1.21x")
+    print_tables([table])
+    text = capsys.readouterr().out
+    assert "…" not in text
+    for cell in ("3.429 (3.43..3.43)", "112.6", "1.21x"):
+        assert text.count(cell) == len(NAMES)
+    if width >= len(NAMES[0]):
+        assert all(name in text for name in NAMES)
+    assert all(len(line) <= width for line in text.splitlines())
+
+
+def test_prose_wraps_beside_whole_names(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "60")
+    table = plain_table("room", "name")
+    table.add_column("what it does")
+    table.add_row("rrs_without_replacement", "Recursive rejection of candidates, one by one.")
+    print_tables([table])
+    text = capsys.readouterr().out
+    assert "rrs_without_replacement" in text
+    assert "│" in text
+
+
+def test_markdown():
+    table = plain_table("title [bold]here[/]", "name", ["a|b"])
+    table.add_row("x | y", "1")
+    table.caption = "said of\nit"
+    rows = [r"| name | a\|b |", "|---|--:|", r"| x \| y | 1 |"]
+    assert as_markdown(table).splitlines() == ["**title here**", "", *rows, "", "said of it"]
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_list_shows_whole_names(run, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    result = run("list")
+    assert result.exit_code == 0
+    names = json.loads(run("list", "--json").stdout)
+    for room in ("verifiers", "drafters", "trees", "controllers"):
+        assert [one["name"] for one in names[room] if one["name"] not in result.stdout] == []
+    assert "WithoutReplacement" in result.stdout
+    shown = run("list", "--markdown").stdout
+    assert "| name | what it does | settings and defaults |\n|---|---|---|\n" in shown
+    assert "━" not in shown
+
+
+@pytest.mark.parametrize("err", [Terminal, io.StringIO])
+@pytest.mark.parametrize("out", [Terminal, io.StringIO])
+def test_messages_within_streamed_text(monkeypatch, out, err):
+    """On one terminal they begin a line; else they stay out of the text, and wait for its end in a pipe."""
+    told, said = out(), err()
+    monkeypatch.setattr(sys, "stdout", told)
+    monkeypatch.setattr(sys, "stderr", said)
+    with streaming() as write:
+        write("in the ")
+        notes().print("compiling")
+        now = said.getvalue()
+        write("United States")
+    assert said.getvalue() == "compiling\n"
+    cut = "\n" if told.isatty() and said.isatty() else ""
+    assert told.getvalue() == f"in the {cut}United States\n"
+    assert now == ("compiling\n" if told.isatty() else "")
+
+
+@pytest.mark.parametrize(("number", "said"), [(0, "0 answers"), (1, "1 answer"), (2, "2 answers")])
+def test_numbers_of_things(number, said):
+    assert counted(number, "answer") == said
+
+
+def test_places_of_output(tmp_path, monkeypatch):
+    check_out_folder(tmp_path / "deep" / "er")
+    check_out_file(tmp_path / "deep" / "run.mlog")
+    assert list(tmp_path.iterdir()) == [], "nothing is made"
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "deep"):
+        refused = r"--out .*: cannot write results: '.*/file' is a file; name a folder"
+        with pytest.raises(OptionError, match=refused):
+            check_out_folder(folder)
+    with pytest.raises(OptionError, match=r"is a folder; name a file in it"):
+        check_out_file(tmp_path)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(OptionError, match="no permission to write to"):
+        check_out_folder(tmp_path / "deep")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("bench micro --threads 0", "--threads must be at least 1; got 0"),
+        ("train shape --threads 0 --out OUT", "--threads must be at least 1; got 0"),
+        ("train shape --out FILE", "is a file; name a folder"),
+    ],
+)
+def test_refused_before_any_text_is_written(run, tmp_path, arguments, message):
+    places = {"FILE": tmp_path / "file", "OUT": tmp_path / "out"}
+    places["FILE"].touch()
+    result = run(*(places.get(word, word) for word in arguments.split()))
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert not places["OUT"].exists()
