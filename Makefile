@@ -111,7 +111,7 @@ OLDEST := $(shell sed -n 's/^ *"transformers>=\([0-9.]*\),.*/\1/p' pyproject.tom
 NEWEST = $$($(BIN)/python $(PIP) --retries 0 --timeout 10 install --dry-run --ignore-installed --no-deps --report - "$(HOST_RANGE)" 2>/dev/null | \
 	$(BIN)/python -c 'import json, sys; print(json.load(sys.stdin)["install"][0]["metadata"]["version"])' 2>/dev/null)
 PINNED = $$($(BIN)/python -c 'from importlib.metadata import version; print(version("transformers"))')
-VERSION_TESTS := tests/plugins/test_custom_generate.py tests/plugins/test_generation_settings.py tests/plugins/test_processors_with_state.py $(wildcard tests/engine/test_speculate*.py) tests/parity
+VERSION_TESTS := tests/plugins/test_custom_generate.py $(wildcard tests/plugins/test_generation_s*.py) tests/plugins/test_processors_with_state.py $(wildcard tests/engine/test_speculate*.py) tests/parity
 
 .PRECIOUS: .venv-versions-%/.ready
 .venv-versions-%/.ready: .venv-versions-%/.torch pyproject.toml
@@ -203,7 +203,7 @@ test-lm-eval: .venv-lm-eval/.ready
 
 test-clients: $(VENV)/.test .venv-vllm/.ready .venv-clients/.ready
 	PATH="$$PWD/.venv-clients/bin:$$PWD/.venv-vllm/bin:$$PATH" OMP_NUM_THREADS=1 $(BIN)/python $(HOST_TESTS) \
-		--timeout=1800 -m clients tests/serve/test_load_clients.py
+		--timeout=1800 -m clients tests/serve/test_clients.py
 
 test-vllm: .venv-vllm/.ready
 	.venv-vllm/bin/python $(HOST_TESTS) --timeout=1800 tests/plugins/test_vllm.py tests/plugins/test_vllm_host.py

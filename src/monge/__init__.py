@@ -33,8 +33,8 @@ if typing.TYPE_CHECKING:
     from monge.engine.decoder import Piece as Piece
     from monge.engine.result import GenerationResult as GenerationResult
     from monge.engine.result import GenerationStats as GenerationStats
-    from monge.plugins.transformers_accelerate import accelerate as accelerate
-    from monge.plugins.transformers_accelerate import generate as generate
+    from monge.plugins.transformers_generate import accelerate as accelerate
+    from monge.plugins.transformers_generate import generate as generate
     from monge.plugins.transformers_generate import speculate as speculate
     from monge.verify.registry import VERIFIERS as VERIFIERS
 
@@ -52,8 +52,7 @@ _MODULES = {
     "monge.draft.tree.registry": "TREES",
     "monge.engine.decoder": "Decoder Piece",
     "monge.engine.result": "GenerationResult GenerationStats",
-    "monge.plugins.transformers_accelerate": "accelerate generate",
-    "monge.plugins.transformers_generate": "speculate",
+    "monge.plugins.transformers_generate": "accelerate generate speculate",
     "monge.verify.registry": "VERIFIERS",
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names.split()}

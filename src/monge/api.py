@@ -60,7 +60,6 @@ from monge.verify.target_walk import TargetWalk
 
 Source = str | Path | PreTrainedModel
 
-
 _SAMPLING_SETTINGS: Final = frozenset({"temperature", "top_k", "top_p", "min_p", "typical_p"})
 _LAW_SETTINGS: Final = _SAMPLING_SETTINGS | {
     "repetition_penalty",
@@ -180,8 +179,9 @@ def load(
     }
     given: Source | None = unwrapped(target)
     draft = default_draft(given, one_or_several(unwrapped(draft)), drafter)
-    is_built_in, target = given is None, built_in("target") if given is None else resolved(given)
-    draft = resolved(draft) if isinstance(draft, str | Path) else draft
+    is_built_in, target = given is None, built_in("target") if given is None else given
+    target = target if isinstance(target, PreTrainedModel) else resolve(target)
+    draft = resolve(draft) if isinstance(draft, str | Path) else draft
     network = load_network(target, **loading)
     _say_unused_settings(network)
     if tokenizer is None and not isinstance(target, PreTrainedModel):
@@ -251,38 +251,32 @@ def make_components(
         MongeError: One of its children, if an option is unknown or the parts do not fit together.
     """
     given = checked(LoadOptions, parts, PARTS, controller=STEADY)
-    tree, drafter = given.tree, given.drafter
-    controller, verifier = given.controller, given.verifier
+    tree, drafter, controller = given.tree, given.drafter, given.controller
     draft_temperature, draft_top_k = given.draft_temperature, given.draft_top_k
-    rule = VERIFIERS.parse(verifier) if isinstance(verifier, str) else verifier
+    rule = given.verifier
+    rule = VERIFIERS.parse(rule) if isinstance(rule, str) else rule
     drafts = (draft,) if isinstance(draft, SequenceModel) else tuple(draft or ())
     draft = drafts[0] if len(drafts) == 1 else drafts or None
     chosen, is_deep = None if controller is None else controllers_of(controller), False
-    drafter, is_usual = (
-        (default_drafter(target, draft, chosen, rule), True)
-        if drafter is None
-        else (drafter, False)
-    )
+    is_usual = drafter is None
+    drafter = default_drafter(target, draft, chosen, rule) if is_usual else drafter
     if isinstance(drafter, str):
         names = drafters_in(drafter)
         taken = {option for name in names for option in options_of(name)}
         rules = draft_rules if "rules" in taken else None
         if draft_temperature is not None:
             rules = replace(draft_rules or SamplingRules(), temperature=draft_temperature)
+        several = len(drafts) > 1 or ("models" in taken and "model" not in taken)
         found = {
             "head": head,
             "top_k": draft_top_k,
             "target": target if "target" in taken else None,
             "rules": rules,
         }
-        several = len(drafts) > 1 or ("models" in taken and "model" not in taken)
-        networks = (
-            {"model": None, "models": drafts or None}
-            if several
-            else {"model": draft, "models": None}
-        )
-        resources: dict[str, Any] = networks | {
-            name: one for name, one in found.items() if one is not None
+        resources: dict[str, Any] = {
+            "model": None if several else draft,
+            "models": (drafts or None) if several else None,
+            **{name: one for name, one in found.items() if one is not None},
         }
         if tree is not None:
             resources["tree"] = TREES.parse(tree) if isinstance(tree, str) else tree
@@ -314,12 +308,10 @@ def make_components(
         seeded=chosen.seeded,
     )
     make_programs((target, *drafts))
-    return _able_to_plan(components)
-
-
-def resolved(source: Source) -> Source:
-    """A source, where a GGUF file or a named model is the folder that it is converted to."""
-    return source if isinstance(source, PreTrainedModel) else resolve(source)
+    # Every controller must be able to plan for the parts, before a request names it.
+    for planner in map(components.planner, components.controllers):
+        planner.controller.init(planner.shared)
+    return components
 
 
 def built_in(which: str) -> Path:
@@ -336,11 +328,13 @@ def default_draft(
 
     That is the built-in draft model for the built-in target, and a shipped head for `smollm2`.
     """
-    if draft is None and target is None and (drafter is None or _needs_model(drafter)):
+    if draft is not None:
+        return draft
+    names = drafters_in(drafter) if isinstance(drafter, str) else ()
+    if target is None and (drafter is None or any("model" in options_of(one) for one in names)):
         return built_in("draft")
-    if draft is None and drafter is None and isinstance(target, str) and target in NAMED:
-        return NAMED[target].head
-    return draft
+    is_named = drafter is None and isinstance(target, str) and target in NAMED
+    return NAMED[cast(str, target)].head if is_named else None
 
 
 def one_or_several(
@@ -355,20 +349,20 @@ def one_or_several(
         return cast(Source | AnyHead | None, draft)
     if not draft:
         raise OptionError("draft: the list is empty; give draft models, or leave it out")
-    for index, one in enumerate(draft):
-        if any(
-            one is other or (isinstance(one, str | Path) and _is_same_place(one, other))
-            for other in draft[:index]
-        ):
+    seen = set[object]()
+    for one in draft:
+        is_path = isinstance(one, str | Path)
+        name = repr(str(one)) if is_path else f"a {type(one).__name__}"
+        place = Path(one).expanduser().resolve() if is_path else id(one)
+        if place in seen:
             raise OptionError(
-                f"draft: {_named(one)} is given twice; draft models of an ensemble "
-                "are different ones"
+                f"draft: {name} is given twice; draft models of an ensemble are different ones"
             )
         if len(draft) > 1 and drafter_of(one, None) is not None:
             raise OptionError(
-                f"draft: {_named(one)} is a head; a list takes draft models only, "
-                "and a head drafts alone"
+                f"draft: {name} is a head; a list takes draft models only, and a head drafts alone"
             )
+        seen.add(place)
     return draft[0] if len(draft) == 1 else tuple(draft)
 
 
@@ -409,17 +403,6 @@ def _say_unused_settings(network: PreTrainedModel) -> None:
         )
 
 
-def _is_same_place(one: str | Path, other: object) -> bool:
-    return isinstance(other, str | Path) and (
-        str(one) == str(other)
-        or Path(one).expanduser().resolve() == Path(other).expanduser().resolve()
-    )
-
-
-def _named(draft: object) -> str:
-    return repr(str(draft)) if isinstance(draft, str | Path) else f"a {type(draft).__name__}"
-
-
 def _load_draft(
     draft: Source,
     target: SequenceModel,
@@ -438,17 +421,4 @@ def _load_draft(
         raise error if reason is None else ModelLoadError(f"{error}; and {reason}") from error
     return as_draft_model(
         network, target, tokenizer=tokenizer, target_tokenizer=target_tokenizer, **options
-    )
-
-
-def _able_to_plan(components: Components) -> Components:
-    """Check that every controller can plan for the parts, before a request names it."""
-    for planner in map(components.planner, components.controllers):
-        planner.controller.init(planner.shared)
-    return components
-
-
-def _needs_model(drafter: str | AnyDrafter) -> bool:
-    return isinstance(drafter, str) and any(
-        "model" in options_of(name) for name in drafters_in(drafter)
     )

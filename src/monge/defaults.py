@@ -14,9 +14,8 @@ from monge.core.model import SequenceModel
 from monge.core.proposal import Arbitrary, Deterministic, Proposal, WithoutReplacement
 from monge.draft.base import AnyDrafter, DrafterPool
 from monge.draft.tree.base import TreeBuilder
-from monge.draft.tree.chain import Chain
 from monge.draft.tree.children import CHILDREN
-from monge.draft.tree.fixed_width import FixedWidth
+from monge.draft.tree.fixed_width import Chain, FixedWidth
 from monge.verify.base import Rule, unsupported_reason
 from monge.verify.block import Block
 from monge.verify.gumbel import Gumbel

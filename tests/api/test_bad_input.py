@@ -41,63 +41,47 @@ def tiny(vocab_size: int = 64) -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
-def test_empty_prompt():
-    with pytest.raises(OptionError, match="the prompt is empty"):
-        decoder().generate([[]])
-    with pytest.raises(OptionError, match="no prompts were given"):
-        decoder().generate([])
+@pytest.mark.parametrize(
+    ("prompts", "options", "message"),
+    [
+        ([[]], {}, "the prompt is empty"),
+        ([], {}, "no prompts were given"),
+        ("hello", {}, "no tokenizer: give token ids"),
+        ([[1, 9]], {}, r"0\.\.4; got 9"),
+        ([[0]], {"stop": ["a", "b\ud83d"]}, r"stop\[1\]: character 1 is .*half of a pair"),
+        ([[0]], {"stop": ["a", ""]}, "a stop string is empty"),
+        ([[0]], {"stop": "x"}, "stop strings need a tokenizer"),
+        ([[0]], {"temperature": -1.0}, "temperature must be finite and >= 0"),
+        ([[0]], {"top_p": 0.0}, r"top_p must lie in \(0, 1\]"),
+        ([[0]], {"max_new_tokens": 0}, "max_new_tokens must be at least 1; got 0"),
+        ([[0]], {"seed": 2**64}, "whole number of at least -2.63 and less than 2.64; got 1844"),
+        ([[0]], {"seed": -(2**63) - 1}, "seed must be a whole number"),
+        ([[0]], {"temprature": 0.5}, "temprature"),
+    ],
+)
+def test_requests(prompts, options, message):
+    with pytest.raises(OptionError, match=message):
+        decoder().generate(prompts, **options)
 
 
 def test_half_a_character_is_no_text():
-    with pytest.raises(
-        OptionError,
-        match=r"prompt: character 1 is '\\ud800', half of a pair of "
-        r"surrogates",
-    ):
+    expected = r"prompt: character 1 is '\\ud800', half of a pair of surrogates"
+    with pytest.raises(OptionError, match=expected):
         load(controller="fixed").generate("a\ud800", max_new_tokens=1)
 
 
 @pytest.mark.parametrize("seed", [-(2**63), -1, 0, 2**64 - 1])
 def test_seeds_of_64_bits(seed):
-    assert (
-        decoder().generate([[0, 1]], max_new_tokens=1, seed=seed, temperature=1.0)[0].seed == seed
-    )
+    (result,) = decoder().generate([[0, 1]], max_new_tokens=1, seed=seed, temperature=1.0)
+    assert result.seed == seed
 
 
-def test_text_without_a_tokenizer():
-    with pytest.raises(OptionError, match="no tokenizer: give token ids"):
-        decoder().generate("hello")
-
-
-@pytest.mark.parametrize(
-    ("stop", "complaint"),
-    [
-        (["a", "b\ud83d"], r"stop\[1\]: character 1 is .*half of a pair of surrogates"),
-        ([""], "a stop string is empty"),
-    ],
-)
-def test_stop_strings_that_are_no_text(stop, complaint):
-    with pytest.raises(OptionError, match=complaint):
-        decoder().generate([[0, 1]], stop=stop)
-
-
-def test_tokens_outside_the_vocabulary():
-    with pytest.raises(OptionError, match=r"0\.\.4; got 9"):
-        decoder().generate([[1, 9]])
-
-
-def test_prompt_and_completion_beyond_the_context():
-    with pytest.raises(
-        ContextLengthError,
-        match="prompt of 3 tokens.*max_new_tokens=8 = 11 exceeds the target's context of 10",
-    ):
+def test_lengths_beyond_the_context():
+    expected = "prompt of 3 tokens.*max_new_tokens=8 = 11 exceeds the target's context of 10"
+    with pytest.raises(ContextLengthError, match=expected):
         decoder(max_length=10).generate([[0, 1, 2]], max_new_tokens=8)
-
-
-def test_a_draft_deeper_than_the_context():
-    with pytest.raises(
-        OptionError, match="draft depth 12 does not fit the target's context of 10 tokens"
-    ):
+    expected = "draft depth 12 does not fit the target's context of 10 tokens"
+    with pytest.raises(OptionError, match=expected):
         decoder(max_length=10, tree="chain(12)", verifier="single_draft")
 
 
@@ -109,7 +93,6 @@ def test_a_draft_deeper_than_the_context():
         ({"drafter": "ngrams"}, "unknown drafter 'ngrams'; did you mean 'ngram'"),
         ({"tree": "chian"}, "unknown tree 'chian'; did you mean 'chain'"),
         ({"tree": "chain(dept=3)"}, "unknown option of tree 'chain': 'dept'; did you mean 'depth'"),
-        ({"tree": "chain(1, 'iid', 3)"}, "takes at most 2 settings; got 3"),
         ({"tree": "chain(__import__('os'))"}, "cannot read tree"),
         ({"tree": "chain(0)"}, "chain: depth must be at least 1; got 0"),
         ({"tree": "fixed_width((2, 0))"}, r"widths\[1\] must be at least 1; got 0"),
@@ -140,59 +123,25 @@ def test_illegal_pairs_name_the_legal_verifiers():
         decoder(tree="fixed_width((2,), 'iid')", verifier="single_draft")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"temperature": -1.0}, "temperature must be finite and >= 0"),
-        ({"top_p": 0.0}, r"top_p must lie in \(0, 1\]"),
-        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1; got 0"),
-        (
-            {"seed": 2**64},
-            "seed must be a whole number of at least -2.63 and less than 2.64; got "
-            "18446744073709551616",
-        ),
-        ({"seed": -(2**63) - 1}, "seed must be a whole number"),
-        ({"stop": ["a", ""]}, "a stop string is empty"),
-        ({"stop": "x"}, "stop strings need a tokenizer"),
-    ],
-)
-def test_options(options, message):
-    with pytest.raises(OptionError, match=message):
-        decoder().generate([[0, 1]], **options)
-
-
-def test_unknown_options_are_not_ignored():
-    with pytest.raises(OptionError, match="temprature"):
-        decoder().generate([[0, 1]], temprature=0.5)
-
-
 def test_missing_and_broken_checkpoints(tmp_path):
-    with pytest.raises(ModelLoadError, match="no folder"):
-        load(tmp_path / "nowhere")
-    (tmp_path / "file.txt").write_text("")
-    with pytest.raises(
-        ModelLoadError,
-        match=r"file\.txt' is a file; give the folder of a "
-        r"checkpoint",
+    (file := tmp_path / "file.txt").write_text("")
+    (empty := tmp_path / "empty").mkdir()
+    for options, message in (
+        ({"target": tmp_path / "nowhere"}, "no folder"),
+        ({"target": file}, r"file\.txt' is a file; give the folder of a checkpoint"),
+        ({"draft": file}, r"file\.txt' has no config\.json beside it; give the folder"),
+        ({"target": empty}, r"has no config\.json"),
     ):
-        load(tmp_path / "file.txt")
-    with pytest.raises(
-        ModelLoadError,
-        match=r"file\.txt' has no config\.json beside it; give the "
-        r"folder",
-    ):
-        load(draft=tmp_path / "file.txt")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ModelLoadError, match=r"has no config\.json"):
-        load(tmp_path / "empty")
-    shutil.copytree(built_in("draft"), tmp_path / "broken")
-    weights = tmp_path / "broken" / "model.safetensors"
+        with pytest.raises(ModelLoadError, match=message):
+            load(**options)
+    broken = shutil.copytree(built_in("draft"), tmp_path / "broken")
+    weights = broken / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(ModelLoadError, match=r"cannot load a model from .*broken"):
-        load(tmp_path / "broken")
-    (tmp_path / "broken" / "config.json").write_text(json.dumps({"model_type": "no-such-model"}))
+        load(broken)
+    (broken / "config.json").write_text(json.dumps({"model_type": "no-such-model"}))
     with pytest.raises(ModelLoadError, match="cannot load a model"):
-        load(tmp_path / "broken")
+        load(broken)
 
 
 @pytest.mark.parametrize(
@@ -239,27 +188,20 @@ class Poisoned(TabularModel):
 
 
 def test_nan_logits_stop_that_request_and_no_other():
-    prompts = [[0, 1], [4, 1], [2, 1]]
-    healthy = Decoder(
-        make_components(
-            TabularModel(RandomTable(VOCAB, 1), VOCAB), TabularModel(RandomTable(VOCAB, 2), VOCAB)
+    options = {"max_new_tokens": 3, "seed": 1, "temperature": 1.0, "processors": [no_four]}
+
+    def results(kind):
+        target, draft = (
+            kind(RandomTable(VOCAB, 1), VOCAB),
+            TabularModel(RandomTable(VOCAB, 2), VOCAB),
         )
-    )
-    poisoned = Decoder(
-        make_components(
-            Poisoned(RandomTable(VOCAB, 1), VOCAB), TabularModel(RandomTable(VOCAB, 2), VOCAB)
-        )
-    )
-    expected = healthy.generate(
-        prompts, max_new_tokens=3, seed=1, temperature=1.0, processors=[no_four]
-    )
-    results = poisoned.generate(
-        prompts, max_new_tokens=3, seed=1, temperature=1.0, processors=[no_four]
-    )
-    assert [result.finish_reason for result in results] == ["length", "error", "length"]
-    assert "not finite" in str(results[1].error)
-    assert results[0].token_ids == expected[0].token_ids
-    assert results[2].token_ids == expected[2].token_ids
+        return Decoder(make_components(target, draft)).generate([[0, 1], [4, 1], [2, 1]], **options)
+
+    expected, found = results(TabularModel), results(Poisoned)
+    assert [result.finish_reason for result in found] == ["length", "error", "length"]
+    assert "not finite" in str(found[1].error)
+    assert found[0].token_ids == expected[0].token_ids
+    assert found[2].token_ids == expected[2].token_ids
 
 
 def no_four(token_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

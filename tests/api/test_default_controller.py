@@ -1,7 +1,4 @@
-"""Who plans where nobody is named.
-
-Clocks where no text depends on them, and never where a seed is to give one again.
-"""
+"""The default controllers: clocks decide only where no seed has to reproduce the text."""
 
 import pytest
 from fastapi.testclient import TestClient
@@ -88,12 +85,7 @@ def test_only_seeds_that_give_the_text_again_are_told():
 
 
 DRAWING_NOTHING = (
-    "ngram",
-    "suffix",
-    "token_recycling",
-    "lookahead",
-    "jacobi",
-    "pool('ngram', 'suffix')",
+    *("ngram", "suffix", "token_recycling", "lookahead", "jacobi", "pool('ngram', 'suffix')"),
 )
 
 

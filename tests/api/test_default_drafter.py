@@ -1,7 +1,4 @@
-"""What drafts where nobody is named.
-
-A lookup beside the draft model, where somebody chooses between them.
-"""
+"""The default drafter: a lookup beside the draft model, if the controller chooses between them."""
 
 from contextlib import nullcontext
 
@@ -65,13 +62,10 @@ def test_who_does_not_has_the_draft_model(settings):
 
 
 def test_without_a_draft_model_there_is_the_text():
+    costs = Latency.linear(plain=1.0, node=0.1, draft=0.1)
     target = TabularModel(RandomTable(VOCAB, 1), VOCAB)
-    assert (
-        make_components(
-            target, controller=None, latency=Latency.linear(plain=1.0, node=0.1, draft=0.1)
-        ).drafter
-        == NgramDrafter()
-    )
+    made = make_components(target, controller=None, latency=costs)
+    assert made.drafter == NgramDrafter()
 
 
 def test_what_was_asked_for_goes_to_the_draft_model():
@@ -85,22 +79,19 @@ def test_what_was_asked_for_goes_to_the_draft_model():
     ["rrs", "rrs_without_replacement", "target_walk", "block", "traversal", "optimal", "gumbel"],
 )
 def test_every_verifier_decodes(verifier):
-    (result,) = Decoder(components(verifier=verifier)).generate(
-        [(0, 1, 2, 0, 1)], max_new_tokens=30, temperature=1.0
-    )
+    made = Decoder(components(verifier=verifier))
+    (result,) = made.generate([(0, 1, 2, 0, 1)], max_new_tokens=30, temperature=1.0)
     assert result.error is None
     assert len(result.token_ids) == 30
 
 
 def test_a_seed_is_never_planned_with_lookups():
-    made = Decoder(components())
-    (result,) = made.generate([(0, 1, 2, 0, 1)], max_new_tokens=60, temperature=1.0, seed=3)
+    asked = {"max_new_tokens": 60, "temperature": 1.0, "seed": 3}
+    (result,) = Decoder(components()).generate([(0, 1, 2, 0, 1)], **asked)
     assert {record.drafter for record in result.records if record.depth} == {"model"}
     assert not any(record.counterfactuals for record in result.records), "nobody looks at it"
-    expected = Decoder(components(controller="fixed")).generate(
-        [(0, 1, 2, 0, 1)], max_new_tokens=60, temperature=1.0, seed=3
-    )
-    assert result.token_ids == expected[0].token_ids
+    (expected,) = Decoder(components(controller="fixed")).generate([(0, 1, 2, 0, 1)], **asked)
+    assert result.token_ids == expected.token_ids
 
 
 @pytest.mark.parametrize("drafter", ["model", "ngram", "none"])

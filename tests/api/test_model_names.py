@@ -57,9 +57,8 @@ def test_what_the_cache_holds_needs_no_hub(asked, monkeypatch):
 def test_the_nearest_folder_is_named(asked, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my-target").mkdir()
-    with pytest.raises(
-        ModelLoadError, match=r"no folder './my-tarket' \(did you mean './my-target'"
-    ):
+    expected = r"no folder './my-tarket' \(did you mean './my-target'"
+    with pytest.raises(ModelLoadError, match=expected):
         monge.load("./my-tarket")
     with pytest.raises(ModelLoadError, match="did you mean 'my-target'"):
         monge.load(draft="my-tarket")

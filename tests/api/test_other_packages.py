@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -167,35 +166,31 @@ print(
 
 
 @pytest.fixture(scope="module")
-def run(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Callable[..., subprocess.CompletedProcess[str]]:
+def run(tmp_path_factory):
     """Run Python with the other package installed."""
     folder = tmp_path_factory.mktemp("site")
-    (folder / "other_parts.py").write_text(PARTS, encoding="utf-8")
     about = folder / "other_parts-0.1.dist-info"
     about.mkdir()
-    (about / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: other-parts\nVersion: 0.1\n", encoding="utf-8"
-    )
-    (about / "entry_points.txt").write_text(ENTRY_POINTS, encoding="utf-8")
+    files = {
+        folder / "other_parts.py": PARTS,
+        about / "METADATA": "Metadata-Version: 2.1\nName: other-parts\nVersion: 0.1\n",
+        about / "entry_points.txt": ENTRY_POINTS,
+    }
+    for path, text in files.items():
+        path.write_text(text, encoding="utf-8")
     source = Path(__file__).parents[2] / "src"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (folder, source)))}
+    settings = {"env": environment, "capture_output": True, "text": True, "timeout": 120}
 
-    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, *arguments]
-        return subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=120, check=True
-        )
+    def call(*arguments):
+        return subprocess.run([sys.executable, *arguments], **settings, check=True)
 
     return call
 
 
 @pytest.fixture(scope="module")
-def listed(
-    run: Callable[..., subprocess.CompletedProcess[str]],
-) -> subprocess.CompletedProcess[str]:
-    """What `monge list` shows."""
+def listed(run):
+    """Output of `monge list`."""
     return run("-m", "monge", "list", "--json")
 
 
@@ -215,17 +210,12 @@ def test_the_parts_are_listed(listed):
 
 def test_a_part_that_cannot_be_loaded_is_left_out_with_a_warning(listed):
     assert "broken_rule" not in listed.stdout
-    assert (
-        "verifier 'broken_rule' cannot be loaded from other_parts:Missing: AttributeError"
-        in listed.stderr
-    )
+    expected = "'broken_rule' cannot be loaded from other_parts:Missing: AttributeError"
+    assert expected in listed.stderr
 
 
 def test_a_built_in_part_keeps_its_name(listed):
-    assert (
-        "controller 'fixed' of other_parts:Alternate is ignored: the name is taken" in listed.stderr
-    )
-    (fixed,) = [
-        part for part in json.loads(listed.stdout)["controllers"] if part["name"] == "fixed"
-    ]
-    assert "max_depth" in fixed["settings"]
+    expected = "controller 'fixed' of other_parts:Alternate is ignored: the name is taken"
+    assert expected in listed.stderr
+    parts = {part["name"]: part for part in json.loads(listed.stdout)["controllers"]}
+    assert "max_depth" in parts["fixed"]["settings"]

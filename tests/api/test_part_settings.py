@@ -1,6 +1,7 @@
 """Settings of parts that a user writes: of the declared type, given once, and refused by name."""
 
 import dataclasses
+import re
 from typing import Literal
 
 import pytest
@@ -10,8 +11,7 @@ from monge.control.registry import CONTROLLERS
 from monge.core.errors import MongeError, OptionError
 from monge.core.registry import Registry
 from monge.draft.registry import DRAFTERS
-from monge.draft.tree.chain import Chain
-from monge.draft.tree.fixed_width import FixedWidth
+from monge.draft.tree.fixed_width import Chain, FixedWidth
 from monge.draft.tree.registry import TREES
 from monge.verify.registry import VERIFIERS
 
@@ -24,89 +24,33 @@ from monge.verify.registry import VERIFIERS
         (TREES, "chain(2.5)", "depth must be int, such as 3; got 2.5"),
         (TREES, "chain(True)", "depth must be int, such as 3; got True"),
         (TREES, "chain(3, children=7)", "children must be str, such as 'iid'; got 7"),
-        (TREES, "fixed_width(3)", "widths must be tuple[int, ...], such as (3, 2, 1, 1); got 3"),
-        (
-            TREES,
-            "fixed_width((3, 'a'))",
-            "widths must be tuple[int, ...], such as (3, 2, 1, 1); got (3, 'a')",
-        ),
-        (TREES, "best_first(num_nodes='x')", "num_nodes must be int, such as 16; got 'x'"),
-        (TREES, "best_first(num_nodes=4.5)", "num_nodes must be int, such as 16; got 4.5"),
+        (TREES, "fixed_width(3)", "must be tuple[int, ...], such as (3, 2, 1, 1); got 3"),
+        (TREES, "fixed_width((3, 'a'))", "such as (3, 2, 1, 1); got (3, 'a')"),
         (TREES, "opt_tree(min_gain='a')", "min_gain must be float, such as 0.2; got 'a'"),
-        (
-            TREES,
-            "sequoia(acceptance=0.5)",
-            "acceptance must be tuple[float, ...], such as (0.6, 0.13, 0.06, 0.03); got 0.5",
-        ),
-        (
-            DRAFTERS,
-            "ngram(max_ngram='x')",
-            "drafter 'ngram': max_ngram must be int, such as 16; got 'x'",
-        ),
-        (DRAFTERS, "ngram(max_ngram=2.5)", "max_ngram must be int, such as 16; got 2.5"),
+        (DRAFTERS, "ngram(max_ngram=2.5)", "'ngram': max_ngram must be int, such as 16; got 2.5"),
         (DRAFTERS, "token_recycling(keep=1)", "keep must be bool, such as False; got 1"),
-        (
-            DRAFTERS,
-            "head(3)",
-            "drafter 'head': head must be PublishedHead | str | Path | None; got 3",
-        ),
-        (
-            DRAFTERS,
-            "layer_skip(99)",
-            "drafter 'layer_skip': layers must be tuple[int, ...] | None; got 99",
-        ),
-        (
-            CONTROLLERS,
-            "goodput(max_window='a')",
-            "controller 'goodput': max_window must be int, such as 8; got 'a'",
-        ),
-        (
-            CONTROLLERS,
-            "on_the_fly(prior=3)",
-            "prior must be tuple[float | int, float | int], such as (1.5, 0.5); got 3",
-        ),
-        (CONTROLLERS, "fsm(first='x')", "first must be int, such as 4; got 'x'"),
-        (CONTROLLERS, "cached_fsm(machine=3)", "such as (4, 1, 1, 1, 8); got 3"),
+        (DRAFTERS, "head(3)", "head must be PublishedHead | str | Path | None; got 3"),
+        (DRAFTERS, "layer_skip(99)", "layers must be tuple[int, ...] | None; got 99"),
+        (CONTROLLERS, "fsm(first='x')", "controller 'fsm': first must be int, such as 4; got 'x'"),
         (CONTROLLERS, "cached_fsm(machine=(4, 1))", "such as (4, 1, 1, 1, 8); got (4, 1)"),
-        (
-            CONTROLLERS,
-            "confidence_threshold(threshold='x')",
-            "threshold must be float | int, such as 0.4; got 'x'",
-        ),
-        (
-            VERIFIERS,
-            "canonical(size='a')",
-            "verifier 'canonical': size must be int, such as 5; got 'a'",
-        ),
+        (VERIFIERS, "canonical(size='a')", "'canonical': size must be int, such as 5; got 'a'"),
         (VERIFIERS, "layer(inner=3)", "inner must be FlowRule | str | None; got 3"),
-    ],
-)
-def test_values_of_another_type_are_refused(room, text, message):
-    with pytest.raises(OptionError, match="must be") as refused:
-        room.parse(text)
-    assert message in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("room", "text", "message"),
-    [
         (TREES, "chain(depth=2, depth=3)", "tree 'chain': depth is given twice"),
         (TREES, "chain(2, depth=3)", "depth is given twice"),
         (TREES, "chain({[]: 1})", "cannot read tree"),
         (TREES, "chain(1, 'iid', 3)", "takes at most 2 settings; got 3"),
-        (DRAFTERS, "layer_skip(layers=(0, 1), layers=(1,))", "layers is given twice"),
         (DRAFTERS, "layer_skip((0, 1), 1, 2, 3)", "takes at most 3 settings; got 4"),
+        # The engine provides these.
         (DRAFTERS, "shape(tree='chain')", "unknown option of drafter 'shape': 'tree'"),
         (DRAFTERS, "layer_skip(target=1)", "unknown option of drafter 'layer_skip': 'target'"),
     ],
 )
-def test_settings_that_cannot_be_given_so(room, text, message):
-    with pytest.raises(OptionError, match="(?s).*") as refused:
+def test_wrong_settings_are_refused(room, text, message):
+    with pytest.raises(OptionError, match=re.escape(message)):
         room.parse(text)
-    assert message in str(refused.value)
 
 
-def test_what_the_engine_provides_is_no_setting_of_the_users():
+def test_options_of_the_engine_are_no_settings():
     assert list(DRAFTERS.settings("model")) == ["top_k"]
     assert list(DRAFTERS.settings("layer_skip")) == ["layers", "num_layers", "top_k"]
     assert "target" in DRAFTERS.options("layer_skip")
@@ -135,18 +79,18 @@ class Fragile:
             raise MongeError("too large")
 
 
-def test_what_a_part_refuses_names_part_setting_and_value():
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("fragile(size=3)", "^toy 'fragile' cannot be made with size=3: no such size"),
+        ("fragile(size=2)", "^too large$"),
+        ("fragile('there')", r"way must be 'here' \| 2, such as 'here'; got 'there'"),
+    ],
+)
+def test_errors_of_a_part_name_part_setting_and_value(text, message):
     room = Registry("toy", {"fragile": Fragile})
-    with pytest.raises(
-        OptionError,
-        match=r"toy 'fragile' cannot be made with size=3: no such "
-        r"size",
-    ):
-        room.parse("fragile(size=3)")
-    with pytest.raises(MongeError, match=r"^too large$"):
-        room.parse("fragile(size=2)")
-    with pytest.raises(OptionError, match=r"way must be 'here' \| 2, such as 'here'; got 'there'"):
-        room.parse("fragile('there')")
+    with pytest.raises(MongeError, match=message):
+        room.parse(text)
     assert room.parse("fragile(2)") == Fragile(2)
 
 

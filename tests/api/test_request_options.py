@@ -83,16 +83,16 @@ def test_log_probabilities_of_every_token(options):
     assert plain.token_ids == result.token_ids
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        ("max_tokens", "max_new_tokens"),
-        ("do_sample", "temperature"),
-        ("num_return_sequences", "n"),
-        ("temprature", "temperature"),
-        ("stop_strings", "stop"),
-    ],
-)
+MEANT = {
+    "max_tokens": "max_new_tokens",
+    "do_sample": "temperature",
+    "num_return_sequences": "n",
+    "temprature": "temperature",
+    "stop_strings": "stop",
+}
+
+
+@pytest.mark.parametrize(("name", "meant"), MEANT.items())
 @pytest.mark.parametrize("call", ["generate", "stream"])
 def test_unknown_options_name_the_one_that_was_meant(name, meant, call):
     decoder = toy_decoder()

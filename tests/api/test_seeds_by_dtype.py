@@ -6,25 +6,14 @@ from monge.api import load
 from monge.cli.serve import _say
 from tests.bench.tiny import save_pair
 
-PROMPTS = [
-    [5, 6, 7, 8, 9],
-    [40, 41],
-    [300, 7, 300],
-    [9] * 20,
-    [1, 2, 3],
-    [77],
-    [8, 8, 8],
-    [12, 13, 14, 15],
-]
+PROMPTS = [[5, 6, 7, 8, 9], [40, 41], [300, 7, 300], [9] * 20, [1, 2, 3], [77], [8, 8, 8], [12, 13]]
 OPTIONS = {"max_new_tokens": 24, "temperature": 1.0, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
 def decoders():
     """Of the built-in pair: in bfloat16 seven of eight texts differ alone and in a crowd."""
-    return {
-        dtype: load(dtype=dtype, controller="fixed") for dtype in ("float32", "bfloat16", "float16")
-    }
+    return {one: load(dtype=one, controller="fixed") for one in ("float32", "bfloat16", "float16")}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

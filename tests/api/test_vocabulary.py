@@ -6,7 +6,7 @@ from monge.api import make_components
 from monge.core.model import NodeBlock, SequenceModel
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.engine.decoder import Decoder
-from monge.engine.models.resized_vocabulary import ResizedVocabulary
+from monge.engine.models.cross_tokenizer import ResizedVocabulary
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import law_error
 from monge.testing.tabular import RandomTable, TabularModel

@@ -1,7 +1,4 @@
-"""Arguments of the wrong type, as a program meets them.
-
-Without the type checker that these tests run under.
-"""
+"""Arguments of the wrong type, as a program meets them: without the type checker of these tests."""
 
 import json
 import subprocess
@@ -29,62 +26,37 @@ for prompts, options in json.load(sys.stdin):
 print(json.dumps(said))
 """
 
-_REFUSED = (
-    ("b'ab'", "{}", "prompts must be text, token ids or a list of either; got bytes"),
-    ("[b'ab']", "{}", "prompt: bytes is neither text nor token ids; give a str or whole numbers"),
-    ("7", "{}", "prompts must be text, token ids or a list of either; got int"),
-    (
-        "[[0, 1], None]",
-        "{}",
-        "prompt: NoneType is neither text nor token ids; give a str or whole numbers",
-    ),
-    ("[1.7]", "{}", "prompt: token ids must be whole numbers; got 1.7 at place 0"),
-    ("[[0, 1.7]]", "{}", "prompt: token ids must be whole numbers; got 1.7 at place 1"),
-    ("[[0, True]]", "{}", "prompt: token ids must be whole numbers; got True at place 1"),
-    ("[['a']]", "{}", "prompt: token ids must be whole numbers; got 'a' at place 0"),
-    ("torch.tensor([0.5])", "{}", "prompt: token ids must be whole numbers; got 0.5 at place 0"),
-    (
-        "[1, [2]]",
-        "{}",
-        "prompts: token ids stand beside other prompts; put the ids of each prompt "
-        "into a list of their own",
-    ),
-    ("[[0, 1]]", "{'max_new_tokens': 2.5}", "max_new_tokens must be a whole number; got 2.5"),
-    ("[[0, 1]]", "{'max_new_tokens': True}", "max_new_tokens must be a whole number; got True"),
-    ("[[0, 1]]", "{'max_new_tokens': '3'}", "max_new_tokens must be a whole number; got '3'"),
-    (
-        "[[0, 1]]",
-        "{'seed': 1.5}",
-        "seed must be a whole number of at least -2^63 and less than 2^64; got 1.5",
-    ),
-)
-_REFUSED += (
-    ("[[0, 1]]", "{'n': 0}", "n must be a whole number of at least 1; got 0"),
-    ("[[0, 1]]", "{'n': 1.5}", "n must be a whole number of at least 1; got 1.5"),
-    ("[[0, 1]]", "{'min_tokens': -1}", "min_tokens must be a whole number of at least 0; got -1"),
-    ("[[0, 1]]", "{'min_tokens': 4}", "min_tokens=4 is more than max_new_tokens=3"),
-    ("[[0, 1]]", "{'logprobs': 'all'}", "logprobs must be a whole number of at least 0; got 'all'"),
-    (
-        "[[0, 1]]",
-        "{'repetition_penalty': '2'}",
-        "repetition_penalty must be a finite number; got '2'",
-    ),
-    (
-        "[[0, 1]]",
-        "{'presence_penalty': float('nan')}",
-        "presence_penalty must be a finite number; got nan",
-    ),
-    (
-        "[[0, 1]]",
-        "{'logit_bias': {'a': 1}}",
-        "logit_bias: token ids must lie in 0..4; got 'a'",
-    ),
-    (
-        "[[0, 1]]",
-        "{'logit_bias': {1: 'x'}}",
-        "logit_bias: a bias must be a finite number; got 'x' for token 1",
-    ),
-)
+_PROMPTS: Final = {
+    "b'ab'": "prompts must be text, token ids or a list of either; got bytes",
+    "7": "prompts must be text, token ids or a list of either; got int",
+    "[b'ab']": "prompt: bytes is neither text nor token ids; give a str or whole numbers",
+    "[[0, 1], None]": "prompt: NoneType is neither text nor token ids; give a str or whole numbers",
+    "[1.7]": "prompt: token ids must be whole numbers; got 1.7 at place 0",
+    "[[0, True]]": "prompt: token ids must be whole numbers; got True at place 1",
+    "[['a']]": "prompt: token ids must be whole numbers; got 'a' at place 0",
+    "torch.tensor([0.5])": "prompt: token ids must be whole numbers; got 0.5 at place 0",
+    "[1, [2]]": "prompts: token ids stand beside other prompts; put the ids of each prompt into a "
+    "list of their own",
+}
+_OPTIONS: Final = {
+    "{'max_new_tokens': 2.5}": "max_new_tokens must be a whole number; got 2.5",
+    "{'max_new_tokens': True}": "max_new_tokens must be a whole number; got True",
+    "{'max_new_tokens': '3'}": "max_new_tokens must be a whole number; got '3'",
+    "{'seed': 1.5}": "seed must be a whole number of at least -2^63 and less than 2^64; got 1.5",
+    "{'n': 0}": "n must be a whole number of at least 1; got 0",
+    "{'n': 1.5}": "n must be a whole number of at least 1; got 1.5",
+    "{'min_tokens': -1}": "min_tokens must be a whole number of at least 0; got -1",
+    "{'min_tokens': 4}": "min_tokens=4 is more than max_new_tokens=3",
+    "{'logprobs': 'all'}": "logprobs must be a whole number of at least 0; got 'all'",
+    "{'repetition_penalty': '2'}": "repetition_penalty must be a finite number; got '2'",
+    "{'presence_penalty': float('nan')}": "presence_penalty must be a finite number; got nan",
+    "{'logit_bias': {'a': 1}}": "logit_bias: token ids must lie in 0..4; got 'a'",
+    "{'logit_bias': {1: 'x'}}": "logit_bias: a bias must be a finite number; got 'x' for token 1",
+}
+_REFUSED: Final = [
+    *(((prompt, "{}"), message) for prompt, message in _PROMPTS.items()),
+    *((("[[0, 1]]", options), message) for options, message in _OPTIONS.items()),
+]
 _TAKEN: Final = (
     ("[[0, 1]]", "{}"),
     ("[0, 1]", "{}"),
@@ -100,8 +72,8 @@ _TAKEN: Final = (
 
 @pytest.fixture(scope="module")
 def said() -> list[object]:
-    """What became of every case, in order."""
-    cases = json.dumps([*(case[:2] for case in _REFUSED), *_TAKEN])
+    """The outcome of every case, in order."""
+    cases = json.dumps([*(case for case, _ in _REFUSED), *_TAKEN])
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM], input=cases, capture_output=True, text=True, check=False
     )
@@ -110,7 +82,7 @@ def said() -> list[object]:
 
 
 def test_wrong_types_are_refused_by_name(said):
-    assert said[: len(_REFUSED)] == [message for *_, message in _REFUSED]
+    assert said[: len(_REFUSED)] == [message for _, message in _REFUSED]
 
 
 def test_whole_numbers_of_numpy_and_torch_are_token_ids(said):

@@ -12,7 +12,7 @@ from monge.control.registry import CONTROLLERS
 from monge.draft.registry import DRAFTERS
 from monge.draft.tree.registry import TREES
 from monge.verify.registry import VERIFIERS
-from tests.architecture.house import PACKAGE, ROOT, modules, name_of
+from tests.architecture.sources import PACKAGE, ROOT, modules, name_of
 
 DOCS = ROOT / "docs"
 ROOMS = {"verifiers": VERIFIERS, "drafters": DRAFTERS, "trees": TREES, "controllers": CONTROLLERS}

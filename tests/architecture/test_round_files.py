@@ -7,7 +7,7 @@ import monge
 from monge.control.latency import Latency
 from monge.core.errors import unknown_name
 from monge.engine.batch import decode
-from tests.architecture.house import PACKAGE
+from tests.architecture.sources import PACKAGE
 
 USUAL_FILES, MAX_FILES = 33, 38
 WARM_ROUNDS, ROUNDS = 12, 40

@@ -18,8 +18,8 @@ from monge.core.errors import MongeError
 from monge.engine.chat_format import InstructionFormat
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder
+from monge.options import ServeOptions
 from monge.serve.app import create_app
-from monge.serve.settings import ServerSettings
 from monge.testing.tabular import TabularModel
 from monge.verify.registry import VERIFIERS
 from tests.audit.toy import PROMPTS, local_reference, shortened
@@ -75,7 +75,7 @@ def judged(parts: Components, budget: int) -> tuple[Report, float]:
     Every request has a seed and the controller is fixed, so that the texts depend on nothing else.
     """
     decoder = Decoder(parts, tokenizer=Tokenizer(), eos_ids=frozenset({END}), max_batch_size=16)
-    app = create_app(decoder, ServerSettings(model_name="toy"), InstructionFormat(Tokenizer()))
+    app = create_app(decoder, ServeOptions(served_model_name="toy"), InstructionFormat(Tokenizer()))
     transport = httpx.ASGITransport(app=app)
     played = tuple(replace(one, is_seeded=True) for one in shortened(usual_situations(PROMPTS)))
 

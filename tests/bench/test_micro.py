@@ -75,7 +75,7 @@ def test_prompts_are_read_whole_and_given_back(monkeypatch, capsys):
 
     def noted(self, pieces):
         read.append([len(tokens) for tokens in pieces.values()])
-        opened.append(len(self._rows))
+        opened.append(self._cache.num_open)
         append(self, pieces)
 
     monkeypatch.setattr(HfTreeModel, "append", noted)

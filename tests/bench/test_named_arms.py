@@ -77,7 +77,7 @@ def test_every_cell_learns_for_itself(measurements):
     assert isinstance(arm, MongeArm)
     assert set(arm.cache.shared_states) == {(0.0, 1), (0.0, 2), (1.0, 1), (1.0, 2)}
     for (_, batch_size), shared in arm.cache.shared_states.items():
-        assert str(batch_size) in {key.split("|")[1] for key in shared.latency.as_dict()}
+        assert batch_size in {size for _, size, _ in shared.latency.times}
     records = [arm_record(measurement, measurements) for measurement in mine]
     assert all(record["ratio_to_none"]["median"] > 0 for record in records)
 

@@ -207,7 +207,6 @@ def test_a_server_takes_its_own_options_from_the_file(config, monkeypatch):
     from monge.cli import serve
 
     told = []
-    monkeypatch.setattr(serve, "_server_room", lambda: None)
     monkeypatch.setattr(serve, "_serve_here", lambda *options: told.extend(options))
     app = typer.Typer()
     app.command()(serve.serve)

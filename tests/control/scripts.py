@@ -6,7 +6,7 @@ from monge.control.base import AnyController, RoundInfo, SharedState
 from monge.control.latency import Latency
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws, SeededDraws, TapeDraws
-from monge.core.verdict import StepRecord
+from monge.core.verdict import RoundTiming, StepRecord
 
 
 def chain_round(window: int, accepted: int, **fields: Any) -> StepRecord:
@@ -57,6 +57,16 @@ def plan_one(
 def shared_of(*, plain: float = 1.0, node: float = 0.02, draft: float = 0.08) -> SharedState:
     """Shared state with linear latency."""
     return SharedState(Latency.linear(plain=plain, node=node, draft=draft))
+
+
+def latency_of_rounds(*rounds: tuple[int, int, float], drafter: str | None = None) -> Latency:
+    """Latency after rounds of some depth, batch size and seconds, each three times."""
+    latency = Latency()
+    for depth, batch_size, seconds in (one for one in rounds for _ in range(3)):
+        latency.observe(
+            RoundTiming(depth=depth, batch_size=batch_size, seconds=seconds, drafter=drafter)
+        )
+    return latency
 
 
 def draws(seed: int = 0) -> SeededDraws:

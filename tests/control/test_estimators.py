@@ -1,7 +1,4 @@
-"""Estimators, windows and switches.
-
-What they recover, and that they are right where they must be.
-"""
+"""Estimators of acceptance and seconds, and the windows that follow from them."""
 
 import itertools
 from dataclasses import replace
@@ -16,11 +13,7 @@ from monge.control.latency import Latency
 from monge.control.on_the_fly import OnTheFly, best_window, censored_acceptance
 from monge.control.q_learning import QLearning
 from monge.core.draws import SeededDraws
-from tests.control.scripts import chain_round, plan_one, shared_of
-
-
-def draws(seed: int = 0) -> SeededDraws:
-    return SeededDraws(seed)
+from tests.control.scripts import chain_round, draws, plan_one, shared_of
 
 
 def accepted_of(window: int, acceptance: float, source: SeededDraws) -> int:

@@ -1,6 +1,4 @@
-"""A pool, mixed candidates and whole-tree rules under controllers that read the clock.
-
-Every draw enumerated in the real loop.
+"""A pool, mixed candidates and whole-tree rules under controllers that read the clock, every draw enumerated.
 
 The clock is a fake that moves with the work, and with the tokens that are read: what is planned
 then depends on the text.
@@ -59,32 +57,22 @@ class Timed(TabularModel):
         return super().extend(blocks)
 
 
+RESTLESS = "goodput(first_cooldown=1, probe=1)"
+OPTIMAL = "layer(\"optimal('candidates')\")"
+
+
 @pytest.mark.parametrize("costs", COSTS)
 @pytest.mark.parametrize(
     ("tree", "verifier", "controller", "horizon"),
     [
-        ("fixed_width((2,), 'mixed(1)')", "layer('rrs')", "goodput(first_cooldown=1, probe=1)", 3),
-        pytest.param(
-            *(
-                "fixed_width((2, 1), 'mixed(1)')",
-                "layer('greedy')",
-                "goodput(first_cooldown=1, probe=1)",
-                2,
-            ),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            *(
-                "fixed_width((2, 1), 'mixed(1)')",
-                "layer(\"optimal('candidates')\")",
-                "goodput(first_cooldown=1, probe=1)",
-                3,
-            ),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            *("threshold(0.05, 2, 2, 5, 'mixed(1)')", "layer('rrs')", "goodput", 3),
-            marks=pytest.mark.slow,
+        ("fixed_width((2,), 'mixed(1)')", "layer('rrs')", RESTLESS, 3),
+        *(
+            pytest.param(*row, marks=pytest.mark.slow)
+            for row in (
+                ("fixed_width((2, 1), 'mixed(1)')", "layer('greedy')", RESTLESS, 2),
+                ("fixed_width((2, 1), 'mixed(1)')", OPTIMAL, RESTLESS, 3),
+                ("threshold(0.05, 2, 2, 5, 'mixed(1)')", "layer('rrs')", "goodput", 3),
+            )
         ),
     ],
 )

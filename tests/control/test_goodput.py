@@ -4,15 +4,16 @@ from typing import Any
 
 import pytest
 
-from lab.control.simulation import WORLDS, speed
+from lab.control.simulation import WORLDS, World, chain_record, speed
 from monge.control.base import RoundInfo, SharedState
 from monge.control.fixed import Fixed
-from monge.control.goodput import Goodput, GoodputState
+from monge.control.goodput import Goodput
 from monge.control.latency import Latency
 from monge.core.draws import TapeDraws
 from monge.core.errors import OptionError
 from monge.core.selection import Member
-from tests.control.scripts import chain_round, draws, plan_one, shared_of
+from monge.core.verdict import RoundTiming
+from tests.control.scripts import chain_round, draws, latency_of_rounds, plan_one, shared_of
 
 POOL = (
     Member(name="ngram", max_depth=8, runs_network=False),
@@ -25,9 +26,9 @@ def decode(
     shared: SharedState,
     accepted: int,
     rounds: int,
-    state: GoodputState | None = None,
+    state: SharedState | None = None,
     **fields: Any,
-) -> tuple[GoodputState, list[int]]:
+) -> tuple[SharedState, list[int]]:
     """Depths of rounds of which up to `accepted` tokens are accepted."""
     state, depths = state or controller.init(shared), []
     for _ in range(rounds):
@@ -42,9 +43,9 @@ def decode(
 
 def test_a_good_cheap_draft_is_used_to_its_full_depth() -> None:
     _, depths = decode(Goodput(), shared_of(node=0.01, draft=0.02), 8, 20)
-    assert depths[0] == 0, "the first round tells what plain decoding takes"
+    assert depths[:2] == [0, 0], "the first rounds tell what plain decoding takes"
     assert depths[-1] == 8
-    assert 0 not in depths[1:]
+    assert 0 not in depths[2:]
 
 
 def test_a_draft_that_is_never_accepted_pauses_for_longer_and_longer() -> None:
@@ -53,7 +54,8 @@ def test_a_draft_that_is_never_accepted_pauses_for_longer_and_longer() -> None:
     )
     starts = [place for place in range(1, 400) if depths[place] and not depths[place - 1]]
     gaps = [after - before for before, after in zip(starts, starts[1:], strict=False)]
-    assert gaps == sorted(gaps)
+    # But for a round more or less of a probe.
+    assert all(after >= before - 2 for before, after in zip(gaps, gaps[1:], strict=False))
     assert gaps[-1] > 2 * gaps[0]
     assert sum(depth > 0 for depth in depths[50:]) < 0.1 * 350
 
@@ -77,7 +79,7 @@ def test_a_draft_that_becomes_good_is_found_again() -> None:
 def test_a_draft_that_pays_recovers_from_bad_luck() -> None:
     """It is worth 1.16 times plain decoding; its first rounds are as bad as one run in twenty."""
     seconds = (1.0, 1.41, 1.52, 1.59, 1.70, 1.87)
-    latency = Latency.table({1: dict(enumerate(seconds))})
+    latency = latency_of_rounds(*((depth, 1, spent) for depth, spent in enumerate(seconds)))
     rounds = draws(0)
     lucky = [next(n for n in range(9) if n == 8 or rounds.uniform() > 0.5) for _ in range(900)]
     controller, shared = Goodput(max_window=5), SharedState(latency)
@@ -99,12 +101,30 @@ def test_a_new_request_begins_with_what_others_taught() -> None:
     assert controller.drafts_at_once(shared_of())
 
 
-def test_some_rounds_draft_to_the_full_depth() -> None:
-    """Three levels are best here; deeper ones stay known."""
-    controller, shared = Goodput(), shared_of(node=0.05, draft=0.1)
-    _, depths = decode(controller, shared, 3, 300)
-    assert 3 <= depths.count(8) <= 8
-    assert depths.count(3) > 250
+@pytest.mark.parametrize(
+    ("acceptance", "draft"), [(0.7, 0.1), (0.85, 0.06), (0.6, 0.2), (0.5, 0.05)]
+)
+def test_it_settles_where_seconds_are_yet_to_be_learned(acceptance: float, draft: float) -> None:
+    """Against the best fixed depth, over 300 rounds with times that vary, the first ones of their kind slow."""
+    world = World(regimes=(acceptance,), switch_prob=0.0, draft=draft, node=0.03)
+    ratios: list[float] = []
+    for seed in range(4):
+        rounds = list(world.rounds(300, draws(seed)))
+        best = max(speed(Fixed(max_depth=depth), world, rounds, draws()) for depth in range(9))
+        noise, costs, latency = draws(seed), world.costs(), Latency()
+        controller, shared = Goodput(), SharedState(latency)
+        state, tokens, seconds, known = controller.init(shared), 0, 0.0, set[int]()
+        for one in rounds:
+            record = chain_record(plan_one(controller, state), one, 0)
+            spent = costs.round_s(record.depth) * (1.0 + 0.1 * noise.uniform())
+            slow = 1.0 if record.depth in known else 1.5
+            known.add(record.depth)
+            timing = RoundTiming(depth=record.depth, batch_size=1, seconds=slow * spent)
+            latency.observe(timing)
+            state = controller.update(state, record)
+            tokens, seconds = tokens + len(record.token_ids), seconds + spent / 1.05
+        ratios.append(tokens / seconds / best)
+    assert sum(ratios) / len(ratios) > 0.97
 
 
 def pooled(node: float, draft: float) -> SharedState:
@@ -155,7 +175,7 @@ def test_a_batch_shares_one_decision() -> None:
 
     Alone their drafts pay, in a batch of sixteen that wait for them they do not.
     """
-    latency = Latency.table({1: {0: 1.0, 8: 1.6}, 16: {0: 1.5, 8: 8.0}})
+    latency = latency_of_rounds((0, 1, 1.0), (8, 1, 1.6), (0, 16, 1.5), (8, 16, 8.0))
     for batch_size, drafts in ((2, True), (16, False)):
         controller, shared = Goodput(), SharedState(latency)
         states = [controller.init(shared) for _ in range(2)]

@@ -132,21 +132,6 @@ def test_paths_that_end_after_an_improbable_token(threshold: float) -> None:
     )
 
 
-@pytest.mark.parametrize("threshold", THRESHOLDS)
-@pytest.mark.parametrize("verifier", ["single_draft", "block"])
-def test_every_threshold(verifier: str, threshold: float) -> None:
-    """Two tokens, over a second round that was planned from the first."""
-    assert (
-        error(
-            Case(horizon=2, max_new_tokens=3),
-            controller=Adaptive(threshold),
-            tree="chain(2)",
-            verifier=verifier,
-        )
-        < 1e-12
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("threshold", THRESHOLDS)
 @pytest.mark.parametrize(("tree", "verifier"), stopping_combinations())

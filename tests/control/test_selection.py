@@ -1,17 +1,18 @@
 """Choosing between drafters: weights, price, delayed and partial feedback, the linear model, and the law of the text."""
 
 import itertools
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from monge.api import make_components
-from monge.control.ada_hedge import AdaHedge
 from monge.control.base import SharedState
-from monge.control.hedge import Hedge, HedgeState
+from monge.control.hedge import AdaHedge, Hedge, HedgeState
 from monge.control.latency import Latency
-from monge.control.linear_selection import LinearSelection
+from monge.control.linear_selection import FEATURES, LinearSelection, Ridge
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws, TapeDraws
 from monge.core.errors import OptionError
@@ -59,7 +60,36 @@ def round_of(
     )
 
 
-# Estimates.
+# Weights and estimates.
+
+
+@pytest.mark.parametrize("pattern", ["one is best", "alternating", "the best changes"])
+def test_regret_stays_below_the_bound(pattern: str) -> None:
+    """Synthetic drafters with losses in [0, 1]: de Rooij et al., Theorem 8, with V <= T / 4."""
+    rounds, weights, spent = 400, AdaHedge((0.0, 0.0, 0.0)), 0.0
+    sums = [0.0, 0.0, 0.0]
+    for number in range(rounds):
+        losses = {
+            "one is best": (0.5, 0.4 + 0.2 * (number % 2), 0.9),
+            "alternating": (float(number % 2), float((number + 1) % 2), 0.5),
+            "the best changes": (float(number >= 200), float(number < 200), 0.6),
+        }[pattern]
+        spent += math.fsum(
+            weight * loss for weight, loss in zip(weights.weights, losses, strict=True)
+        )
+        sums = [total + loss for total, loss in zip(sums, losses, strict=True)]
+        weights = weights.update(losses)
+        assert math.isclose(sum(weights.weights), 1.0)
+    bound = math.sqrt(rounds * math.log(3)) + 4 / 3 * math.log(3) + 2
+    assert spent - min(sums) <= bound
+    assert bound < 0.1 * rounds + 5  # the bound says something
+
+
+def test_forgetting_follows_a_change() -> None:
+    weights = AdaHedge((0.0, 0.0))
+    for number in range(300):
+        weights = weights.update((1.0, 0.0) if number < 200 else (0.0, 1.0), 0.95)
+    assert weights.weights[0] > 0.9
 
 
 def test_the_factor_is_unbiased_on_the_text_and_averaged_factors_are_not() -> None:
@@ -91,7 +121,7 @@ def test_bandit_feedback_is_unbiased() -> None:
     state = hedge.init(shared_of(SMALL, LARGE))
     for number, (name, accepted) in enumerate([("small", 1), ("large", 3), ("small", 0)]):
         state = hedge.update(state, round_of(name, 10 + number, accepted, 4))
-    price, chance = state.tokens / state.seconds, {"small": 0.3, "large": 0.8}
+    price, chance = state.recent.tokens / state.recent.seconds, {"small": 0.3, "large": 0.8}
 
     def gains(draws: Draws) -> tuple[float, ...]:
         name = str(plan_one(hedge, state, draws).drafter)
@@ -152,31 +182,6 @@ def test_a_lookup_that_finds_nothing_costs_nothing_and_one_that_errs_is_left() -
     assert hedge.probs(start)[1] < 0.1
 
 
-@pytest.mark.parametrize("count", ["every token", "accepted tokens"])
-def test_seconds_decide_where_the_published_inequality_errs(count: str) -> None:
-    """Window 4, small (draft .3, acceptance .3), large (draft .4, acceptance .5).
-
-    The large one is faster, by either count.
-
-    `dn > L dc / drho` would refuse it; predicted seconds per token do not.
-    """
-    gamma, plans = 4, {"small": (0.3, 0.3), "large": (0.4, 0.5)}
-
-    def seconds(cost: float, rho: float) -> float:
-        tokens = sum(rho**k for k in range(gamma + 1))
-        # The paper's: L tokens take L / (gamma rho + 1) rounds and L / rho drafts.
-        if count == "accepted tokens":
-            return 1.0 / (gamma * rho + 1.0) + cost / rho
-        return (1.0 + cost * gamma) / tokens
-
-    times = {name: seconds(*plan) for name, plan in plans.items()}
-    assert times["large"] < times["small"]
-    (c_small, rho_small), (c_large, rho_large) = plans.values()
-    rounds_saved = 1.0 / (gamma * rho_small + 1.0) - 1.0 / (gamma * rho_large + 1.0)
-    assert not rounds_saved > (c_large - c_small) / (rho_large - rho_small)
-    assert rounds_saved > c_large / rho_large - c_small / rho_small
-
-
 def test_a_drafter_that_accepts_more_and_takes_longer_is_left() -> None:
     hedge = Hedge(inner="fixed", explore=0.1)
     dear = shared_of(SMALL, NOTHING, draft=2.0)
@@ -207,7 +212,7 @@ def test_late_feedback_is_settled_in_order_and_not_dropped() -> None:
     state = hedge.init(shared_of(NOTHING, LOOKUP))
     for position in (10, 11, 12):
         state = hedge.update(state, round_of("none", position, 0, 0))
-    assert [one.position for one in state.pending] == [10, 11, 12]
+    assert [one.record.context_length for one in state.pending] == [10, 11, 12]
     assert state.weights == AdaHedge((0.0, 0.0))
     late = [
         seen(name, position, *((1.0,) if name == "ngram" else ()))
@@ -215,7 +220,7 @@ def test_late_feedback_is_settled_in_order_and_not_dropped() -> None:
         for name in ("ngram", "none")
     ]
     state = hedge.update(state, round_of("none", 13, 0, 0, *late))
-    assert [one.position for one in state.pending] == [12, 13]
+    assert [one.record.context_length for one in state.pending] == [12, 13]
     assert state.weights.losses[1] < state.weights.losses[0]
 
 
@@ -226,6 +231,35 @@ def test_a_request_whose_drafter_failed_goes_on() -> None:
 
 
 # The linear model.
+
+
+def test_recursive_ridge_equals_the_solution_of_the_normal_equations() -> None:
+    examples = [((1.0, 0.5 * k, float(k % 3)), 0.3 * k - 1.0, 1.0 + k % 2) for k in range(12)]
+    ridge = Ridge.empty(3, 2.0)
+    for features, value, weight in examples:
+        ridge = ridge.update(features, value, weight)
+    x = torch.tensor([one[0] for one in examples], dtype=torch.float64)
+    y, w = (torch.tensor([one[place] for one in examples], dtype=torch.float64) for place in (1, 2))
+    matrix = 2.0 * torch.eye(3, dtype=torch.float64) + x.T @ (w[:, None] * x)
+    assert ridge.coefficients == pytest.approx(torch.linalg.solve(matrix, x.T @ (w * y)).tolist())
+    at = torch.tensor((1.0, 2.0, 0.0), dtype=torch.float64)
+    assert ridge.width((1.0, 2.0, 0.0)) == pytest.approx(float((at @ matrix.inverse() @ at).sqrt()))
+
+
+def test_features_of_prompts() -> None:
+    def features(**known: Any) -> dict[str, float]:
+        return {name: feature(PromptProfile(**known)) for name, feature in FEATURES.items()}
+
+    nothing = dict.fromkeys(FEATURES, 0.0)
+    assert features(token_ids=(7,)) == nothing | {"length": math.log(2) / 8}
+    repeated = features(token_ids=(1, 2, 1, 2, 1, 2))
+    assert repeated["repeated_pairs"] == pytest.approx(3 / 5)
+    assert repeated["repeated_quadruples"] == pytest.approx(1 / 3)
+    told = features(token_ids=(7,), text="x = f(10) # é", surprisal=4.0, entropy=math.inf)
+    assert (told["surprisal"], told["entropy"]) == (0.5, 2.0)
+    assert (told["digits"], told["code"], told["foreign"]) == pytest.approx(
+        (2 / 13, 4 / 13, 1 / 13)
+    )
 
 
 def test_the_prompt_chooses_who_begins() -> None:
@@ -280,11 +314,23 @@ def test_a_path_of_a_tree_that_ends_above_its_deepest_node_is_no_rejection():
 # In the loop.
 
 
-@pytest.mark.parametrize("controller", SELECTORS)
-@pytest.mark.parametrize("pool", ["pool('model', 'ngram')", "pool('none', 'model')"])
-def test_the_law_is_the_targets(controller: str, pool: str) -> None:
-    """All draws enumerated, those of the selection too, over rounds whose drafter depends on what was accepted."""
-    case = Case(prompt=(0, 1, 0), horizon=3, max_new_tokens=3)
+ALONE = Case(prompt=(0, 1, 0), horizon=3, max_new_tokens=3)
+BATCH = Case(prompt=(0, 1, 0), horizon=2, max_new_tokens=2, neighbours=((1,),))
+
+
+@pytest.mark.parametrize(
+    ("controller", "pool", "case"),
+    [
+        *(
+            (controller, pool, ALONE)
+            for controller in SELECTORS
+            for pool in ("pool('model', 'ngram')", "pool('none', 'model')")
+        ),
+        ("hedge(inner='goodput', keep=0.5, explore=0.4)", "pool('none', 'model')", BATCH),
+    ],
+)
+def test_the_law_is_the_targets(controller: str, pool: str, case: Case) -> None:
+    """All draws enumerated, those of the selection and of neighbours too; the drafter depends on what was accepted."""
 
     def components() -> Any:
         models = TabularModel(RandomTable(2, 11), 2), TabularModel(RandomTable(2, 23), 2)
@@ -293,39 +339,8 @@ def test_the_law_is_the_targets(controller: str, pool: str) -> None:
             *models, drafter=pool, tree="chain(1)", controller=controller, latency=costs
         )
 
-    assert (
-        law_error(
-            output_law(components, case), target_law(TabularModel(RandomTable(2, 11), 2), case)
-        )
-        < 1e-12
-    )
-
-
-def test_a_batch_keeps_the_law() -> None:
-    """The first of two requests of a batch, every draw of both enumerated.
-
-    Their plans are made together.
-    """
-
-    def components() -> Any:
-        models = TabularModel(RandomTable(2, 11), 2), TabularModel(RandomTable(2, 23), 2)
-        costs = Latency.linear(plain=1.0, node=0.1, draft=0.2)
-        controller = "hedge(inner='goodput', keep=0.5, explore=0.4)"
-        return make_components(
-            *models,
-            drafter="pool('none', 'model')",
-            tree="chain(1)",
-            controller=controller,
-            latency=costs,
-        )
-
-    case = Case(prompt=(0, 1, 0), horizon=2, max_new_tokens=2, neighbours=((1,),))
-    assert (
-        law_error(
-            output_law(components, case), target_law(TabularModel(RandomTable(2, 11), 2), case)
-        )
-        < 1e-12
-    )
+    target = target_law(TabularModel(RandomTable(2, 11), 2), case)
+    assert law_error(output_law(components, case), target) < 1e-12
 
 
 @pytest.mark.parametrize("controller", ["hedge", "linear_selection"])

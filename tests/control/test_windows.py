@@ -23,16 +23,8 @@ from tests.control.scripts import chain_round, draws, plan_one, windows
 
 
 def test_fsm() -> None:
-    assert windows(Fsm(first=2, up=2, down=1, max_window=5), [2, 4, 5, 4, 0, 0, 0, 0]) == [
-        2,
-        4,
-        5,
-        5,
-        4,
-        3,
-        2,
-        1,
-    ]
+    planned = windows(Fsm(first=2, up=2, down=1, max_window=5), [2, 4, 5, 4, 0, 0, 0, 0])
+    assert planned == [2, 4, 5, 5, 4, 3, 2, 1]
     assert windows(Fsm(first=1), [0, 0, 1]) == [1, 1, 1]
 
 
@@ -91,16 +83,8 @@ def test_threshold_fit() -> None:
         )
         return min(sorted({p for p, _ in samples}, reverse=True), key=cost)
 
-    mixed = [
-        (0.95, True),
-        (0.6, False),
-        (0.55, True),
-        (0.5, True),
-        (0.45, False),
-        (0.2, True),
-        (0.1, False),
-        (0.05, False),
-    ]
+    probs = (0.95, 0.6, 0.55, 0.5, 0.45, 0.2, 0.1, 0.05)
+    mixed = [(prob, place in {0, 2, 3, 5}) for place, prob in enumerate(probs)]
     assert best_threshold(mixed) == brute(mixed)
 
 
@@ -113,15 +97,9 @@ def test_threshold_is_refitted_from_six_tokens_of_both_kinds() -> None:
     state = controller.update(state, chain_round(3, 0, token_probs=(0.3, 0.2, 0.1)))
     assert state.samples[-1] == (0.3, False)  # what lies behind a rejection says nothing
     assert state.threshold == 0.7
-    plan = plan_one(controller, state, TapeDraws([]))
-    assert plan.min_token_prob == 0.7
-
-
-def test_threshold_zero_never_stops() -> None:
-    controller = ConfidenceThreshold(threshold=0.0)
-    state = controller.update(
-        controller.init(SharedState()), chain_round(8, 7, token_probs=(0.5,) * 8)
-    )
+    assert plan_one(controller, state, TapeDraws([])).min_token_prob == 0.7
+    never = ConfidenceThreshold(threshold=0.0)
+    state = never.update(never.init(SharedState()), chain_round(8, 7, token_probs=(0.5,) * 8))
     assert state.threshold == 0.0
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,38 +12,102 @@ import pytest
 
 from monge.control.latency import Latency
 from monge.core.errors import OptionError
+from monge.distributed import batch
+from monge.distributed.batch import BatchJob, ThisProcess, run_batch
 from monge.distributed.files import RowFile
-from monge.distributed.rows import RowRules, read_row
+from monge.distributed.rows import RowRules, decode_shard, read_row
+from monge.options import LoadOptions
 from tests.bench.tiny import save_pair
-from tests.distributed.batches import OPTIONS, PROMPTS, Interrupted, rows_of, run
 from tests.serve.served import toy_decoder
 
+OPTIONS = {"max_new_tokens": 8, "temperature": 0.9}
+PROMPTS = [f"Number {number} of many" for number in range(10)]
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return save_pair(tmp_path_factory.mktemp("batch_pair"))
+
+@pytest.fixture
+def job(tmp_path, tables):
+    """A job over ten rows, in shards of three, decoded by tables."""
+    path = tmp_path / "in.jsonl"
+    rows = [{"prompt": text, "id": f"row-{text[7]}"} for text in PROMPTS]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def make(output="out.jsonl", source=path, **settings):
+        settings = {"options": OPTIONS, "seed": 1, "shard_rows": 3} | settings
+        return BatchJob(source=RowFile(source), output=tmp_path / output, **settings)
+
+    return make
+
+
+class Interrupted:
+    """Workers that are lost after some shards, which they decode in any order."""
+
+    def __init__(self, *numbers):
+        self.numbers = numbers
+
+    def decode(self, shards, load, rules):
+        known = {shard.number: shard for shard in shards}
+        for number in self.numbers:
+            yield number, decode_shard(toy_decoder(), known[number], rules)
+        raise ConnectionError("gone")
+
+
+class Then:
+    """Workers after which something else happens, before anything is written."""
+
+    def __init__(self, happens):
+        self.happens = happens
+
+    def decode(self, shards, load, rules):
+        yield from ThisProcess().decode(shards, load, rules)
+        self.happens()
+
+
+def run(job, workers=None):
+    """Run a job; return its report and its progress."""
+    told = []
+    report = run_batch(
+        job, workers or ThisProcess(), lambda done, total: told.append((done, total))
+    )
+    return report, told
+
+
+def interrupt(job, *numbers):
+    with pytest.raises(ConnectionError):
+        run(job, Interrupted(*numbers))
+
+
+def rows_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def parts_of(job):
+    return job.output.with_name(f"{job.output.name}.parts")
+
+
+@pytest.fixture
+def interrupted(job):
+    """A run with stored shards 0 and 2, and the bytes that it is to write."""
+    run(whole := job("whole.jsonl"))
+    interrupt(cut := job(), 0, 2)
+    return cut, parts_of(cut), whole.output.read_bytes()
 
 
 def test_rows_keep_their_order_and_ids_and_have_the_texts_of_generate(job):
     report, told = run(made := job())
     rows = rows_of(made.output)
-    assert [(row["row"], row["id"]) for row in rows] == [
-        (number, f"row-{number}") for number in range(10)
-    ]
+    assert [(row["row"], row["id"]) for row in rows] == [(n, f"row-{n}") for n in range(10)]
     alone = toy_decoder().generate(PROMPTS, seed=1, **OPTIONS)
-    assert [row["token_ids"] for row in rows] == [list(result.token_ids) for result in alone]
-    assert [(row["seed"], row["finish_reason"]) for row in rows] == [
-        (one.seed, one.finish_reason) for one in alone
+    assert [(row["token_ids"], row["seed"], row["finish_reason"]) for row in rows] == [
+        (list(one.token_ids), one.seed, one.finish_reason) for one in alone
     ]
     assert (report.num_rows, report.num_errors) == (10, 0)
     assert told == [(0, 10), (3, 10), (6, 10), (9, 10), (10, 10)]
-    assert not made.output.with_name("out.jsonl.parts").exists()
+    assert not parts_of(made).exists()
 
 
 def test_a_run_goes_on_where_it_was(job):
     run(whole := job("whole.jsonl"))
-    with pytest.raises(ConnectionError):
-        run(cut := job(), Interrupted(3, 1))
+    interrupt(cut := job(), 3, 1)
     assert not cut.output.exists()
     _, told = run(cut)
     assert told == [(4, 10), (7, 10), (10, 10)]
@@ -50,8 +115,7 @@ def test_a_run_goes_on_where_it_was(job):
 
 
 def test_without_a_seed_a_run_goes_on_and_every_row_has_one_of_its_own(job):
-    with pytest.raises(ConnectionError):
-        run(job(seed=None), Interrupted(0))
+    interrupt(job(seed=None), 0)
     _, told = run(made := job(seed=None))
     assert told[0] == (3, 10)
     rows = rows_of(made.output)
@@ -62,42 +126,165 @@ def test_without_a_seed_a_run_goes_on_and_every_row_has_one_of_its_own(job):
 
 
 @pytest.mark.parametrize(
-    ("seed", "own", "planner"),
-    [(None, "", "goodput"), (3, "", "fixed"), (None, ', "seed": 4', "fixed")],
+    ("controller", "seed", "own", "planner"),
+    [
+        (None, None, "", "goodput"),
+        (None, 3, "", "fixed"),
+        (None, None, ', "seed": 4', "fixed"),
+        ("goodput", 3, "", "goodput"),
+        ("fixed", 3, "", "fixed"),
+    ],
 )
-def test_only_rows_without_a_seed_are_planned_by_the_clock(seed, own, planner):
-    decoder = toy_decoder(controller=None, latency=Latency.linear(plain=1.0, node=0.1, draft=0.1))
-    rules = RowRules(seed=seed, options={"temperature": 1.0}, prompt_field="prompt")
+def test_a_row_has_its_seed_only_where_that_gives_the_text_again(controller, seed, own, planner):
+    costs = Latency.linear(plain=1.0, node=0.1, draft=0.1)
+    decoder = toy_decoder(controller=controller, latency=costs)
+    rules = RowRules(seed=seed, options={"temperature": 1.0})
     row = read_row(f'{{"prompt": "once"{own}}}'.encode(), 0, decoder, rules)
     assert (row.session.request.controller or decoder.components.controller_name) == planner
     assert (json.loads(row.as_json())["seed"] is None) is (planner == "goodput")
 
 
 def test_other_settings_do_not_go_on_with_a_run(job):
-    with pytest.raises(ConnectionError):
-        run(job(), Interrupted(0))
+    interrupt(job(), 0)
     with pytest.raises(OptionError, match=r"other settings: options was .* --restart"):
         run(job(options={"max_new_tokens": 9}))
-    with pytest.raises(OptionError, match=r"seed was 1 and is 2"):
-        run(job(seed=2))
-    with pytest.raises(OptionError, match=r"seed was 1 and is None"):
-        run(job(seed=None))
+    for seed in (2, None):
+        with pytest.raises(OptionError, match=f"seed was 1 and is {seed}"):
+            run(job(seed=seed))
     _, told = run(made := job(seed=2, restart=True))
     assert (rows_of(made.output)[0]["seed"], told[0]) == (2, (0, 10))
 
 
 def test_two_processes_do_not_write_one_output(job):
-    busy = Interrupted(0)
-    stream = busy.decode
-
-    def decode(shards, spec, rules):
+    def decode(*_):
         with pytest.raises(OptionError, match="another process is writing"):
             run(job())
-        return stream(shards, spec, rules)
+        raise ConnectionError
 
-    busy.decode = decode
+    (busy := Interrupted()).decode = decode
     with pytest.raises(ConnectionError):
         run(job(), busy)
+
+
+def test_an_existing_output_is_kept(job):
+    made = job()
+    made.output.write_text("precious")
+    with pytest.raises(OptionError, match="is there already"):
+        run(made)
+    assert made.output.read_text() == "precious"
+    run(job(overwrite=True))
+    assert len(rows_of(made.output)) == 10
+
+
+def test_an_unfinished_run_keeps_an_existing_output(interrupted, job):
+    cut, _, expected = interrupted
+    cut.output.write_text("precious")
+    with pytest.raises(OptionError, match="is there already"):
+        run(cut)
+    assert cut.output.read_text() == "precious"
+    _, told = run(job(overwrite=True))
+    assert told[0] == (6, 10), "the finished shards were to be kept"
+    assert cut.output.read_bytes() == expected
+
+
+def test_an_output_that_comes_during_the_run_is_kept(job):
+    made = job()
+    with pytest.raises(OptionError, match="is there already"):
+        run(made, Then(lambda: made.output.write_text("precious")))
+    assert made.output.read_text() == "precious"
+    _, told = run(job(overwrite=True))
+    assert told == [(10, 10)], "nothing was to be decoded twice"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"output": "out.csv"}, "the output must be a"),
+        ({"output": "in.jsonl"}, "the same file"),
+        ({"output": "folder.jsonl", "overwrite": True}, r"folder.jsonl' is a directory"),
+        ({"shard_rows": 0}, "at least 1 row"),
+        ({"load": LoadOptions(tree=object())}, "tree must be written as text"),
+        ({"load": LoadOptions(controller=(object(),))}, "controller must be written as text"),
+        ({"options": {"max_new_tokens": -1}}, "max_new_tokens must be at least 1; got -1"),
+        ({"options": {"stop": ("",)}}, "a stop string is empty"),
+        ({"options": {"stop": ""}}, "a stop string is empty"),
+        ({"options": {"temperature": -1.0}}, "temperature must be finite"),
+        ({"options": {"top_k": 0}}, "top_k must be at least 1"),
+        ({"options": {"top_p": 0.0}}, "top_p must lie in"),
+        ({"options": {"min_p": 2.0}}, "min_p must lie in"),
+        ({"seed": 1 << 64}, re.escape(f"at least -2^63 and less than 2^64; got {1 << 64}")),
+        ({"seed": -(1 << 63) - 1}, r"seed must be a whole number of at least -2\^63"),
+    ],
+    ids=str,
+)
+def test_invalid_jobs_are_refused_at_once(job, tmp_path, settings, message):
+    (tmp_path / "folder.jsonl").mkdir()
+    with pytest.raises(OptionError, match=message):
+        job(**settings)
+
+
+def test_a_command_that_fails_on_every_row_does_not_bind_the_corrected_one(job):
+    wrong = job(options=OPTIONS | {"max_new_tokens": 3000})
+    expected = r"none of 10 rows could be decoded, .*; the first one: .*context"
+    with pytest.raises(OptionError, match=expected):
+        run(wrong)
+    assert not wrong.output.exists()
+    run(job())
+    assert len(rows_of(wrong.output)) == 10
+
+
+def test_a_start_that_fails_does_not_bind_the_corrected_one(job, monkeypatch):
+    def failing(_):
+        raise OptionError("unknown drafter 'bogus'")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(batch, "load_decoder", failing)
+        with pytest.raises(OptionError, match="bogus"):
+            run(made := job(load=LoadOptions(drafter="bogus")))
+    assert not parts_of(made).exists()
+    run(job(load=LoadOptions(drafter="ngram")))
+    assert len(rows_of(made.output)) == 10
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda line: line[: len(line) // 2],
+        lambda _: b"\n",
+        lambda _: b"[1]\n",
+        lambda _: b'[2, "{}", "{}"]\n',
+        lambda _: b"\0\xff",
+    ],
+    ids=["cut", "empty", "no rows", "no results", "no text"],
+)
+@pytest.mark.parametrize("place", [1, 2])
+def test_damaged_shards_are_decoded_again(interrupted, damage, place):
+    cut, parts, expected = interrupted
+    lines = parts.read_bytes().splitlines(keepends=True)
+    lines[place] = damage(lines[place])
+    parts.write_bytes(b"".join(lines))
+    _, told = run(cut)
+    assert told[0] == ((0, 10) if place == 1 else (3, 10))
+    assert cut.output.read_bytes() == expected
+
+
+@pytest.mark.parametrize("text", [b"", b'{"seed"', b"[]", b"{}"])
+def test_shards_of_unknown_settings_are_not_continued(interrupted, job, text):
+    cut, parts, expected = interrupted
+    _, *shards = parts.read_bytes().splitlines(keepends=True)
+    parts.write_bytes(b"".join([text + b"\n", *shards]))
+    with pytest.raises(OptionError, match=r"settings are damaged.* --restart"):
+        run(cut)
+    assert len(parts.read_bytes().splitlines()) == 3
+    run(job(restart=True))
+    assert cut.output.read_bytes() == expected
+
+
+def test_settings_without_a_shard_bind_no_run(job):
+    made = job()
+    parts_of(made).write_text(json.dumps({"seed": 5}) + "\n")
+    run(made)
+    assert rows_of(made.output)[0]["seed"] == 1
 
 
 BAD = {
@@ -114,13 +301,12 @@ BAD = {
     b'{"prompt": "x", "temperature": "hot"}': "'temperature' must be int or float; got str",
     b'{"prompt": "x", "top_k": true}': "'top_k' must be int; got bool",
     b'{"prompt": "x", "temperature": -1}': "temperature must be finite and >= 0",
-    b'{"prompt": "x", "seed": 18446744073709551616}': "seed must be a whole number of at least "
-    "-2^63 and less than 2^64",
+    b'{"prompt": "x", "seed": 18446744073709551616}': "less than 2^64",
     b'{"prompt": "x", "stop": [1]}': "'stop' must be a text or a list of texts",
 }
 
 
-def test_bad_rows_are_told_and_the_others_decoded(job, tmp_path):
+def test_bad_rows_have_their_errors_and_the_others_are_decoded(job, tmp_path):
     source = tmp_path / "bad.jsonl"
     good = json.dumps({"prompt": PROMPTS[1], "id": {"any": "\ud800"}}).encode()
     source.write_bytes(b"\n".join([*BAD, b"", b"  ", good]))
@@ -134,19 +320,10 @@ def test_bad_rows_are_told_and_the_others_decoded(job, tmp_path):
 
 
 def test_rows_have_options_of_their_own(job, tmp_path):
-    source = tmp_path / "own.jsonl"
-    own = {
-        "seed": 7,
-        "max_new_tokens": 3,
-        "temperature": 0.0,
-        "top_k": 5,
-        "top_p": 1,
-        "stop": ["zzz"],
-        "ignore_eos": True,
-    }
-    source.write_text(
-        json.dumps({"prompt": "A", **own}) + "\n" + json.dumps({"prompt": "A", "seed": None})
-    )
+    own = {"seed": 7, "max_new_tokens": 3, "temperature": 0.0, "top_k": 5, "top_p": 1}
+    own |= {"stop": ["zzz"], "ignore_eos": True}
+    rows = ({"prompt": "A", **own}, {"prompt": "A", "seed": None})
+    (source := tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
     run(made := job(source=source))
     first, second = rows_of(made.output)
     assert (first["seed"], len(first["token_ids"])) == (7, 3)
@@ -161,9 +338,8 @@ def test_rows_have_options_of_their_own(job, tmp_path):
         ("missing.jsonl", None, "no file"),
     ],
 )
-def test_inputs_that_cannot_be(job, tmp_path, name, text, message):
-    source = tmp_path / "bad" / name
-    source.parent.mkdir()
+def test_invalid_inputs(job, tmp_path, name, text, message):
+    (source := tmp_path / "bad" / name).parent.mkdir()
     if text is not None:
         source.write_text(text)
     with pytest.raises(OptionError, match=message):
@@ -179,9 +355,9 @@ def test_parquet_says_what_jsonl_says(job, tmp_path):
         "max_new_tokens": [None, 3, *[None] * 9],
     }
     parquet.write_table(pyarrow.table(columns), tmp_path / "in.parquet")
-    report, _ = run(tables := job("out.parquet", source=tmp_path / "in.parquet"))
+    report, _ = run(table := job("out.parquet", source=tmp_path / "in.parquet"))
     run(lines := job("lines.jsonl", source=tmp_path / "in.parquet"))
-    assert parquet.read_table(tables.output).to_pylist() == rows_of(lines.output)
+    assert parquet.read_table(table.output).to_pylist() == rows_of(lines.output)
     assert report.num_errors == 1
     assert rows_of(lines.output)[4]["id"] == 4
     (tmp_path / "broken.parquet").write_bytes(b"no table")
@@ -193,67 +369,36 @@ def test_parquet_says_what_jsonl_says(job, tmp_path):
 
 def test_parquet_ids_of_several_kinds_are_json(job, tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet", reason="Parquet needs the extra `distributed`")
-    source = tmp_path / "mixed.jsonl"
-    source.write_text(
-        "\n".join(json.dumps({"prompt": "A", "id": row_id}) for row_id in (1, "one", None, [2]))
-    )
+    rows = [json.dumps({"prompt": "A", "id": row_id}) for row_id in (1, "one", None, [2])]
+    (source := tmp_path / "mixed.jsonl").write_text("\n".join(rows))
     run(made := job("out.parquet", source=source))
     assert parquet.read_table(made.output)["id"].to_pylist() == ["1", '"one"', None, "[2]"]
 
 
 @pytest.mark.slow
-def test_a_killed_command_is_started_again(tmp_path, tiny):
+def test_a_killed_command_is_started_again(tmp_path):
+    target, draft = save_pair(tmp_path / "pair")
     source = tmp_path / "long.jsonl"
     source.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS * 8))
-    command = [
-        sys.executable,
-        "-m",
-        "monge",
-        "batch",
-        str(source),
-        str(tmp_path / "killed.jsonl"),
-        "--target",
-        tiny[0],
-    ]
-    command += [
-        "--draft",
-        tiny[1],
-        "--max-new-tokens",
-        "40",
-        "--temperature",
-        "1",
-        "--seed",
-        "5",
-        "--shard-rows",
-        "4",
-    ]
+    killed, whole = tmp_path / "killed.jsonl", tmp_path / "whole.jsonl"
+    options = f"--target {target} --draft {draft} --max-new-tokens 40 --temperature 1 --seed 5"
+
+    def command(output):
+        words = ["batch", source, output, *options.split(), "--shard-rows", 4]
+        return [sys.executable, "-m", "monge", *map(str, words)]
+
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command(killed), env=environment, stderr=subprocess.DEVNULL)
     parts = tmp_path / "killed.jsonl.parts"
     while not parts.exists() or parts.read_bytes().count(b"\n") < 4:
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert not (tmp_path / "killed.jsonl").exists()
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=200, check=True
-    )
+    assert not killed.exists()
+    settings = {"env": environment, "capture_output": True, "timeout": 200, "check": True}
+    done = subprocess.run(command(killed), text=True, **settings)
     assert "going on after" in done.stderr
-    command[5] = str(tmp_path / "whole.jsonl")
-    subprocess.run(command, env=environment, capture_output=True, timeout=200, check=True)
-    assert (tmp_path / "killed.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
-    assert [row["row"] for row in rows_of(tmp_path / "killed.jsonl")] == list(range(80))
-
-
-@pytest.mark.parametrize(
-    ("controller", "is_told"), [("goodput", False), ("fixed", True), (None, True)]
-)
-def test_a_row_tells_its_seed_only_where_that_gives_the_text_again(controller, is_told):
-    decoder = toy_decoder(
-        controller=controller, latency=Latency.linear(plain=1.0, node=0.1, draft=0.1)
-    )
-    rules = RowRules(seed=3, options={"temperature": 1.0}, prompt_field="prompt")
-    row = json.loads(read_row(b'{"prompt": "once"}', 0, decoder, rules).as_json())
-    assert row["error"] is None
-    assert (row["seed"] is not None) is is_told
+    subprocess.run(command(whole), **settings)
+    assert killed.read_bytes() == whole.read_bytes()
+    assert [row["row"] for row in rows_of(killed)] == list(range(80))

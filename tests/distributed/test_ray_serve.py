@@ -13,49 +13,38 @@ from typer.testing import CliRunner
 
 from monge.cli.app import app as commands
 from monge.core.errors import OptionError
-from monge.distributed import ray_serve
+from monge.distributed import ray_serve, shared_metrics
 from monge.distributed.ray_serve import AppArgs, Replica, replica_app
 from monge.distributed.retry_proxy import CONTROLLER_OPTIONS
 from monge.distributed.shared_metrics import merged, metrics_actor_class
-from monge.distributed.spec import DecoderSpec
-from tests.serve.served import toy_decoder
 
 GUIDE = Path(__file__).parents[2] / "docs" / "scaling.md"
 
 
 @pytest.fixture
-def replica(monkeypatch):
-    monkeypatch.setattr(DecoderSpec, "load", lambda _: toy_decoder())
+def replica(tables):
     board = metrics_actor_class()()
 
-    def make(engine, **args):
-        def gather(own):
-            return merged(board.exchange(engine, list(own)))
-
-        return replica_app(AppArgs(served_model_name="toy", **args), engine=engine, gather=gather)[
-            0
-        ]
+    def make(engine, served_model_name="toy", **args):
+        args = AppArgs(served_model_name=served_model_name, **args)
+        gather = lambda own: merged(board.exchange(engine, list(own)))  # noqa: E731
+        return replica_app(args, engine=engine, gather=gather)[0]
 
     return make
 
 
-def ask(client, **fields):
-    answer = client.post(
-        "/v1/completions", json={"prompt": "abc", "max_tokens": 6, "seed": 1, **fields}
-    )
+def ask(client):
+    asked = {"prompt": "abc", "max_tokens": 6, "seed": 1}
+    answer = client.post("/v1/completions", json=asked)
     assert answer.status_code == 200
     return answer.json()["choices"][0]["text"]
 
 
 def counted(text, name):
-    """Samples of a counter, by the label `engine`."""
+    """Return samples of a counter, by the label `engine`."""
     families = text_string_to_metric_families(text)
-    return {
-        sample.labels["engine"]: sample.value
-        for one in families
-        for sample in one.samples
-        if sample.name == name
-    }
+    samples = [sample for one in families for sample in one.samples if sample.name == name]
+    return {sample.labels["engine"]: sample.value for sample in samples}
 
 
 def test_every_replica_shows_what_all_of_them_measured(replica):
@@ -71,8 +60,6 @@ def test_every_replica_shows_what_all_of_them_measured(replica):
 
 
 def test_a_silent_replica_is_forgotten(monkeypatch):
-    from monge.distributed import shared_metrics
-
     board, now = metrics_actor_class()(), [0.0]
     monkeypatch.setattr(shared_metrics.time, "monotonic", lambda: now[0])
     board.exchange("one", ["first"])
@@ -91,82 +78,62 @@ def test_health_is_that_of_the_scheduler(replica):
 
 
 def test_args_mean_what_options_mean(replica):
-    with TestClient(
-        replica("one", api_keys=("secret",), request_timeout_s=0, max_waiting=3)
-    ) as client:
+    args = {"api_keys": ("secret",), "request_timeout_s": 0, "max_waiting": 3}
+    with TestClient(replica("one", **args)) as client:
         assert client.get("/v1/models").status_code == 401
-        assert (
-            client.get("/v1/models", headers={"authorization": "Bearer secret"}).json()["data"][0][
-                "id"
-            ]
-            == "toy"
-        )
+        models = client.get("/v1/models", headers={"authorization": "Bearer secret"})
+        assert models.json()["data"][0]["id"] == "toy"
+    with pytest.raises(OptionError, match="must be one word"):
+        replica("one", served_model_name="")
 
 
 def test_a_replica_returns_certificates_without_folders(replica, tmp_path):
     (tmp_path / "small").mkdir()
     named = {"draft": str(tmp_path / "small"), "drafter": "model", "controller": ("fixed",)}
     with TestClient(replica("one", certificates=True, **named)) as client:
-        fields = {"prompt": "abc", "max_tokens": 6, "certificate": True}
+        fields = {"prompt": "abc", "max_tokens": 6, "ignore_eos": True, "certificate": True}
         certificate = client.post("/v1/completions", json=fields).json()["certificate"]
-    assert str(tmp_path) not in str(certificate["header"])
-    assert certificate["header"]["target"]["name"] == "built-in"
-    assert certificate["header"]["loading"] == {
-        "draft": ["small"],
-        "drafter": "model",
-        "controller": ["fixed"],
-    }
+    header = certificate["header"]
+    assert str(tmp_path) not in str(header)
+    assert header["target"]["name"] == "built-in"
+    assert header["loading"] == {"draft": ["small"], "drafter": "model", "controller": ["fixed"]}
     assert len(certificate["requests"][0]["token_ids"]) == 6
 
 
-def test_an_empty_name_is_refused_and_not_taken_for_none(monkeypatch):
-    monkeypatch.setattr(DecoderSpec, "load", lambda _: toy_decoder())
-    with pytest.raises(OptionError, match="must be one word"):
-        replica_app(AppArgs(served_model_name=""), engine="one", gather=lambda own: own)
-
-
-def test_a_replica_leaves_what_it_loaded_out_of_collections(monkeypatch):
+def test_a_replica_leaves_what_it_loaded_out_of_collections(monkeypatch, tables):
     frozen = []
     context = SimpleNamespace(app_name="monge", replica_id=SimpleNamespace(unique_id="one"))
+    ray = SimpleNamespace(serve=SimpleNamespace(get_replica_context=lambda: context))
     board = SimpleNamespace(gather=lambda own: own, keep_publishing=lambda _: None)
-    monkeypatch.setattr(DecoderSpec, "load", lambda _: toy_decoder())
-    monkeypatch.setattr(
-        ray_serve,
-        "require_ray",
-        lambda _: SimpleNamespace(serve=SimpleNamespace(get_replica_context=lambda: context)),
-    )
+    monkeypatch.setattr(ray_serve, "require_ray", lambda _: ray)
     monkeypatch.setattr(ray_serve, "SharedMetrics", lambda *_: board)
     monkeypatch.setattr(ray_serve, "settle_objects", lambda: frozen.append(True))
-    assert ray_serve._builder(AppArgs())().title == "monge"
+    assert ray_serve._build(AppArgs()).title == "monge"
     assert frozen == [True]
 
 
-def test_unknown_args_are_refused_by_name():
+def test_args_are_those_of_a_configuration():
     with pytest.raises(ValidationError, match="num_replica\n"):
         AppArgs.model_validate({"num_replica": 2})
+    with pytest.raises(ValidationError, match="greater than or equal to 0"):
+        AppArgs.model_validate({"drain_s": -1})
+    parsed = AppArgs.model_validate(yaml.safe_load("controller: [goodput, fixed]"))
+    assert parsed.controller == ("goodput", "fixed")
+    assert AppArgs.model_validate({"controller": "goodput"}).controller == "goodput"
 
 
 def test_deployment_options():
-    fixed = ray_serve._deployment(
-        AppArgs(num_replicas=3, max_batch_size=4, gpus_per_replica=1, drain_s=7)
-    )
-    assert (
-        fixed["num_replicas"],
-        fixed["max_ongoing_requests"],
-        fixed["graceful_shutdown_timeout_s"],
-    ) == (3, 8, 7)
+    args = AppArgs(num_replicas=3, max_batch_size=4, gpus_per_replica=1, drain_s=7)
+    fixed = ray_serve._deployment(args)
+    assert (fixed["num_replicas"], fixed["max_ongoing_requests"]) == (3, 8)
+    assert fixed["graceful_shutdown_timeout_s"] == 7
     assert fixed["ray_actor_options"] == {"num_cpus": 1, "num_gpus": 1}
+    scaling = {"min_replicas": 1, "max_replicas": 4, "target_ongoing_requests": 8}
     scaled = ray_serve._deployment(AppArgs(autoscale=(1, 4)))
-    assert scaled["autoscaling_config"] == {
-        "min_replicas": 1,
-        "max_replicas": 4,
-        "target_ongoing_requests": 8,
-    }
-    hasty = ray_serve._deployment(AppArgs(autoscale=(0, 4), upscale_delay_s=1, downscale_delay_s=0))
-    assert (
-        hasty["autoscaling_config"] | {"upscale_delay_s": 1, "downscale_delay_s": 0}
-        == hasty["autoscaling_config"]
-    )
+    assert scaled["autoscaling_config"] == scaling
+    delays = {"upscale_delay_s": 1, "downscale_delay_s": 0}
+    hasty = ray_serve._deployment(AppArgs(autoscale=(1, 4), **delays))
+    assert hasty["autoscaling_config"] == scaling | delays
     with pytest.raises(OptionError, match="downscale_delay_s needs autoscale"):
         ray_serve._deployment(AppArgs(downscale_delay_s=5))
     with pytest.raises(OptionError, match="got 3:2"):
@@ -176,23 +143,22 @@ def test_deployment_options():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--replicas", "2"], "--replicas needs --ray"),
-        (["--address", "auto"], "--address needs --ray"),
-        (["--ray", "--replicas", "2", "--autoscale", "1:2"], "not both"),
-        (["--ray", "--upscale-delay", "2"], "--upscale-delay needs --autoscale"),
-        (["--ray", "--tensor-parallel"], "--tensor-parallel is not for --ray"),
-        (["--ray", "--port", "0"], "--ray needs a port"),
-        (["--ray", "--access-log"], "--access-log is not for --ray"),
-        (["--ray", "--autoscale", "many"], "as in 1:4; got 'many'"),
-        (["--ray", "--replicas", "0"], "--replicas must be at least 1; got 0"),
-        (["--ray", "--drain", "-1"], "--drain must be at least 0; got -1"),
-        (["--ray"], 'a cluster needs ray, which cannot be found: pip install "monge[distributed]"'),
+        ("--replicas 2", "--replicas needs --ray"),
+        ("--address auto", "--address needs --ray"),
+        ("--ray --replicas 2 --autoscale 1:2", "not both"),
+        ("--ray --upscale-delay 2", "--upscale-delay needs --autoscale"),
+        ("--ray --tensor-parallel", "--tensor-parallel is not for --ray"),
+        ("--ray --port 0", "--ray needs a port"),
+        ("--ray --access-log", "--access-log is not for --ray"),
+        ("--ray --autoscale many", "as in 1:4; got 'many'"),
+        ("--ray --replicas 0", "--replicas must be at least 1; got 0"),
+        ("--ray --drain -1", "--drain must be at least 0; got -1"),
+        ("--ray", 'a cluster needs ray, which cannot be found: pip install "monge[distributed]"'),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_options_that_cannot_be(arguments, message, without):
+def test_invalid_options(arguments, message, without):
     without("ray")
-    result = CliRunner().invoke(commands, ["serve", *arguments])
+    result = CliRunner().invoke(commands, ["serve", *arguments.split()])
     assert result.exit_code == 2
     assert message in result.stderr
 
@@ -206,15 +172,3 @@ def test_configuration_of_the_guide():
     assert (module, name) == (ray_serve.__name__, ray_serve.app_from.__name__)
     args = AppArgs.model_validate(application["args"])
     assert (args.autoscale, args.tree) == ((1, 8), "chain(6)")
-
-
-def test_controllers_come_as_one_or_as_a_list():
-    parsed = AppArgs.model_validate(yaml.safe_load("controller: [goodput, fixed]"))
-    assert parsed.controller == ("goodput", "fixed")
-    assert DecoderSpec(options={"controller": ("goodput", "fixed")}).as_dict()["controller"] == (
-        "goodput",
-        "fixed",
-    )
-    assert AppArgs.model_validate({"controller": "goodput"}).controller == "goodput"
-    with pytest.raises(OptionError, match="controller must be written as text"):
-        DecoderSpec(options={"controller": (object(),)})

@@ -19,14 +19,13 @@ from monge.api import load, make_components
 from monge.cli.app import app as commands
 from monge.core.errors import OptionError, OutOfStepError, UnsupportedModelError
 from monge.distributed import tensor_parallel as room
-from monge.distributed.rank_zero_model import RankZeroModel
-from monge.distributed.ranks import Ranks
+from monge.distributed.tensor_parallel import RankZeroModel
 from monge.engine.decoder import Decoder
 from monge.loading.networks import as_sequence_model
 from monge.serve.scheduler import Scheduler
 from monge.testing.tabular import RandomTable, TabularModel
 from tests.bench.tiny import save_pair
-from tests.serve.toy import Model, generation
+from tests.serve.toy import Model, generation, submit
 
 PROMPTS = [[5, 6, 7, 8, 9], [40, 41], [300, 7, 300]]
 GREEDY = {"max_new_tokens": 24, "ignore_eos": True}
@@ -42,7 +41,7 @@ def pair(tmp_path_factory):
 
 
 class Account:
-    """What a rank was made to commit, and how often its logits, perturbed, would have said something else."""
+    """The tokens that a rank was made to commit; counts where its perturbed logits would differ."""
 
     def __init__(self):
         self.texts, self.read, self.num_differing = {}, {}, 0
@@ -76,51 +75,41 @@ class Account:
         model.open, model.extend, model.commit = open_, extend, commit
 
 
-def as_rank(rank, port, pair, folder):
-    """What one process does; rank 0 writes what it decoded, the other what it was made to commit."""
+def become(rank, port):
+    """Set the environment that torchrun gives a process."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def texts(decoder, options):
+    return [list(result.token_ids) for result in decoder.generate(PROMPTS, **options)]
+
+
+def as_rank(rank, port, pair, folder):
+    """Decode; rank 0 writes its tokens, the other one those that it was made to commit."""
+    become(rank, port)
     account, follow = Account(), room.follow
 
-    def watched(model, ranks):
+    def watched(model, receive):
         account.watch(model)
-        follow(model, ranks)
+        follow(model, receive)
 
     room.follow = watched
     with room.tensor_parallel(*pair, **TREES) as decoder:
         if decoder is not None:
             told = {"name": repr(decoder.components.target)}
-            for name, options in (("greedy", GREEDY), ("sampled", SAMPLED)):
-                told[name] = [
-                    list(result.token_ids) for result in decoder.generate(PROMPTS, **options)
-                ]
+            told |= {"greedy": texts(decoder, GREEDY), "sampled": texts(decoder, SAMPLED)}
             (folder / "0").write_text(json.dumps(told))
     if rank:
-        (folder / "1").write_text(
-            json.dumps({"texts": account.texts, "differing": account.num_differing})
-        )
+        told = {"texts": account.texts, "differing": account.num_differing}
+        (folder / "1").write_text(json.dumps(told))
 
 
 def serve_as_rank(rank, port, pair, http_port):
-    """`monge serve --tensor-parallel`, as torchrun starts it.
-
-    One that follows has no address of its own.
-    """
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    commands(
-        [
-            "serve",
-            *pair,
-            "--port",
-            str(http_port),
-            "--tree",
-            TREES["tree"],
-            "--tensor-parallel",
-            "--drain",
-            str(PATIENCE_S),
-        ]
-    )
+    """Run `monge serve --tensor-parallel`; a rank that follows has no address of its own."""
+    become(rank, port)
+    options = ["--port", str(http_port), "--tree", TREES["tree"], "--drain", str(PATIENCE_S)]
+    commands(["serve", *pair, *options, "--tensor-parallel"])
 
 
 def free_port():
@@ -159,10 +148,10 @@ def ranks(pair, tmp_path_factory) -> Mapping[str, dict]:
     return {rank: json.loads((folder / rank).read_text()) for rank in "01"}
 
 
-@pytest.mark.parametrize(("name", "options"), [("greedy", GREEDY), ("sampled", SAMPLED)])
-def test_two_processes_write_the_text_of_one(pair, ranks, name, options):
-    alone = load(*pair, **TREES).generate(PROMPTS, **options)
-    assert ranks["0"][name] == [list(result.token_ids) for result in alone]
+def test_two_processes_write_the_text_of_one(pair, ranks):
+    alone = load(*pair, **TREES)
+    assert ranks["0"]["greedy"] == texts(alone, GREEDY)
+    assert ranks["0"]["sampled"] == texts(alone, SAMPLED)
     assert "2 ranks" in ranks["0"]["name"]
 
 
@@ -202,14 +191,8 @@ def is_refused(url):
 
 def test_two_processes_serve_the_text_of_one_and_finish_it_when_both_are_told_to_stop(pair):
     (alone,) = load(*pair, **TREES).generate([PROMPTS[0]], **SAMPLED)
-    asked = {
-        "prompt": PROMPTS[0],
-        "max_tokens": 24,
-        "temperature": 0.8,
-        "top_p": 0.95,
-        "seed": 3,
-        "ignore_eos": True,
-    }
+    asked = SAMPLED | {"prompt": PROMPTS[0], "max_tokens": 24}
+    del asked["max_new_tokens"]
     url = f"http://127.0.0.1:{(http_port := free_port())}"
     with two(serve_as_rank, pair, http_port) as processes:
         wait_for(lambda: is_healthy(url), processes)
@@ -230,56 +213,51 @@ def test_two_processes_serve_the_text_of_one_and_finish_it_when_both_are_told_to
     assert written[-1]["choices"][0]["finish_reason"] == "length"
 
 
-def test_ranks_that_are_out_of_step_serve_no_more(monkeypatch):
-    monkeypatch.setattr(Ranks, "broadcast", lambda *_: None)
+def alone(model):
+    """A model on rank 0, whose calls nobody receives."""
+    return RankZeroModel(model, 2, lambda *_: None)
+
+
+def test_ranks_that_are_out_of_step_serve_no_more():
     network = Model(1)
     network.failing.add(5)
-    parts = make_components(
-        RankZeroModel(network, object.__new__(Ranks)), Model(2), tree="chain(3)"
-    )
+    parts = make_components(alone(network), Model(2), tree="chain(3)")
     with Scheduler(Decoder(parts, tokenizer=None, max_batch_size=4)) as scheduler:
-        assert scheduler.submit(generation(1, 2)).completion(60).finish_reason == "length"
-        assert scheduler.submit(generation(5, 2)).completion(60).finish_reason == "error"
+        assert submit(scheduler, generation(1, 2)).completion(60).finish_reason == "length"
+        assert submit(scheduler, generation(5, 2)).completion(60).finish_reason == "error"
+        assert submit(scheduler, generation(1, 2)).completion(60).finish_reason == "error"
         scheduler._thread.join(60)
         assert "out of step since extend failed on rank 0" in scheduler.snapshot().failure
         assert not scheduler.snapshot().is_open
 
 
-def test_one_process_is_told_to_use_torchrun(pair, monkeypatch):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "torchrun --nproc-per-node 2"),
+        ({"backend": "compiled"}, "backend cannot be chosen"),
+        ({"device": "cpu"}, "device cannot be chosen"),
+    ],
+    ids=str,
+)
+def test_invalid_starts(pair, monkeypatch, options, message):
     monkeypatch.delenv("RANK", raising=False)
-    with (
-        pytest.raises(OptionError, match=r"torchrun --nproc-per-node 2"),
-        room.tensor_parallel(*pair),
-    ):
+    with pytest.raises(OptionError, match=message), room.tensor_parallel(*pair, **options):
         pass
 
 
 def test_the_command_without_torchrun(pair, monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
-    result = CliRunner().invoke(
-        commands, ["generate", "Once", "--target", pair[0], "--tensor-parallel"]
-    )
+    asked = ["generate", "Once", "--target", pair[0], "--tensor-parallel"]
+    result = CliRunner().invoke(commands, asked)
     assert result.exit_code == 2
     assert "torchrun --nproc-per-node 2" in result.stderr
 
 
-def test_accelerate_is_asked_for(pair, without):
+def test_accelerate_is_needed(pair, without):
     without("accelerate")
-    with (
-        pytest.raises(
-            OptionError, match=r'needs accelerate, .* pip install "monge\[distributed\]"'
-        ),
-        room.tensor_parallel(*pair),
-    ):
-        pass
-
-
-@pytest.mark.parametrize("option", [{"backend": "compiled"}, {"device": "cpu"}])
-def test_options_that_every_rank_decides(pair, option):
-    with (
-        pytest.raises(OptionError, match=f"{next(iter(option))} cannot be chosen"),
-        room.tensor_parallel(*pair, **option),
-    ):
+    expected = r'needs accelerate, .* pip install "monge\[distributed\]"'
+    with pytest.raises(OptionError, match=expected), room.tensor_parallel(*pair):
         pass
 
 
@@ -292,9 +270,8 @@ def test_a_sharded_network_is_refused_elsewhere(pair, monkeypatch):
         as_sequence_model(network)
 
 
-def test_a_failed_call_leaves_the_ranks_out_of_step(monkeypatch):
-    monkeypatch.setattr(Ranks, "broadcast", lambda *_: None)
-    model = RankZeroModel(TabularModel(RandomTable(5, 1), 5), object.__new__(Ranks))
+def test_a_failed_call_leaves_the_ranks_out_of_step():
+    model = alone(TabularModel(RandomTable(5, 1), 5))
     model.open({0: (1, 2)})
     with pytest.raises(KeyError):
         model.commit({9: ()})

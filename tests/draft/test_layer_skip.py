@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from monge.api import make_components
-from monge.core.errors import OptionError, ProposalMismatchError, UnsupportedModelError
+from monge.core.errors import OptionError, UnsupportedModelError
 from monge.core.model import LayeredModel, NodeBlock
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.layer_skip import LayerSkipDrafter
-from monge.draft.tree.chain import Chain
+from monge.draft.tree.fixed_width import Chain
 from monge.engine.decoder import Decoder
 from monge.engine.models.layer_subset import layer_subset
 from monge.loading.networks import as_sequence_model
@@ -38,47 +38,24 @@ class Layered(TabularModel):
         return TabularModel(RandomTable(VOCAB, 23 + len(layers)), VOCAB)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+CASE = Case(prompt=(0, 1), horizon=2, max_new_tokens=2, rules=SamplingRules(temperature=0.7))
+RAGGED = Case(
+    prompt=(0, 1, 0), horizon=2, max_new_tokens=3, neighbours=((2, 1),), eos_ids=frozenset({2})
+)
+
+
 @pytest.mark.parametrize(
-    ("tree", "verifier"),
+    ("case", "parts"),
     [
-        ("chain(2)", "single_draft"),
-        ("fixed_width((2,), 'iid')", "rrs"),
-        ("best_first(3, 2, 2)", "target_walk"),
+        (CASE, {"drafter": "layer_skip", "tree": "chain(2)", "verifier": "single_draft"}),
+        (CASE, {"drafter": "layer_skip", "tree": "fixed_width((2,), 'iid')", "verifier": "rrs"}),
+        (CASE, {"drafter": "layer_skip", "tree": "best_first(3, 2, 2)"}),
+        (RAGGED, {"drafter": "pool('ngram(2)', 'layer_skip(num_layers=2)')", "tree": "chain(1)"}),
     ],
 )
-def test_lossless(tree: str, verifier: str, temperature: float) -> None:
-    case = Case(
-        prompt=(0, 1), horizon=2, max_new_tokens=2, rules=SamplingRules(temperature=temperature)
-    )
-    found = output_law(
-        lambda: make_components(Layered(), drafter="layer_skip", tree=tree, verifier=verifier), case
-    )
+def test_lossless(case: Case, parts: dict[str, str]) -> None:
+    found = output_law(lambda: make_components(Layered(), **parts), case)
     assert law_error(found, target_law(Layered(), case)) < 1e-12
-
-
-def test_lossless_in_a_batch_and_in_a_pool() -> None:
-    case = Case(
-        prompt=(0, 1, 0),
-        horizon=2,
-        max_new_tokens=3,
-        neighbours=((2, 1),),
-        slot=0,
-        eos_ids=frozenset({2}),
-    )
-    drafter = "pool('ngram(2)', 'layer_skip(num_layers=2)')"
-    found = output_law(lambda: make_components(Layered(), drafter=drafter, tree="chain(1)"), case)
-    assert law_error(found, target_law(Layered(), case)) < 1e-12
-
-
-def test_the_declared_law_must_suit_the_rule() -> None:
-    with pytest.raises(ProposalMismatchError, match="legal here"):
-        make_components(
-            Layered(),
-            drafter="layer_skip",
-            tree="fixed_width((2,), 'without_replacement')",
-            verifier="rrs",
-        )
 
 
 @pytest.mark.parametrize(
@@ -158,19 +135,14 @@ def test_greedy_text_is_the_plain_one(family: str) -> None:
 def test_bad_settings_are_refused(drafter: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         make_components(Layered(), drafter=drafter)
+    with pytest.raises(OptionError, match="can leave layers out; TabularModel cannot"):
+        make_components(TabularModel(RandomTable(3, 1), 3), drafter=drafter)
 
 
 @pytest.mark.parametrize("layers", [(), (1, 0), (0, 0), (0, 2), (-1, 0)])
 def test_bad_layers_are_refused(layers: tuple[int, ...]) -> None:
     with pytest.raises(OptionError, match="layers in increasing order, each between 0 and 1"):
         layer_subset(make_network("llama"), layers)
-
-
-def test_targets_without_layers_are_refused() -> None:
-    with pytest.raises(
-        OptionError, match="needs a target that can leave layers out; TabularModel cannot"
-    ):
-        make_components(TabularModel(RandomTable(3, 1), 3), drafter="layer_skip")
 
 
 def test_layers_that_cannot_be_told_apart_are_refused() -> None:

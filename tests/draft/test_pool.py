@@ -1,4 +1,4 @@
-"""Pools of drafters: routing, caches that follow, would-be trees, exact text, refusals."""
+"""Pools of drafters: routing, caches that follow, shadow drafts, limits, exact text, refusals."""
 
 from array import array
 from dataclasses import dataclass, replace
@@ -42,29 +42,11 @@ class Counting(TabularModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Scripted(SoloController[int]):
-    """The listed drafters, round after round."""
+class Script(SoloController[int]):
+    """Plans in turn, one a round; with `by_acceptance`, the next one only after a rejection."""
 
-    names: tuple[str | None, ...]
-
-    def init(self, shared: SharedState) -> int:
-        return 0
-
-    def plan_one(self, state: int, info: RoundInfo, context_length: int, draws: Draws) -> DraftPlan:
-        return DraftPlan(max_depth=3, drafter=self.names[state % len(self.names)])
-
-    def update(self, state: int, record: StepRecord) -> int:
-        return state + 1
-
-
-@dataclass(frozen=True, slots=True)
-class ByAcceptance(SoloController[int]):
-    """Goes on to the next drafter after every rejection.
-
-    Which one drafts depends on what was accepted.
-    """
-
-    names: tuple[str, ...]
+    plans: tuple[DraftPlan, ...]
+    by_acceptance: bool = False
 
     reads = frozenset({"accepted"})
 
@@ -72,10 +54,20 @@ class ByAcceptance(SoloController[int]):
         return 0
 
     def plan_one(self, state: int, info: RoundInfo, context_length: int, draws: Draws) -> DraftPlan:
-        return DraftPlan(max_depth=2, drafter=self.names[state % len(self.names)])
+        return self.plans[state % len(self.plans)]
 
     def update(self, state: int, record: StepRecord) -> int:
-        return state + (record.num_accepted < record.depth or record.depth == 0)
+        is_rejected = record.num_accepted < record.depth or record.depth == 0
+        return state + (is_rejected or not self.by_acceptance)
+
+
+def scripted(*names: str | None) -> Script:
+    return Script(tuple(DraftPlan(max_depth=3, drafter=name) for name in names))
+
+
+def by_acceptance(*names: str) -> Script:
+    """Which one drafts depends on what was accepted."""
+    return Script(tuple(DraftPlan(max_depth=2, drafter=name) for name in names), True)
 
 
 def pair(vocab: int = VOCAB) -> tuple[TabularModel, Counting]:
@@ -96,7 +88,7 @@ def test_every_cache_follows_while_drafters_take_turns(tree: str, temperature: f
     target, draft = pair()
     names = ("model", "ngram", "ngram", "suffix", "none", None, "model")
     decoder = Decoder(
-        make_components(target, draft, drafter=POOL, tree=tree, controller=Scripted(names))
+        make_components(target, draft, drafter=POOL, tree=tree, controller=scripted(*names))
     )
     sessions = decoder.sessions(
         [[0, 1], [2]], max_new_tokens=60, temperature=temperature, seed=3, ignore_eos=True
@@ -126,8 +118,8 @@ def test_a_draft_model_that_is_not_used_reads_at_most_the_prompt(
     monkeypatch: pytest.MonkeyPatch, at_once: bool
 ) -> None:
     target, draft = pair()
-    controller = Scripted(("ngram",))
-    monkeypatch.setattr(Scripted, "drafts_at_once", lambda *_: at_once)
+    controller = scripted("ngram")
+    monkeypatch.setattr(Script, "drafts_at_once", lambda *_: at_once)
     components = make_components(target, draft, drafter=POOL, controller=controller)
     (result,) = Decoder(components).generate(
         [(0, 1, 2)], max_new_tokens=20, temperature=1.0, seed=0
@@ -140,7 +132,7 @@ def test_a_draft_model_that_is_not_used_reads_at_most_the_prompt(
 def test_one_batch_may_use_several_drafters() -> None:
     target, draft = pair()
     components = make_components(
-        target, draft, drafter=POOL, controller=ByAcceptance(("ngram", "suffix", "model"))
+        target, draft, drafter=POOL, controller=by_acceptance("ngram", "suffix", "model")
     )
     prompts = [(0, 1, 0, 1), (2, 3), (4,)]
     together = Decoder(components, max_batch_size=3).generate(
@@ -180,7 +172,7 @@ def test_a_model_free_drafter_needs_min_nodes_unless_it_is_the_last_or_named() -
     with_last = make_components(pair()[0], drafter="pool('none', 'ngram', min_nodes=9)")
     (result,) = Decoder(with_last).generate([prompt], max_new_tokens=4)
     assert result.records[0].drafter == "ngram"
-    named = Scripted(("ngram",))
+    named = scripted("ngram")
     assert first("pool('ngram', 'model', min_nodes=4)", controller=named) == "ngram"
 
 
@@ -199,7 +191,7 @@ def test_the_law_is_the_targets_while_acceptance_chooses_the_drafter(
     pool = f"pool{names}"
 
     def components() -> Any:
-        return make_components(*small(), drafter=pool, tree=tree, controller=ByAcceptance(names))
+        return make_components(*small(), drafter=pool, tree=tree, controller=by_acceptance(*names))
 
     assert law_error(output_law(components, case), target_law(small()[0], case)) < 1e-12
 
@@ -208,11 +200,8 @@ def test_the_law_is_the_targets_while_acceptance_chooses_the_drafter(
 def test_the_law_is_the_targets_where_the_first_that_proposes_drafts(min_nodes: int) -> None:
     pool = f"pool('ngram(2)', 'model', min_nodes={min_nodes})"
     case = Case(prompt=(0, 1), horizon=2, max_new_tokens=3)
-
-    def components() -> Any:
-        return make_components(*small(), drafter=pool, tree="chain(2)")
-
-    assert law_error(output_law(components, case), target_law(small()[0], case)) < 1e-12
+    output = output_law(lambda: make_components(*small(), drafter=pool, tree="chain(2)"), case)
+    assert law_error(output, target_law(small()[0], case)) < 1e-12
 
 
 def test_counterfactuals_come_for_every_round_once_the_text_decides() -> None:
@@ -221,9 +210,7 @@ def test_counterfactuals_come_for_every_round_once_the_text_decides() -> None:
     Late, never twice, never dropped.
     """
     target, draft = pair(3)
-    components = make_components(
-        target, draft, drafter=POOL, controller=Scripted(("model", "none"))
-    )
+    components = make_components(target, draft, drafter=POOL, controller=scripted("model", "none"))
     prompt = (0, 1, 2, 0, 1)
     (result,) = Decoder(components).generate([prompt], max_new_tokens=80, temperature=1.0, seed=1)
     text, ngram = prompt + result.token_ids, NgramDrafter()
@@ -313,7 +300,7 @@ def test_equal_names_are_told_apart_by_their_settings() -> None:
 
 def test_an_unknown_drafter_in_a_plan_costs_the_speculation_and_says_so() -> None:
     components = make_components(
-        pair()[0], drafter="pool('ngram', 'none')", controller=Scripted(("engram",))
+        pair()[0], drafter="pool('ngram', 'none')", controller=scripted("engram")
     )
     with pytest.warns(UserWarning, match="did you mean 'ngram'"):
         (result,) = Decoder(components).generate(
@@ -341,4 +328,56 @@ def test_a_member_that_says_that_it_failed_is_believed() -> None:
             [(1, 2, 1, 2)], max_new_tokens=20, temperature=1.0, seed=0
         )
     assert len(result.token_ids) == 20
+    assert not any(record.depth for record in result.records)
+
+
+@pytest.mark.parametrize(
+    ("limits", "looked_up_depth", "modelled"),
+    [
+        ({"max_depth": 3}, 3, 3),
+        ({"max_depth": 2, "model_free_depth": 5}, 5, 2),
+        ({"max_depth": 3, "model_free_depth": 0}, 0, 3),
+        ({"max_depth": 0, "model_free_depth": 2}, 2, 0),
+        ({"max_depth": 0}, 0, 0),
+    ],
+    ids=str,
+)
+def test_lookups_may_have_a_limit_of_their_own(
+    limits: dict[str, int], looked_up_depth: int, modelled: int
+) -> None:
+    parts = make_components(
+        *pair(3),
+        drafter="pool('ngram', 'model')",
+        tree="chain(4)",
+        controller=Script((DraftPlan(**limits),)),
+    )
+    (result,) = Decoder(parts).generate(
+        [(0, 1, 2, 0, 1)], max_new_tokens=80, temperature=1.0, seed=1
+    )
+    records = result.records[:-8]  # the room for tokens shortens the last ones
+    deepest = {
+        name: max((one.depth for one in records if one.drafter == name), default=0)
+        for name in ("ngram", "model")
+    }
+    assert deepest["ngram"] == looked_up_depth
+    assert deepest["model"] in {0, modelled}
+    if not looked_up_depth:
+        assert {one.depth for one in records} == {modelled}
+    assert not any(one.counterfactuals for one in records)
+
+
+@pytest.mark.parametrize("names", [None, "model"], ids=["asked", "shadow"])
+def test_a_lookup_that_fails_costs_its_request_the_speculation(
+    names: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise KeyError("its own fault")
+
+    monkeypatch.setattr(NgramDrafter, "draft", fail)
+    parts = make_components(*pair(), drafter="pool('ngram', 'model')", controller=scripted(names))
+    with pytest.warns(UserWarning, match="the drafter failed"):
+        (result,) = Decoder(parts).generate(
+            [(1, 2, 1, 2)], max_new_tokens=60, temperature=1.0, seed=7
+        )
+    assert len(result.token_ids) == 60
     assert not any(record.depth for record in result.records)

@@ -83,7 +83,7 @@ def test_memory_that_runs_out_while_a_prompt_is_read_is_told_and_given_back(monk
 
     expected = written(decoder(tree="chain(2)").components)
     with monkeypatch.context() as patch:
-        patch.setattr(model._model, "forward", run_out)
+        patch.setattr(model.network, "forward", run_out)
         if whose == "target":
             with pytest.raises(RuntimeError, match="out of memory"):
                 written(whole.components)

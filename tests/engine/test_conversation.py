@@ -45,7 +45,7 @@ def test_answers_are_those_of_the_whole_conversation(decoder):
         assert answer == decoder.chat(before, max_new_tokens=20).text
         assert conversation.messages[-1] == {"role": "assistant", "content": answer}
     conversation.close()
-    assert len(decoder.components.target._rows) == 0
+    assert decoder.components.target._cache.num_open == 0
 
 
 def test_earlier_turns_are_not_read_again(decoder, read):
@@ -64,11 +64,11 @@ def test_an_answer_that_is_cut_off_stays(decoder):
     first = next(pieces).text
     pieces.close()
     assert conversation.messages[-1]["content"].startswith(first)
-    assert len(decoder.components.target._rows) == 0
+    assert decoder.components.target._cache.num_open == 0
     assert text_of(conversation, QUESTIONS[1])
     conversation.reset()
     assert conversation.messages == []
-    assert len(decoder.components.target._rows) == 0
+    assert decoder.components.target._cache.num_open == 0
 
 
 def test_a_full_context_drops_the_oldest_turns(decoder):

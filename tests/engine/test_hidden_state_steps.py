@@ -12,7 +12,7 @@ import monge
 from monge.backends.cpu.compiled import CompiledForward
 from monge.core.errors import BackendError
 from monge.core.model import NodeBlock
-from monge.engine.models.forward_program import ForwardOutput
+from monge.engine.models.forward_program import ForwardOutput, ForwardProgram
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.heads.shape.checkpoint import save_head
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
@@ -186,7 +186,7 @@ def _watched_open(model):
 
 
 def test_a_step_alone_is_left_out():
-    class Blind:
+    class Blind(ForwardProgram):
         name, layers = "blind", ()
 
         def __call__(self, *_):

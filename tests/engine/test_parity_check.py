@@ -13,7 +13,7 @@ from monge.backends.cpu.rounded_weights import round_weights
 from monge.backends.parity_check import check_forward, check_module, difference, program_spec
 from monge.backends.traced import UncompiledForward
 from monge.core.errors import BackendError
-from monge.engine.models.forward_program import ForwardOutput
+from monge.engine.models.forward_program import ForwardOutput, ForwardProgram
 from monge.engine.models.network_facts import OutputLayer
 from tests.engine.compiling import compile_forward, require
 from tests.engine.tiny import network
@@ -35,8 +35,8 @@ def noisy(step, size):
     run = step.__call__
     generator = torch.Generator().manual_seed(1)
 
-    class Noisy:
-        name, layers = "noisy", step.layers
+    class Noisy(ForwardProgram):
+        name, spec = "noisy", step.spec
 
         def __call__(self, *inputs):
             output = run(*inputs)

@@ -16,9 +16,8 @@ from monge.backends.cpu.rounded_weights import round_weights
 from monge.backends.parity_check import program_spec
 from monge.backends.registry import BACKENDS, Compiled
 from monge.core.errors import BackendError, OptionError
-from monge.engine.models.forward_program import rounded_weights_of
+from monge.engine.models.forward_program import SourceWeights, rounded_weights_of
 from monge.engine.models.hf_tree import HfTreeModel
-from monge.engine.models.source_weights import SourceWeights
 from monge.loading.networks import as_sequence_model
 from tests.engine.compiling import require, shared_programs
 from tests.engine.tiny import network, perturbed, prompts

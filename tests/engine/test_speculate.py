@@ -1,7 +1,4 @@
-"""`generate(custom_generate=monge.speculate)` writes what `generate` writes.
-
-Settings, processors, criteria, streamers.
-"""
+"""`generate(custom_generate=monge.speculate)` writes what `generate` writes."""
 
 import gc
 
@@ -13,7 +10,6 @@ from transformers import (
     LogitsProcessorList,
     PreTrainedTokenizerFast,
     StoppingCriteriaList,
-    WatermarkingConfig,
 )
 from transformers.generation import GenerateDecoderOnlyOutput, StoppingCriteria, StopStringCriteria
 from transformers.generation.streamers import BaseStreamer
@@ -53,36 +49,6 @@ def token_after(row, index):
             **padded(ROWS), do_sample=False, max_new_tokens=NUM_TOKENS, eos_token_id=None
         )[row, 11 + index]
     )
-
-
-PROCESSORS = {
-    "none": {},
-    "repetition_penalty": {"repetition_penalty": 1.4},
-    "no_repeat_ngram": {"no_repeat_ngram_size": 2},
-    "bad_words": {"bad_words_ids": [[20], [30, 31], [45]]},
-    "sequence_bias": {"sequence_bias": [[[21], 2.0], [[60, 61], -5.0]]},
-    "min_new_tokens": {"min_new_tokens": 15},
-    "min_length": {"min_length": 20},
-    "forced_eos": {"forced_eos_token_id": 5},
-    "decay": {"exponential_decay_length_penalty": (5, 1.2)},
-    "suppress": {"suppress_tokens": [10, 11, 12], "begin_suppress_tokens": [13]},
-    "encoder_penalty": {"encoder_repetition_penalty": 1.5},
-    "encoder_ngram": {"encoder_no_repeat_ngram_size": 1},
-    "watermark": {"watermarking_config": WatermarkingConfig(bias=3.0, seeding_scheme="lefthash")},
-    "several": {
-        "repetition_penalty": 1.3,
-        "no_repeat_ngram_size": 3,
-        "min_new_tokens": 4,
-        "remove_invalid_values": True,
-    },
-}
-
-
-@pytest.mark.parametrize("rows", [ROWS[:1], ROWS], ids=["one", "ragged"])
-@pytest.mark.parametrize("settings", PROCESSORS.values(), ids=PROCESSORS)
-def test_processors(rows, settings):
-    plain, ours = both(rows, eos_token_id=[1, 17, 33, 71], **settings)
-    assert torch.equal(ours, plain)
 
 
 @pytest.mark.parametrize("tree", ["chain(4)", "fixed_width((3, 2))", "best_first", None])

@@ -14,7 +14,7 @@ from monge.core.proposal import Deterministic, Iid
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.core.tree import TokenTree
 from monge.draft.shape import ShapeDrafter
-from monge.draft.tree.by_request import ByRequest
+from monge.draft.tree.base import ByRequest
 from monge.draft.tree.registry import TREES
 from monge.engine.components import Components
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor

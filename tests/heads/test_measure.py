@@ -11,7 +11,7 @@ from monge.core.errors import OptionError
 from monge.core.model import FeatureModel, NodeBlock
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.draft.shape import ShapeDrafter
-from monge.draft.tree.chain import Chain
+from monge.draft.tree.fixed_width import Chain
 from monge.testing.oracle import exact_law
 from monge.testing.tabular import RandomTable, TabularModel
 from monge.training.calibrate import measure

@@ -12,8 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from monge.api import make_components
 from monge.core.model import NodeBlock
 from monge.engine.decoder import Decoder
-from monge.engine.models.cache_snapshot import CacheSnapshot
-from monge.engine.models.hf_chain import HfChainModel
+from monge.engine.models.hf_chain import CacheSnapshot, HfChainModel
 from monge.engine.models.hf_tree import HfTreeModel
 from tests.engine.tiny import COMMON, STATEFUL, network, perturbed, prompts, seeded
 from tests.parity.comparing import assert_same_tokens, fresh_logits, plain_greedy

@@ -1,7 +1,4 @@
-"""Two lm-eval tasks that need no download.
-
-Short texts to write, and continuations to choose from.
-"""
+"""Two lm-eval tasks that need no download: texts to write, and continuations to choose from."""
 
 import json
 from pathlib import Path
@@ -40,47 +37,13 @@ CHOICES = [
     ("Economics is the study of", [" how people use resources", " qwxz"], 0),
     ("She opened the door and", [" import os", " looked out"], 1),
 ]
-_WRITTEN = """task: {name}
-dataset_path: json
-dataset_kwargs:
-  data_files:
-    test: {data}
-test_split: test
-output_type: generate_until
-doc_to_text: "{{{{question}}}}"
-doc_to_target: "{{{{answer}}}}"
-generation_kwargs:
-  until: {until}
-  max_gen_toks: 40
-  do_sample: false
-metric_list:
-  - metric: exact_match
-    aggregation: mean
-    higher_is_better: true
-metadata:
-  version: 1.0
-"""
-_CHOSEN = """task: {name}
-dataset_path: json
-dataset_kwargs:
-  data_files:
-    test: {data}
-test_split: test
-output_type: multiple_choice
-doc_to_text: "{{{{question}}}}"
-doc_to_choice: "{{{{choices}}}}"
-doc_to_target: "{{{{answer}}}}"
-target_delimiter: ""
-metric_list:
-  - metric: acc
-    aggregation: mean
-    higher_is_better: true
-  - metric: acc_norm
-    aggregation: mean
-    higher_is_better: true
-metadata:
-  version: 1.0
-"""
+_COMMON = {
+    "dataset_path": "json",
+    "test_split": "test",
+    "doc_to_text": "{{question}}",
+    "doc_to_target": "{{answer}}",
+    "metadata": {"version": 1.0},
+}
 
 
 def write_tasks(folder: Path, *, until: tuple[str, ...] = ("\n",)) -> Path:
@@ -91,9 +54,25 @@ def write_tasks(folder: Path, *, until: tuple[str, ...] = ("\n",)) -> Path:
         {"question": question, "choices": some, "answer": right}
         for question, some, right in CHOICES
     ]
-    for name, rows, form in ((WRITTEN, questions, _WRITTEN), (CHOSEN, choices, _CHOSEN)):
+    written = {
+        "output_type": "generate_until",
+        "generation_kwargs": {"until": list(until), "max_gen_toks": 40, "do_sample": False},
+        "metric_list": _metrics("exact_match"),
+    }
+    chosen = {
+        "output_type": "multiple_choice",
+        "doc_to_choice": "{{choices}}",
+        "target_delimiter": "",
+        "metric_list": _metrics("acc", "acc_norm"),
+    }
+    for name, rows, own in ((WRITTEN, questions, written), (CHOSEN, choices, chosen)):
         data = folder / f"{name}.jsonl"
         data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        text = form.format(name=name, data=data, until=json.dumps(until))
-        (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
+        task = _COMMON | own | {"task": name, "dataset_kwargs": {"data_files": {"test": str(data)}}}
+        # JSON is YAML.
+        (folder / f"{name}.yaml").write_text(json.dumps(task), encoding="utf-8")
     return folder
+
+
+def _metrics(*names: str) -> list[dict[str, object]]:
+    return [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in names]

@@ -1,17 +1,15 @@
-"""The repository for `custom_generate=FOLDER`.
-
-What `generate` hands over raw arrives, and nothing is dropped.
-"""
+"""The repository for `custom_generate=FOLDER`: arguments that `generate` drops elsewhere arrive."""
 
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import StoppingCriteriaList
 from transformers.generation import StoppingCriteria
-from transformers.generation.streamers import BaseStreamer
 
 from tests.engine.test_speculate import ROWS
 from tests.engine.tiny import network, padded, perturbed
+from tests.plugins.test_accelerate import Recorder
 
 FOLDER = str(Path(__file__).parents[2] / "examples" / "custom_generate_repository")
 GREEDY = {"do_sample": False, "max_new_tokens": 12}
@@ -28,15 +26,12 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path))
 
 
-def ours(**settings):
-    target = network("llama")
-    return target.generate(
-        **padded(ROWS), **GREEDY, custom_generate=FOLDER, trust_remote_code=True, **settings
-    )
-
-
 def plain(**settings):
     return network("llama").generate(**padded(ROWS), **GREEDY, **settings)
+
+
+def ours(**settings):
+    return plain(custom_generate=FOLDER, trust_remote_code=True, **settings)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +42,7 @@ def plain(**settings):
 def test_an_assistant_arrives(settings):
     assistant, calls = perturbed(network("llama")), []
     hook = assistant.register_forward_pre_hook(lambda *_: calls.append("forward"))
+    settings = {"controller": "fixed"} | settings  # which drafts, whatever the clock says
     assert torch.equal(ours(assistant_model=assistant, **settings), plain())
     hook.remove()
     assert calls
@@ -56,17 +52,6 @@ def test_without_an_assistant_ngrams_are_drafted():
     assert torch.equal(ours(repetition_penalty=1.2), plain(repetition_penalty=1.2))
 
 
-class Recorder(BaseStreamer):
-    def __init__(self):
-        self.seen = []
-
-    def put(self, value):
-        self.seen.append(value.tolist())
-
-    def end(self):
-        self.seen.append("end")
-
-
 def test_a_streamer_arrives():
     recorder = Recorder()
     output = ours(streamer=recorder)
@@ -74,51 +59,35 @@ def test_a_streamer_arrives():
     assert recorder.seen[1:] == [*output[:, 11:].T.tolist(), "end"]
 
 
-class StopAt(StoppingCriteria):
-    def __init__(self, token):
-        self.token = token
-
-    def __call__(self, input_ids, scores, **kwargs):
-        return input_ids[:, -1] == self.token
-
-
 def test_criteria_arrive():
-    from transformers import StoppingCriteriaList
-
     token = int(plain()[0, 15])
-    criteria = StoppingCriteriaList([StopAt(token)])
-    assert torch.equal(
-        ours(stopping_criteria=criteria),
-        plain(stopping_criteria=StoppingCriteriaList([StopAt(token)])),
-    )
+
+    class StopAt(StoppingCriteria):
+        def __call__(self, input_ids, scores, **_):
+            return input_ids[:, -1] == token
+
+    criteria = StoppingCriteriaList([StopAt()])
+    assert torch.equal(ours(stopping_criteria=criteria), plain(stopping_criteria=criteria))
 
 
-def test_stop_strings_need_their_tokenizer_and_get_it():
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from monge.api import built_in
-
-    target = AutoModelForCausalLM.from_pretrained(built_in("target")).eval()
-    tokenizer = AutoTokenizer.from_pretrained(built_in("target"))
+def test_stop_strings_need_their_tokenizer_and_get_it(built_in_pair):
+    target, tokenizer = built_in_pair
     inputs = tokenizer("The history of", return_tensors="pt", return_token_type_ids=False)
-    stop = {
-        "stop_strings": [" Countries"],
-        "tokenizer": tokenizer,
-        "do_sample": False,
-        "max_new_tokens": 20,
-    }
+    stop = {"stop_strings": [" Countries"], "tokenizer": tokenizer, **GREEDY, "max_new_tokens": 20}
     with_ours = target.generate(**inputs, **stop, custom_generate=FOLDER, trust_remote_code=True)
     assert torch.equal(with_ours, target.generate(**inputs, **stop))
-    with pytest.raises(ValueError, match="give tokenizer= as well"):
-        ours(stop_strings=["a"])
 
 
-def test_what_cannot_be_honoured_is_refused():
-    with pytest.raises(ValueError, match="must share the model's tokenizer"):
-        ours(assistant_tokenizer=object())
-    with pytest.raises(ValueError, match="does not support the decoding method"):
-        ours(num_beams=2)
-    with pytest.raises(ValueError, match="trust_remote_code"):
-        network("llama").generate(
-            **padded(ROWS), **GREEDY, custom_generate=FOLDER, trust_remote_code=False
-        )
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"stop_strings": ["a"]}, "give tokenizer= as well"),
+        ({"assistant_tokenizer": object()}, "must share the model's tokenizer"),
+        ({"num_beams": 2}, "does not support the decoding method"),
+        ({"trust_remote_code": False}, "trust_remote_code"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_arguments_that_cannot_be_honoured_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        plain(**{"custom_generate": FOLDER, "trust_remote_code": True} | settings)

@@ -1,31 +1,17 @@
-"""Every door plans by the default controller of `monge.load`, where none is named."""
+"""The drop-in plans by the default controller of `monge.load`, where none is named."""
 
 import copy
-import inspect
 
 import pytest
 import torch
 from transformers import set_seed
 
 import monge
-from monge.cli import batch, chat, generate, serve
-from monge.distributed.ray_serve import AppArgs
 from monge.plugins import transformers_generate
 from tests.engine.tiny import network, padded, perturbed, prompts
 
 ROWS = padded(prompts((9, 4), seed=3))
 SETTINGS = {"max_new_tokens": 8, "eos_token_id": None}
-
-
-@pytest.mark.parametrize(
-    "door", [monge.load, monge.speculate, generate.generate, chat.chat, batch.batch, serve.serve]
-)
-def test_no_door_names_another(door):
-    assert inspect.signature(door).parameters["controller"].default is None
-
-
-def test_nor_does_ray():
-    assert AppArgs().controller is None
 
 
 @pytest.fixture
@@ -59,18 +45,11 @@ def test_the_drop_in_takes_that_of_load(decoded, has_draft):
 
 def test_sampled_calls_keep_a_plan_that_a_seed_repeats(decoded):
     target = network("llama")
-    texts = []
+    texts, draft = [], perturbed(target)
     for _ in range(2):
         set_seed(5)
-        texts.append(
-            target.generate(
-                **ROWS,
-                **SETTINGS,
-                do_sample=True,
-                custom_generate=monge.speculate,
-                draft_model=perturbed(target),
-            )
-        )
+        ours = {"custom_generate": monge.speculate, "draft_model": draft}
+        texts.append(target.generate(**ROWS, **SETTINGS, **ours, do_sample=True))
     assert torch.equal(*texts)
     assert {request.controller for _, requests in decoded for request in requests} == {"fixed"}
 

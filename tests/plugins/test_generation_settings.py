@@ -16,7 +16,7 @@ from transformers import (
 import monge
 from monge.core.errors import OptionError
 from monge.engine.processors import has_state
-from monge.plugins.transformers_generate import _NUMBERS, REFUSED_SETTINGS
+from monge.plugins import transformers_refusals
 from monge.plugins.transformers_processors import row_processors
 from tests.engine.tiny import EOS, network, padded, perturbed, prompts
 
@@ -101,7 +101,7 @@ def test_every_field_of_this_version_is_known():
     fields = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
     known = {*PROCESSED, *HONOURED, *REFUSED, *WITHOUT_EFFECT}
     assert not fields - known, "honour, refuse or explain these"
-    assert REFUSED_SETTINGS.keys() <= REFUSED.keys()
+    assert transformers_refusals.REFUSED.keys() & fields <= REFUSED.keys()
 
 
 @pytest.mark.parametrize("place", ["call", "config", "callable"])
@@ -110,19 +110,14 @@ def test_refused_by_name(name, place):
     target, extra = network("llama"), {name: REFUSED[name]}
     if name not in vars(GenerationConfig()):
         pytest.skip("not in this version")
-    if name == "penalty_alpha":
-        extra |= {"top_k": 4}
-    if name in BESIDE:
-        extra |= {"return_dict_in_generate": True}
-    given = {**padded(ROWS), **GREEDY}
     if place == "callable" and name in {"guidance_scale", "token_healing"}:
         pytest.skip("the host runs it, or raises, before it calls")
+    extra |= {"top_k": 4} if name == "penalty_alpha" else {}
+    extra |= {"return_dict_in_generate": True} if name in BESIDE else {}
+    given = {**padded(ROWS), **GREEDY, **extra}
     if place == "config":
-        given = padded(ROWS) | {
-            "generation_config": GenerationConfig(**GREEDY, pad_token_id=2, **extra)
-        }
-    else:
-        given |= extra
+        config = GenerationConfig(**GREEDY, pad_token_id=2, **extra)
+        given = {**padded(ROWS), "generation_config": config}
     of_mode = {"constraints", "dola_layers", "force_words_ids", "penalty_alpha", "use_mtp"}
     shown = {"guidance_scale": "ClassifierFreeGuidance"} | dict.fromkeys(of_mode, "decoding method")
     generate = partial(monge.generate, target)
@@ -148,7 +143,7 @@ def test_processors_of_settings_are_known_functions(name):
     assert not has_state(row_processors(made[0], 1, 2, torch.tensor([[2, 2]])))
 
 
-@pytest.mark.parametrize("name", sorted(_NUMBERS))
+@pytest.mark.parametrize("name", sorted(transformers_refusals.NUMBERS))
 def test_truth_values_are_no_numbers(name):
     if name not in vars(GenerationConfig()):
         pytest.skip("not in this version")
@@ -225,30 +220,20 @@ def test_criteria_see_the_scores_of_plain_decoding(rows):
 def test_the_length_of_the_chain_arrives_in_every_way():
     target = network("llama")
     draft = perturbed(target)
-    given, rows = {**padded(ROWS), **GREEDY}, []
+    given, rows, counts = {**padded(ROWS), **GREEDY}, [], []
     hook = draft.register_forward_pre_hook(lambda *_: rows.append(1))
-    counts = []
+    config = GenerationConfig(**GREEDY, num_assistant_tokens=1, pad_token_id=2)
+    ours = partial(monge.generate, target, draft=draft, controller="fixed")
     for call in (
-        lambda: monge.generate(
-            target, **given, draft=draft, num_assistant_tokens=1, controller="fixed"
-        ),
-        lambda: monge.generate(
-            target,
-            **padded(ROWS),
-            generation_config=GenerationConfig(**GREEDY, num_assistant_tokens=1, pad_token_id=2),
-            draft=draft,
-            controller="fixed",
-        ),
-        lambda: target.generate(
+        partial(ours, **given, num_assistant_tokens=1),
+        partial(ours, **padded(ROWS), generation_config=config),
+        partial(
+            partial(target.generate, custom_generate=monge.speculate, draft_model=draft),
             **given,
             num_assistant_tokens=1,
-            custom_generate=monge.speculate,
-            draft_model=draft,
             controller="fixed",
         ),
-        lambda: monge.generate(
-            target, **given, draft=draft, num_assistant_tokens=5, controller="fixed"
-        ),
+        partial(ours, **given, num_assistant_tokens=5),
     ):
         rows.clear()
         call()

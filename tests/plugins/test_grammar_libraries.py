@@ -7,21 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import monge
 from monge.api import built_in
+from monge.loading.networks import load_network
 
 REGEX = r"([a-f]{2}[0-9])*"
 pytestmark = pytest.mark.filterwarnings("ignore")  # the libraries' own
 
 
 @pytest.fixture(scope="module")
-def parts() -> tuple[Any, Any, Any]:
-    target, draft = (
-        AutoModelForCausalLM.from_pretrained(built_in(name)).eval() for name in ("target", "draft")
-    )
-    return target, draft, AutoTokenizer.from_pretrained(built_in("target"))
+def parts(built_in_pair) -> tuple[Any, Any, Any]:
+    target, tokenizer = built_in_pair
+    return target, load_network(built_in("draft")), tokenizer
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from monge.core.errors import MongeError, OptionError
-from monge.plugins.vllm import Proposer
-from monge.plugins.vllm_rows import PATIENCE
+from monge.plugins.vllm import PATIENCE, Proposer
 
 MAX_LENGTH = 64
 
@@ -22,11 +21,18 @@ def proposer(num_draft_tokens=6, **settings):
     )
 
 
-class Host:
-    """What vLLM does around the hook: a target that goes on with a text of its own, drafts accepted as far as they agree."""
+def cycle(place):
+    return (7, 8, 9, 10, 11)[place % 5]
 
-    def __init__(self, own, texts):
-        self.own, self.proposer = own, own and proposer()
+
+CYCLE = [cycle(place) for place in range(MAX_LENGTH)]
+
+
+class Host:
+    """What vLLM does around the hook: a target with a text of its own accepts drafts that agree."""
+
+    def __init__(self, texts, own=cycle, **settings):
+        self.own, self.proposer = own, proposer(**settings)
         self.texts = {name: list(text) for name, text in texts.items()}
         self.drafts = {name: [] for name in texts}
 
@@ -41,6 +47,11 @@ class Host:
         self.drafts.update(zip(names, proposed, strict=True))
         return sampled, proposed
 
+    def pass_time(self):
+        """Steps without rows, until all are forgotten."""
+        for _ in range(PATIENCE + 1):
+            self.proposer.propose([], np.zeros(0), np.zeros((0, MAX_LENGTH), dtype=np.int32))
+
     def _commit(self, name):
         text, draft = self.texts[name], self.drafts[name]
         new = []
@@ -53,18 +64,8 @@ class Host:
         return new
 
 
-def cycle(place):
-    return (7, 8, 9, 10, 11)[place % 5]
-
-
-def host(texts, own=cycle, **settings):
-    made = Host(own, texts)
-    made.proposer = proposer(**settings)
-    return made
-
-
 def test_repetition_is_drafted_and_the_window_grows():
-    one = host({"a": [cycle(place) for place in range(12)]})
+    one = Host({"a": CYCLE[:12]})
     lengths = [len(one.step(["a"])[1][0]) for _ in range(6)]
     assert lengths[0] == 4, "the first window of the controller"
     assert lengths[-1] == 6, "never more than the host verifies"
@@ -74,75 +75,63 @@ def test_repetition_is_drafted_and_the_window_grows():
 
 
 def test_windows_differ_from_row_to_row():
-    def own(place):
-        return cycle(place)
-
-    one = host({"a": [cycle(place) for place in range(12)], "b": [30, 31, 32, 33]}, own)
+    one = Host({"a": CYCLE[:12], "b": [30, 31, 32, 33]})
     _, (first, second) = one.step(["a", "b"])
     assert len(first) == 4
     assert second == []
 
 
 def test_the_window_shrinks_where_drafts_are_rejected():
-    rising = host(
+    rising = Host(
         {"a": [1, 2, 3, 1, 2, 3, 1, 2, 3]},
         lambda place: (1, 2, 3)[place % 3] if place < 10 else 20 + place % 30,
     )
     lengths = [len(rising.step(["a"])[1][0]) for _ in range(2)]
     assert lengths[0] == 4
-    (row,) = [row for rows in rising.proposer._rows._waiting.values() for row in rows]
+    (row,) = rising.proposer._rows
     assert row.controller_state == 3
 
 
 def test_rows_are_found_again_wherever_they_are():
-    texts = {"a": [cycle(place) for place in range(11)], "b": [cycle(place) for place in range(15)]}
-    alone = {name: host({name: text}) for name, text in texts.items()}
-    both = host(texts)
+    texts = {"a": CYCLE[:11], "b": CYCLE[:15]}
+    alone = {name: Host({name: text}) for name, text in texts.items()}
+    both = Host(texts)
     for order in (["a", "b"], ["b", "a"], ["b", "a"], ["a", "b"]):
         both.step(order)
         for name, one in alone.items():
             one.step([name])
             assert one.drafts[name] == both.drafts[name]
             assert one.texts[name] == both.texts[name]
-    assert len(both.proposer._rows) == 2
+    assert len(list(both.proposer._rows)) == 2
 
 
 def test_a_row_that_waits_is_remembered_and_one_that_ends_is_not():
-    one = host(
-        {"a": [cycle(place) for place in range(12)], "b": [30, 31]},
-        lambda place: cycle(place) if place < 60 else 99,
-    )
+    one = Host({"a": CYCLE[:12], "b": [30, 31]})
     one.step(["a", "b"])
     _, proposed = one.step(["a", "b"], waiting=["a"])
     assert proposed[0] == []
     one.drafts["a"] = []
     one.step(["a"])
-    (row,) = [
-        row
-        for rows in one.proposer._rows._waiting.values()
-        for row in rows
-        if row.context.num_prompt_tokens == 13
-    ]
+    (row,) = [row for row in one.proposer._rows if row.context.num_prompt_tokens == 13]
     assert row.controller_state == 3, "the host gave up what was drafted before the row waited"
-    for _ in range(PATIENCE + 1):
-        one.proposer.propose([], np.zeros(0), np.zeros((0, MAX_LENGTH), dtype=np.int32))
-    assert len(one.proposer._rows) == 0
+    one.pass_time()
+    assert not list(one.proposer._rows)
 
 
 def test_equal_texts_have_rows_of_their_own():
-    text = [cycle(place) for place in range(12)]
-    one = host({"a": text, "b": text})
+    text = CYCLE[:12]
+    one = Host({"a": text, "b": text})
     for _ in range(3):
         one.step(["a", "b"])
         assert one.drafts["a"] == one.drafts["b"]
-    assert len(one.proposer._rows) == 2
+    assert len(list(one.proposer._rows)) == 2
 
 
 @pytest.mark.parametrize(
     ("length", "most"), [(MAX_LENGTH - 4, 2), (MAX_LENGTH - 2, 0), (MAX_LENGTH - 1, 0)]
 )
 def test_the_models_length_is_kept(length, most):
-    one = host({"a": [cycle(place) for place in range(length)]})
+    one = Host({"a": CYCLE[:length]})
     assert len(one.step(["a"])[1][0]) == most
 
 
@@ -151,23 +140,22 @@ def test_the_models_length_is_kept(length, most):
 )
 @pytest.mark.parametrize("controller", ["fixed", "fsm", "cached_fsm", "transformers_heuristic"])
 def test_parts_by_name(drafter, controller):
-    one = host(
-        {"a": [cycle(place) for place in range(12)], "b": [3, 4, 5]},
+    one = Host(
+        {"a": CYCLE[:12], "b": [3, 4, 5]},
         drafter=drafter,
         controller=controller,
     )
     for _ in range(4):
         one.step(["a", "b"])
-    assert one.texts["a"] == [cycle(place) for place in range(len(one.texts["a"]))]
+    assert one.texts["a"] == CYCLE[: len(one.texts["a"])]
     assert (len(one.drafts["a"]) > 0) == (drafter != "none")
 
 
 def test_what_ended_helps_others_if_asked_for():
     story = [40, 41, 42, 43, 44, 45, 46, 47]
-    one = host({"a": story[:-1]}, lambda place: 47, drafter="suffix(width=1, max_history=1000)")
+    one = Host({"a": story[:-1]}, lambda place: 47, drafter="suffix(width=1, max_history=1000)")
     one.step(["a"])
-    for _ in range(PATIENCE + 1):
-        one.proposer.propose([], np.zeros(0), np.zeros((0, MAX_LENGTH), dtype=np.int32))
+    one.pass_time()
     one.texts["b"], one.drafts["b"] = [9, 40, 41], []
     one.own = lambda place: 42
     assert one.step(["b"])[1][0][:3] == [43, 44, 45]

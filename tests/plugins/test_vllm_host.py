@@ -29,17 +29,13 @@ HOOK = "monge.plugins.vllm.Proposer"
 
 
 def run(model=None, *, max_num_seqs=4, **settings):
-    speculative = (
-        None
-        if model is None
-        else {"method": "custom_class", "model": model, "num_speculative_tokens": 5}
-    )
+    speculative = {"method": "custom_class", "model": model, "num_speculative_tokens": 5}
     asked = {
         "target": str(built_in("target")),
         "prompts": PROMPTS,
         "max_tokens": 48,
         "max_num_seqs": max_num_seqs,
-        "speculative": speculative,
+        "speculative": None if model is None else speculative,
         "additional": {"monge": settings} if settings else {},
     }
     command = [sys.executable, str(Path(__file__).with_name("vllm_host.py")), json.dumps(asked)]

@@ -9,8 +9,8 @@ from scipy.stats import chi2
 
 import monge
 from monge.core.sampling_rules import SamplingRules
+from monge.options import ServeOptions
 from monge.serve.app import create_app
-from monge.serve.settings import ServerSettings
 
 from .conftest import CONVERSATION
 
@@ -97,7 +97,7 @@ def _next(network, token_ids, rules):
 
 
 def test_a_chat_over_http_is_the_chat_in_process(plain):
-    app = create_app(plain, ServerSettings(model_name="smollm2"), plain.chat_format)
+    app = create_app(plain, ServeOptions(served_model_name="smollm2"), plain.chat_format)
     body = {
         "model": "smollm2",
         "messages": CONVERSATION,

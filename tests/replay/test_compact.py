@@ -2,7 +2,7 @@
 
 import pytest
 
-from monge.draft.tree.chain import Chain
+from monge.draft.tree.fixed_width import Chain
 from monge.replay.costs import RoundCosts
 from monge.replay.log import UnavailableError
 from monge.replay.simulate import simulate

@@ -17,78 +17,50 @@ from urllib.parse import urlsplit
 
 SIZE = 4 * 1024 * 1024 - 1000
 CLIENTS = 5
+COMPLETIONS = "/v1/completions"
 
 
 def posted(path: str, body: str) -> bytes:
     """A whole request."""
-    head = (
-        f"POST {path} HTTP/1.1",
-        "Host: localhost",
-        "Content-Type: application/json",
-        f"Content-Length: {len(body)}",
-    )
-    return "\r\n".join((*head, "", body)).encode()
-
-
-def messages() -> bytes:
-    """Forty-eight thousand messages that are none."""
-    return posted("/v1/chat/completions", json.dumps({"messages": [1] * 48_000}))
-
-
-def fields() -> bytes:
-    """As many unknown fields as a body holds."""
-    return posted(
-        "/v1/completions",
-        '{"prompt":"a",' + ",".join(f'"{number:06x}":1' for number in range(SIZE // 11)) + "}",
-    )
-
-
-def lists() -> bytes:
-    """As many empty lists as a body holds."""
-    return posted("/v1/completions", '{"prompt":[' + ",".join(["[]"] * (SIZE // 3)) + "]}")
-
-
-def token_ids() -> bytes:
-    """As many token ids as a body holds."""
-    return posted("/v1/completions", '{"prompt":[' + ",".join(["1"] * (SIZE // 2)) + "]}")
-
-
-def letters() -> bytes:
-    """One letter, four million times."""
-    return posted("/v1/completions", json.dumps({"prompt": "a" * SIZE}))
+    fields = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    return f"POST {path} HTTP/1.1\r\n{fields}\r\n\r\n{body}".encode()
 
 
 def chunks() -> bytes:
     """As many chunks of a byte as a body holds."""
-    head = posted("/v1/completions", "").replace(
-        b"Content-Length: 0", b"Transfer-Encoding: chunked"
-    )
+    head = posted(COMPLETIONS, "").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
     return head + b"1\r\n[\r\n" * SIZE + b"0\r\n\r\n"
 
 
 def wide() -> bytes:
     """UTF-16, which a scan of bytes does not see through."""
     lists = ('{"prompt":[' + ",".join(["[]"] * (SIZE // 6)) + "]}").encode("utf-16")
-    head = posted("/v1/completions", "").replace(b"Length: 0", b"Length: %d" % len(lists))
-    return head + lists
+    return posted(COMPLETIONS, "").replace(b"Length: 0", b"Length: %d" % len(lists)) + lists
 
 
-def answers() -> bytes:
-    """Log-probabilities by the hundred thousand, of one prompt in eight choices."""
-    body = {"prompt": [5] * 1500, "n": 8, "max_tokens": 1, "echo": True, "logprobs": 20}
-    return posted("/v1/completions", json.dumps(body))
+def repeated(item: str) -> str:
+    """As many items as a body holds."""
+    return '{"prompt":[' + ",".join([item] * (SIZE // (1 + len(item)))) + "]}"
 
 
-def choices() -> bytes:
-    """A queue full of choices, each with a bias."""
-    bias = {str(token): 1.0 for token in range(1024)}
-    body = {"prompt": "The", "n": 32, "max_tokens": 100, "logit_bias": bias, "stream": True}
-    return posted("/v1/completions", json.dumps(body))
+def fields() -> str:
+    """As many unknown fields as a body holds."""
+    return '{"prompt":"a",' + ",".join(f'"{one:06x}":1' for one in range(SIZE // 11)) + "}"
 
 
+BIAS = {str(token): 1.0 for token in range(1024)}
+ANSWER = {"prompt": [5] * 1500, "n": 8, "max_tokens": 1, "echo": True, "logprobs": 20}
+CHOICES = {"prompt": "The", "n": 32, "max_tokens": 100, "logit_bias": BIAS, "stream": True}
 BODIES: dict[str, Callable[[], bytes]] = {
-    one.__name__: one
-    for one in (messages, fields, lists, token_ids, letters, chunks, wide, answers, choices)
+    "messages": lambda: posted("/v1/chat/completions", json.dumps({"messages": [1] * 48_000})),
+    "fields": lambda: posted(COMPLETIONS, fields()),
+    "lists": lambda: posted(COMPLETIONS, repeated("[]")),
+    "token_ids": lambda: posted(COMPLETIONS, repeated("1")),
+    "letters": lambda: posted(COMPLETIONS, json.dumps({"prompt": "a" * SIZE})),
+    "chunks": chunks,
+    "wide": wide,
+    "answers": lambda: posted(COMPLETIONS, json.dumps(ANSWER)),
+    "choices": lambda: posted(COMPLETIONS, json.dumps(CHOICES)),
 }
 ATTACKS = (*BODIES, "left", "silent", "hung")
 """`left`: clients that hang up after their letters.

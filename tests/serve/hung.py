@@ -28,7 +28,7 @@ def hanging():
 
 if __name__ == "__main__":
     _, decoder = hanging()
-    app = toy_app(decoder, settings={"request_timeout_s": 1}, round_timeout_s=1)
+    app = toy_app(decoder, request_timeout_s=1, round_timeout_s=1)
     with listen("127.0.0.1", 0) as listener:
         sys.stderr.write(f"serving built-in at {url_of(listener)}/v1\n")
         serve_until_signal(app, listener, drain_s=0)

@@ -10,10 +10,11 @@ from fastapi import FastAPI
 from monge.api import make_components
 from monge.engine.chat_format import InstructionFormat
 from monge.engine.decoder import Decoder
+from monge.options import ServeOptions
 from monge.serve.app import create_app
 from monge.serve.connections import ConnectionLimits
-from monge.serve.run import listen, server_of, url_of
-from monge.serve.settings import ServerSettings
+from monge.serve.request_parser import Recorder
+from monge.serve.run import DrainingServer, listen, url_of
 from monge.testing.tabular import RandomTable, TabularModel
 
 ALPHABET = "\0abcdefghijklmnopqrstuvwxyz .:"
@@ -40,12 +41,12 @@ class Letters:
         return ALPHABET[token_id]
 
 
-def toy_decoder(target: TabularModel | None = None, **parts) -> Decoder:
+def toy_decoder(target: TabularModel | None = None, *, max_batch_size: int = 8, **parts) -> Decoder:
     size = len(ALPHABET)
     target = target or TabularModel(RandomTable(size, 11), size, max_length=CONTEXT)
     draft = TabularModel(RandomTable(size, 11, "ties"), size)
     made = make_components(target, draft, **({"tree": "chain(3)"} | parts))
-    return Decoder(made, tokenizer=Letters(), eos_ids=frozenset({0}), max_batch_size=8)
+    return Decoder(made, tokenizer=Letters(), eos_ids=frozenset({0}), max_batch_size=max_batch_size)
 
 
 class SlowTable(RandomTable):
@@ -56,17 +57,18 @@ class SlowTable(RandomTable):
         return super().__call__(token_ids)
 
 
-def slow_decoder() -> Decoder:
+def slow_decoder(max_batch_size: int = 8) -> Decoder:
     size = len(ALPHABET)
-    return toy_decoder(TabularModel(SlowTable(size, 11), size, max_length=10_000))
+    slow = TabularModel(SlowTable(size, 11), size, max_length=10_000)
+    return toy_decoder(slow, max_batch_size=max_batch_size)
 
 
 def toy_app(
-    decoder: Decoder | None = None, *, settings: dict | None = None, **scheduling
+    decoder: Decoder | None = None, *, recorder: Recorder | None = None, **options
 ) -> FastAPI:
     decoder = decoder or toy_decoder()
-    given = ServerSettings(**({"model_name": "toy"} | (settings or {})))
-    return create_app(decoder, given, InstructionFormat(decoder.tokenizer), **scheduling)
+    given = ServeOptions(**({"served_model_name": "toy"} | options))
+    return create_app(decoder, given, InstructionFormat(decoder.tokenizer), recorder=recorder)
 
 
 @contextmanager
@@ -74,7 +76,7 @@ def live(app: FastAPI, limits: ConnectionLimits | None = None) -> Iterator[str]:
     """The application behind a real socket; gives its address."""
     listener = listen("127.0.0.1", 0)
     url = url_of(listener)
-    server = server_of(
+    server = DrainingServer(
         app, drain_s=0, limits=limits, log_level="critical", timeout_graceful_shutdown=5
     )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -20,6 +20,7 @@ from fastapi.responses import Response
 from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
+from monge.serve import app as application
 from monge.serve.bodies import parsed
 from monge.serve.connections import (
     ConnectionLimits,
@@ -27,8 +28,7 @@ from monge.serve.connections import (
     log_exhaustion,
     raise_descriptor_limit,
 )
-from monge.serve.fields import MAX_MESSAGES
-from monge.serve.schemas import ChatRequest, CompletionRequest
+from monge.serve.schemas import MAX_MESSAGES, ChatRequest, CompletionRequest
 from tests.serve.attack import ATTACKS, table
 from tests.serve.process import served
 from tests.serve.served import (
@@ -49,75 +49,43 @@ TURN = {"role": "user", "content": "a"}
 MANY = 20_000
 KEYS = {f"{number:x}": 1 for number in range(MANY)}
 BODIES = {
-    "messages that are none": (CHAT, {"messages": [1] * MANY}),
-    "messages without fields": (CHAT, {"messages": [{}] * MANY}),
-    "many messages": (CHAT, {"messages": [TURN] * MANY}),
-    "parts that are none": (CHAT, {"messages": [{"role": "user", "content": [1] * MANY}]}),
-    "parts of many messages": (CHAT, {"messages": [{"role": "user", "content": [{}] * 100}] * 200}),
-    "a few messages that are none": (CHAT, {"messages": [1] * (MAX_MESSAGES - 1)}),
-    "unknown fields": (COMPLETIONS, {"prompt": "a"} | KEYS),
-    "unknown fields of a message": (CHAT, {"messages": [TURN | KEYS]}),
-    "unknown fields of options": (COMPLETIONS, {"prompt": "a", "speculation": KEYS}),
-    "a long unknown field": (COMPLETIONS, {"prompt": "a", "k" * MANY: 1}),
-    "biases": (COMPLETIONS, {"prompt": "a", "logit_bias": dict.fromkeys(KEYS, 1.0)}),
-    "biases that are none": (COMPLETIONS, {"prompt": "a", "logit_bias": dict.fromkeys(KEYS, "")}),
-    "labels": (CHAT, {"messages": [TURN], "metadata": KEYS}),
-    "stops": (COMPLETIONS, {"prompt": "a", "stop": ["b"] * MANY}),
-    "stops that are none": (COMPLETIONS, {"prompt": "a", "stop": [1] * MANY}),
-    "prompts": (COMPLETIONS, {"prompt": ["a"] * MANY}),
-    "prompts that are none": (COMPLETIONS, {"prompt": [{}] * MANY}),
-    "tools": (CHAT, {"messages": [TURN], "tools": [{}] * MANY}),
-    "no object": (COMPLETIONS, [{}] * MANY),
+    "messages that are none": {"messages": [1] * MANY},
+    "messages without fields": {"messages": [{}] * MANY},
+    "many messages": {"messages": [TURN] * MANY},
+    "parts that are none": {"messages": [{"role": "user", "content": [1] * MANY}]},
+    "parts of many messages": {"messages": [{"role": "user", "content": [{}] * 100}] * 200},
+    "a few messages that are none": {"messages": [1] * (MAX_MESSAGES - 1)},
+    "unknown fields": {"prompt": "a"} | KEYS,
+    "unknown fields of a message": {"messages": [TURN | KEYS]},
+    "unknown fields of options": {"prompt": "a", "speculation": KEYS},
+    "a long unknown field": {"prompt": "a", "k" * MANY: 1},
+    "biases": {"prompt": "a", "logit_bias": dict.fromkeys(KEYS, 1.0)},
+    "biases that are none": {"prompt": "a", "logit_bias": dict.fromkeys(KEYS, "")},
+    "labels": {"messages": [TURN], "metadata": KEYS},
+    "stops": {"prompt": "a", "stop": ["b"] * MANY},
+    "stops that are none": {"prompt": "a", "stop": [1] * MANY},
+    "prompts": {"prompt": ["a"] * MANY},
+    "prompts that are none": {"prompt": [{}] * MANY},
+    "tools": {"messages": [TURN], "tools": [{}] * MANY},
+    "no object": [{}] * MANY,
 }
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_a_body_causes_few_errors(name):
-    path, body = BODIES[name]
+def test_a_body_causes_few_errors_and_looks_for_few_names(client, name, monkeypatch):
+    body, looked, close_matches = BODIES[name], [], difflib.get_close_matches
     with pytest.raises(ValidationError) as caught:
-        (CompletionRequest if path == COMPLETIONS else ChatRequest).model_validate(body)
+        (ChatRequest if "messages" in body else CompletionRequest).model_validate(body)
     assert caught.value.error_count() <= 20
-
-
-@pytest.fixture(scope="module")
-def client():
-    with TestClient(toy_app(), raise_server_exceptions=False) as made:
-        yield made
-
-
-@pytest.mark.parametrize("name", BODIES)
-def test_an_answer_looks_for_few_names_and_repeats_little(client, name, monkeypatch):
-    path, body = BODIES[name]
-    looked, close_matches = [], difflib.get_close_matches
     monkeypatch.setattr(
         difflib,
         "get_close_matches",
         lambda *given, **how: looked.append(1) or close_matches(*given, **how),
     )
-    answer = client.post(path, json=body)
+    answer = client.post(CHAT if "messages" in body else COMPLETIONS, json=body)
     assert answer.status_code == 400
     assert len(looked) <= 20
-    assert len(answer.content) < 1000
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        '{"prompt": "a", "tools": ' + "[" * 100_000 + "]" * 100_000 + "}",
-        '{"prompt": "a", "tools": ' + '{"a":' * 100_000 + "1" + "}" * 100_000 + "}",
-        '{"prompt": "a", "seed": ' + "1" * 100_000 + "}",
-        '{"prompt": "a", "temperature": 1' + "0" * 5000 + "}",
-        '{"prompt": "a", "temperature": 1e400}',
-        '{"prompt": "a", "temperature": NaN}',
-        '{"prompt": "a"' * 1000,
-        b'{"prompt": "\xff"}',
-    ],
-    ids=lambda content: repr(content[:40]),
-)
-def test_absurd_json_is_the_clients_fault(client, content):
-    answer = client.post(COMPLETIONS, content=content, headers=JSON)
-    assert answer.status_code == 400
-    assert len(answer.content) < 1000
+    assert len(answer.content) < 1000, "an answer repeats little"
 
 
 @pytest.mark.parametrize(
@@ -140,26 +108,15 @@ def test_a_body_of_too_many_items_is_not_even_parsed(client, monkeypatch, conten
     assert "the body has more than" in answer.json()["error"]["message"]
 
 
-def test_punctuation_inside_of_texts_does_not_count():
+def test_punctuation_inside_of_texts_does_not_count_and_the_largest_conversation_passes():
     text = '[{",\\' * 200_000
     assert parsed(json.dumps({"prompt": text}).encode(), CompletionRequest).prompt == (text,)
-
-
-def test_the_largest_conversation_passes():
     texts = ['"', "\\", '\\"', '[{"a": "b"}, ' * 10]
     parts = [{"type": "text", "text": texts[number % 4]} for number in range(MAX_MESSAGES // 2)]
-    messages = [{"role": "user", "content": [part, part]} for part in parts] + [TURN] * (
-        MAX_MESSAGES // 2
-    )
+    messages = [{"role": "user", "content": [part, part]} for part in parts]
+    messages += [TURN] * (MAX_MESSAGES // 2)
     body = parsed(json.dumps({"messages": messages}).encode(), ChatRequest)
     assert [one.text for one in body.messages[:4]] == [2 * text for text in texts]
-
-
-@pytest.mark.parametrize("value", [5e-324, 1e-300, 1e-38, 1e-3])
-def test_a_repetition_penalty_that_makes_logits_infinite_is_refused_by_name(client, value):
-    error = client.post(COMPLETIONS, json={"prompt": "a", "repetition_penalty": value})
-    assert error.status_code == 400
-    assert error.json()["error"]["param"] == "repetition_penalty"
 
 
 EXTREMES = {
@@ -169,7 +126,7 @@ EXTREMES = {
     "top_k": [1, 2**31 - 1],
     "presence_penalty": [-2, 2],
     "frequency_penalty": [-2, 2],
-    "repetition_penalty": [0.01, 10],
+    "repetition_penalty": [0.01, 10, 5e-324, 1e-300, 1e-38, 1e-3],
     "logit_bias": [{"0": 100}, {str(token): -100 for token in range(len(ALPHABET))}],
     "max_tokens": [0, 2**31, 2**63, 10**30, 1e300],
     "seed": [2**63 - 1, -(2**63), 2**63],
@@ -177,37 +134,43 @@ EXTREMES = {
 }
 
 
-@pytest.mark.parametrize("temperature", [None, 1e-300, 1e300])
+@pytest.mark.parametrize("temperature", [1, 1e-300, 1e300])
 @pytest.mark.parametrize(
     ("name", "value"), [(name, value) for name, values in EXTREMES.items() for value in values]
 )
 def test_extreme_values_are_served_or_refused(client, name, value, temperature):
-    given = {} if temperature is None else {"temperature": temperature}
-    answer = client.post(
-        COMPLETIONS,
-        content=json.dumps({"prompt": "a", "max_tokens": 4} | given | {name: value}),
-        headers=JSON,
-    )
+    body = {"prompt": "a", "max_tokens": 4, "temperature": temperature} | {name: value}
+    answer = client.post(COMPLETIONS, content=json.dumps(body), headers=JSON)
     assert answer.status_code in (200, 400), answer.text
-    if answer.status_code == 400:
-        assert answer.json()["error"]["param"] == name
+    assert answer.status_code == 200 or answer.json()["error"]["param"] == name
+    if name == "repetition_penalty" and value < 0.01:  # logits would be infinite
+        assert answer.status_code == 400
 
 
 def connected(url):
     return socket.create_connection((urlsplit(url).hostname, urlsplit(url).port), timeout=30)
 
 
-def is_closed(connection):
-    """Whether the other side has closed a connection to which nothing is sent."""
-    connection.setblocking(False)
+def is_closed(connection, after=0.0):
+    """Whether the other side has closed a connection to which nothing more is sent."""
+    connection.settimeout(after)
     try:
-        return connection.recv(1) == b""
-    except BlockingIOError:
+        return not connection.recv(65536)
+    except (BlockingIOError, TimeoutError):
         return False
     except ConnectionError:
         return True
     finally:
         connection.settimeout(30)
+
+
+def refuses(connection, sent):
+    """Whether the other side takes no more."""
+    try:
+        connection.sendall(sent)
+    except OSError:
+        return True
+    return False
 
 
 HASTY = ConnectionLimits(max_connections=100, header_timeout_s=0.2, write_timeout_s=0.2)
@@ -225,51 +188,22 @@ HASTY = ConnectionLimits(max_connections=100, header_timeout_s=0.2, write_timeou
     ],
     ids=repr,
 )
-def test_a_client_that_does_not_finish_what_it_says_is_cut_off(sent):
-    app = toy_app(settings={"body_timeout_s": 0.2})
-    with live(app, HASTY) as url, connected(url) as connection:
-        connection.sendall(sent)
-        wait_for(lambda: ended(connection))
-
-
-def test_what_follows_an_early_answer_is_cut_off_however_slowly_it_comes():
-    app = toy_app(settings={"api_keys": ("key",)})
-    with live(app, HASTY) as url, connected(url) as connection:
-        connection.sendall(f"{HEAD}Content-Length: 100000\r\n\r\n".encode())
-        assert answer_on(connection).split()[1] == b"401"
-
-        def cut_off():
-            try:
-                connection.sendall(b"a")
-            except OSError:
-                return True
-            return False
-
-        wait_for(cut_off)
-
-
-def ended(connection):
-    connection.settimeout(0.05)
-    try:
-        return not connection.recv(65536)
-    except TimeoutError:
-        return False
-    except ConnectionError:
-        return True
-
-
-def test_a_client_that_says_a_little_now_and_then_is_cut_off():
+def test_a_client_that_does_not_finish_what_it_says_is_cut_off(sent, monkeypatch):
+    monkeypatch.setattr(application, "_BODY_TIMEOUT_S", 0.2)
     with live(toy_app(), HASTY) as url, connected(url) as connection:
-        connection.sendall(b"GET /health HTTP/1.1\r\n")
+        connection.sendall(sent)
+        wait_for(lambda: is_closed(connection, after=0.05))
 
-        def cut_off():
-            try:
-                connection.sendall(b"a: b\r\n")
-            except OSError:
-                return True
-            return False
 
-        wait_for(cut_off)
+@pytest.mark.parametrize("is_answered", [False, True])
+def test_a_client_that_says_a_little_now_and_then_is_cut_off(is_answered):
+    app = toy_app(api_keys=("key",))
+    with live(app, HASTY) as url, connected(url) as connection:
+        connection.sendall(HEAD.encode())
+        if is_answered:  # before the body
+            connection.sendall(b"Content-Length: 100000\r\n\r\n")
+            assert answer_on(connection).split()[1] == b"401"
+        wait_for(lambda: refuses(connection, b"a: b\r\n"))
 
 
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs a table of connections")
@@ -300,19 +234,6 @@ def test_an_answered_client_may_take_its_time_for_the_next_request():
         assert keeping.get("/health").status_code == 200
 
 
-@contextmanager
-def silent(url, number):
-    """Connections that say nothing."""
-    connections = []
-    try:
-        for _ in range(number):
-            connections.append(connected(url))
-        yield connections
-    finally:
-        for connection in connections:
-            connection.close()
-
-
 HEAD = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
 
@@ -339,14 +260,13 @@ def test_few_chunks_of_a_byte_are_parsed(monkeypatch, has_key):
         h11.Connection, "next_event", lambda self: parsed_events.append(1) or next_event(self)
     )
     content = chunked(json.dumps({"prompt": "a" * 100_000}).encode(), 1)
-    app = toy_app(settings={"api_keys": ("key",) if has_key else ()})
+    app = toy_app(api_keys=("key",) if has_key else ())
     with live(app) as url, connected(url) as connection:
         head, end, body = content.partition(b"\r\n\r\n")
         connection.sendall(head + end)
         if has_key:
             assert answer_on(connection).split()[1] == b"401"
-        with suppress(OSError):
-            connection.sendall(body)
+        refuses(connection, body)
         answer = answer_on(connection)
         if not has_key:
             assert answer.split()[1] == b"400"
@@ -373,15 +293,18 @@ def test_what_is_no_http_gets_an_error_in_the_usual_form():
         assert json.loads(body)["error"]["code"] == "invalid_http"
 
 
+def streamed(stack, url):
+    """Lines of a stream that goes on, after its first."""
+    stream = httpx.stream("POST", f"{url}{COMPLETIONS}", json=LONG | {"stream": True})
+    lines = stack.enter_context(stream).iter_lines()
+    next(lines)
+    return lines
+
+
 def test_where_every_connection_is_served_newcomers_get_a_503_and_probes_an_answer():
     limits = ConnectionLimits(max_connections=2, backlog=3, header_timeout_s=600)
-    body = LONG | {"stream": True}
     with live(toy_app(slow_decoder()), limits) as url, ExitStack() as stack:
-        streams = [
-            stack.enter_context(httpx.stream("POST", f"{url}{COMPLETIONS}", json=body)).iter_lines()
-            for _ in range(2)
-        ]
-        assert all(map(next, streams))
+        _streams = [streamed(stack, url) for _ in range(2)]
         newcomers = [stack.enter_context(connected(url)) for _ in range(2)]
         for newcomer in newcomers:
             newcomer.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -403,31 +326,25 @@ def test_the_soft_limit_of_descriptors_is_raised_to_the_hard_one(monkeypatch):
     assert told == [(1024, 1024)]
 
 
-def test_connections_are_bounded_and_the_silent_ones_make_kv_budget():
+def test_connections_are_bounded_and_the_silent_ones_make_room():
     limits = ConnectionLimits(max_connections=8, backlog=4, header_timeout_s=600)
-    body = LONG | {"stream": True}
-    with (
-        live(toy_app(slow_decoder()), limits) as url,
-        httpx.stream("POST", f"{url}{COMPLETIONS}", json=body) as answer,
-    ):
-        lines = answer.iter_lines()
-        next(lines)
-        with silent(url, 40) as connections:
-            wait_for(lambda: sum(map(is_closed, connections)) >= 32)
-            assert httpx.get(f"{url}/health", timeout=60).status_code == 200
-        assert len([next(lines) for _ in range(20)]) == 20, (
-            "a request that is served keeps its connection"
-        )
+    with live(toy_app(slow_decoder()), limits) as url, ExitStack() as stack:
+        lines = streamed(stack, url)
+        silent = [stack.enter_context(connected(url)) for _ in range(40)]
+        wait_for(lambda: sum(map(is_closed, silent)) >= 32)
+        assert httpx.get(f"{url}/health", timeout=60).status_code == 200
+        told = [next(lines) for _ in range(20)]
+        assert len(told) == 20, "a request that is served keeps its connection"
 
 
 @pytest.mark.slow
-def test_silent_clients_under_a_low_limit_of_descriptors_neither_stop_the_server_nor_fill_its_log(
-    tmp_path,
-):
-    with served(descriptors=256) as (process, url):
-        with silent(url, 300):
-            for _ in range(5):
-                assert httpx.get(f"{url}/health", timeout=60).status_code == 200
+def test_silent_clients_under_a_low_limit_of_descriptors_neither_stop_the_server_nor_fill_its_log():
+    with served(descriptors=256) as (process, url), ExitStack() as stack:
+        for _ in range(300):
+            stack.enter_context(connected(url))
+        for _ in range(5):
+            assert httpx.get(f"{url}/health", timeout=60).status_code == 200
+        stack.close()
         process.terminate()
         log = process.communicate(timeout=60)[1]
     assert len(log.splitlines()) < 10, log[:2000]
@@ -444,9 +361,9 @@ def test_running_out_of_descriptors_is_one_line(caplog):
     finally:
         logger.removeFilter(rate_limited)
         loop.close()
-    assert [record.getMessage() for record in caplog.records] == [
-        "a connection cannot be taken: Too many open files (told once a minute)"
-    ]
+    (record,) = caplog.records
+    expected = "a connection cannot be taken: Too many open files (told once a minute)"
+    assert record.getMessage() == expected
 
 
 class Spelled(Letters):
@@ -472,32 +389,24 @@ def spelled_app(tokenizer, **options):
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "param"),
+    ("path", "body"),
     [
-        (COMPLETIONS, {"prompt": "a" * 1_000_000}, "prompt"),
-        (COMPLETIONS, {"prompt": ["a", "a" * (CONTEXT + 1)]}, "prompt"),
-        (COMPLETIONS, {"prompt": [1] * (CONTEXT + 1)}, "prompt"),
-        (CHAT, {"messages": [{"role": "user", "content": "a" * 300}] * 2}, "messages"),
+        (COMPLETIONS, {"prompt": "a" * 1_000_000}),
+        (COMPLETIONS, {"prompt": ["a", "a" * (CONTEXT + 1)]}),
+        (COMPLETIONS, {"prompt": [1] * (CONTEXT + 1)}),
+        (CHAT, {"messages": [{"role": "user", "content": "a" * 300}] * 2}),
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_a_text_that_can_have_no_room_is_refused_before_it_is_tokenised(path, body, param):
+def test_a_text_that_can_have_no_room_is_refused_before_it_is_tokenised(path, body):
     tokenizer = Spelled()
     with TestClient(spelled_app(tokenizer)) as client:
         error = client.post(path, json=body).json()["error"]
-    assert (error["param"], error["code"]) == (param, "context_length_exceeded")
+        assert tokenizer.seen == []
+        longest = {"prompt": "a" * (CONTEXT - 1), "max_tokens": 1}
+        assert client.post(COMPLETIONS, json=longest).status_code == 200
+    assert (error["param"], error["code"]) == (next(iter(body)), "context_length_exceeded")
     assert f"this server takes at most {CONTEXT}" in error["message"]
-    assert tokenizer.seen == []
-
-
-def test_a_text_that_just_fits_is_served():
-    with TestClient(spelled_app(Spelled())) as fresh:
-        assert (
-            fresh.post(
-                COMPLETIONS, json={"prompt": "a" * (CONTEXT - 1), "max_tokens": 1}
-            ).status_code
-            == 200
-        )
 
 
 @contextmanager
@@ -522,29 +431,19 @@ def test_few_requests_wait_to_be_tokenised():
     with held_clerk(max_waiting=2) as (url, tokenizer, pool, first):
         others = [pool.submit(asked, url, "other") for _ in range(4)]
         wait_for(lambda: sum(other.done() for other in others) == 3)
-        refused = [other.result() for other in others if other.done()]
-        assert {answer.status_code for answer in refused} == {429}
-        assert refused[0].json()["error"]["code"] == "queue_full"
+        for answer in (other.result() for other in others if other.done()):
+            assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
         assert httpx.get(f"{url}/health").status_code == 200
         tokenizer.opened.set()
-        assert [
-            first.result().status_code,
-            *sorted(other.result().status_code for other in others),
-        ] == [
-            200,
-            200,
-            429,
-            429,
-            429,
-        ]
+        statuses = [first.result().status_code, *(other.result().status_code for other in others)]
+        assert sorted(statuses) == [200, 200, 429, 429, 429]
 
 
 def test_a_text_whose_client_left_is_not_tokenised():
     with held_clerk() as (url, tokenizer, pool, first):
         with connected(url) as leaving:
-            body = json.dumps({"prompt": "left"}).encode()
-            head = f"POST {COMPLETIONS} HTTP/1.1\nHost: x\nContent-Type: application/json\nContent-Length: {len(body)}\n\n"
-            leaving.sendall(head.replace("\n", "\r\n").encode() + body)
+            body = json.dumps({"prompt": "left"})
+            leaving.sendall(f"{HEAD}Content-Length: {len(body)}\r\n\r\n{body}".encode())
         wait_for(lambda: 'code="client_left"' in httpx.get(f"{url}/metrics").text)
         last = pool.submit(asked, url, "last")
         tokenizer.opened.set()
@@ -553,7 +452,7 @@ def test_a_text_whose_client_left_is_not_tokenised():
 
 
 def test_the_time_before_the_queue_counts_towards_the_deadline():
-    with held_clerk(settings={"request_timeout_s": 0.5}) as (url, _, pool, first):
+    with held_clerk(request_timeout_s=0.5) as (url, _, pool, first):
         waiting = pool.submit(asked, url, "waiting")
         for answer in (first.result(), waiting.result()):
             assert answer.status_code == 504

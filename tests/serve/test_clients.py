@@ -1,14 +1,20 @@
-"""Clients that people have, unchanged, over a real socket."""
+"""Clients that people have, unchanged, over a real socket.
+
+Load generators and fuzzers are programs, run by `make test-clients`.
+"""
 
 import asyncio
-import socket
-import time
+import json
+import re
+import shutil
+import subprocess
 
-import httpx
 import openai
 import pytest
 
-from tests.serve.served import live, slow_decoder, toy_app, toy_decoder
+from monge.api import built_in
+from tests.serve.process import ENVIRONMENT, served
+from tests.serve.served import live, toy_app, toy_decoder
 
 PROMPT = "once upon"
 TURNS = [{"role": "user", "content": "hello"}]
@@ -16,7 +22,7 @@ TURNS = [{"role": "user", "content": "hello"}]
 
 @pytest.fixture(scope="module")
 def url():
-    with live(toy_app(settings={"api_keys": ("secret",)})) as address:
+    with live(toy_app(api_keys=("secret",))) as address:
         yield address
 
 
@@ -26,20 +32,14 @@ def client(url):
         yield made
 
 
-def library_text(prompt=PROMPT, seed=1, **options):
-    return (
-        toy_decoder()
-        .generate(prompt, seed=seed, **({"temperature": 1.0, "max_new_tokens": 12} | options))[0]
-        .text
-    )
+def library_text(prompt=PROMPT, seed=1):
+    (result,) = toy_decoder().generate(prompt, seed=seed, temperature=1.0, max_new_tokens=12)
+    return result.text
 
 
-def test_models(client):
+def test_models_and_a_completion(client):
     assert [model.id for model in client.models.list()] == ["toy"]
     assert client.models.retrieve("toy").owned_by == "monge"
-
-
-def test_completion(client):
     answer = client.completions.create(model="toy", prompt=PROMPT, seed=1, max_tokens=12)
     assert answer.choices[0].text == library_text()
     assert answer.model_extra["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
@@ -52,29 +52,20 @@ def test_chat(client):
     assert answer.choices[0].message.content == library_text("Instruction: hello\nResponse:")
     assert len(answer.choices[0].logprobs.content) == answer.usage.completion_tokens
     assert len(answer.choices[0].logprobs.content[0].top_logprobs) == 2
-
-
-def test_stream(client):
-    stream = client.chat.completions.create(
-        model="toy",
-        messages=TURNS,
-        seed=1,
-        max_tokens=12,
-        stream=True,
-        stream_options={"include_usage": True},
+    fields = {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = list(
+        client.chat.completions.create(model="toy", messages=TURNS, seed=1, max_tokens=12, **fields)
     )
-    chunks = list(stream)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    assert text == library_text("Instruction: hello\nResponse:")
+    assert text == answer.choices[0].message.content
     assert chunks[-1].usage.total_tokens > 0
     assert chunks[-1].model_extra["metrics"]["speculative_decoding"]["num_spec_steps"] > 0
 
 
 def test_many_at_once(url):
     async def run():
-        async with openai.AsyncOpenAI(
-            base_url=f"{url}/v1", api_key="secret", max_retries=0
-        ) as client:
+        address = f"{url}/v1"
+        async with openai.AsyncOpenAI(base_url=address, api_key="secret", max_retries=0) as client:
 
             async def one(seed):
                 stream = await client.completions.create(
@@ -88,12 +79,9 @@ def test_many_at_once(url):
 
 
 def test_errors_are_the_clients_own(client, url):
-    with pytest.raises(
-        openai.BadRequestError, match="response_format: there is no grammar"
-    ) as caught:
-        client.chat.completions.create(
-            model="toy", messages=TURNS, response_format={"type": "json_object"}
-        )
+    grammar = {"type": "json_object"}
+    with pytest.raises(openai.BadRequestError, match="response_format: there is no") as caught:
+        client.chat.completions.create(model="toy", messages=TURNS, response_format=grammar)
     assert caught.value.param == "response_format"
     with pytest.raises(openai.NotFoundError, match="serves 'toy' and nothing else"):
         client.completions.create(model="gpt-4", prompt="a")
@@ -104,33 +92,72 @@ def test_errors_are_the_clients_own(client, url):
         stranger.models.list()
 
 
-def running(url):
-    lines = httpx.get(f"{url}/metrics").text.splitlines()
-    return {
-        line.split("{")[0]: float(line.split(" ")[1])
-        for line in lines
-        if line.startswith(("vllm:num_req", "vllm:request_s"))
-    }
+TARGET = str(built_in("target"))
+OFFLINE = ENVIRONMENT | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 
-@pytest.mark.parametrize("is_stream", [False, True])
-def test_who_leaves_is_not_decoded_for(is_stream):
-    with live(toy_app(slow_decoder())) as url:
-        host, port = url.removeprefix("http://").split(":")
-        body = b'{"prompt": "a", "max_tokens": 9000, "ignore_eos": true, "stream": %s}' % (
-            b"true" if is_stream else b"false"
+def program(line, **options):
+    """Run a program to its end."""
+    name, *arguments = line.split()
+    path = shutil.which(name)
+    if path is None:
+        pytest.skip(f"needs the program {name}; make test-clients makes its environment")
+    done = subprocess.run(
+        [path, *arguments], capture_output=True, text=True, timeout=600, env=OFFLINE, **options
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """The built-in pair behind `monge serve`."""
+    with served() as (_, url):
+        yield url
+
+
+@pytest.mark.clients
+def test_schemathesis_finds_no_server_error(tmp_path):
+    with live(toy_app(toy_decoder(controller=("fixed", "fsm")), request_timeout_s=20)) as url:
+        output = program(
+            f"schemathesis run {url}/openapi.json --max-examples 40 --seed 1 "
+            "--phases coverage,fuzzing "
+            "--checks not_a_server_error,status_code_conformance,unsupported_method",
+            cwd=tmp_path,
         )
-        with socket.create_connection((host, int(port))) as connection:
-            connection.sendall(
-                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-                b"content-length: %d\r\n\r\n%s" % (len(body), body)
-            )
-            wait_for(lambda: running(url)["vllm:num_requests_running"] == 1)
-        wait_for(lambda: running(url)["vllm:num_requests_running"] == 0)
+    assert re.search(r"(\d+) generated", output), output
 
 
-def wait_for(condition, timeout_s=20.0):
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
+@pytest.mark.clients
+def test_vllm_bench_reads_the_acceptance(pair, tmp_path):
+    program(
+        f"vllm bench serve --backend openai --base-url {pair} --model built-in "
+        f"--tokenizer {TARGET} --temperature 0 --dataset-name random --random-input-len 32 "
+        "--random-output-len 24 --num-prompts 8 --max-concurrency 4 --save-result "
+        f"--result-dir {tmp_path} --disable-tqdm"
+    )
+    (written,) = tmp_path.glob("*.json")
+    result = json.loads(written.read_text())
+    assert (result["completed"], result["failed"]) == (8, 0)
+    assert 0 < result["spec_decode_accepted_tokens"] <= result["spec_decode_draft_tokens"]
+    assert result["spec_decode_acceptance_length"] > 1.0
+    rates = result["spec_decode_per_position_acceptance_rates"]
+    assert len(rates) == 3, "the depth of the default tree"
+
+
+@pytest.mark.clients
+def test_guidellm_keeps_the_acceptance_of_every_request(pair, tmp_path):
+    written = tmp_path / "result.json"
+    program(
+        f"guidellm run --backend kind=openai_http,target={pair},model=built-in "
+        "--profile kind=concurrent,streams=3 --constraint kind=max_requests,count=6 "
+        f"--tokenizer kind=hf_auto,model={TARGET} "
+        "--data kind=synthetic_text,prompt_tokens=32,output_tokens=24 "
+        f"--output kind=json,path={written} --disable-console-interactive"
+    )
+    (benchmark,) = json.loads(written.read_text())["benchmarks"]
+    totals = {"successful": 6, "errored": 0, "incomplete": 0, "total": 6}
+    assert benchmark["metrics"]["request_totals"] == totals
+    for request in benchmark["requests"]["successful"]:
+        told = request["response_metrics"]["speculative_decoding"]
+        assert sum(told["acceptance_histogram"]) == told["num_spec_steps"] > 0

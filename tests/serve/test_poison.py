@@ -4,7 +4,8 @@ import pytest
 
 from monge.draft.model import ModelDrafter
 from monge.serve.scheduler import Scheduler
-from tests.serve.toy import VOCAB, Letters, Mine, Oops, Stumbling, alone, decoder, generation
+from tests.serve import toy
+from tests.serve.toy import VOCAB, Letters, Oops, alone, decoder, generation, submit
 
 POISON = VOCAB - 1
 """First token of the prompt that makes trouble."""
@@ -15,7 +16,7 @@ INNOCENT = [
 
 
 def with_processor(whole):
-    return {"processors": (Mine(5),)}
+    return {"processors": (toy.Mine(5),)}
 
 
 def with_network(whole):
@@ -34,19 +35,20 @@ def with_nan(whole):
 
 
 def with_tokenizer(whole):
-    whole.tokenizer = Stumbling()
+    whole.tokenizer = toy.Stumbling()
     return {"stop": ("xyz",)}
 
 
 CASES = {
-    with_processor: (Oops, "stepped on"),
-    with_nan: (None, "NonFiniteLogitsError"),
-    with_tokenizer: (Oops, "an unspeakable text"),
+    with_processor: "Oops: stepped on",
+    with_nan: "NonFiniteLogitsError",
+    with_tokenizer: "Oops: an unspeakable text",
 }
 
 
 def told(end):
     """The error of a generation, in words."""
+    assert end.finish_reason == "error"
     return f"{type(end.summary.cause).__name__}: {end.summary.cause}"
 
 
@@ -54,22 +56,27 @@ def crowd(make_trouble, *, chunk=2):
     """What innocent generations write beside a poisoned one, and how that one ends."""
     whole = decoder(tokenizer=Letters())
     options = make_trouble(whole)
-    scheduler = Scheduler(whole, max_batch_size=8, prefill_chunk=chunk)
-    before = [scheduler.submit(one) for one in INNOCENT[:3]]
-    poisoned = scheduler.submit(generation(POISON, 0, 1, tokens=30, **options))
-    after = [scheduler.submit(one) for one in INNOCENT[3:]]
+    scheduler = Scheduler(whole, prefill_chunk=chunk)
+    before = [submit(scheduler, one) for one in INNOCENT[:3]]
+    poisoned = submit(scheduler, generation(POISON, 0, 1, tokens=30, **options))
+    after = [submit(scheduler, one) for one in INNOCENT[3:]]
     with scheduler:
         texts = [handle.completion(60) for handle in (*before, *after)]
         end = poisoned.completion(60)
         state = scheduler.snapshot()
-        assert scheduler.submit(generation(3)).completion(60).finish_reason == "length", (
-            "the scheduler was to go on"
-        )
-    assert (
-        whole.components.target.open_sequences == whole.components.drafter.model.open_sequences == 0
-    )
+        went_on = submit(scheduler, generation(3)).completion(60)
+        assert went_on.finish_reason == "length", "the scheduler was to go on"
+    for model in (whole.components.target, whole.components.drafter.model):
+        assert model.open_sequences == 0
     assert (state.kv_used_tokens, state.num_running, state.num_waiting) == (0, 0, 0)
     return texts, end
+
+
+def written(texts):
+    return [text.token_ids for text in texts]
+
+
+EXPECTED = [alone(one) for one in INNOCENT]
 
 
 @pytest.mark.usefixtures("unchecked_types")
@@ -77,37 +84,33 @@ def crowd(make_trouble, *, chunk=2):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_neighbours_write_what_they_write_alone(case, chunk):
     texts, end = crowd(case, chunk=chunk)
-    assert [text.token_ids for text in texts] == [alone(one) for one in INNOCENT]
+    assert written(texts) == EXPECTED
     assert all(text.finish_reason == "length" for text in texts)
-    kind, message = CASES[case]
-    assert end.finish_reason == "error"
-    assert message in told(end)
-    assert kind is None or isinstance(end.summary.cause, kind)
+    assert CASES[case] in told(end)
 
 
 @pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize("case", [with_network, with_prompt], ids=lambda case: case.__name__)
 def test_a_forward_that_raises_ends_those_who_share_it_and_nobody_else(case):
     texts, end = crowd(case)
-    assert end.finish_reason == "error"
     assert "that breaks the network" in told(end)
-    for text, one in zip(texts, INNOCENT, strict=True):
+    for text, own in zip(texts, EXPECTED, strict=True):
         if text.finish_reason == "error":
             assert told(text) == told(end)
         else:
-            assert text.token_ids == alone(one)
+            assert text.token_ids == own
 
 
 @pytest.mark.parametrize("chunk", [2, 64])
 @pytest.mark.parametrize("what", ["failing", "failing_prompts"])
-def test_a_drafter_that_raises_costs_its_job_the_speculation(what, chunk):
+def test_a_drafter_that_raises_costs_its_request_the_speculation(what, chunk):
     def with_drafter(whole):
         getattr(whole.components.drafter.model, what).add(POISON)
         return {}
 
     with pytest.warns(UserWarning, match="request 3: the drafter failed .(ZeroDivisionError|Oops)"):
         texts, end = crowd(with_drafter, chunk=chunk)
-    assert [text.token_ids for text in texts] == [alone(one) for one in INNOCENT]
+    assert written(texts) == EXPECTED
     assert end.finish_reason == "length"
     assert end.summary.speculation.num_drafts == 0
     assert all(text.summary.speculation.num_drafts > 0 for text in texts)
@@ -118,44 +121,25 @@ def test_a_drafter_that_raises_after_drawing_ends_those_it_drafted_for(monkeypat
 
     def dislikes(self, contexts, states, plans, draws):
         drafts = draft(self, contexts, states, plans, draws)
-        if any(
-            one.token_ids[0] == POISON and tree.tree.num_nodes > 1
-            for one, tree in zip(contexts, drafts, strict=True)
-        ):
-            raise Oops("it dislikes what it drew")
+        for one, tree in zip(contexts, drafts, strict=True):
+            if one.token_ids[0] == POISON and tree.tree.num_nodes > 1:
+                raise Oops("it dislikes what it drew")
         return drafts
 
-    expected = [alone(one) for one in INNOCENT]
     monkeypatch.setattr(ModelDrafter, "draft", dislikes)
     texts, end = crowd(lambda _: {})
-    for text, own in zip(texts, expected, strict=True):
+    for text, own in zip(texts, EXPECTED, strict=True):
         assert text.finish_reason == "error" or text.token_ids == own
-    assert end.finish_reason == "error"
     assert "the drafter failed (Oops: it dislikes what it drew) after it had drawn" in told(end)
 
 
-def test_a_round_that_fails_as_a_whole_ends_its_jobs_and_no_others():
+def test_a_round_that_fails_as_a_whole_ends_its_requests_and_no_others():
     whole = decoder(max_batch_size=2)
     with Scheduler(whole) as scheduler:
         whole.components.target.commits_fail = True
-        for handle in [scheduler.submit(one) for one in INNOCENT[:2]]:
-            end = handle.completion(60)
-            assert end.finish_reason == "error"
-            assert "MemoryError: the caches are gone" in told(end)
+        for handle in [submit(scheduler, one) for one in INNOCENT[:2]]:
+            assert "MemoryError: the caches are gone" in told(handle.completion(60))
         whole.components.target.commits_fail = False
-        assert scheduler.submit(INNOCENT[1]).completion(60).token_ids == alone(INNOCENT[1])
+        assert submit(scheduler, INNOCENT[1]).completion(60).token_ids == EXPECTED[1]
         assert scheduler.snapshot().finished == {"error": 2, "length": 1}
         assert scheduler.snapshot().failure is None
-
-
-def test_a_decoding_thread_that_dies_says_so_and_ends_all_jobs():
-    def broken(measure, value):
-        raise Oops("the sink is clogged")
-
-    scheduler = Scheduler(decoder(), max_batch_size=1, sink=broken)
-    handles = [scheduler.submit(generation(1, seed=row)) for row in range(3)]
-    scheduler.start()
-    assert [handle.completion(60).finish_reason for handle in handles] == ["error"] * 3
-    assert "the sink is clogged" in scheduler.snapshot().failure
-    assert not scheduler.snapshot().is_open
-    scheduler.close()

@@ -6,45 +6,38 @@ import pytest
 from pydantic import ValidationError
 
 from monge.serve.errors import of_validation
-from monge.serve.fields import MAX_CHOICES, MAX_STOPS
-from monge.serve.schemas import ChatRequest, CompletionRequest
+from monge.serve.schemas import MAX_CHOICES, MAX_STOPS, ChatRequest, CompletionRequest
 
 TURNS = [{"role": "user", "content": "Hello"}]
-REFUSED = [
-    (model, name, field.json_schema_extra["enum"])
-    for model in (CompletionRequest, ChatRequest)
+STARTS = {CompletionRequest: {"prompt": "Once"}, ChatRequest: {"messages": TURNS}}
+NEUTRAL = [
+    (model, name)
+    for model in STARTS
     for name, field in model.model_fields.items()
     if isinstance(field.json_schema_extra, dict)
 ]
-"""Fields that may only ask for nothing, with the values that do."""
+"""Fields that may only ask for nothing."""
 
 
-def completion(**fields):
-    return CompletionRequest.model_validate({"prompt": "Once"} | fields)
+def made(model=CompletionRequest, /, **fields):
+    return model.model_validate(STARTS[model] | fields)
 
 
-def chat(**fields):
-    return ChatRequest.model_validate({"messages": TURNS} | fields)
-
-
-def error_of(make, **fields):
+def error_of(model=CompletionRequest, /, **fields):
     with pytest.raises(ValidationError) as caught:
-        make(**fields)
+        made(model, **fields)
     return of_validation(caught.value.errors())
 
 
 def test_the_list_of_refused_fields_is_not_empty():
-    assert len({name for _, name, _ in REFUSED}) > 25
+    assert len({name for _, name in NEUTRAL}) > 25
 
 
-@pytest.mark.parametrize(
-    ("model", "name", "values"), REFUSED, ids=lambda value: value if isinstance(value, str) else ""
-)
-def test_neutral_values_pass_and_others_are_refused_by_name(model, name, values):
-    make = completion if model is CompletionRequest else chat
-    for value in values:
-        assert getattr(make(**{name: value}), name) == value
-    error = error_of(make, **{name: "something else"})
+@pytest.mark.parametrize(("model", "name"), NEUTRAL)
+def test_neutral_values_pass_and_others_are_refused_by_name(model, name):
+    for value in model.model_fields[name].json_schema_extra["enum"]:
+        assert getattr(made(model, **{name: value}), name) == value
+    error = error_of(model, **{name: "something else"})
     assert (error.status, error.param) == (400, name)
     assert error.message.startswith(f"{name}: ")
     assert "leave it out or send null" in error.message
@@ -52,31 +45,19 @@ def test_neutral_values_pass_and_others_are_refused_by_name(model, name, values)
 
 
 def test_true_is_not_one():
-    assert error_of(completion, best_of=True).param == "best_of"
-    assert error_of(completion, skip_special_tokens=1).param == "skip_special_tokens"
-    assert completion(length_penalty=1).length_penalty == 1
+    assert error_of(best_of=True).param == "best_of"
+    assert error_of(skip_special_tokens=1).param == "skip_special_tokens"
+    assert made(length_penalty=1).length_penalty == 1
 
 
 def test_unknown_fields_are_named_with_the_nearest_known_one():
-    error = error_of(completion, temprature=1, zzz=2)
+    error = error_of(temprature=1, zzz=2)
     assert error.code == "unknown_parameter"
     assert "unknown field 'temprature'; did you mean 'temperature'?" in error.message
     assert "unknown field 'zzz'" in error.message
-
-
-def test_a_field_of_the_other_endpoint_is_not_proposed_for_itself():
-    message = error_of(chat, echo=True).message
-    assert message == "unknown field 'echo': it belongs to another endpoint or another object"
-    assert "'messages'" in error_of(completion, message="a").message
-
-
-def test_unknown_fields_inside_are_refused():
-    error = error_of(chat, messages=[{"role": "user", "content": "x", "weight": 1}])
-    assert "unknown field 'messages.0.weight'" in error.message
-    assert (
-        "unknown field 'stream_options.more'"
-        in error_of(chat, stream=True, stream_options={"more": 1}).message
-    )
+    other = error_of(ChatRequest, echo=True).message
+    assert other == "unknown field 'echo': it belongs to another endpoint or another object"
+    assert "'messages'" in error_of(message="a").message
 
 
 WRONG = {
@@ -101,18 +82,8 @@ WRONG = {
     "user": [1, "x" * 513, "\ud800"],
     "model": [3],
     "prompt": [
-        None,
-        3,
-        [],
-        [[]],
-        [1, "a"],
-        ["a", [1]],
-        [True],
-        [-1],
-        [2**31],
-        ["a"] * (MAX_CHOICES + 1),
-        "\ud800",
-        [[1], "a"],
+        *(None, 3, [], [[]], [1, "a"], ["a", [1]], [True], [-1], [2**31]),
+        *(["a"] * (MAX_CHOICES + 1), "\ud800", [[1], "a"]),
     ],
 }
 
@@ -123,59 +94,59 @@ WRONG = {
     ids=repr,
 )
 def test_wrong_values_are_refused_by_name(name, value):
-    error = error_of(
-        completion, **({name: value, "stream": True} if name == "stream_options" else {name: value})
-    )
-    assert error.status == 400
-    assert error.param == name
+    error = error_of(**({"stream": True} if name == "stream_options" else {}) | {name: value})
+    assert (error.status, error.param) == (400, name)
     json.dumps(error.body()).encode()
+
+
+def turn(**fields):
+    return {"messages": [TURNS[0] | fields]}
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"messages": []}, "messages: "),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role: "),
-        ({"messages": [{"role": "user", "content": None}]}, "messages.0.content: "),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "text": "x"}]}]},
-            "messages.0.content.0.type: ",
-        ),
+        (turn(role="tool"), "messages.0.role: "),
+        (turn(content=None), "messages.0.content: "),
+        (turn(content=[{"type": "image_url", "text": "x"}]), "messages.0.content.0.type: "),
+        (turn(weight=1), "unknown field 'messages.0.weight'"),
+        ({"stream": True, "stream_options": {"more": 1}}, "unknown field 'stream_options.more'"),
         ({"top_logprobs": 2}, "top_logprobs: only with logprobs=true"),
-        (
-            {"max_tokens": 3, "max_completion_tokens": 4},
-            "max_tokens: differs from max_completion_tokens",
-        ),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens: differs from max_comp"),
         ({"max_tokens": 0}, "max_tokens: "),
         ({"stream_options": {}}, "stream_options: only with stream=true"),
     ],
     ids=str,
 )
 def test_conversations_that_cannot_be(fields, message):
-    assert message in error_of(chat, **fields).message
+    assert message in error_of(ChatRequest, **fields).message
 
 
-def test_prompts_become_a_list():
-    assert completion(prompt="a").prompt == ("a",)
-    assert completion(prompt=["a", "b"]).prompt == ("a", "b")
-    assert completion(prompt=[1, 2]).prompt == ((1, 2),)
-    assert completion(prompt=[[1], [2, 3]]).prompt == ((1,), (2, 3))
-
-
-def test_stops_become_a_list():
-    assert completion(stop=None).stop == completion(stop=[]).stop == completion().stop == ()
-    assert completion(stop="x").stop == ("x",)
+@pytest.mark.parametrize(
+    ("name", "sent", "kept"),
+    [
+        ("prompt", "a", ("a",)),
+        ("prompt", ["a", "b"], ("a", "b")),
+        ("prompt", [1, 2], ((1, 2),)),
+        ("prompt", [[1], [2, 3]], ((1,), (2, 3))),
+        ("stop", None, ()),
+        ("stop", [], ()),
+        ("stop", "x", ("x",)),
+    ],
+)
+def test_one_and_several_become_a_list(name, sent, kept):
+    assert getattr(made(**{name: sent}), name) == kept
+    assert made().stop == ()
 
 
 def test_parts_of_a_message_are_one_text():
     parts = [{"type": "text", "text": "Hello"}, {"type": "text", "text": ", you"}]
-    assert chat(messages=[{"role": "user", "content": parts}]).messages[0].text == "Hello, you"
+    messages = made(ChatRequest, messages=[{"role": "user", "content": parts}]).messages
+    assert messages[0].text == "Hello, you"
 
 
-def test_many_errors_are_cut_short():
-    error = error_of(completion, **{f"field{number}": 1 for number in range(9)})
+def test_many_errors_and_long_names_are_cut_short():
+    error = error_of(**{f"field{number}": 1 for number in range(9)})
     assert error.message.endswith("; and more")
-
-
-def test_long_names_are_clipped():
-    assert len(error_of(completion, **{"x" * 100_000: 1}).message) < 200
+    assert len(error_of(**{"x" * 100_000: 1}).message) < 200

@@ -8,9 +8,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from monge.core.errors import OptionError
+from monge.options import ServeOptions
 from monge.serve.middleware import BoundedBodies
 from monge.serve.run import listen
-from monge.serve.settings import ServerSettings, hosts_to_accept
+from monge.serve.settings import checked_options, hosts_to_accept
 from monge.testing.tabular import RandomTable, TabularModel
 from tests.serve.served import ALPHABET, toy_app, toy_decoder
 
@@ -19,9 +20,7 @@ BODY = {"prompt": "a", "max_tokens": 2}
 
 @pytest.fixture(scope="module")
 def guarded():
-    with TestClient(
-        toy_app(settings={"api_keys": ("first", "second"), "max_request_bytes": 2000})
-    ) as client:
+    with TestClient(toy_app(api_keys=("first", "second"), max_request_bytes=2000)) as client:
         yield client
 
 
@@ -34,133 +33,107 @@ def test_any_of_the_keys_opens(guarded, key):
 @pytest.mark.parametrize(
     "header",
     [
-        None,
-        "",
-        "Bearer",
-        "Bearer ",
-        "Bearer firs",
-        "Bearer first2",
-        "Basic first",
-        "first",
-        "Bearer " + "x" * 10_000,
-        "Bearer \xff",
+        *(None, "", "Bearer", "Bearer ", "Bearer firs", "Bearer first2"),
+        *("Basic first", "first", "Bearer " + "x" * 10_000, "Bearer \xff"),
     ],
     ids=repr,
 )
 def test_anything_else_does_not(guarded, header):
     headers = {} if header is None else {"authorization": header.encode("latin-1")}
-    for answer in (
-        guarded.post("/v1/completions", json=BODY, headers=headers),
-        guarded.get("/v1/models", headers=headers),
-        guarded.get("/openapi.json", headers=headers),
-        guarded.get("/nothing", headers=headers),
-    ):
+    paths = ("/v1/models", "/openapi.json", "/nothing")
+    answers = [guarded.get(path, headers=headers) for path in paths]
+    for answer in (*answers, guarded.post("/v1/completions", json=BODY, headers=headers)):
         assert answer.status_code == 401
         assert answer.json()["error"]["code"] == "invalid_api_key"
         assert "first" not in answer.text
 
 
 def test_watchers_need_no_key(guarded):
-    for path in ("/health", "/metrics", "/version"):
+    for path in ("/health", "/ready", "/metrics", "/version"):
         assert guarded.get(path).status_code == 200
 
 
 def test_large_bodies_are_refused_by_their_length_and_by_their_size(guarded):
     headers = {"authorization": "Bearer first", "content-type": "application/json"}
-    declared = guarded.post("/v1/completions", content=b"x" * 2001, headers=headers)
-    streamed = guarded.post(
-        "/v1/completions", content=(b"x" * 500 for _ in range(5)), headers=headers
-    )
-    for answer in (declared, streamed):
+    for content in (b"x" * 2001, (b"x" * 500 for _ in range(5))):
+        answer = guarded.post("/v1/completions", content=content, headers=headers)
         assert answer.status_code == 413
         assert "larger than 2000 bytes" in answer.json()["error"]["message"]
 
 
-def test_slow_bodies_are_refused():
-    sent = []
+class Bodies:
+    """An application that reads bodies through `BoundedBodies`, and holds its answers until it is opened."""
 
-    async def run():
+    def __init__(self, max_bytes, timeout_s=60.0):
+        self.statuses, self.read, self.held, self.opened = [], [], [], asyncio.Event()
+        self.bounded = BoundedBodies(
+            self.app, max_bytes=max_bytes, max_held_bytes=max_bytes, timeout_s=timeout_s
+        )
+
+    async def app(self, scope, receive, send):
+        del scope["state"]["body"]
+        self.held.append(tracemalloc.get_traced_memory()[0])
+        self.read.append(scope["path"])
+        if scope["path"] == "/parsed":
+            scope["state"]["release_body"]()
+        await self.opened.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def ask(self, *sizes, path="/", pause_s=0.0):
+        left = list(sizes)
+
         async def receive():
-            await asyncio.sleep(0.02)
-            return {"type": "http.request", "body": b"x", "more_body": True}
-
-        async def never(scope, receive, send):
-            pytest.fail("the application was asked")
+            await asyncio.sleep(pause_s)
+            body = b"x" * left.pop()
+            return {"type": "http.request", "body": body, "more_body": bool(left)}
 
         async def send(message):
-            sent.append(message)
+            if message["type"] == "http.response.start":
+                self.statuses.append(message["status"])
 
-        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
-        bounded = BoundedBodies(never, max_bytes=1000, max_held_bytes=1000, timeout_s=0.1)
-        await bounded(scope, receive, send)
+        scope = {"type": "http", "method": "POST", "path": path, "headers": []}
+        await self.bounded(scope, receive, send)
+
+
+def test_slow_bodies_are_refused():
+    async def run():
+        bodies = Bodies(1000, timeout_s=0.1)
+        await bodies.ask(*[1] * 100, pause_s=0.02)
+        assert (bodies.statuses, bodies.read) == ([408], [])
 
     asyncio.run(run())
-    assert sent[0]["status"] == 408
 
 
 def test_large_bodies_that_wait_to_be_parsed_share_a_budget():
     """Small ones are taken all the same, and who has parsed one makes room for the next."""
-    statuses, read, opened = [], [], asyncio.Event()
-
-    async def app(scope, receive, send):
-        await receive()
-        read.append(scope["path"])
-        if scope["path"] == "/parsed":
-            scope["state"]["release_body"]()
-        await opened.wait()
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-
-    async def ask(bounded, size, path="/"):
-        parts = [size // 2, size - size // 2]
-
-        async def receive():
-            return {"type": "http.request", "body": b"x" * parts.pop(), "more_body": bool(parts)}
-
-        async def send(message):
-            if message["type"] == "http.response.start":
-                statuses.append(message["status"])
-
-        await bounded(
-            {"type": "http", "method": "POST", "path": path, "headers": []}, receive, send
-        )
 
     async def run():
-        bounded = BoundedBodies(app, max_bytes=200_000, max_held_bytes=200_000, timeout_s=60)
-        asked = []
-        sizes = [200_000] * 4 + [150_000, 60_000]
-        for number, (size, path) in enumerate(zip(sizes, ["/parsed"] * 3 + ["/"] * 3, strict=True)):
-            asked.append(asyncio.create_task(ask(bounded, size, path)))
-            while len(read) + len(statuses) <= number:
+        bodies, asked = Bodies(200_000), []
+        parsed, others = [(100_000, "/parsed")] * 3, [(100_000, "/"), (75_000, "/"), (30_000, "/")]
+        for number, (half, path) in enumerate(parsed + others):
+            asked.append(asyncio.create_task(bodies.ask(half, half, path=path)))
+            while len(bodies.read) + len(bodies.statuses) <= number:
                 await asyncio.sleep(0)
-        assert read == ["/parsed"] * 3 + ["/"] * 2
-        assert statuses == [429], "the second large one that is not parsed"
-        opened.set()
+        assert bodies.read == ["/parsed"] * 3 + ["/"] * 2
+        assert bodies.statuses == [429], "the second large one that is not parsed"
+        bodies.opened.set()
         await asyncio.gather(*asked)
-        await ask(bounded, 200_000)
+        await bodies.ask(100_000, 100_000)
+        assert bodies.statuses == [429, *[200] * 6]
 
     asyncio.run(run())
-    assert statuses == [429, *[200] * 6]
 
 
 def test_a_body_that_was_read_is_held_by_nobody():
-    held = []
-
-    async def app(scope, receive, send):
-        await receive()
-        held.append(tracemalloc.get_traced_memory()[0])
-
-    async def receive():
-        return {"type": "http.request", "body": b"x" * 1_000_000, "more_body": False}
-
     async def run():
-        bounded = BoundedBodies(app, max_bytes=1 << 20, max_held_bytes=1 << 20, timeout_s=60)
-        scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
-        await bounded(scope, receive, receive)
+        bodies = Bodies(1 << 20)
+        bodies.opened.set()
+        await bodies.ask(1_000_000)
+        return bodies.held[0]
 
     tracemalloc.start()
-    asyncio.run(run())
+    assert asyncio.run(run()) < 500_000
     tracemalloc.stop()
-    assert held[0] < 500_000
 
 
 def test_a_failure_of_ours_has_an_id_and_nothing_else(caplog):
@@ -176,10 +149,9 @@ def test_a_failure_of_ours_has_an_id_and_nothing_else(caplog):
     ):
         answer = client.get("/broken")
     assert answer.status_code == 500
-    message = answer.json()["error"]["message"]
     assert "secret" not in answer.text
     assert "RuntimeError" not in answer.text
-    error_id = message.split()[2].rstrip(";")
+    error_id = answer.json()["error"]["message"].split()[2].rstrip(";")
     assert any(error_id in record.getMessage() for record in caplog.records)
 
 
@@ -195,106 +167,85 @@ class _Poisoned(RandomTable):
 def test_a_request_that_fails_in_the_engine_leaves_the_server_whole(caplog):
     size = len(ALPHABET)
     poisoned = TabularModel(_Poisoned(size, 11), size, max_length=100)
+    good_body = {"prompt": "a", "seed": 0, "logit_bias": {str(size - 4): -100}}
     with (
         TestClient(toy_app(toy_decoder(poisoned))) as client,
         caplog.at_level(logging.ERROR, "monge.serve"),
     ):
         bad = client.post("/v1/completions", json={"prompt": "z"})
         stream = client.post("/v1/completions", json={"prompt": "z", "stream": True})
-        good = client.post(
-            "/v1/completions", json={"prompt": "a", "seed": 0, "logit_bias": {str(size - 4): -100}}
-        )
-        health = client.get("/health")
-    assert bad.status_code == 500
-    assert bad.json()["error"]["code"] == "internal_error"
+        assert client.post("/v1/completions", json=good_body).status_code == 200
+        assert client.get("/health").status_code == 200
+    assert (bad.status_code, bad.json()["error"]["code"]) == (500, "internal_error")
     assert "logits" not in bad.text
     assert '"code":"internal_error"' in stream.text
     assert stream.text.endswith("data: [DONE]\n\n")
-    assert good.status_code == health.status_code == 200
     logged = [record for record in caplog.records if "logits" in record.getMessage()]
-    ids = {bad.json()["error"]["message"].split()[2].rstrip(";") for _ in logged}
-    assert logged[0].getMessage().split()[1].rstrip(":") in ids
+    error_id = bad.json()["error"]["message"].split()[2].rstrip(";")
+    assert logged[0].getMessage().split()[1].rstrip(":") == error_id
     assert all(record.exc_info[2] is not None for record in logged), "with its traceback"
 
 
+HOST = "an allowed host is a name or an address without a port"
+
+
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("options", "message"),
     [
-        ({"model_name": "two words"}, "must be one word"),
-        ({"model_name": ""}, "must be one word"),
+        ({"served_model_name": "two words"}, "must be one word"),
+        ({"served_model_name": ""}, "must be one word"),
         ({"api_keys": ("",)}, "API key must be printable"),
         ({"api_keys": ("ü",)}, "API key must be printable"),
-        (
-            {"allowed_hosts": ("http://a.b",)},
-            "an allowed host is a name or an address without a port",
-        ),
-        ({"allowed_hosts": ("",)}, "an allowed host is a name or an address without a port"),
-        ({"allowed_hosts": ("a.b:80",)}, "an allowed host is a name or an address without a port"),
+        ({"allowed_hosts": ("http://a.b",)}, HOST),
+        ({"allowed_hosts": ("",)}, HOST),
+        ({"allowed_hosts": ("a.b:80",)}, HOST),
         ({"max_request_bytes": 0}, "max_request_bytes must be positive"),
         ({"request_timeout_s": -1}, "request_timeout_s must be positive"),
     ],
     ids=str,
 )
-def test_settings_that_cannot_be(settings, message):
+def test_options_that_cannot_be(options, message):
     with pytest.raises(OptionError, match=message):
-        ServerSettings(**({"model_name": "toy"} | settings))
+        checked_options(ServeOptions(**options))
 
 
-HOSTS = hosts_to_accept("127.0.0.1", (), ("my.machine",))
-
-
-@pytest.mark.parametrize(
-    "host",
-    [
-        "localhost",
-        "LOCALHOST:8000",
-        "127.0.0.1",
-        "127.0.0.1:8000",
-        "[::1]:8000",
-        "[::1]",
-        "my.machine:80",
-        "localhost.:1",
-    ],
+OWN = (
+    *("localhost", "LOCALHOST:8000", "127.0.0.1", "127.0.0.1:8000"),
+    *("[::1]:8000", "[::1]", "my.machine:80", "localhost.:1"),
 )
-def test_a_server_answers_to_its_own_names(host):
-    with TestClient(toy_app(settings={"allowed_hosts": HOSTS})) as client:
-        assert client.post("/v1/completions", json=BODY, headers={"host": host}).status_code == 200
+FOREIGN = (
+    *("evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example"),
+    *("127.0.0.2", "", "[::1", "::1"),
+)
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        "evil.example",
-        "evil.example:8000",
-        "localhost.evil.example",
-        "127.0.0.1.evil.example",
-        "127.0.0.2",
-        "",
-        "[::1",
-        "::1",
-    ],
-)
-@pytest.mark.parametrize(
-    "path", ["/v1/completions", "/health", "/metrics", "/openapi.json", "/nothing"]
-)
-def test_a_page_that_gave_its_name_our_address_is_refused(host, path):
-    with TestClient(toy_app(settings={"allowed_hosts": HOSTS})) as client:
-        answer = client.post(path, json=BODY, headers={"host": host})
-    assert answer.status_code == 403
-    error = answer.json()["error"]
-    assert error["code"] == "host_not_allowed"
-    assert "--allowed-host" in error["message"]
+def test_a_page_that_gave_its_name_our_address_is_refused():
+    hosts = hosts_to_accept("127.0.0.1", (), ("my.machine",))
+    with TestClient(toy_app(allowed_hosts=hosts)) as client:
+        for host in OWN:
+            answer = client.post("/v1/completions", json=BODY, headers={"host": host})
+            assert answer.status_code == 200
+        for host in FOREIGN:
+            for path in ("/v1/completions", "/health", "/metrics", "/openapi.json", "/nothing"):
+                answer = client.post(path, json=BODY, headers={"host": host})
+                assert answer.status_code == 403
+                error = answer.json()["error"]
+                assert error["code"] == "host_not_allowed"
+                assert "--allowed-host" in error["message"]
+
+
+LOOPBACK = {"localhost", "127.0.0.1", "[::1]"}
 
 
 @pytest.mark.parametrize(
     ("host", "keys", "allowed", "expected"),
     [
-        ("127.0.0.1", (), (), {"localhost", "127.0.0.1", "[::1]"}),
-        ("127.0.0.2", (), (), {"localhost", "127.0.0.1", "[::1]", "127.0.0.2"}),
-        ("::1", (), ("a.b",), {"localhost", "127.0.0.1", "[::1]", "a.b"}),
+        ("127.0.0.1", (), (), LOOPBACK),
+        ("127.0.0.2", (), (), {*LOOPBACK, "127.0.0.2"}),
+        ("::1", (), ("a.b",), {*LOOPBACK, "a.b"}),
         ("localhost", ("key",), (), set()),
         ("0.0.0.0", (), (), set()),
-        ("0.0.0.0", (), ("a.b",), {"localhost", "127.0.0.1", "[::1]", "0.0.0.0", "a.b"}),
+        ("0.0.0.0", (), ("a.b",), {*LOOPBACK, "0.0.0.0", "a.b"}),
     ],
 )
 def test_names_are_checked_on_loopback_without_a_key_and_where_some_are_allowed(

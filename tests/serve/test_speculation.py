@@ -1,19 +1,22 @@
-"""What a request may say about speculation.
+"""What a request may say about speculation: limits of its trees, and which controller plans, if any."""
 
-Limits of its trees, and whether the controller plans for it.
-"""
+from dataclasses import replace
 
 import pytest
 from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
 
+from monge.control.fixed import Fixed
 from monge.core.context import DraftPlan
 from monge.serve.scheduler import Scheduler
 from monge.serve.schemas import MAX_DRAFT
 from tests.serve.served import toy_app, toy_decoder
-from tests.serve.toy import alone, decoder, generation
+from tests.serve.toy import alone, decoder, generation, submit
 
 PROMPT = "once upon"
 TREE = "fixed_width((2, 1, 1))"
+OFFERED = ("fixed(max_depth=2)", "fsm(first=2)", "fixed")
+OPTIONS = {"max_new_tokens": 20, "temperature": 1.0, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -22,19 +25,33 @@ def client():
         yield made
 
 
+@pytest.fixture(scope="module")
+def offering():
+    with TestClient(toy_app(toy_decoder(controller=OFFERED))) as made:
+        yield made
+
+
+def ask(client, **fields):
+    start = {"prompt": PROMPT, "max_tokens": 20, "ignore_eos": True}
+    return client.post("/v1/completions", json=start | fields)
+
+
 def complete(client, **fields):
-    answer = client.post(
-        "/v1/completions", json={"prompt": PROMPT, "max_tokens": 30, "ignore_eos": True} | fields
-    )
+    answer = ask(client, **fields)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
-def offline(seed, **parts):
-    decoder = toy_decoder(**({"tree": TREE} | parts))
-    return decoder.generate(PROMPT, max_new_tokens=30, temperature=1.0, seed=seed, ignore_eos=True)[
-        0
-    ]
+def text(client, **fields):
+    return complete(client, **fields)["choices"][0]["text"]
+
+
+def figures(body):
+    return body["metrics"]["speculative_decoding"]
+
+
+def offline(**parts):
+    return toy_decoder(**({"tree": TREE} | parts)).generate(PROMPT, seed=5, **OPTIONS)[0]
 
 
 @pytest.mark.parametrize(
@@ -50,8 +67,7 @@ def offline(seed, **parts):
 )
 def test_limits_are_those_of_a_controller_that_has_them(client, limits, controller):
     body = complete(client, seed=5, speculation=limits)
-    result = offline(5, controller=controller)
-    told = body["metrics"]["speculative_decoding"]
+    result, told = offline(controller=controller), figures(body)
     assert body["choices"][0]["text"] == result.text
     assert told["num_draft_tokens"] == sum(record.num_nodes for record in result.records) > 0
     depth = limits.get("max_depth", MAX_DRAFT)
@@ -60,35 +76,18 @@ def test_limits_are_those_of_a_controller_that_has_them(client, limits, controll
 
 @pytest.mark.parametrize("limits", [{"max_depth": 0}, {"max_nodes": 0, "adaptive": False}], ids=str)
 def test_no_room_is_no_speculation(client, limits):
-    body, off = (
-        complete(client, seed=5, speculation=limits),
-        complete(client, seed=5, speculation=False),
-    )
+    body, off = [complete(client, seed=5, speculation=one) for one in (limits, False)]
     assert body["choices"] == off["choices"]
-    assert body["metrics"]["speculative_decoding"]["num_draft_tokens"] == 0
-
-
-def test_a_chat_has_them_too(client):
-    turns = {
-        "messages": [{"role": "user", "content": "hello"}],
-        "max_tokens": 20,
-        "ignore_eos": True,
-        "seed": 1,
-    }
-    told = client.post(
-        "/v1/chat/completions", json=turns | {"speculation": {"max_depth": 1}}
-    ).json()["metrics"]
-    assert told["speculative_decoding"]["acceptance_histogram"][2:] == [0, 0]
+    assert figures(body)["num_draft_tokens"] == 0
 
 
 def test_without_the_controller_a_seed_has_its_text_under_one_that_rests():
-    resting = toy_app(toy_decoder(tree=TREE, controller="fixed(max_depth=0)"))
-    with TestClient(resting) as client:
-        as_planned = complete(client, seed=3)
-        asked = complete(client, seed=3, speculation={"adaptive": False, "max_depth": 2})
-    assert as_planned["metrics"]["speculative_decoding"]["num_draft_tokens"] == 0
-    assert asked["choices"][0]["text"] == offline(3, controller="fixed(max_depth=2)").text
-    assert asked["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
+    with TestClient(toy_app(toy_decoder(tree=TREE, controller="fixed(max_depth=0)"))) as client:
+        as_planned = complete(client, seed=5)
+        asked = complete(client, seed=5, speculation={"adaptive": False, "max_depth": 2})
+    assert figures(as_planned)["num_draft_tokens"] == 0
+    assert asked["choices"][0]["text"] == offline(controller="fixed(max_depth=2)").text
+    assert figures(asked)["num_draft_tokens"] > 0
 
 
 @pytest.mark.parametrize(
@@ -97,49 +96,88 @@ def test_without_the_controller_a_seed_has_its_text_under_one_that_rests():
         (0, "speculation", "valid boolean"),
         ("fast", "speculation", "valid boolean"),
         ({"max_depth": -1}, "speculation.max_depth", "greater than or equal to 0"),
-        (
-            {"max_depth": MAX_DRAFT + 1},
-            "speculation.max_depth",
-            f"less than or equal to {MAX_DRAFT}",
-        ),
+        ({"max_depth": MAX_DRAFT + 1}, "speculation.max_depth", f"or equal to {MAX_DRAFT}"),
         ({"max_nodes": 2.0}, "speculation.max_nodes", "valid integer"),
         ({"max_nodes": True}, "speculation.max_nodes", "valid integer"),
         ({"adaptive": "yes"}, "speculation.adaptive", "valid boolean"),
         ({"max_deep": 2}, "speculation.max_deep", "did you mean 'max_depth'?"),
         ({"drafter": "../../etc/passwd"}, "speculation.drafter", "unknown field"),
+        ({"controller": "goodput"}, "speculation.controller", f"there are: {', '.join(OFFERED)}"),
+        ({"controller": ""}, "speculation.controller", "no such controller here"),
+        ({"controller": "../../etc/passwd"}, "speculation.controller", "no such controller here"),
+        ({"controller": ["fixed"]}, "speculation.controller", "valid string"),
+        ({"adaptive": False, "controller": "a"}, "speculation.controller", "=false asks for none"),
     ],
     ids=str,
 )
-def test_refusals_say_why(client, speculation, param, message):
-    answer = client.post("/v1/completions", json={"prompt": PROMPT, "speculation": speculation})
+def test_refusals_say_why(offering, speculation, param, message):
+    answer = ask(offering, speculation=speculation)
     error = answer.json()["error"]
-    assert (answer.status_code, error["param"], error["type"]) == (
-        400,
-        param,
-        "invalid_request_error",
-    )
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert error["type"] == "invalid_request_error"
     assert message in error["message"]
     assert "passwd" not in error["message"]
 
 
+def test_a_controller_without_a_name_cannot_be_named():
+    with TestClient(toy_app(toy_decoder(controller=Fixed()))) as client:
+        answer = ask(client, speculation={"controller": "fixed"})
+    assert answer.status_code == 400
+    assert "has no name" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("name", OFFERED)
+def test_a_request_gets_what_a_server_with_that_controller_alone_writes(offering, name):
+    own = toy_decoder(controller=name).generate(PROMPT, seed=5, **OPTIONS)[0]
+    named = toy_decoder(controller=OFFERED).generate(PROMPT, seed=5, controller=name, **OPTIONS)[0]
+    assert text(offering, seed=5, speculation={"controller": name}) == named.text == own.text
+    assert [record.plan for record in named.records] == [record.plan for record in own.records]
+    if name == OFFERED[0]:
+        assert text(offering, seed=5) == own.text, "who names none gets the first"
+
+
+@pytest.mark.parametrize(
+    ("parts", "fields"),
+    [
+        ({}, {"temperature": 0}),
+        ({"verifier": "gumbel", "tree": "chain(3, 'shared')"}, {}),
+        ({"tree": "chain(3, 'top')"}, {}),
+    ],
+)
+def test_if_the_draws_do_not_depend_on_the_plan_all_write_the_same(parts, fields):
+    with TestClient(toy_app(toy_decoder(controller=OFFERED, **parts))) as client:
+        asked = [{"controller": name} for name in OFFERED]
+        assert len({text(client, seed=5, speculation=one, **fields) for one in asked}) == 1
+
+
+def samples(client, name, label):
+    families = text_string_to_metric_families(client.get("/metrics").text)
+    found = [one for family in families for one in family.samples if one.name == name]
+    return {one.labels.get(label): one.value for one in found}
+
+
 def test_they_are_counted():
-    with TestClient(toy_app()) as client:
-        for speculation in (None, True, False, {"max_depth": 1}, {}):
-            complete(client, speculation=speculation)
-        client.post("/v1/completions", json={"prompt": PROMPT, "speculation": {"max_depth": "1"}})
-        lines = client.get("/metrics").text.splitlines()
-    counted = {
-        line.partition('speculation="')[2]
-        for line in lines
-        if line.startswith("monge:requests_by_speculation_total{")
-    }
-    assert counted == {'default"} 2.0', 'off"} 1.0', 'options"} 2.0'}
-    (refused,) = [
-        line
-        for line in lines
-        if line.startswith("monge:http_requests_total{") and 'status="400"' in line
-    ]
-    assert refused.endswith(" 1.0")
+    with TestClient(toy_app(toy_decoder(controller=OFFERED))) as client:
+        none = {"controller": "fixed", "max_depth": 0}
+        for asked in (None, True, {"controller": "fixed"}, none, {"adaptive": False}, False):
+            text(client, seed=1, speculation=asked)
+        assert ask(client, speculation={"controller": "other"}).status_code == 400
+        asked = samples(client, "monge:requests_by_speculation_total", "speculation")
+        assert asked == {"default": 2, "off": 1, "options": 3}
+        requests = samples(client, "monge:requests_by_controller_total", "controller")
+        assert requests == {OFFERED[0]: 2, OFFERED[1]: 0, "fixed": 1, "none": 3}
+        tokens = samples(client, "monge:draft_tokens_by_controller_total", "controller")
+        assert tokens[OFFERED[1]] == 0
+        assert tokens["none"] > 0
+        assert 2 * tokens["fixed"] > tokens[OFFERED[0]]
+        for ours, theirs in (
+            ("rounds", "monge:target_rounds_total"),
+            ("drafts", "vllm:spec_decode_num_drafts_total"),
+            ("draft_tokens", "vllm:spec_decode_num_draft_tokens_total"),
+            ("accepted_tokens", "vllm:spec_decode_num_accepted_tokens_total"),
+        ):
+            parts = samples(client, f"monge:{ours}_by_controller_total", "controller")
+            assert sum(parts.values()) == samples(client, theirs, None)[None]
 
 
 def test_neighbours_write_what_they_write_alone():
@@ -148,15 +186,15 @@ def test_neighbours_write_what_they_write_alone():
         {"limits": DraftPlan(max_depth=1)},
         {"adaptive": False, "limits": DraftPlan(max_nodes=2)},
         {"speculative": False},
+        *({"controller": name} for name in OFFERED),
     ]
-    plain = [generation(row % 7, 1, seed=row, tokens=6 + row % 5) for row in range(12)]
-    asked = [
-        generation(row % 7, 2, seed=row, tokens=6 + row % 5, **options[row % 4])
-        for row in range(12)
-    ]
-    with Scheduler(decoder(tree=TREE), max_batch_size=8) as scheduler:
-        handles = [scheduler.submit(one) for pair in zip(plain, asked, strict=True) for one in pair]
+    parts = {"tree": TREE, "controller": OFFERED}
+    made = [generation(row, 1, seed=row, tokens=6 + row, **options[row]) for row in range(7)]
+    with Scheduler(decoder(**parts, max_batch_size=8)) as scheduler:
+        handles = [submit(scheduler, one) for one in made]
         texts = [handle.completion(60).token_ids for handle in handles]
-    assert texts[::2] == [alone(one, tree=TREE) for one in plain]
-    with Scheduler(decoder(tree=TREE), max_batch_size=1) as scheduler:
-        assert texts[1::2] == [scheduler.submit(one).completion(60).token_ids for one in asked]
+    with Scheduler(decoder(**parts, max_batch_size=1)) as scheduler:
+        assert texts == [submit(scheduler, one).completion(60).token_ids for one in made]
+    assert texts[0] == alone(made[0], tree=TREE, controller=OFFERED[0])
+    for one, text, name in zip(made[4:], texts[4:], OFFERED, strict=True):
+        assert text == alone(replace(one, controller=None), tree=TREE, controller=name)

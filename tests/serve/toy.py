@@ -1,7 +1,9 @@
 """Small decoders, generations and ways to make trouble."""
 
 import math
+import queue
 import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +12,9 @@ from monge.api import make_components
 from monge.core.sampling_rules import SamplingRules
 from monge.engine.decoder import Decoder
 from monge.engine.session import Request
+from monge.serve.generation import Output
+from monge.serve.scheduler import Scheduler
+from monge.serve.streaming import merged
 from monge.testing.tabular import RandomTable, TabularModel
 
 VOCAB = 7
@@ -84,6 +89,48 @@ def generation(
     return Request(
         prompt_ids=prompt or (1, 2), max_new_tokens=tokens, rules=rules, seed=seed, **options
     )
+
+
+class Handle:
+    """Outputs of one generation, for a thread that waits for them."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.outputs = queue.SimpleQueue[Output]()
+        self.scheduler, self.request_id, self.is_ended = scheduler, -1, False
+
+    def cancel(self) -> None:
+        self.scheduler.cancel([self.request_id])
+
+    def completion(self, timeout_s: float | None = None) -> Output:
+        """All outputs in one."""
+        self.timeout_s = timeout_s
+        return merged(list(self))
+
+    timeout_s: float | None = 60
+
+    def __iter__(self) -> Iterator[Output]:
+        while not self.is_ended:
+            output = self.outputs.get(timeout=self.timeout_s)
+            self.is_ended = output.finish_reason is not None
+            yield output
+
+
+def submit_all(scheduler: Scheduler, requests: Sequence[Request], **options: Any) -> list[Handle]:
+    """Handles of requests that come together."""
+    handles = [Handle(scheduler) for _ in requests]
+
+    def put(place: int, output: Output) -> None:
+        handles[place].outputs.put(output)
+
+    ids = scheduler.submit(requests, put, **options)
+    for handle, request_id in zip(handles, ids, strict=True):
+        handle.request_id = request_id
+    return handles
+
+
+def submit(scheduler: Scheduler, request: Request, **options: Any) -> Handle:
+    """The handle of one request."""
+    return submit_all(scheduler, [request], **options)[0]
 
 
 def alone(made: Request, **options: Any) -> tuple[int, ...]:

@@ -13,10 +13,8 @@ from monge.core.errors import OptionError
 from monge.core.law import DenseLaw
 from monge.core.tree import GrowingTree, TokenTree
 from monge.draft.tree.base import TreeBuilder
-from monge.draft.tree.best_first import Eagle2, OptTree
-from monge.draft.tree.sequoia import Sequoia
-from monge.draft.tree.sequoia_shape import Shape, best_shape
-from monge.draft.tree.threshold import Threshold
+from monge.draft.tree.best_first import Eagle2, OptTree, Threshold
+from monge.draft.tree.sequoia import Sequoia, Shape, best_shape
 from monge.testing.tabular import RandomTable
 
 VOCAB = 4

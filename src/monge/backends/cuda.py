@@ -21,7 +21,7 @@ from monge.backends.parity_check import (
 from monge.backends.traced import TracedForward, UncompiledForward, all_nodes
 from monge.core.errors import BackendError
 from monge.core.model import Forward
-from monge.engine.models.forward_program import ForwardOutput, ProgramSpec
+from monge.engine.models.forward_program import ForwardOutput, ForwardProgram, ProgramSpec
 from monge.engine.models.tree_cache import TreeCache
 
 WIDTHS: Final = (1, 2, 4, 8, 16, 32, 64)
@@ -90,10 +90,8 @@ class CapturedGraph:
         return tuple(output.clone() for output in self.outputs)
 
 
-class CudaGraphForward:
+class CudaGraphForward(ForwardProgram):
     """A step with one CUDA graph for each slice of rows and each width, captured at first use.
-
-    A `FixedWidthProgram`.
 
     A graph attends to all columns of the cache, because shapes are fixed; the mask hides unused
     columns. When the cache moves to other memory, graphs are captured anew.
@@ -110,7 +108,6 @@ class CudaGraphForward:
     def __init__(self, module: TracedForward, spec: ProgramSpec, capture: Capture) -> None:
         self.module, self.spec, self._capture = module, spec, capture
         self._uncaptured = UncompiledForward(module, spec)
-        self.layers = spec.layers
         self._layout: object = None
         self._graphs: OrderedDict[tuple[int, int, int], CapturedGraph] = OrderedDict()
         self._has_memory = True

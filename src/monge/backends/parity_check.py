@@ -19,7 +19,7 @@ from monge.core.errors import BackendError
 from monge.core.model import Forward, NodeBlock
 from monge.engine.models.forward_program import ForwardProgram, ProgramSpec
 from monge.engine.models.hf_tree import HfTreeModel
-from monge.engine.models.network_facts import adapter_obstacle, packed_layers, tree_obstacle
+from monge.engine.models.network_facts import no_copy_reason, no_tree_reason, packed_layers
 
 _CLOSE: Final = {
     torch.float64: 1e-9,
@@ -65,9 +65,9 @@ def program_obstacle(network: PreTrainedModel, done: str) -> str | None:
         network: The network.
         done: Participle for messages: "compiled".
     """
-    if (reason := tree_obstacle(network)) is not None:
+    if (reason := no_tree_reason(network)) is not None:
         return f"{reason}; only networks that read trees are {done}"
-    if (reason := adapter_obstacle(network)) is not None:
+    if (reason := no_copy_reason(network)) is not None:
         return reason
     name = type(network).__name__
     attention = str(network.config.get_text_config()._attn_implementation)

@@ -11,10 +11,10 @@ from monge.backends.base import Backend
 from monge.core.errors import BackendError
 from monge.core.model import SequenceModel
 from monge.core.registry import Registry
+from monge.engine.models.forward_program import SourceWeights
 from monge.engine.models.hf_chain import HfChainModel
 from monge.engine.models.hf_tree import HfTreeModel
-from monge.engine.models.network_facts import tree_obstacle
-from monge.engine.models.source_weights import SourceWeights
+from monge.engine.models.network_facts import no_tree_reason
 from monge.engine.notices import notify
 
 
@@ -23,7 +23,7 @@ class Eager(Backend):
     """The network as `transformers` runs it, on any device."""
 
     def sequence_model(self, network: PreTrainedModel) -> HfTreeModel | HfChainModel:
-        return HfTreeModel(network) if tree_obstacle(network) is None else HfChainModel(network)
+        return HfTreeModel(network) if no_tree_reason(network) is None else HfChainModel(network)
 
 
 @dataclass(frozen=True, slots=True)

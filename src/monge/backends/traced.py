@@ -11,7 +11,7 @@ from torch.fx.experimental import _config
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from monge.engine.models.forward_program import ForwardOutput, ProgramSpec
+from monge.engine.models.forward_program import ForwardOutput, ForwardProgram, ProgramSpec
 from monge.engine.models.network_facts import cache_keyword, chooses_logits
 from monge.engine.models.tree_cache import TreeCache
 
@@ -94,8 +94,8 @@ def tensors_of(module: torch.nn.Module) -> dict[str, Tensor]:
     return dict(parameters) | dict(module.named_buffers(remove_duplicate=False))
 
 
-class UncompiledForward:
-    """A traced step that runs as it is; a `ForwardProgram`.
+class UncompiledForward(ForwardProgram):
+    """A traced step that runs as it is.
 
     Args:
         module: The traced step.
@@ -105,7 +105,7 @@ class UncompiledForward:
     name = "uncompiled"
 
     def __init__(self, module: TracedForward, spec: ProgramSpec) -> None:
-        self.module, self.layers = module, spec.layers
+        self.module, self.spec = module, spec
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache

@@ -197,12 +197,14 @@ async def _opened(
     import httpx
 
     from monge.audit.client import Client
-    from monge.serve.launch import ServerSettings, chat_format, create_app
+    from monge.engine.chat_format import chat_format
+    from monge.options import ServeOptions
+    from monge.serve.app import create_app
 
     with working("loading the models"):
         decoder = monge_load(source, draft, **parts, **loading)
     chat = chat_format(decoder.tokenizer, "instruction")
-    app = create_app(decoder, ServerSettings(model_name="monge"), chat)
+    app = create_app(decoder, ServeOptions(served_model_name="monge"), chat)
     client = Client("http://monge", model="monge", transport=httpx.ASGITransport(app=app))
     async with app.router.lifespan_context(app), client:
         yield client

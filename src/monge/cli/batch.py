@@ -15,7 +15,6 @@ from monge.core.words import counted
 from monge.distributed.batch import BatchJob, ThisProcess, Workers, run_batch
 from monge.distributed.files import RowFile
 from monge.distributed.ray_data import RayWorkers
-from monge.distributed.spec import DecoderSpec
 from monge.options import OUTPUT, RAY, RUNNING, LoadOptions, SamplingOptions, ServeOptions, changed
 
 _SHARD_ROWS = BatchJob.__dataclass_fields__["shard_rows"].default
@@ -75,7 +74,7 @@ def batch(
     job = BatchJob(
         source=rows,
         output=output,
-        spec=DecoderSpec.of(load),
+        load=load,
         options=wanted,
         shard_rows=shard_rows,
         overwrite=overwrite,

@@ -23,8 +23,7 @@ from monge.core.registry import Registry
 from monge.core.systematic import Systematic
 from monge.defaults import default_rule
 from monge.draft.registry import DRAFTERS
-from monge.draft.tree.base import TreeBuilder
-from monge.draft.tree.by_request import ByRequest
+from monge.draft.tree.base import ByRequest, TreeBuilder
 from monge.draft.tree.children import CHILDREN
 from monge.draft.tree.registry import TREES
 from monge.loading.sources import NAMED, obstacle

@@ -4,7 +4,6 @@ import os
 import signal
 import threading
 from dataclasses import replace
-from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -55,7 +54,9 @@ def serve(
         torchrun --nproc-per-node 2 -m monge serve ./my-target ./my-draft --tensor-parallel
         monge serve ./my-target --ray --address auto --autoscale 1:8 --gpus-per-replica 1
     """
-    _server_room()
+    quiet_host()
+    import monge.serve  # noqa: F401 (it says which packages it lacks)
+
     _check_ray(settings)
     if settings.use_ray:
         _serve_with_ray(load, settings)
@@ -64,9 +65,14 @@ def serve(
 
 
 def _serve_here(load: LoadOptions, options: ServeOptions) -> None:
-    server = _server_room()
-    hosts = server.hosts_to_accept(options.host, options.api_keys, options.allowed_hosts)
-    settings = server.settings_of(replace(options, allowed_hosts=hosts), load.target)
+    from monge.engine.chat_format import chat_format
+    from monge.serve import run
+    from monge.serve.app import create_app
+    from monge.serve.settings import checked_options, hosts_to_accept, is_loopback
+
+    is_open = not (options.api_keys or is_loopback(options.host))
+    hosts = hosts_to_accept(options.host, options.api_keys, options.allowed_hosts)
+    options = checked_options(replace(options, allowed_hosts=hosts), load.target)
     set_threads(options.threads)
     if options.tensor_parallel and os.environ.get("RANK", "0") != "0":
         # A signal to all processes comes before the last answers: rank 0 says when this one ends.
@@ -75,19 +81,15 @@ def _serve_here(load: LoadOptions, options: ServeOptions) -> None:
         with loaded(load, tensor_parallel=True):
             return
     with (
-        server.listen(options.host, options.port) as listener,
+        run.listen(options.host, options.port) as listener,
         loaded(load, tensor_parallel=options.tensor_parallel) as decoder,
     ):
-        chat = server.chat_format(
-            decoder.tokenizer, load.chat_template, is_built_in=load.target is None
-        )
+        chat = chat_format(decoder.tokenizer, load.chat_template, is_built_in=load.target is None)
         recorder = _recorder(decoder, load) if options.certificates else None
-        scheduling = server.scheduling_of(options)
-        app = server.create_app(decoder, settings, chat, recorder=recorder, **scheduling)
-        is_open = not (options.api_keys or server.is_loopback(options.host))
-        where = f"serving {settings.model_name} at {server.url_of(listener)}/v1"
+        app = create_app(decoder, options, chat, recorder=recorder)
+        where = f"serving {options.served_model_name} at {run.url_of(listener)}/v1"
         _say(decoder, where, verbose=options.verbose, is_open=is_open)
-        server.serve_until_signal(
+        run.serve_until_signal(
             app,
             listener,
             drain_s=options.drain_s,
@@ -99,17 +101,11 @@ def _serve_here(load: LoadOptions, options: ServeOptions) -> None:
 def _recorder(decoder: Decoder, load: LoadOptions) -> "Recorder":
     """Return a recorder whose certificates name the models without their folders, as clients know them."""
     from monge.audit.recorder import Recorder, loading_of
+    from monge.serve.settings import served_name
 
-    named = _server_room().served_name
-    drafts = None if load.draft is None else [named(one) for one in load.draft]
-    return Recorder(decoder, target=named(load.target), loading=loading_of(drafts, changed(load)))
-
-
-def _server_room() -> ModuleType:
-    quiet_host()
-    from monge.serve import launch
-
-    return launch
+    drafts = None if load.draft is None else [served_name(one) for one in load.draft]
+    target = served_name(load.target)
+    return Recorder(decoder, target=target, loading=loading_of(drafts, changed(load)))
 
 
 def _say(decoder: Decoder, where: str, *, verbose: bool, is_open: bool) -> None:

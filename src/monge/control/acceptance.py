@@ -1,18 +1,28 @@
 """Acceptance by depth, estimated from finished rounds."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from typing import Final
 
 _FIRST_ACCEPTANCE: Final = 0.75
 """Acceptance of every depth before anything is known."""
-_PRIOR_WEIGHT: Final = 4.0
+_DOUBT: Final = 0.25
+"""Half a standard error of the expected tokens after one round, as a share of them: the tokens of a
+round deviate by about half their mean."""
+_RECENT_KEEP: Final = 0.93
+"""Factor on the weight of a round with each later one, in the counts of the last rounds."""
+_USUAL_KEEP: Final = 0.99
+"""The same factor, in the counts to which those are shrunk."""
+_PRIOR_WEIGHT: Final = 6.0
 """Rounds that earlier knowledge counts for. It is small, so that a useless drafter is found soon."""
 
 
 @dataclass(frozen=True, slots=True)
 class DepthCounts:
-    """How often drafting was asked for, and each depth was reached and accepted.
+    """Counts of rounds that asked for drafts, and that reached and accepted each depth.
 
     A depth is reached if all nodes above it were accepted and it had candidates. Accepted / reached
     is an unbiased estimate of the conditional acceptance if plans do not depend on the tokens that
@@ -29,33 +39,22 @@ class DepthCounts:
     reached: tuple[float, ...] = ()
     accepted: tuple[float, ...] = ()
 
-    def update(self, num_examined: int, num_accepted: int, keep: float) -> "DepthCounts":
+    def update(
+        self, num_examined: int, num_accepted: int, keep: float, *, is_asked: bool = True
+    ) -> "DepthCounts":
         """Return the counts with one more round.
 
         Args:
             num_examined: Depths that were reached; 0 if nothing was drafted.
             num_accepted: Depths that were accepted.
             keep: Factor on the weight of earlier rounds.
+            is_asked: Whether the drafter was asked.
         """
-        missing = (0.0,) * (num_examined - len(self.reached))
+        size = max(num_examined, len(self.reached))
         return DepthCounts(
-            keep * self.asked + 1.0,
-            tuple(
-                keep * count + (depth < num_examined)
-                for depth, count in enumerate(self.reached + missing)
-            ),
-            tuple(
-                keep * count + (depth < num_accepted)
-                for depth, count in enumerate(self.accepted + missing)
-            ),
-        )
-
-    def aged(self, keep: float) -> "DepthCounts":
-        """Return the same shares as weaker evidence."""
-        return DepthCounts(
-            keep * self.asked,
-            tuple(keep * count for count in self.reached),
-            tuple(keep * count for count in self.accepted),
+            keep * self.asked + is_asked,
+            _counted(self.reached, size, num_examined, keep),
+            _counted(self.accepted, size, num_accepted, keep),
         )
 
     def acceptance(self, depths: int, prior: Sequence[float] | None = None) -> tuple[float, ...]:
@@ -68,15 +67,14 @@ class DepthCounts:
         """
         estimates: list[float] = []
         estimate, ratio = _FIRST_ACCEPTANCE, 1.0
-        for depth in range(depths):
+        missing = (0.0,) * (depths - len(self.reached))
+        counts = zip(self.reached + missing, self.accepted + missing, strict=True)
+        for depth, (reached, accepted) in zip(range(depths), counts, strict=False):
             # A request above the prior at one depth is expected to be above it at the next.
             expected = estimate if prior is None else min(1.0, ratio * prior[depth])
-            is_known = depth < len(self.reached)
-            reached = self.reached[depth] if is_known else 0.0
-            accepted = self.accepted[depth] if is_known else 0.0
             estimate = (accepted + _PRIOR_WEIGHT * expected) / (reached + _PRIOR_WEIGHT)
-            estimates.append(estimate)
             ratio = estimate / prior[depth] if prior is not None else 1.0
+            estimates.append(estimate)
         return tuple(estimates)
 
     def hit_rate(self, prior: float = 1.0) -> float:
@@ -85,10 +83,46 @@ class DepthCounts:
         return (drafted + prior) / (self.asked + 1.0)
 
 
+def _counted(counts: Sequence[float], size: int, depth: int, keep: float) -> tuple[float, ...]:
+    """Return counts of `size` depths with one more round, which counts for the first `depth`."""
+    old = (*counts, *(0.0,) * (size - len(counts)))
+    return tuple(keep * count + (place < depth) for place, count in enumerate(old))
+
+
+@dataclass(frozen=True, slots=True)
+class RecentCounts:
+    """Counts of about the last fifteen rounds, shrunk to those of about the last hundred."""
+
+    recent: DepthCounts = DepthCounts()
+    usual: DepthCounts = DepthCounts()
+
+    def update(self, num_examined: int, num_accepted: int, share: float) -> "RecentCounts":
+        """Return the counts with one request's share of a round; see `DepthCounts.update`."""
+        return RecentCounts(
+            self.recent.update(num_examined, num_accepted, _RECENT_KEEP**share),
+            self.usual.update(num_examined, num_accepted, _USUAL_KEEP),
+        )
+
+    def aged(self, share: float) -> "RecentCounts":
+        """Return the counts after a share of a round that says nothing about drafts."""
+        recent = self.recent.update(0, 0, _RECENT_KEEP**share, is_asked=False)
+        return RecentCounts(recent, self.usual)
+
+    def tokens(self, depths: int) -> list[float]:
+        """Return the expected tokens of a round that drafts to the depths 0, 1, ..., `depths`."""
+        return expected_tokens(self.recent.acceptance(depths, self.usual.acceptance(depths)))
+
+    @property
+    def hit_rate(self) -> float:
+        """The share of rounds that draft when asked."""
+        return self.recent.hit_rate(self.usual.hit_rate())
+
+    @property
+    def doubt(self) -> float:
+        """Half a standard error of the expected tokens, as a share of them."""
+        return _DOUBT / math.sqrt(self.recent.asked + 1.0)
+
+
 def expected_tokens(acceptance: Sequence[float]) -> list[float]:
     """Return the expected tokens of a round for the depths 0, 1, ...: one more than the sum of the survivals."""
-    tokens, reach = [1.0], 1.0
-    for share in acceptance:
-        reach *= share
-        tokens.append(tokens[-1] + reach)
-    return tokens
+    return list(accumulate(accumulate(acceptance, mul), initial=1.0))

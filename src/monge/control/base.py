@@ -51,7 +51,7 @@ class SharedState:
 
     Args:
         latency: Measured times; `None` where no controller reads them.
-        notes: What controllers keep across requests, by name.
+        notes: State of controllers that outlives a request, by name.
         members: The drafters of the decoder's pool, in its order; empty where there is no pool.
         max_depth: Depth of the deepest draft; `None` for unbounded.
     """
@@ -62,28 +62,15 @@ class SharedState:
     max_depth: int | None = None
 
     def beside(self, name: str) -> "SharedState":
-        """Shared state of a further controller of the same decoder.
-
-        The same latency and drafters, its own notes.
-
-        Args:
-            name: Name of the controller; equal names share notes.
-        """
-        return SharedState(
-            self.latency,
-            self.notes.setdefault(f"controller {name}", {}),
-            self.members,
-            self.max_depth,
-        )
+        """Return the shared state of a further controller: the same, with its own notes by name."""
+        notes = self.notes.setdefault(f"controller {name}", {})
+        return SharedState(self.latency, notes, self.members, self.max_depth)
 
     @property
     def model_free(self) -> frozenset[str | None]:
         """Names of the pool's drafters that run no network and come before one that does."""
-        names = [
-            member.name
-            for member in takewhile(lambda member: not member.runs_network, self.members)
-        ]
-        return frozenset(names if len(names) < len(self.members) else ())
+        first = list(takewhile(lambda member: not member.runs_network, self.members))
+        return frozenset(one.name for one in first if len(first) < len(self.members))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +109,7 @@ class Controller(ABC, Generic[State]):
         """
 
     def drafts_at_once(self, shared: SharedState) -> bool:
-        """Whether a new request is expected to draft in its first rounds.
+        """Return whether a new request is expected to draft in its first rounds.
 
         If not, the draft network reads the prompt only when its first draft is due. This concerns
         time, not output.
@@ -169,7 +156,7 @@ class PromptReader(Controller[State]):
 
     @property
     def reads_prompt_laws(self) -> bool:
-        """Whether it needs the target's distributions along the prompt."""
+        """True if it needs the target's distributions along the prompt."""
         return False
 
     @abstractmethod

@@ -55,14 +55,10 @@ class CachedFsm(SoloController[CachedState]):
 
     def __post_init__(self) -> None:
         self._fsm()
-        if (
-            not 1 <= self.min_ending <= self.max_ending
-            or self.capacity < 1
-            or not 0.0 < self.rate <= 1.0
-        ):
+        are_endings = 1 <= self.min_ending <= self.max_ending
+        if not are_endings or self.capacity < 1 or not 0.0 < self.rate <= 1.0:
             raise OptionError(
-                "cached_fsm: need 1 <= min_ending <= max_ending, capacity >= 1 and 0 < rate <= 1; "
-                "got "
+                "cached_fsm: need 1 <= min_ending <= max_ending, capacity >= 1 and 0 < rate <= 1; got "
                 f"{self.min_ending}, {self.max_ending}, {self.capacity}, {self.rate}"
             )
 
@@ -72,15 +68,10 @@ class CachedFsm(SoloController[CachedState]):
     def plan_one(
         self, state: CachedState, info: RoundInfo, context_length: int, draws: Draws
     ) -> DraftPlan:
-        fsm = self._fsm()
-        known = next(
-            (state.accepted[key] for key in self._keys(state.ending) if key in state.accepted), None
-        )
-        window = (
-            state.window
-            if known is None
-            else max(fsm.min_window, min(round(known) + 1, fsm.max_window))
-        )
+        fsm, window = self._fsm(), state.window
+        known = [state.accepted[key] for key in self._keys(state.ending) if key in state.accepted]
+        if known:
+            window = max(fsm.min_window, min(round(known[0]) + 1, fsm.max_window))
         return DraftPlan(max_depth=window)
 
     def update(self, state: CachedState, record: StepRecord) -> CachedState:

@@ -68,11 +68,8 @@ class ConfidenceThreshold(SoloController[ThresholdState]):
         decided = record.token_probs[: record.num_accepted + 1]
         new = tuple((prob, depth < record.num_accepted) for depth, prob in enumerate(decided))
         samples = (*state.samples, *new)[-self.max_samples :]
-        if (
-            self.threshold == 0.0
-            or len(samples) <= 5
-            or len({matched for _, matched in samples}) < 2
-        ):
+        is_enough = len(samples) > 5 and len({matched for _, matched in samples}) == 2
+        if self.threshold == 0.0 or not is_enough:
             return ThresholdState(state.threshold, samples)
         return ThresholdState(best_threshold(samples), samples)
 

@@ -1,34 +1,93 @@
 """Chooses the drafter of a pool by the gain that each would have had in the rounds so far."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
-from monge.control.ada_hedge import AdaHedge
-from monge.control.arms import Arms
-from monge.control.base import AnyController, Controller, Reads, RoundInfo, SharedState, check_share
+from monge.control.base import (
+    AnyController,
+    Controller,
+    Reads,
+    RoundInfo,
+    SharedState,
+    check_share,
+    latency_of,
+)
 from monge.control.windows import WINDOWS
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
-from monge.core.selection import CounterfactualDraft
+from monge.core.selection import CounterfactualDraft, Member
 from monge.core.verdict import StepRecord
 
-_RATE_KEEP = 0.95
+_RATE_KEEP: Final = 0.95
 """Factor on the weight of a round with each later one, in the running speed (the price of a
 second)."""
 
 
 @dataclass(frozen=True, slots=True)
+class AdaHedge:
+    """Exponential weights whose learning rate `ln N / D` follows from their own mixability gap D so far.
+
+    For losses of range S and with `keep` 1 the expected loss exceeds that of the best alternative
+    by at most `S (sqrt(T ln N) + 4/3 ln N + 2)` after T rounds, whatever the losses; where one
+    alternative is better on average the excess stays bounded. Neither S nor T need be known.
+
+    Args:
+        losses: Sums of losses; old rounds count less.
+        gap: Sum of the mixability gaps; old rounds count less.
+
+    Reference:
+        de Rooij, van Erven, Grünwald and Koolen, "Follow the leader if you can, hedge if you must",
+        JMLR 15, 2014, Theorem 8.
+    """
+
+    losses: tuple[float, ...]
+    gap: float = 0.0
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """The probability of each alternative; at first only the best ones have any."""
+        least = min(self.losses)
+        if self.gap <= 0.0:
+            masses = [1.0 if loss == least else 0.0 for loss in self.losses]
+        else:
+            masses = [math.exp(-self._rate * (loss - least)) for loss in self.losses]
+        total = math.fsum(masses)
+        return tuple(mass / total for mass in masses)
+
+    def update(self, losses: Sequence[float], keep: float | int = 1.0) -> "AdaHedge":
+        """Return the weights after a round; earlier rounds count `keep` times as much as before."""
+        weights, least = self.weights, min(losses)
+        expected = math.fsum(weight * loss for weight, loss in zip(weights, losses, strict=True))
+        if self.gap <= 0.0:
+            mixed = min(loss for weight, loss in zip(weights, losses, strict=True) if weight > 0.0)
+        else:
+            mass = math.fsum(
+                weight * math.exp(-self._rate * (loss - least))
+                for weight, loss in zip(weights, losses, strict=True)
+            )
+            # Weights of alternatives far behind the best one underflow to zero.
+            mixed = least - math.log(mass) / self._rate if mass > 0.0 else expected
+        sums = tuple(keep * old + new for old, new in zip(self.losses, losses, strict=True))
+        return AdaHedge(sums, keep * self.gap + max(0.0, expected - mixed))
+
+    @property
+    def _rate(self) -> float:
+        return math.log(len(self.losses)) / self.gap
+
+
+@dataclass(frozen=True, slots=True)
 class Average:
-    """Mean tokens and seconds of the rounds of one drafter; old rounds count less."""
+    """Mean tokens and seconds of rounds; old rounds count less."""
 
     tokens: float = 0.0
     seconds: float = 0.0
     weight: float = 0.0
 
     def update(self, tokens: float, seconds: float, keep: float) -> "Average":
-        """The mean with one more round."""
+        """Return the mean with one more round."""
         weight = keep * self.weight + 1.0
         return Average(
             self.tokens + (tokens - self.tokens) / weight,
@@ -42,22 +101,14 @@ class PendingRound:
     """A round whose text does not yet decide the gain of the other drafters.
 
     Args:
-        position: Tokens of the text before it.
-        batch_size: Requests that shared it.
-        chosen: The drafter that was used.
-        prob: The probability with which it was chosen.
+        record: Record of the round.
+        prob: The probability with which its drafter was chosen.
         price: Goodput of a second when it was planned.
-        tokens: Tokens that it verified.
-        seconds: Predicted seconds that it took.
     """
 
-    position: int
-    batch_size: int
-    chosen: int
+    record: StepRecord
     prob: float
     price: float
-    tokens: float
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +116,31 @@ class HedgeState:
     """State of one request.
 
     Args:
-        arms: The drafters.
-        weights: Their weights.
+        members: The drafters.
+        shared: Shared state of each drafter's window controller, with the latency of its rounds.
+        weights: Weights of the drafters.
         inner: States of their window controllers.
         averages: Mean tokens and seconds of each drafter.
         pending: Rounds that are not settled, in order.
-        tokens: Tokens of the last rounds; the latest count most.
-        seconds: Their predicted seconds.
+        recent: Mean tokens and predicted seconds of the last rounds.
     """
 
-    arms: Arms
+    members: tuple[Member, ...]
+    shared: tuple[SharedState, ...]
     weights: AdaHedge
     inner: tuple[Any, ...]
     averages: tuple[Average, ...]
     pending: tuple[PendingRound, ...] = ()
-    tokens: float = 0.0
-    seconds: float = 0.0
+    recent: Average = Average()
+
+    def arm(self, drafter: str | None) -> int | None:
+        """Return the index of a drafter, or `None` if there is no such one."""
+        names = [member.name for member in self.members]
+        return names.index(drafter) if drafter in names else None
+
+    def seconds(self, arm: int, depth: int, batch_size: int) -> float:
+        """Return the predicted seconds of a round that one drafter drafts."""
+        return latency_of(self.shared[arm], self.members[arm].name).round_s(depth, batch_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +177,26 @@ class Hedge(Controller[HedgeState]):
         check_share("hedge", explore=self.explore, keep=self.keep)
         if self.keep == 0.0:
             raise OptionError("hedge: keep must be larger than 0; got 0")
-        self.windows()
+        self._windows()
 
     def init(self, shared: SharedState) -> HedgeState:
-        arms, windows = Arms.of(shared, "hedge"), self.windows()
-        count = len(arms.members)
-        return HedgeState(
-            arms,
-            AdaHedge((0.0,) * count),
-            tuple(windows.init(own) for own in arms.shared),
-            (Average(),) * count,
-        )
+        latency, members = latency_of(shared, "hedge"), shared.members
+        if not members:
+            raise OptionError(
+                "controller 'hedge' chooses between drafters and there is only one; use "
+                "drafter=\"pool('ngram', 'model')\", or a controller that plans windows"
+            )
+        if "hedge" not in shared.notes:
+            shared.notes["hedge"] = tuple(
+                SharedState(
+                    latency.of(member.name, runs_network=member.runs_network),
+                    max_depth=member.max_depth,
+                )
+                for member in members
+            )
+        arms: tuple[SharedState, ...] = shared.notes["hedge"]
+        inner, weights = tuple(map(self._windows().init, arms)), AdaHedge((0.0,) * len(members))
+        return HedgeState(members, arms, weights, inner, (Average(),) * len(members))
 
     def drafts_at_once(self, shared: SharedState) -> bool:
         return False  # a network that is never chosen need not read prompts
@@ -141,17 +210,13 @@ class Hedge(Controller[HedgeState]):
     def update(self, state: HedgeState, record: StepRecord) -> HedgeState:
         return self.learn(state, record, self.probs(state))
 
-    def windows(self) -> AnyController:
-        """The window controller."""
-        return WINDOWS.parse(self.inner)
-
     def probs(self, state: HedgeState) -> tuple[float, ...]:
-        """The probability of every drafter in the coming round."""
-        networks = sum(member.runs_network for member in state.arms.members)
+        """Return the probability of every drafter in the coming round."""
+        networks = sum(member.runs_network for member in state.members)
         share = self.explore if networks else 0.0
         return tuple(
             (1.0 - share) * weight + (share / networks if member.runs_network else 0.0)
-            for weight, member in zip(state.weights.weights, state.arms.members, strict=True)
+            for weight, member in zip(state.weights.weights, state.members, strict=True)
         )
 
     def choose(self, state: HedgeState, draws: Draws) -> int:
@@ -176,73 +241,68 @@ class Hedge(Controller[HedgeState]):
         for arm in sorted(set(chosen)):
             rows = [row for row, own in enumerate(chosen) if own == arm]
             own = replace(info, context_lengths=tuple(info.context_lengths[row] for row in rows))
-            planned = self.windows().plan(
+            planned = self._windows().plan(
                 [states[row].inner[arm] for row in rows], own, [draws[row] for row in rows]
             )
             for row, plan in zip(rows, planned, strict=True):
-                plans[row] = replace(plan, drafter=states[row].arms.names[arm])
+                plans[row] = replace(plan, drafter=states[row].members[arm].name)
         return [plans[row] for row in range(len(states))]
 
     def learn(self, state: HedgeState, record: StepRecord, probs: Sequence[float]) -> HedgeState:
         """Return the state after a round whose drafter was chosen with these probabilities."""
-        if record.drafter not in state.arms.names:
+        chosen, recent = state.arm(record.drafter), state.recent
+        if chosen is None:
             return state  # the drafter has failed, and the request is decoded plainly
-        chosen = state.arms.names.index(record.drafter)
-        seconds = state.arms.seconds(chosen, record.depth, record.batch_size)
-        tokens = record.num_accepted + 1.0
         inner = list(state.inner)
-        inner[chosen] = self.windows().update(inner[chosen], record)
-        plain = state.arms.seconds(chosen, 0, record.batch_size)
-        price = max(state.tokens / state.seconds if state.seconds else 0.0, 1.0 / plain)
-        waiting = PendingRound(
-            record.context_length, record.batch_size, chosen, probs[chosen], price, tokens, seconds
-        )
+        inner[chosen] = self._windows().update(inner[chosen], record)
+        speed = recent.tokens / recent.seconds if recent.seconds else 0.0
+        price = max(speed, 1.0 / state.seconds(chosen, 0, record.batch_size))
+        seconds = state.seconds(chosen, record.depth, record.batch_size)
         state = replace(
             state,
             inner=tuple(inner),
-            pending=(*state.pending, waiting),
-            tokens=_RATE_KEEP * state.tokens + tokens,
-            seconds=_RATE_KEEP * state.seconds + seconds,
+            pending=(*state.pending, PendingRound(record, probs[chosen], price)),
+            recent=recent.update(record.num_accepted + 1.0, seconds, _RATE_KEEP),
         )
         return self._settled(state, record.counterfactuals)
+
+    def _windows(self) -> AnyController:
+        return WINDOWS.parse(self.inner)
 
     def _settled(self, state: HedgeState, entries: Sequence[CounterfactualDraft]) -> HedgeState:
         """Return the state after the rounds that the text has decided."""
         by_position: dict[int, dict[str, CounterfactualDraft]] = {}
         for entry in entries:
             by_position.setdefault(entry.position, {})[entry.drafter] = entry
-        waits = any(not member.runs_network for member in state.arms.members)
+        waits = any(not member.runs_network for member in state.members)
         for one in state.pending:
-            if not waits or one.position in by_position:
-                gains = self._gains(state, one, by_position.get(one.position, {}))
-                averages = list(state.averages)
-                averages[one.chosen] = averages[one.chosen].update(
-                    one.tokens, one.seconds, float(self.keep)
-                )
-                state = replace(
-                    state,
-                    weights=state.weights.update([-gain for gain in gains], self.keep),
-                    averages=tuple(averages),
-                    pending=tuple(other for other in state.pending if other is not one),
-                )
+            seen = by_position.get(one.record.context_length)
+            if seen is not None or not waits:
+                left = tuple(other for other in state.pending if other is not one)
+                state = replace(self._after(state, one, seen or {}), pending=left)
         return state
 
-    def _gains(
-        self, state: HedgeState, one: PendingRound, seen: dict[str, CounterfactualDraft]
-    ) -> list[float]:
-        """Return the gain of every drafter in a round, or an unbiased estimate of it."""
-        # The price and the averages precede the round, so that the estimate is unbiased given the
-        # past.
-        gains: list[float] = []
-        for arm, member in enumerate(state.arms.members):
+    def _after(
+        self, state: HedgeState, one: PendingRound, seen: Mapping[str, CounterfactualDraft]
+    ) -> HedgeState:
+        """Return the state with the gain of every drafter in a round, or an unbiased estimate of it.
+
+        The price and the averages precede the round, so that the estimate is unbiased given the
+        past.
+        """
+        record, losses, averages = one.record, list[float](), list(state.averages)
+        for arm, (member, average) in enumerate(zip(state.members, state.averages, strict=True)):
+            gain = average.tokens - one.price * average.seconds
+            if member.name == record.drafter:
+                tokens = record.num_accepted + 1.0
+                seconds = state.seconds(arm, record.depth, record.batch_size)
+                gain += (tokens - one.price * seconds - gain) / one.prob
+                averages[arm] = average.update(tokens, seconds, self.keep)
             if member.name in seen:
                 entry = seen[member.name]
-                seconds = state.arms.seconds(arm, entry.num_nodes, one.batch_size)
-                gains.append(entry.expected_tokens - one.price * seconds)
-                continue
-            average = state.averages[arm]
-            gain = average.tokens - one.price * average.seconds
-            if one.chosen == arm:
-                gain += (one.tokens - one.price * one.seconds - gain) / one.prob
-            gains.append(gain)
-        return gains
+                seconds = state.seconds(arm, entry.num_nodes, record.batch_size)
+                gain = entry.expected_tokens - one.price * seconds
+            losses.append(-gain)
+        return replace(
+            state, weights=state.weights.update(losses, self.keep), averages=tuple(averages)
+        )

@@ -1,41 +1,136 @@
-"""Which drafter of a pool begins, by a linear model of the prompt.
-
-Later rounds are chosen by what was gained.
-"""
+"""Chooses the drafter of a pool that begins, by a linear model of the prompt."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from monge.control.acceptance import expected_tokens
-from monge.control.arms import Arms
 from monge.control.base import PromptReader, RoundInfo, SharedState
 from monge.control.hedge import Hedge, HedgeState
-from monge.control.prompt_features import FEATURES, OF_LAWS
-from monge.control.ridge import Ridge
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError, unknown_name
 from monge.core.prompt import PromptProfile
+from monge.core.selection import Member
 from monge.core.verdict import StepRecord
 
 _FIRST_LOGIT: Final = 0.5
-"""Where nothing is known: an acceptance of 0.62."""
+"""Prediction before anything is known: an acceptance of 0.62."""
 _STRETCH: Final = 8
 """Rounds of a request that make one example: their counts are enough for a logit."""
+_CODE_MARKS: Final = frozenset("{}()[]<>=;_\\/#*+&|^~`")
+
+
+def _repeated(token_ids: Sequence[int], size: int) -> float:
+    """Return the share of the runs of `size` tokens that occurred before; 0 where there is none."""
+    runs = [tuple(token_ids[start : start + size]) for start in range(len(token_ids) - size + 1)]
+    return (len(runs) - len(set(runs))) / len(runs) if runs else 0.0
+
+
+def _share(text: str | None, belongs: Callable[[str], bool]) -> float:
+    return sum(map(belongs, text)) / len(text) if text else 0.0
+
+
+def _nats(value: float | None) -> float:
+    # Bounded: a token that the target rules out has a surprisal beyond all bounds.
+    return min(2.0, (value or 0.0) / 8.0)
+
+
+FEATURES: Final[Mapping[str, Callable[[PromptProfile], float]]] = {
+    "length": lambda prompt: math.log1p(len(prompt.token_ids)) / 8.0,
+    "repeated_pairs": lambda prompt: _repeated(prompt.token_ids, 2),
+    "repeated_quadruples": lambda prompt: _repeated(prompt.token_ids, 4),
+    "surprisal": lambda prompt: _nats(prompt.surprisal),
+    "entropy": lambda prompt: _nats(prompt.entropy),
+    "digits": lambda prompt: _share(prompt.text, str.isdigit),
+    "code": lambda prompt: _share(prompt.text, _CODE_MARKS.__contains__),
+    "foreign": lambda prompt: _share(prompt.text, lambda one: one.isalpha() and not one.isascii()),
+}
+"""Numbers that describe a prompt, each about as large as 1."""
+_OF_LAWS: Final = frozenset({"surprisal", "entropy"})
+"""Features for which the target's laws of the prompt are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ridge:
+    """Weighted least squares with a ridge, by recursive updates.
+
+    Args:
+        coefficients: The solution so far, `[features]`.
+        inverse: Inverse of `ridge * identity + sum of weight * x x'`, `[features][features]`.
+    """
+
+    coefficients: tuple[float, ...]
+    inverse: tuple[tuple[float, ...], ...]
+
+    @classmethod
+    def empty(cls, num_features: int, ridge: float, bias: float = 0.0) -> "Ridge":
+        """Return the solution without examples.
+
+        Args:
+            num_features: Number of features; the first one is always 1.
+            ridge: Strength of the ridge.
+            bias: Prediction where all other features are 0.
+        """
+        rows = range(num_features)
+        identity = tuple(tuple((row == column) / ridge for column in rows) for row in rows)
+        return cls(tuple(bias * (row == 0) for row in rows), identity)
+
+    def update(self, features: Sequence[float], value: float, weight: float = 1.0) -> "Ridge":
+        """Return the solution with one more example (Sherman and Morrison's formula)."""
+        spread = self._spread(features)
+        scale = 1.0 / (1.0 / weight + _dot(features, spread))
+        step = scale * (value - self.predict(features))
+        return Ridge(
+            tuple(old + step * own for old, own in zip(self.coefficients, spread, strict=True)),
+            tuple(
+                tuple(old - scale * left * right for old, right in zip(row, spread, strict=True))
+                for row, left in zip(self.inverse, spread, strict=True)
+            ),
+        )
+
+    def predict(self, features: Sequence[float]) -> float:
+        """Return the fitted value."""
+        return _dot(features, self.coefficients)
+
+    def width(self, features: Sequence[float]) -> float:
+        """Return how little is known here: the root of `x' inverse x`."""
+        return math.sqrt(max(0.0, _dot(features, self._spread(features))))
+
+    def _spread(self, features: Sequence[float]) -> tuple[float, ...]:
+        return tuple(_dot(row, features) for row in self.inverse)
+
+
+def _dot(left: Sequence[float], right: Sequence[float]) -> float:
+    return math.fsum(one * other for one, other in zip(left, right, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class DraftCounts:
-    """What was seen of a drafter since its last example.
-
-    Accepted tokens, rounds with a rejection, rounds.
-    """
+    """Accepted tokens, rounds with a rejection, and rounds of a drafter since its last example."""
 
     accepted: float = 0.0
     rejected: float = 0.0
     rounds: int = 0
+
+    def update(self, member: Member, record: StepRecord) -> "DraftCounts":
+        """Return the counts with what a record says about the drafter."""
+        if member.max_depth == 0:
+            return self
+        seen: list[tuple[float, bool]] = []
+        if not member.runs_network:
+            # Where nothing was found the next token was not foretold: a rejection, or lookups that
+            # rarely match would look good.
+            own = [one.factors for one in record.counterfactuals if one.drafter == member.name]
+            seen = [(math.fsum(factors), not factors or factors[-1] == 0.0) for factors in own]
+        elif record.drafter == member.name and record.depth > 0:
+            seen = [(record.num_accepted, record.next_kind == "correction")]
+        return DraftCounts(
+            self.accepted + sum(accepted for accepted, _ in seen),
+            self.rejected + sum(rejected for _, rejected in seen),
+            self.rounds + len(seen),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +138,12 @@ class LinearState:
     """State of one request.
 
     Args:
-        shared: What the decoder's requests share.
+        shared: Shared state of the decoder.
         hedge: State of the later selection, which learns from the first round on.
-        features: Of the prompt, a constant first.
+        features: Features of the prompt, a constant first.
         choice: The drafter that the model chose.
         opening_left: Rounds that it still drafts.
-        counts: By drafter.
+        counts: Counts by drafter.
     """
 
     shared: SharedState
@@ -70,8 +165,8 @@ class LinearSelection(PromptReader[LinearState]):
     beforehand.
 
     Args:
-        features: Names of features, see `monge.control.prompt_features`. `surprisal` and `entropy`
-            cost a forward of 32 nodes a request.
+        features: Names of features, see `FEATURES`. `surprisal` and `entropy` cost a forward of 32
+            nodes a request.
         inner: See `hedge`.
         opening: Rounds that the chosen drafter drafts before the selection by gains takes over.
         bonus: Widths added to a predicted logit.
@@ -114,15 +209,15 @@ class LinearSelection(PromptReader[LinearState]):
 
     @property
     def reads_prompt_laws(self) -> bool:
-        return not OF_LAWS.isdisjoint(self.features)
+        return not _OF_LAWS.isdisjoint(self.features)
 
     def init(self, shared: SharedState) -> LinearState:
         hedge = self.hedge().init(shared)
-        return LinearState(shared, hedge, counts=(DraftCounts(),) * len(hedge.arms.members))
+        return LinearState(shared, hedge, counts=(DraftCounts(),) * len(hedge.members))
 
     def read(self, state: LinearState, prompt: PromptProfile) -> LinearState:
         features = (1.0, *(FEATURES[name](prompt) for name in self.features))
-        speeds = self.speeds(state, features)
+        speeds = self._speeds(state, features)
         choice = max(range(len(speeds)), key=speeds.__getitem__)
         return replace(state, features=features, choice=choice, opening_left=self.opening)
 
@@ -140,37 +235,41 @@ class LinearSelection(PromptReader[LinearState]):
         return hedge.plans_of([state.hedge for state in states], chosen, info, draws)
 
     def update(self, state: LinearState, record: StepRecord) -> LinearState:
-        hedge, is_opening = self.hedge(), state.opening_left > 0
-        certain = [float(arm == state.choice) for arm in range(len(state.counts))]
-        following = hedge.learn(
-            state.hedge, record, certain if is_opening else hedge.probs(state.hedge)
-        )
-        counts = tuple(
-            self._taught(state, arm, _counted(count, state.hedge.arms, arm, record))
-            for arm, count in enumerate(state.counts)
-        )
+        hedge, members = self.hedge(), state.hedge.members
+        probs: Sequence[float] = [float(arm == state.choice) for arm in range(len(members))]
+        if state.opening_left == 0:
+            probs = hedge.probs(state.hedge)
+        counts = [
+            self._taught(state, arm, count.update(member, record))
+            for arm, (count, member) in enumerate(zip(state.counts, members, strict=True))
+        ]
         return replace(
-            state, hedge=following, opening_left=max(0, state.opening_left - 1), counts=counts
+            state,
+            hedge=hedge.learn(state.hedge, record, probs),
+            opening_left=max(0, state.opening_left - 1),
+            counts=tuple(counts),
         )
 
     def hedge(self) -> Hedge:
-        """The selection of later rounds."""
+        """Return the selection of later rounds."""
         return Hedge(inner=self.inner, explore=self.explore, keep=self.keep)
 
-    def speeds(self, state: LinearState, features: Sequence[float]) -> tuple[float, ...]:
-        """Predicted tokens per second of every drafter at its best window, the bonus included."""
-        arms, known = state.hedge.arms, self._known(state)
-        speeds: list[float] = []
-        for arm, member in enumerate(arms.members):
+    def _speeds(self, state: LinearState, features: Sequence[float]) -> list[float]:
+        """Return the predicted tokens per second of every drafter at its best window, with the bonus."""
+        known, speeds = self._known(state), list[float]()
+        for arm, member in enumerate(state.hedge.members):
             score = known[arm].predict(features) + self.bonus * known[arm].width(features)
             tokens = expected_tokens((1.0 / (1.0 + math.exp(-score)),) * member.max_depth)
-            seconds = [arms.seconds(arm, window, 1) for window in range(len(tokens))]
-            speeds.append(max(count / spent for count, spent in zip(tokens, seconds, strict=True)))
-        return tuple(speeds)
+            speeds.append(
+                max(
+                    count / state.hedge.seconds(arm, depth, 1) for depth, count in enumerate(tokens)
+                )
+            )
+        return speeds
 
     def _known(self, state: LinearState) -> tuple[Ridge, ...]:
         empty = Ridge.empty(len(self.features) + 1, float(self.ridge), _FIRST_LOGIT)
-        return state.shared.notes.get("linear_selection", (empty,) * len(state.hedge.arms.members))
+        return state.shared.notes.get("linear_selection", (empty,) * len(state.hedge.members))
 
     def _taught(self, state: LinearState, arm: int, count: DraftCounts) -> DraftCounts:
         """Make an example of a full count."""
@@ -178,34 +277,9 @@ class LinearSelection(PromptReader[LinearState]):
             return count
         # Half a token of either kind keeps the logit of a clean sweep finite, as Haldane and
         # Anscombe proposed.
-        share = (count.accepted + 0.5) / (count.accepted + count.rejected + 1.0)
-        known = list(self._known(state))
-        known[arm] = known[arm].update(
-            state.features,
-            math.log(share / (1.0 - share)),
-            weight=(count.accepted + count.rejected) / _STRETCH,
-        )
+        total = count.accepted + count.rejected
+        share = (count.accepted + 0.5) / (total + 1.0)
+        logit, known = math.log(share / (1.0 - share)), list(self._known(state))
+        known[arm] = known[arm].update(state.features, logit, weight=total / _STRETCH)
         state.shared.notes["linear_selection"] = tuple(known)
         return DraftCounts()
-
-
-def _counted(count: DraftCounts, arms: Arms, arm: int, record: StepRecord) -> DraftCounts:
-    """The count with what a record says about a drafter."""
-    member = arms.members[arm]
-    if member.max_depth == 0:
-        return count
-    if member.runs_network:
-        drafted = record.drafter == member.name and record.depth > 0
-        seen = (
-            [(float(record.num_accepted), float(record.next_kind == "correction"))]
-            if drafted
-            else []
-        )
-    else:
-        # Where nothing was found the next token was not foretold: a rejection, or lookups that
-        # rarely match would look good.
-        own = [entry.factors for entry in record.counterfactuals if entry.drafter == member.name]
-        seen = [(math.fsum(factors), float(not factors or factors[-1] == 0.0)) for factors in own]
-    for accepted, rejected in seen:
-        count = DraftCounts(count.accepted + accepted, count.rejected + rejected, count.rounds + 1)
-    return count

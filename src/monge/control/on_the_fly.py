@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from monge.control.acceptance import expected_tokens
 from monge.control.base import (
     PLAIN,
     Reads,
@@ -19,7 +20,7 @@ from monge.core.errors import OptionError
 from monge.core.verdict import StepRecord
 
 Rounds = Sequence[tuple[int, int]]
-"""Of every round its window and its number of accepted draft tokens."""
+"""Window and number of accepted draft tokens of each round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class History:
     """State of one request.
 
     Args:
-        shared: What the decoder's requests share.
+        shared: Shared state of the decoder.
         rounds: The last rounds that drafted.
         idle_tokens: Tokens committed since the last of them.
     """
@@ -115,7 +116,7 @@ class OnTheFly(SoloController[History]):
 def censored_acceptance(
     rounds: Rounds, prior: tuple[float | int, float | int] = (0, 0), largest: float = 1.0
 ) -> float:
-    """Maximum-likelihood acceptance of rounds that end at a rejection or at their window (equation 2).
+    """Return the maximum-likelihood acceptance of rounds that end at a rejection or at their window (equation 2).
 
     Args:
         rounds: Windows and accepted tokens.
@@ -128,14 +129,6 @@ def censored_acceptance(
 
 
 def best_window(acceptance: float, seconds: Sequence[float]) -> int:
-    """The window w that maximises (1 + Acc + .. + Acc^w) / seconds[w] (equation 1.
-
-    The sum is also right at Acc = 1).
-    """
-    best, best_speed, tokens, reach = 0, 0.0, 0.0, 1.0
-    for window, duration in enumerate(seconds):
-        tokens += reach
-        reach *= acceptance
-        if tokens / duration > best_speed:
-            best, best_speed = window, tokens / duration
-    return best
+    """Return the window w that maximises (1 + Acc + .. + Acc^w) / seconds[w] (equation 1, also valid at Acc = 1)."""
+    tokens = expected_tokens((acceptance,) * (len(seconds) - 1))
+    return max(range(len(seconds)), key=lambda window: tokens[window] / seconds[window])

@@ -1,6 +1,7 @@
 """Tabular Q-learning of the window."""
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from monge.control.base import (
     Reads,
@@ -16,17 +17,15 @@ from monge.core.errors import OptionError
 from monge.core.verdict import StepRecord
 
 Situation = tuple[int, int, int]
-"""Share of the last window that was accepted, in quarters (-1 for a window of 0); that window.
+"""Share of the last window that was accepted, in quarters (-1 for a window of 0); that window; and
+the logarithm of the batch size."""
 
-Logarithm of the batch size.
-"""
-
-_RATE_MEMORY = 0.98
+_RATE_MEMORY: Final = 0.98
 
 
 @dataclass(frozen=True, slots=True)
 class QTable:
-    """What the agent has learned: values of every window in every situation, and tokens and seconds of the recent past."""
+    """Values of every window in every situation, and tokens and seconds of the recent past."""
 
     values: dict[Situation, tuple[float, ...]] = field(
         default_factory=dict[Situation, tuple[float, ...]]
@@ -80,11 +79,13 @@ class QLearning(SoloController[QState]):
                 "q_learning: windows must be different numbers >= 0, at least one; "
                 f"got {self.windows}"
             )
-        shares = {
-            "first_exploration": self.first_exploration,
-            "last_exploration": self.last_exploration,
-        }
-        check_share("q_learning", rate=self.rate, discount=self.discount, **shares)
+        check_share(
+            "q_learning",
+            rate=self.rate,
+            discount=self.discount,
+            first_exploration=self.first_exploration,
+            last_exploration=self.last_exploration,
+        )
 
     def init(self, shared: SharedState) -> QState:
         latency_of(shared, "q_learning")
@@ -93,55 +94,42 @@ class QLearning(SoloController[QState]):
     def plan_one(
         self, state: QState, info: RoundInfo, context_length: int, draws: Draws
     ) -> DraftPlan:
-        explores = max(
-            self.last_exploration, self.first_exploration / (1.0 + state.learned.rounds / 64) ** 0.5
-        )
-        if explores > 0.0 and draws.bernoulli(explores):
+        share = self.first_exploration / (1.0 + state.learned.rounds / 64) ** 0.5
+        share = max(self.last_exploration, share)
+        if share > 0.0 and draws.bernoulli(share):
             return DraftPlan(max_depth=self.windows[_uniform_index(len(self.windows), draws)])
         values = self._values(state.learned, state.situation)
-        return DraftPlan(max_depth=self.windows[max(range(len(values)), key=values.__getitem__)])
+        return DraftPlan(max_depth=self.windows[values.index(max(values))])
 
     def update(self, state: QState, record: StepRecord) -> QState:
-        window = record.plan.max_depth or 0
+        window, old = record.plan.max_depth or 0, state.learned
         # A round may be shortened by the tree builder or the end of the text; it says something
         # about windows that it ran.
         action = max((index for index, own in enumerate(self.windows) if own <= window), default=0)
         quarter = -1 if record.depth == 0 else min(3, 4 * record.num_accepted // record.depth)
         following = (quarter, self.windows[action], record.batch_size.bit_length())
         latency = latency_of(state.shared, "q_learning")
-        seconds = latency.round_s(record.depth, record.batch_size)
-        learned = self._learn(
-            state.learned, state.situation, action, following, (record.num_accepted + 1, seconds)
+        new_tokens, new_seconds = (
+            record.num_accepted + 1,
+            latency.round_s(record.depth, record.batch_size),
         )
+        tokens = _RATE_MEMORY * old.tokens + new_tokens
+        seconds = _RATE_MEMORY * old.seconds + new_seconds
+        reward = new_tokens - tokens / seconds * new_seconds
+        target = reward + self.discount * max(self._values(old, following))
+        values = list(self._values(old, state.situation))
+        values[action] += self.rate * (target - values[action])
+        known = {**old.values, state.situation: tuple(values)}
+        learned = QTable(known, tokens, seconds, old.rounds + 1)
         state.shared.notes["q_learning"] = learned
         return QState(state.shared, following, learned)
-
-    def _learn(
-        self,
-        learned: QTable,
-        situation: Situation,
-        action: int,
-        following: Situation,
-        gain: tuple[int, float],
-    ) -> QTable:
-        tokens, seconds = (
-            _RATE_MEMORY * learned.tokens + gain[0],
-            _RATE_MEMORY * learned.seconds + gain[1],
-        )
-        reward = gain[0] - tokens / seconds * gain[1]
-        values = list(self._values(learned, situation))
-        target = reward + self.discount * max(self._values(learned, following))
-        values[action] += self.rate * (target - values[action])
-        return QTable(
-            {**learned.values, situation: tuple(values)}, tokens, seconds, learned.rounds + 1
-        )
 
     def _values(self, learned: QTable, situation: Situation) -> tuple[float, ...]:
         return learned.values.get(situation, (0.0,) * len(self.windows))
 
 
 def _uniform_index(count: int, draws: Draws) -> int:
-    """A number in 0 .. count - 1, each as likely, by coins that can be enumerated."""
+    """Draw a number in 0 .. count - 1, each as likely, by coins that can be enumerated."""
     for index in range(count - 1):
         if draws.bernoulli(1.0 / (count - index)):
             return index

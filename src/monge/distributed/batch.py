@@ -1,20 +1,44 @@
 """Offline batches: rows of a file in, their completions out."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from monge.api import load
 from monge.core.errors import OptionError
 from monge.core.words import counted
-from monge.distributed.files import RowFile, check_suffix
+from monge.distributed.files import RowFile, check_suffix, write_rows
 from monge.distributed.journal import open_journal
-from monge.distributed.rows import RowRules, check_options
-from monge.distributed.shards import Shard, decode_shard, shards_of
-from monge.distributed.spec import DecoderSpec
+from monge.distributed.rows import RowRules, Shard, decode_shard
+from monge.engine.decoder import Decoder
+from monge.options import LoadOptions, changed
 
-Finished = tuple[int, tuple[str, ...]]
-"""A shard's number and its output lines."""
+_PLAIN = (str, int, float, bool, type(None))
+
+
+def load_decoder(options: LoadOptions) -> Decoder:
+    """Load the decoder in this process."""
+    return load(**changed(options))
+
+
+def plain(options: LoadOptions) -> dict[str, Any]:
+    """Return the options that are not defaults, to be written down and sent to other processes.
+
+    Raises:
+        OptionError: If one is an object, which means nothing to another process.
+    """
+    given = changed(options)
+    for name, value in given.items():
+        values = value if isinstance(value, tuple) else (value,)
+        if not all(isinstance(one, _PLAIN) for one in values):
+            raise OptionError(
+                f"{name} must be written as text or a number, since other processes read it; got "
+                "an object"
+            )
+    return given
 
 
 @runtime_checkable
@@ -22,26 +46,25 @@ class Workers(Protocol):
     """Decodes shards."""
 
     def decode(
-        self, shards: Iterable[Shard], spec: DecoderSpec, rules: RowRules
-    ) -> Iterator[Finished]:
-        """Yield finished shards, in any order.
+        self, shards: Iterable[Shard], load: LoadOptions, rules: RowRules
+    ) -> Iterator[tuple[int, Sequence[str]]]:
+        """Yield numbers and output lines of finished shards, in any order.
 
         Args:
             shards: Shards to decode.
-            spec: The decoder.
+            load: Options of the decoder.
             rules: Rules for reading rows.
         """
         ...
 
 
-@dataclass(frozen=True, slots=True)
 class ThisProcess:
-    """Decodes shards one after the other, here."""
+    """Decodes shards one after the other, in this process."""
 
     def decode(
-        self, shards: Iterable[Shard], spec: DecoderSpec, rules: RowRules
-    ) -> Iterator[Finished]:
-        decoder = spec.load()
+        self, shards: Iterable[Shard], load: LoadOptions, rules: RowRules
+    ) -> Iterator[tuple[int, Sequence[str]]]:
+        decoder = load_decoder(load)
         for shard in shards:
             yield shard.number, decode_shard(decoder, shard, rules)
 
@@ -53,18 +76,21 @@ class BatchJob:
     Args:
         source: The rows.
         output: The `.jsonl` or `.parquet` file to write.
-        spec: The decoder.
-        options: Options of `Decoder.requests`, for rows that say nothing else.
-        seed: The run's seed, which gives the texts again; without, each row has one that is drawn.
-        shard_rows: Rows that are decoded together and kept together. The output may depend on it,
-            since the floating-point sums of a row depend on its neighbours.
+        load: Options of the decoder, as text and numbers.
+        options: Options of `Decoder.requests` for rows that do not set them.
+        seed: Seed of the run, which makes it reproducible; without, each row draws a seed.
+        shard_rows: Rows that are decoded and stored together. The output may depend on it, since
+            the floating-point sums of a row depend on its neighbours.
         overwrite: Replace an existing output.
-        restart: Throw an unfinished run away instead of continuing it.
+        restart: Discard an unfinished run instead of continuing it.
+
+    Raises:
+        OptionError: If an option is invalid, whatever the rows are.
     """
 
     source: RowFile
     output: Path
-    spec: DecoderSpec = DecoderSpec()
+    load: LoadOptions = LoadOptions()
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     seed: int | None = None
     shard_rows: int = 128
@@ -75,7 +101,8 @@ class BatchJob:
         check_suffix(self.output, "the output")
         if self.shard_rows < 1:
             raise OptionError(f"a shard must hold at least 1 row; got {self.shard_rows}")
-        check_options(self.options, self.seed)
+        self.rules.check()
+        _ = plain(self.load)
         if self.output.is_dir():
             raise OptionError(
                 f"{str(self.output)!r} is a directory; give the output the name of a file"
@@ -83,16 +110,40 @@ class BatchJob:
         if self.output.exists() and self.output.samefile(self.source.path):
             raise OptionError("input and output are the same file; give the output another name")
 
+    @property
+    def rules(self) -> RowRules:
+        """Rules for reading rows."""
+        return RowRules(seed=self.seed, options=self.options, prompt_field=self.source.prompt_field)
+
     def settings(self) -> dict[str, Any]:
         """Return everything that the output depends on."""
         return {
             "input": self.source.digest(),
             "prompt_field": self.source.prompt_field,
-            "decoder": self.spec.as_dict(),
+            "decoder": plain(self.load),
             "options": dict(self.options),
             "shard_rows": self.shard_rows,
             "seed": self.seed,
         }
+
+    def shards(self) -> Iterator[Shard]:
+        """Return the rows in shards."""
+        lines, first = self.source.lines(), 0
+        while part := tuple(islice(lines, self.shard_rows)):
+            yield Shard(first // self.shard_rows, first, part)
+            first += len(part)
+
+    def check_output(self) -> None:
+        """Refuse to replace an output.
+
+        Raises:
+            OptionError: If it exists, and `overwrite` is off.
+        """
+        if self.output.exists() and not self.overwrite:
+            raise OptionError(
+                f"{str(self.output)!r} is there already; give another name, or replace it with "
+                "--overwrite"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +162,7 @@ class BatchReport:
 def run_batch(
     job: BatchJob, workers: Workers, on_progress: Callable[[int, int], None]
 ) -> BatchReport:
-    """Decode all rows that are not decoded yet, and write the output once all of them are.
+    """Decode the rows that are not decoded yet, and write the output once all of them are.
 
     Args:
         job: The batch.
@@ -123,49 +174,29 @@ def run_batch(
         OptionError: If the output is there already, an unfinished run had other settings, or not a
             single row could be decoded.
     """
-    _check_output(job)
-    num_rows = _num_rows(job.source)
-    rows = [
-        range(first, min(first + job.shard_rows, num_rows))
-        for first in range(0, num_rows, job.shard_rows)
-    ]
-    with open_journal(job.output, job.settings(), rows, restart=job.restart) as journal:
-        rules = RowRules(seed=job.seed, options=job.options, prompt_field=job.source.prompt_field)
+    job.check_output()
+    sizes = {shard.number: len(shard.lines) for shard in job.shards()}
+    num_rows = sum(sizes.values())
+    if num_rows == 0:
+        raise OptionError(f"{str(job.source.path)!r} holds no rows")
+    with open_journal(job.output, job.settings(), restart=job.restart) as journal:
         finished = journal.finished
-        done = sum(len(rows[number]) for number in finished)
+        done = sum(sizes[number] for number in finished)
         on_progress(done, num_rows)
         if done < num_rows:
-            pending = (
-                shard
-                for shard in shards_of(job.source.lines(), job.shard_rows)
-                if shard.number not in finished
-            )
-            for number, lines in workers.decode(pending, job.spec, rules):
+            pending = (shard for shard in job.shards() if shard.number not in finished)
+            for number, lines in workers.decode(pending, job.load, job.rules):
                 journal.put(number, lines)
                 done += len(lines)
                 on_progress(done, num_rows)
         if journal.num_errors == num_rows:
-            error = journal.first_error()
-            journal.discard()  # or it would stand in the way of the command that is right
+            first = next(iter(journal))
+            journal.discard()  # it would bind the next, corrected command
             raise OptionError(
                 f"none of {counted(num_rows, 'row')} could be decoded, so nothing was written; "
-                f"the first one: {error}"
+                f"the first one: {json.loads(first)['error']}"
             )
-        _check_output(job)
-        journal.merge(job.output)
+        job.check_output()
+        write_rows(journal, job.output)
+        journal.discard()
         return BatchReport(num_rows=num_rows, num_errors=journal.num_errors)
-
-
-def _check_output(job: BatchJob) -> None:
-    if job.output.exists() and not job.overwrite:
-        raise OptionError(
-            f"{str(job.output)!r} is there already; give another name, or replace "
-            "it with --overwrite"
-        )
-
-
-def _num_rows(source: RowFile) -> int:
-    num_rows = sum(1 for _ in source.lines())
-    if num_rows == 0:
-        raise OptionError(f"{str(source.path)!r} holds no rows")
-    return num_rows

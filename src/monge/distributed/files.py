@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final
 
 from monge.core.errors import OptionError
@@ -15,7 +14,6 @@ from monge.distributed.rows import ROW_OPTIONS
 
 _JSONL, _PARQUET = ".jsonl", ".parquet"
 _ROWS_AT_ONCE: Final = 1024
-_MESSAGES: Final = "messages"
 _INT64: Final = 1 << 63
 
 
@@ -25,10 +23,10 @@ class RowFile:
 
     Args:
         path: A `.jsonl` file with an object a line (empty lines are no rows), or a `.parquet` file.
-        prompt_field: Where prompts stand.
+        prompt_field: Field or column with the prompt.
 
     Raises:
-        OptionError: If it cannot be read as what its name says.
+        OptionError: If the file does not exist, or has another format than its name says.
     """
 
     path: Path
@@ -40,44 +38,39 @@ class RowFile:
             raise OptionError(f"no file {str(self.path)!r}")
         if self.path.suffix == _PARQUET:
             names = _opened(self.path).schema_arrow.names
-            if self.prompt_field not in names and _MESSAGES not in names:
+            if self.prompt_field not in names and "messages" not in names:
                 raise OptionError(
-                    f"{str(self.path)!r} has no column {self.prompt_field!r}; it "
-                    f"has {', '.join(names)}"
+                    f"{str(self.path)!r} has no column {self.prompt_field!r}; it has "
+                    f"{', '.join(names)}"
                 )
 
     def lines(self) -> Iterator[bytes]:
-        """Every row as one line of JSON, malformed ones as they are."""
-        return self._of_parquet() if self.path.suffix == _PARQUET else self._of_jsonl()
+        """Return every row as one line of JSON, malformed ones as they are."""
+        if self.path.suffix == _PARQUET:
+            yield from self._of_parquet()
+            return
+        with self.path.open("rb") as file:
+            yield from (line.strip() for line in file if line.strip())
 
     def digest(self) -> str:
-        """Of the contents: what tells one input from another."""
+        """Return the SHA-256 of the contents."""
         with self.path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
-    def _of_jsonl(self) -> Iterator[bytes]:
-        with self.path.open("rb") as file:
-            for line in file:
-                if line.strip():
-                    yield line.strip()
-
     def _of_parquet(self) -> Iterator[bytes]:
         file = _opened(self.path)
-        wanted = [
-            name
-            for name in ("id", self.prompt_field, _MESSAGES, *ROW_OPTIONS)
-            if name in file.schema_arrow.names
-        ]
-        for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=wanted):
+        known = {"id", "messages", self.prompt_field, *ROW_OPTIONS}
+        columns = [name for name in file.schema_arrow.names if name in known]
+        for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=columns):
             for record in batch.to_pylist():
                 yield json.dumps(record, ensure_ascii=False, default=str).encode()
 
 
 def check_suffix(path: Path, what: str) -> None:
-    """Refuse a file whose format its name does not say.
+    """Refuse a file of an unknown format.
 
     Raises:
-        OptionError: With the names that are known; or if Parquet cannot be read or written here.
+        OptionError: If the suffix is unknown, or Parquet cannot be read or written here.
     """
     if path.suffix not in {_JSONL, _PARQUET}:
         raise OptionError(f"{what} must be a {_JSONL} or {_PARQUET} file; got {path.name!r}")
@@ -86,13 +79,11 @@ def check_suffix(path: Path, what: str) -> None:
 
 
 def write_rows(lines: Iterable[str], path: Path) -> None:
-    """Write output rows in the format that the file's name says.
-
-    Either all of them are there afterwards, or no such file.
+    """Write output rows in the format of the file's suffix, all of them or no file.
 
     Args:
-        lines: JSON, as `BatchRow.as_json` writes it. For Parquet they are gone through twice.
-        path: Where to.
+        lines: JSON, as `BatchRow.as_json` writes it. For Parquet they are iterated twice.
+        path: The file.
     """
     unfinished = path.with_name(f"{path.name}.unfinished")
     if path.suffix == _PARQUET:
@@ -104,42 +95,34 @@ def write_rows(lines: Iterable[str], path: Path) -> None:
 
 
 def _write_parquet(lines: Iterable[str], path: Path) -> None:
-    parquet = _parquet()
-    pyarrow = import_module("pyarrow")
-    id_type = _id_type(lines)
-    types = {
-        "row": pyarrow.int64(),
-        "id": pyarrow.int64() if id_type is int else pyarrow.string(),
-        "text": pyarrow.string(),
+    parquet, arrow = _parquet(), import_module("pyarrow")
+    kinds = {type(json.loads(line)["id"]) for line in lines} - {type(None)}
+    # A column has one type: ids of several kinds are written as JSON.
+    are_json = not (kinds <= {int} or kinds <= {str})
+    number, text = arrow.int64(), arrow.string()
+    columns = {
+        "row": number,
+        "id": number if kinds == {int} else text,
+        "text": text,
+        "token_ids": arrow.list_(number),
+        "finish_reason": text,
+        "seed": number,
+        "num_rounds": number,
+        "error": text,
     }
-    types |= {
-        "token_ids": pyarrow.list_(pyarrow.int64()),
-        "finish_reason": pyarrow.string(),
-        "seed": pyarrow.int64(),
-    }
-    types |= {"num_rounds": pyarrow.int64(), "error": pyarrow.string()}
-    schema, records = pyarrow.schema(types), list[dict[str, Any]]()
+    schema, records = arrow.schema(columns), list[dict[str, Any]]()
     with parquet.ParquetWriter(path, schema) as writer:
         for line in lines:
-            records.append(_for_columns(json.loads(line), id_type))
+            record = json.loads(line)
+            if are_json and record["id"] is not None:
+                record["id"] = json.dumps(record["id"], ensure_ascii=False)
+            if record["seed"] is not None and record["seed"] >= _INT64:
+                record["seed"] -= 2 * _INT64  # signed, it names the same streams
+            records.append(record)
             if len(records) == _ROWS_AT_ONCE:
-                writer.write_table(pyarrow.Table.from_pylist(records, schema=schema))
-                records = []
-        writer.write_table(pyarrow.Table.from_pylist(records, schema=schema))
-
-
-def _id_type(lines: Iterable[str]) -> type | None:
-    """`int` or `str` where all ids are, else `None`: a column has one type."""
-    kinds = {type(json.loads(line)["id"]) for line in lines} - {type(None)}
-    return kinds.pop() if len(kinds) == 1 and kinds <= {int, str} else None
-
-
-def _for_columns(record: dict[str, Any], id_type: type | None) -> dict[str, Any]:
-    if id_type is None and record["id"] is not None:
-        record["id"] = json.dumps(record["id"], ensure_ascii=False)
-    if record["seed"] is not None and record["seed"] >= _INT64:
-        record["seed"] -= 2 * _INT64  # the column is signed; this seed names the same streams
-    return record
+                writer.write_table(arrow.Table.from_pylist(records, schema=schema))
+                records.clear()
+        writer.write_table(arrow.Table.from_pylist(records, schema=schema))
 
 
 def _opened(path: Path) -> Any:  # noqa: ANN401 (the host's)
@@ -150,6 +133,6 @@ def _opened(path: Path) -> Any:  # noqa: ANN401 (the host's)
         raise OptionError(f"cannot read {str(path)!r} as Parquet: {error}") from error
 
 
-def _parquet() -> ModuleType:
+def _parquet() -> Any:  # noqa: ANN401 (the host's)
     require("distributed", "a Parquet file", "pyarrow")
     return import_module("pyarrow.parquet")

@@ -9,7 +9,7 @@ from monge.core.extras import require
 
 
 def require_ray(*rooms: str) -> Any:  # noqa: ANN401 (the host's)
-    """The package `ray`, with these rooms of it loaded.
+    """Import `ray` and these modules of it, and return the package.
 
     Raises:
         OptionError: If it is not installed.
@@ -21,11 +21,11 @@ def require_ray(*rooms: str) -> Any:  # noqa: ANN401 (the host's)
 
 
 def connect(address: str | None) -> bool:
-    """Connect to a cluster, or make one of this machine; whether there was no connection before.
+    """Connect to a cluster, and return whether this process was not connected before.
 
     Args:
-        address: Of a running cluster, `auto` for the one that this machine belongs to; `None` makes
-            one of this machine alone, for as long as this process lives.
+        address: Address of a running cluster, or `auto` for the one of this machine; `None` starts
+            a cluster of this machine alone, which ends with this process.
 
     Raises:
         OptionError: If there is no cluster at the address.
@@ -33,15 +33,12 @@ def connect(address: str | None) -> bool:
     ray = require_ray()
     if ray.is_initialized():
         return False
-    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     # Without an address, Ray would take one from the environment and join that cluster.
-    where = (
-        {"address": "local", "include_dashboard": False}
-        if address is None
-        else {"address": address}
-    )
+    options: dict[str, Any] = {"address": address or "local"}
+    if address is None:
+        options["include_dashboard"] = False
     try:
-        ray.init(**where, **quiet)
+        ray.init(**options, logging_level=logging.ERROR, log_to_driver=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise OptionError(
             f"no Ray cluster answers at {address!r} ({error}); start one with `ray start --head`"

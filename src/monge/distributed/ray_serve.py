@@ -1,7 +1,7 @@
 """The application of `monge serve`, in replicas on many machines, by Ray Serve."""
 
-from collections.abc import Callable
-from typing import Any
+from dataclasses import asdict
+from typing import Any, Final
 
 import torch
 from fastapi import FastAPI
@@ -9,36 +9,31 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from monge.audit.recorder import Recorder, loading_of
 from monge.core.errors import OptionError
+from monge.distributed.batch import load_decoder
 from monge.distributed.ray_cluster import require_ray
 from monge.distributed.shared_metrics import SharedMetrics
-from monge.distributed.spec import DecoderSpec
 from monge.engine.chat_format import chat_format
-from monge.engine.decoder import Decoder
 from monge.engine.garbage import settle_objects
-from monge.options import LoadOptions, ServeOptions, changed, options_of
+from monge.options import LoadOptions, Option, ServeOptions, changed, options_of
 from monge.serve.app import create_app
 from monge.serve.metrics import Gather, ServerMetrics
-from monge.serve.settings import scheduling_of, served_name, settings_of
+from monge.serve.settings import checked_options, served_name
 
-_NOT_OF_A_REPLICA = (
+_NOT_OF_A_REPLICA: Final = (
     *("host", "port", "lame_duck_s", "access_log", "verbose"),
     *("tensor_parallel", "use_ray", "address"),
 )
+_DEFAULTS: Final = asdict(LoadOptions()) | asdict(ServeOptions())
 
 
-def _fields() -> dict[str, Any]:
-    """Return fields of `AppArgs` from the lists of options."""
-    found: dict[str, Any] = {}
-    for group in (LoadOptions, ServeOptions):
-        defaults = group()
-        for name, option in options_of(group).items():
-            kind, default = option.kind, getattr(defaults, name)
-            if option.several:
-                kind = tuple[kind, ...] if default == () else kind | tuple[kind, ...]
-            kind = tuple[int, int] if name == "autoscale" else kind
-            least: dict[str, Any] = {} if option.least is None else {"ge": option.least}
-            found[name] = (kind | None, Field(default, description=option.help, **least))
-    return {name: one for name, one in found.items() if name not in _NOT_OF_A_REPLICA}
+def _field(name: str, option: Option) -> Any:  # noqa: ANN401 (as pydantic takes it)
+    """Return type and field of an option."""
+    kind, default = option.kind, _DEFAULTS[name]
+    if option.several:
+        kind = tuple[kind, ...] if default == () else kind | tuple[kind, ...]
+    elif name == "autoscale":
+        kind = tuple[int, int]
+    return kind | None, Field(default, description=option.help, ge=option.least)
 
 
 AppArgs: Any = create_model(
@@ -48,7 +43,11 @@ AppArgs: Any = create_model(
 
     Folders are those of the machines on which replicas run.
     """,
-    **_fields(),
+    **{
+        name: _field(name, option)
+        for name, option in options_of(LoadOptions, ServeOptions).items()
+        if name not in _NOT_OF_A_REPLICA
+    },
 )
 
 
@@ -88,7 +87,7 @@ class Replica:
 
 
 def app_from(args: BaseModel) -> Any:  # noqa: ANN401 (the host's)
-    """The Ray Serve application: `import_path: monge.distributed.ray_serve:app_from`.
+    """Return the Ray Serve application: `import_path: monge.distributed.ray_serve:app_from`.
 
     Args:
         args: The `args` of the configuration.
@@ -96,10 +95,13 @@ def app_from(args: BaseModel) -> Any:  # noqa: ANN401 (the host's)
     Raises:
         OptionError: If Ray is not installed, or the numbers of replicas cannot be.
     """
+
+    def build() -> FastAPI:  # Ray takes a function, and calls it in the replica's process
+        return _build(args)
+
     serve = require_ray("serve").serve
-    return serve.deployment(
-        serve.ingress(_builder(args))(Replica), name="monge", **_deployment(args)
-    ).bind()
+    replica = serve.ingress(build)(Replica)
+    return serve.deployment(replica, name="monge", **_deployment(args)).bind()
 
 
 def _deployment(args: BaseModel) -> dict[str, Any]:
@@ -118,11 +120,8 @@ def _deployment(args: BaseModel) -> dict[str, Any]:
         "graceful_shutdown_timeout_s": serve.drain_s,
         "graceful_shutdown_wait_loop_s": 0.1,
     }
-    delays = {
-        name: value
-        for name, value in changed(serve).items()
-        if name in {"upscale_delay_s", "downscale_delay_s"}
-    }
+    names = {"upscale_delay_s", "downscale_delay_s"}
+    delays = {name: value for name, value in changed(serve).items() if name in names}
     if serve.autoscale is None:
         if delays:
             raise OptionError(
@@ -138,24 +137,20 @@ def _deployment(args: BaseModel) -> dict[str, Any]:
     return options | {"autoscaling_config": scaling | delays}
 
 
-def _builder(args: BaseModel) -> Callable[[], FastAPI]:
-    """Makes the application, in the replica's process."""
-
-    def build() -> FastAPI:
-        if (threads := _split(args)[1].threads) is not None:
-            torch.set_num_threads(threads)
-        context = require_ray("serve").serve.get_replica_context()
-        board = SharedMetrics(context.app_name, context.replica_id.unique_id)
-        app, metrics = replica_app(args, engine=context.replica_id.unique_id, gather=board.gather)
-        settle_objects()
-        board.keep_publishing(metrics)
-        return app
-
-    return build
+def _build(args: BaseModel) -> FastAPI:
+    """Make the application, in the replica's process."""
+    if (threads := _split(args)[1].threads) is not None:
+        torch.set_num_threads(threads)
+    context = require_ray("serve").serve.get_replica_context()
+    board = SharedMetrics(context.app_name, context.replica_id.unique_id)
+    app, metrics = replica_app(args, engine=context.replica_id.unique_id, gather=board.gather)
+    settle_objects()
+    board.keep_publishing(metrics)
+    return app
 
 
 def replica_app(args: BaseModel, *, engine: str, gather: Gather) -> tuple[FastAPI, ServerMetrics]:
-    """A replica's application and its metrics.
+    """Return a replica's application and its metrics.
 
     Args:
         args: What was configured.
@@ -163,20 +158,15 @@ def replica_app(args: BaseModel, *, engine: str, gather: Gather) -> tuple[FastAP
         gather: Adds the other replicas' metrics.
     """
     load, serve = _split(args)
-    settings = settings_of(serve, load.target)
-    decoder = DecoderSpec.of(load).load()
+    serve = checked_options(serve, load.target)
+    decoder = load_decoder(load)
     chat = chat_format(decoder.tokenizer, load.chat_template, is_built_in=load.target is None)
-    metrics = ServerMetrics(settings.model_name, engine=engine, gather=gather)
-    recorder = _recorder(decoder, load) if serve.certificates else None
-    app = create_app(
-        decoder, settings, chat, metrics=metrics, recorder=recorder, **scheduling_of(serve)
-    )
-    return app, metrics
-
-
-def _recorder(decoder: Decoder, load: LoadOptions) -> Recorder:
-    """Return a recorder whose certificates name the models without their folders."""
-    given = (load.draft,) if isinstance(load.draft, str) else load.draft
-    drafts = None if given is None else [served_name(one) for one in given]
-    loading = loading_of(drafts, changed(load))
-    return Recorder(decoder, target=served_name(load.target), loading=loading)
+    metrics = ServerMetrics(str(serve.served_model_name), engine=engine, gather=gather)
+    recorder = None
+    if serve.certificates:
+        # Certificates name the models without their folders.
+        given = (load.draft,) if isinstance(load.draft, str) else load.draft
+        drafts = None if given is None else [served_name(one) for one in given]
+        loading = loading_of(drafts, changed(load))
+        recorder = Recorder(decoder, target=served_name(load.target), loading=loading)
+    return create_app(decoder, serve, chat, metrics=metrics, recorder=recorder), metrics

@@ -1,6 +1,4 @@
-"""Middleware for Ray Serve proxies.
-
-It retries requests of lost replicas and reports errors in OpenAI format.
+"""Middleware for Ray Serve proxies: retries requests of lost replicas, reports errors as OpenAI does.
 
 Without it, the client of a lost replica gets a bare 500 or a stream that breaks off.
 """
@@ -13,7 +11,7 @@ from typing import Any, Final
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from monge.serve.errors import RETRY_AFTER_S, ApiError
+from monge.serve.errors import RETRY, ApiError
 
 CONTROLLER_OPTIONS: Final[dict[str, Any]] = {
     "runtime_env": {
@@ -26,14 +24,13 @@ CONTROLLER_OPTIONS: Final[dict[str, Any]] = {
 }
 """Options of `serve.start`, or of a configuration file, that install `middlewares` in the proxies."""
 
-_MOST_SENT: Final = 2
+_MAX_ATTEMPTS: Final = 2
 """A request that kills its replica must not reach all replicas."""
-_MOST_KEPT: Final = 8 * 1024 * 1024
-"""Largest body, in bytes, that is kept for a retry."""
-_RAYS_OWN: Final = "/-/"
+_MAX_KEPT_BYTES: Final = 8 * 1024 * 1024
+"""Largest body that is kept for a retry."""
 _EVENTS: Final = b"text/event-stream"
 _LOG: Final = logging.getLogger("ray.serve")
-_WORDS: Final = {
+_MESSAGES: Final = {
     404: "nothing is served here yet",
     408: "the request took too long",
     429: "too many requests wait; try again later",
@@ -42,7 +39,7 @@ _WORDS: Final = {
 
 
 def middlewares() -> list[Middleware]:
-    """Middlewares that Ray puts around its proxies, named in `CONTROLLER_OPTIONS`."""
+    """Return the middlewares that Ray puts around its proxies; see `CONTROLLER_OPTIONS`."""
     return [Middleware(RetryProxy)]
 
 
@@ -61,17 +58,16 @@ class RetryProxy:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward a request and its answer."""
-        if scope["type"] != "http" or scope["path"].startswith(_RAYS_OWN):
+        if scope["type"] != "http" or scope["path"].startswith("/-/"):  # Ray's own pages
             await self._app(scope, receive, send)
             return
         body = _Body(receive)
-        for left in reversed(range(_MOST_SENT)):
+        for attempts_left in reversed(range(_MAX_ATTEMPTS)):
             answer = _Answer(scope, body, send)
             # The proxy writes into the scope.
-            await self._app(
-                {**scope, "headers": list(scope["headers"])}, body.from_start(), answer.take
-            )
-            if not (left and answer.is_missing and body.can_be_sent_again):
+            own_scope = {**scope, "headers": list(scope["headers"])}
+            await self._app(own_scope, body.from_start(), answer.take)
+            if answer.has_begun or not attempts_left or not body.can_be_sent_again:
                 await answer.finish()
                 return
             _LOG.warning(
@@ -92,7 +88,7 @@ class _Body:
     @property
     def can_be_sent_again(self) -> bool:
         """True if the client is connected, and the body is complete so far."""
-        return not self.has_left and self._size <= _MOST_KEPT
+        return not self.has_left and self._size <= _MAX_KEPT_BYTES
 
     def from_start(self) -> Receive:
         """Return a channel that repeats the received messages and then continues."""
@@ -104,35 +100,30 @@ class _Body:
                 message = self._messages[place]
             else:
                 message = await self._receive()
-                self._note(message)
+                self._keep(message)
             place = min(place + 1, len(self._messages))
             return message
 
         return receive
 
-    def _note(self, message: Message) -> None:
+    def _keep(self, message: Message) -> None:
         if message["type"] == "http.disconnect":
             self.has_left = True
             return
         self._size += len(message.get("body", b""))
-        if self._size <= _MOST_KEPT:
+        if self._size <= _MAX_KEPT_BYTES:
             self._messages.append(message)
         else:
             self._messages.clear()
 
 
 class _Answer:
-    """The answer to one attempt; the head is held until the body begins."""
+    """The answer to one attempt; its head is held until the body begins."""
 
     def __init__(self, scope: Scope, body: _Body, send: Send) -> None:
         self._scope, self._body, self._send = scope, body, send
-        self._head: Message | None = None
-        self._has_begun = self._has_ended = False
-
-    @property
-    def is_missing(self) -> bool:
-        """True if the client has received nothing yet."""
-        return not self._has_begun
+        self._head: Message = {}
+        self.has_begun = self._has_ended = False
 
     async def take(self, message: Message) -> None:
         """Forward a message."""
@@ -140,12 +131,16 @@ class _Answer:
             self._head = message
             return
         is_last = not message.get("more_body", False)
-        if self._head is not None and _is_foreign(self._head):
+        # Errors of a replica are JSON, those of the proxy are not.
+        status = self._head.get("status", 0)
+        if status >= HTTPStatus.BAD_REQUEST and not self._is(b"application/json", _EVENTS):
             if is_last:
-                await self._send_error(_error_of(self._head))
+                text = _MESSAGES.get(status, HTTPStatus(status).phrase.lower())
+                headers = RETRY if status in {429, 503} else {}
+                await self._send_error(ApiError(status, text, code="not_served", headers=headers))
             return
-        if not self._has_begun and self._head is not None:
-            self._has_begun = True
+        if not self.has_begun and self._head:
+            self.has_begun = True
             await self._send(self._head)
         self._has_ended = is_last
         await self._send(message)
@@ -154,41 +149,18 @@ class _Answer:
         """End the answer if the replica has not."""
         if self._has_ended or self._body.has_left:
             return
-        lost = "the replica that served this request was lost; send it again: the same seed gives the same text"
-        error = ApiError(
-            503, lost, code="replica_lost", headers={"retry-after": str(RETRY_AFTER_S)}
-        )
-        if not self._has_begun:
+        text = "the replica that served this request was lost; send it again: the same seed gives the same text"
+        error = ApiError(503, text, code="replica_lost", headers=RETRY)
+        if not self.has_begun:
             await self._send_error(error)
-        elif self._head is not None and _content_type(self._head).startswith(_EVENTS):
+        elif self._is(_EVENTS):
             # A half-written event must not run into this one.
-            event = f"\n\ndata: {json.dumps(error.body())}\n\n"
-            await self._send(
-                {"type": "http.response.body", "body": event.encode(), "more_body": False}
-            )
+            event = f"\n\ndata: {json.dumps(error.body())}\n\n".encode()
+            await self._send({"type": "http.response.body", "body": event, "more_body": False})
 
     async def _send_error(self, error: ApiError) -> None:
-        self._has_begun = self._has_ended = True
+        self.has_begun = self._has_ended = True
         await error.response()(self._scope, self._body.from_start(), self._send)
 
-
-def _is_foreign(head: Message) -> bool:
-    """Return whether it is an error of the proxy; errors of a replica are JSON."""
-    return head["status"] >= HTTPStatus.BAD_REQUEST and not _content_type(head).startswith(
-        (b"application/json", _EVENTS)
-    )
-
-
-def _error_of(head: Message) -> ApiError:
-    status = head["status"]
-    again = {"retry-after": str(RETRY_AFTER_S)} if status in {429, 503} else {}
-    return ApiError(
-        status,
-        _WORDS.get(status, HTTPStatus(status).phrase.lower()),
-        code="not_served",
-        headers=again,
-    )
-
-
-def _content_type(head: Message) -> bytes:
-    return dict(head["headers"]).get(b"content-type", b"")
+    def _is(self, *types: bytes) -> bool:
+        return dict(self._head["headers"]).get(b"content-type", b"").startswith(types)

@@ -44,11 +44,8 @@ class SharedMetrics:
     """
 
     def __init__(self, application: str, engine: str) -> None:
-        self._ray, self._name, self._engine = (
-            require_ray("exceptions"),
-            f"monge-metrics-{application}",
-            engine,
-        )
+        self._ray = require_ray("exceptions")
+        self._name, self._engine = f"monge-metrics-{application}", engine
         self._actor: Any = None
 
     def gather(self, own: Sequence[Metric]) -> Sequence[Metric]:
@@ -56,18 +53,12 @@ class SharedMetrics:
         errors = self._ray.exceptions
         try:
             if self._actor is None:
-                options = {
-                    "name": self._name,
-                    "namespace": "monge",
-                    "get_if_exists": True,
-                    "num_cpus": 0,
-                }
-                self._actor = self._ray.remote(metrics_actor_class()).options(**options).remote()
-            return merged(
-                self._ray.get(
-                    self._actor.exchange.remote(self._engine, list(own)), timeout=_PERIOD_S
+                actor = self._ray.remote(metrics_actor_class()).options(
+                    name=self._name, namespace="monge", get_if_exists=True, num_cpus=0
                 )
-            )
+                self._actor = actor.remote()
+            answer = self._actor.exchange.remote(self._engine, list(own))
+            return merged(self._ray.get(answer, timeout=_PERIOD_S))
         except errors.GetTimeoutError:  # it is starting, or busy
             return own
         except errors.RayError:
@@ -90,8 +81,6 @@ def merged(pages: Sequence[Sequence[Metric]]) -> list[Metric]:
     families: dict[str, Metric] = {}
     for page in pages:
         for family in page:
-            known = families.setdefault(
-                family.name, Metric(family.name, family.documentation, family.type)
-            )
-            known.samples.extend(family.samples)
+            empty = Metric(family.name, family.documentation, family.type)
+            families.setdefault(family.name, empty).samples.extend(family.samples)
     return list(families.values())

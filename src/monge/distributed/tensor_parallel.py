@@ -1,25 +1,94 @@
-"""One target over several processes, as `transformers` shards it."""
+"""One target over several processes, as `transformers` shards it; rank 0 controls all ranks."""
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from monge.api import built_in, default_draft, load
 from monge.backends.base import Backend
 from monge.backends.registry import Eager
-from monge.core.errors import OptionError
+from monge.core.errors import OptionError, OutOfStepError
 from monge.core.extras import require
-from monge.core.model import SequenceModel
-from monge.distributed.rank_zero_model import RankZeroModel, follow, release
-from monge.distributed.ranks import Ranks
+from monge.core.model import NodeBlock, SequenceModel, dtype_of
 from monge.engine.decoder import Decoder
-from monge.loading.networks import load_network, load_tokenizer
-from monge.loading.sharding import is_sharded
+from monge.loading.networks import is_sharded, load_network, load_tokenizer
+
+Send = Callable[[str, Any], None]
+
+_END: Final = "end"
+_PATIENCE: Final = timedelta(days=365)
+"""Timeout for the next call: a server may be idle, and torchrun notices a dead rank."""
+
+
+class RankZeroModel:
+    """The whole network on rank 0: a `SequenceModel` whose calls run on every rank.
+
+    Only rank 0 drafts, draws, verifies and plans, because logits may differ between ranks in their
+    last bits, and clocks differ. The other ranks take part in every forward.
+
+    Args:
+        model: The part of this rank.
+        num_ranks: Number of ranks.
+        send: Sends the name of a method and its argument to all other ranks.
+    """
+
+    def __init__(self, model: SequenceModel, num_ranks: int, send: Send) -> None:
+        self._model, self._num_ranks, self._send = model, num_ranks, send
+        self._failure: str | None = None
+        self.vocab_size, self.max_length = model.vocab_size, model.max_length
+        self.dtype = dtype_of(model)
+        self.no_tree_reason, self.no_draft_reason = model.no_tree_reason, model.no_draft_reason
+
+    def __repr__(self) -> str:
+        return f"RankZeroModel({self._model!r}, {self._num_ranks} ranks)"
+
+    @property
+    def forward_s(self) -> float:
+        return self._model.forward_s
+
+    def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
+        self._on_all_ranks("open", {one: tuple(tokens) for one, tokens in prefixes.items()})
+
+    def append(self, pieces: Mapping[int, Sequence[int]]) -> None:
+        self._on_all_ranks("append", {one: tuple(tokens) for one, tokens in pieces.items()})
+
+    def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
+        return self._on_all_ranks("extend", dict(blocks))
+
+    def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
+        self._on_all_ranks("commit", {one: tuple(path) for one, path in paths.items()})
+
+    def length(self, sequence: int) -> int:
+        return self._model.length(sequence)
+
+    def close(self, sequence: int) -> None:
+        self._on_all_ranks("close", sequence)
+
+    def _on_all_ranks(self, call: str, argument: Any) -> Any:  # noqa: ANN401
+        if self._failure is not None:
+            raise OutOfStepError(f"the ranks are out of step since {self._failure}; start again")
+        # A failure in this call leaves the other ranks in the middle of it.
+        self._failure = f"{call} failed on rank 0"
+        self._send(call, argument)
+        result = getattr(self._model, call)(argument)
+        self._failure = None
+        return result
+
+
+def follow(model: SequenceModel, receive: Callable[[], tuple[str, Any]]) -> None:
+    """Repeat the calls of rank 0 on this part of the network, until rank 0 ends."""
+    while (received := receive())[0] != _END:
+        call, argument = received
+        getattr(model, call)(argument)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +96,18 @@ class RankZeroBackend(Backend):
     """Runs a sharded target on all ranks and everything else on rank 0.
 
     Args:
-        ranks: All processes.
+        num_ranks: Number of ranks.
+        send: As for `RankZeroModel`.
     """
 
     reads_shards: ClassVar[bool] = True
 
-    ranks: Ranks
+    num_ranks: int
+    send: Send
 
     def sequence_model(self, network: PreTrainedModel) -> SequenceModel:
         model = Eager().sequence_model(network)
-        return RankZeroModel(model, self.ranks) if is_sharded(network) else model
+        return RankZeroModel(model, self.num_ranks, self.send) if is_sharded(network) else model
 
 
 @contextmanager
@@ -68,28 +139,42 @@ def tensor_parallel(
             )
     # Without it the host does not shard.
     require("distributed", "tensor parallelism", "accelerate")
-    ranks = Ranks()
-    source = built_in("target") if target is None else target
-    usual = default_draft(None, None, options.get("drafter")) if target is None else None
+    missing = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name not in os.environ]
+    if missing or int(os.environ["WORLD_SIZE"]) < 2:
+        raise OptionError(
+            "tensor parallelism needs several processes, which torchrun starts: "
+            "torchrun --nproc-per-node 2 -m monge generate ... --tensor-parallel"
+        )
+    num_ranks = int(os.environ["WORLD_SIZE"])
+    if target is None and draft is None:
+        draft = default_draft(None, None, options.get("drafter"))  # type: ignore[assignment]  # a folder or none
+    target = built_in("target") if target is None else target
     trust = {"trust_remote_code": options.get("trust_remote_code", False)}
     loading = {name: options[name] for name in ("dtype", "attention") if name in options}
-    network = load_network(source, tensor_parallel=ranks.size, **loading, **trust)
-    ranks.join()
+    # The host creates the process group.
+    network = load_network(target, tensor_parallel=num_ranks, **loading, **trust)
+    # Calls are Python objects, so they use gloo, whatever the tensors use.
+    group: Any = dist.new_group(backend="gloo", timeout=_PATIENCE)
+
+    def send(call: str, argument: object) -> None:
+        dist.broadcast_object_list([(call, argument)], src=0, group=group)
+
+    def receive() -> tuple[str, Any]:
+        received: list[Any] = [None]
+        dist.broadcast_object_list(received, src=0, group=group)
+        return received[0]
+
     try:
-        if ranks.rank > 0:
-            follow(Eager().sequence_model(network), ranks)
+        if dist.get_rank() > 0:
+            follow(Eager().sequence_model(network), receive)
             yield None
             return
         try:
-            yield load(
-                network,
-                draft if draft is not None else usual,
-                tokenizer=load_tokenizer(source, **trust),
-                backend=RankZeroBackend(ranks),
-                **options,
-            )
+            tokenizer = load_tokenizer(target, **trust)
+            backend = RankZeroBackend(num_ranks, send)
+            yield load(network, draft, tokenizer=tokenizer, backend=backend, **options)
         finally:
             with suppress(RuntimeError):  # the others are gone already
-                release(ranks)
+                send(_END, None)
     finally:
         dist.destroy_process_group()

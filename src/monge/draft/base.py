@@ -103,40 +103,26 @@ class Drafter(ABC, Generic[State]):
         the request is decoded without it.
         """
 
-    @abstractmethod
     def observe(
         self,
         contexts: Sequence[Context],
         drafts: Sequence[Draft[State]],
         verdicts: Sequence[Verdict],
     ) -> Sequence[State]:
-        """Return the states after the verdicts; `contexts` already have the committed tokens.
+        """Return the states after the verdicts; by default, those after drawing.
 
         In a pool, the tree of a draft may come from another drafter; its state is always from this
         drafter.
+
+        Args:
+            contexts: The requests; they already have the committed tokens.
+            drafts: Their drafts.
+            verdicts: Their verdicts.
         """
-
-    @abstractmethod
-    def close(self, context: Context) -> None:
-        """Release everything that the drafter keeps for a request."""
-
-
-class StatelessDrafter(Drafter[None]):
-    """A drafter that keeps nothing of a request between rounds."""
-
-    def open(self, contexts: Sequence[Context]) -> Sequence[None]:
-        return [None] * len(contexts)
-
-    def observe(
-        self,
-        contexts: Sequence[Context],
-        drafts: Sequence[Draft[None]],
-        verdicts: Sequence[Verdict],
-    ) -> Sequence[None]:
-        return [None] * len(contexts)
+        return [draft.state for draft in drafts]
 
     def close(self, context: Context) -> None:
-        return None
+        """Release everything that the drafter keeps for a request; by default, there is nothing."""
 
 
 class ModelFreeDrafter(Drafter[State]):
@@ -153,9 +139,9 @@ class ModelFreeDrafter(Drafter[State]):
     def tree(self, context: Context, state: State, plan: DraftPlan, draws: Draws) -> TokenTree:
         """Return the tree of a round; `draws` are only told about the nodes."""
 
-    @abstractmethod
     def follow(self, context: Context, draft: Draft[State], verdict: Verdict) -> State:
-        """Return the state after a commit."""
+        """Return the state after a commit; by default, the same."""
+        return draft.state
 
     def open(self, contexts: Sequence[Context]) -> Sequence[State]:
         return [self.start(context) for context in contexts]
@@ -179,9 +165,6 @@ class ModelFreeDrafter(Drafter[State]):
         verdicts: Sequence[Verdict],
     ) -> Sequence[State]:
         return [self.follow(*row) for row in zip(contexts, drafts, verdicts, strict=True)]
-
-    def close(self, context: Context) -> None:
-        return None
 
 
 def model_free(*, max_depth: int, max_width: int = 1, num_successors: int = 0) -> Capabilities:

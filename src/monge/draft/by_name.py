@@ -1,5 +1,6 @@
 """Builds drafters from text: one name, or several in a pool."""
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -69,33 +70,20 @@ def drafter_of(draft: object, target: object) -> str | None:
     Raises:
         ModelLoadError: If the folder cannot be read.
     """
-    if isinstance(draft, ShapeHead):
-        return "shape"
-    if isinstance(draft, PublishedHead):
-        return "head"
+    if isinstance(draft, AnyHead):
+        return "shape" if isinstance(draft, ShapeHead) else "head"
     if not isinstance(draft, str | Path) or not _may_be_head(path := head_path(draft)):
         return None
     checkpoint = Checkpoint(path)
     if is_shape(checkpoint.config):
         return "shape"
     found = format_of(checkpoint)
-    if found is None or (
-        found.name == "mtp" and not is_alone(checkpoint) and not _is_same(path, target)
-    ):
-        return None
-    return "head"
+    is_model = found is not None and found.name == "mtp" and not is_alone(checkpoint)
+    return None if found is None or (is_model and not _is_same(path, target)) else "head"
 
 
 def read_head(draft: str | Path, target: object) -> AnyHead | None:
-    """Read the head in a folder, or return `None` if it holds something else.
-
-    Args:
-        draft: The folder.
-        target: As for `drafter_of`.
-
-    Raises:
-        ModelLoadError: If the folder cannot be read.
-    """
+    """Read the head in a folder, or return `None` if it holds something else; as `drafter_of`."""
     kind = drafter_of(draft, target)
     if kind is None:
         return None
@@ -103,11 +91,7 @@ def read_head(draft: str | Path, target: object) -> AnyHead | None:
 
 
 def head_drafter(draft: str | Path, target: object) -> str | None:
-    """Return the drafter for the folder of a head, with the folder as a setting, or `None`.
-
-    Raises:
-        ModelLoadError: If the folder cannot be read.
-    """
+    """Return the drafter for the folder of a head, with the folder as a setting; as `drafter_of`."""
     name = drafter_of(draft, target)
     return None if name is None else f"{name}(head={str(head_path(draft))!r})"
 
@@ -163,10 +147,8 @@ def make_drafter(text: str, resources: Mapping[str, Any]) -> AnyDrafter:
     if _name(text) != "pool":
         return made[0]
     # A name that occurs twice is told apart by its settings.
-    names = [_name(one) for one in texts]
-    labels = [
-        one if names.count(name) > 1 else name for one, name in zip(texts, names, strict=True)
-    ]
+    count = Counter(map(_name, texts))
+    labels = [one if count[_name(one)] > 1 else _name(one) for one in texts]
     _, _, settings = DRAFTERS.split(text)
     return DRAFTERS.make("pool", drafters=dict(zip(labels, made, strict=True)), **settings)
 
@@ -176,11 +158,10 @@ def _may_be_head(path: Path) -> bool:
 
 
 def _is_same(path: Path, target: object) -> bool:
-    return (
-        isinstance(target, str | Path)
-        and Path(target).expanduser().exists()
-        and path.samefile(Path(target).expanduser())
-    )
+    if not isinstance(target, str | Path):
+        return False
+    folder = Path(target).expanduser()
+    return folder.exists() and path.samefile(folder)
 
 
 def _name(text: str) -> str:

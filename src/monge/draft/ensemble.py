@@ -17,7 +17,7 @@ from monge.core.sampling_rules import SamplingRules, laws_from_logits
 from monge.core.tree import GrowingTree
 from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, PieceReader
-from monge.draft.growth import ReadNodes
+from monge.draft.growth import ReadNodes, check_top_k
 from monge.draft.model import ReadPaths, append_texts, commit_accepted, open_texts, read_text
 from monge.draft.tree.base import check_sizes
 
@@ -72,12 +72,8 @@ class EnsembleDrafter(PieceReader[States]):
                 "ensemble: one draft model is given twice; its draws at several temperatures are "
                 "a tree's children"
             )
-        check_sizes(
-            "ensemble",
-            depth=self.depth,
-            num_nodes=self.num_nodes,
-            top_k=1 if self.top_k is None else self.top_k,
-        )
+        check_sizes("ensemble", depth=self.depth, num_nodes=self.num_nodes)
+        check_top_k(self.top_k)
         if self.num_nodes < len(self.models):
             raise OptionError(
                 f"ensemble: num_nodes must be at least {len(self.models)}, one a "
@@ -117,20 +113,20 @@ class EnsembleDrafter(PieceReader[States]):
         plans: Sequence[DraftPlan],
         draws: Sequence[Draws],
     ) -> Sequence[Draft[States]]:
-        rows = [
-            _Row(self, context, plan, own)
-            for context, plan, own in zip(contexts, plans, draws, strict=True)
-        ]
+        rows = [self._row(*row) for row in zip(contexts, plans, draws, strict=True)]
         active = [row for row in rows if row.frontier]
-        texts = {row.context.request_id: row.context.token_ids for row in active}
+        texts = {row.request_id: row.context.token_ids for row in active}
         logits = [read_text(model, texts) for model in self.models] if active else []
         while active:
             for row in active:
-                row.grow([own.get(row.context.request_id) for own in logits])
+                row.grow([own.get(row.request_id) for own in logits], has_paths=self.paths)
             active = [row for row in active if row.frontier]
             logits = self._read_level(active)
             active = [row for row in active if row.frontier]
-        return [row.finish() for row in rows]
+        return [
+            Draft(row.tree.finish(), tuple(tuple(one.paths) for one in row.read), error=row.error)
+            for row in rows
+        ]
 
     def observe(
         self,
@@ -152,6 +148,20 @@ class EnsembleDrafter(PieceReader[States]):
     def _unread(self) -> States:
         return ((),) * len(self.models)
 
+    def _row(self, context: Context, plan: DraftPlan, draws: Draws) -> "_Row":
+        rules, tree = self.rules or context.rules, GrowingTree(context.token_ids[-1])
+        models, depth = tuple(range(len(self.models))), plan.depth(self.depth)
+        return _Row(
+            context=context,
+            tree=tree,
+            draws=draws,
+            rules=rules if self.top_k is None else rules.within_top(self.top_k),
+            depth=depth,
+            num_nodes=plan.nodes(self.num_nodes),
+            read=[ReadNodes(tree) for _ in models],
+            frontier={0: models} if depth > 0 else {},
+        )
+
     def _read_level(self, rows: Sequence["_Row"]) -> Sequence[Mapping[int, Tensor]]:
         """Return the logits of every model at the frontiers, and stop unreadable requests.
 
@@ -165,16 +175,17 @@ class EnsembleDrafter(PieceReader[States]):
             for row in rows:
                 self._read_alone(row, logits)
         for row in rows:
-            if row.frontier:
-                row.note_read()
+            for index, read in enumerate(row.read):
+                if nodes := row.nodes_of(index):
+                    read.note(nodes)
         return logits
 
     def _read_alone(self, row: "_Row", logits: Sequence[dict[int, Tensor]]) -> None:
         try:
-            for index, model in enumerate(self.models):
-                model.commit({row.context.request_id: ()})
-                for block in row.read[index].blocks:
-                    model.extend({row.context.request_id: block})
+            for model, read in zip(self.models, row.read, strict=True):
+                model.commit({row.request_id: ()})
+                for block in read.blocks:
+                    model.extend({row.request_id: block})
             for known, own in zip(logits, self._extend([row]), strict=True):
                 known.update(own)
         except Exception as error:  # noqa: BLE001  see above
@@ -184,7 +195,7 @@ class EnsembleDrafter(PieceReader[States]):
         found: list[dict[int, Tensor]] = []
         for index, model in enumerate(self.models):
             wanted = {
-                row.context.request_id: row.read[index].block(nodes)
+                row.request_id: row.read[index].block(nodes)
                 for row in rows
                 if (nodes := row.nodes_of(index))
             }
@@ -192,62 +203,56 @@ class EnsembleDrafter(PieceReader[States]):
         return found
 
 
+@dataclass(slots=True, kw_only=True)
 class _Row:
     """One request while its tree grows.
 
     Args:
-        ensemble: The drafter.
         context: The request.
-        plan: The limits of the round.
-        draws: The request's randomness.
-
-    Attributes:
-        frontier: Nodes whose children are drawn next, each with its models.
+        tree: Its tree.
+        draws: Its randomness.
+        rules: How logits become draft laws.
+        depth: Deepest node.
+        num_nodes: Most drafted nodes.
         read: By model, the nodes that it has read.
+        frontier: Nodes whose children are drawn next, each with its models.
+        error: Why the frontier could not be read, if so.
     """
 
-    def __init__(
-        self, ensemble: EnsembleDrafter, context: Context, plan: DraftPlan, draws: Draws
-    ) -> None:
-        self.context, self.tree = context, GrowingTree(context.token_ids[-1])
-        self._draws, self._has_paths = draws, ensemble.paths
-        rules, top_k = ensemble.rules or context.rules, ensemble.top_k
-        self._rules = rules if top_k is None else rules.within_top(top_k)
-        self._depth, self._num_nodes = plan.depth(ensemble.depth), plan.nodes(ensemble.num_nodes)
-        self._everyone = tuple(range(len(ensemble.models)))
-        self.frontier = {0: self._everyone} if self._depth > 0 else {}
-        self.read = [ReadNodes(self.tree) for _ in self._everyone]
-        self.error: Exception | None = None
+    context: Context
+    tree: GrowingTree
+    draws: Draws
+    rules: SamplingRules
+    depth: int
+    num_nodes: int
+    read: list[ReadNodes]
+    frontier: dict[int, tuple[int, ...]]
+    error: Exception | None = None
 
-    def grow(self, logits: Sequence[Float[Tensor, "nodes vocab"] | None]) -> None:
+    @property
+    def request_id(self) -> int:
+        return self.context.request_id
+
+    def grow(
+        self, logits: Sequence[Float[Tensor, "nodes vocab"] | None], *, has_paths: bool
+    ) -> None:
         """Draw a level, given every model's logits at those nodes of the frontier where it draws."""
-        drawn_by: dict[int, tuple[int, ...]] = {}
-        room, laws_at = self._num_nodes - (self.tree.num_nodes - 1), dict[int, dict[int, Law]]()
+        everyone = tuple(range(len(self.read)))
+        room, laws_at = self.num_nodes - (self.tree.num_nodes - 1), dict[int, dict[int, Law]]()
         for node, laws in self._laws(logits).items():
             room -= len(laws)  # equal draws must not decide whether another node has candidates
             if room < 0:
                 break
             laws_at[node] = laws
         self.tree.grow_level(
-            {node: Independent(tuple(laws.values())) for node, laws in laws_at.items()}, self._draws
+            {node: Independent(tuple(laws.values())) for node, laws in laws_at.items()}, self.draws
         )
-        for node, laws in laws_at.items():
-            for index, child in zip(laws, self.tree.candidates(node), strict=True):
-                drawn_by[child] = (*drawn_by.get(child, ()), index)
-        if self.tree.depths[-1] == self._depth:
-            drawn_by = {}
-        self.frontier = drawn_by if self._has_paths else dict.fromkeys(drawn_by, self._everyone)
-
-    def note_read(self) -> None:
-        """Remember that the models have read the frontier."""
-        for index, read in enumerate(self.read):
-            if nodes := self.nodes_of(index):
-                read.note(nodes)
-
-    def finish(self) -> Draft[States]:
-        """Return the finished tree, and the nodes that the models have read."""
-        read = tuple(tuple(one.paths) for one in self.read)
-        return Draft(self.tree.finish(), read, error=self.error)
+        self.frontier = {}
+        if self.tree.depths[-1] < self.depth:
+            for node, laws in laws_at.items():
+                for index, child in zip(laws, self.tree.candidates(node), strict=True):
+                    drawn_by = (*self.frontier.get(child, ()), index)
+                    self.frontier[child] = drawn_by if has_paths else everyone
 
     def nodes_of(self, index: int) -> list[int]:
         """Return the nodes of the frontier below which a model draws."""
@@ -259,13 +264,11 @@ class _Row:
         """Return the draft laws at each node of the frontier; nodes without a law are left out."""
         laws: dict[int, dict[int, Law]] = {node: {} for node in self.frontier}
         for index, own in enumerate(logits):
-            nodes = self.nodes_of(index)
-            for node, law in zip(
-                nodes, [] if own is None else laws_from_logits(own, self._rules), strict=True
-            ):
+            found = [] if own is None else laws_from_logits(own, self.rules)
+            for node, law in zip(self.nodes_of(index), found, strict=True):
                 if law is None:
                     # The model skips this node, which does not depend on draws below it.
-                    name = f"draft model {index + 1}, request {self.context.request_id}"
+                    name = f"draft model {index + 1}, request {self.request_id}"
                     warnings.warn(
                         f"{name}: logits are not finite; it drafts nothing here", stacklevel=2
                     )

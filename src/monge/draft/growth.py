@@ -3,8 +3,7 @@
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
@@ -17,30 +16,9 @@ from monge.core.law import renamed
 from monge.core.model import NodeBlock
 from monge.core.proposal import Deterministic
 from monge.core.sampling_rules import SamplingRules, laws_from_logits
-from monge.core.tree import GrowingTree, TokenTree
+from monge.core.tree import GrowingTree
 from monge.draft.base import Capabilities, Draft, State
 from monge.draft.tree.base import TreeBuilder, TreeLimits
-
-Value = TypeVar("Value")
-
-
-def draft_rules(
-    builder: TreeBuilder, own: SamplingRules, rules: SamplingRules | None, top_k: int | None
-) -> SamplingRules:
-    """Return the rules that turn logits into draft laws.
-
-    Trees of the most probable tokens draw nothing and only rank, so they are built from the law at
-    temperature 1: a greedy request's law ranks one token.
-
-    Args:
-        builder: Shapes the tree.
-        own: The rules of the request.
-        rules: The rules of the drafter; `None` takes the request's own.
-        top_k: Most tokens of a draft law; `None` for no limit.
-    """
-    only_ranks = builder.limits.proposes == {Deterministic}
-    rules = rules or (SamplingRules() if only_ranks else own)
-    return rules if top_k is None else rules.within_top(top_k)
 
 
 def check_top_k(top_k: int | None) -> None:
@@ -62,11 +40,10 @@ def tree_capabilities(limits: TreeLimits, **more: Any) -> Capabilities:
         limits: The limits of its tree builder.
         **more: Further fields of `Capabilities`; `max_depth` may only lower the builder's.
     """
-    depth = more.pop("max_depth", None)
     return Capabilities(
         proposes=limits.proposes,
         max_width=limits.max_width,
-        max_depth=limits.max_depth if depth is None else min(limits.max_depth, depth),
+        max_depth=min(limits.max_depth, more.pop("max_depth", None) or limits.max_depth),
         needs_trees=limits.max_width > 1,
         **more,
     )
@@ -123,8 +100,7 @@ class TreeExpansion:
         frontier: Nodes whose children are drawn next.
         read: The nodes that the network has read.
         error: Why the network could not read some drawn nodes, if so; see `expand_trees`.
-        token_probs: Draft probability of each candidate, by its path of tokens, if the plan has a
-            `min_token_prob`.
+        token_probs: See `Draft.token_probs`.
     """
 
     context: Context
@@ -161,24 +137,24 @@ class TreeExpansion:
 
     def grow(self, logits: Float[Tensor, "nodes some"]) -> None:
         """Draw the children of the frontier, given its logits, and set the next frontier."""
-        nodes, laws, finite = [], [], []
-        for row, (node, law) in enumerate(
-            zip(self.frontier, laws_from_logits(logits, self.rules), strict=True)
-        ):
-            if law is None:
-                # The node gets no candidates, which does not depend on draws below it.
-                text = f"{self.network}, request {self.request_id}: logits are not finite; drafting stops here"
-                warnings.warn(text, stacklevel=2)
-            else:
-                nodes.append(node)
-                laws.append(law if self.draft_ids is None else renamed(law, self.draft_ids))
-                finite.append(row)
-        if not nodes:
+        laws = dict(zip(self.frontier, laws_from_logits(logits, self.rules), strict=True))
+        finite = {node: law for node, law in laws.items() if law is not None}
+        if len(finite) < len(laws):
+            # These nodes get no candidates, which does not depend on draws below them.
+            text = f"{self.network}, request {self.request_id}: logits are not finite; drafting stops here"
+            warnings.warn(text, stacklevel=2)
+            logits = logits[[row for row, node in enumerate(laws) if node in finite]]
+        if not finite:
             self.frontier = ()
             return
-        self.frontier = tuple(self.builder.expand(self.tree, nodes, laws, self.plan, self.draws))
+        if (ids := self.draft_ids) is not None:
+            finite = {node: renamed(law, ids) for node, law in finite.items()}
+        nodes = list(finite)
+        self.frontier = tuple(
+            self.builder.expand(self.tree, nodes, list(finite.values()), self.plan, self.draws)
+        )
         if (least := self.plan.min_token_prob) is not None:
-            probs = self._child_probs(nodes, logits[finite])
+            probs = self._child_probs(nodes, logits)
             for child, prob in probs.items():
                 path = tuple(self.tree.token_ids[node] for node in self.tree.path(child))
                 self.token_probs[path] = prob
@@ -189,25 +165,19 @@ class TreeExpansion:
         self, nodes: Sequence[int], logits: Float[Tensor, "nodes some"]
     ) -> dict[int, float]:
         """Return the probability of each child of the nodes at temperature 1."""
-        tree, row_of = self.tree, {node: row for row, node in enumerate(nodes)}
-        last = range(tree.depths.index(tree.depths[-1]), len(tree.depths))
-        children = [child for child in last if tree.parents[child] in row_of]
-        if not children:
+        row_of = {
+            child: row for row, node in enumerate(nodes) for child in self.tree.candidates(node)
+        }
+        if not row_of:
             return {}
+        token_ids = [self.tree.token_ids[child] for child in row_of]
         rows, tokens = (
             torch.tensor(values).to(logits.device, non_blocking=True)
-            for values in (
-                [row_of[tree.parents[child]] for child in children],
-                [tree.token_ids[child] for child in children],
-            )
+            for values in (list(row_of.values()), token_ids)
         )
         if self.draft_ids is not None:
             tokens = torch.searchsorted(self.draft_ids, tokens)
-        return dict(zip(children, logits.softmax(dim=-1)[rows, tokens].tolist(), strict=True))
-
-    def finish(self) -> TokenTree:
-        """Return the finished tree."""
-        return self.builder.finish(self.tree, self.plan)
+        return dict(zip(row_of, logits.softmax(dim=-1)[rows, tokens].tolist(), strict=True))
 
     def draft(self, state: State) -> Draft[State]:
         """Return the draft with the finished tree.
@@ -215,7 +185,8 @@ class TreeExpansion:
         Args:
             state: The drafter's state after drawing it.
         """
-        return Draft(self.finish(), state, self.token_probs, error=self.error)
+        tree = self.builder.finish(self.tree, self.plan)
+        return Draft(tree, state, self.token_probs, error=self.error)
 
 
 def expansions(
@@ -229,17 +200,33 @@ def expansions(
     network: str,
     draft_ids: Int64[Tensor, " some"] | None = None,
 ) -> list[TreeExpansion]:
-    """Return the unexpanded tree of every request; see `draft_rules` and `TreeExpansion`."""
+    """Return the unexpanded tree of every request; see `TreeExpansion`.
+
+    Trees of the most probable tokens draw nothing and only rank, so they are built from the law at
+    temperature 1: a greedy request's law ranks one token.
+
+    Args:
+        contexts: The requests.
+        plans: Their limits.
+        draws: Their randomness.
+        tree: Shapes the trees.
+        rules: How logits become draft laws; `None` takes the request's own rules.
+        top_k: Most tokens of a draft law; `None` for no limit.
+        network: Name of the network, for warnings.
+        draft_ids: See `TreeExpansion`.
+    """
     rows: list[TreeExpansion] = []
     for context, plan, own in zip(contexts, plans, draws, strict=True):
         builder = tree.under(context.rules)
+        only_ranks = builder.limits.proposes == {Deterministic}
+        used = rules or (SamplingRules() if only_ranks else context.rules)
         rows.append(
             TreeExpansion(
                 context=context,
                 plan=plan,
                 draws=own,
                 builder=builder,
-                rules=draft_rules(builder, context.rules, rules, top_k),
+                rules=used if top_k is None else used.within_top(top_k),
                 network=network,
                 draft_ids=draft_ids,
             )
@@ -263,7 +250,10 @@ class LevelForward:
 
     def read(self, rows: Sequence[TreeExpansion]) -> Mapping[int, Float[Tensor, "nodes some"]]:
         """Read the frontiers of these requests and return their logits."""
-        return self.extend({row.request_id: row.read.block(row.frontier) for row in rows})
+        logits = self.extend({row.request_id: row.read.block(row.frontier) for row in rows})
+        for row in rows:
+            row.read.note(row.frontier)
+        return logits
 
     def restore(self, row: TreeExpansion) -> None:
         """Return the network to what a request had read before a failed `read`."""
@@ -304,12 +294,13 @@ def expand_trees(
 def _read(rows: Sequence[TreeExpansion], forward: LevelForward) -> Mapping[int, Tensor]:
     """Return the logits at the frontiers, and reduce the frontiers to nodes that could be read."""
     whole = [row for row in rows if row.error is None]
-    found = _tried(lambda: forward.read(whole)) if whole else {}
-    known = {} if isinstance(found, Exception) else dict(found)
+    known: dict[int, Tensor] = {}
+    try:
+        known.update(forward.read(whole) if whole else {})
+    except Exception:  # noqa: BLE001  the drawn tokens are kept, and each request is read alone
+        known.clear()
     for row in rows:
-        if row.request_id in known:
-            row.read.note(row.frontier)
-        elif (logits := _read_alone(row, forward)) is not None:
+        if row.request_id not in known and (logits := _read_alone(row, forward)) is not None:
             known[row.request_id] = logits
     return known
 
@@ -317,24 +308,19 @@ def _read(rows: Sequence[TreeExpansion], forward: LevelForward) -> Mapping[int, 
 def _read_alone(row: TreeExpansion, forward: LevelForward) -> Tensor | None:
     """Read the frontier of one request after a forward has raised: as a level, else node by node."""
     if row.error is None:
-        logits = _tried(partial(_read_level, row, forward))
-        if not isinstance(logits, Exception):
-            return logits
-        row.error = logits
+        try:
+            forward.restore(row)
+            return forward.read([row])[row.request_id]
+        except Exception as error:  # noqa: BLE001  the drawn tokens are kept
+            row.error = error
     found: dict[int, Tensor] = {}
     for node in row.frontier:
-        logits = _tried(partial(_read_path, row, node, forward))
-        if not isinstance(logits, Exception):
-            found[node] = logits
+        try:
+            found[node] = _read_path(row, node, forward)
+        except Exception:  # noqa: BLE001  this node gets no candidates
+            continue
     row.frontier = tuple(found)
     return torch.cat(list(found.values())) if found else None
-
-
-def _read_level(row: TreeExpansion, forward: LevelForward) -> Tensor:
-    forward.restore(row)
-    logits = forward.read([row])[row.request_id]
-    row.read.note(row.frontier)
-    return logits
 
 
 def _read_path(row: TreeExpansion, node: int, forward: LevelForward) -> Tensor:
@@ -345,17 +331,9 @@ def _read_path(row: TreeExpansion, node: int, forward: LevelForward) -> Tensor:
     """
     row.read = ReadNodes(row.tree)
     forward.restore(row)
-    logits = None
-    for above in row.tree.path(node):
+    *path, last = row.tree.path(node)
+    for above in path:
         row.frontier = (above,)
-        logits = forward.read([row])[row.request_id]
-        row.read.note(row.frontier)
-    assert logits is not None, "the root is read with the text"
-    return logits
-
-
-def _tried(work: Callable[[], Value]) -> Value | Exception:
-    try:
-        return work()
-    except Exception as error:  # noqa: BLE001  the drawn tokens are kept
-        return error
+        forward.read([row])
+    row.frontier = (last,)
+    return forward.read([row])[row.request_id]

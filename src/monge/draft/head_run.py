@@ -120,8 +120,8 @@ class RunDrafter(Drafter[tuple[Pairs, ...]]):
         states: The target's hidden states that it reads.
         declared: Capabilities.
         tree: Shape of the tree and how children are drawn.
-        rules: See `draft_rules`.
-        top_k: See `draft_rules`.
+        rules: See `expansions`.
+        top_k: See `expansions`.
         network: Name of the head, for warnings.
         draft_ids: The tokens that its logits are about, ascending; `None` for all of the target's.
         only_last: Whether it reads the last hidden state only.

@@ -122,7 +122,7 @@ def open_texts(model: SequenceModel, contexts: Sequence[Context]) -> None:
 
 
 def append_texts(model: SequenceModel, contexts: Sequence[Context]) -> None:
-    """Read what is new in prompts of open requests, but for the last token."""
+    """Read the new prompt tokens of open requests, except the last token of each context."""
     texts = {context.request_id: context.token_ids[:-1] for context in contexts}
     model.append({request: text[model.length(request) :] for request, text in texts.items()})
 
@@ -155,15 +155,7 @@ def commit_accepted(
     read: Sequence[ReadPaths],
     verdicts: Sequence[Verdict],
 ) -> None:
-    """Commit the accepted paths among the nodes that a network has read, and drop the others.
-
-    Args:
-        model: The network.
-        contexts: The requests.
-        drafts: Their drafts.
-        read: What it has read of each.
-        verdicts: The verdicts.
-    """
+    """Commit the accepted paths among the nodes that a network has read, and drop the others."""
     slots: dict[int, list[int]] = {}
     for context, draft, paths, verdict in zip(contexts, drafts, read, verdicts, strict=True):
         slot_of = {path: slot for slot, path in enumerate(paths)}

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.tree import TokenTree, root_only
-from monge.core.verdict import Verdict
-from monge.draft.base import Capabilities, Draft, ModelFreeDrafter, model_free
+from monge.draft.base import Capabilities, ModelFreeDrafter, model_free
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +21,3 @@ class NoDrafter(ModelFreeDrafter[None]):
 
     def tree(self, context: Context, state: None, plan: DraftPlan, draws: Draws) -> TokenTree:
         return root_only(context.token_ids[-1])
-
-    def follow(self, context: Context, draft: Draft[None], verdict: Verdict) -> None:
-        return None

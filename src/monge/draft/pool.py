@@ -1,7 +1,7 @@
 """Several drafters, of which each round of a request uses one."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from monge.core.context import Context, DraftPlan
@@ -34,19 +34,19 @@ class ShadowDraft:
 
     def result(self, text: Sequence[int]) -> CounterfactualDraft | None:
         """Return what of the tree the text followed, or `None` if a longer text may follow more."""
-        node, factors = 0, list[float]()
+        tree, node, factors = self.tree, 0, list[float]()
         for token in text[self.position :]:
-            children = {self.tree.token_ids[child]: child for child in self.tree.candidates[node]}
+            children = {tree.token_ids[child]: child for child in tree.candidates[node]}
             if not children or factors[-1:] == [0.0]:
                 break
-            factors.append(1.0 if token in children else 0.0)
+            factors.append(float(token in children))
             node = children.get(token, node)
-        if self.tree.candidates[node] and factors[-1:] != [0.0]:
+        if tree.candidates[node] and factors[-1:] != [0.0]:
             return None
         return CounterfactualDraft(
             drafter=self.drafter,
             position=self.position,
-            num_nodes=self.tree.num_nodes - 1,
+            num_nodes=tree.num_nodes - 1,
             factors=tuple(factors),
         )
 
@@ -68,26 +68,6 @@ class PoolState:
     draft: Draft[Any] | None = None
     shadows: tuple[ShadowDraft, ...] = ()
     counterfactuals: tuple[CounterfactualDraft, ...] = ()
-
-    def own_draft(self, index: int, tree: TokenTree) -> Draft[Any]:
-        """Return the draft of a drafter, with the tree of the drafter that was used."""
-        if self.draft is not None and self.chosen == index:
-            return self.draft
-        return Draft(tree, self.states[index])
-
-    def after(self, states: Sequence[Any], text: Sequence[int]) -> "PoolState":
-        """Return the state after a commit; a round's shadow drafts are reported together."""
-        results = [(one, one.result(text)) for one in self.shadows]
-        first_open = min((one.position for one, found in results if found is None), default=None)
-        shadows, counterfactuals = list[ShadowDraft](), list[CounterfactualDraft]()
-        for one, found in results:
-            if found is not None and (first_open is None or one.position < first_open):
-                counterfactuals.append(found)
-            else:
-                shadows.append(one)
-        return PoolState(
-            tuple(states), shadows=tuple(shadows), counterfactuals=tuple(counterfactuals)
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,29 +152,23 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         return state.counterfactuals
 
     def open(self, contexts: Sequence[Context]) -> Sequence[PoolState]:
-        states: list[list[Any]] = [[None] * len(self._all) for _ in contexts]
         for context in contexts:
             self._opened[context.request_id] = set()
+        rows = [(context, list[Any]([None] * len(self._all))) for context in contexts]
         # Model-free drafters need whole prompts: chunked prompts open them at the first draft.
-        whole = [
-            (context, own)
-            for context, own in zip(contexts, states, strict=True)
-            if len(context.token_ids) >= context.num_prompt_tokens
-        ]
+        whole = [row for row in rows if len(row[0].token_ids) >= row[0].num_prompt_tokens]
+        readers = self._readers
         for index in range(len(self._all)):
-            if index == self._reader:
-                self._open(index, list(zip(contexts, states, strict=True)))
-            elif not self._reads_in_chunks(index):
-                self._open(index, whole)
-        return [PoolState(tuple(own)) for own in states]
+            if index not in readers[1:]:
+                self._open(index, rows if index in readers else whole)
+        return [PoolState(tuple(states)) for _, states in rows]
 
     def read(self, contexts: Sequence[Context]) -> None:
-        index = self._reader
-        if index is None or (reader := piece_reader(self._all[index])) is None:
-            return
-        contexts = [one for one in contexts if self._fits(index, one)]
-        if contexts:
-            reader.read(contexts)
+        for index in self._readers[:1]:
+            reader = piece_reader(self._all[index])
+            fitting = [context for context in contexts if self._fits(index, context)]
+            if reader is not None and fitting:
+                reader.read(fitting)
 
     def draft(
         self,
@@ -203,49 +177,41 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         plans: Sequence[DraftPlan],
         draws: Sequence[Draws],
     ) -> Sequence[Draft[PoolState]]:
-        known = [list(state.states) for state in states]
-        named = [self._named(context, plan) for context, plan in zip(contexts, plans, strict=True)]
+        rows, known = range(len(contexts)), [list(state.states) for state in states]
+        named = [self._named(contexts[row], plans[row]) for row in rows]
         # Before anything is drawn, so that an error of a model-free drafter costs no drawn tree.
         shadows = [
-            self._shadows(context, own, plan)
-            for context, own, plan in zip(contexts, known, plans, strict=True)
+            self._shadows(contexts[row], known[row]) if plans[row].drafter is not None else ()
+            for row in rows
         ]
         chosen: dict[int, tuple[int, Draft[Any]]] = {}
         for index, drafter in enumerate(self._all):
-            own_plans = [
-                self._own_plan(index, context, plan)
-                for context, plan in zip(contexts, plans, strict=True)
-            ]
-            rows = [
-                row
-                for row, plan in enumerate(own_plans)
-                if row not in chosen
-                and named[row] in (None, index)
-                and plan.depth(1) > 0
-                and plan.nodes(1) > 0
-            ]
-            if not rows:
+            free = [row for row in rows if row not in chosen and named[row] in {None, index}]
+            own = {row: self._own_plan(index, contexts[row], plans[row]) for row in free}
+            own = {row: plan for row, plan in own.items() if plan.nodes(plan.depth(1)) > 0}
+            if not own:
                 continue
-            self._open(index, [(contexts[row], known[row]) for row in rows])
+            self._open(index, [(contexts[row], known[row]) for row in own])
             proposed = drafter.draft(
-                [contexts[row] for row in rows],
-                [known[row][index] for row in rows],
-                [own_plans[row] for row in rows],
-                [draws[row] for row in rows],
+                [contexts[row] for row in own],
+                [known[row][index] for row in own],
+                list(own.values()),
+                [draws[row] for row in own],
             )
-            for row, draft in zip(rows, proposed, strict=True):
+            for row, draft in zip(own, proposed, strict=True):
                 # Model-free candidates are not random, so a small tree drops no draw.
                 least = self._least_nodes(index) if named[row] is None else 1
                 if draft.tree.num_nodes > least or draft.error is not None:
                     chosen[row] = index, draft
-        return [
-            self._joined(
-                contexts[row],
-                PoolState(tuple(known[row]), shadows=(*states[row].shadows, *shadows[row])),
-                chosen.get(row, (named[row], None)),
-            )
-            for row in range(len(contexts))
-        ]
+        drafts: list[Draft[PoolState]] = []
+        for row, context in enumerate(contexts):
+            nothing: Draft[Any] = Draft(root_only(context.token_ids[-1]), None)
+            index, draft = chosen.get(row, (named[row], None))
+            waiting = (*states[row].shadows, *shadows[row])
+            state = PoolState(tuple(known[row]), index, draft, waiting)
+            name = None if index is None else tuple(self.drafters)[index]
+            drafts.append(replace(draft or nothing, state=state, drafter=name))
+        return drafts
 
     def observe(
         self,
@@ -261,13 +227,13 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
             if rows:
                 new = drafter.observe(
                     [contexts[row] for row in rows],
-                    [drafts[row].state.own_draft(index, drafts[row].tree) for row in rows],
+                    [_own_draft(drafts[row], index) for row in rows],
                     [verdicts[row] for row in rows],
                 )
                 for row, state in zip(rows, new, strict=True):
                     states[row][index] = state
         return [
-            draft.state.after(own, context.token_ids)
+            _settled(tuple(own), draft.state.shadows, context.token_ids)
             for context, draft, own in zip(contexts, drafts, states, strict=True)
         ]
 
@@ -275,15 +241,14 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         for index in self._opened.pop(context.request_id, set()):
             self._all[index].close(context)
 
-    def _reads_in_chunks(self, index: int) -> bool:
-        return self._can[index].runs_network and piece_reader(self._all[index]) is not None
-
     @property
-    def _reader(self) -> int | None:
-        """Index of the first drafter whose network reads prompts in chunks."""
-        return next(
-            (index for index in range(len(self._all)) if self._reads_in_chunks(index)), None
-        )
+    def _readers(self) -> list[int]:
+        """Indices of the drafters whose networks read prompts in chunks."""
+        return [
+            index
+            for index, (own, can) in enumerate(zip(self._all, self._can, strict=True))
+            if can.runs_network and piece_reader(own) is not None
+        ]
 
     def _named(self, context: Context, plan: DraftPlan) -> int | None:
         """Return the drafter that a plan names, unless its context has ended."""
@@ -309,33 +274,18 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         own = plan if can.runs_network or plan.drafter is not None else plan.for_model_free
         return own.reaching(len(context.token_ids), can.max_length)
 
-    def _joined(
-        self, context: Context, state: PoolState, used: tuple[int | None, Draft[Any] | None]
-    ) -> Draft[PoolState]:
-        """Return the draft of the pool from the drafter that was named or used, and its draft."""
-        index, draft = used
-        name = None if index is None else tuple(self.drafters)[index]
-        if draft is None:
-            return Draft(root_only(context.token_ids[-1]), state, drafter=name)
-        state = PoolState(state.states, index, draft, state.shadows)
-        return Draft(draft.tree, state, draft.token_probs, name, draft.error)
-
-    def _shadows(
-        self, context: Context, states: list[Any], plan: DraftPlan
-    ) -> tuple[ShadowDraft, ...]:
-        """Return the shadow drafts of all model-free drafters if the plan names a drafter."""
+    def _shadows(self, context: Context, states: list[Any]) -> tuple[ShadowDraft, ...]:
+        """Return the shadow drafts of all model-free drafters."""
         shadows: list[ShadowDraft] = []
-        for index, name in enumerate(self.drafters if plan.drafter is not None else ()):
+        for index, (name, drafter) in enumerate(self.drafters.items()):
             if not self._can[index].runs_network:
                 self._open(index, [(context, states)])
-                (draft,) = self._all[index].draft(
-                    [context], [states[index]], [DraftPlan()], [_NO_DRAWS]
-                )
+                (draft,) = drafter.draft([context], [states[index]], [DraftPlan()], [_NO_DRAWS])
                 shadows.append(ShadowDraft(name, len(context.token_ids), draft.tree))
         return tuple(shadows)
 
     def _open(self, index: int, rows: Sequence[tuple[Context, list[Any]]]) -> None:
-        """Open a drafter for new requests, and note their states."""
+        """Open a drafter for requests that are new to it, and note their states."""
         new = [
             (context, states)
             for context, states in rows
@@ -348,6 +298,29 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         opened = self._all[index].open([context for context, _ in new])
         for (_, states), state in zip(new, opened, strict=True):
             states[index] = state
+
+
+def _own_draft(draft: Draft[PoolState], index: int) -> Draft[Any]:
+    """Return the draft of a drafter, with the tree of the drafter that was used."""
+    state = draft.state
+    if state.draft is not None and state.chosen == index:
+        return state.draft
+    return Draft(draft.tree, state.states[index])
+
+
+def _settled(
+    states: tuple[Any, ...], shadows: Sequence[ShadowDraft], text: Sequence[int]
+) -> PoolState:
+    """Return the state after a commit; a round's shadow drafts are reported together."""
+    results = [(one, one.result(text)) for one in shadows]
+    first_open = min((one.position for one, found in results if found is None), default=len(text))
+    return PoolState(
+        states,
+        shadows=tuple(one for one in shadows if one.position >= first_open),
+        counterfactuals=tuple(
+            found for one, found in results if found is not None and one.position < first_open
+        ),
+    )
 
 
 def _largest(limits: Iterable[int | None]) -> int | None:

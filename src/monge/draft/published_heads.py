@@ -34,11 +34,8 @@ class HeadDrafter(DelegatingDrafter[tuple[Pairs, ...]]):
         head: The head, its folder, or the file of its tensors.
         target: The target, which must show its hidden states and keeps those that the head reads.
         tree: Shape of the tree and how children are drawn.
-        rules: Sampling rules of the draft law; `None` drafts under the request's own. Trees of the
-            most probable tokens draw nothing and only rank, so they are built from the law at
-            temperature 1.
-        top_k: Draft from this number of the head's most probable tokens, renormalised; the declared
-            law is the truncated one.
+        rules: See `ModelDrafter`.
+        top_k: See `ModelDrafter`.
 
     Raises:
         OptionError: If no head is given, the target shows no hidden states, or the head is for

@@ -9,13 +9,13 @@ from monge.core.errors import OptionError
 from monge.core.model import ForeignModel, SequenceModel
 from monge.core.proposal import Deterministic
 from monge.core.tree import fixed_chain
-from monge.draft.base import Capabilities, Draft, StatelessDrafter
+from monge.draft.base import Capabilities, Draft, Drafter
 from monge.draft.model import open_texts, read_text
 from monge.draft.tree.base import check_sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RetokenizeDrafter(StatelessDrafter):
+class RetokenizeDrafter(Drafter[None]):
     """Let a draft model with another tokenizer continue the text greedily, and propose that text in the target's tokens.
 
     Unlike `model` across vocabularies, it can propose tokens that only the target has. The
@@ -40,9 +40,7 @@ class RetokenizeDrafter(StatelessDrafter):
 
     def __post_init__(self) -> None:
         check_sizes(
-            "retokenize",
-            num_own_tokens=self.num_own_tokens,
-            num_draft_tokens=self.num_draft_tokens,
+            "retokenize", num_own_tokens=self.num_own_tokens, num_draft_tokens=self.num_draft_tokens
         )
         if not isinstance(self.model, ForeignModel):
             raise OptionError(

@@ -7,17 +7,16 @@ from typing import Final
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from monge.core.model import FeatureModel, Forward, ModuleHost, NodeBlock, SequenceModel
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.base import DelegatingDrafter
 from monge.draft.growth import check_top_k, tree_capabilities
 from monge.draft.head_run import HeadRun, Pairs, RunDrafter, TargetEnds, check_shows_states
-from monge.draft.tree.base import TreeBuilder
+from monge.draft.tree.base import ByRequest, TreeBuilder
 from monge.draft.tree.best_first import BestFirst
-from monge.draft.tree.by_request import ByRequest
-from monge.draft.tree.chain import Chain
+from monge.draft.tree.fixed_width import Chain
 from monge.heads.shape.checkpoint import built_in_head, load_head
 from monge.heads.shape.head import FirstStep, LaterStep, ShapeHead
 
@@ -40,11 +39,8 @@ class ShapeDrafter(DelegatingDrafter[tuple[Pairs, ...]]):
             default the three most probable tokens for greedy requests and a chain of two for
             sampled ones, since every further level costs what the first one does and is reached
             less often.
-        rules: Sampling rules of the draft law; `None` drafts under the request's own. Trees of the
-            most probable tokens draw nothing and only rank, so they are built from the law at
-            temperature 1.
-        top_k: Draft from this number of the head's most probable tokens, renormalised; the declared
-            law is the truncated one.
+        rules: See `ModelDrafter`.
+        top_k: See `ModelDrafter`.
 
     Raises:
         OptionError: If the target shows no hidden states, or the head is for another one.
@@ -192,18 +188,15 @@ class ShapeRun(HeadRun[_Text]):
 def _programs(head: ShapeHead, target: FeatureModel) -> tuple[Forward, ...]:
     """Return the head's steps, run by the target's backend where it runs more than the target."""
     state, first = head.probe[:1], FirstStep(head).eval()
+    later = [LaterStep(head, number).eval() for number in range(2, head.predictor.num_steps + 1)]
     if not isinstance(target, ModuleHost):
-        return first, *_later(head)
+        return first, *later
     with torch.inference_mode():
         start, _ = first(state, state)
     return (
         target.module_program(first, [state, state]),
-        *(target.module_program(step, [start, state, state]) for step in _later(head)),
+        *(target.module_program(step, [start, state, state]) for step in later),
     )
-
-
-def _later(head: ShapeHead) -> list[nn.Module]:
-    return [LaterStep(head, number).eval() for number in range(2, head.predictor.num_steps + 1)]
 
 
 def _known(tensor: Tensor | None) -> Tensor:

@@ -1,17 +1,128 @@
 """Suffix decoding: propose a tree of the most frequent continuations of the last tokens."""
 
 import math
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+from typing import Final
 
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
-from monge.core.proposal import Deterministic
-from monge.core.tree import GrowingTree, TokenTree
+from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, ModelFreeDrafter, model_free
-from monge.draft.suffix_index import Continuations, Limits, SuffixIndex
 from monge.draft.tree.base import check_sizes
+from monge.draft.tree_of_paths import Path, tree_of_paths
+
+_MOST_OCCURRENCES: Final = 256
+"""Most recent occurrences used per match; it bounds the time in text that repeats itself."""
+_END: Final = -1
+"""Separates texts; no token has this id, so no match crosses it."""
+
+
+class SuffixIndex:
+    """An index of texts for matches of their last tokens, without a suffix tree; it drops the oldest texts first.
+
+    Args:
+        max_tokens: Most tokens kept; `None` for all.
+    """
+
+    def __init__(self, max_tokens: int | None = None) -> None:
+        self._tokens: list[int] = []
+        self._occurrences: dict[int, deque[int]] = {}
+        self._first = 0  # tokens before this position are dropped
+        self._max_tokens = max_tokens
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Append to the current text."""
+        for token in token_ids:
+            places = self._occurrences.setdefault(token, deque(maxlen=_MOST_OCCURRENCES))
+            places.append(len(self._tokens))
+            self._tokens.append(token)
+
+    def end_text(self) -> None:
+        """Start another text, and drop the oldest ones beyond the limit."""
+        self._tokens.append(_END)
+        if self._max_tokens is None:
+            return
+        while len(self) > self._max_tokens:
+            self._first = self._tokens.index(_END, self._first) + 1
+        # Renumbering costs as much as was forgotten since the last time.
+        if self._first > self._max_tokens:
+            kept, self._first = self._tokens[self._first :], 0
+            self._tokens, self._occurrences = [], {}
+            self.extend(kept)
+            self._occurrences.pop(_END, None)
+
+    def __len__(self) -> int:
+        return len(self._tokens) - self._first
+
+    def matches(self, ending: Sequence[int], max_match: int) -> list[tuple[int, list[int]]]:
+        """Return the match lengths, longest first, each with the positions after its occurrences.
+
+        A shorter length is listed only if it occurs more often than the longer one.
+        """
+        tokens, first = self._tokens, self._first
+        found: list[tuple[int, list[int]]] = []
+        places = [place + 1 for place in reversed(self._occurrences.get(ending[-1], ()))]
+        places = [
+            place for place in places if first < place < len(tokens) and tokens[place] != _END
+        ]
+        for length in range(1, min(max_match, len(ending)) + 1):
+            if length > 1:
+                before = ending[-length]
+                places = [p for p in places if p - length >= first and tokens[p - length] == before]
+            if not places:
+                break
+            if found and len(found[-1][1]) == len(places):
+                found.pop()
+            found.append((length, places))
+        return found[::-1]
+
+    def continuations(
+        self, places: Sequence[int], *, num_nodes: int, depth: int, width: int, min_share: float
+    ) -> dict[Path, float]:
+        """Return the most frequent continuations at some positions, best first, ties by recency.
+
+        Every path comes after its beginnings.
+
+        Args:
+            places: Positions after the occurrences.
+            num_nodes: Most paths.
+            depth: Longest path.
+            width: Most continuations of a path.
+            min_share: Smallest share of the occurrences that a path must follow.
+
+        Returns:
+            The share of the occurrences that follow each path.
+        """
+        shares: dict[Path, float] = {}
+        order = count()
+        queue: list[tuple[float, int, Path, list[int]]] = []  # -share, order, path, places after
+
+        def look(at: Sequence[int], path: Path) -> None:
+            following: dict[int, list[int]] = {}
+            for place in at:
+                if place < len(self._tokens) and self._tokens[place] != _END:
+                    following.setdefault(self._tokens[place], []).append(place + 1)
+            # Stable: recent ones first.
+            likeliest = sorted(following.items(), key=lambda item: -len(item[1]))[:width]
+            for token, after in likeliest:
+                share = len(after) / len(places)
+                heappush(queue, (-share, next(order), (*path, token), after))
+
+        look(places, ())
+        while queue and len(shares) < num_nodes:
+            share, _, path, after = heappop(queue)
+            if -share < min_share:
+                break
+            shares[path] = -share
+            if len(path) < depth:
+                look(after, path)
+        return shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +131,8 @@ class SuffixDrafter(ModelFreeDrafter[SuffixIndex]):
 
     Each match length proposes a tree. Its nodes are continuations, best first by their share of the
     occurrences, at most `nodes_per_token` for every matched token. The tree with the largest sum of
-    shares is drafted. The
-    candidates are a function of committed text (`Deterministic`).
+    shares is drafted: its expected accepted tokens, if the text continues like a random earlier
+    occurrence. The candidates are a function of committed text (`Deterministic`).
 
     Args:
         num_nodes: Most drafted nodes.
@@ -82,7 +193,23 @@ class SuffixDrafter(ModelFreeDrafter[SuffixIndex]):
     def tree(
         self, context: Context, state: SuffixIndex, plan: DraftPlan, draws: Draws
     ) -> TokenTree:
-        return _tree(context.token_ids[-1], self._best(context, state, plan), draws)
+        ending = context.token_ids[-self.max_match :]
+        num_nodes, depth = plan.nodes(self.num_nodes), plan.depth(self.depth)
+        trees = [
+            index.continuations(
+                places,
+                num_nodes=min(num_nodes, math.ceil(self.nodes_per_token * length)),
+                depth=depth,
+                width=self.width,
+                min_share=self.min_share,
+            )
+            for index in (state, self._history)
+            for length, places in index.matches(ending, self.max_match)
+        ]
+        best = max(trees, key=lambda shares: math.fsum(shares.values()), default={})
+        return tree_of_paths(
+            context.token_ids[-1], best, num_nodes=num_nodes, depth=depth, draws=draws
+        )
 
     def follow(self, context: Context, draft: Draft[SuffixIndex], verdict: Verdict) -> SuffixIndex:
         draft.state.extend(context.token_ids[len(draft.state) :])
@@ -92,36 +219,3 @@ class SuffixDrafter(ModelFreeDrafter[SuffixIndex]):
         if self.max_history > 0:
             self._history.extend(context.token_ids)
             self._history.end_text()
-
-    def _best(self, context: Context, state: SuffixIndex, plan: DraftPlan) -> Continuations:
-        ending = context.token_ids[-self.max_match :]
-        budget, depth = plan.nodes(self.num_nodes), plan.depth(self.depth)
-        trees = [
-            index.continuations(places, self._limits(length, budget, depth))
-            for index in (state, self._history)
-            for length, places in index.matches(ending, self.max_match)
-        ]
-        return max(trees, key=lambda tree: tree.score, default=Continuations())
-
-    def _limits(self, matched: int, budget: int, depth: int) -> Limits:
-        earned = math.ceil(self.nodes_per_token * matched)
-        return Limits(
-            num_nodes=min(budget, earned) if depth > 0 else 0,
-            depth=depth,
-            width=self.width,
-            min_share=float(self.min_share),
-        )
-
-
-def _tree(root: int, best: Continuations, draws: Draws) -> TokenTree:
-    tree, node_of = GrowingTree(root), {-1: 0}
-    children: dict[int, list[int]] = {}
-    for position, parent in enumerate(best.parents):
-        children.setdefault(parent, []).append(position)
-    # Parents first: a position is listed after its parent.
-    for parent, positions in children.items():
-        tokens = tuple(best.token_ids[position] for position in positions)
-        node_of.update(
-            zip(positions, tree.grow(node_of[parent], Deterministic(tokens), draws), strict=True)
-        )
-    return tree.finish()

@@ -10,7 +10,7 @@ from monge.core.tree import GrowingTree, TokenTree
 from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, ModelFreeDrafter, model_free
 from monge.draft.tree.base import check_sizes
-from monge.draft.tree.sequoia_shape import Shape, best_shape, check_acceptance
+from monge.draft.tree.sequoia import Shape, best_shape, check_acceptance
 
 
 class SuccessorTable:

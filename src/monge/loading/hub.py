@@ -1,7 +1,4 @@
-"""Names of models on the Hugging Face hub: a wrong one is refused at once, before the host asks for it again and again.
-
-Imports neither torch nor transformers.
-"""
+"""Names of models on the Hugging Face hub, refused after one question. Imports no torch."""
 
 import difflib
 from collections.abc import Collection
@@ -46,7 +43,7 @@ def check_model_name(name: str, known: Collection[str] = ()) -> None:
 
 
 def nearest(name: str | Path, known: Collection[str] = ()) -> str:
-    """The nearest of known names and of the files beside a path, as a question for messages, or nothing."""
+    """Return a question with the nearest of known names and of files beside a path, or ""."""
     path = Path(name).expanduser()
     beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
     near = difflib.get_close_matches(path.name, [*known, *beside], n=1, cutoff=0.7)
@@ -74,14 +71,13 @@ def _ask_hub(name: str) -> None:
     except EntryNotFoundError:
         return
     except Exception as error:  # every version of the client has its own errors of the network
-        said = f"the hub cannot be asked: {' '.join(str(error).split()) or type(error).__name__}"
-        known = (
-            (HFValidationError, "the hub has no such names: they are NAME or OWNER/NAME"),
-            (GatedRepoError, "the hub gives it only to accounts that asked for it; set HF_TOKEN"),
-            (
-                RepositoryNotFoundError,
-                "the hub has no model of that name, or a private one that needs HF_TOKEN",
-            ),
-        )
-        reason = next((reason for kind, reason in known if isinstance(error, kind)), said)
+        if isinstance(error, HFValidationError):
+            reason = "the hub has no such names: they are NAME or OWNER/NAME"
+        elif isinstance(error, GatedRepoError):
+            reason = "the hub gives it only to accounts that asked for it; set HF_TOKEN"
+        elif isinstance(error, RepositoryNotFoundError):
+            reason = "the hub has no model of that name, or a private one that needs HF_TOKEN"
+        else:
+            text = " ".join(str(error).split()) or type(error).__name__
+            reason = f"the hub cannot be asked: {text}"
         raise ModelLoadError(reason) from error

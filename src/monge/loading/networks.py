@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
+from safetensors import SafetensorError
+from torch.distributed.tensor import DTensor
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MULTIMODAL_LM_MAPPING,
@@ -26,14 +28,15 @@ from monge.core.errors import (
 )
 from monge.core.model import SequenceModel
 from monge.core.words import counted
-from monge.engine.models.cross_tokenizer import CrossTokenizerModel
+from monge.engine.models.cross_tokenizer import (
+    CrossTokenizerModel,
+    ResizedVocabulary,
+    map_vocabulary,
+)
 from monge.engine.models.forward_program import make_programs
-from monge.engine.models.resized_vocabulary import ResizedVocabulary
-from monge.engine.models.vocabulary_mapping import map_vocabulary
 from monge.engine.notices import waiting
 from monge.loading.hub import check_model_name, nearest
-from monge.loading.sharding import is_sharded
-from monge.loading.sources import NAMED, resolve, tokenizer_obstacle
+from monge.loading.sources import NAMED, no_tokenizer_reason, resolve
 
 DTYPES: Final = ("float32", "float16", "bfloat16", "float64")
 """Types of weights by name."""
@@ -50,7 +53,7 @@ class AdaptedModel(Protocol):
 
 
 def unwrapped(source: Any) -> Any:
-    """The network of an `AdaptedModel`, with its adapters; anything else as it is.
+    """Return the network of an `AdaptedModel`, with its adapters; anything else unchanged.
 
     Raises:
         UnsupportedModelError: If the adapter is not inside the network, as learned prompts are not.
@@ -81,17 +84,17 @@ def load_network(
     trust_remote_code: bool = False,
     tensor_parallel: int | None = None,
 ) -> PreTrainedModel:
-    """A causal language model in evaluation mode.
+    """Load a causal language model in evaluation mode.
 
     Args:
         source: A loaded model (returned as it is), a folder, a GGUF file, `smollm2`, or a name that
             `transformers` resolves.
         dtype: Type of the weights; `auto` takes that of the checkpoint.
-        device: Where to put it; `None` leaves it on the CPU.
+        device: Device of the weights; `None` leaves them on the CPU.
         attention: `eager`, `sdpa` or `flex_attention`; `None` takes the network's own default.
         trust_remote_code: Run code that comes with the checkpoint.
-        tensor_parallel: Over how many processes its weights are spread, all of which call this at
-            the same time.
+        tensor_parallel: Number of processes that share the weights; all of them call this at the
+            same time.
 
     Raises:
         ModelLoadError: If the checkpoint is missing, incomplete or unreadable, or cannot be spread.
@@ -102,7 +105,8 @@ def load_network(
         return source.eval()
     source = resolve(source)
     _check_folder(source)
-    _check_dtype(dtype)
+    if isinstance(dtype, str) and dtype not in ("auto", *DTYPES):
+        raise unknown_name("dtype", dtype, ("auto", *DTYPES))
     device = None if device is None else usable_device(device)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if attention is not None:
@@ -111,51 +115,47 @@ def load_network(
         options["distributed_config"] = DistributedConfig(tp_size=tensor_parallel)
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+        kind = _class_for(config, source)
         size = sum(file.stat().st_size for file in Path(source).glob("*.safetensors"))
-        options |= {"dtype": dtype, "output_loading_info": True}
         with waiting(f"reading {Path(source).name}", size / _BYTES_PER_S or None):
-            loaded: Any = (
-                (None, {})
-                if config.is_encoder_decoder
-                else _auto_class(config).from_pretrained(source, **options)
+            model, info = kind.from_pretrained(
+                source, dtype=dtype, output_loading_info=True, **options
             )
-        model, info = loaded
-    except (OSError, ValueError, RuntimeError, KeyError, _safetensors_error()) as error:
+    except UnsupportedModelError:
+        raise
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         raise ModelLoadError(
             f"cannot load a model from {str(source)!r}: {type(error).__name__}: {error}"
         ) from error
-    if model is None:
-        raise UnsupportedModelError(
-            f"{source}: {config.model_type} is an encoder-decoder; a decoder-only model is needed"
-        )
     missing = sorted(info["missing_keys"])
     if missing:
         raise ModelLoadError(
             f"{str(source)!r} lacks {counted(len(missing), 'weight')} of a {type(model).__name__}, "
-            f"{missing[0]} among them; fetch it "
-            "again, or, if it is a head, give it to the drafter: head('folder')"
+            f"{missing[0]} among them; fetch it again, or, if it is a head, give it to the "
+            "drafter: head('folder')"
         )
     if device is not None:
         torch.nn.Module.to(model, device)
     return model.eval()
 
 
-def _auto_class(config: Any) -> Any:
-    """The class of `transformers` that reads a checkpoint.
-
-    Vision-language models are read whole where they have no class for text alone.
-    """
-    kind = type(config)
-    if kind in MODEL_FOR_MULTIMODAL_LM_MAPPING and kind not in MODEL_FOR_CAUSAL_LM_MAPPING:
+def _class_for(config: Any, source: str | Path) -> Any:
+    if config.is_encoder_decoder:
+        raise UnsupportedModelError(
+            f"{source}: {config.model_type} is an encoder-decoder; a decoder-only model is needed"
+        )
+    # Vision-language models are read whole if they have no class for text alone.
+    has_text_class = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    if type(config) in MODEL_FOR_MULTIMODAL_LM_MAPPING and not has_text_class:
         return AutoModelForMultimodalLM
     return AutoModelForCausalLM
 
 
 def usable_device(device: str | torch.device) -> torch.device:
-    """A device that this build of torch knows and this machine has.
+    """Return a device that this build of torch knows and this machine has.
 
     Raises:
-        OptionError: If it is none.
+        OptionError: If there is none of that name.
     """
     try:
         return torch.empty(0, device=device).device
@@ -165,22 +165,17 @@ def usable_device(device: str | torch.device) -> torch.device:
         ) from error
 
 
-def _check_dtype(dtype: str | torch.dtype) -> None:
-    if isinstance(dtype, str) and dtype not in ("auto", *DTYPES):
-        raise unknown_name("dtype", dtype, ("auto", *DTYPES))
-
-
 def load_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> Any:
-    """The tokenizer beside a checkpoint.
+    """Load the tokenizer beside a checkpoint.
 
     Raises:
         ModelLoadError: If there is none or it cannot be read.
     """
     source = resolve(source)
     _check_folder(source)
-    if (obstacle := tokenizer_obstacle(source)) is not None:
+    if (reason := no_tokenizer_reason(source)) is not None:
         raise ModelLoadError(
-            f"the tokenizer in {source} could not be rebuilt ({obstacle}); give one: tokenizer=..."
+            f"the tokenizer in {source} could not be rebuilt ({reason}); give one: tokenizer=..."
         )
     try:
         return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
@@ -190,29 +185,31 @@ def load_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> An
         ) from error
 
 
+def is_sharded(network: PreTrainedModel) -> bool:
+    """Return whether weights are spread over processes, so that a forward takes all of them."""
+    return any(isinstance(weight, DTensor) for weight in network.parameters())
+
+
 def as_sequence_model(
     network: PreTrainedModel, *, backend: str | Backend = "eager"
 ) -> SequenceModel:
-    """The network behind the interface of the loop: trees where it can read them, chains otherwise.
+    """Return the network as a model that reads trees where it can, and chains otherwise.
 
     Args:
         network: A causal language model in evaluation mode.
-        backend: How it runs, one of `BACKENDS`. What it cannot run here runs eagerly, with a
-            warning that says why.
+        backend: One of `BACKENDS`. Parts that it cannot run here run eagerly, with a warning that
+            says why.
 
     Raises:
         OptionError: If there is no such backend.
-        BackendError: If it is not installed, or cannot run this network with the weights that were
-            asked for.
-        UnsupportedModelError: If the network's weights lie in several processes, and the backend is
-            not made for that.
+        BackendError: If it is not installed, or cannot run this network with these weights.
+        UnsupportedModelError: If the network is sharded, and the backend does not support that.
     """
     chosen = BACKENDS.parse(backend) if isinstance(backend, str) else backend
     if is_sharded(network) and not chosen.reads_shards:
         raise UnsupportedModelError(
             f"the weights of this {type(network).__name__} lie in several processes, which must "
-            "agree on every token; "
-            "load it with monge.distributed.tensor_parallel (--tensor-parallel)"
+            "agree on every token; load it with monge.distributed.tensor_parallel (--tensor-parallel)"
         )
     return chosen.sequence_model(network)
 
@@ -226,93 +223,72 @@ def as_draft_model(
     backend: str | Backend = "eager",
     cross_tokenizer: bool = False,
 ) -> SequenceModel:
-    """The draft model, in the target's vocabulary.
+    """Return the draft model, in the target's vocabulary.
 
     Args:
         network: The draft network.
         target: The target.
         tokenizer: The draft model's tokenizer, if known.
         target_tokenizer: The target's, if known.
-        backend: How it runs.
-        cross_tokenizer: Whether a draft model with another tokenizer is seen through the target's
-            tokens.
+        backend: Backend of the draft network.
+        cross_tokenizer: Accept a draft model with another tokenizer, and translate its tokens.
 
     Raises:
-        VocabularyMismatchError: If tokens differ and that was not asked for, or none is shared; or
+        VocabularyMismatchError: If tokens differ without `cross_tokenizer`, or none is shared; or
             if sizes differ and the tokenizers do not prove that only padding does.
         UnsupportedModelError: If the draft model cannot take tokens back.
     """
     model = as_sequence_model(network, backend=backend)
     if model.no_draft_reason is not None:
         raise UnsupportedModelError(f"the draft model cannot draft: {model.no_draft_reason}")
-    known = tokenizer is not None and target_tokenizer is not None
+    found = [one.get_vocab() for one in (tokenizer, target_tokenizer) if one is not None]
+    known = len(found) == 2
+    ours, theirs = found if known else ({}, {})
     if cross_tokenizer and not known:
         raise VocabularyMismatchError(
             "cross_tokenizer needs both tokenizers; load target and draft model from folders or "
             "names"
         )
-    if cross_tokenizer and _vocabulary(tokenizer) != _vocabulary(target_tokenizer):
-        make_programs((model,))  # what is around it knows nothing of them
+    if cross_tokenizer and ours != theirs:
+        make_programs((model,))  # the model around it does not pass them on
         mapping = map_vocabulary(target_tokenizer, tokenizer, target.vocab_size, model.vocab_size)
         return CrossTokenizerModel(model, mapping, tokenizer, target_tokenizer)
-    if known:
-        _check_same_tokens(tokenizer, target_tokenizer)
+    if ours != theirs:
+        both = ours.keys() | theirs.keys()
+        differing = sorted(token for token in both if ours.get(token) != theirs.get(token))
+        raise VocabularyMismatchError(
+            f"draft model and target use different tokenizers: {len(differing)} of {len(both)} "
+            f"tokens differ, for example {differing[0]!r}; a draft model must share the target's "
+            "tokenizer, or be loaded with cross_tokenizer=True (--cross-tokenizer)"
+        )
     if model.vocab_size == target.vocab_size:
         return model
     if not known:
         raise VocabularyMismatchError(
             f"the draft model has {model.vocab_size} tokens, the target {target.vocab_size}; if "
-            "only padding differs, load "
-            "both from folders with their tokenizers, so that this can be checked"
+            "only padding differs, load both from folders with their tokenizers, so that this can "
+            "be checked"
         )
     make_programs((model,))
     return ResizedVocabulary(model, target.vocab_size)
 
 
-def _check_same_tokens(tokenizer: Any, target_tokenizer: Any) -> None:
-    ours, theirs = _vocabulary(tokenizer), _vocabulary(target_tokenizer)
-    if ours == theirs:
-        return
-    differing = sorted(
-        token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token)
-    )
-    raise VocabularyMismatchError(
-        f"draft model and target use different tokenizers: {len(differing)} of "
-        f"{len(ours | theirs)} tokens differ, for example "
-        f"{differing[0]!r}; a draft model must share the target's tokenizer, or be loaded with "
-        "cross_tokenizer=True "
-        "(--cross-tokenizer)"
-    )
-
-
-def _vocabulary(tokenizer: Any) -> dict[str, int]:
-    return tokenizer.get_vocab()
-
-
 def _check_folder(source: str | Path) -> None:
-    path = Path(source)
-    looks_local = (
-        isinstance(source, Path) or str(source).startswith((".", "/", "~")) or path.exists()
-    )
-    if looks_local and path.expanduser().is_file():
+    path = Path(source).expanduser()
+    is_local = isinstance(source, Path) or str(source).startswith((".", "/", "~"))
+    if not (is_local or path.exists()):
+        check_model_name(str(source), NAMED)
+    elif path.is_file():
         raise ModelLoadError(
             f"{str(source)!r} is a file; give the folder of a checkpoint (config.json and "
             "weights), or a *.gguf file"
         )
-    if looks_local and not path.expanduser().is_dir():
+    elif not path.is_dir():
         raise ModelLoadError(
             f"no folder {str(source)!r}{nearest(source)}; give the folder of a checkpoint "
             "(config.json and weights)"
         )
-    if not looks_local:
-        check_model_name(str(source), NAMED)
-    if looks_local and not (path.expanduser() / "config.json").is_file():
+    elif not (path / "config.json").is_file():
         raise ModelLoadError(
             f"{str(source)!r} has no config.json; is it the folder of a checkpoint?"
         )
-
-
-def _safetensors_error() -> type[Exception]:
-    from safetensors import SafetensorError
-
-    return SafetensorError

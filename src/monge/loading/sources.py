@@ -1,7 +1,4 @@
-"""From what a user names to a folder that `transformers` reads.
-
-GGUF files and models from the package registry.
-"""
+"""GGUF files and models by name, converted to folders that `transformers` reads."""
 
 import hashlib
 import json
@@ -93,7 +90,7 @@ NAMED: Final = {
 
 
 def resolve(source: str | Path) -> str | Path:
-    """What `transformers` can load for a source.
+    """Return a source that `transformers` can load.
 
     A GGUF file is converted once: its weights are dequantised and kept with its tokenizer in the
     cache folder (`$MONGE_CACHE`), each tensor in the narrowest type that holds it exactly.
@@ -126,7 +123,7 @@ def resolve(source: str | Path) -> str | Path:
 
 
 def obstacle(name: str) -> str | None:
-    """Why a model of `NAMED` cannot be loaded here, and what to do, if it cannot."""
+    """Return why a model of `NAMED` cannot be loaded here, and what to do, or `None`."""
     try:
         NAMED[name].path()
         require("gguf", name)
@@ -135,8 +132,8 @@ def obstacle(name: str) -> str | None:
     return None
 
 
-def tokenizer_obstacle(folder: str | Path) -> str | None:
-    """Why the tokenizer of a converted GGUF file could not be rebuilt, if it could not."""
+def no_tokenizer_reason(folder: str | Path) -> str | None:
+    """Return why the tokenizer of a converted GGUF file could not be rebuilt, or `None`."""
     note = Path(folder) / _NO_TOKENIZER
     return note.read_text(encoding="utf-8") if note.is_file() else None
 
@@ -145,7 +142,11 @@ def _converted(path: Path) -> Path:
     folder = cache_folder() / "gguf" / f"{path.stem}-{_digest(path)}"
     if (folder / "config.json").is_file():
         return folder
-    _check_readable(path)
+    with path.open("rb") as file:
+        magic = file.read(4)
+    if magic != b"GGUF":
+        raise ModelLoadError(f"{str(path)!r} is no GGUF file: it starts with {magic!r}")
+    require("gguf", f"reading {path.name}")
     size = path.stat().st_size
     notify(
         f"reading {path.name} ({size / 1e6:.0f} MB) and writing its dequantised weights to "
@@ -153,7 +154,7 @@ def _converted(path: Path) -> Path:
     )
     began = time.perf_counter()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Whoever reads at the same time finds all of it or nothing.
+    # Another process that reads at the same time finds the whole folder or none.
     with (
         waiting(f"reading {path.name}", size / _BYTES_PER_S),
         tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing-") as temporary,
@@ -169,10 +170,7 @@ def _converted(path: Path) -> Path:
 
 
 def _digest(path: Path) -> str:
-    """A name for the contents, from blocks spread over the file.
-
-    A file of many gigabytes is not read whole at every start.
-    """
+    """Return a name for the contents, from blocks spread over the file, which may be huge."""
     size = path.stat().st_size
     found = hashlib.sha256(f"{_FORMAT} {size}".encode())
     with path.open("rb") as file:
@@ -182,22 +180,13 @@ def _digest(path: Path) -> str:
     return found.hexdigest()[:16]
 
 
-def _check_readable(path: Path) -> None:
-    with path.open("rb") as file:
-        magic = file.read(4)
-    if magic != b"GGUF":
-        raise ModelLoadError(f"{str(path)!r} is no GGUF file: it starts with {magic!r}")
-    require("gguf", f"reading {path.name}")
-
-
 def _write(path: Path, folder: Path) -> None:
     fields, num_weights = _header(path)
     needed, free = 4 * num_weights, shutil.disk_usage(folder).free
     if needed > free:
         raise ModelLoadError(
             f"{path.name}: its weights take up to {needed / 1e9:.1f} GB, and {folder.parent} has "
-            f"{free / 1e9:.1f} GB; "
-            "make room, or set MONGE_CACHE to another folder"
+            f"{free / 1e9:.1f} GB; make room, or set MONGE_CACHE to another folder"
         )
     network = _dequantised(path)
     for weights in network.parameters():
@@ -221,7 +210,7 @@ def _write(path: Path, folder: Path) -> None:
 
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:
-    """The fields of a file that say how texts begin and end, and how many weights it has."""
+    """Return the fields about the beginning and the end of texts, and the number of weights."""
     from gguf import GGUFReader
 
     try:
@@ -253,10 +242,7 @@ def _dequantised(path: Path) -> PreTrainedModel:
 
 
 def _set_ends(network: PreTrainedModel, fields: dict[str, Any]) -> None:
-    """Let tokens that end a turn end a text.
-
-    Chat models write those, and GGUF files name them apart.
-    """
+    """Let tokens that end a turn, which GGUF files name apart, end a text."""
     config = network.generation_config
     named = [int(fields[name]) for name in _END_OF_TURN if name in fields]
     if config is None or not named:
@@ -267,10 +253,7 @@ def _set_ends(network: PreTrainedModel, fields: dict[str, Any]) -> None:
 
 
 def _start_chats_with_bos(tokenizer: Any) -> None:
-    """Let the chat template write BOS where it does not, as engines that read GGUF files do.
-
-    Templates of checkpoints write it themselves, so nobody adds it later.
-    """
+    """Let the chat template write BOS where it does not, as engines that read GGUF files do."""
     template, start = tokenizer.chat_template, tokenizer.bos_token
     if not isinstance(template, str) or start is None:
         return

@@ -17,7 +17,6 @@ from monge.plugins.transformers_generate import speculate
 NAME: Final = "monge"
 """Name of the model: `--model monge`."""
 
-
 require("lm-eval", "the lm-eval model")
 _Hf: Any = import_module("lm_eval.models.huggingface").HFLM
 
@@ -64,24 +63,21 @@ class MongeLM(_Hf):
                 f"model 'monge' decodes decoder-only models; lm-eval took {str(pretrained)!r} for "
                 f"{self.backend!r}"
             )
-        draft = None if draft_model is None else self._draft_of(draft_model, settings)
-        self._speculation = {
+        draft = None
+        if draft_model is not None:
+            trust = bool(settings.get("trust_remote_code", False))
+            draft = load_network(
+                draft_model, dtype=self.model.dtype, device=self.device, trust_remote_code=trust
+            )
+        self._speculation = parts | {
             "custom_generate": speculate,
             "draft_model": draft,
             "seed": seed,
-            **parts,
         }
-        _check(self.model, draft, parts)
-
-    def _draft_of(
-        self, source: str | Path | PreTrainedModel, settings: dict[str, Any]
-    ) -> PreTrainedModel:
-        return load_network(
-            source,
-            dtype=self.model.dtype,
-            device=self.device,
-            trust_remote_code=bool(settings.get("trust_remote_code", False)),
-        )
+        # Incompatible parts are refused before the first batch.
+        target = as_sequence_model(self.model)
+        drafts = () if draft is None else (as_draft_model(draft, target),)
+        make_components(target, *drafts, **{"controller": None} | parts)
 
     def _model_generate(
         self, context: torch.Tensor, max_length: int, stop: list[str], **settings: Any
@@ -92,19 +88,10 @@ class MongeLM(_Hf):
         )
 
 
-def _check(target: PreTrainedModel, draft: PreTrainedModel | None, named: dict[str, Any]) -> None:
-    """Refuse incompatible parts before the first batch."""
-    model = as_sequence_model(target)
-    parts: dict[str, Any] = {"controller": None} | named
-    make_components(model, None if draft is None else as_draft_model(draft, model), **parts)
-
-
 def register() -> None:
     """Register the model with lm-eval, which reads no entry points."""
     registry = import_module("lm_eval.api.registry").model_registry
-    import_module(
-        "lm_eval.models"
-    )  # fills the registry, which it does only as long as that is empty
+    import_module("lm_eval.models")  # fills the registry, but only an empty one
     if NAME not in registry:
         registry.register(NAME, target=MongeLM)
 

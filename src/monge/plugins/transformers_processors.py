@@ -1,13 +1,8 @@
-"""Logits processors of `transformers`, applied per row.
-
-Each node of a tree is processed with the text of its row.
-"""
+"""Logits processors of `transformers`, applied to each node of a tree with the text of its row."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -19,15 +14,12 @@ from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.engine.processors import Processor, Stateless, check_scores, check_shared, name_of
 
-_REFUSED: Final[Mapping[type[LogitsProcessor], str]] = MappingProxyType(
-    {
-        known.UnbatchedClassifierFreeGuidanceLogitsProcessor: "runs a model of its own along one "
-        "path",
-        known.ClassifierFreeGuidanceLogitsProcessor: "mixes the rows of a batch",
-        known.DiaClassifierFreeGuidanceLogitsProcessor: "mixes the rows of a batch",
-        known.WhisperNoSpeechDetection: "runs a model of its own",
-    }
-)
+_REFUSED: Final[Mapping[type[LogitsProcessor], str]] = {
+    known.UnbatchedClassifierFreeGuidanceLogitsProcessor: "runs a model of its own along one path",
+    known.ClassifierFreeGuidanceLogitsProcessor: "mixes the rows of a batch",
+    known.DiaClassifierFreeGuidanceLogitsProcessor: "mixes the rows of a batch",
+    known.WhisperNoSpeechDetection: "runs a model of its own",
+}
 _FUNCTIONS: Final = frozenset(
     {
         known.EncoderNoRepeatNGramLogitsProcessor,
@@ -116,20 +108,16 @@ def row_processors(
         if type(processor) in _FUNCTIONS:
             made.append(Stateless(RowProcessor(_of_row(processor, row, batch_size), padding)))
         else:
-            _check(processor)
+            for kind, reason in _REFUSED.items():
+                if isinstance(processor, kind):
+                    raise OptionError(
+                        f"speculate: {type(processor).__name__} {reason}; use generate without "
+                        "custom_generate"
+                    )
             made.append(RowProcessor(processor, padding, row, batch_size))
     if batch_size > 1:
         check_shared(made)
     return tuple(made)
-
-
-def _check(processor: Any) -> None:
-    for kind, reason in _REFUSED.items():
-        if isinstance(processor, kind):
-            raise OptionError(
-                f"speculate: {type(processor).__name__} {reason}; use generate "
-                "without custom_generate"
-            )
 
 
 def draft_rules(processors: Sequence[Any]) -> SamplingRules:
@@ -151,40 +139,21 @@ def draft_rules(processors: Sequence[Any]) -> SamplingRules:
 
 
 def _of_row(processor: Any, row: int, batch_size: int) -> Any:
-    """A processor for one row, which it treats as row `row` of the batch."""
-    if isinstance(processor, known.PrefixConstrainedLogitsProcessor):
+    """Return a copy for one row, which it treats as row `row` of the batch."""
+    own: Any = copy.copy(processor)
+    if isinstance(own, known.PrefixConstrainedLogitsProcessor):
         # It passes the number of the prompt, of which its beams are the rows.
-        prompt = row // processor._num_beams
-        return known.PrefixConstrainedLogitsProcessor(
-            partial(_allowed, processor._prefix_allowed_tokens_fn, prompt), 1
-        )
-    if isinstance(processor, known.RepetitionPenaltyLogitsProcessor):
-        ignored = processor.prompt_ignore_length
-        return _with(
-            processor,
-            prompt_ignore_length=ignored[row : row + 1] if isinstance(ignored, Tensor) else ignored,
-        )
-    if isinstance(processor, known.EncoderRepetitionPenaltyLogitsProcessor):
-        prompt = row * processor.encoder_input_ids.shape[0] // batch_size
-        return _with(processor, encoder_input_ids=processor.encoder_input_ids[prompt : prompt + 1])
-    if isinstance(processor, known.EncoderNoRepeatNGramLogitsProcessor):
-        prompt = row * processor.batch_size // batch_size
-        return _with(
-            processor,
-            batch_size=1,
-            generated_ngrams=processor.generated_ngrams[prompt : prompt + 1],
-        )
-    return processor
-
-
-def _allowed(
-    function: Callable[[int, Tensor], list[int]], prompt: int, _: int, token_ids: Tensor
-) -> list[int]:
-    return function(prompt, token_ids)
-
-
-def _with(processor: Any, **attributes: Any) -> Any:
-    changed = copy.copy(processor)
-    for name, value in attributes.items():
-        setattr(changed, name, value)
-    return changed
+        function, prompt = own._prefix_allowed_tokens_fn, row // own._num_beams
+        own._prefix_allowed_tokens_fn = lambda _, token_ids: function(prompt, token_ids)
+        own._num_beams = 1
+    elif isinstance(own, known.RepetitionPenaltyLogitsProcessor):
+        if isinstance(own.prompt_ignore_length, Tensor):
+            own.prompt_ignore_length = own.prompt_ignore_length[row : row + 1]
+    elif isinstance(own, known.EncoderRepetitionPenaltyLogitsProcessor):
+        prompts: Any = own.encoder_input_ids
+        prompt = row * len(prompts) // batch_size
+        own.encoder_input_ids = prompts[prompt : prompt + 1]
+    elif isinstance(own, known.EncoderNoRepeatNGramLogitsProcessor):
+        prompt = row * own.batch_size // batch_size
+        own.batch_size, own.generated_ngrams = 1, own.generated_ngrams[prompt : prompt + 1]
+    return own

@@ -5,7 +5,8 @@ the V2 runner has no such hook. vLLM verifies the tokens itself, as one chain pe
 one-hot draft laws: drafts change the speed only.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -16,22 +17,121 @@ from monge.core.context import Context, DraftPlan
 from monge.core.draws import RequestDraws
 from monge.core.errors import MongeError, OptionError, unknown_name
 from monge.core.sampling_rules import SamplingRules
-from monge.draft.base import AnyDrafter
+from monge.core.verdict import StepRecord, Verdict
+from monge.draft.base import AnyDrafter, Draft
 from monge.draft.by_name import drafters_in, make_drafter, options_of
-from monge.plugins.vllm_rows import HostRow, Rows
 
 SECTION: Final = "monge"
 """Our settings inside vLLM's `additional_config`."""
 DEFAULTS: Final[Mapping[str, str]] = {"drafter": "suffix(width=1)", "controller": "fsm"}
+PATIENCE: Final = 16
+"""Steps for which a request that is not scheduled is remembered: it waits, or has ended."""
 
+_TAIL: Final = 32
 _WORKING: Final = "ngram, suffix(width=1) and none work, alone or in a pool"
+
+
+@dataclass(slots=True, eq=False)
+class HostRow:
+    """One request, which the host identifies by its text alone.
+
+    Args:
+        context: Context for drafters.
+        draws: Randomness of the request.
+        text: Text by which it is recognised.
+        drafter_state: State of the drafter.
+        controller_state: State of the controller.
+        plan: Plan of the last step.
+        draft: Proposal of the last step.
+        last_step: Last step with this request.
+    """
+
+    context: Context
+    draws: RequestDraws
+    text: np.ndarray
+    drafter_state: Any
+    controller_state: Any
+    plan: DraftPlan = DraftPlan(max_depth=0)
+    draft: Draft[Any] | None = None
+    last_step: int = 0
+
+    @property
+    def draft_tokens(self) -> list[int]:
+        """The proposed chain."""
+        return [] if self.draft is None else list(self.draft.tree.token_ids[1:])
+
+    def commit(
+        self, token_ids: tuple[int, ...], *, batch_size: int
+    ) -> tuple[Draft[Any], Verdict, StepRecord]:
+        """Record the tokens that the host committed: accepted tokens, then its own token."""
+        draft = self.draft
+        assert draft is not None
+        drafted, room = self.draft_tokens, len(token_ids) - 1
+        accepted = 0  # the host may have cut the draft, so its length says nothing
+        while accepted < min(room, len(drafted)) and drafted[accepted] == token_ids[accepted]:
+            accepted += 1
+        kind = "bonus" if accepted == len(drafted) else "correction"
+        examined = (1,) * min(accepted + 1, len(drafted))
+        path = tuple(range(1, accepted + 1))
+        verdict = Verdict(path=path, next_token=token_ids[-1], next_kind=kind, examined=examined)
+        record = StepRecord(
+            plan=self.plan,
+            num_nodes=len(drafted),
+            depth=len(drafted),
+            num_accepted=accepted,
+            examined=examined,
+            next_kind=kind,
+            token_ids=token_ids,
+            batch_size=batch_size,
+            context_length=len(self.context.token_ids),
+            drafter=draft.drafter,
+        )
+        self.context = self.context.append(token_ids)
+        return draft, verdict, record
+
+
+class Rows:
+    """Recent requests by text: the host reorders rows between steps and passes no ids."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[tuple[int, bytes], list[HostRow]] = {}
+        self._step = 0
+
+    def put(self, row: HostRow) -> None:
+        """Store a row until its text has grown."""
+        row.last_step = self._step
+        self._waiting.setdefault(_key(row.text), []).append(row)
+
+    def take(self, text: np.ndarray) -> HostRow | None:
+        """Remove and return a row with this text. Rows with equal texts are interchangeable."""
+        found = self._waiting.get(_key(text), [])
+        for place, row in enumerate(found):
+            if np.array_equal(row.text, text):
+                return found.pop(place)
+        return None
+
+    def forgotten(self) -> Iterator[HostRow]:
+        """End the step; drop and return rows that have not been seen recently."""
+        self._step += 1
+        for key, rows in list(self._waiting.items()):
+            kept = [row for row in rows if self._step - row.last_step <= PATIENCE]
+            yield from (row for row in rows if row not in kept)
+            self._waiting[key] = kept
+            if not kept:
+                del self._waiting[key]
+
+    def __iter__(self) -> Iterator[HostRow]:
+        return (row for rows in self._waiting.values() for row in rows)
+
+
+def _key(text: np.ndarray) -> tuple[int, bytes]:
+    return len(text), text[-_TAIL:].tobytes()
 
 
 class Proposer:
     """Drafts for vLLM.
 
-    `--speculative-config '{"method": "custom_class", "model": "monge.plugins.vllm.Proposer",
-    ...}'`.
+    `--speculative-config '{"method": "custom_class", "model": "monge.plugins.vllm.Proposer", ...}'`
 
     Every request has its own window, up to vLLM's `num_speculative_tokens`: a drafter without
     matches proposes no tokens, and the controller shortens rejected drafts. Settings come in vLLM's
@@ -56,7 +156,7 @@ class Proposer:
         self._num_draft_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
         self._max_length = int(vllm_config.model_config.max_model_len)
         self._rows = Rows()
-        self._shared = SharedState()
+        self._shared, self._num_requests = SharedState(), 0
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Called by vLLM; there is no network to load."""
@@ -111,58 +211,50 @@ class Proposer:
                     "vllm: a row's text does not end with the tokens that it committed; this vLLM "
                     "is not supported"
                 )
-            row = self._rows.take(text[: -len(tokens)])
-            if row is None:
+            if (row := self._rows.take(text[: -len(tokens)])) is not None:
+                known.append((row, tokens))
+            else:
                 row = self._new_row(text)
                 new.append(row)
-            else:
-                known.append((row, tokens))
             row.text = text
             rows.append(row)
-        self._open(new)
-        self._learn(known)
+        if new:
+            states = self._drafter.open([row.context for row in new])
+            for row, state in zip(new, states, strict=True):
+                row.drafter_state = state
+        if known:
+            self._learn(known)
         return rows
 
     def _new_row(self, text: np.ndarray) -> HostRow:
-        token_ids = tuple(text.tolist())
-        number = self._rows.new_number()
+        token_ids, number = tuple(text.tolist()), self._num_requests
+        self._num_requests += 1
         context = Context(
             request_id=number,
             token_ids=token_ids,
             num_prompt_tokens=len(token_ids),
             rules=SamplingRules(),
         )
-        # No time and no counter in the seed: every rank of a tensor-parallel group has to draw
-        # alike.
-        return HostRow(
-            context, RequestDraws(len(token_ids)), text, None, self._controller.init(self._shared)
-        )
-
-    def _open(self, rows: Sequence[HostRow]) -> None:
-        if rows:
-            for row, state in zip(
-                rows, self._drafter.open([row.context for row in rows]), strict=True
-            ):
-                row.drafter_state = state
+        # No time and no counter in the seed: all ranks of a tensor-parallel group must draw alike.
+        draws = RequestDraws(len(token_ids))
+        return HostRow(context, draws, text, None, self._controller.init(self._shared))
 
     def _learn(self, rows: Sequence[tuple[HostRow, tuple[int, ...]]]) -> None:
-        if not rows:
-            return
-        outcomes = [row.commit(tokens, batch_size=len(rows)) for row, tokens in rows]
-        contexts, drafts = [row.context for row, _ in rows], [outcome.draft for outcome in outcomes]
-        states = self._drafter.observe(contexts, drafts, [outcome.verdict for outcome in outcomes])
-        for (row, _), outcome, state in zip(rows, outcomes, states, strict=True):
+        drafts, verdicts, records = zip(
+            *(row.commit(tokens, batch_size=len(rows)) for row, tokens in rows), strict=True
+        )
+        states = self._drafter.observe([row.context for row, _ in rows], drafts, verdicts)
+        for (row, _), record, state in zip(rows, records, states, strict=True):
             row.drafter_state = state
-            row.controller_state = self._controller.update(row.controller_state, outcome.record)
+            row.controller_state = self._controller.update(row.controller_state, record)
 
     def _draft(self, rows: Sequence[HostRow]) -> None:
         info = RoundInfo(context_lengths=tuple(len(row.text) for row in rows), batch_size=len(rows))
-        plans = self._controller.plan(
-            [row.controller_state for row in rows], info, [row.draws for row in rows]
-        )
+        draws = [row.draws for row in rows]
+        plans = self._controller.plan([row.controller_state for row in rows], info, draws)
         plans = [self._bounded(plan, len(row.text)) for row, plan in zip(rows, plans, strict=True)]
         contexts, states = [row.context for row in rows], [row.drafter_state for row in rows]
-        drafts = self._drafter.draft(contexts, states, plans, [row.draws for row in rows])
+        drafts = self._drafter.draft(contexts, states, plans, draws)
         for row, plan, draft in zip(rows, plans, drafts, strict=True):
             row.plan, row.draft = plan, draft
             self._rows.put(row)
@@ -170,12 +262,8 @@ class Proposer:
     def _bounded(self, plan: DraftPlan, length: int) -> DraftPlan:
         # A draft of n tokens commits up to n + 1, and a text at the model's length takes none.
         depth = min(plan.depth(self._num_draft_tokens), max(self._max_length - length - 1, 0))
-        return DraftPlan(
-            max_depth=depth,
-            max_nodes=min(plan.nodes(depth), depth),
-            min_token_prob=plan.min_token_prob,
-            drafter=plan.drafter,
-        )
+        nodes = min(plan.nodes(depth), depth)
+        return replace(plan, max_depth=depth, max_nodes=nodes, model_free_depth=None)
 
 
 def _settings(additional: Any) -> dict[str, str]:
@@ -205,17 +293,17 @@ def _drafter(text: str) -> AnyDrafter:
             f"target alone; {_WORKING}"
         )
     drafter = make_drafter(text, {})
-    can = drafter.capabilities
-    refusals = {
-        "reads the target's hidden states": can.reads_states,
-        "needs the target's most probable tokens, which vLLM does not pass on": can.num_successors
-        > 0,
-        "drafts trees, and vLLM verifies single chains; make it a chain, as in "
-        "suffix(width=1)": can.needs_trees,
-    }
-    for reason, is_so in refusals.items():
-        if is_so:
-            raise OptionError(f"vllm: drafter {text!r} {reason}; {_WORKING}")
+    can, reason = drafter.capabilities, None
+    if can.reads_states:
+        reason = "reads the target's hidden states"
+    elif can.num_successors > 0:
+        reason = "needs the target's most probable tokens, which vLLM does not pass on"
+    elif can.needs_trees:
+        reason = (
+            "drafts trees, and vLLM verifies single chains; make it a chain, as in suffix(width=1)"
+        )
+    if reason is not None:
+        raise OptionError(f"vllm: drafter {text!r} {reason}; {_WORKING}")
     return drafter
 
 
@@ -224,7 +312,6 @@ def _controller(text: str) -> AnyController:
     if Reads.LATENCY in controller.reads:
         raise OptionError(
             f"vllm: controller {text!r} reads clocks, which vLLM does not share and which differ "
-            "from rank to rank; "
-            "fixed, fsm, cached_fsm and transformers_heuristic work"
+            "from rank to rank; fixed, fsm, cached_fsm and transformers_heuristic work"
         )
     return controller

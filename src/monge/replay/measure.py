@@ -14,7 +14,7 @@ from monge.core.proposal import Deterministic
 from monge.core.sampling_rules import SamplingRules
 from monge.core.tree import GrowingTree
 from monge.core.verdict import StepRecord
-from monge.draft.base import Capabilities, Draft, StatelessDrafter
+from monge.draft.base import Capabilities, Draft, Drafter
 from monge.engine.clock import now
 from monge.engine.components import Components
 from monge.engine.loop import run_round
@@ -111,7 +111,7 @@ def measured_rounds(
 
 
 @dataclass(frozen=True, slots=True)
-class FillerDrafter(StatelessDrafter):
+class FillerDrafter(Drafter[None]):
     """Propose meaningless candidates, so that a round of any size can be timed.
 
     Args:
@@ -130,6 +130,9 @@ class FillerDrafter(StatelessDrafter):
             max_depth=self.max_depth,
             needs_trees=self.width > 1,
         )
+
+    def open(self, contexts: Sequence[Context]) -> Sequence[None]:
+        return [None] * len(contexts)
 
     def draft(
         self,

@@ -1,22 +1,93 @@
-"""Writes outputs as objects of the OpenAI API."""
+"""Writes outputs as objects of the OpenAI API, with log-probabilities in its two forms."""
 
+import json
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from http import HTTPStatus
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final
 
-from monge.serve.errors import ApiError, internal, refused
+from monge.engine.logprobs import TokenLogprob
+from monge.serve.errors import failure
 from monge.serve.generation import GenerationFinish, Output, Summary
-from monge.serve.logprobs import LogprobWriter
 from monge.serve.request_parser import ParsedRequest
-from monge.serve.token_text import TokenTexts
 
 FINISH: Final[dict[GenerationFinish, str]] = {"eos": "stop", "stop": "stop", "length": "length"}
 """Words of the API for the ends that are no errors."""
 
 _MS: Final = 1000.0
+_LOWEST: Final = -9999.0
+"""Log-probability of an impossible token, as in vLLM; JSON has no infinity."""
+_BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _LOG: Final = logging.getLogger(__name__)
+
+
+class Json(str):
+    """Text that is JSON already.
+
+    Answers have up to half a million log-probabilities. As objects, each would take a microsecond of
+    every garbage collection, and `json.dumps` would hold the interpreter for all of them.
+    """
+
+    __slots__ = ()
+
+
+def dumped(value: Any) -> str:  # noqa: ANN401 (any JSON)
+    """Return JSON of objects and lists, in which some values may be `Json`; no call takes long."""
+    if isinstance(value, Json):
+        return value
+    if isinstance(value, dict):
+        items = (f"{json.dumps(key)}:{dumped(one)}" for key, one in value.items())
+        return "{" + ",".join(items) + "}"
+    if isinstance(value, list) and any(isinstance(one, dict) for one in value):
+        return "[" + ",".join(map(dumped, value)) + "]"
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+class TokenTexts:
+    """Text and bytes of single tokens, remembered.
+
+    Args:
+        tokenizer: The tokenizer. Without one, the name of a token is its number.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:  # noqa: ANN401 (the host's)
+        self._tokenizer = tokenizer
+        self.name, self.json = cache(self._name), cache(self._json)
+
+    def utf8(self, token_id: int) -> list[int] | None:
+        """Return the bytes of a token, or `None` if the tokenizer does not give them."""
+        name = self.name(token_id)
+        if "\N{REPLACEMENT CHARACTER}" not in name:
+            return list(name.encode())
+        spelled = str(self._tokenizer.convert_ids_to_tokens(token_id))
+        if (single := _BYTE_TOKEN.fullmatch(spelled)) is not None:
+            return [int(single[1], 16)]
+        letters = _byte_letters()
+        return [letters[letter] for letter in spelled] if set(spelled) <= letters.keys() else None
+
+    def _name(self, token_id: int) -> str:
+        """Return the text of one token; parts of characters become U+FFFD."""
+        if self._tokenizer is None:
+            return str(token_id)
+        return self._tokenizer.decode([token_id], skip_special_tokens=False)
+
+    def _json(self, token_id: int) -> tuple[str, str]:
+        """Return the text and the bytes of a token as JSON."""
+        return json.dumps(self.name(token_id)), json.dumps(self.utf8(token_id))
+
+
+@cache
+def _byte_letters() -> Mapping[str, int]:
+    """Return the letters of byte-level tokenizers: printable bytes, then from 256 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + rank): byte for rank, byte in enumerate(others)
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +105,7 @@ class Answers:
     model_name: str
     fingerprint: str
     texts: TokenTexts
-    _writers: dict[int, LogprobWriter] = field(default_factory=dict[int, LogprobWriter], init=False)
+    _offsets: Counter[int] = field(default_factory=Counter[int], init=False)
 
     def whole(self, outputs: Sequence[Output]) -> dict[str, Any]:
         """Return the answer to a request that is no stream.
@@ -42,13 +113,7 @@ class Answers:
         Raises:
             ApiError: If a generation ended in an error.
         """
-        scores = [output.prompt_logprobs for output in outputs]
-        choices = [
-            self._choice(
-                index, replace(output, prompt_logprobs=scores[self.request.first_choice(index)])
-            )
-            for index, output in enumerate(outputs)
-        ]
+        choices = [self._choice(index, output) for index, output in enumerate(outputs)]
         return self._envelope(choices) | self._figures(outputs)
 
     def opening(self) -> list[dict[str, Any]]:
@@ -57,10 +122,8 @@ class Answers:
             return []
         delta = {"delta": {"role": "assistant", "content": ""}}
         end = {"logprobs": None, "finish_reason": None}
-        return [
-            self._envelope([{"index": index, **delta, **end}])
-            for index in range(len(self.request.choices))
-        ]
+        indices = range(len(self.request.choices))
+        return [self._envelope([{"index": index, **delta, **end}]) for index in indices]
 
     def chunk(self, index: int, output: Output, *, is_first: bool) -> dict[str, Any] | None:
         """Return what an output adds to a choice; `None` if that is nothing, since text is held back.
@@ -85,7 +148,7 @@ class Answers:
         return {"prompt_tokens": prompt, "completion_tokens": shown, "total_tokens": prompt + shown}
 
     def _figures(self, outputs: Sequence[Output]) -> dict[str, Any]:
-        """Return tokens and, where there is one choice, times and the worth of drafting."""
+        """Return tokens and, if there is one choice, times and the worth of drafting."""
         summaries = [one.summary for one in outputs if one.summary is not None]
         usage = self.usage(sum(one.num_generated_tokens for one in summaries))
         metrics = {"metrics": metrics_of(summaries[0])} if len(summaries) == 1 else {}
@@ -116,15 +179,60 @@ class Answers:
 
     def _logprobs(self, index: int, output: Output) -> dict[str, Any] | None:
         request = self.request.choices[index]
-        if request.logprobs is None:
-            return None
-        writer = self._writers.setdefault(index, LogprobWriter(self.texts))
         entries = () if self.request.hides_completion else output.logprobs
+        if request.logprobs is None or not (entries or output.prompt_logprobs is not None):
+            return None
         if self.request.kind == "chat":
-            return writer.chat(entries) if entries else None
-        scores = output.prompt_logprobs
-        prompt = None if scores is None else (request.prompt_ids[0], scores)
-        return writer.completion(entries, prompt) if entries or prompt else None
+            return self._chat_logprobs(entries)
+        return self._completion_logprobs(index, request.prompt_ids[0], entries, output)
+
+    def _completion_logprobs(
+        self, index: int, first: int, entries: Sequence[TokenLogprob], output: Output
+    ) -> dict[str, Any]:
+        """Return the lists of `/v1/completions`: one entry a token; offsets add up the token texts.
+
+        The first token of an echoed prompt has no log-probability.
+        """
+        tokens, logprobs, top, offsets = list[int](), list[float | None](), list[str](), list[int]()
+        if output.prompt_logprobs is not None:
+            tokens.append(first)
+            logprobs.append(None)
+            top.append("null")
+            entries = [*output.prompt_logprobs, *entries]
+        for entry in entries:
+            tokens.append(entry.token_id)
+            logprobs.append(_number(entry.logprob))
+            top.append(self._named(entry))
+        for token in tokens:
+            offsets.append(self._offsets[index])
+            self._offsets[index] += len(self.texts.name(token))
+        return {
+            "tokens": list(map(self.texts.name, tokens)),
+            "token_logprobs": logprobs,
+            "top_logprobs": Json(f"[{','.join(top)}]"),
+            "text_offset": offsets,
+        }
+
+    def _chat_logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """Return the list of `/v1/chat/completions`."""
+        content: list[str] = []
+        for entry in entries:
+            top = ",".join("{" + self._described(*pair) + "}" for pair in entry.top)
+            own = self._described(entry.token_id, entry.logprob)
+            content.append(f'{{{own},"top_logprobs":[{top}]}}')
+        return {"content": Json(f"[{','.join(content)}]"), "refusal": None}
+
+    def _named(self, entry: TokenLogprob) -> str:
+        """Return the most probable tokens and the token itself by text; equal texts keep one."""
+        pairs = [*entry.top, (entry.token_id, entry.logprob)]
+        named = dict[str, float]()
+        for token, logprob in sorted(pairs, key=lambda pair: -pair[1]):
+            named.setdefault(self.texts.json(token)[0], _number(logprob))
+        return "{" + ",".join(f"{text}:{logprob!r}" for text, logprob in named.items()) + "}"
+
+    def _described(self, token_id: int, logprob: float) -> str:
+        text, utf8 = self.texts.json(token_id)
+        return f'"token":{text},"logprob":{_number(logprob)!r},"bytes":{utf8}'
 
     def _envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         chat = "chat.completion.chunk" if self.request.is_stream else "chat.completion"
@@ -139,40 +247,24 @@ class Answers:
         }
 
 
-def failure(reason: GenerationFinish, response_id: str) -> ApiError:
-    """Return the error of a generation that did not end well; its cause is for the log."""
-    if reason == "deadline":
-        text = "the request took longer than this server allows; ask for fewer tokens"
-        return ApiError(HTTPStatus.GATEWAY_TIMEOUT, text, code="request_timeout")
-    if reason == "oversized":
-        text = (
-            "certificate: the record takes more memory than this server allows; ask for fewer "
-            "tokens, or send temperature 0 or top_k"
-        )
-        return refused(text, "certificate", "certificate_too_large")
-    if reason == "cancelled":
-        return ApiError(
-            HTTPStatus.SERVICE_UNAVAILABLE,
-            "the server ended the request to shut down",
-            code="shutting_down",
-        )
-    return internal(response_id)
+def _number(logprob: float) -> float:
+    return logprob if math.isfinite(logprob) else _LOWEST
 
 
 def metrics_of(summary: Summary) -> dict[str, Any]:
     """Return the figures of one completion, in the fields of vLLM's per-request metrics.
 
-    Depth of a tree counts as position, nodes without the root as draft tokens. Where nothing can be
-    drafted, there is no `speculative_decoding`.
+    Depth of a tree counts as position, nodes without the root as draft tokens. If nothing can be
+    drafted, `speculative_decoding` is `None`.
     """
     spec, count = summary.speculation, summary.num_generated_tokens
-    generation_s = summary.total_s - summary.queue_s
+    generation_s, num_accepted = summary.total_s - summary.queue_s, spec.num_accepted_tokens
     drafting = {
-        "mean_acceptance_length": spec.mean_acceptance_length,
-        "draft_acceptance_rate": spec.draft_acceptance_rate,
+        "mean_acceptance_length": 1.0 + num_accepted / max(1, spec.num_drafts),
+        "draft_acceptance_rate": num_accepted / max(1, spec.num_draft_tokens),
         "acceptance_histogram": list(spec.acceptance_histogram),
         "num_spec_steps": spec.num_drafts,
-        "num_accepted_draft_tokens": spec.num_accepted_tokens,
+        "num_accepted_draft_tokens": num_accepted,
         "num_draft_tokens": spec.num_draft_tokens,
         "num_spec_tokens": spec.max_depth,
         "per_step_accepted": None,

@@ -17,18 +17,22 @@ from starlette.exceptions import HTTPException
 from monge.core.errors import MongeError
 from monge.engine.chat_format import ChatFormat
 from monge.engine.decoder import Decoder
+from monge.options import ServeOptions
 from monge.serve.errors import ApiError, internal, of_monge
 from monge.serve.metrics import ServerMetrics
 from monge.serve.middleware import BoundedBodies, CountedAnswers, Gate
-from monge.serve.records import Recorder
+from monge.serve.request_parser import Recorder
 from monge.serve.scheduler import Scheduler
 from monge.serve.schemas import ChatRequest, CompletionRequest
 from monge.serve.service import Service
-from monge.serve.settings import ServerSettings
+from monge.serve.settings import checked_options
 
 _LONGEST_PATH: Final = 100
 _WATCH_S: Final = 1.0
 _CLOSE_S: Final = 5.0
+_BODY_TIMEOUT_S: Final = 30
+_MAX_HELD_BYTES: Final = 64 * 1024 * 1024
+"""Most bytes of large bodies that wait to be parsed, of all requests together."""
 _MODEL: Final = "#/components/schemas/{model}"
 _LOG: Final = logging.getLogger(__name__)
 
@@ -71,45 +75,51 @@ class _Described(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """Return the description."""
         if self.openapi_schema is None:
-            described = super().openapi()
-            _, models = models_json_schema(
-                [(CompletionRequest, "validation"), (ChatRequest, "validation")],
-                ref_template=_MODEL,
-            )
-            described["components"]["schemas"] |= models["$defs"]
+            bodies = [(CompletionRequest, "validation"), (ChatRequest, "validation")]
+            _, models = models_json_schema(bodies, ref_template=_MODEL)
+            super().openapi()["components"]["schemas"] |= models["$defs"]
         return super().openapi()
 
 
 def create_app(
     decoder: Decoder,
-    settings: ServerSettings,
+    options: ServeOptions,
     chat: ChatFormat,
     *,
     metrics: ServerMetrics | None = None,
     recorder: Recorder | None = None,
-    **scheduling: Any,
 ) -> FastAPI:
     """Return the OpenAI-compatible application over one decoder; its scheduler starts and ends with it.
 
     Args:
         decoder: The decoder.
-        settings: Settings of the server.
+        options: Options of the server. Those of the process, such as `host`, are not read.
         chat: Formats conversations.
         metrics: Metrics of the server; `None` for new ones.
         recorder: Records requests that ask for it, and decodes all requests in place of `decoder`;
             `None` refuses them.
-        **scheduling: Options of `Scheduler`.
 
     Returns:
         The application. `app.state.snapshot()` returns the state of its scheduler,
         `app.state.leave()` makes it not ready, and `app.state.end_generations()` ends all its
         generations; their clients get a 503.
+
+    Raises:
+        OptionError: If an option cannot be honoured.
     """
-    metrics = metrics or ServerMetrics(settings.model_name)
+    options = checked_options(options)
+    metrics = metrics or ServerMetrics(str(options.served_model_name))
     decoder = decoder if recorder is None else recorder.decoder
-    scheduler = Scheduler(decoder, sink=metrics.observe, **scheduling)
+    scheduler = Scheduler(
+        decoder,
+        max_waiting=options.max_waiting,
+        kv_budget_tokens=options.kv_budget_tokens,
+        prefill_chunk=options.prefill_chunk,
+        round_timeout_s=options.round_timeout_s,
+        sink=metrics.observe,
+    )
     service = Service(
-        decoder, scheduler, settings=settings, metrics=metrics, chat=chat, recorder=recorder
+        decoder, scheduler, options=options, metrics=metrics, chat=chat, recorder=recorder
     )
 
     @asynccontextmanager
@@ -137,16 +147,13 @@ def create_app(
     # The last one added is the first one asked.
     app.add_middleware(
         BoundedBodies,
-        max_bytes=settings.max_request_bytes,
-        max_held_bytes=settings.max_held_bytes,
-        timeout_s=settings.body_timeout_s,
+        max_bytes=options.max_request_bytes,
+        max_held_bytes=_MAX_HELD_BYTES,
+        timeout_s=_BODY_TIMEOUT_S,
     )
-    app.add_middleware(Gate, keys=settings.api_keys, hosts=settings.allowed_hosts)
-    app.add_middleware(
-        CountedAnswers,
-        count=metrics.count_answer,
-        endpoints=[str(getattr(route, "path", "")) for route in app.routes],
-    )
+    app.add_middleware(Gate, keys=options.api_keys, hosts=options.allowed_hosts)
+    endpoints = [str(getattr(route, "path", "")) for route in app.routes]
+    app.add_middleware(CountedAnswers, count=metrics.count_answer, endpoints=endpoints)
     return app
 
 
@@ -164,23 +171,20 @@ def _add_routes(app: FastAPI, service: Service) -> None:
             response_class=Response,
             openapi_extra={"requestBody": {"required": True, "content": content}},
         )
-    app.add_api_route("/v1/models", service.models, methods=["GET"], responses={401: _ERRORS[401]})
-    app.add_api_route(
-        "/v1/models/{name:path}",
-        service.model,
-        methods=["GET"],
-        responses={status: _ERRORS[status] for status in (401, 404)},
-    )
-    unwell: dict[int | str, dict[str, Any]] = {503: {"description": "Not serving."}}
-    for path, probe, responses in (
+    unwell: Any = {503: {"description": "Not serving."}}
+    guarded: Any = {401: _ERRORS[401]}
+    for path, endpoint, responses in (
+        ("/v1/models", service.models, guarded),
+        ("/v1/models/{name:path}", service.model, guarded | {404: _ERRORS[404]}),
         ("/health", service.health, unwell),
         ("/ready", service.ready, unwell),
         ("/version", service.version, None),
         ("/metrics", service.exposition, None),
     ):
-        given: Any = {"response_class": Response} if probe == service.exposition else {}
-        app.add_api_route(path, probe, methods=["GET"], responses=responses, **given)
-        app.add_api_route(path, probe, methods=["HEAD"], include_in_schema=False, **given)
+        given: Any = {"response_class": Response} if path == "/metrics" else {}
+        app.add_api_route(path, endpoint, methods=["GET"], responses=responses, **given)
+        if not path.startswith("/v1"):
+            app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False, **given)
 
 
 async def _watch(scheduler: Scheduler) -> None:

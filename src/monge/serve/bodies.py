@@ -4,14 +4,13 @@ import email.message
 import gc
 import json
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from monge.serve.errors import of_validation, refused
-from monge.serve.fields import MAX_MESSAGES
+from monge.serve.schemas import MAX_MESSAGES
 
 MAX_STRINGS: Final = 32 * MAX_MESSAGES
 """Largest number of names and texts of one body, and of its lists and objects.
@@ -41,19 +40,14 @@ def check_headers(headers: Mapping[str, str]) -> None:
     declared, coding = headers.get("content-type"), headers.get("content-encoding", "identity")
     message = email.message.Message()
     message["content-type"] = declared or ""
-    subtype = message.get_content_subtype()
-    is_json = subtype == "json" or subtype.endswith("+json")
-    if message.get_content_maintype() != "application" or not is_json:
+    kind, subtype = message.get_content_maintype(), message.get_content_subtype()
+    if kind != "application" or not (subtype == "json" or subtype.endswith("+json")):
         got = "has no content-type" if declared is None else f"has content-type {declared[:60]!r}"
-        raise refused(
-            f"the request {got}; send JSON with content-type application/json",
-            code="invalid_content_type",
-        )
+        text = f"the request {got}; send JSON with content-type application/json"
+        raise refused(text, code="invalid_content_type")
     if coding.strip().lower() != "identity":
-        raise refused(
-            f"content-encoding {coding[:60]!r} is not supported; send the body uncompressed",
-            code="invalid_content_encoding",
-        )
+        text = f"content-encoding {coding[:60]!r} is not supported; send the body uncompressed"
+        raise refused(text, code="invalid_content_encoding")
 
 
 def parsed(content: bytes, model: type[Model]) -> Model:
@@ -76,39 +70,33 @@ def _fields(content: bytes) -> Any:  # noqa: ANN401 (any JSON)
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise refused(_UNREADABLE, code="invalid_json") from error
-    # Nothing else of this process runs while a body is parsed, so its size is judged first, by what
-    # a scan of bytes can see.
-    no_escapes = content.replace(b"\\\\", b"").replace(b'\\"', b"")
-    limit = MAX_STRINGS
-    if no_escapes.count(b'"') > 2 * limit:
-        raise refused(f"the body has more than {limit} names and texts; no request needs as many")
-    no_texts = _TEXT.sub(b"", no_escapes)
-    if no_texts.count(b"[") + no_texts.count(b"{") > limit:
-        raise refused(f"the body has more than {limit} lists and objects; no request needs as many")
-    if no_texts.count(b",") > MAX_ITEMS:
-        raise refused(
-            f"the body has more than {MAX_ITEMS} items in its lists; send shorter "
-            "prompts, or fewer in a request"
-        )
+    _check_counts(content)
+    was_on = gc.isenabled()
+    gc.disable()  # a parser makes no garbage, and each collection would visit a million lists
     try:
-        with _no_collections():
-            return json.loads(text)
+        return json.loads(text)
     except json.JSONDecodeError as error:
-        raise refused(
-            f"the body is not JSON: {error.msg} at position {error.pos}", code="invalid_json"
-        ) from error
+        text = f"the body is not JSON: {error.msg} at position {error.pos}"
+        raise refused(text, code="invalid_json") from error
     # Integers of thousands of digits; thousands of brackets.
     except (ValueError, RecursionError) as error:
         raise refused(_UNREADABLE, code="invalid_json") from error
-
-
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """Collect no garbage: a parser makes none, and each collection would visit a million lists."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
     finally:
         if was_on:
             gc.enable()
+
+
+def _check_counts(content: bytes) -> None:
+    """Refuse a body that takes long to parse, since nothing else of this process runs meanwhile."""
+    no_escapes = content.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if no_escapes.count(b'"') > 2 * MAX_STRINGS:
+        raise refused(_too_many(MAX_STRINGS, "names and texts"))
+    no_texts = _TEXT.sub(b"", no_escapes)
+    if no_texts.count(b"[") + no_texts.count(b"{") > MAX_STRINGS:
+        raise refused(_too_many(MAX_STRINGS, "lists and objects"))
+    if no_texts.count(b",") > MAX_ITEMS:
+        raise refused(_too_many(MAX_ITEMS, "items in its lists"))
+
+
+def _too_many(most: int, what: str) -> str:
+    return f"the body has more than {most} {what}; send less in a request"

@@ -7,7 +7,6 @@ import resource
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +14,7 @@ import h11
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from monge.serve.errors import RETRY_AFTER_S, ApiError
+from monge.serve.errors import RETRY, ApiError
 from monge.serve.middleware import CLOSE, OPEN_PATHS
 
 _LOG: Final = logging.getLogger(__name__)
@@ -57,11 +56,9 @@ def raise_descriptor_limit() -> None:
 def limits_of_process() -> ConnectionLimits:
     """Return limits that leave this process half of the file descriptors that it has not opened yet."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = (
-        max(4, soft - sum(1 for _ in Path("/dev/fd").iterdir()))
-        if soft != resource.RLIM_INFINITY
-        else 4 * _MOST
-    )
+    free = 4 * _MOST
+    if soft != resource.RLIM_INFINITY:
+        free = max(4, soft - sum(1 for _ in Path("/dev/fd").iterdir()))
     # Together they stay below what is free, since a burst is taken from the backlog before any
     # connection is closed.
     return ConnectionLimits(max_connections=min(_MOST, free // 2), backlog=min(128, free // 4))
@@ -100,8 +97,8 @@ class Connection(H11Protocol):
     a further one gets a 503, except for monitoring.
 
     Args:
-        limits: What is allowed.
-        **options: Of uvicorn's.
+        limits: Bounds of all connections.
+        **options: Of uvicorn's protocol.
     """
 
     def __init__(self, *, limits: ConnectionLimits, **options: Any) -> None:
@@ -109,33 +106,28 @@ class Connection(H11Protocol):
         self.conn = _Parser(h11.SERVER)
         self.app, self._application = self._answer, self.app
         self._limits = limits
-        self._timer: asyncio.TimerHandle | None = None
+        self._header_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._since = self.loop.time()
         self.is_dropped = self._is_beyond = self._is_refused = False
 
     @property
     def is_served(self) -> bool:
-        """Return whether it has a whole request that is not answered yet."""
-        return (
-            self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
-        )
+        """True if it has a whole request that is not answered yet."""
+        cycle = self.cycle
+        return cycle is not None and not cycle.response_complete and not cycle.more_body
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         super().connection_made(transport)
-        self._wait(is_on=True)
+        self._time_headers(is_on=True)
         if len(self.connections) > self._limits.max_connections:
             self._make_room()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_full = self._is_beyond and len(self.connections) > self._limits.max_connections
         if is_full and scope["path"] not in OPEN_PATHS:
-            error = ApiError(
-                HTTPStatus.SERVICE_UNAVAILABLE,
-                "all connections of this server are in use; retry later",
-                code="too_many_connections",
-                headers={"retry-after": str(RETRY_AFTER_S)} | CLOSE,
-            )
+            text = "all connections of this server are in use; retry later"
+            error = ApiError(503, text, code="too_many_connections", headers=RETRY | CLOSE)
             await error.response()(scope, receive, send)
         else:
             await self._application(scope, receive, send)
@@ -155,9 +147,8 @@ class Connection(H11Protocol):
         waiting = [one for one in others if not one.is_served]
         silent = [one for one in waiting if not one._is_beyond]
         self._is_beyond = not silent
-        if not silent and len(others) < self._limits.max_connections + self._limits.backlog:
-            return
-        min(silent or waiting or [self], key=lambda one: one._since).drop()
+        if silent or len(others) >= self._limits.max_connections + self._limits.backlog:
+            min(silent or waiting or [self], key=lambda one: one._since).drop()
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is not HTTP, or not in reasonable chunks; what else comes is not parsed."""
@@ -168,9 +159,7 @@ class Connection(H11Protocol):
             "this is not HTTP/1.1, or its body has too many small chunks; send a content-length, "
             "or chunks of at least a kilobyte"
         )
-        answer = ApiError(
-            HTTPStatus.BAD_REQUEST, text, code="invalid_http", headers=CLOSE
-        ).response()
+        answer = ApiError(400, text, code="invalid_http", headers=CLOSE).response()
         head = h11.Response(status_code=400, headers=answer.raw_headers, reason=b"Bad Request")
         events = (head, h11.Data(data=bytes(answer.body)), h11.EndOfMessage())
         self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
@@ -180,25 +169,24 @@ class Connection(H11Protocol):
         # The client closes when it has read this: if the server did, what it sends meanwhile would
         # reset the connection, and the answer would be lost.
         self._is_refused = True
-        self._wait(is_on=True)
+        self._time_headers(is_on=True)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._wait(is_on=False)
+        self._time_headers(is_on=False)
         self.resume_writing()
 
     def data_received(self, data: bytes) -> None:
         if not self._is_refused:
             super().data_received(data)
         if not self._is_refused:
-            self._wait(is_on=self.conn.their_state is h11.IDLE or self._is_answered_early)
+            self._time_headers(is_on=self.conn.their_state is h11.IDLE or self._is_answered_early)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         # As long as nothing of the next request is here, uvicorn's own clock runs.
-        unread, _ = self.conn.trailing_data
-        is_next = self.conn.their_state is h11.IDLE and bool(unread)
-        self._wait(is_on=is_next or self._is_answered_early)
+        is_next = self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
+        self._time_headers(is_on=is_next or self._is_answered_early)
 
     @property
     def _is_answered_early(self) -> bool:
@@ -219,16 +207,16 @@ class Connection(H11Protocol):
         self.is_dropped = True
         self.transport.abort()
 
-    def _wait(self, *, is_on: bool) -> None:
+    def _time_headers(self, *, is_on: bool) -> None:
         """Start the clock, unless it is running, or stop it."""
-        if is_on == (self._timer is not None):
+        if is_on == (self._header_timer is not None):
             return
         self._since = self.loop.time()
-        if self._timer is None:
-            self._timer = self.loop.call_later(self._limits.header_timeout_s, self.drop)
+        if self._header_timer is None:
+            self._header_timer = self.loop.call_later(self._limits.header_timeout_s, self.drop)
         else:
-            self._timer.cancel()
-            self._timer = None
+            self._header_timer.cancel()
+            self._header_timer = None
 
 
 class RateLimited(logging.Filter):

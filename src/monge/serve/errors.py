@@ -2,23 +2,19 @@
 
 import difflib
 from collections.abc import Iterable, Mapping
-from http import HTTPStatus
 from itertools import islice
 from typing import Any, Final
 
 from fastapi.responses import JSONResponse
 
 from monge.core.errors import ContextLengthError, MongeError, OptionError
-from monge.serve.generation import QueueFullError, SchedulerClosedError
+from monge.serve.generation import GenerationFinish, QueueFullError, SchedulerClosedError
 from monge.serve.schemas import FIELD_NAMES, MOST_SHOWN
 
-RETRY_AFTER_S: Final = 1
-"""Seconds in the `retry-after` header when the queue is full."""
-
+RETRY: Final = {"retry-after": "1"}
+"""Asks a client to come again after so many seconds."""
 TOO_LONG: Final = "context_length_exceeded"
 """Error code of a request that is longer than the server allows."""
-
-_CODES: Final = {"extra_forbidden": "unknown_parameter"}
 _LONGEST_NAME: Final = 60
 _TYPES: Final[Mapping[int, str]] = {
     401: "authentication_error",
@@ -62,9 +58,8 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         """Return the JSON object."""
         kind = _TYPES.get(self.status, "invalid_request_error")
-        return {
-            "error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}
-        }
+        fields = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": fields}
 
     def response(self) -> JSONResponse:
         """Return the whole answer."""
@@ -73,7 +68,7 @@ class ApiError(Exception):
 
 def refused(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     """Return the answer to a request that cannot be honoured: 400."""
-    return ApiError(HTTPStatus.BAD_REQUEST, message, param=param, code=code)
+    return ApiError(400, message, param=param, code=code)
 
 
 def of_monge(error: MongeError) -> ApiError | None:
@@ -82,21 +77,32 @@ def of_monge(error: MongeError) -> ApiError | None:
     Errors of the request become 400, errors of the queue 429 and 503.
     """
     if isinstance(error, QueueFullError):
-        again = {"retry-after": str(RETRY_AFTER_S)}
-        return ApiError(HTTPStatus.TOO_MANY_REQUESTS, str(error), code="queue_full", headers=again)
+        return ApiError(429, str(error), code="queue_full", headers=RETRY)
     if isinstance(error, SchedulerClosedError):
-        return ApiError(
-            HTTPStatus.SERVICE_UNAVAILABLE, "the server is shutting down", code="shutting_down"
-        )
+        return ApiError(503, "the server is shutting down", code="shutting_down")
     if isinstance(error, ContextLengthError):
         return refused(str(error), code=TOO_LONG)
     return refused(str(error)) if isinstance(error, OptionError) else None
 
 
+def failure(reason: GenerationFinish, response_id: str) -> ApiError:
+    """Return the error of a generation that did not end well; its cause is for the log."""
+    if reason == "deadline":
+        text = "the request took longer than this server allows; ask for fewer tokens"
+        return ApiError(504, text, code="request_timeout")
+    if reason == "oversized":
+        text = "the record takes more memory than this server allows"
+        text = f"certificate: {text}; ask for fewer tokens, or send temperature 0 or top_k"
+        return refused(text, "certificate", "certificate_too_large")
+    if reason == "cancelled":
+        return ApiError(503, "the server ended the request to shut down", code="shutting_down")
+    return internal(response_id)
+
+
 def internal(error_id: str) -> ApiError:
     """Return the answer to an internal error; the log has the details under this id."""
     message = f"internal error {error_id}; the server's log says more under this name"
-    return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message, code="internal_error")
+    return ApiError(500, message, code="internal_error")
 
 
 def of_validation(errors: Iterable[Mapping[str, Any]]) -> ApiError:
@@ -111,24 +117,24 @@ def of_validation(errors: Iterable[Mapping[str, Any]]) -> ApiError:
         if len(said) > MOST_SHOWN:
             break
     first, *_ = said.values()
-    codes = [_CODES[error["type"]] for error in said.values() if error["type"] in _CODES]
+    is_unknown = any(error["type"] == "extra_forbidden" for error in said.values())
     more = "; and more" if len(said) > MOST_SHOWN else ""
     text = "; ".join(islice(said, MOST_SHOWN)) + more
-    return refused(text, _clipped(_where(first)) or None, codes[0] if codes else None)
+    return refused(
+        text, _clipped(_where(first)) or None, "unknown_parameter" if is_unknown else None
+    )
 
 
 def _sentence(error: Mapping[str, Any]) -> str:
     where, kind = _where(error), str(error["type"])
     if kind == "extra_forbidden":
         name = str(error["loc"][-1])
-        near = (
-            difflib.get_close_matches(name, FIELD_NAMES, n=1) if len(name) <= _LONGEST_NAME else []
-        )
+        is_short = len(name) <= _LONGEST_NAME
+        near = difflib.get_close_matches(name, FIELD_NAMES, n=1) if is_short else []
         if name in near:
             return f"unknown field {where!r}: it belongs to another endpoint or another object"
-        return f"unknown field {_clipped(where)!r}" + (
-            f"; did you mean {near[0]!r}?" if near else ""
-        )
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        return f"unknown field {_clipped(where)!r}{hint}"
     if kind == "missing":
         return f"{where}: required"
     message = str(error["msg"]).removeprefix("Value error, ")
@@ -140,12 +146,11 @@ def _sentence(error: Mapping[str, Any]) -> str:
 
 def _where(error: Mapping[str, Any]) -> str:
     """Return the field as a client writes it, such as `messages.0.content`."""
-    parts, is_unknown = error["loc"], error["type"] == "extra_forbidden"
-    kept = [part for part in parts[:-1] if isinstance(part, int) or part in FIELD_NAMES]
-    last = [
-        part for part in parts[-1:] if is_unknown or isinstance(part, int) or part in FIELD_NAMES
-    ]
-    return ".".join(map(str, (*kept, *last)))
+    *outer, last = error["loc"] or [""]
+    is_unknown = error["type"] == "extra_forbidden"
+    kept = [one for one in outer if isinstance(one, int) or one in FIELD_NAMES]
+    kept += [last] if is_unknown or isinstance(last, int) or last in FIELD_NAMES else []
+    return ".".join(map(str, kept))
 
 
 def _clipped(name: str) -> str:

@@ -1,14 +1,16 @@
-"""Outputs of generations, their figures, and the state of a scheduler."""
+"""One generation in the scheduler, and the results that it gives: outputs, a summary, figures of speculation."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Final, Literal
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
 
 from monge.core.errors import MongeError
 from monge.core.verdict import StepRecord
-from monge.engine.components import Components
 from monge.engine.logprobs import TokenLogprob
-from monge.engine.session import FinishReason, Request, Session
+from monge.engine.session import FinishReason, Session
 
 GenerationFinish = FinishReason | Literal["cancelled", "deadline", "oversized"]
 """`eos`, `stop`, `length`, `error`, or ended by the client (`cancelled`), by its deadline, or because
@@ -33,23 +35,6 @@ request."""
 
 Sink = Callable[[Measure, float | int], None]
 """Receives every observation in the decoding thread; it must be quick and must not raise."""
-
-NO_CONTROLLER: Final = "none"
-"""The name used if no controller plans: nothing is drafted, or every round has the largest tree."""
-
-
-def controller_names(components: Components) -> tuple[str, ...]:
-    """Return the names of all controllers that may plan for a request, and `none`."""
-    return tuple(
-        dict.fromkeys((components.controller_name, *components.controllers, NO_CONTROLLER))
-    )
-
-
-def controller_of(request: Request, components: Components) -> str:
-    """Return the name of the controller that plans for a request, or `none`."""
-    if not (request.speculative and request.adaptive):
-        return NO_CONTROLLER
-    return components.controller_name if request.controller is None else request.controller
 
 
 class QueueFullError(MongeError, RuntimeError):
@@ -81,10 +66,8 @@ class Speculation:
     def add(self, record: StepRecord) -> "Speculation":
         """Return the figures with one more round of one request."""
         histogram = list(self.acceptance_histogram)
-        if record.num_nodes > 0:
-            histogram[record.num_accepted] += 1
-        return replace(
-            self,
+        histogram[record.num_accepted] += record.num_nodes > 0
+        return Speculation(
             num_rounds=self.num_rounds + 1,
             num_draft_tokens=self.num_draft_tokens + record.num_nodes,
             acceptance_histogram=tuple(histogram),
@@ -104,16 +87,6 @@ class Speculation:
     def max_depth(self) -> int:
         """Largest number of accepted tokens of a draft."""
         return len(self.acceptance_histogram) - 1
-
-    @property
-    def mean_acceptance_length(self) -> float:
-        """Tokens committed per draft, including the target's own; 1 without drafts."""
-        return 1.0 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else 1.0
-
-    @property
-    def draft_acceptance_rate(self) -> float:
-        """Accepted / verified draft tokens; 0 without drafts."""
-        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
     @property
     def accepted_by_position(self) -> tuple[int, ...]:
@@ -170,45 +143,142 @@ class Output:
     recorded: Session | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """State of a scheduler.
+@dataclass(slots=True, eq=False, kw_only=True)
+class Generation:
+    """A session in the scheduler, with its client and its clock.
 
     Args:
-        num_running: Generations that are decoding.
-        num_prefilling: Generations whose prompt is being read.
-        num_waiting: Generations in the queue.
-        kv_used_tokens: Tokens reserved in the caches.
-        kv_budget_tokens: Tokens that may be reserved.
-        is_open: Whether generations are accepted.
-        failure: Why nothing is decoded properly: the decoding thread has ended, hangs in a round, or
-            everything fails. `None` if all is well.
-        num_prompt_tokens: Prompt tokens read since the start.
-        num_generated_tokens: Tokens generated since the start.
-        finished: Generations ended since the start, by reason.
-        speculation: Of all rounds since the start.
-        by_controller: The same by controller; `none` for rounds without one.
+        session: Its decoding.
+        group_id: Number of the client request that this generation belongs to.
+        client: Name of the client.
+        controller: Name of the controller that plans for it, or `none`.
+        put: Passes an output to the client, from any thread.
+        sink: Receives observations.
+        submitted_at: Arrival of its request, in seconds of `time.perf_counter`.
+        deadline: When it ends with the text it has, on the same clock.
+        check_record: Returns whether its record takes too much memory; `None` if none is kept.
+        speculation: Figures of its speculation so far.
     """
 
-    num_running: int
-    num_prefilling: int
-    num_waiting: int
-    kv_used_tokens: int
-    kv_budget_tokens: int
-    is_open: bool
-    failure: str | None
-    num_prompt_tokens: int
-    num_generated_tokens: int
-    finished: Mapping[GenerationFinish, int] = field(default_factory=dict[GenerationFinish, int])
-    speculation: Speculation = Speculation()
-    by_controller: Mapping[str, Speculation] = field(default_factory=dict[str, Speculation])
+    session: Session
+    group_id: int
+    client: str
+    controller: str
+    put: Callable[[Output], None]
+    sink: Sink
+    submitted_at: float
+    deadline: float = math.inf
+    check_record: Callable[[Session], bool] | None = None
+    speculation: Speculation
+    admitted_at: float | None = None
+    first_at: float | None = None
+    last_at: float = 0.0
+    prefill_s: float = 0.0
+    num_sent: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _is_complete: bool = False
 
     @property
-    def num_joined(self) -> int:
-        """Generations that are decoding or whose prompt is being read."""
-        return self.num_running + self.num_prefilling
+    def request_id(self) -> int:
+        """Number of the generation."""
+        return self.session.context.request_id
 
     @property
-    def kv_share(self) -> float:
-        """Share of the tokens that is reserved."""
-        return self.kv_used_tokens / max(1, self.kv_budget_tokens)
+    def num_reserved_tokens(self) -> int:
+        """Tokens that it reserves in the caches."""
+        request = self.session.request
+        return len(request.prompt_ids) + request.max_new_tokens
+
+    @property
+    def is_oversized(self) -> bool:
+        """True if its record takes more memory than it may."""
+        return self.check_record is not None and self.check_record(self.session)
+
+    def send(self, output: Output) -> None:
+        """Pass an output to the client. Those after the last one are dropped."""
+        with self._lock:
+            if not self._is_complete:
+                self._is_complete = output.finish_reason is not None
+                self.put(output)
+
+    def advance(self) -> tuple[Output, StepRecord | None]:
+        """Return what the last round added, and the round's record if there is one."""
+        now, session = time.perf_counter(), self.session
+        has_scores = self.num_sent == 0 and session.request.prompt_logprobs is not None
+        token_ids = session.completion_ids[self.num_sent :]
+        record = session.records[-1] if token_ids and session.error is None else None
+        if token_ids:
+            self._observe_tokens(now, record)
+        if record is not None:
+            self.speculation = self.speculation.add(record)
+        self.num_sent += len(token_ids)
+        text = self._new_text(last=session.finish_reason is not None)
+        is_last = session.finish_reason is not None  # also if the text cannot be decoded
+        output = Output(
+            text=text,
+            token_ids=token_ids,
+            logprobs=session.logprobs if token_ids else (),
+            prompt_logprobs=session.prompt_logprobs if has_scores else None,
+            finish_reason=session.finish_reason,
+            summary=self._summary(now) if is_last else None,
+            recorded=session if is_last and self.check_record is not None else None,
+        )
+        return output, record
+
+    def end(self, reason: GenerationFinish, error: Exception | None = None) -> Output:
+        """Return the last output of a generation that is ended from outside, with the text that it has."""
+        if error is not None:
+            self.session.fail(error)
+        text = self._new_text(last=True)
+        return Output(text=text, finish_reason=reason, summary=self._summary(time.perf_counter()))
+
+    def abandon(self, reason: GenerationFinish) -> None:
+        """Tell the client the end of a generation that the decoding thread still works at."""
+        self.send(Output(finish_reason=reason, summary=Summary(num_generated_tokens=self.num_sent)))
+
+    def _new_text(self, *, last: bool) -> str:
+        text = self.session.text
+        if text is None:
+            return ""
+        try:
+            if last:
+                text.finish()
+            return text.take(last=last)
+        except Exception as error:  # noqa: BLE001  tokenizers may raise anything
+            self.session.fail(error)
+            return ""
+
+    def _observe_tokens(self, now: float, record: StepRecord | None) -> None:
+        if self.first_at is None:
+            self.first_at = now
+            round_s = 0.0 if record is None else record.times.total_s
+            self.prefill_s = max(0.0, now - (self.admitted_at or now) - round_s)
+            self.sink("first_token_s", now - self.submitted_at)
+        else:
+            self.sink("inter_token_s", now - self.last_at)
+        self.last_at = now
+
+    def _summary(self, now: float) -> Summary:
+        """Return the summary, and observe it."""
+        has_begun, first_at = self.first_at is not None, self.first_at or 0.0
+        summary = Summary(
+            num_generated_tokens=self.num_sent,
+            speculation=self.speculation,
+            queue_s=(self.admitted_at or now) - self.submitted_at,
+            prefill_s=self.prefill_s,
+            first_token_s=first_at - self.submitted_at if has_begun else 0.0,
+            decode_s=self.last_at - first_at if has_begun else 0.0,
+            total_s=now - self.submitted_at,
+            cause=self.session.error,
+        )
+        self.sink("queue_s", summary.queue_s)
+        self.sink("total_s", summary.total_s)
+        self.sink("prompt_tokens", len(self.session.request.prompt_ids))
+        self.sink("generated_tokens", self.num_sent)
+        if has_begun:
+            self.sink("prefill_s", summary.prefill_s)
+            self.sink("decode_s", summary.decode_s)
+            self.sink("inference_s", summary.total_s - summary.queue_s)
+        if self.num_sent > 1:
+            self.sink("time_per_output_token_s", summary.decode_s / (self.num_sent - 1))
+        return summary

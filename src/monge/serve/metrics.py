@@ -1,15 +1,14 @@
 """Metrics for Prometheus: with vLLM's name if vLLM has one, else with the prefix `monge:`."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from operator import attrgetter
-from typing import Final, get_args
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from monge.serve.generation import GenerationFinish, Measure, Snapshot
+from monge.serve.generation import GenerationFinish, Measure
+from monge.serve.scheduler import Snapshot
 from monge.serve.schemas import Asked
 
 _LABELS: Final = ("engine", "model_name")
@@ -39,120 +38,34 @@ _BETWEEN: Final = _buckets(
 _WHOLE: Final = _buckets(
     "0.05 0.1 0.3 0.5 0.8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960 1920 7680"
 )
-_ROUND: Final = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_ROUND: Final = _buckets("1 8 16 32 64 128 256 512 1024 2048 4096 8192 16384")
 _TOKENS: Final = _buckets("1 2 5 10 20 50 100 200 500 1000 2000 5000 10000 20000 50000 100000")
 
-_HISTOGRAMS: Final[Mapping[Measure, tuple[str, str, tuple[float, ...]]]] = {
-    "first_token_s": (
-        "vllm:time_to_first_token_seconds",
-        "From submission to the first token.",
-        _FIRST_TOKEN,
-    ),
-    "inter_token_s": (
-        "vllm:inter_token_latency_seconds",
-        "Between two rounds of a request.",
-        _BETWEEN,
-    ),
-    "time_per_output_token_s": (
-        "vllm:request_time_per_output_token_seconds",
+_HISTOGRAMS: Final[Sequence[tuple[Measure, str, str, tuple[float, ...]]]] = (
+    ("first_token_s", "time_to_first_token_seconds", "Submission to first token.", _FIRST_TOKEN),
+    ("inter_token_s", "inter_token_latency_seconds", "Between rounds of a request.", _BETWEEN),
+    (
+        "time_per_output_token_s",
+        "request_time_per_output_token_seconds",
         "Decoding time per token after the first, one value a request.",
         _BETWEEN,
     ),
-    "total_s": ("vllm:e2e_request_latency_seconds", "From submission to the end.", _WHOLE),
-    "queue_s": ("vllm:request_queue_time_seconds", "Waiting for room.", _WHOLE),
-    "inference_s": ("vllm:request_inference_time_seconds", "Prefill and decoding.", _WHOLE),
-    "prefill_s": ("vllm:request_prefill_time_seconds", "Reading the prompt.", _WHOLE),
-    "decode_s": ("vllm:request_decode_time_seconds", "From the first token to the last.", _WHOLE),
-    "round_tokens": (
-        "vllm:iteration_tokens_total",
-        "Prompt tokens read and tokens committed, per round.",
-        _ROUND,
-    ),
-    "prompt_tokens": ("vllm:request_prompt_tokens", "Prompt tokens of a request.", _TOKENS),
-    "generated_tokens": (
-        "vllm:request_generation_tokens",
-        "Generated tokens of a request.",
-        _TOKENS,
-    ),
+    ("total_s", "e2e_request_latency_seconds", "From submission to the end.", _WHOLE),
+    ("queue_s", "request_queue_time_seconds", "Waiting for room.", _WHOLE),
+    ("inference_s", "request_inference_time_seconds", "Prefill and decoding.", _WHOLE),
+    ("prefill_s", "request_prefill_time_seconds", "Reading the prompt.", _WHOLE),
+    ("decode_s", "request_decode_time_seconds", "From the first token to the last.", _WHOLE),
+    ("round_tokens", "iteration_tokens_total", "Tokens read and committed, per round.", _ROUND),
+    ("prompt_tokens", "request_prompt_tokens", "Prompt tokens of a request.", _TOKENS),
+    ("generated_tokens", "request_generation_tokens", "Generated tokens of a request.", _TOKENS),
+)
+
+_BY_CONTROLLER: Final = {
+    "rounds": "Rounds, by the controller that planned them.",
+    "drafts": "Rounds with candidates, likewise.",
+    "draft_tokens": "Candidates verified, likewise.",
+    "accepted_tokens": "Candidates accepted, likewise.",
 }
-
-_COUNTERS: Final = (
-    ("vllm:spec_decode_num_drafts", "Rounds with candidates.", "speculation.num_drafts"),
-    ("vllm:spec_decode_num_draft_tokens", "Candidates verified.", "speculation.num_draft_tokens"),
-    (
-        "vllm:spec_decode_num_accepted_tokens",
-        "Candidates accepted.",
-        "speculation.num_accepted_tokens",
-    ),
-    ("vllm:prompt_tokens", "Prompt tokens read.", "num_prompt_tokens"),
-    ("vllm:generation_tokens", "Tokens generated.", "num_generated_tokens"),
-    ("vllm:num_preemptions", "Requests put off; admitted ones never are.", None),
-    ("vllm:prefix_cache_queries", "Tokens looked up; there is no prefix cache.", None),
-    ("vllm:prefix_cache_hits", "Tokens found; there is no prefix cache.", None),
-    ("monge:target_rounds", "Rounds: target forwards after the prompt.", "speculation.num_rounds"),
-)
-_GAUGES: Final = (
-    ("vllm:num_requests_running", "Requests being read or decoded.", "num_joined"),
-    ("vllm:num_requests_waiting", "Requests in the queue.", "num_waiting"),
-    ("vllm:kv_cache_usage_perc", "Share of the cache that is reserved, 1 for all.", "kv_share"),
-    ("monge:num_requests_prefilling", "Requests whose prompt is being read.", "num_prefilling"),
-    ("monge:kv_reserved_tokens", "Tokens reserved in the cache.", "kv_used_tokens"),
-    ("monge:kv_budget_tokens", "Tokens that may be reserved.", "kv_budget_tokens"),
-)
-"""Names and texts of figures, and where a snapshot has them; 0 where it has none."""
-
-
-def _by_position(now: Snapshot) -> Mapping[str, int]:
-    return {str(depth): num for depth, num in enumerate(now.speculation.accepted_by_position)}
-
-
-def _by_reason(now: Snapshot) -> Mapping[str, int]:
-    counts = dict.fromkeys(_REASONS.values(), 0)
-    for reason, count in now.finished.items():
-        counts[_REASONS[reason]] += count
-    return counts
-
-
-def _by_controller(figure: str, now: Snapshot) -> Mapping[str, int]:
-    return {name: getattr(one, figure) for name, one in now.by_controller.items()}
-
-
-_LABELLED: Final[Sequence[tuple[str, str, str, Callable[[Snapshot], Mapping[str, int]]]]] = (
-    (
-        "vllm:spec_decode_num_accepted_tokens_per_pos",
-        "Drafts that accepted a candidate at this depth.",
-        "position",
-        _by_position,
-    ),
-    ("vllm:request_success", "Requests that ended.", "finished_reason", _by_reason),
-    *(
-        (f"monge:{name}_by_controller", text, "controller", partial(_by_controller, figure))
-        for name, text, figure in (
-            ("rounds", "Rounds, by the controller that planned them.", "num_rounds"),
-            ("drafts", "Rounds with candidates, likewise.", "num_drafts"),
-            ("draft_tokens", "Candidates verified, likewise.", "num_draft_tokens"),
-            ("accepted_tokens", "Candidates accepted, likewise.", "num_accepted_tokens"),
-        )
-    ),
-)
-"""Names and texts of counters with a label of their own, and their values by that label."""
-
-
-_EVENTS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
-    "monge:http_requests": (
-        "Answers, by endpoint, status and error code.",
-        ("engine", "endpoint", "status", "code"),
-    ),
-    "monge:requests_by_speculation": (
-        "Requests taken, by what they say about speculation.",
-        (*_LABELS, "speculation"),
-    ),
-    "monge:requests_by_controller": (
-        "Requests taken, by the controller that plans for them.",
-        (*_LABELS, "controller"),
-    ),
-}
-"""Texts and labels of counters of events, by name."""
 
 
 class ServerMetrics:
@@ -167,24 +80,30 @@ class ServerMetrics:
     def __init__(self, model_name: str, *, engine: str = "0", gather: Gather | None = None) -> None:
         self._registry, self._gather = CollectorRegistry(), gather
         self._labels = (engine, model_name)
+
+        def made(kind: Any, name: str, text: str, *labels: str, **options: Any) -> Any:  # noqa: ANN401 (a metric)
+            return kind(name, text, labels, registry=self._registry, **options)
+
         self._histograms = {
-            measure: Histogram(
-                name, text, _LABELS, buckets=buckets, registry=self._registry
-            ).labels(*self._labels)
-            for measure, (name, text, buckets) in _HISTOGRAMS.items()
+            measure: made(Histogram, f"vllm:{name}", text, *_LABELS, buckets=buckets).labels(
+                *self._labels
+            )
+            for measure, name, text, buckets in _HISTOGRAMS
         }
-        self._answers, self._drafting, self._planning = (
-            Counter(name, text, labels, registry=self._registry)
-            for name, (text, labels) in _EVENTS.items()
+        self._answers = made(
+            Counter,
+            "monge:http_requests",
+            "Answers, by endpoint, status and error code.",
+            *("engine", "endpoint", "status", "code"),
         )
-        self._model = Gauge(
-            "monge:model_info",
-            "1; the label `backend` names what runs the target, with its rounded weights if any.",
-            (*_LABELS, "backend"),
-            registry=self._registry,
-        )
+        text = "Requests taken, by what they say about speculation."
+        self._asked = made(Counter, "monge:requests_by_speculation", text, *_LABELS, "speculation")
+        text = "Requests taken, by the controller that plans for them."
+        self._planning = made(Counter, "monge:requests_by_controller", text, *_LABELS, "controller")
+        text = "1; the label `backend` names what runs the target, with its rounded weights if any."
+        self._model = made(Gauge, "monge:model_info", text, *_LABELS, "backend")
         for asked in get_args(Asked):
-            self._drafting.labels(*self._labels, asked)
+            self._asked.labels(*self._labels, asked)
 
     def describe(self, backend: str) -> None:
         """Name what runs the target."""
@@ -200,14 +119,14 @@ class ServerMetrics:
 
     def count_request(self, asked: Asked, controller: str) -> None:
         """Count one accepted request."""
-        self._drafting.labels(*self._labels, asked).inc()
+        self._asked.labels(*self._labels, asked).inc()
         self._planning.labels(*self._labels, controller).inc()
 
     def watch(self, snapshot: Callable[[], Snapshot]) -> None:
-        """Read counters and gauges from a scheduler at each scrape."""
+        """Read counters and gauges from a scheduler at each scrape, all from one snapshot."""
         for controller in snapshot().by_controller:
             self._planning.labels(*self._labels, controller)
-        self._registry.register(_SchedulerState(snapshot, self._labels))
+        self._registry.register(_Collected(lambda: _state(snapshot(), self._labels)))
 
     def families(self) -> list[Metric]:
         """Return the metrics of this server."""
@@ -215,39 +134,67 @@ class ServerMetrics:
 
     def text(self) -> bytes:
         """Return the exposition; this may wait for other servers."""
-        if self._gather is None:
+        gather = self._gather
+        if gather is None:
             return generate_latest(self._registry)
         exposed = CollectorRegistry(auto_describe=False)
-        exposed.register(_Families(self._gather(self.families())))
+        exposed.register(_Collected(lambda: gather(self.families())))
         return generate_latest(exposed)
 
 
-class _Families(Collector):
-    """Metrics that were collected before, perhaps by another server."""
+class _Collected(Collector):
+    """Metrics that a function returns."""
 
-    def __init__(self, families: Sequence[Metric]) -> None:
-        self._families = families
+    def __init__(self, metrics: Callable[[], Iterable[Metric]]) -> None:
+        self._metrics = metrics
 
-    def collect(self) -> Sequence[Metric]:
-        return self._families
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics()
 
 
-class _SchedulerState(Collector):
-    """Counters and gauges of a scheduler, from one snapshot, so that they are consistent."""
-
-    def __init__(self, snapshot: Callable[[], Snapshot], labels: tuple[str, str]) -> None:
-        self._snapshot, self._labels = snapshot, labels
-
-    def collect(self) -> Iterator[Metric]:
-        now = self._snapshot()
-        for kind, figures in ((CounterMetricFamily, _COUNTERS), (GaugeMetricFamily, _GAUGES)):
-            for name, text, place in figures:
-                family = kind(name, text, labels=_LABELS)
-                value = 0 if place is None else attrgetter(place)(now)
-                family.add_metric(self._labels, value)
-                yield family
-        for name, text, label, counts in _LABELLED:
-            family = CounterMetricFamily(name, text, labels=(*_LABELS, label))
-            for value, count in counts(now).items():
-                family.add_metric((*self._labels, value), count)
+def _state(now: Snapshot, labels: tuple[str, str]) -> Iterator[Metric]:
+    """Yield counters and gauges of a scheduler."""
+    spec, num_joined = now.speculation, now.num_running + now.num_prefilling
+    share = now.kv_used_tokens / max(1, now.kv_budget_tokens)
+    accepted = spec.num_accepted_tokens
+    counters = (
+        ("vllm:spec_decode_num_drafts", "Rounds with candidates.", spec.num_drafts),
+        ("vllm:spec_decode_num_draft_tokens", "Candidates verified.", spec.num_draft_tokens),
+        ("vllm:spec_decode_num_accepted_tokens", "Candidates accepted.", accepted),
+        ("vllm:prompt_tokens", "Prompt tokens read.", now.num_prompt_tokens),
+        ("vllm:generation_tokens", "Tokens generated.", now.num_generated_tokens),
+        ("vllm:num_preemptions", "Requests put off; admitted ones never are.", 0),
+        ("vllm:prefix_cache_queries", "Tokens looked up; there is no prefix cache.", 0),
+        ("vllm:prefix_cache_hits", "Tokens found; there is no prefix cache.", 0),
+        ("monge:target_rounds", "Target forwards after the prompt.", spec.num_rounds),
+    )
+    gauges = (
+        ("vllm:num_requests_running", "Requests being read or decoded.", num_joined),
+        ("vllm:num_requests_waiting", "Requests in the queue.", now.num_waiting),
+        ("vllm:kv_cache_usage_perc", "Share of the cache that is reserved, 1 for all.", share),
+        ("monge:num_requests_prefilling", "Prompts that are being read.", now.num_prefilling),
+        ("monge:kv_reserved_tokens", "Tokens reserved in the cache.", now.kv_used_tokens),
+        ("monge:kv_budget_tokens", "Tokens that may be reserved.", now.kv_budget_tokens),
+    )
+    for kind, figures in ((CounterMetricFamily, counters), (GaugeMetricFamily, gauges)):
+        for name, text, value in figures:
+            family = kind(name, text, labels=_LABELS)
+            family.add_metric(labels, value)
             yield family
+    by_reason = dict.fromkeys(_REASONS.values(), 0)
+    for reason, number in now.finished.items():
+        by_reason[_REASONS[reason]] += number
+    by_position = {str(depth): one for depth, one in enumerate(spec.accepted_by_position)}
+    text = "Drafts that accepted a candidate at this depth."
+    labelled = [
+        ("vllm:spec_decode_num_accepted_tokens_per_pos", text, "position", by_position),
+        ("vllm:request_success", "Requests that ended.", "finished_reason", by_reason),
+    ]
+    for figure, text in _BY_CONTROLLER.items():
+        values = {name: getattr(one, f"num_{figure}") for name, one in now.by_controller.items()}
+        labelled.append((f"monge:{figure}_by_controller", text, "controller", values))
+    for name, text, label, values in labelled:
+        family = CounterMetricFamily(name, text, labels=(*_LABELS, label))
+        for key, value in values.items():
+            family.add_metric((*labels, key), value)
+        yield family

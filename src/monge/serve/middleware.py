@@ -3,14 +3,12 @@
 import asyncio
 import hmac
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from http import HTTPStatus
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from monge.serve.errors import RETRY_AFTER_S, ApiError
+from monge.serve.errors import RETRY, ApiError
 
 OPEN_PATHS: Final = frozenset({"/health", "/ready", "/metrics", "/version"})
 """Paths for monitoring. If there are keys, all other paths need one, unknown paths included."""
@@ -38,18 +36,12 @@ class CountedAnswers:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        endpoint = scope["path"] if scope["path"] in self._endpoints else "other"
 
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._count(
-                    endpoint,
-                    int(message["status"]),
-                    str(scope.get("state", {}).get("error_code") or "none"),
-                )
+                endpoint = scope["path"] if scope["path"] in self._endpoints else "other"
+                code = scope.get("state", {}).get("error_code") or "none"
+                self._count(endpoint, int(message["status"]), str(code))
             await send(message)
 
         await self._app(scope, receive, counted)
@@ -82,41 +74,30 @@ class Gate:
     def _error(self, scope: Scope) -> ApiError | None:
         sent = {_without_port(value) for name, value in scope["headers"] if name == b"host"}
         if self._hosts and not self._hosts.issuperset(sent):
-            return ApiError(
-                HTTPStatus.FORBIDDEN,
+            text = (
                 "the Host header of this request is no name of this server; send it to localhost "
-                "or 127.0.0.1, or start the server with --allowed-host NAME or with an API key",
-                code="host_not_allowed",
-                headers=CLOSE,
+                "or 127.0.0.1, or start the server with --allowed-host NAME or with an API key"
             )
+            return ApiError(403, text, code="host_not_allowed", headers=CLOSE)
         if self._keys and scope["path"] not in OPEN_PATHS and not self._brings_key(scope):
-            return ApiError(
-                HTTPStatus.UNAUTHORIZED,
-                "this server needs an API key; send the header `Authorization: Bearer KEY`",
-                code="invalid_api_key",
-                headers={"www-authenticate": "Bearer"},
-            )
+            text = "this server needs an API key; send the header `Authorization: Bearer KEY`"
+            bearer = {"www-authenticate": "Bearer"}
+            return ApiError(401, text, code="invalid_api_key", headers=bearer)
         return None
 
     def _brings_key(self, scope: Scope) -> bool:
-        sent = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        scheme, _, key = sent[:_HEADER_BYTES].partition(b" ")
+        scheme, _, key = _header(scope, b"authorization")[:_HEADER_BYTES].partition(b" ")
         found = False
         for known in self._keys:  # all keys, so that the time reveals nothing
             found |= hmac.compare_digest(key.strip(), known)
         return found and scheme.lower() == b"bearer"
 
 
-def _without_port(host: bytes) -> bytes:
-    name, colon, port = host.strip().lower().rpartition(b":")
-    return (name if colon and port.isdigit() else host.strip().lower()).removesuffix(b".")
-
-
 class BoundedBodies:
     """Reads the whole body first, and refuses it if it is too large or too slow.
 
-    `scope["state"]["release_body"]()` says that nobody holds the body any more, before the answer
-    does.
+    The application takes the body out of `scope["state"]["body"]`, so that nobody else holds it, and
+    calls `scope["state"]["release_body"]()` when it holds it no more.
 
     Args:
         app: The application behind it.
@@ -130,7 +111,7 @@ class BoundedBodies:
         self, app: ASGIApp, *, max_bytes: int, max_held_bytes: int, timeout_s: float | int
     ) -> None:
         self._app, self._max_bytes, self._timeout_s = app, max_bytes, timeout_s
-        self._max_held_bytes, self.num_held_bytes = max(max_bytes, max_held_bytes), 0
+        self._max_held_bytes, self._num_held_bytes = max(max_bytes, max_held_bytes), 0
         self._turn = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -138,82 +119,68 @@ class BoundedBodies:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        share = _Share(self)
-        scope.setdefault("state", {})["release_body"] = partial(share.grow, 0)
+        num_counted = 0
+
+        def hold(size: int) -> bool:
+            """Count a body of this size, and return whether it is a large one; 0 counts it no more."""
+            nonlocal num_counted
+            before, num_counted = num_counted, max(0, size - _FREE_BYTES)
+            self._num_held_bytes += num_counted - before
+            return num_counted > 0
+
+        state = scope.setdefault("state", {})
+        state["release_body"] = partial(hold, 0)
         try:
-            replay = await asyncio.wait_for(self._read(scope, receive, share), self._timeout_s)
+            read = self._read(scope, receive, hold)
+            state["body"] = await asyncio.wait_for(read, self._timeout_s)
         except TimeoutError:
             text = f"the body took longer than {self._timeout_s:g} s"
-            error = ApiError(HTTPStatus.REQUEST_TIMEOUT, text, code="slow_body", headers=CLOSE)
+            error = ApiError(408, text, code="slow_body", headers=CLOSE)
             await _refuse(error, scope, receive, send)
         except ApiError as error:
             await _refuse(error, scope, receive, send)
         else:
-            if replay is not None:  # which alone holds the body
-                await self._app(scope, replay, send)
+            if state["body"] is not None:
+                await self._app(scope, receive, send)
         finally:
-            share.grow(0)
+            hold(0)
 
-    async def _read(self, scope: Scope, receive: Receive, share: "_Share") -> Receive | None:
-        """Return what receives the body once more, or `None` if the client disconnected."""
-        declared = next(
-            (value for name, value in scope["headers"] if name == b"content-length"), b""
-        )
-        if declared.isdigit() and int(declared[:20]) > self._max_bytes:
-            raise self._too_large()
-        body = bytearray()
+    async def _read(
+        self, scope: Scope, receive: Receive, hold: Callable[[int], bool]
+    ) -> bytes | None:
+        """Return the body, or `None` if the client disconnected."""
+        declared, body, is_large = _header(scope, b"content-length"), bytearray(), False
+        if declared.isdigit():
+            self._check_size(int(declared[:20]))
         while True:
-            if (
-                share.num_bytes
-            ):  # one large body a turn of the event loop, so that others come between
+            if is_large:  # one large body a turn of the event loop, so that others come between
                 async with self._turn:
                     await asyncio.sleep(0)
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
             body += message.get("body", b"")
-            share.grow(len(body))
-            if len(body) > self._max_bytes:
-                raise self._too_large()
-            if share.num_bytes and self.num_held_bytes > self._max_held_bytes:
-                raise ApiError(
-                    HTTPStatus.TOO_MANY_REQUESTS,
-                    f"{self._max_held_bytes} bytes of large bodies are waiting to be read; retry later",
-                    code="bodies_full",
-                    headers={"retry-after": str(RETRY_AFTER_S)} | CLOSE,
-                )
+            is_large = hold(len(body))
+            self._check_size(len(body))
+            if is_large and self._num_held_bytes > self._max_held_bytes:
+                text = f"{self._max_held_bytes} bytes of large bodies are waiting to be read; retry later"
+                raise ApiError(429, text, code="bodies_full", headers=RETRY | CLOSE)
             if not message.get("more_body", False):
-                return _replayed(bytes(body), receive)
+                return bytes(body)
 
-    def _too_large(self) -> ApiError:
-        text = f"the body is larger than {self._max_bytes} bytes, this server's limit"
-        return ApiError(
-            HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text, code="request_too_large", headers=CLOSE
-        )
-
-
-@dataclass(slots=True)
-class _Share:
-    """Bytes of one body among those of all that are held."""
-
-    bodies: BoundedBodies
-    num_bytes: int = 0
-
-    def grow(self, size: int) -> None:
-        """Count a body of this size; 0 counts it no more."""
-        counted = max(0, size - _FREE_BYTES)
-        self.bodies.num_held_bytes += counted - self.num_bytes
-        self.num_bytes = counted
+    def _check_size(self, size: int) -> None:
+        if size > self._max_bytes:
+            text = f"the body is larger than {self._max_bytes} bytes, this server's limit"
+            raise ApiError(413, text, code="request_too_large", headers=CLOSE)
 
 
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Return what receives a body that was read before, and then what comes after it."""
-    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+def _header(scope: Scope, name: bytes) -> bytes:
+    return next((value for key, value in scope["headers"] if key == name), b"")
 
-    async def receive_again() -> Message:
-        return waiting.pop() if waiting else await receive()
 
-    return receive_again
+def _without_port(host: bytes) -> bytes:
+    name, colon, port = host.strip().lower().rpartition(b":")
+    return (name if colon and port.isdigit() else host.strip().lower()).removesuffix(b".")
 
 
 async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:

@@ -3,9 +3,9 @@
 import re
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 from monge.core.context import DraftPlan
@@ -13,9 +13,9 @@ from monge.core.errors import OptionError
 from monge.engine.chat_format import ChatFormat
 from monge.engine.decoder import Decoder
 from monge.engine.logprobs import LogprobOptions
-from monge.engine.session import Request
+from monge.engine.session import Request, Session
+from monge.options import SamplingOptions, ServeOptions
 from monge.serve.errors import TOO_LONG, refused
-from monge.serve.records import Recorder, Recording
 from monge.serve.schemas import (
     FIELD_NAMES,
     Asked,
@@ -24,17 +24,31 @@ from monge.serve.schemas import (
     SamplingRequest,
     SpeculationOptions,
 )
-from monge.serve.settings import ServerSettings
 
 DEFAULT_MAX_TOKENS: Final = 16
 """Default of completions, as in the OpenAI API; the default of a chat answer is the rest of the
 context."""
 
-_SAMPLING: Final = (
-    *("temperature", "top_p", "min_p", "seed", "min_tokens", "stop", "stop_token_ids"),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty", "ignore_eos"),
-)
-"""Fields that `Decoder.requests` takes as they are."""
+Prompt = str | tuple[int, ...]
+
+
+@runtime_checkable
+class Recorder(Protocol):
+    """Records some of the requests that its decoder decodes; `monge.audit.recorder` has it."""
+
+    decoder: Decoder
+
+    def recorded(self, request: Request) -> Request:
+        """Return the same request, to be recorded; an `OptionError` if it cannot be recorded."""
+        ...
+
+    def num_bytes(self, session: Session) -> int:
+        """Return the memory that the record of a session takes so far."""
+        ...
+
+    def certificate(self, sessions: Sequence[Session]) -> Any:  # noqa: ANN401 (a record of `monge.audit`)
+        """Return the record of sessions that have ended; its `document()` is JSON."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +61,7 @@ class ParsedRequest:
         created: Seconds since the epoch.
         choices: One request of the engine per choice: all choices of the first prompt, then those
             of the second, and so on.
-        num_prompts: Number of prompts.
+        num_choices: Choices of each prompt.
         asked: Form of the `speculation` field.
         echoes: The text of the prompt for each choice, if it is repeated before the completion;
             else empty.
@@ -56,32 +70,26 @@ class ParsedRequest:
         has_running_usage: Whether every chunk has usage.
         hides_completion: Whether the completion is hidden. A request that only scores its prompt
             generates one hidden token.
-        recording: How the choices are recorded; `None` records nothing.
+        is_recorded: Whether the choices are recorded.
     """
 
     kind: Literal["chat", "completion"]
     response_id: str
     created: int
     choices: tuple[Request, ...]
-    num_prompts: int
+    num_choices: int
     asked: Asked
     echoes: tuple[str, ...] = ()
     is_stream: bool = False
     has_usage: bool = False
     has_running_usage: bool = False
     hides_completion: bool = False
-    recording: Recording | None = None
+    is_recorded: bool = False
 
     @property
     def seed(self) -> int | None:
         """Seed that reproduces the answer; choice i uses row i. `None` if measured times affect it."""
-        first = self.choices[0]
-        return first.seed if first.is_repeatable else None
-
-    @property
-    def num_choices(self) -> int:
-        """Choices of each prompt."""
-        return len(self.choices) // self.num_prompts
+        return self.choices[0].seed if self.choices[0].is_repeatable else None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -93,133 +101,63 @@ class ParsedRequest:
         return index - index % self.num_choices
 
 
-@runtime_checkable
-class Vocabulary(Protocol):
-    """A tokenizer that lists its vocabulary."""
-
-    def get_vocab(self) -> Mapping[str, int]:
-        """Token ids by spelling."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestParser:
     """Parses requests and checks them against the limits of the server.
 
     Args:
         decoder: Has the tokenizer, the vocabulary and the end-of-text tokens.
-        settings: Limits.
+        options: Limits.
         chat: Formats conversations.
         max_sequence_tokens: Largest number of tokens of a prompt and its completion.
         recorder: Records requests that ask for it; `None` refuses them.
     """
 
-    decoder: Decoder
-    settings: ServerSettings
-    chat: ChatFormat
-    max_sequence_tokens: int
-    recorder: Recorder | None = None
-    _longest_token: int | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        tokenizer = self.decoder.tokenizer
-        longest = (
-            max(map(len, tokenizer.get_vocab())) if isinstance(tokenizer, Vocabulary) else None
-        )
-        object.__setattr__(self, "_longest_token", longest)
-
-    def parse_completion(self, body: CompletionRequest) -> ParsedRequest:
-        """Parse a completion request.
-
-        Raises:
-            ApiError, MongeError: If it cannot be honoured.
-        """
-        for prompt in body.prompt:
-            self._check_size("prompt", [prompt])
-        wanted = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-        return self._parsed(
-            body,
-            "completion",
-            body.prompt,
-            max(1, wanted),
-            logprobs=body.logprobs,
-            echoes=[self._text(prompt) for prompt in body.prompt] if body.echo else [],
-            hides_completion=wanted == 0,
-        )
-
-    def parse_chat(self, body: ChatRequest) -> ParsedRequest:
-        """Parse a chat request.
-
-        Raises:
-            ApiError, MongeError: If it cannot be honoured.
-        """
-        self._check_size("messages", [message.text for message in body.messages])
-        turns = [{"role": message.role, "content": message.text} for message in body.messages]
-        with _fields_named("messages"):
-            prompt = self.chat.encode(turns)
-        room = self.max_sequence_tokens - len(prompt)
-        if room < 1:
-            raise refused(
-                f"the conversation has {len(prompt)} tokens; with an answer it may have "
-                f"{self.max_sequence_tokens}; shorten it",
-                "messages",
-                TOO_LONG,
-            )
-        wanted = body.max_completion_tokens or body.max_tokens or room
-        logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        return self._parsed(body, "chat", [prompt], wanted, logprobs=logprobs)
-
-    def _check_size(self, param: str, parts: Iterable[str | tuple[int, ...]]) -> None:
-        """Refuse a text that is too long for any tokenization, before it is tokenized.
-
-        A tokenizer that drops characters, such as repeated blanks, could have produced fewer
-        tokens.
-        """
-        size = sum(map(len, parts))
-        is_text = any(isinstance(part, str) for part in parts)
-        if is_text and self._longest_token is None:
-            return
-        most = self.max_sequence_tokens * (self._longest_token or 1 if is_text else 1)
-        if size > most:
-            what = "characters" if is_text else "tokens"
-            why = (
-                f": {self.max_sequence_tokens} tokens of up to {self._longest_token} characters"
-                if is_text
-                else ""
-            )
-            raise refused(
-                f"{param}: {size} {what}; this server takes at most {most}{why}; shorten it",
-                param,
-                TOO_LONG,
-            )
-
-    def _parsed(
+    def __init__(
         self,
-        body: SamplingRequest,
-        kind: Literal["chat", "completion"],
-        prompts: Sequence[str | tuple[int, ...]],
-        limit: int,
+        decoder: Decoder,
+        options: ServeOptions,
+        chat: ChatFormat,
         *,
-        logprobs: int | None,
-        echoes: Sequence[str] = (),
-        hides_completion: bool = False,
-    ) -> ParsedRequest:
-        each = body.n or 1
-        num_choices, stream = len(prompts) * each, body.stream_options
-        if num_choices > self.settings.max_choices:
+        max_sequence_tokens: int,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self._decoder, self._options, self._chat = decoder, options, chat
+        self._max_sequence_tokens, self._recorder = max_sequence_tokens, recorder
+        vocabulary = getattr(decoder.tokenizer, "get_vocab", None)
+        self._longest_token = None if vocabulary is None else max(map(len, vocabulary()))
+
+    def parse(self, body: CompletionRequest | ChatRequest) -> ParsedRequest:
+        """Parse a checked body.
+
+        Raises:
+            ApiError, MongeError: If it cannot be honoured.
+        """
+        prompts: Sequence[Prompt]
+        if isinstance(body, ChatRequest):
+            prompts, is_echoed = [self._conversation(body)], False
+            room = self._max_sequence_tokens - len(prompts[0])
+            wanted = body.max_completion_tokens or body.max_tokens or room
+            logprobs = (body.top_logprobs or 0) if body.logprobs else None
+            kind, prefix = "chat", "chatcmpl-"
+        else:
+            prompts, is_echoed = body.prompt, bool(body.echo)
+            for prompt in prompts:
+                self._check_size("prompt", [prompt])
+            wanted = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+            logprobs, kind, prefix = body.logprobs, "completion", "cmpl-"
+        each, stream = body.n or 1, body.stream_options
+        if len(prompts) * each > self._options.max_choices:
             raise refused(
-                f"this server makes at most {self.settings.max_choices} completions for a "
+                f"this server makes at most {self._options.max_choices} completions for a "
                 f"request; asked for: n={each} for {len(prompts)} prompt(s)",
                 "n",
             )
-        scores_prompt = bool(echoes) and logprobs is not None
         requests = self._requests(
-            body, prompts, limit, logprobs=logprobs, scores_prompt=scores_prompt
+            body, prompts, max(1, wanted), logprobs=logprobs, is_echoed=is_echoed
         )
-        num_prompt_tokens = sum(len(one.prompt_ids) for one in requests)
-        self._check_logprobs(
-            each * (num_prompt_tokens * scores_prompt + limit * len(requests)), logprobs
-        )
+        echoes = map(self._text, prompts) if is_echoed else ()
+        num_scored = sum(one.max_new_tokens + len(one.prompt_ids) * is_echoed for one in requests)
+        self._check_logprobs(each * num_scored, logprobs)
         # The choices of a prompt share what they can, and its scores come with the first.
         choices = [
             replace(
@@ -232,71 +170,103 @@ class RequestParser:
         ]
         return ParsedRequest(
             kind=kind,
-            response_id=("chatcmpl-" if kind == "chat" else "cmpl-") + secrets.token_hex(16),
+            response_id=prefix + secrets.token_hex(16),
             created=int(time.time()),
-            choices=tuple(choices),
-            num_prompts=len(prompts),
+            choices=tuple(self._recorded(choices) if body.certificate else choices),
+            num_choices=each,
             asked=body.asked,
             echoes=tuple(text for text in echoes for _ in range(each)),
             is_stream=bool(body.stream),
             has_usage=stream is not None and bool(stream.include_usage),
             has_running_usage=stream is not None and bool(stream.continuous_usage_stats),
-            hides_completion=hides_completion,
-            recording=self._recording(num_choices) if body.certificate else None,
+            hides_completion=wanted == 0,
+            is_recorded=bool(body.certificate),
         )
+
+    def _conversation(self, body: ChatRequest) -> tuple[int, ...]:
+        self._check_size("messages", [message.text for message in body.messages])
+        turns = [{"role": message.role, "content": message.text} for message in body.messages]
+        with _fields_named("messages"):
+            prompt = self._chat.encode(turns)
+        if len(prompt) >= self._max_sequence_tokens:
+            raise refused(
+                f"the conversation has {len(prompt)} tokens; with an answer it may have "
+                f"{self._max_sequence_tokens}; shorten it",
+                "messages",
+                TOO_LONG,
+            )
+        return prompt
+
+    def _check_size(self, param: str, parts: Iterable[Prompt]) -> None:
+        """Refuse a text that is too long for any tokenization, before it is tokenized.
+
+        A tokenizer that drops characters, such as repeated blanks, could have produced fewer
+        tokens.
+        """
+        size, most, why = sum(map(len, parts)), self._max_sequence_tokens, ""
+        is_text = any(isinstance(part, str) for part in parts)
+        if is_text:
+            if self._longest_token is None:
+                return
+            why = f": {most} tokens of up to {self._longest_token} characters"
+            most *= self._longest_token
+        if size > most:
+            what = "characters" if is_text else "tokens"
+            text = f"{param}: {size} {what}; this server takes at most {most}{why}; shorten it"
+            raise refused(text, param, TOO_LONG)
 
     def _requests(
         self,
         body: SamplingRequest,
-        prompts: Sequence[str | tuple[int, ...]],
+        prompts: Sequence[Prompt],
         limit: int,
         *,
         logprobs: int | None,
-        scores_prompt: bool,
+        is_echoed: bool,
     ) -> list[Request]:
         """Return one request for each prompt."""
         asked = body.speculation
         drafting = asked if isinstance(asked, SpeculationOptions) else SpeculationOptions()
         self._check_controller(drafting.controller)
+        options = {"max_new_tokens": limit, "controller": drafting.controller} | _sampling(body)
         with _fields_named("prompt"):
-            requests = self.decoder.requests(
-                prompts, max_new_tokens=limit, controller=drafting.controller, **_sampling(body)
-            )
+            requests = self._decoder.requests(prompts, **options)
         for request in requests:
             self._check_room(request, body)
         # Without candidates, the drafter does not need to read the prompt.
         speculative = asked is not False and 0 not in {drafting.max_depth, drafting.max_nodes}
-        adaptive = drafting.adaptive is not False
-        scores = None if logprobs is None else LogprobOptions(num_top=logprobs, source="raw")
-        return [
-            replace(
-                request,
-                speculative=speculative,
-                adaptive=adaptive,
-                limits=DraftPlan(max_depth=drafting.max_depth, max_nodes=drafting.max_nodes),
-                is_repeatable=request.is_repeatable
-                if speculative and adaptive
-                else self.decoder.components.coarse_dtype is None,
-                logprobs=scores and replace(scores, source=self.settings.logprobs_of),
-                prompt_logprobs=scores if scores_prompt else None,
-            )
-            for request in requests
-        ]
+        changes: dict[str, Any] = {
+            "speculative": speculative,
+            "adaptive": drafting.adaptive is not False,
+            "limits": DraftPlan(max_depth=drafting.max_depth, max_nodes=drafting.max_nodes),
+        }
+        if not (speculative and changes["adaptive"]):
+            changes["is_repeatable"] = self._decoder.components.coarse_dtype is None
+        if logprobs is not None:
+            source = self._options.logprobs_of
+            changes["logprobs"] = LogprobOptions(num_top=logprobs, source=source)
+            raw = LogprobOptions(num_top=logprobs, source="raw")
+            changes["prompt_logprobs"] = raw if is_echoed else None
+        return [replace(request, **changes) for request in requests]
 
     def _check_room(self, request: Request, body: SamplingRequest) -> None:
-        num, limit = len(request.prompt_ids), request.max_new_tokens
-        if num + limit > self.max_sequence_tokens:
-            newer = "max_completion_tokens" in body.model_fields_set
-            fields = ("max_tokens", "max_completion_tokens")
+        num, limit, most = (
+            len(request.prompt_ids),
+            request.max_new_tokens,
+            self._max_sequence_tokens,
+        )
+        if num + limit > most:
+            is_newer = "max_completion_tokens" in body.model_fields_set
+            field = "max_completion_tokens" if is_newer else "max_tokens"
             raise refused(
-                f"prompt of {num} tokens + max_tokens={limit} exceeds {self.max_sequence_tokens}, "
+                f"prompt of {num} tokens + max_tokens={limit} exceeds {most}, "
                 "the limit of a request here; shorten the prompt or ask for fewer tokens",
-                "prompt" if num >= self.max_sequence_tokens else fields[newer],
+                "prompt" if num >= most else field,
                 TOO_LONG,
             )
 
     def _check_logprobs(self, num_tokens: int, logprobs: int | None) -> None:
-        num, most = num_tokens * (1 + (logprobs or 0)), self.settings.max_logprobs
+        num, most = num_tokens * (1 + (logprobs or 0)), self._options.max_logprobs
         if logprobs is not None and num > most:
             raise refused(
                 f"logprobs: choices x tokens x (1 + top log-probabilities) = {num}; this server "
@@ -305,34 +275,25 @@ class RequestParser:
             )
 
     def _check_controller(self, name: str | None) -> None:
-        offered = self.decoder.components.controllers
+        offered = self._decoder.components.controllers
         if name is not None and name not in offered:
-            known = (
-                f"there are: {', '.join(offered)}"
-                if offered
-                else "this server's has no name; leave it out"
-            )
-            raise refused(
-                f"speculation.controller: no such controller here; {known}",
-                "speculation.controller",
-            )
+            known = f"there are: {', '.join(offered)}"
+            known = known if offered else "this server's has no name; leave it out"
+            text = f"speculation.controller: no such controller here; {known}"
+            raise refused(text, "speculation.controller")
 
-    def _recording(self, num_choices: int) -> Recording:
-        if self.recorder is None:
-            raise refused(
-                "certificate: this server keeps no records; start it with --certificates",
-                "certificate",
-            )
-        # The choices share the memory of the request.
-        max_bytes = self.settings.max_certificate_bytes // num_choices
-        return Recording(recorder=self.recorder, max_bytes=max_bytes)
+    def _recorded(self, choices: Iterable[Request]) -> Iterable[Request]:
+        if self._recorder is None:
+            text = "certificate: this server keeps no records; start it with --certificates"
+            raise refused(text, "certificate")
+        return map(self._recorder.recorded, choices)
 
-    def _text(self, prompt: str | tuple[int, ...]) -> str:
+    def _text(self, prompt: Prompt) -> str:
         if isinstance(prompt, str):
             return prompt
-        if self.decoder.tokenizer is None:
+        if self._decoder.tokenizer is None:
             raise refused("echo: this server has no tokenizer, so token ids have no text", "echo")
-        return self.decoder.tokenizer.decode(prompt, skip_special_tokens=True)
+        return self._decoder.tokenizer.decode(prompt, skip_special_tokens=True)
 
 
 @contextmanager
@@ -347,8 +308,8 @@ def _fields_named(prompt: str) -> Iterator[None]:
 
 def _sampling(body: SamplingRequest) -> dict[str, Any]:
     """Return the options of `Decoder.requests` that the body has."""
-    given = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
-    if body.top_k is not None and body.top_k > 0:
-        given["top_k"] = body.top_k
-    bias = {int(token): value for token, value in (body.logit_bias or {}).items()}
-    return {"temperature": 1.0, "logit_bias": bias} | given
+    given = {one.name: getattr(body, one.name, None) for one in fields(SamplingOptions)}
+    given["logit_bias"] = {int(token): one for token, one in (body.logit_bias or {}).items()}
+    if given["top_k"] in {-1, 0}:
+        del given["top_k"]
+    return {"temperature": 1.0} | {name: one for name, one in given.items() if one is not None}

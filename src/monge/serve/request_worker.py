@@ -2,15 +2,13 @@
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastapi import Request
 
-from monge.serve.answers import failure
-from monge.serve.errors import ApiError
+from monge.serve.errors import ApiError, failure
 from monge.serve.generation import QueueFullError
 
 Result = TypeVar("Result")
@@ -40,24 +38,21 @@ class RequestWorker:
         """
         if self._max_waiting is not None and self._num_waiting >= self._max_waiting:
             raise QueueFullError(f"The queue is full ({self._max_waiting} requests); retry later.")
+        loop = asyncio.get_running_loop()
+
+        def end_turn(_: object) -> None:
+            with suppress(RuntimeError):  # the loop has ended, so that nobody waits
+                loop.call_soon_threadsafe(self._turn.release)
+
         self._num_waiting += 1
         try:
             await self._turn.acquire()
-            return await asyncio.wrap_future(self._begun(work))
+            future = self._thread.submit(work)
+            # Only when the thread is done: it does not notice that its caller is cancelled.
+            future.add_done_callback(end_turn)
+            return await asyncio.wrap_future(future)
         finally:
             self._num_waiting -= 1
-
-    def _begun(self, work: Callable[[], Result]) -> "Future[Result]":
-        loop = asyncio.get_running_loop()
-        future = self._thread.submit(work)
-        # Only when the thread is done: it does not notice that its caller is cancelled.
-        future.add_done_callback(partial(_hand_over, loop, self._turn))
-        return future
-
-
-def _hand_over(loop: asyncio.AbstractEventLoop, turn: asyncio.Semaphore, _: "Future[Any]") -> None:
-    with suppress(RuntimeError):  # the loop has ended, so that nobody waits
-        loop.call_soon_threadsafe(turn.release)
 
 
 async def unless_disconnected(

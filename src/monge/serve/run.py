@@ -56,35 +56,49 @@ class DrainingServer(uvicorn.Server):
     Uvicorn alone would only close their connections.
 
     Args:
-        config: Configuration of uvicorn.
         app: The application, made by `create_app`.
-        drain_s: Seconds of the drain period.
-        lame_duck_s: Seconds before it, in which SIGTERM has made the server not ready, though it
-            still takes requests.
+        drain_s: Seconds that running requests get; the others get a 503.
+        lame_duck_s: Seconds after SIGTERM, before that, in which requests are still taken though
+            the server is not ready.
         exits: Whether the process ends, with status 1, if the server does not.
+        access_log: Whether every request is logged.
+        limits: Of its connections; `None` for those of this process.
+        **options: Further options of `uvicorn.Config`.
     """
 
     def __init__(
         self,
-        config: uvicorn.Config,
         app: FastAPI,
         *,
         drain_s: int,
         lame_duck_s: int = 0,
         exits: bool = False,
+        access_log: bool = False,
+        limits: ConnectionLimits | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(config)
+        limits = limits or limits_of_process()
+        own: dict[str, Any] = {
+            "http": partial(Connection, limits=limits),  # h11's, which bounds the size of headers
+            "ws": "none",
+            "log_level": logging.INFO if access_log else logging.WARNING,
+            "access_log": access_log,
+            "server_header": False,
+            "backlog": limits.backlog,
+            "timeout_keep_alive": _KEEP_ALIVE_S,
+            "timeout_graceful_shutdown": drain_s + _TELL_S,
+        }
+        super().__init__(uvicorn.Config(app, **own | options))
         self._state, self._drain_s, self._lame_duck_s = app.state, drain_s, lame_duck_s
-        self._exits = exits
-        self._exit_timer = threading.Timer(drain_s + _TELL_S + _HUNG_S, _exit)
-        self._exit_timer.daemon = True
+        self._exit_timer = threading.Timer(drain_s + _TELL_S + _HUNG_S, _exit) if exits else None
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until a signal."""
         try:
             super().run(sockets)
         finally:
-            self._exit_timer.cancel()
+            if self._exit_timer is not None:
+                self._exit_timer.cancel()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to accept connections."""
@@ -97,7 +111,8 @@ class DrainingServer(uvicorn.Server):
         end = time.monotonic() + self._lame_duck_s * (signal.SIGTERM in self._captured_signals)
         while time.monotonic() < end and signal.SIGINT not in self._captured_signals:
             await asyncio.sleep(_TICK_S)
-        if self._exits:
+        if self._exit_timer is not None:
+            self._exit_timer.daemon = True
             self._exit_timer.start()
         late = asyncio.create_task(self._end_late())
         try:
@@ -146,57 +161,16 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def server_of(
-    app: FastAPI,
-    *,
-    drain_s: int,
-    lame_duck_s: int = 0,
-    exits: bool = False,
-    access_log: bool = False,
-    limits: ConnectionLimits | None = None,
-    **options: Any,
-) -> DrainingServer:
-    """Return a server that runs until a signal stops it.
-
-    Args:
-        app: The application, made by `create_app`.
-        drain_s: Seconds that running requests get; the others get a 503.
-        lame_duck_s: Seconds after SIGTERM, before that, in which requests are still taken though
-            the server is not ready.
-        exits: Whether the process ends, with status 1, if the server does not.
-        access_log: Whether every request is logged.
-        limits: Of its connections; `None` for those of this process.
-        **options: Further options of `uvicorn.Config`.
-    """
-    limits = limits or limits_of_process()
-    protocol: Any = partial(Connection, limits=limits)
-    config = uvicorn.Config(
-        app,
-        **{
-            "http": protocol,  # h11's, which bounds the size of headers
-            "ws": "none",
-            "log_level": logging.INFO if access_log else logging.WARNING,
-            "access_log": access_log,
-            "server_header": False,
-            "backlog": limits.backlog,
-            "timeout_keep_alive": _KEEP_ALIVE_S,
-            "timeout_graceful_shutdown": drain_s + _TELL_S,
-        }
-        | options,
-    )
-    return DrainingServer(config, app, drain_s=drain_s, lame_duck_s=lame_duck_s, exits=exits)
-
-
 def serve_until_signal(app: FastAPI, listener: socket.socket, **options: Any) -> None:
     """Serve until SIGTERM or SIGINT, then finish the requests that run.
 
     Args:
         app: The application, made by `create_app`.
         listener: A listening socket.
-        **options: Of `server_of`.
+        **options: Of `DrainingServer`.
     """
     raise_descriptor_limit()
-    server = server_of(app, exits=True, log_config=_LOGGING, **options)
+    server = DrainingServer(app, exits=True, log_config=_LOGGING, **options)
     # uvicorn raises the signal once more when it is done; having drained is no failure.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     settle_objects()

@@ -1,36 +1,33 @@
 """Continuous batching: generations join and leave the rounds of one decoding thread."""
 
-import heapq
 import logging
 import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
-from typing import Any, Final
+from typing import Final
 
 from monge.core.errors import ContextLengthError, OptionError, OutOfStepError
 from monge.engine.batch import Batch
+from monge.engine.components import Components
 from monge.engine.decoder import Decoder
 from monge.engine.garbage import trim_heap
-from monge.engine.session import Request, Session, catch
+from monge.engine.session import Request, Session
 from monge.engine.threads import release_openmp_pool
 from monge.serve.generation import (
+    Generation,
     GenerationFinish,
     Measure,
+    Output,
     QueueFullError,
     SchedulerClosedError,
     Sink,
-    Snapshot,
     Speculation,
-    controller_names,
-    controller_of,
 )
-from monge.serve.kv_budget import KVBudget
-from monge.serve.records import Recording
-from monge.serve.request_handle import RequestHandle
-from monge.serve.scheduled_generation import ScheduledGeneration
 from monge.serve.waiting import WaitingQueue
 
 _LOG: Final = logging.getLogger(__name__)
@@ -38,23 +35,67 @@ _UNBOUNDED_CONTEXT: Final = 32768
 """Tokens per row of the default budget, if the target has no limit."""
 _QUIET_S: Final = 1.0
 """Idle seconds after which free memory is returned to the system."""
-
 _PIECE_S: Final = 0.25
 """Seconds that running requests wait for a chunk of new prompts."""
-
 _LATE_S: Final = 2.0
 """Seconds that a round may take beyond the deadline of a generation before it is ended without it."""
-
 _LAST_ROUND_S: Final = 8.0
 """Seconds for the round that runs when the scheduler is closed."""
-
 _MOST_FAILURES: Final = 8
 _FAILURES_S: Final = 60.0
 """If this many requests in a row fail, the engine is at fault, until none has failed for this long."""
+NO_CONTROLLER: Final = "none"
+"""The name used if no controller plans: nothing is drafted, or every round has the largest tree."""
+
+
+def controller_of(request: Request, components: Components) -> str:
+    """Return the name of the controller that plans for a request, or `none`."""
+    if not (request.speculative and request.adaptive):
+        return NO_CONTROLLER
+    return components.controller_name if request.controller is None else request.controller
 
 
 def no_sink(measure: Measure, value: float | int) -> None:
     """Ignore the observation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """State of a scheduler.
+
+    Args:
+        num_running: Generations that are decoding.
+        num_prefilling: Generations whose prompt is being read.
+        num_waiting: Generations in the queue.
+        kv_used_tokens: Tokens reserved in the caches.
+        kv_budget_tokens: Tokens that may be reserved.
+        is_open: Whether generations are accepted.
+        failure: Why nothing is decoded properly: the decoding thread has ended, hangs in a round, or
+            everything fails. `None` if all is well.
+        num_prompt_tokens: Prompt tokens read since the start.
+        num_generated_tokens: Tokens generated since the start.
+        finished: Generations ended since the start, by reason.
+        speculation: Of all rounds since the start.
+        by_controller: The same by controller; `none` for rounds without one.
+    """
+
+    num_running: int
+    num_prefilling: int
+    num_waiting: int
+    kv_used_tokens: int
+    kv_budget_tokens: int
+    is_open: bool
+    failure: str | None
+    num_prompt_tokens: int
+    num_generated_tokens: int
+    finished: Mapping[GenerationFinish, int] = field(default_factory=dict[GenerationFinish, int])
+    speculation: Speculation = Speculation()
+    by_controller: Mapping[str, Speculation] = field(default_factory=dict[str, Speculation])
+
+    @property
+    def is_well(self) -> bool:
+        """True if requests are taken and decoded properly."""
+        return self.is_open and self.failure is None
 
 
 class Scheduler:
@@ -71,15 +112,15 @@ class Scheduler:
     No other code may use the decoder while the scheduler runs.
 
     Args:
-        decoder: The parts, the tokenizer.
-        max_batch_size: Generations decoded together; `None` takes the value of the decoder.
+        decoder: The parts, the tokenizer, the number of generations that are decoded together.
         max_waiting: Client requests that may wait, wholly or partly.
-        kv_budget_tokens: Tokens in the caches: rows x longest row. `None` lets each row of a full
-            batch fill the context of the target.
+        kv_budget_tokens: Tokens in the caches: rows x longest row, since the caches are
+            rectangular; the few columns of a round's tree do not count. `None` lets each row of a
+            full batch fill the context of the target.
         prefill_chunk: Prompt tokens that are read between two rounds; fewer if running requests
             would wait more than a quarter of a second.
-        round_timeout_s: Seconds after which a round is taken to hang; `None` for never. The
-            snapshot then has a failure, until it ends.
+        round_timeout_s: Seconds after which a round is taken to hang; 0 for never. The snapshot
+            then has a failure, until it ends.
         sink: Receives every observation.
 
     Raises:
@@ -90,43 +131,37 @@ class Scheduler:
         self,
         decoder: Decoder,
         *,
-        max_batch_size: int | None = None,
         max_waiting: int = 256,
         kv_budget_tokens: int | None = None,
         prefill_chunk: int = 512,
-        round_timeout_s: float | int | None = 120,
+        round_timeout_s: float | int = 120,
         sink: Sink = no_sink,
     ) -> None:
-        self._decoder, self._sink, self._prefill_chunk = decoder, sink, prefill_chunk
-        self._max_batch_size = decoder.max_batch_size if max_batch_size is None else max_batch_size
-        self.max_waiting, self._round_timeout_s = max_waiting, round_timeout_s
-        row = decoder.components.target.max_length or _UNBOUNDED_CONTEXT
-        self._kv_budget = KVBudget(
-            self._max_batch_size * row if kv_budget_tokens is None else kv_budget_tokens
-        )
-        for name, value in (("max_batch_size", self._max_batch_size), ("max_waiting", max_waiting)):
-            if value < 1:
-                raise OptionError(f"{name} must be at least 1; got {value}")
-        if self._kv_budget.total < 2:
-            raise OptionError(
-                "kv_budget_tokens must hold a prompt and a token, at least 2; got "
-                f"{kv_budget_tokens}"
-            )
+        parts = decoder.components
+        if kv_budget_tokens is None:
+            row = parts.target.max_length or _UNBOUNDED_CONTEXT
+            kv_budget_tokens = decoder.max_batch_size * row
+        limits = ("max_waiting", max_waiting, 1), ("kv_budget_tokens", kv_budget_tokens, 2)
+        for name, value, least in limits:
+            if value < least:
+                raise OptionError(f"{name} must be at least {least}; got {value}")
+        self._decoder, self._sink = decoder, sink
+        self._kv_budget_tokens, self._prefill_chunk = kv_budget_tokens, prefill_chunk
+        self._max_waiting = max_waiting
+        self._round_timeout_s = round_timeout_s or math.inf
         self._changed = threading.Condition()
         self._waiting = WaitingQueue()
-        self._running: dict[int, ScheduledGeneration] = {}
+        self._running: dict[int, Generation] = {}
         self._leaving: dict[int, GenerationFinish] = {}
-        self._deadlines: list[tuple[float, int]] = []
         self._round_began: float | None = None
         self._failed_groups, self._failed_at = set[int](), 0.0
         self._group_ids = count()
         self._is_open, self._failure = True, None
-        depth = decoder.components.drafter.capabilities.max_depth
+        depth = parts.drafter.capabilities.max_depth
         self._no_speculation = Speculation(acceptance_histogram=(0,) * (depth + 1))
         self._speculation = self._no_speculation
-        self._by_controller = dict.fromkeys(
-            controller_names(decoder.components), self._no_speculation
-        )
+        names = (parts.controller_name, *parts.controllers, NO_CONTROLLER)
+        self._by_controller = dict.fromkeys(names, self._no_speculation)
         self._finished: Counter[GenerationFinish] = Counter()
         self._num_prompt_tokens = self._num_generated_tokens = 0
         self._batch = self._new_batch()
@@ -144,30 +179,31 @@ class Scheduler:
         release_openmp_pool()  # of the thread that loaded the models
         self._thread.start()
 
-    def submit(self, request: Request, **options: Any) -> RequestHandle:
-        """Queue one generation as its own request; see `submit_all`."""
-        (handle,) = self.submit_all([request], **options)
-        return handle
-
-    def submit_all(
+    def submit(
         self,
         requests: Sequence[Request],
+        put: Callable[[int, Output], None],
         *,
         arrived: float | None = None,
         client: str = "",
-        deadline_s: float | int | None = None,
-        recording: Recording | None = None,
-    ) -> list[RequestHandle]:
+        deadline_s: float | int = math.inf,
+        is_oversized: Callable[[Session], bool] | None = None,
+    ) -> list[int]:
         """Queue the generations of one client request, all or none. Any thread may call this.
 
         Args:
             requests: One request for each generation.
+            put: Receives the place of a request and an output of it, from any thread. It must not
+                block; the last output has a `finish_reason`.
             arrived: Arrival on the clock of `time.perf_counter`, from which deadlines and queue
                 times count; `None` for now.
             client: Name of the client; clients take turns.
-            deadline_s: Seconds after which generations end with the text they have; `None` for no
-                limit.
-            recording: How their rounds are recorded; `None` records nothing.
+            deadline_s: Seconds after which generations end with the text they have.
+            is_oversized: Returns whether the record of a session takes more memory than it may, so
+                that it ends; `None` if no records are kept.
+
+        Returns:
+            Numbers of the generations, for `cancel`.
 
         Raises:
             SchedulerClosedError: If the scheduler is closed.
@@ -180,24 +216,33 @@ class Scheduler:
             group_id = next(self._group_ids)
         submitted_at = time.perf_counter() if arrived is None else arrived
         entries = [
-            self._entry(
-                one if recording is None else recording.recorder.recorded(one),
+            Generation(
+                session=self._session(one, keeps_records=is_oversized is not None),
                 group_id=group_id,
                 client=client,
+                controller=controller_of(one, self._decoder.components),
+                put=partial(put, place),
+                sink=self._sink,
                 submitted_at=submitted_at,
-                recording=recording,
+                deadline=submitted_at + deadline_s,
+                check_record=is_oversized,
+                speculation=self._no_speculation,
             )
-            for one in requests
+            for place, one in enumerate(requests)
         ]
         with self._changed:
             self._check_queue()
             for entry in entries:
                 self._waiting.add(entry)
-                if deadline_s is not None:
-                    deadline = (submitted_at + deadline_s, entry.handle.request_id)
-                    heapq.heappush(self._deadlines, deadline)
             self._changed.notify_all()
-        return [entry.handle for entry in entries]
+        return [entry.request_id for entry in entries]
+
+    def cancel(self, request_ids: Iterable[int]) -> None:
+        """End generations, wherever they are. Any thread may call this."""
+        with self._changed:
+            for request_id in request_ids:
+                self._leaving.setdefault(request_id, "cancelled")
+            self._changed.notify_all()
 
     def snapshot(self) -> Snapshot:
         """Return the present state. Any thread may call this."""
@@ -207,10 +252,10 @@ class Scheduler:
                 num_running=len(self._running) - num_prefilling,
                 num_prefilling=num_prefilling,
                 num_waiting=len(self._waiting),
-                kv_used_tokens=self._kv_budget.used,
-                kv_budget_tokens=self._kv_budget.total,
+                kv_used_tokens=self._kv_tokens(self._running.values()),
+                kv_budget_tokens=self._kv_budget_tokens,
                 is_open=self._is_open,
-                failure=self._what_fails(),
+                failure=self._current_failure(),
                 num_prompt_tokens=self._num_prompt_tokens,
                 num_generated_tokens=self._num_generated_tokens,
                 finished=dict(self._finished),
@@ -233,9 +278,7 @@ class Scheduler:
             self._thread.join(timeout_s)
         with self._changed:
             left = [*self._waiting.entries(), *self._running.values()]
-            for entry in left:
-                self._leaving.setdefault(entry.handle.request_id, "cancelled")
-            self._changed.notify_all()
+        self.cancel(entry.request_id for entry in left)
         if self._thread.is_alive():
             self._thread.join(_LAST_ROUND_S)
         if not self._thread.is_alive():
@@ -243,62 +286,44 @@ class Scheduler:
             return
         _LOG.error("the decoding thread hangs; %d generations are given up", len(left))
         for entry in left:
-            entry.handle.put(entry.abandoned("cancelled"))
+            entry.abandon("cancelled")
 
     def check(self) -> None:
-        """End generations whose deadline passed while the decoding thread hangs in a round.
+        """End generations whose deadline passed while they wait, or while the decoding thread hangs.
 
         To be called now and then. Any thread may call this.
         """
+        now = time.perf_counter()
         with self._changed:
-            late = self._take_late(time.perf_counter() - _LATE_S)
-            for request_id in late:
-                self._leaving[request_id] = "deadline"
-            entries = [self._running.get(one) or self._waiting.get(one) for one in late]
-        for entry in filter(None, entries):
-            entry.handle.put(entry.abandoned("deadline"))
+            late = [one for one in self._running.values() if one.deadline <= now - _LATE_S]
+            late += [one for one in self._waiting.entries() if one.deadline <= now]
+            for entry in late:
+                self._leaving[entry.request_id] = "deadline"
+        for entry in late:
+            entry.abandon("deadline")
 
-    def _take_late(self, now: float) -> list[int]:
-        """Return the generations whose deadline has passed by then; the caller holds the lock."""
-        late: list[int] = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            late.append(heapq.heappop(self._deadlines)[1])
-        return late
-
-    def _what_fails(self) -> str | None:
+    def _current_failure(self) -> str | None:
         """Return why nothing is decoded properly; the caller holds the lock."""
-        now, began = time.perf_counter(), self._round_began
+        now = time.perf_counter()
         if self._failure is not None:
             return self._failure
-        if began is not None and now - began > (self._round_timeout_s or math.inf):
+        if self._round_began is not None and now - self._round_began > self._round_timeout_s:
             return f"a round has taken longer than {self._round_timeout_s:g} s"
         if len(self._failed_groups) >= _MOST_FAILURES and now - self._failed_at < _FAILURES_S:
             return f"the last {len(self._failed_groups)} requests all ended in errors"
         return None
 
-    def _entry(
-        self, request: Request, *, recording: Recording | None, **origin: Any
-    ) -> ScheduledGeneration:
-        session = self._decoder.session(request, keeps_records=recording is not None)
-        request_id = session.context.request_id
-        entry = ScheduledGeneration(
-            request=request,
-            recording=recording,
-            session=session,
-            handle=RequestHandle(request_id, lambda: self._cancel(request_id)),
-            speculation=self._no_speculation,
-            controller=controller_of(request, self._decoder.components),
-            sink=self._sink,
-            **origin,
-        )
-        if entry.num_reserved_tokens > self._kv_budget.total:
+    def _session(self, request: Request, *, keeps_records: bool) -> Session:
+        session = self._decoder.session(request, keeps_records=keeps_records)
+        total = len(request.prompt_ids) + request.max_new_tokens
+        if total > self._kv_budget_tokens:
             raise ContextLengthError(
                 f"prompt of {len(request.prompt_ids)} tokens + "
-                f"max_new_tokens={request.max_new_tokens} = {entry.num_reserved_tokens} exceeds "
-                f"the {self._kv_budget.total} tokens of all caches together; "
+                f"max_new_tokens={request.max_new_tokens} = {total} exceeds "
+                f"the {self._kv_budget_tokens} tokens of all caches together; "
                 "shorten the prompt or ask for fewer tokens"
             )
-        return entry
+        return session
 
     def _check_queue(self) -> None:
         """Refuse a request if the queue is full or closed; the caller holds the lock."""
@@ -306,29 +331,25 @@ class Scheduler:
             raise SchedulerClosedError(
                 f"no more generations are taken: {self._failure or 'the scheduler is closing'}"
             )
-        if self._waiting.num_requests >= self.max_waiting:
-            raise QueueFullError(f"The queue is full ({self.max_waiting} requests); retry later.")
+        if self._waiting.num_requests >= self._max_waiting:
+            raise QueueFullError(f"The queue is full ({self._max_waiting} requests); retry later.")
 
-    def _cancel(self, request_id: int) -> None:
-        with self._changed:
-            self._leaving.setdefault(request_id, "cancelled")
-            self._changed.notify_all()
+    @staticmethod
+    def _kv_tokens(entries: Iterable[Generation]) -> int:
+        """Return the tokens of rectangular caches: rows x longest row."""
+        sizes = [one.num_reserved_tokens for one in entries]
+        return len(sizes) * max(sizes, default=0)
 
     def _new_batch(self) -> Batch:
-        return Batch(
-            self._decoder.components,
-            prefill_chunk=self._prefill_chunk,
-            piece_s=_PIECE_S,
-            isolated=True,
-        )
+        chunk = self._prefill_chunk
+        return Batch(self._decoder.components, prefill_chunk=chunk, piece_s=_PIECE_S, isolated=True)
 
     def _run(self) -> None:
-        error: Exception | None = SystemError("the decoding thread was ended")  # by a SystemExit
         try:
-            error = catch(self._decode)
-        finally:
-            if error is not None:
-                self._give_up(error)
+            self._decode()
+        except BaseException as error:  # noqa: BLE001  a SystemExit, too: clients wait
+            was_ended = SystemError("the decoding thread was ended")
+            self._give_up(error if isinstance(error, Exception) else was_ended)
 
     def _give_up(self, error: Exception) -> None:
         """End all generations with an error, and take no more."""
@@ -364,67 +385,67 @@ class Scheduler:
 
     def _sweep(self) -> None:
         """End generations that were cancelled, passed their deadline, or have too large a record."""
+        now = time.perf_counter()
         with self._changed:
-            for request_id in self._take_late(time.perf_counter()):
-                self._leaving.setdefault(request_id, "deadline")
             for request_id, one in self._running.items():
-                if one.is_oversized:
+                if one.deadline <= now:
+                    self._leaving.setdefault(request_id, "deadline")
+                elif one.is_oversized:
                     self._leaving.setdefault(request_id, "oversized")
             reasons, self._leaving = self._leaving, {}
-            leaving: list[tuple[ScheduledGeneration, GenerationFinish]] = [
-                (entry, reason)
-                for request_id, reason in reasons.items()
-                if (entry := self._running.get(request_id) or self._waiting.discard(request_id))
-            ]
-        for entry, reason in leaving:
-            if entry.handle.request_id in self._running:
+        for request_id, reason in reasons.items():
+            if entry := self._running.get(request_id):
                 self._batch.leave(entry.session)
-            self._end(entry, reason)
+            if entry := entry or self._waiting.get(request_id):
+                self._end(entry, reason)
 
     def _admit(self) -> None:
         """Admit generations in queue order while they fit."""
         while entry := self._next():
             entry.admitted_at = time.perf_counter()
-            error = catch(lambda session=entry.session: self._batch.join([session]))
-            if isinstance(error, OutOfStepError):
-                raise error
-            if error is not None:
+            try:
+                self._batch.join([entry.session])
+            except OutOfStepError:
+                raise
+            except Exception as error:  # noqa: BLE001  of the request's own code
                 self._end(entry, "error", error)
 
-    def _next(self) -> ScheduledGeneration | None:
+    def _next(self) -> Generation | None:
         with self._changed:
             entry = self._waiting.first()
-            if entry is None or len(self._running) >= self._max_batch_size:
+            if entry is None or len(self._running) >= self._decoder.max_batch_size:
                 return None
-            if not self._kv_budget.fits(entry.num_reserved_tokens):
+            if self._kv_tokens([*self._running.values(), entry]) > self._kv_budget_tokens:
                 return None
             self._waiting.take(entry)
-            self._running[entry.handle.request_id] = entry
-            self._kv_budget.reserve(entry.handle.request_id, entry.num_reserved_tokens)
+            self._running[entry.request_id] = entry
             return entry
 
     def _round(self) -> None:
-        before, served = self._batch.num_prompt_tokens, list[Session]()
-        error = catch(lambda: served.extend(self._batch.step(num_waiting=len(self._waiting))))
-        for one in (error, *(session.error for session in served)):
-            if isinstance(one, OutOfStepError):
-                raise one  # no later round can succeed
-        if error is not None:
+        before = self._batch.num_prompt_tokens
+        try:
+            served = self._batch.step(num_waiting=len(self._waiting))
+        except OutOfStepError:
+            raise  # no later round can succeed
+        except Exception as error:  # noqa: BLE001  parts may raise anything
             self._start_over(error)
             return
+        for session in served:
+            if isinstance(session.error, OutOfStepError):
+                raise session.error
         num_tokens = self._batch.num_prompt_tokens - before
         for session in served:
             num_tokens += self._publish(self._running[session.context.request_id])
         self._sink("round_tokens", num_tokens)
 
-    def _publish(self, entry: ScheduledGeneration) -> int:
+    def _publish(self, entry: Generation) -> int:
         """Send the new tokens of a generation, and return their number."""
         is_first = entry.num_sent == 0
         output, record = entry.advance()
         with self._changed:
             self._num_generated_tokens += len(output.token_ids)
             if is_first and output.token_ids:
-                self._num_prompt_tokens += len(entry.request.prompt_ids)
+                self._num_prompt_tokens += len(entry.session.request.prompt_ids)
             if record is not None:
                 name = entry.controller
                 self._speculation = self._speculation.add(record)
@@ -432,7 +453,7 @@ class Scheduler:
         if output.finish_reason is not None:
             self._forget(entry, output.finish_reason)
         # Last, so that a client that reads the end finds the generation counted.
-        entry.handle.put(output)
+        entry.send(output)
         return len(output.token_ids)
 
     def _start_over(self, error: Exception) -> None:
@@ -443,17 +464,16 @@ class Scheduler:
         batch.close()
 
     def _end(
-        self, entry: ScheduledGeneration, reason: GenerationFinish, error: Exception | None = None
+        self, entry: Generation, reason: GenerationFinish, error: Exception | None = None
     ) -> None:
         output = entry.end(reason, error)
         self._forget(entry, reason)
-        entry.handle.put(output)
+        entry.send(output)
 
-    def _forget(self, entry: ScheduledGeneration, reason: GenerationFinish) -> None:
+    def _forget(self, entry: Generation, reason: GenerationFinish) -> None:
         with self._changed:
-            self._running.pop(entry.handle.request_id, None)
-            self._waiting.discard(entry.handle.request_id)
-            self._kv_budget.release(entry.handle.request_id)
+            self._running.pop(entry.request_id, None)
+            self._waiting.discard(entry.request_id)
             self._finished[reason] += 1
             if reason == "error":
                 self._failed_groups.add(entry.group_id)

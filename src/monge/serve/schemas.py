@@ -4,10 +4,12 @@ Unknown fields are refused.
 """
 
 import json
+from collections.abc import Callable
 from itertools import islice
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeGuard
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -15,28 +17,22 @@ from pydantic import (
     Field,
     JsonValue,
     Tag,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
 
-from monge.serve.fields import (
-    MAX_CHOICES,
-    MAX_LOGPROBS,
-    MAX_MESSAGES,
-    MAX_SEED,
-    MAX_TOKEN_ID,
-    MIN_SEED,
-    Biases,
-    Labels,
-    NumTokens,
-    Prompts,
-    StopIds,
-    Stops,
-    at_most,
-    few_parts,
-    is_text,
-)
-
+MAX_CHOICES: Final = 128
+MAX_STOPS: Final = 16
+MAX_STOP_LENGTH: Final = 1000
+MAX_STOP_IDS: Final = 64
+MAX_LOGPROBS: Final = 20
+MAX_BIASES: Final = 1024
+MAX_LABELS: Final = 16
+MAX_MESSAGES: Final = 2048
+MAX_TOKEN_ID: Final = (1 << 31) - 1
+MIN_SEED: Final = -(1 << 63)
+MAX_SEED: Final = (1 << 64) - 1
 MAX_DRAFT: Final = 1024
 MAX_LABEL: Final = 512
 MOST_SHOWN: Final = 5
@@ -47,6 +43,119 @@ Asked = Literal["default", "options", "off"]
 
 Info = Any
 """Pydantic's `ValidationInfo`, a protocol that cannot be checked at run time."""
+
+
+def is_text(value: object) -> TypeGuard[str]:
+    """Return whether a value is a string.
+
+    Raises:
+        ValueError: If it is a string without a UTF-8 form, which no tokenizer can read.
+    """
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"character {error.start} is half of a surrogate pair, which is no text; "
+            "send the whole character"
+        ) from error
+    return True
+
+
+def _prompt(value: object) -> tuple[str | tuple[int, ...], ...]:
+    """Turn one prompt or several, each text or token ids, into a list."""
+    if is_text(value):
+        return (value,)
+    if not isinstance(value, list) or not value:
+        raise ValueError("must be text, a list of token ids, or a non-empty list of either")
+    if isinstance(value[0], int):
+        return (_token_ids(value),)
+    if len(value) > MAX_CHOICES:
+        raise ValueError(f"at most {MAX_CHOICES} prompts in a request; got {len(value)}")
+    if all(map(is_text, value)):
+        return tuple(value)
+    if all(isinstance(item, list) and item for item in value):
+        return tuple(map(_token_ids, value))
+    raise ValueError("must hold texts only, or non-empty lists of token ids only")
+
+
+def _token_ids(value: list[Any]) -> tuple[int, ...]:
+    # Built-in functions only: a Python loop over two million numbers takes most of a second.
+    if set(map(type, value)) != {int} or min(value) < 0 or max(value) > MAX_TOKEN_ID:
+        raise ValueError(
+            f"token ids must be integers in 0..{MAX_TOKEN_ID}, and nothing else may "
+            "stand beside them"
+        )
+    return tuple(value)
+
+
+def _stop(value: object) -> tuple[str, ...]:
+    """Turn no stop string, one, or several into a tuple."""
+    several: list[Any] = [] if value is None else value if isinstance(value, list) else [value]
+    if len(several) > MAX_STOPS:
+        raise ValueError(f"at most {MAX_STOPS} stop strings; got {len(several)}")
+    if not all(map(is_text, several)):
+        raise ValueError("must be text or a list of texts")
+    if not all(0 < len(item) <= MAX_STOP_LENGTH for item in several):
+        raise ValueError(f"a stop string has 1 to {MAX_STOP_LENGTH} characters")
+    return tuple(several)
+
+
+def at_most(most: int) -> BeforeValidator:
+    """Refuse a list or an object with too many items before any item is checked."""
+
+    def check(value: Any) -> Any:  # noqa: ANN401 (any JSON)
+        if isinstance(value, list | dict) and len(value) > most:
+            raise ValueError(f"at most {most} items; got {len(value)}")
+        return value
+
+    return BeforeValidator(check)
+
+
+def few_parts(value: Any) -> Any:  # noqa: ANN401 (any JSON)
+    """Refuse messages that have too many parts in total."""
+    messages: list[Any] = value if isinstance(value, list) else []
+    contents = [one.get("content") for one in messages if isinstance(one, dict)]
+    num_parts = sum(len(content) for content in contents if isinstance(content, list))
+    if num_parts > MAX_MESSAGES:
+        raise ValueError(f"at most {MAX_MESSAGES} parts in all messages together; got {num_parts}")
+    return value
+
+
+def _bias(value: dict[str, float]) -> dict[str, float]:
+    longest = len(str(MAX_TOKEN_ID))
+    if not all(key.isascii() and key.isdigit() and len(key) <= longest for key in value):
+        raise ValueError("keys must be token ids")
+    if not all(-100 <= bias <= 100 for bias in value.values()):
+        raise ValueError("a bias lies in -100..100")
+    return value
+
+
+def _labels(value: dict[str, str]) -> dict[str, str]:
+    for pair in value.items():
+        all(map(is_text, pair))
+    return value
+
+
+def _array(items: dict[str, Any], **bounds: int) -> dict[str, Any]:
+    return {"type": "array", "items": items} | bounds
+
+
+_STOP_TEXT = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH}
+_STOPS = [{"type": "null"}, _STOP_TEXT, _array(_STOP_TEXT, maxItems=MAX_STOPS)]
+_IDS = _array({"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}, minItems=1)
+_SEVERAL = [_array(one, minItems=1, maxItems=MAX_CHOICES) for one in ({"type": "string"}, _IDS)]
+_PROMPTS = [{"type": "string"}, _IDS, *_SEVERAL]
+
+Prompts = Annotated[Any, AfterValidator(_prompt), WithJsonSchema({"anyOf": _PROMPTS})]
+Stops = Annotated[Any, AfterValidator(_stop), WithJsonSchema({"anyOf": _STOPS})]
+NumTokens = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+_FEW_LABELS = Field(max_length=MAX_LABELS), at_most(MAX_LABELS)
+_FEW_BIASES = Field(max_length=MAX_BIASES), at_most(MAX_BIASES)
+Labels = Annotated[dict[str, str], AfterValidator(_labels), *_FEW_LABELS]
+Biases = Annotated[dict[str, float], AfterValidator(_bias), *_FEW_BIASES]
+StopIds = Annotated[list[NumTokens], Field(max_length=MAX_STOP_IDS), at_most(MAX_STOP_IDS)]
 
 
 def neutral(why: str, *values: JsonValue) -> Any:  # noqa: ANN401 (as pydantic's own `Field`)
@@ -63,9 +172,14 @@ def neutral(why: str, *values: JsonValue) -> Any:  # noqa: ANN401 (as pydantic's
     )
 
 
+def optional(description: str | None = None, **bounds: Any) -> Any:  # noqa: ANN401
+    """Return a field that may be absent or null."""
+    return Field(default=None, description=description, **bounds)
+
+
 def label() -> Any:  # noqa: ANN401
     """Return a field for a name that clients give to their requests; it changes nothing."""
-    return Field(default=None, max_length=MAX_LABEL, description="A label; it changes nothing.")
+    return optional("A label; it changes nothing.", max_length=MAX_LABEL)
 
 
 class _Strict(BaseModel):
@@ -85,14 +199,35 @@ class _Strict(BaseModel):
 
     @field_validator("*")
     @classmethod
-    def _asks_for_nothing(cls, value: object, info: Info) -> object:
-        is_text(value)  # raises where it is text that no tokenizer reads
-        field = cls.model_fields[str(info.field_name)]
+    def _can_be_honoured(cls, value: object, info: Info) -> object:
+        is_text(value)  # raises if it is text that no tokenizer reads
+        name, field = str(info.field_name), cls.model_fields[str(info.field_name)]
         allowed: Any = field.json_schema_extra and field.json_schema_extra["enum"]  # pyright: ignore[reportIndexIssue]
         if allowed and not any(_same(value, one) for one in allowed):
             why = str(field.description).partition(": ")[2].removesuffix(".")
             raise ValueError(f"{why}; leave it out or send {' or '.join(map(json.dumps, allowed))}")
+        if value is not None and name in _CONFLICTS and (why := _CONFLICTS[name](value, info.data)):
+            raise ValueError(why)
         return value
+
+
+_CONFLICTS: Final[dict[str, Callable[[Any, dict[str, Any]], Any]]] = {
+    "stream_options": lambda _, others: not others.get("stream", True) and "only with stream=true",
+    "top_logprobs": lambda _, others: (
+        not others.get("logprobs", True) and "only with logprobs=true"
+    ),
+    "certificate": lambda is_on, others: (
+        is_on and others.get("stream") and "a stream carries none; leave stream out"
+    ),
+    "controller": lambda _, others: (
+        others.get("adaptive") is False and "adaptive=false asks for none; send one of them"
+    ),
+    "max_tokens": lambda number, others: (
+        others.get("max_completion_tokens") not in {None, number}
+        and "differs from max_completion_tokens; send one of them"
+    ),
+}
+"""Reasons why a field does not fit an earlier one; one that was refused for itself is absent."""
 
 
 def _same(value: object, other: object) -> bool:
@@ -103,28 +238,10 @@ def _same(value: object, other: object) -> bool:
 class SpeculationOptions(_Strict):
     """Options of drafting for one request, within those of the server."""
 
-    max_depth: Annotated[int, Field(ge=0, le=MAX_DRAFT)] | None = Field(
-        default=None, description="Most tokens along a path that a round drafts; 0 drafts nothing."
-    )
-    max_nodes: Annotated[int, Field(ge=0, le=MAX_DRAFT)] | None = Field(
-        default=None,
-        description="Most tokens that a round drafts, on all paths together; 0 drafts nothing.",
-    )
-    adaptive: bool | None = Field(
-        default=None,
-        description="Whether a controller plans each round; false drafts the largest tree within "
-        "the limits.",
-    )
-    controller: Annotated[str, Field(max_length=MAX_LABEL)] | None = Field(
-        default=None, description="Which of the server's controllers plans; absent means its first."
-    )
-
-    @field_validator("controller")
-    @classmethod
-    def _check_controller(cls, value: str | None, info: Info) -> str | None:
-        if value is not None and info.data.get("adaptive") is False:
-            raise ValueError("adaptive=false asks for none; send one of them")
-        return value
+    max_depth: int | None = optional("Most tokens along a path; 0 is none.", ge=0, le=MAX_DRAFT)
+    max_nodes: int | None = optional("Most tokens on all paths; 0 is none.", ge=0, le=MAX_DRAFT)
+    adaptive: bool | None = optional("false drafts the largest tree within the limits.")
+    controller: str | None = optional("The controller; absent, the first.", max_length=MAX_LABEL)
 
 
 class StreamOptions(_Strict):
@@ -147,43 +264,27 @@ Speculation = Annotated[
 class SamplingRequest(_Strict):
     """Fields of both endpoints."""
 
-    model: str | None = Field(default=None, description="The served model; it may be left out.")
-    temperature: float | None = Field(
-        default=None, ge=0, description="0 decodes greedily; absent means 1."
-    )
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(
-        default=None, ge=-1, le=MAX_TOKEN_ID, description="-1 and 0 keep all tokens."
-    )
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(default=None, ge=0.01, le=10)
+    model: str | None = optional("The served model; it may be left out.")
+    temperature: float | None = optional("0 decodes greedily; absent means 1.", ge=0)
+    top_p: float | None = optional(gt=0, le=1)
+    top_k: int | None = optional("-1 and 0 keep all tokens.", ge=-1, le=MAX_TOKEN_ID)
+    min_p: float | None = optional(ge=0, le=1)
+    presence_penalty: float | None = optional(ge=-2, le=2)
+    frequency_penalty: float | None = optional(ge=-2, le=2)
+    repetition_penalty: float | None = optional(ge=0.01, le=10)
     logit_bias: Biases | None = None
-    seed: int | None = Field(
-        default=None,
-        ge=MIN_SEED,
-        le=MAX_SEED,
-        description="Drawn where absent; returned where it gives the text again.",
+    seed: int | None = optional(
+        "Drawn if absent; returned if it gives the text again.", ge=MIN_SEED, le=MAX_SEED
     )
     stop: Stops = Field(default=(), description="Texts before which the completion ends.")
-    stop_token_ids: StopIds | None = Field(
-        default=None, description="Tokens that end the completion, beside the model's own."
-    )
-    min_tokens: NumTokens | None = Field(
-        default=None, description="Fewest tokens before one that ends the completion."
-    )
-    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    stop_token_ids: StopIds | None = optional("End the completion, as the model's own do.")
+    min_tokens: NumTokens | None = optional("Fewest tokens before one that ends the completion.")
+    n: int | None = optional(ge=1, le=MAX_CHOICES)
     ignore_eos: bool | None = None
-    speculation: Speculation | None = Field(
-        default=None, description="Whether to draft, or how; absent means true."
-    )
+    speculation: Speculation | None = optional("Whether to draft, or how; absent means true.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    certificate: bool | None = Field(
-        default=None,
-        description="Whether the answer carries the record of its rounds, for `monge certify`.",
-    )
+    certificate: bool | None = optional("Return the record of the rounds, for `monge certify`.")
     user: str | None = label()
     best_of: Any = neutral("completions are not ranked against each other", 1)
     use_beam_search: Any = neutral("beams are not searched", False)
@@ -205,28 +306,14 @@ class SamplingRequest(_Strict):
             return "options"
         return "off" if self.speculation is False else "default"
 
-    @field_validator("stream_options")
-    @classmethod
-    def _check_stream(cls, value: StreamOptions | None, info: Info) -> StreamOptions | None:
-        if value is not None and not info.data.get("stream", True):  # absent: refused for itself
-            raise ValueError("only with stream=true")
-        return value
-
-    @field_validator("certificate")
-    @classmethod
-    def _check_certificate(cls, value: bool | None, info: Info) -> bool | None:
-        if value and info.data.get("stream"):
-            raise ValueError("a stream carries none; leave stream out")
-        return value
-
 
 class CompletionRequest(SamplingRequest):
     """Body of `POST /v1/completions`."""
 
     prompt: Prompts = Field(description="Text or token ids, or a list of either.")
-    max_tokens: NumTokens | None = Field(default=None, description="Absent means 16.")
-    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    echo: bool | None = Field(default=None, description="Put the prompt before the completion.")
+    max_tokens: NumTokens | None = optional("Absent means 16.")
+    logprobs: int | None = optional(ge=0, le=MAX_LOGPROBS)
+    echo: bool | None = optional("Put the prompt before the completion.")
     suffix: Any = neutral("text cannot be written before a given end", "")
     add_special_tokens: Any = neutral("the tokenizer's own rule holds", True)
 
@@ -254,11 +341,8 @@ class Message(_Strict):
     @property
     def text(self) -> str:
         """Return the whole text."""
-        return (
-            self.content
-            if isinstance(self.content, str)
-            else "".join(part.text for part in self.content)
-        )
+        content = self.content
+        return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 class ChatRequest(SamplingRequest):
@@ -267,15 +351,13 @@ class ChatRequest(SamplingRequest):
     messages: Annotated[list[Message], BeforeValidator(few_parts), at_most(MAX_MESSAGES)] = Field(
         min_length=1, max_length=MAX_MESSAGES, fail_fast=True
     )
-    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN_ID)] | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKEN_ID)] | None = Field(
-        default=None, description="The older name."
-    )
+    max_completion_tokens: int | None = optional(ge=1, le=MAX_TOKEN_ID)
+    max_tokens: int | None = optional("The older name.", ge=1, le=MAX_TOKEN_ID)
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: int | None = optional(ge=0, le=MAX_LOGPROBS)
     safety_identifier: str | None = label()
     prompt_cache_key: str | None = label()
-    metadata: Labels | None = Field(default=None, description="Labels; they change nothing.")
+    metadata: Labels | None = optional("Labels; they change nothing.")
     tools: Any = neutral("tools are not called", [])
     tool_choice: Any = neutral("tools are not called", "none", "auto")
     parallel_tool_calls: Any = neutral("tools are not called", True, False)
@@ -295,25 +377,10 @@ class ChatRequest(SamplingRequest):
     continue_final_message: Any = neutral("the answer is a message of its own", False)
     add_special_tokens: Any = neutral("the template writes them", False)
 
-    @field_validator("max_tokens")
-    @classmethod
-    def _check_counts(cls, value: int | None, info: Info) -> int | None:
-        newer = info.data.get("max_completion_tokens")
-        if None not in {value, newer} and value != newer:
-            raise ValueError("differs from max_completion_tokens; send one of them")
-        return value
 
-    @field_validator("top_logprobs")
-    @classmethod
-    def _check_logprobs(cls, value: int | None, info: Info) -> int | None:
-        if value is not None and not info.data.get("logprobs", True):  # absent: refused for itself
-            raise ValueError("only with logprobs=true")
-        return value
-
-
-_MODELS: Final = (
-    *(CompletionRequest, ChatRequest, StreamOptions),
-    *(SpeculationOptions, Message, TextPart),
+FIELD_NAMES: Final = frozenset(
+    name
+    for model in (CompletionRequest, ChatRequest, *_Strict.__subclasses__())
+    for name in model.model_fields
 )
-FIELD_NAMES: Final = frozenset(name for model in _MODELS for name in model.model_fields)
 """Names of all fields at any depth. Other words in the place of an error name branches of a union."""

@@ -2,126 +2,94 @@
 
 import asyncio
 import hashlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
-from typing import Any, Final, TypeVar
+from typing import Any
 
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.types import Receive, Scope, Send
 
 from monge.engine.chat_format import ChatFormat
 from monge.engine.decoder import Decoder
-from monge.serve.answers import Answers
+from monge.engine.session import Session
+from monge.options import ServeOptions
+from monge.serve.answers import Answers, TokenTexts, dumped
 from monge.serve.bodies import check_headers, parsed
 from monge.serve.errors import ApiError
-from monge.serve.generation import Output, controller_of
-from monge.serve.logprobs import dumped
+from monge.serve.generation import Output
 from monge.serve.metrics import ServerMetrics
-from monge.serve.records import Recorder
-from monge.serve.request_handle import RequestHandle
-from monge.serve.request_parser import ParsedRequest, RequestParser
+from monge.serve.request_parser import ParsedRequest, Recorder, RequestParser
 from monge.serve.request_worker import RequestWorker, unless_disconnected
-from monge.serve.scheduler import Scheduler
+from monge.serve.scheduler import Scheduler, controller_of
 from monge.serve.schemas import ChatRequest, CompletionRequest
-from monge.serve.settings import ServerSettings
-from monge.serve.streaming import stream
-from monge.serve.token_text import TokenTexts
+from monge.serve.streaming import EventStream, Outputs
 
-Body = TypeVar("Body", CompletionRequest, ChatRequest)
-
-_EVENT_HEADERS: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-
-
-class EventStream(StreamingResponse):
-    """A stream that cancels its generations when it ends or its client disconnects."""
-
-    def __init__(
-        self, answers: Answers, handles: Sequence[RequestHandle], writer: RequestWorker
-    ) -> None:
-        chunks = stream(answers, handles, writer)
-        super().__init__(chunks, media_type="text/event-stream", headers=_EVENT_HEADERS)
-        self._handles = handles
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer."""
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            _cancel(self._handles)
+Body = type[CompletionRequest] | type[ChatRequest]
 
 
 class Service:
-    """The endpoints of a server.
-
-    Args:
-        decoder: The parts, the tokenizer.
-        scheduler: Runs the generations; the application starts and closes it.
-        settings: Settings of the server.
-        metrics: Metrics of the server.
-        chat: Formats conversations.
-        recorder: Records requests that ask for it; `None` refuses them.
-    """
+    """The endpoints of a server, over the parts of `create_app`."""
 
     def __init__(
         self,
         decoder: Decoder,
         scheduler: Scheduler,
         *,
-        settings: ServerSettings,
+        options: ServeOptions,
         metrics: ServerMetrics,
         chat: ChatFormat,
         recorder: Recorder | None = None,
     ) -> None:
-        self._scheduler, self._settings, self._metrics = scheduler, settings, metrics
+        self._scheduler, self._options, self._metrics = scheduler, options, metrics
+        self._recorder, self._components = recorder, decoder.components
         room = scheduler.snapshot().kv_budget_tokens
-        self._max_sequence_tokens = min(room, decoder.max_length or room)
+        longest = min(room, decoder.max_length or room)
         self._parser = RequestParser(
-            decoder=decoder,
-            settings=settings,
-            chat=chat,
-            max_sequence_tokens=self._max_sequence_tokens,
-            recorder=recorder,
+            decoder, options, chat, max_sequence_tokens=longest, recorder=recorder
         )
-        self._components = decoder.components
-        self._texts = TokenTexts(decoder.tokenizer)
-        self._created = int(time.time())
-        self._fingerprint = _fingerprint(decoder)
-        self._worker = RequestWorker("monge-requests", scheduler.max_waiting)
+        self._texts, self._fingerprint = TokenTexts(decoder.tokenizer), _fingerprint(decoder)
+        self._worker = RequestWorker("monge-requests", options.max_waiting)
         self._writer = RequestWorker("monge-answers")
-        self._backend, self._is_leaving = decoder.backend, False
+        self._is_leaving = False
+        self._card = {
+            "id": options.served_model_name,
+            "object": "model",
+            "created": int(time.time()),
+            "owned_by": "monge",
+            "max_model_len": longest,
+            "backend": decoder.backend,
+        }
         metrics.watch(scheduler.snapshot)
         metrics.describe(decoder.backend)
 
     async def completions(self, request: Request) -> Response:
         """Answer `POST /v1/completions`."""
-        return await self._answer(request, CompletionRequest, self._parser.parse_completion)
+        return await self._answer(request, CompletionRequest)
 
     async def chat_completions(self, request: Request) -> Response:
         """Answer `POST /v1/chat/completions`."""
-        return await self._answer(request, ChatRequest, self._parser.parse_chat)
+        return await self._answer(request, ChatRequest)
 
     async def models(self) -> dict[str, Any]:
         """Return the served model, in a list."""
-        return {"object": "list", "data": [self._card()]}
+        return {"object": "list", "data": [self._card]}
 
     async def model(self, name: str) -> dict[str, Any]:
         """Return the served model."""
         self._check_model(name)
-        return self._card()
+        return self._card
 
     async def health(self) -> Response:
         """Return 200 while requests are decoded, else 503: a server that stays there needs a restart."""
-        now = self._scheduler.snapshot()
-        return _status(is_well=now.is_open and now.failure is None)
+        return _status(is_well=self._scheduler.snapshot().is_well)
 
     async def ready(self) -> Response:
         """Return 200 while requests are to be sent here, else 503: also before the server stops."""
-        now = self._scheduler.snapshot()
-        return _status(is_well=now.is_open and now.failure is None and not self._is_leaving)
+        return _status(is_well=self._scheduler.snapshot().is_well and not self._is_leaving)
 
     def leave(self) -> None:
         """Report that the server is not ready, though requests are served."""
@@ -135,98 +103,82 @@ class Service:
         """Return the metrics, for Prometheus."""
         return Response(await asyncio.to_thread(self._metrics.text), media_type=CONTENT_TYPE_LATEST)
 
-    async def _answer(
-        self, request: Request, model: type[Body], parse: Callable[[Body], ParsedRequest]
-    ) -> Response:
+    async def _answer(self, request: Request, model: Body) -> Response:
         arrived = time.perf_counter()
-        parsed_request = await self._parsed(request, model, parse)
-        choices = parsed_request.choices
-        handles = self._scheduler.submit_all(
-            choices,
+        asked = await self._parsed(request, model)
+        outputs = Outputs(
+            asked,
+            self._scheduler,
             arrived=arrived,
             client=self._client_of(request),
-            deadline_s=self._settings.request_timeout_s,
-            recording=parsed_request.recording,
+            deadline_s=self._options.request_timeout_s or math.inf,
+            is_oversized=self._record_check(asked),
         )
-        controller = controller_of(choices[0], self._components)
-        self._metrics.count_request(parsed_request.asked, controller)
+        self._metrics.count_request(asked.asked, controller_of(asked.choices[0], self._components))
         answers = Answers(
-            request=parsed_request,
-            model_name=self._settings.model_name,
+            request=asked,
+            model_name=str(self._options.served_model_name),
             fingerprint=self._fingerprint,
             texts=self._texts,
         )
-        if parsed_request.is_stream:
-            return EventStream(answers, handles, self._writer)
+        if asked.is_stream:
+            return EventStream(answers, outputs, self._writer)
         try:
-            work = asyncio.gather(*(handle.completion_async() for handle in handles))
-            outputs = await unless_disconnected(request, work)
+            whole = await unless_disconnected(request, asyncio.ensure_future(outputs.whole()))
             # Many log-probabilities take seconds, and so does compressing a record.
-            content = await self._writer.do(partial(_written, answers, outputs))
+            content = await self._writer.do(partial(self._written, answers, whole))
             return Response(content, media_type="application/json")
         finally:
-            _cancel(handles)
+            outputs.cancel()
 
-    async def _parsed(
-        self, request: Request, model: type[Body], parse: Callable[[Body], ParsedRequest]
-    ) -> ParsedRequest:
+    async def _parsed(self, request: Request, model: Body) -> ParsedRequest:
         """Read a request; its body is not held any longer than that."""
         check_headers(request.headers)
         try:
-            content = b"".join([part async for part in request.stream()])
-            reading = self._worker.do(partial(self._read, content, model, parse))
-            return await unless_disconnected(
-                request, asyncio.ensure_future(reading), self._settings.request_timeout_s
-            )
+            content = request.scope["state"].pop("body")
+            reading = self._worker.do(partial(self._read, content, model))
+            timeout_s = self._options.request_timeout_s or None
+            return await unless_disconnected(request, asyncio.ensure_future(reading), timeout_s)
         finally:
             request.state.release_body()
 
-    def _read(
-        self, content: bytes, model: type[Body], parse: Callable[[Body], ParsedRequest]
-    ) -> ParsedRequest:
-        body = parsed(content, model)
+    def _read(self, content: bytes, model: Body) -> ParsedRequest:
+        body: CompletionRequest | ChatRequest = parsed(content, model)
         if body.model is not None:
             self._check_model(body.model)
-        return parse(body)
+        return self._parser.parse(body)
+
+    def _record_check(self, asked: ParsedRequest) -> Callable[[Session], bool] | None:
+        """Return a check of the size of a record; the choices share the memory of the request."""
+        if not asked.is_recorded or self._recorder is None:
+            return None
+        recorder, most = self._recorder, self._options.max_certificate_bytes // len(asked.choices)
+        return lambda session: recorder.num_bytes(session) > most
+
+    def _written(self, answers: Answers, outputs: Sequence[Output]) -> bytes:
+        whole = answers.whole(outputs)
+        if answers.request.is_recorded and self._recorder is not None:
+            sessions = [one.recorded for one in outputs if one.recorded is not None]
+            whole["certificate"] = self._recorder.certificate(sessions).document()
+        return dumped(whole).encode()
 
     def _client_of(self, request: Request) -> str:
         """Return the key that a request brings, or else the address that it comes from."""
         address = "" if request.client is None else request.client.host
-        return request.headers["authorization"] if self._settings.api_keys else address
+        return request.headers["authorization"] if self._options.api_keys else address
 
     def _check_model(self, name: str) -> None:
-        if name != self._settings.model_name:
-            text = f"this server serves {self._settings.model_name!r} and nothing else; leave `model` out or send that name"
+        own = self._options.served_model_name
+        if name != own:
+            text = (
+                f"this server serves {own!r} and nothing else; leave `model` out or send that name"
+            )
             raise ApiError(404, text, param="model", code="model_not_found")
-
-    def _card(self) -> dict[str, Any]:
-        return {
-            "id": self._settings.model_name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "monge",
-            "max_model_len": self._max_sequence_tokens,
-            "backend": self._backend,
-        }
-
-
-def _written(answers: Answers, outputs: Sequence[Output]) -> bytes:
-    whole = answers.whole(outputs)
-    recording = answers.request.recording
-    if recording is not None:
-        sessions = [one.recorded for one in outputs if one.recorded is not None]
-        whole["certificate"] = recording.recorder.certificate(sessions).document()
-    return dumped(whole).encode()
 
 
 def _status(*, is_well: bool) -> Response:
     text = "ok" if is_well else "unavailable"
     return JSONResponse({"status": text}, status_code=200 if is_well else 503)
-
-
-def _cancel(handles: Sequence[RequestHandle]) -> None:
-    for handle in handles:
-        handle.cancel()
 
 
 def _fingerprint(decoder: Decoder) -> str:

@@ -1,11 +1,11 @@
-"""Settings of a server."""
+"""Options of a server: their checks, and the names of its target and its hosts."""
 
 import ipaddress
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Final, get_args
 
 from monge.core.errors import OptionError
 from monge.engine.logprobs import LogprobSource
@@ -15,116 +15,43 @@ BUILT_IN: Final = "built-in"
 """Name of the built-in target."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSettings:
-    """Settings that the operator chooses.
+def checked_options(options: ServeOptions, target: str | None = None) -> ServeOptions:
+    """Return options that a server can honour, with the name that clients see.
 
     Args:
-        model_name: Name of the served target; it is also a label of the metrics.
-        api_keys: A request needs one of these keys, except for `/health`, `/version` and
-            `/metrics`. If empty, no key is needed.
-        allowed_hosts: Names and addresses, without ports, that the `Host` header may have. If
-            empty, any is allowed.
-        max_request_bytes: Largest body.
-        max_held_bytes: Most bytes of large bodies that wait to be parsed, of all requests together.
-        max_choices: Most completions of one request: prompts times `n`.
-        max_logprobs: Most log-probabilities in one answer: choices x tokens x (1 + top ones).
-        max_certificate_bytes: Most memory for the record of one request, where requests are
-            recorded.
-        body_timeout_s: Seconds until a body must be complete.
-        request_timeout_s: Seconds after which a request is ended; `None` for no limit.
-        logprobs_of: `raw` reports the target at temperature 1; `processed` reports the law that
-            tokens are drawn from. A prompt always has raw log-probabilities.
+        options: The options of the operator.
+        target: Folder or name of the target, which names it if `served_model_name` does not.
 
     Raises:
         OptionError: If a value is invalid.
     """
-
-    model_name: str
-    api_keys: tuple[str, ...] = ()
-    allowed_hosts: tuple[str, ...] = ()
-    max_request_bytes: int = 4 * 1024 * 1024
-    max_held_bytes: int = 64 * 1024 * 1024
-    max_choices: int = 32
-    max_logprobs: int = 1 << 19
-    max_certificate_bytes: int = 256 * 1024 * 1024
-    body_timeout_s: float | int = 30
-    request_timeout_s: float | int | None = 600
-    logprobs_of: LogprobSource = "raw"
-
-    def __post_init__(self) -> None:
-        if not self.model_name or any(
-            character.isspace() or not character.isprintable() for character in self.model_name
-        ):
-            raise OptionError(
-                "the served model's name must be one word, since clients split metrics at "
-                f"blanks; got {self.model_name!r}"
-            )
-        if not all(
-            key.isascii() and key.isprintable() and key.strip() == key != ""
-            for key in self.api_keys
-        ):
+    name = served_name(target) if options.served_model_name is None else options.served_model_name
+    if not name or any(letter.isspace() or not letter.isprintable() for letter in name):
+        raise OptionError(
+            "the served model's name must be one word, since clients split metrics at "
+            f"blanks; got {name!r}"
+        )
+    for key in options.api_keys:
+        if not (key.isascii() and key.isprintable() and key.strip() == key != ""):
             raise OptionError(
                 "an API key must be printable ASCII, without blanks at its ends, and not empty"
             )
-        for host in self.allowed_hosts:
-            if (
-                not host.isascii()
-                or not host.strip("[]")
-                or set(host) & set("/@ ")
-                or (":" in host and host[0] != "[")
-            ):
-                raise OptionError(
-                    "an allowed host is a name or an address without a port, as in "
-                    f"my.machine; got {host!r}"
-                )
-        if self.logprobs_of not in get_args(LogprobSource):
+    for host in options.allowed_hosts:
+        has_port = ":" in host and host[0] != "["
+        if not host.isascii() or not host.strip("[]") or set(host) & set("/@ ") or has_port:
             raise OptionError(
-                f"logprobs_of must be one of {', '.join(get_args(LogprobSource))}; "
-                f"got {self.logprobs_of!r}"
+                f"an allowed host is a name or an address without a port, as in my.machine; got {host!r}"
             )
-        numbers = {
-            name: getattr(self, name)
-            for name in (
-                *("max_request_bytes", "max_held_bytes", "max_certificate_bytes"),
-                *("max_choices", "max_logprobs"),
-                *("body_timeout_s", "request_timeout_s"),
-            )
-        }
-        for name, value in numbers.items():
-            if value is not None and not (value > 0 and math.isfinite(value)):
-                raise OptionError(f"{name} must be positive; got {value}")
-
-
-def settings_of(options: ServeOptions, target: str | None) -> ServerSettings:
-    """Return the settings of a server from its options; zero seconds are no limit.
-
-    Args:
-        options: What the operator gave.
-        target: Folder or name of the target, whose name clients see if no other is given.
-    """
-    name = options.served_model_name
-    return ServerSettings(
-        model_name=served_name(target) if name is None else name,
-        api_keys=tuple(options.api_keys),
-        allowed_hosts=tuple(options.allowed_hosts),
-        max_request_bytes=options.max_request_bytes,
-        max_choices=options.max_choices,
-        max_logprobs=options.max_logprobs,
-        max_certificate_bytes=options.max_certificate_bytes,
-        request_timeout_s=options.request_timeout_s or None,
-        logprobs_of=options.logprobs_of,
-    )
-
-
-def scheduling_of(options: ServeOptions) -> dict[str, Any]:
-    """Return the options of `Scheduler` among those of a server."""
-    return {
-        "max_waiting": options.max_waiting,
-        "kv_budget_tokens": options.kv_budget_tokens,
-        "prefill_chunk": options.prefill_chunk,
-        "round_timeout_s": options.round_timeout_s or None,
-    }
+    if options.logprobs_of not in get_args(LogprobSource):
+        known = ", ".join(get_args(LogprobSource))
+        raise OptionError(f"logprobs_of must be one of {known}; got {options.logprobs_of!r}")
+    sizes = ("max_request_bytes", "max_certificate_bytes", "max_choices", "max_logprobs")
+    for field in (*sizes, "request_timeout_s"):
+        value = getattr(options, field)
+        is_never = value == 0 and field == "request_timeout_s"
+        if not (is_never or (value > 0 and math.isfinite(value))):
+            raise OptionError(f"{field} must be positive; got {value}")
+    return replace(options, served_model_name=name)
 
 
 def is_loopback(host: str) -> bool:

@@ -1,57 +1,137 @@
-"""Answers as server-sent events."""
+"""Outputs of all choices of a request, in order of arrival, and answers as server-sent events."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
 from monge.engine.logprobs import TokenLogprob
-from monge.serve.answers import Answers
+from monge.serve.answers import Answers, dumped
 from monge.serve.errors import ApiError
 from monge.serve.generation import Output
-from monge.serve.logprobs import dumped
-from monge.serve.request_handle import RequestHandle
 from monge.serve.request_parser import ParsedRequest
 from monge.serve.request_worker import RequestWorker
+from monge.serve.scheduler import Scheduler
 
 DONE: Final = "data: [DONE]\n\n"
+_HEADERS: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
-async def stream(
-    answers: Answers, handles: Sequence[RequestHandle], writer: RequestWorker
-) -> AsyncIterator[str]:
+class Outputs:
+    """Submits a request, and iterates over the outputs of its choices with their index.
+
+    Outputs are buffered until they are read, at most one per generated token, so a slow reader
+    blocks nobody.
+
+    Args:
+        request: The request.
+        scheduler: Decodes it.
+        **options: Of `Scheduler.submit`.
+    """
+
+    def __init__(self, request: ParsedRequest, scheduler: Scheduler, **options: Any) -> None:
+        self._request, self._scheduler = request, scheduler
+        self._arrived = asyncio.Queue[tuple[int, Output]]()
+        put = partial(_put, asyncio.get_running_loop(), self._arrived)
+        self._ids = scheduler.submit(request.choices, put, **options)
+
+    def cancel(self) -> None:
+        """End the choices that have not ended."""
+        self._scheduler.cancel(self._ids)
+
+    async def whole(self) -> list[Output]:
+        """Return all outputs of each choice in one."""
+        parts: list[list[Output]] = [[] for _ in self._ids]
+        async for index, output in self:
+            parts[index].append(output)
+        return list(map(merged, parts))
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, Output]]:
+        """Yield outputs as they arrive.
+
+        The scores of a prompt come with its first choice, and the other choices wait for them.
+        """
+        scores = dict[int, tuple[TokenLogprob, ...] | None]()
+        held, begun, num_left = defaultdict[int, list[Any]](list), set[int](), len(self._ids)
+        while num_left:
+            index, output = await self._arrived.get()
+            num_left -= output.finish_reason is not None
+            first = self._request.first_choice(index)
+            if index == first or self._request.choices[first].prompt_logprobs is None:
+                scores.setdefault(first, output.prompt_logprobs)
+            held[first].append((index, output))
+            if first in scores:
+                for one, its in held.pop(first):
+                    yield one, its if one in begun else replace(its, prompt_logprobs=scores[first])
+                    begun.add(one)
+
+
+def _put(
+    loop: asyncio.AbstractEventLoop,
+    arrived: "asyncio.Queue[tuple[int, Output]]",
+    index: int,
+    output: Output,
+) -> None:
+    with suppress(RuntimeError):  # the loop has ended, and the reader with it
+        loop.call_soon_threadsafe(arrived.put_nowait, (index, output))
+
+
+def merged(outputs: Sequence[Output]) -> Output:
+    """Merge all outputs of a generation."""
+    return replace(
+        outputs[-1],
+        text="".join(one.text for one in outputs),
+        token_ids=tuple(token for one in outputs for token in one.token_ids),
+        logprobs=tuple(entry for one in outputs for entry in one.logprobs),
+        prompt_logprobs=outputs[0].prompt_logprobs,
+    )
+
+
+class EventStream(StreamingResponse):
+    """A stream that cancels its generations when it ends or its client disconnects.
+
+    `writer` writes chunks with log-probabilities, of which there may be many.
+    """
+
+    def __init__(self, answers: Answers, outputs: Outputs, writer: RequestWorker) -> None:
+        events = _events(answers, outputs, writer)
+        super().__init__(events, media_type="text/event-stream", headers=_HEADERS)
+        self._outputs = outputs
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._outputs.cancel()
+
+
+async def _events(answers: Answers, outputs: Outputs, writer: RequestWorker) -> AsyncIterator[str]:
     """Yield the chunks of all choices as they arrive, then usage if requested, then the end.
 
     An error after the first chunk is an event with an `error` object, because the status is already
     sent.
-
-    Args:
-        answers: Writes chunks.
-        handles: The choices.
-        writer: Writes those with log-probabilities, of which there may be many.
     """
-    started, last, num_generated = set[int](), dict[int, Output](), 0
+    begun, last, num_generated = set[int](), dict[int, Output](), 0
     request = answers.request
     try:
         for chunk in answers.opening():
             yield _event(chunk)
-        async with (
-            aclosing(_merged(handles)) as merged,
-            aclosing(_scored(request, merged)) as outputs,
-        ):
-            async for index, output in outputs:
-                num_generated += len(output.token_ids)
-                last[index] = output
-                usage = answers.usage(num_generated) if request.has_running_usage else None
-                write = partial(
-                    _chunk, answers, index, output, usage, is_first=index not in started
-                )
-                started.add(index)
-                has_logprobs = request.choices[index].logprobs is not None
-                if chunk := await writer.do(write) if has_logprobs else write():
-                    yield chunk
+        async for index, output in outputs:
+            num_generated += len(output.token_ids)
+            last[index] = output
+            usage = answers.usage(num_generated) if request.has_running_usage else None
+            write = partial(_chunk, answers, index, output, usage, is_first=index not in begun)
+            begun.add(index)
+            has_logprobs = request.choices[index].logprobs is not None
+            if chunk := await writer.do(write) if has_logprobs else write():
+                yield chunk
         if request.has_usage:
             yield _event(answers.last([last[index] for index in sorted(last)]))
     except ApiError as error:
@@ -64,49 +144,6 @@ def _chunk(
 ) -> str:
     chunk = answers.chunk(index, output, is_first=is_first)
     return "" if chunk is None else _event(chunk | ({} if usage is None else {"usage": usage}))
-
-
-async def _scored(
-    request: ParsedRequest, outputs: AsyncIterator[tuple[int, Output]]
-) -> AsyncGenerator[tuple[int, Output]]:
-    """Give each choice the scores of its prompt; they come with its first choice, and others wait for that."""
-    scores, held = (
-        dict[int, tuple[TokenLogprob, ...] | None](),
-        dict[int, list[tuple[int, Output]]](),
-    )
-    begun = set[int]()
-    async for index, output in outputs:
-        first = request.first_choice(index)
-        ready = [(index, output)]
-        if index == first and first not in scores:
-            scores[first] = output.prompt_logprobs
-            ready += held.pop(first, [])
-        elif first not in scores and request.choices[first].prompt_logprobs is not None:
-            held.setdefault(first, []).append((index, output))
-            continue
-        for one, its in ready:
-            is_scored = one in begun or one == first or first not in scores
-            begun.add(one)
-            yield one, its if is_scored else replace(its, prompt_logprobs=scores[first])
-
-
-async def _merged(handles: Sequence[RequestHandle]) -> AsyncGenerator[tuple[int, Output]]:
-    """Yield the outputs of several generations with their index, in order of arrival."""
-    arrived = asyncio.Queue[tuple[int, Output] | None]()
-
-    async def forward(index: int, handle: RequestHandle) -> None:
-        async for output in handle:
-            arrived.put_nowait((index, output))
-        arrived.put_nowait(None)
-
-    tasks = [asyncio.create_task(forward(index, handle)) for index, handle in enumerate(handles)]
-    try:
-        for _ in tasks:
-            while (item := await arrived.get()) is not None:
-                yield item
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 def _event(chunk: dict[str, Any]) -> str:

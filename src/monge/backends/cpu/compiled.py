@@ -43,7 +43,12 @@ from monge.backends.traced import (
     tensors_of,
 )
 from monge.core.errors import BackendError
-from monge.engine.models.forward_program import ForwardOutput, PendingProgram, ProgramSpec
+from monge.engine.models.forward_program import (
+    ForwardOutput,
+    ForwardProgram,
+    PendingProgram,
+    ProgramSpec,
+)
 from monge.engine.models.masks import chain_visibility
 from monge.engine.models.network_facts import chooses_logits
 from monge.engine.models.tree_cache import TreeCache
@@ -72,20 +77,19 @@ Run = Callable[[list[Tensor]], Sequence[Tensor]]
 """Runs a program: its inputs, flattened, to its outputs."""
 
 
-class CompiledForward:
-    """A compiled step; a `ChainProgram` and a `PrefillProgram`.
-
-    One program serves all numbers of rows, nodes and columns.
+class CompiledForward(ForwardProgram):
+    """A compiled step: one program serves all numbers of rows, nodes and columns.
 
     Args:
         stored: The program.
         module: The traced module, which holds the weights.
         spec: Shapes of inputs and outputs.
-        prompt_tokens: See `PrefillProgram`; 0 where the program gives logits of all nodes.
-        max_nodes: See `PrefillProgram`.
+        prompt_tokens: See `ForwardProgram`; 0 if the program gives logits of all nodes.
+        max_nodes: See `ForwardProgram`.
     """
 
     name = "compiled"
+    reads_prompts = reads_chains = True
 
     def __init__(
         self,
@@ -96,7 +100,7 @@ class CompiledForward:
         max_nodes: int = _NODES,
     ) -> None:
         self._run = load_program(stored, module.tensors())
-        self.layers, self.module, self.spec = spec.layers, module, spec
+        self.module, self.spec = module, spec
         self.prompt_tokens, self.max_nodes = prompt_tokens, max_nodes
 
     def __call__(

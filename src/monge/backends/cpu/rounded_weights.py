@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from monge.backends.cpu.native_library import compiler_obstacle
 from monge.backends.cpu.packed_linear import PackedLinear, load_packed_linear, pack_linears
 from monge.core.errors import BackendError, unknown_name
-from monge.engine.models.network_facts import WEIGHTS, adapter_obstacle
+from monge.engine.models.network_facts import WEIGHTS, no_copy_reason
 from monge.engine.notices import notify
 
 _FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
@@ -51,7 +51,7 @@ def round_weights(network: PreTrainedModel, weights: str) -> PreTrainedModel:
             f"weights={weights!r} rounds networks of float32, bfloat16 or float16; {name} has "
             f"{network.dtype}"
         )
-    if (reason := adapter_obstacle(network)) is not None:
+    if (reason := no_copy_reason(network)) is not None:
         raise BackendError(f"weights={weights!r}: {reason}")
     if (reason := compiler_obstacle()) is not None:
         raise BackendError(f"weights={weights!r} needs a C++ compiler: {reason}")

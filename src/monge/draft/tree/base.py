@@ -67,6 +67,49 @@ class TreeBuilder(ABC):
         return tree.finish()
 
 
+@dataclass(frozen=True, slots=True)
+class ByRequest(TreeBuilder):
+    """Build one tree for greedy requests and another for sampled ones.
+
+    Greedy requests gain from several of the most probable tokens, sampled ones from draws of the
+    draft law. A drafter that does not call `under` builds the sampled trees, which are exact for
+    greedy requests too.
+
+    Args:
+        greedy: For requests at temperature 0.
+        sampled: For all others.
+    """
+
+    greedy: TreeBuilder
+    sampled: TreeBuilder
+
+    @property
+    def limits(self) -> TreeLimits:
+        both = self.greedy.limits, self.sampled.limits
+        return TreeLimits(
+            proposes=both[0].proposes | both[1].proposes,
+            max_width=max(one.max_width for one in both),
+            max_depth=max(one.max_depth for one in both),
+            max_nodes=max(one.max_nodes for one in both),
+        )
+
+    def under(self, rules: SamplingRules) -> TreeBuilder:
+        return (self.greedy if rules.temperature == 0 else self.sampled).under(rules)
+
+    def expand(
+        self,
+        tree: GrowingTree,
+        frontier: Sequence[int],
+        laws: Sequence[Law],
+        plan: DraftPlan,
+        draws: Draws,
+    ) -> Sequence[int]:
+        return self.sampled.expand(tree, frontier, laws, plan, draws)
+
+    def finish(self, tree: GrowingTree, plan: DraftPlan) -> TokenTree:
+        return self.sampled.finish(tree, plan)
+
+
 def nodes_left(tree: GrowingTree, plan: DraftPlan, own: int) -> int:
     """Return the number of drafted nodes that a plan still allows, before a level is drawn.
 

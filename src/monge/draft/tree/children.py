@@ -33,7 +33,7 @@ class Children(ABC):
 
     @property
     def min_width(self) -> int:
-        """Smallest width that the widest node of a tree must have."""
+        """The least width that the widest node of a tree must have."""
         return 1
 
     @abstractmethod
@@ -41,7 +41,6 @@ class Children(ABC):
         """Return a proposal of at most `width` children, or of all tokens if the law has fewer."""
 
 
-@dataclass(frozen=True, slots=True)
 class IidChildren(Children):
     """Independent draws, repeats kept."""
 
@@ -51,7 +50,6 @@ class IidChildren(Children):
         return Iid(law, width)
 
 
-@dataclass(frozen=True, slots=True)
 class WithoutReplacementChildren(Children):
     """Draws without replacement."""
 
@@ -61,7 +59,6 @@ class WithoutReplacementChildren(Children):
         return WithoutReplacement(law, width)
 
 
-@dataclass(frozen=True, slots=True)
 class TopChildren(Children):
     """The most probable tokens, a function of the path."""
 
@@ -71,15 +68,13 @@ class TopChildren(Children):
         return Deterministic(law.top(width))
 
 
-@dataclass(frozen=True, slots=True)
 class GreedyPlusOne(Children):
     """All but one of the most probable tokens, and one draw from the other tokens."""
 
     proposes = Mixed
 
     def propose(self, law: Law, width: int) -> Proposal:
-        # Where the support is smaller than the width, its last token is the draw: then all of it is
-        # offered, as it should be.
+        # A support smaller than the width is offered whole: its last token is the draw.
         return _beside(law.top(width)[:-1], law, 1)
 
 
@@ -113,7 +108,6 @@ class MixedChildren(Children):
         return _beside(top[:num_fixed], law, width - num_fixed)
 
 
-@dataclass(frozen=True, slots=True)
 class HubChildren(Children):
     """The most probable token and one other, in an order that is part of the law.
 
@@ -185,7 +179,6 @@ class SystematicChildren(Children):
         return SystematicDesign(exponent=self.exponent, layout=self.layout, top=self.top)
 
 
-@dataclass(frozen=True, slots=True)
 class SharedChildren(Children):
     """Races of clocks that the verifier `gumbel` knows; the k-th child wins the k-th race."""
 

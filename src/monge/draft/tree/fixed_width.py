@@ -1,7 +1,10 @@
-"""The same number of candidates for every node of a depth."""
+"""The same number of candidates for every node of a depth; chains have one."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
@@ -12,8 +15,48 @@ from monge.draft.tree.base import TreeBuilder, TreeLimits, check_sizes, nodes_le
 from monge.draft.tree.children import check_kind, children_of, way_of_drawing
 
 
+class LevelTree(TreeBuilder):
+    """A tree whose nodes of one depth all have the same number of candidates."""
+
+    children: str
+
+    @property
+    @abstractmethod
+    def level_widths(self) -> tuple[int, ...]:
+        """Candidates per node, from the root downwards."""
+
+    @property
+    def limits(self) -> TreeLimits:
+        widths = self.level_widths
+        return TreeLimits(
+            proposes=frozenset({way_of_drawing(self.children).proposes}),
+            max_width=max(widths),
+            max_depth=len(widths),
+            max_nodes=sum(accumulate(widths, mul)),
+        )
+
+    def expand(
+        self,
+        tree: GrowingTree,
+        frontier: Sequence[int],
+        laws: Sequence[Law],
+        plan: DraftPlan,
+        draws: Draws,
+    ) -> Sequence[int]:
+        widths, depth = self.level_widths, tree.depths[frontier[0]]
+        most = sum(accumulate(widths, mul))
+        num_served = nodes_left(tree, plan, most) // widths[depth]
+        served = list(zip(frontier, laws, strict=True))[:num_served]
+        proposals = {node: children_of(self.children, law, widths[depth]) for node, law in served}
+        grown = [
+            child for children in tree.grow_level(proposals, draws).values() for child in children
+        ]
+        is_last = depth + 1 >= plan.depth(len(widths))
+        return () if is_last or nodes_left(tree, plan, most) < widths[depth + 1] else grown
+
+
 @dataclass(frozen=True, slots=True)
-class FixedWidth(TreeBuilder):
+class FixedWidth(LevelTree):
     """A tree whose nodes of depth j have `widths[j]` candidates each.
 
     Under a plan with fewer nodes, a node whose candidates might not all fit gets none. A level is
@@ -38,32 +81,26 @@ class FixedWidth(TreeBuilder):
         check_kind("fixed_width", self.children, max(self.widths))
 
     @property
-    def limits(self) -> TreeLimits:
-        level, total = 1, 0
-        for width in self.widths:
-            level *= width
-            total += level
-        return TreeLimits(
-            proposes=frozenset({way_of_drawing(self.children).proposes}),
-            max_width=max(self.widths),
-            max_depth=len(self.widths),
-            max_nodes=total,
-        )
+    def level_widths(self) -> tuple[int, ...]:
+        return self.widths
 
-    def expand(
-        self,
-        tree: GrowingTree,
-        frontier: Sequence[int],
-        laws: Sequence[Law],
-        plan: DraftPlan,
-        draws: Draws,
-    ) -> Sequence[int]:
-        depth = tree.depths[frontier[0]]
-        width = self.widths[depth]
-        num_served = nodes_left(tree, plan, self.limits.max_nodes) // width
-        served = list(zip(frontier, laws, strict=True))[:num_served]
-        proposals = {node: children_of(self.children, law, width) for node, law in served}
-        grown = [
-            child for children in tree.grow_level(proposals, draws).values() for child in children
-        ]
-        return grown if depth + 1 < plan.depth(len(self.widths)) else ()
+
+@dataclass(frozen=True, slots=True)
+class Chain(LevelTree):
+    """A chain: one child per node, drawn from the draft law or its most probable token.
+
+    Args:
+        depth: Number of draft tokens.
+        children: `iid` draws the token, `top` takes the most probable one.
+    """
+
+    depth: int = 3
+    children: str = "iid"
+
+    def __post_init__(self) -> None:
+        check_sizes("chain", depth=self.depth)
+        check_kind("chain", self.children, 1)
+
+    @property
+    def level_widths(self) -> tuple[int, ...]:
+        return (1,) * self.depth

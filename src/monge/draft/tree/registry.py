@@ -1,15 +1,13 @@
-"""The tree builders by name."""
+"""The trees by name."""
 
 from typing import Final
 
 from monge.core.registry import Registry
 from monge.draft.tree.base import TreeBuilder
-from monge.draft.tree.best_first import BestFirst, Eagle2, OptTree
-from monge.draft.tree.chain import Chain
-from monge.draft.tree.fixed_width import FixedWidth
+from monge.draft.tree.best_first import BestFirst, Eagle2, OptTree, Threshold
+from monge.draft.tree.fixed_width import Chain, FixedWidth
 from monge.draft.tree.paths import Paths
 from monge.draft.tree.sequoia import Sequoia
-from monge.draft.tree.threshold import Threshold
 
 TREES: Final[Registry[TreeBuilder]] = Registry(
     "tree",

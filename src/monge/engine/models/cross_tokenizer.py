@@ -1,5 +1,6 @@
-"""A draft model with another tokenizer, seen through the target's tokens."""
+"""A draft model with another vocabulary, seen through the target's tokens."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,16 +9,183 @@ from typing import Any, Final
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from monge.core.errors import ContextLengthError
+from monge.core.errors import ContextLengthError, VocabularyMismatchError
 from monge.core.model import NodeBlock, SequenceModel, dtype_of
-from monge.engine.models.vocabulary_mapping import VocabularyMapping
+
+Spelling = bytes | str
+"""The bytes of an ordinary token; the name of a special one, such as an end of text."""
 
 _NEIGHBOURS: Final = 8
-"""Tokens of the text that are retokenised with a continuation.
+"""Tokens of the text that are retokenised with a continuation, whose pieces depend on them."""
+_SPACE: Final = "\N{LOWER ONE EIGHTH BLOCK}"
+"""The space of SentencePiece."""
 
-Pieces depend on what stands before them.
-"""
+
+class ResizedVocabulary:
+    """A model whose logits are cut or padded to another number of tokens; a `SequenceModel`.
+
+    Models of one family often share a tokenizer but pad its vocabulary to different sizes. Padding
+    tokens that the target lacks are never drafted, and those that the draft model lacks have no
+    draft mass.
+
+    Args:
+        model: The draft model.
+        vocab_size: The target's.
+    """
+
+    def __init__(self, model: SequenceModel, vocab_size: int) -> None:
+        self._model = model
+        self.vocab_size = vocab_size
+        self.max_length = model.max_length
+        self.no_tree_reason = model.no_tree_reason
+        self.no_draft_reason = model.no_draft_reason
+
+    @property
+    def forward_s(self) -> float:
+        """Seconds spent inside the network's own forward."""
+        return self._model.forward_s
+
+    def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
+        self._model.open(prefixes)
+
+    def append(self, pieces: Mapping[int, Sequence[int]]) -> None:
+        self._model.append(pieces)
+
+    def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
+        extra = self.vocab_size - self._model.vocab_size  # a negative padding cuts
+        return {
+            sequence: torch.nn.functional.pad(logits, (0, extra), value=-math.inf)
+            for sequence, logits in self._model.extend(blocks).items()
+        }
+
+    def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
+        self._model.commit(paths)
+
+    def length(self, sequence: int) -> int:
+        return self._model.length(sequence)
+
+    def close(self, sequence: int) -> None:
+        self._model.close(sequence)
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyMapping:
+    """Target tokens in the draft model's vocabulary.
+
+    Args:
+        shared: Tokens that both have, as target and draft ids.
+        written: For every target token the draft tokens that spell it.
+    """
+
+    shared: tuple[tuple[int, int], ...]
+    written: tuple[tuple[int, ...], ...]
+
+    def read(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """Return a text in draft tokens."""
+        return tuple(own for token in token_ids for own in self.written[token])
+
+
+def map_vocabulary(
+    target_tokenizer: Any, draft_tokenizer: Any, vocab_size: int, draft_vocab_size: int
+) -> VocabularyMapping:
+    """Return the mapping from the target's vocabulary to the draft model's.
+
+    A token that the draft model lacks is written with its longest tokens, from the left; tokens
+    without a spelling there (special tokens of another family) are written as its end of text.
+
+    Args:
+        target_tokenizer: The target's.
+        draft_tokenizer: The draft model's.
+        vocab_size: Tokens that have a logit in the target.
+        draft_vocab_size: Likewise in the draft model.
+
+    Raises:
+        VocabularyMismatchError: If a tokenizer does not say what its tokens spell, or no token is
+            shared.
+    """
+    theirs, ours = spellings(target_tokenizer, "target"), spellings(draft_tokenizer, "draft model")
+    own_id = {
+        spelling: token
+        for token, spelling in sorted(ours.items(), reverse=True)
+        if token < draft_vocab_size
+    }
+    shared = tuple(
+        (token, own_id[spelling])
+        for token, spelling in sorted(theirs.items())
+        if token < vocab_size and spelling in own_id
+    )
+    if not shared:
+        raise VocabularyMismatchError(
+            f"target and draft model share no token ({len(theirs)} and {len(ours)} are known), so "
+            "nothing can be drafted across them; use another draft model"
+        )
+    end = getattr(draft_tokenizer, "eos_token_id", None)
+    unknown = (int(end),) if end is not None else (shared[0][1],)
+    longest = max((len(spelling) for spelling in own_id if isinstance(spelling, bytes)), default=0)
+    written = tuple(
+        _written(theirs.get(token), own_id, longest) or unknown for token in range(vocab_size)
+    )
+    return VocabularyMapping(shared, written)
+
+
+def spellings(tokenizer: Any, whose: str) -> Mapping[int, Spelling]:
+    """Return the spelling of every token of a tokenizer.
+
+    Raises:
+        VocabularyMismatchError: If it is of a kind whose tokens cannot be read.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise VocabularyMismatchError(
+            f"the {whose}'s tokenizer ({type(tokenizer).__name__}) does not say how its tokens "
+            "are spelled; a fast tokenizer (tokenizer.json) is needed to draft across vocabularies"
+        )
+    parts = json.loads(backend.to_str())
+    decoder = json.dumps(parts.get("decoder"))
+    special = {int(added["id"]): str(added["content"]) for added in parts.get("added_tokens", ())}
+    if '"ByteLevel"' in decoder:
+        byte_of = {sign: byte for byte, sign in bytes_to_unicode().items()}
+
+        def read(piece: str) -> Spelling:
+            known = all(sign in byte_of for sign in piece)
+            return bytes(byte_of[sign] for sign in piece) if known else piece
+
+    elif _SPACE in json.dumps(parts, ensure_ascii=False):
+
+        def read(piece: str) -> Spelling:
+            if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+                return bytes([int(piece[3:5], 16)])
+            return piece.replace(_SPACE, " ").encode()
+
+    else:
+        raise VocabularyMismatchError(
+            f"the {whose}'s tokenizer is neither byte-level nor of SentencePiece's kind (decoder "
+            f"{decoder[:80]}); drafting across vocabularies is not possible with it"
+        )
+    return {
+        int(token): special.get(int(token)) or read(piece)
+        for piece, token in tokenizer.get_vocab().items()
+    }
+
+
+def _written(
+    spelling: Spelling | None, own_id: Mapping[Spelling, int], longest: int
+) -> tuple[int, ...]:
+    """Return a spelling in draft tokens, the longest that fits each time; unknown bytes are left out."""
+    if spelling is not None and spelling in own_id:
+        return (own_id[spelling],)
+    if not isinstance(spelling, bytes):
+        return ()
+    tokens: list[int] = []
+    while spelling:
+        sizes = range(min(longest, len(spelling)), 0, -1)
+        size = next((size for size in sizes if spelling[:size] in own_id), None)
+        if size is not None:
+            tokens.append(own_id[spelling[:size]])
+        spelling = spelling[size or 1 :]
+    return tuple(tokens)
 
 
 @dataclass(slots=True)
@@ -42,15 +210,15 @@ class _Row:
 
 
 class CrossTokenizerModel:
-    """Reads target tokens as the draft tokens that spell them, and answers in the target's vocabulary; a `ForeignModel`.
+    """A draft model that reads target tokens as the draft tokens that spell them; a `ForeignModel`.
 
     A node of the target's tree becomes a chain of draft nodes. Its logits are those after the last
-    of them, for the tokens that both vocabularies have; the others get none, so a law made of them
-    is the draft law given that the token is shared.
+    of them, for the tokens that both vocabularies have; the others have no mass, so the law is the
+    draft law given that the token is shared.
 
     Args:
         model: The draft model, in its own vocabulary.
-        mapping: How target tokens are written in it.
+        mapping: The draft tokens that spell each target token.
         draft_tokenizer: The draft model's tokenizer.
         target_tokenizer: The target's.
 
@@ -131,7 +299,11 @@ class CrossTokenizerModel:
     def continuations(self, counts: Mapping[int, int]) -> Mapping[int, tuple[int, ...]]:
         """See `ForeignModel`."""
         written: dict[int, list[int]] = {sequence: [] for sequence in counts}
-        counts = {sequence: self._room(sequence, count) for sequence, count in counts.items()}
+        if self.max_length is not None:  # the last token is not read
+            counts = {
+                one: min(count, self.max_length - self._rows[one].num_own + 1)
+                for one, count in counts.items()
+            }
         active = {sequence: count for sequence, count in counts.items() if count > 0}
         while active:
             for sequence in active:
@@ -172,12 +344,6 @@ class CrossTokenizerModel:
             row.tokens.append(token)
         self._fits(row, row.num_own + max(map(len, row.nodes)))
         return NodeBlock(tuple(tokens), tuple(parents))
-
-    def _room(self, sequence: int, count: int) -> int:
-        """How many of these tokens can be written; the last one is not read."""
-        if self.max_length is None:
-            return count
-        return max(0, min(count, self.max_length - self._rows[sequence].num_own + 1))
 
     def _fits(self, row: _Row, length: int) -> None:
         if self.max_length is not None and length > self.max_length:

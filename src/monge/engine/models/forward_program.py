@@ -4,12 +4,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from monge.core.errors import BackendError
 from monge.core.model import SequenceModel
 from monge.engine.models.network_facts import WEIGHTS, packed_layers
 from monge.engine.models.tree_cache import TreeCache
@@ -50,22 +51,40 @@ class ForwardOutput:
     states: tuple[Tensor, ...] = ()
 
 
-@runtime_checkable
-class ForwardProgram(Protocol):
-    """Reads a few nodes of every row, once a first forward of the network has laid out the cache.
+class ForwardProgram(ABC):
+    """Reads a few nodes of every row instead of the network.
 
     Attributes:
-        name: What runs, for tables of results.
-        layers: Hidden states that it gives.
+        name: Name of the program, for tables of results.
+        spec: Shapes and types of its inputs.
+        max_nodes: Nodes a row that it reads; larger blocks are the network's.
+        widths: Numbers of nodes a row, ascending, if it takes no others. Narrower blocks are padded
+            to the next width, and prompts are the network's. No program is made while decoding.
+        reads_prompts: True if it has `read_prompt`, and needs no first forward of the network to
+            lay out the cache.
+        prompt_tokens: Tokens of all rows that `read_prompt` reads; more are the network's.
+        reads_chains: True if it has `read_chain`.
     """
 
-    name: str
-    layers: tuple[int, ...]
+    name: ClassVar[str]
+    widths: ClassVar[tuple[int, ...]] = ()
+    reads_prompts: ClassVar[bool] = False
+    reads_chains: ClassVar[bool] = False
 
+    spec: ProgramSpec
+    max_nodes: int = 64
+    prompt_tokens: int = 0
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Hidden states that come with the logits."""
+        return self.spec.layers
+
+    @abstractmethod
     def __call__(
         self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
     ) -> ForwardOutput:
-        """Read nodes; keys and values go where the cache was told to place them.
+        """Read nodes; keys and values are written where the cache was told to place them.
 
         Args:
             token_ids: Tokens, `[batch, nodes]`.
@@ -74,56 +93,22 @@ class ForwardProgram(Protocol):
                 seq]`.
             cache: The cache, placed.
         """
-        ...
 
-
-@runtime_checkable
-class ChainProgram(ForwardProgram, Protocol):
-    """A program with a fast path for a chain behind one text, given as Python integers."""
+    def read_prompt(
+        self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
+    ) -> ForwardOutput:
+        """Read tokens of prompts; the output has the logits of any one node."""
+        raise NotImplementedError
 
     def read_chain(self, token_ids: Sequence[int], start: int, cache: TreeCache) -> ForwardOutput:
         """Read a chain of one row whose nodes see all columns before them, and themselves.
 
         Args:
-            token_ids: Tokens of the chain.
+            token_ids: Tokens of the chain, as Python integers.
             start: Column and position of the first of them.
             cache: The cache, placed.
         """
-        ...
-
-
-@runtime_checkable
-class PrefillProgram(ForwardProgram, Protocol):
-    """A program that also runs prefill, without logits.
-
-    Attributes:
-        spec: Shapes of its inputs.
-        prompt_tokens: Tokens of all rows that it reads instead of the network; more are the
-            network's.
-        max_nodes: Nodes a row that it reads instead of the network where logits are wanted.
-    """
-
-    spec: ProgramSpec
-    prompt_tokens: int
-    max_nodes: int
-
-    def read_prompt(
-        self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
-    ) -> ForwardOutput:
-        """Read tokens; the output holds the logits of any one node."""
-        ...
-
-
-@runtime_checkable
-class FixedWidthProgram(ForwardProgram, Protocol):
-    """A program for blocks of a few widths only, so that no program is made while decoding.
-
-    Attributes:
-        widths: Nodes a row, ascending. Narrower blocks are padded to the next width, wider ones are
-            the network's, and so are those of which nobody wants the logits.
-    """
-
-    widths: tuple[int, ...]
+        raise NotImplementedError
 
 
 class PendingProgram(ABC, Generic[Made_co]):
@@ -178,14 +163,6 @@ ProgramMaker = Callable[[tuple[int, ...]], ForwardProgram | PendingProgram[Forwa
 
 
 @runtime_checkable
-class _CompiledModel(Protocol):
-    """A model that may run its network by a program of a backend."""
-
-    @property
-    def program(self) -> ForwardProgram | None: ...
-
-
-@runtime_checkable
 class NetworkModel(Protocol):
     """A model around a network of `transformers`."""
 
@@ -193,14 +170,56 @@ class NetworkModel(Protocol):
     def network(self) -> PreTrainedModel: ...
 
 
+class SourceWeights:
+    """Finds changes to a network whose weights a backend runs in another form.
+
+    Training, `load_state_dict`, assigned tensors, and replaced or added layers are seen; numbers
+    that are written in place through `.data` are not, since torch does not count those.
+
+    Args:
+        network: The network.
+        backend: The backend, for the message.
+        are_copied: Whether the backend copied the numbers; else only their addresses matter.
+    """
+
+    def __init__(self, network: PreTrainedModel, backend: str, *, are_copied: bool) -> None:
+        self._name, self._backend, self._are_copied = type(network).__name__, backend, are_copied
+        self._modules = tuple(network.modules())
+        self._seen = self._state()
+
+    def check(self) -> None:
+        """Refuse to go on with copies of weights that were changed.
+
+        Raises:
+            BackendError: If the network has other weights or layers than when this was made.
+        """
+        if self._state() != self._seen:
+            raise BackendError(
+                f"{self._name} was changed after it was loaded: backend {self._backend!r} still "
+                "has the weights of that time; load the model again, or use backend='eager'"
+            )
+
+    def _state(self) -> list[tuple[Any, ...]]:
+        return [
+            (*map(id, module._modules.values()), *map(self._place, module._parameters.values()))
+            for module in self._modules
+        ]
+
+    def _place(self, weight: torch.nn.Parameter | None) -> tuple[int, ...]:
+        if weight is None:
+            return ()
+        version = weight._version if self._are_copied and not weight.is_inference() else 0
+        return id(weight), weight.data_ptr(), version
+
+
 def backend_of(model: SequenceModel) -> str:
-    """Return what runs a model: `eager`, `compiled`, `compiled, int8 weights`, ...
+    """Return the backend of a model: `eager`, `compiled`, `compiled, int8 weights`, ...
 
     Rounded weights are part of it, since they change the distribution that is decoded.
     """
-    program = model.program if isinstance(model, _CompiledModel) else None
+    program: ForwardProgram | None = getattr(model, "program", None)
     name = "eager" if program is None else program.name
-    # The weights are read off the network: one that cannot be compiled runs eagerly and stays rounded.
+    # A network that cannot be compiled runs eagerly and stays rounded.
     rounded = rounded_weights_of(model)
     return name if rounded is None else f"{name}, {rounded} weights"
 

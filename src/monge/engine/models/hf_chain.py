@@ -1,18 +1,20 @@
-"""A `transformers` network that can only read chains: positions from token order, or recurrent state."""
+"""A `transformers` network that reads chains only: positions from token order, or recurrent state."""
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from monge.core.errors import MongeError, UnsupportedModelError
 from monge.core.model import NodeBlock
 from monge.engine.clock import now
-from monge.engine.models.cache_snapshot import CacheSnapshot
+from monge.engine.models.forward_program import SourceWeights
 from monge.engine.models.layer_subset import layer_subset
 from monge.engine.models.network_facts import (
     cache_keyword,
@@ -20,13 +22,11 @@ from monge.engine.models.network_facts import (
     chooses_logits,
     context_length,
     forward_parameters,
+    no_rollback_reason,
+    no_tree_reason,
     num_weights,
     own_cache,
-    rollback_obstacle,
-    tree_obstacle,
 )
-from monge.engine.models.source_weights import SourceWeights
-from monge.engine.session import catch
 
 _PREFILL: Final = 1024
 _MOST_UNREAD: Final = 16
@@ -35,6 +35,47 @@ _TRIAL: Final = -1
 """Name of the sequence that `_trial_logits` reads."""
 _TRIAL_PROMPT, _TRIAL_BLOCK = 30, 8
 """Tokens of the prompt of a trial, and of the block behind it."""
+
+
+class CacheSnapshot:
+    """A state of a cache, to return to.
+
+    Keys and values of full attention grow with the text, and are cropped. Recurrent states and
+    windows have a fixed size, and are copied.
+
+    Args:
+        cache: The cache; the network may go on with it.
+    """
+
+    @torch.inference_mode()
+    def __init__(self, cache: DynamicCache) -> None:
+        self._lengths = [
+            layer.get_seq_length() if _grows(layer) else None for layer in cache.layers
+        ]
+        self._copies: list[dict[str, Any]] = [
+            {
+                name: deepcopy(value)
+                for name, value in vars(layer).items()
+                if not (_grows(layer) and name in {"keys", "values"})
+            }
+            for layer in cache.layers
+        ]
+
+    @torch.inference_mode()
+    def restore(self, cache: DynamicCache) -> None:
+        """Return to this state, once; also after a forward that failed between two layers.
+
+        Args:
+            cache: The cache that the snapshot was taken of.
+        """
+        for layer, length, copied in zip(cache.layers, self._lengths, self._copies, strict=True):
+            if _grows(layer) and (added := layer.get_seq_length() - (length or 0)):
+                DynamicLayer.crop(layer, -added)
+            vars(layer).update(copied)
+
+
+def _grows(layer: object) -> TypeGuard[DynamicLayer]:
+    return isinstance(layer, DynamicLayer) and not isinstance(layer, DynamicSlidingWindowLayer)
 
 
 @dataclass(slots=True)
@@ -78,7 +119,7 @@ class HfChainModel:
     def __init__(self, model: PreTrainedModel) -> None:
         check_causal(model)
         config = model.config.get_text_config()
-        self._model = model
+        self.network = model
         self._device = model.device
         self._cache_keyword = cache_keyword(model)
         self._takes_position_ids = "position_ids" in forward_parameters(model)
@@ -90,24 +131,21 @@ class HfChainModel:
         self.num_layers = int(config.num_hidden_layers)
         self.vocab_size = int(config.vocab_size)
         self.max_length = context_length(config)
-        self.no_tree_reason = tree_obstacle(model)
+        self.no_tree_reason = no_tree_reason(model)
         self.no_draft_reason: str | None = None
-        self._crops = rollback_obstacle(model) is None
-        if (error := catch(lambda: self._trial_logits(3, (1,)))) is not None:
+        self._crops = no_rollback_reason(model) is None
+        try:
+            self._trial_logits(3, (1,))
+        except Exception as error:
             name = type(model).__name__
             raise UnsupportedModelError(
                 f"{name} cannot read a token behind its cache: {_in_words(error)}"
             ) from error
-        self.no_draft_reason = self._chain_obstacle()
+        self.no_draft_reason = self._no_chain_reason()
 
     def __repr__(self) -> str:
-        size = num_weights(self._model) / 1e6
-        return f"HfChainModel({type(self._model).__name__}, {size:.1f}M parameters, {self.dtype})"
-
-    @property
-    def network(self) -> PreTrainedModel:
-        """The network."""
-        return self._model
+        size = num_weights(self.network) / 1e6
+        return f"HfChainModel({type(self.network).__name__}, {size:.1f}M parameters, {self.dtype})"
 
     @property
     def forward_s(self) -> float:
@@ -120,7 +158,7 @@ class HfChainModel:
         for sequence in prefixes:
             # Without a config every layer keeps all it read: one that keeps only its window could
             # not take tokens back.
-            self._rows[sequence] = _Row(DynamicCache() if self._crops else own_cache(self._model))
+            self._rows[sequence] = _Row(DynamicCache() if self._crops else own_cache(self.network))
         self.append(prefixes)
 
     def append(self, pieces: Mapping[int, Sequence[int]]) -> None:
@@ -137,11 +175,10 @@ class HfChainModel:
         logits: dict[int, Tensor] = {}
         for sequence, block in blocks.items():
             row = self._rows[sequence]
-            first = len(row.drafted)
-            if block.parents != tuple(range(first - 1, first - 1 + len(block.parents))):
+            if not block.continues(len(row.drafted)):
                 raise MongeError(
-                    f"this target reads chains only ({self.no_tree_reason}); got a "
-                    "tree: use tree='chain'"
+                    f"this target reads chains only ({self.no_tree_reason}); got a tree: use "
+                    "tree='chain'"
                 )
             logits[sequence] = self._read(row, block.token_ids, keep_logits=True)
         return logits
@@ -177,29 +214,30 @@ class HfChainModel:
         del self._rows[sequence]
 
     def layer_subset(self, layers: Sequence[int]) -> "HfChainModel":
-        """A model that runs only these layers; see `LayeredModel`."""
-        self._subsets.append(HfChainModel(layer_subset(self._model, layers)))
+        """See `LayeredModel`."""
+        self._subsets.append(HfChainModel(layer_subset(self.network, layers)))
         return self._subsets[-1]
 
-    def _chain_obstacle(self) -> str | None:
-        """Why several tokens behind the cache cannot be read at once, or `None` if they can."""
-        name, found = type(self._model).__name__, list[Tensor]()
+    def _no_chain_reason(self) -> str | None:
+        """Return why several tokens behind the cache cannot be read at once, or `None`."""
+        name, block = type(self.network).__name__, (_TRIAL_BLOCK,)
         length = 3 if self._crops else _TRIAL_PROMPT
-        block = (_TRIAL_BLOCK,)
-        if (error := catch(lambda: found.append(self._trial_logits(length, block)))) is not None:
+        try:
+            together = self._trial_logits(length, block)
+        except Exception as error:  # noqa: BLE001  networks fail in ways of their own
             return f"{name} cannot read several tokens behind its cache: {_in_words(error)}"
         if self._crops:
             return None
         apart = self._trial_logits(length, (1,) * _TRIAL_BLOCK)
         without_state = self._trial_logits(0, block)
-        error = (found[0] - apart).norm() / (without_state - apart).norm()
+        error = (together - apart).norm() / (without_state - apart).norm()
         # Rounding gives 1e-3 in float32 and 0.05 in bfloat16; a state that is lost gives 0.3.
         if error <= (0.01 if self.dtype.itemsize >= 4 else 0.1):
             return None
         return f"{name} does not continue from its recurrent state when it reads several tokens at once"
 
     def _trial_logits(self, length: int, sizes: Sequence[int]) -> Float[Tensor, "nodes vocab"]:
-        """Logits of a fixed block behind a prompt, read in parts.
+        """Return logits of a fixed block behind a prompt, read in parts.
 
         Args:
             length: Tokens of the prompt.
@@ -232,7 +270,7 @@ class HfChainModel:
     def _forward(
         self, cache: DynamicCache, first: int, token_ids: Sequence[int], *, keep_logits: bool
     ) -> Tensor:
-        """Logits of tokens from position `first` on, which the cache then holds."""
+        """Return logits of tokens from position `first` on, which the cache then holds."""
         inputs: dict[str, Any] = {
             "input_ids": torch.tensor([list(token_ids)]).to(self._device, non_blocking=True),
             self._cache_keyword: cache,
@@ -245,7 +283,7 @@ class HfChainModel:
             inputs["logits_to_keep"] = 1
         start = now()
         with torch.inference_mode():
-            logits = self._model(**inputs).logits
+            logits = self.network(**inputs).logits
         self._forward_s += now() - start
         return logits[0]
 

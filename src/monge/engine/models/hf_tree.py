@@ -13,18 +13,15 @@ from monge.core.errors import BackendError, MongeError, UnsupportedModelError
 from monge.core.model import Forward, NodeBlock
 from monge.engine.clock import now
 from monge.engine.models.forward_program import (
-    ChainProgram,
-    FixedWidthProgram,
     ForwardOutput,
     ForwardProgram,
     PendingProgram,
-    PrefillProgram,
     ProgramMaker,
     ProgramSpec,
+    SourceWeights,
     backend_of,
     make_programs,
 )
-from monge.engine.models.group_by_length import group_by_length
 from monge.engine.models.hidden_states import HiddenStateLog, HiddenStates
 from monge.engine.models.layer_subset import layer_subset
 from monge.engine.models.masks import MaskFormat, forward_inputs
@@ -35,21 +32,19 @@ from monge.engine.models.network_facts import (
     chooses_logits,
     context_length,
     layer_windows,
+    no_tree_reason,
     num_weights,
-    tree_obstacle,
 )
-from monge.engine.models.source_weights import SourceWeights
-from monge.engine.models.tree_cache import CacheRow, RowTable, TreeCache
+from monge.engine.models.tree_cache import CacheRow, TreeCache
 
-# Tokens of a prompt that one forward reads: bounds the mask and the activations, not the prompt.
 _PREFILL: Final = 1024
-# Nodes a row that a program reads; in larger blocks arithmetic counts, not what lies between
-# operations.
-_STEP: Final = 64
-# Of the cache of a program of fixed widths, which is prepared again when the cache moves.
+"""Tokens of a prompt that one forward reads: bounds the mask and the activations, not the prompt."""
 _GROWTH: Final = 1.5
-# Logits that nobody asked for and a program gives all the same: a short prompt's, where words are few.
+"""Growth of the cache of a program of fixed widths, which is prepared again when the cache moves."""
 _UNWANTED: Final = 1 << 20
+"""Most logits that a program may compute without need, for a short prompt and a small vocabulary."""
+_FORWARD: Final = 32
+"""Tokens whose reading takes as long as the fixed cost of a forward."""
 
 
 class HfTreeModel:
@@ -61,10 +56,10 @@ class HfTreeModel:
 
     Args:
         model: A causal language model in evaluation mode that takes 4-D masks and position ids.
-        program: Reads small blocks of nodes in the network's place, short prompts too; longer ones are
-            read by the network itself. One that is pending is made when it is needed.
-        program_maker: Makes the program that gives hidden states as well, for when they are watched.
-        module_maker: Runs the output layer and the steps of heads; `None` leaves them as they are.
+        program: Reads small blocks of nodes and short prompts instead of the network. A pending one
+            is made when it is needed.
+        program_maker: Makes the program that gives watched hidden states as well.
+        module_maker: Makes programs of the output layer and of a head's modules; `None` runs them.
         module_packer: Stores the matrices of a head's modules in a faster form; `None` leaves them.
 
     Raises:
@@ -85,29 +80,21 @@ class HfTreeModel:
         module_packer: Callable[[torch.nn.Module], None] | None = None,
     ) -> None:
         check_causal(model)
-        reason = tree_obstacle(model)
+        reason = no_tree_reason(model)
         if reason is not None:
             raise UnsupportedModelError(reason)
-        self._model, self._program_maker, self._modules = (
-            model,
-            program_maker,
-            ModuleRunner(model, module_maker, self),
-        )
+        self.network, self._program_maker = model, program_maker
+        self._modules = ModuleRunner(model, module_maker, self)
         self._module_packer = module_packer
         config = model.config.get_text_config()
-        self._windows = layer_windows(config)
-        self._attention = str(config._attn_implementation)
-        self._device, self._dtype, self._embedding = (
-            model.device,
-            model.dtype,
-            model.get_input_embeddings(),
-        )
-        self._form = MaskFormat(self._windows, self._attention, self._dtype, self._device)
-        growth = {"growth": _GROWTH} if isinstance(program, FixedWidthProgram) else {}
+        self._device, self.dtype = model.device, model.dtype
+        attention, windows = str(config._attn_implementation), layer_windows(config)
+        self._form = MaskFormat(windows, attention, self.dtype, self._device)
+        is_fixed = isinstance(program, ForwardProgram) and program.widths
+        growth = {"growth": _GROWTH} if is_fixed else {}
         self._cache = TreeCache(config.num_hidden_layers, model.device, **growth)
         self._use_program(program)
         self._cache_keyword, self._chooses_logits = cache_keyword(model), chooses_logits(model)
-        self._rows = RowTable(self._cache)
         self._forward_s = 0.0
         self._subsets: list[HfTreeModel] = []
         self.hidden_size, self.num_layers = int(config.hidden_size), int(config.num_hidden_layers)
@@ -116,10 +103,10 @@ class HfTreeModel:
         self.max_length = context_length(config)
 
     def __repr__(self) -> str:
-        size = num_weights(self._model) / 1e6
+        size = num_weights(self.network) / 1e6
         backend = backend_of(self)
-        how = self._attention if backend == "eager" else f"{self._attention}, {backend}"
-        return f"HfTreeModel({type(self._model).__name__}, {size:.1f}M parameters, {self._dtype}, {how})"
+        how = self._form.attention + ("" if backend == "eager" else f", {backend}")
+        return f"HfTreeModel({type(self.network).__name__}, {size:.1f}M parameters, {self.dtype}, {how})"
 
     @property
     def forward_s(self) -> float:
@@ -127,19 +114,9 @@ class HfTreeModel:
         return self._forward_s + sum(model.forward_s for model in self._subsets)
 
     @property
-    def dtype(self) -> torch.dtype:
-        """See `TypedModel`."""
-        return self._dtype
-
-    @property
     def cache_bytes(self) -> int:
         """Memory held by keys and values."""
         return self._cache.num_bytes
-
-    @property
-    def network(self) -> PreTrainedModel:
-        """The network."""
-        return self._model
 
     @property
     def program(self) -> ForwardProgram | None:
@@ -168,16 +145,16 @@ class HfTreeModel:
         if self._pending_program is not None:
             make_programs((self,))
         for sequence in prefixes:
-            self._rows.open(sequence)
+            self._cache.open(sequence)
         self.append(prefixes)
 
     def reopen(self, sequence: int, new: int, length: int) -> bool:
-        row = self._rows[sequence]
+        row = self._cache.row(sequence)
         if self._states.layers or len(row.nodes) or length > row.length:
             return False
         if self.source is not None:
             self.source.check()
-        self._rows.rename(sequence, new, length)
+        self._cache.rename(sequence, new, length)
         return True
 
     def append(self, pieces: Mapping[int, Sequence[int]]) -> None:
@@ -195,45 +172,47 @@ class HfTreeModel:
                 self.commit({sequence: range(len(parts[sequence])) for sequence in group})
 
     def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
-        if len(blocks) == 1 and self._chain_program is not None and self._cache.is_settled:
+        cache = self._cache
+        program = self._program if self._reads_chains and cache.is_settled else None
+        if len(blocks) == 1 and program is not None:
             ((sequence, block),) = blocks.items()
-            row, count = self._rows[sequence], len(block.token_ids)
-            if count <= self._max_nodes and row.nodes.is_chain and block.continues(len(row.nodes)):
-                return {sequence: self._read_chain(row, block, self._chain_program)}
+            row, is_small = cache.row(sequence), len(block.token_ids) <= program.max_nodes
+            if is_small and row.nodes.is_chain and block.continues(len(row.nodes)):
+                return {sequence: self._read_chain(row, block, program)}
         logits = self._read(blocks, keep_logits=True)
-        first = min(self._rows.index(sequence) for sequence in blocks)
+        first = cache.rows.start
         return {
-            sequence: logits[self._rows.index(sequence) - first, : len(block.token_ids)]
+            sequence: logits[cache.index(sequence) - first, : len(block.token_ids)]
             for sequence, block in blocks.items()
         }
 
     def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
         for sequence, path in paths.items():
-            row = self._rows[sequence]
+            row = self._cache.row(sequence)
             # A path that is the first nodes in reading order lies where it belongs.
             if any(slot != position for position, slot in enumerate(path)):
-                self._cache.keep(
-                    self._rows.index(sequence), row.length, [row.length + slot for slot in path]
-                )
+                columns = [row.length + slot for slot in path]
+                self._cache.keep(self._cache.index(sequence), row.length, columns)
             row.length += len(path)
             row.nodes.clear()
             if self._states.layers:
                 self._states.commit(sequence, path)
 
     def length(self, sequence: int) -> int:
-        return self._rows[sequence].length
+        return self._cache.row(sequence).length
 
     def close(self, sequence: int) -> None:
-        self._rows.close(sequence)
-        # Steps of a few widths may be recorded for this memory.
-        if not len(self._rows) and not self._widths:
+        self._cache.close(sequence)
+        # Programs of fixed widths may be recorded for this memory.
+        if not self._cache.num_open and not (self._program and self._program.widths):
             self._cache.give_back()
         self._states.close(sequence)
 
     def watch(self, layers: Sequence[int], *, only_last: bool = False) -> HiddenStateLog:
-        if len(self._rows):
+        if self._cache.num_open:
             raise MongeError(
-                f"hidden states must be watched before sequences are open; {len(self._rows)} are"
+                "hidden states must be watched before sequences are open; "
+                f"{self._cache.num_open} are"
             )
         log = self._states.watch(layers, only_last=only_last)
         self._use_program(self._watching_program(self._states.layers))
@@ -244,56 +223,54 @@ class HfTreeModel:
             return self._modules.logits(states)
 
     def embed(self, token_ids: Sequence[int]) -> Float[Tensor, "nodes hidden"]:
+        embedding = self.network.get_input_embeddings()
         with torch.inference_mode():
-            return self._embedding(
-                torch.tensor(list(token_ids)).to(self._device, non_blocking=True)
-            )
+            return embedding(torch.tensor(list(token_ids)).to(self._device, non_blocking=True))
 
     def module_program(self, module: torch.nn.Module, like: Sequence[Tensor]) -> Forward:
-        """What runs a small module; see `ModuleHost`."""
+        """See `ModuleHost`."""
         return self._modules.run(module, like)
 
     def pack_module(self, module: torch.nn.Module) -> None:
-        """Store the matrices of a head's module in a faster form; see `ModuleHost`."""
+        """See `ModuleHost`."""
         if self._module_packer is not None:
             self._module_packer(module)
 
     def layer_subset(self, layers: Sequence[int]) -> "HfTreeModel":
-        """A model that runs only these layers; see `LayeredModel`."""
-        self._subsets.append(HfTreeModel(layer_subset(self._model, layers)))
+        """See `LayeredModel`."""
+        self._subsets.append(HfTreeModel(layer_subset(self.network, layers)))
         return self._subsets[-1]
 
     def program_spec(self) -> ProgramSpec:
-        """What a program has to read in this network's place; known once a sequence was opened."""
+        """Return the inputs of a program for this network; known once a sequence was opened."""
         kept = self._cache.kept()
         return ProgramSpec(
-            kinds=tuple(self._windows),
-            mask_dtype=self._dtype if self._attention == "eager" else torch.bool,
+            kinds=tuple(self._form.windows),
+            mask_dtype=self.dtype if self._form.attention == "eager" else torch.bool,
             cache_shapes=tuple((tensor.shape[1], tensor.shape[3]) for tensor in kept),
-            dtype=self._dtype,
+            dtype=self.dtype,
         )
 
     def check_integrity(self) -> None:
         """Raise `AssertionError` if the bookkeeping contradicts itself."""
-        self._rows.check_integrity()
+        self._cache.check_integrity()
 
     def _read(self, blocks: Mapping[int, NodeBlock], *, keep_logits: bool) -> Tensor:
-        rows = self._rows.together(blocks)
-        members = self._rows.rows(rows)
+        rows = self._cache.together(blocks)
+        members = self._cache.rows_in(rows)
         row_blocks = [blocks[row.sequence] for row in members]
         starts = [row.end for row in members]
         for row, block in zip(members, row_blocks, strict=True):
             row.nodes.add(block)
         lengths, nodes = [row.length for row in members], [row.nodes for row in members]
-        width = self._width(
-            max(len(block.token_ids) for block in row_blocks), keep_logits=keep_logits
-        )
+        width = max(len(block.token_ids) for block in row_blocks)
+        if keep_logits and self._cache.is_settled and self._program is not None:
+            width = next((wide for wide in self._program.widths if wide >= width), width)
         token_ids, positions, visible = forward_inputs(lengths, nodes, row_blocks, width)
-        self._cache.place(rows, starts, width, self._rows.held)
+        self._cache.place(rows, starts, width)
         masks = self._form.masks(visible, positions, lengths, nodes)
         token_ids, positions = (
-            token_ids.to(self._device, non_blocking=True),
-            positions.to(self._device, non_blocking=True),
+            tensor.to(self._device, non_blocking=True) for tensor in (token_ids, positions)
         )
         start = now()
         with torch.inference_mode():
@@ -303,7 +280,7 @@ class HfTreeModel:
                 if self._cache.is_settled or isinstance(error, MongeError):
                     raise
                 raise UnsupportedModelError(
-                    f"{type(self._model).__name__} cannot read text with position ids and a 4-D "
+                    f"{type(self.network).__name__} cannot read text with position ids and a 4-D "
                     f"mask: {type(error).__name__}: {error}; use the network without monge"
                 ) from error
             if self._states.layers:
@@ -316,10 +293,11 @@ class HfTreeModel:
         self._cache.settle()
         return output.logits
 
-    def _read_chain(self, row: CacheRow, block: NodeBlock, program: ChainProgram) -> Tensor:
+    def _read_chain(self, row: CacheRow, block: NodeBlock, program: ForwardProgram) -> Tensor:
         """`_read` for a chain behind one text."""
-        index, cache, start = self._rows.index(row.sequence), self._cache, now()
-        cache.place(slice(index, index + 1), (row.end,), len(block.token_ids), self._rows.held)
+        cache, start = self._cache, now()
+        index = cache.index(row.sequence)
+        cache.place(slice(index, index + 1), (row.end,), len(block.token_ids))
         row.nodes.add(block)
         with torch.inference_mode():
             output = program.read_chain(block.token_ids, cache.starts[0], cache)
@@ -334,45 +312,23 @@ class HfTreeModel:
         self._pending_program = program if isinstance(program, PendingProgram) else None
         program = None if isinstance(program, PendingProgram) else program
         self._program = program
-        self._prefill_program = program if isinstance(program, PrefillProgram) else None
-        self._widths = program.widths if isinstance(program, FixedWidthProgram) else ()
-        self._max_nodes = (
-            _STEP if self._prefill_program is None else self._prefill_program.max_nodes
-        )
-        if self._prefill_program is not None and not self._cache.is_settled:
-            self._cache.lay_out(self._prefill_program.spec.cache_shapes, self._dtype)
-        sees_all = all(window is None for window in self._windows.values())
-        self._chain_program = program if sees_all and isinstance(program, ChainProgram) else None
-
-    def _width(self, num_nodes: int, *, keep_logits: bool) -> int:
-        """Nodes to which every row of a forward is padded."""
-        widths = self._widths if keep_logits and self._cache.is_settled else ()
-        return next((width for width in widths if width >= num_nodes), num_nodes)
+        sees_all = all(window is None for window in self._form.windows.values())
+        self._reads_chains = program is not None and program.reads_chains and sees_all
+        if program is not None and program.reads_prompts and not self._cache.is_settled:
+            self._cache.lay_out(program.spec.cache_shapes, self.dtype)
 
     def _forward(
         self, token_ids: Tensor, positions: Tensor, masks: Mapping[str, Any], *, keep_logits: bool
     ) -> ForwardOutput:
         """Run the program if there is one and it is faster, else the network."""
-        if self._program is not None and self._cache.is_settled:
-            inputs, size = (
-                (token_ids, positions, tuple(masks.values()), self._cache),
-                token_ids.numel(),
-            )
-            if (
-                self._prefill_program is not None
-                and not keep_logits
-                and size <= self._prefill_program.prompt_tokens
-            ):
-                return self._prefill_program.read_prompt(*inputs)
-            is_cheap = size * self.vocab_size <= _UNWANTED and not self._widths
-            if token_ids.shape[1] <= self._max_nodes and (keep_logits or is_cheap):
-                return self._program(*inputs)
-        return self._eager_forward(token_ids, positions, masks, keep_logits=keep_logits)
-
-    def _eager_forward(
-        self, token_ids: Tensor, positions: Tensor, masks: Mapping[str, Any], *, keep_logits: bool
-    ) -> ForwardOutput:
-        """A forward of the network itself."""
+        program = self._program
+        if program is not None and self._cache.is_settled:
+            places, size = (token_ids, positions, tuple(masks.values())), token_ids.numel()
+            if program.reads_prompts and not keep_logits and size <= program.prompt_tokens:
+                return program.read_prompt(*places, self._cache)
+            is_cheap = size * self.vocab_size <= _UNWANTED and not program.widths
+            if token_ids.shape[1] <= program.max_nodes and (keep_logits or is_cheap):
+                return program(*places, self._cache)
         inputs: dict[str, Any] = {
             "input_ids": token_ids,
             "position_ids": positions,
@@ -383,22 +339,19 @@ class HfTreeModel:
         if self._chooses_logits and not keep_logits:
             inputs["logits_to_keep"] = 1
         if not self._states.layers:
-            return ForwardOutput(logits=self._model(**inputs).logits)
-        return self._states.forward(self._model, inputs)
+            return ForwardOutput(logits=self.network(**inputs).logits)
+        return self._states.forward(self.network, inputs)
 
     def _watching_program(
         self, layers: tuple[int, ...]
     ) -> ForwardProgram | PendingProgram[ForwardProgram] | None:
-        """The program that gives these hidden states, or `None`, with a warning, where only the network itself does."""
-        if self._pending_program is None and (
-            self._program is None or self._program.layers == layers
-        ):
-            return self._program
+        """Return the program that gives these hidden states, or `None` with a warning."""
+        program = self._program
+        if self._pending_program is None and (program is None or program.layers == layers):
+            return program
         if self._program_maker is None:
-            assert self._program is not None
-            return self._no_program(
-                f"a program of kind {self._program.name!r} was given that shows none"
-            )
+            assert program is not None
+            return self._no_program(f"a program of kind {program.name!r} was given that shows none")
         try:
             return self._program_maker(layers)
         except BackendError as error:
@@ -406,9 +359,36 @@ class HfTreeModel:
 
     def _no_program(self, reason: object) -> None:
         """Warn that the network itself reads all blocks."""
-        what = (
-            "backend 'compiled' is not used, the network runs eagerly"
-            if not self._states.layers
-            else "hidden states are watched, so every step of the target runs eagerly"
-        )
+        what = "backend 'compiled' is not used, the network runs eagerly"
+        if self._states.layers:
+            what = "hidden states are watched, so every step of the target runs eagerly"
         warnings.warn(f"{what}: {reason}", stacklevel=4)
+
+
+def group_by_length(sizes: Mapping[int, int]) -> list[list[int]]:
+    """Split texts into groups that are read in one forward each, padded to their longest text.
+
+    A group costs its rows times its longest text, plus the fixed cost of a forward. The cheapest
+    split is one of the texts in order of size, found by dynamic programming.
+
+    Args:
+        sizes: Tokens of every text, by its number.
+
+    Returns:
+        Numbers of each group, longest texts first.
+    """
+    keys = sorted(sizes, key=lambda key: -sizes[key])
+    least, firsts = [0], [0]
+    for stop in range(1, len(keys) + 1):
+        cost, first = min(
+            (least[first] + _FORWARD + (stop - first) * sizes[keys[first]], first)
+            for first in range(stop)
+        )
+        least.append(cost)
+        firsts.append(first)
+    groups: list[list[int]] = []
+    stop = len(keys)
+    while stop:
+        groups.append(keys[firsts[stop] : stop])
+        stop = firsts[stop]
+    return groups[::-1]

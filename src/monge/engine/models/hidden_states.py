@@ -27,10 +27,9 @@ class HiddenStates:
     def __init__(self, num_layers: int) -> None:
         self.layers: tuple[int, ...] = ()
         self._num_layers = num_layers
-        # A log ends with the head that holds it.
-        self._logs = WeakSet[HiddenStateLog]()
-        # Whether a hook on its decoder sees the last state, once a network was asked.
+        self._logs = WeakSet[HiddenStateLog]()  # a log ends with the head that holds it
         self._shows_last: bool | None = None
+        """True if a hook on the network's decoder sees the last state; found out once."""
 
     def watch(self, layers: Sequence[int], *, only_last: bool = False) -> "HiddenStateLog":
         """Return a log of some states, see `HiddenStateLog`.
@@ -42,8 +41,7 @@ class HiddenStates:
         if wrong or not layers:
             raise OptionError(
                 f"hidden states of layers {list(layers)} were asked for; this network has 0 "
-                f"(embedding) to {self._num_layers} "
-                "(what its output layer reads)"
+                f"(embedding) to {self._num_layers} (what its output layer reads)"
             )
         log = HiddenStateLog(layers, only_last=only_last)
         self._logs.add(log)
@@ -67,38 +65,36 @@ class HiddenStates:
             log.close(sequence)
 
     def forward(self, network: PreTrainedModel, inputs: Mapping[str, Any]) -> ForwardOutput:
-        """A forward of the network with the states that are watched.
+        """Run the network and return the watched states too.
 
-        To show all states, `transformers` puts a hook on every layer, which takes small networks
-        longer than a layer does; the last one alone is what the output layer reads.
+        For all states, `transformers` hooks every layer, which takes small networks longer than a
+        layer does; the last state alone needs one hook on the decoder.
         """
         is_last = self.layers == (self._num_layers,)
         if is_last and self._shows_last is None:
             probe = torch.zeros(1, 1, dtype=torch.long, device=network.device)
-            self._shows_last = bool(
-                _with_last(network, {"input_ids": probe, "use_cache": False}).states
-            )
+            found = _with_last(network, {"input_ids": probe, "use_cache": False})
+            self._shows_last = bool(found.states)
         if is_last and self._shows_last:
             return _with_last(network, inputs)
         output = network(**inputs, output_hidden_states=True)
-        # Layers that read images only are left out of a text's.
-        if len(output.hidden_states) <= self._num_layers:
+        states = output.hidden_states
+        if len(states) <= self._num_layers:  # layers that read only images show none
             raise UnsupportedModelError(
-                f"{type(network).__name__} gives {len(output.hidden_states)} hidden states for "
+                f"{type(network).__name__} gives {len(states)} hidden states for "
                 f"{self._num_layers} layers, so they cannot be told apart; use another drafter "
                 "than a head"
             )
-        return ForwardOutput(
-            logits=output.logits, states=tuple(output.hidden_states[layer] for layer in self.layers)
-        )
+        kept = tuple(states[layer] for layer in self.layers)
+        return ForwardOutput(logits=output.logits, states=kept)
 
 
 class HiddenStateLog:
-    """Remembers hidden states of uncommitted nodes, and of committed tokens until they are taken.
+    """Keeps hidden states of uncommitted nodes, and of committed tokens until they are taken.
 
     Args:
         layers: Indices of hidden states, as in `HiddenStates`.
-        only_last: Whether of the committed tokens only the last is remembered.
+        only_last: Whether only the last committed token is kept.
     """
 
     def __init__(self, layers: Sequence[int], *, only_last: bool = False) -> None:
@@ -125,11 +121,10 @@ class HiddenStateLog:
             self._fresh.setdefault(sequence, []).append(_joined(nodes)[rows])
 
     def take(self, sequence: int) -> Float[Tensor, "tokens width"] | None:
-        """Hidden states of the tokens committed since the last call, layers side by side.
+        """Return hidden states of the tokens committed since the last call, layers side by side.
 
-        `None` where there are none.
-
-        Of the last token, where only that is remembered, whether or not it was taken before.
+        With `only_last`, those of the last token, whether or not they were taken before. `None`
+        without any.
         """
         fresh = self._fresh.get(sequence, []) if self._only_last else self._fresh.pop(sequence, [])
         return _joined(fresh) if fresh else None
@@ -145,7 +140,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 def _with_last(network: PreTrainedModel, inputs: Mapping[str, Any]) -> ForwardOutput:
-    """A forward with the last state, or with none where the network's decoder is not what calls its layers."""
+    """Run a network; return its last state, or none if its decoder does not call its layers."""
     seen: list[Tensor] = []
     decoder: torch.nn.Module = network.get_decoder()
     hook = decoder.register_forward_hook(lambda _module, _inputs, output: seen.append(output[0]))

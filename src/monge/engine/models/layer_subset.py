@@ -11,9 +11,7 @@ from monge.core.errors import OptionError, UnsupportedModelError
 
 
 def layer_subset(network: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
-    """The network with these layers only, in their order.
-
-    Embeddings, final norm and output layer stay.
+    """Return the network with these layers only; embeddings, final norm and output layer stay.
 
     Args:
         network: A causal language model.
@@ -36,7 +34,11 @@ def layer_subset(network: PreTrainedModel, layers: Sequence[int]) -> PreTrainedM
             "left out"
         )
     path = _path_of_layers(network, total)
-    settings = _subset_config(network.config, layers)
+    settings = copy.deepcopy(network.config)
+    text = settings.get_text_config()
+    text.num_hidden_layers = len(layers)
+    if kinds := getattr(text, "layer_types", None):
+        text.layer_types = [kinds[layer] for layer in layers]
     swap = {id(network.config): settings, id(config): settings.get_text_config()}
     top = module = _copied(network, swap)
     for name in path[:-1]:
@@ -60,20 +62,9 @@ def _path_of_layers(network: PreTrainedModel, total: int) -> list[str]:
     if len(found) != 1:
         raise UnsupportedModelError(
             f"{type(network).__name__}: one list of {total} numbered layers was expected; found "
-            f"{len(found)}, so none can be "
-            "left out"
+            f"{len(found)}, so none can be left out"
         )
     return found[0].split(".")
-
-
-def _subset_config(config: Any, layers: Sequence[int]) -> Any:
-    settings = copy.deepcopy(config)
-    text = settings.get_text_config()
-    kinds = getattr(text, "layer_types", None)
-    text.num_hidden_layers = len(layers)
-    if kinds:
-        text.layer_types = [kinds[layer] for layer in layers]
-    return settings
 
 
 def _has_number(module: torch.nn.Module) -> bool:
@@ -81,7 +72,7 @@ def _has_number(module: torch.nn.Module) -> bool:
 
 
 def _copied(module: Any, swap: dict[int, Any] | None = None) -> Any:
-    """The module again, with children of its own to replace; its weights are the very same."""
+    """Return a copy of a module with replaceable children and the same weights."""
     new = copy.copy(module)
     new._modules = dict(module._modules)
     if swap and id(getattr(module, "config", None)) in swap:
@@ -90,7 +81,7 @@ def _copied(module: Any, swap: dict[int, Any] | None = None) -> Any:
 
 
 def _renumbered(layer: torch.nn.Module, place: int) -> torch.nn.Module:
-    """The layer, keeping its keys and values at another place of the cache."""
+    """Return a copy of a layer that keeps its keys and values at another place of the cache."""
     new = _copied(layer)
     for name, child in layer.named_children():
         if _has_number(child):

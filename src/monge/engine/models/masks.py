@@ -1,4 +1,4 @@
-"""Who may attend to whom when new nodes of several sequences are read in one forward."""
+"""Positions and attention masks of the tree nodes that one forward reads."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class UncommittedNodes:
 
     def __init__(self) -> None:
         self.depths: list[int] = []
-        self._ancestors: list[tuple[int, ...]] = []
+        self._parents: list[int] = []
         self.is_chain = True
 
     def __len__(self) -> int:
@@ -30,38 +30,29 @@ class UncommittedNodes:
     def add(self, block: NodeBlock) -> None:
         """Append a block's nodes."""
         for parent in block.parents:
-            slot = len(self.depths)
-            self.is_chain = self.is_chain and parent == slot - 1
+            self.is_chain = self.is_chain and parent == len(self.depths) - 1
             self.depths.append(0 if parent < 0 else self.depths[parent] + 1)
-            if not self.is_chain:
-                self._ancestors_up_to(slot)
-                above = () if parent < 0 else self._ancestors[parent]
-                self._ancestors.append((*above, slot))
+            self._parents.append(parent)
 
     def visible(self, first: int) -> NDArray[np.bool_]:
-        """For the nodes from slot `first` on.
+        """Return which slots the nodes from slot `first` on see, `[nodes, slots]`.
 
-        Which uncommitted slots each sees, itself and its ancestors, `[nodes, slots]`.
+        A node sees itself and its ancestors.
         """
         total = len(self.depths)
         if self.is_chain:
             return np.tri(total - first, total, first, dtype=np.bool_)
-        mask = np.zeros((total - first, total), dtype=np.bool_)
-        for slot in range(first, total):
-            mask[slot - first, list(self._ancestors[slot])] = True
-        return mask
+        mask = np.eye(total, dtype=np.bool_)
+        for slot, parent in enumerate(self._parents):
+            if parent >= 0:
+                mask[slot] |= mask[parent]
+        return mask[first:]
 
     def clear(self) -> None:
         """Forget all nodes."""
         self.depths.clear()
-        self._ancestors.clear()
+        self._parents.clear()
         self.is_chain = True
-
-    def _ancestors_up_to(self, slot: int) -> None:
-        # Chains keep no ancestor lists (a long prompt would need quadratic room); they are written
-        # when a chain first branches.
-        for earlier in range(len(self._ancestors), slot):
-            self._ancestors.append(tuple(range(earlier + 1)))
 
 
 def forward_inputs(
@@ -85,8 +76,6 @@ def forward_inputs(
         to the end of the widest row; padding sees its own column only, since a query that sees
         nothing has no attention weights.
     """
-    if len(blocks) == 1 and width == len(blocks[0].token_ids):
-        return _one_row(lengths[0], nodes[0], blocks[0])
     starts = [
         length + len(row) - len(block.token_ids)
         for length, row, block in zip(lengths, nodes, blocks, strict=True)
@@ -100,29 +89,15 @@ def forward_inputs(
         positions[row, :count] = length + np.array(uncommitted.depths[total - count :])
         visible[row, :count, :length] = True
         visible[row, :count, length : length + total] = uncommitted.visible(total - count)
-        for pad in range(count, width):
-            visible[row, pad, starts[row] + pad] = True
+        padding = np.arange(count, width)
+        visible[row, padding, starts[row] + padding] = True
     return torch.from_numpy(token_ids), torch.from_numpy(positions), torch.from_numpy(visible)
 
 
-def _one_row(
-    length: int, nodes: UncommittedNodes, block: NodeBlock
-) -> tuple[Int64[Tensor, "one nodes"], Int64[Tensor, "one nodes"], Bool[Tensor, "one nodes seq"]]:
-    """`forward_inputs` for one row: nothing to pad."""
-    count, total = len(block.token_ids), len(nodes)
-    token_ids = torch.tensor([block.token_ids])
-    positions = torch.tensor([[length + depth for depth in nodes.depths[total - count :]]])
-    if nodes.is_chain:
-        return token_ids, positions, chain_visibility(count, length + total - count)
-    visible = np.ones((1, count, length + total), dtype=np.bool_)
-    visible[0, :, length:] = nodes.visible(total - count)
-    return token_ids, positions, torch.from_numpy(visible)
-
-
 def chain_visibility(count: int, start: int) -> Bool[Tensor, "one nodes seq"]:
-    """What the nodes of a chain see whose first one lies in column `start`.
+    """Visibility of a chain whose first node lies in column `start`: all columns before each node.
 
-    All columns before them, and themselves.
+    Chains of one length see windows onto one matrix, which is kept.
     """
     capacity = max(_BAND, 1 << start.bit_length())
     return _band(count, capacity)[None, :, capacity - start : capacity + count]
@@ -130,10 +105,6 @@ def chain_visibility(count: int, start: int) -> Bool[Tensor, "one nodes seq"]:
 
 @lru_cache(maxsize=64)
 def _band(count: int, capacity: int) -> Bool[Tensor, "nodes seq"]:
-    """`band[i, j]` is true where j <= i + capacity.
-
-    Every chain of `count` nodes sees a window onto this one matrix.
-    """
     return torch.ones(count, capacity + count, dtype=torch.bool).tril(capacity)
 
 
@@ -144,35 +115,13 @@ def within_window(
     nodes: Sequence[UncommittedNodes],
     window: int,
 ) -> Bool[Tensor, "batch nodes seq"]:
-    """The part of `visible` that a sliding window leaves.
-
-    Fewer than `window` positions between query and key.
-    """
+    """The part of `visible` with fewer than `window` positions between query and key."""
     columns = torch.arange(visible.shape[-1]).repeat(len(lengths), 1)
     for row, (length, uncommitted) in enumerate(zip(lengths, nodes, strict=True)):
         # A committed column is its position; an uncommitted one has the position of its depth.
-        columns[row, length : length + len(uncommitted)] = (
-            torch.tensor(uncommitted.depths, dtype=torch.int64) + length
-        )
-    inside = positions[:, :, None] - columns[:, None, :] < window
-    return visible & inside
-
-
-def block_mask(seen: Bool[Tensor, "batch one nodes seq"]) -> Any:
-    """The mask in the form that flex attention takes."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    batch, _, num_nodes, num_columns = seen.shape
-    rows = seen[:, 0]  # indexed by tensors alone: torch 2.9 takes no number among them here
-    # The mask is captured data: a new tree changes numbers, not code.
-    return create_block_mask(
-        lambda row, head, query, key: rows[row, query, key],
-        batch,
-        None,
-        num_nodes,
-        num_columns,
-        device=seen.device,
-    )
+        depths = torch.tensor(uncommitted.depths, dtype=torch.int64)
+        columns[row, length : length + len(uncommitted)] = depths + length
+    return visible & (positions[:, :, None] - columns[:, None, :] < window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +132,7 @@ class MaskFormat:
         windows: Sliding window of every kind of layer, `None` where it sees all.
         attention: Name of the attention that runs.
         dtype: Type of the network's numbers.
-        device: Where it lies.
+        device: Device of the network.
     """
 
     windows: Mapping[str, int | None]
@@ -198,22 +147,31 @@ class MaskFormat:
         lengths: Sequence[int],
         nodes: Sequence[UncommittedNodes],
     ) -> dict[str, Any]:
-        """For every kind of layer the mask that its attention takes.
-
-        Arguments as of `within_window`.
-        """
+        """Return the mask of every kind of layer; the arguments are those of `within_window`."""
         masks: dict[str, Any] = {}
         for kind, window in self.windows.items():
-            seen = (
-                visible
-                if window is None
-                else within_window(visible, positions, lengths, nodes, window)
-            )
+            seen = visible
+            if window is not None:
+                seen = within_window(visible, positions, lengths, nodes, window)
             masks[kind] = self._formed(seen.to(self.device, non_blocking=True)[:, None])
         return masks
 
     def _formed(self, seen: Bool[Tensor, "batch one nodes seq"]) -> Any:
+        if self.attention == "flex_attention":
+            from torch.nn.attention.flex_attention import create_block_mask
+
+            rows = seen[:, 0]  # indexed by tensors alone: torch 2.9 takes no number among them here
+            batch, num_nodes, num_columns = rows.shape
+            # The mask is captured data: a new tree changes numbers, not code.
+            return create_block_mask(
+                lambda row, head, query, key: rows[row, query, key],
+                batch,
+                None,
+                num_nodes,
+                num_columns,
+                device=seen.device,
+            )
         if self.attention == "eager":
             hidden = torch.finfo(self.dtype).min
             return torch.where(seen, torch.zeros((), dtype=self.dtype, device=self.device), hidden)
-        return block_mask(seen) if self.attention == "flex_attention" else seen
+        return seen

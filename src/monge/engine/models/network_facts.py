@@ -1,4 +1,4 @@
-"""What is known of a `transformers` network without running it."""
+"""Facts about a `transformers` network that need no forward."""
 
 import inspect
 from collections.abc import Mapping
@@ -17,30 +17,26 @@ from transformers.cache_utils import (
 from monge.core.errors import UnsupportedModelError
 
 # Since transformers 5.24; before it, and in older code.
-_CACHE_KEYWORDS: Final = ("cache", "past_key_values", "cache_params")
+CACHE_KEYWORDS: Final = ("cache", "past_key_values", "cache_params")
 WEIGHTS: Final = ("exact", "bfloat16", "int8", "int4")
 """Forms in which a linear layer may store its weights, from the finest to the coarsest."""
 
 
-def tree_obstacle(model: PreTrainedModel) -> str | None:
-    """Why a network cannot read trees, or `None` where it can."""
+def no_tree_reason(model: PreTrainedModel) -> str | None:
+    """Return why a network cannot read trees, or `None` if it can."""
     config = model.config.get_text_config()
     name = type(model).__name__
-    reason = rollback_obstacle(model)
+    reason = no_rollback_reason(model)
     if reason is not None:
         return reason
     if "position_ids" not in forward_parameters(model) or getattr(config, "alibi", False):
         return f"{name} takes positions from the order of the tokens (ALiBi or similar), so siblings cannot share one"
     if str(config._attn_implementation) not in {"eager", "sdpa", "flex_attention"}:
         return f"{name} runs attention {config._attn_implementation!r}, which takes no 4-D mask; load it with eager or sdpa"
-    kinds = set(
-        getattr(config, "layer_types", None) or getattr(config, "attention_layers", None) or ()
-    )
-    unknown = kinds - {"full_attention", "sliding_attention", "global"}
+    kinds = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
+    unknown = set(kinds or ()) - {"full_attention", "sliding_attention", "global"}
     if unknown:
-        return (
-            f"{name} has layers of kind {', '.join(sorted(unknown))}, whose mask is not known here"
-        )
+        return f"{name} has layers of kind {', '.join(sorted(unknown))}, whose mask is not known"
     return None
 
 
@@ -53,8 +49,8 @@ class AdapterLayer(Protocol):
         ...
 
 
-def adapter_obstacle(network: PreTrainedModel) -> str | None:
-    """Why the weights of a network must not be copied, or `None` where they may."""
+def no_copy_reason(network: PreTrainedModel) -> str | None:
+    """Return why the weights of a network must not be copied, or `None` if they may."""
     for name, module in network.named_modules():
         # Networks of transformers take adapters too, and have none for that.
         if isinstance(module, AdapterLayer) and not isinstance(module, PreTrainedModel):
@@ -67,52 +63,47 @@ def adapter_obstacle(network: PreTrainedModel) -> str | None:
 
 
 def chooses_logits(network: PreTrainedModel) -> bool:
-    """Whether a network can be asked for the logits of some tokens only."""
+    """Return whether a network can be asked for the logits of some tokens only."""
     return "logits_to_keep" in forward_parameters(network)
 
 
 def forward_parameters(network: PreTrainedModel) -> Mapping[str, inspect.Parameter]:
-    """What a network's forward takes by name.
+    """Return the parameters of a network's forward by name.
 
-    One that hands `**keywords` on also takes what its base class takes.
+    A forward that passes `**keywords` on also takes those of its base class.
     """
     found: dict[str, inspect.Parameter] = {}
     for owner in type(network).__mro__:
         if "forward" in vars(owner):
             parameters = inspect.signature(vars(owner)["forward"]).parameters
             found = {**parameters, **found}
-            if all(
-                parameter.kind is not inspect.Parameter.VAR_KEYWORD
-                for parameter in parameters.values()
-            ):
+            if inspect.Parameter.VAR_KEYWORD not in {one.kind for one in parameters.values()}:
                 break
     return found
 
 
 def cache_keyword(network: PreTrainedModel) -> str:
-    """The keyword under which a network's forward takes its cache.
+    """Return the keyword under which a network's forward takes its cache.
 
-    Read off the forward, not off the version of `transformers`: code that comes with a checkpoint
-    keeps the older names.
+    It depends on the forward, not on the version of `transformers`: code that comes with a
+    checkpoint keeps the older names.
 
     Raises:
         UnsupportedModelError: If it takes none.
     """
     parameters = forward_parameters(network)
-    found = next((name for name in _CACHE_KEYWORDS if name in parameters), None)
+    found = next((name for name in CACHE_KEYWORDS if name in parameters), None)
     if found is None:
         raise UnsupportedModelError(
             f"the forward of {type(network).__name__} takes no cache (none of "
-            f"{', '.join(_CACHE_KEYWORDS)}), so what it has "
-            "read cannot be kept between tokens; use the network without monge"
+            f"{', '.join(CACHE_KEYWORDS)}), so what it has read cannot be kept between tokens; use "
+            "the network without monge"
         )
     return found
 
 
 class OutputLayer(torch.nn.Module):
-    """What a network makes of last hidden states.
-
-    Its output layer, with the scale and the cap that some families add.
+    """A network's output layer, with the scale and the cap of logits that some families add.
 
     Args:
         network: The network, whose layer is shared.
@@ -134,50 +125,40 @@ class OutputLayer(torch.nn.Module):
         self.cap = getattr(config, "final_logit_softcapping", None)
 
     def forward(self, states: Tensor) -> tuple[Tensor]:
-        """The logits."""
+        """Return the logits of last hidden states."""
         logits = self.layer(states)
         logits = logits if self.factor == 1.0 else logits * self.factor
         logits = logits if self.divisor == 1.0 else logits / self.divisor
         return (logits if self.cap is None else torch.tanh(logits / self.cap) * self.cap,)
 
 
-def rollback_obstacle(network: PreTrainedModel) -> str | None:
-    """Why a network cannot take back tokens that it has read, or `None` where it can.
-
-    Read off the cache that it needs.
-    """
+def no_rollback_reason(network: PreTrainedModel) -> str | None:
+    """Return why a network cannot take back tokens that it has read, or `None` if it can."""
     name, layers = type(network).__name__, own_cache(network).layers
-    if network._is_stateful or any(
-        isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers
-    ):
+    recurrent = [layer for layer in layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
+    if network._is_stateful or recurrent:
         return f"{name} keeps recurrent state, through which a tree cannot be read in one pass"
     known = (DynamicLayer, DynamicSlidingWindowLayer)
-    others = {
-        type(layer).__name__
-        for layer in layers
-        if isinstance(layer, CacheLayerMixin) and type(layer) not in known
-    }
-    if others:
+    kinds = {type(layer) for layer in layers if isinstance(layer, CacheLayerMixin)}
+    if others := {kind.__name__ for kind in kinds if kind not in known}:
         return f"{name} keeps more than keys and values ({', '.join(sorted(others))}), which cannot be taken back here"
     return None
 
 
 def own_cache(network: PreTrainedModel) -> DynamicCache:
-    """An empty cache of the layers that a network asks for.
+    """Return an empty cache of the layers that a network needs.
 
     Raises:
         UnsupportedModelError: If `transformers` has none for it.
     """
     name = type(network).__name__
-    # State that lies in the modules themselves is one for all sequences: two that are decoded
-    # together would mix.
+    # State inside the modules is shared by all sequences: two that are decoded together would mix.
     in_modules = any(hasattr(module, "_setup_cache") for module in network.modules())
     takes_usual: Any = network._supports_default_dynamic_cache
     if in_modules or not takes_usual():
         raise UnsupportedModelError(
             f"{name} keeps what it has read in a way of its own, not in the cache that "
-            "transformers makes for other networks; "
-            "use it without monge"
+            "transformers makes for other networks; use it without monge"
         )
     try:
         return DynamicCache(config=network.config)
@@ -198,12 +179,10 @@ def check_causal(network: PreTrainedModel) -> None:
             f"{type(network).__name__} is an encoder-decoder; a decoder-only model is needed"
         )
     config = network.config.get_text_config()
-    is_two_sided = (
+    if (
         getattr(config, "use_bidirectional_attention", None) in {True, "all"}
         or getattr(config, "causal", True) is False
-    )
-    if is_two_sided or any(
-        getattr(module, "is_decoder", None) is False for module in network.modules()
+        or any(getattr(module, "is_decoder", None) is False for module in network.modules())
     ):
         raise UnsupportedModelError(
             f"{type(network).__name__}: tokens see those behind them, so the network gives no law "
@@ -213,24 +192,21 @@ def check_causal(network: PreTrainedModel) -> None:
 
 
 def context_length(config: Any) -> int | None:
-    """Longest sequence that the network's positions allow, if bounded.
+    """Return the longest sequence that the network's positions allow, if bounded.
 
     Rotary embeddings that change with the length of the text (dynamic, longrope) are bounded where
-    they start to: past that point a position of an unverified node would change the embedding of
-    the committed ones.
+    the change begins: beyond it an unverified node would change the embedding of committed ones.
     """
     rope = getattr(config, "rope_parameters", None) or {}
     original = rope.get("original_max_position_embeddings")
     if rope.get("rope_type") in {"dynamic", "longrope"} and original:
         return int(original)
-    for name in ("max_position_embeddings", "n_positions"):
-        if getattr(config, name, None) is not None:
-            return int(getattr(config, name))
-    return None
+    lengths = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions"))
+    return next((int(length) for length in lengths if length is not None), None)
 
 
 def layer_windows(config: Any) -> dict[str, int | None]:
-    """Sliding window (or `None`) of every kind of attention layer."""
+    """Return the sliding window, or `None`, of every kind of attention layer."""
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
     if not kinds:
@@ -269,13 +245,9 @@ def packed_layers(module: torch.nn.Module) -> list[PackedLayer]:
 
 
 def num_weights(model: PreTrainedModel) -> int:
-    """Number of weights of a network, those that layers share counted once, however they are stored."""
-    output = model.get_output_embeddings()
-    # Packed, it has a matrix of its own.
+    """Return the number of weights of a network; shared weights are counted once."""
     is_tied = bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
-    packed = [
-        layer.width * layer.depth
-        for layer in packed_layers(model)
-        if not (is_tied and layer is output)
-    ]
+    # A packed output layer has a matrix of its own.
+    shared = model.get_output_embeddings() if is_tied else None
+    packed = [one.width * one.depth for one in packed_layers(model) if one is not shared]
     return sum(weight.numel() for weight in model.parameters()) + sum(packed)
