@@ -1,12 +1,7 @@
-"""Fills the reference blocks of the pages from the registries, so that they cannot drift.
+"""Adds the reference to the pages from the registries, so that it cannot drift.
 
-Two marks are understood, each alone on its line:
-
-    <!-- component: verifiers/rrs -->
-        The class registered under a name: its settings, docstring and source.
-    <!-- public names -->
-        The names of `monge.__all__`.
-
+The site shows the class of a component below its page, the public names below `reference.md`, and
+what `SHOWN` names below other pages.
 The tables of components are written in the index pages, which are read on code hosts too. A test
 compares them with `components` and `children`; `python docs/hooks.py` writes them anew.
 """
@@ -32,24 +27,31 @@ ROOMS: Mapping[str, Registry[Any]] = {
     "trees": TREES,
     "controllers": CONTROLLERS,
 }
-_MARK = re.compile(r"^<!-- (component|public names)(?:: ([\w/]+))? -->$", re.MULTILINE)
+SHOWN: Mapping[str, Sequence[str]] = {
+    "controllers/index.md": ("monge.control.base.Controller", "monge.control.base.RoundInfo"),
+    "scaling.md": ("monge.distributed.tensor_parallel.tensor_parallel",),
+}
 _TABLE = {
     "components": re.compile(r"^\| name \|.*\n(?:\|.*\n)+", re.MULTILINE),
     "children": re.compile(r"^\| way \|.*\n(?:\|.*\n)+", re.MULTILINE),
 }
 
 
-def on_page_markdown(markdown: str, **_: object) -> str:
+def on_page_markdown(markdown: str, page: Any, **_: object) -> str:
     """Called by mkdocs for every page."""
-    return _MARK.sub(_fill, markdown)
+    return markdown + reference(page.file.src_uri)
 
 
-def _fill(mark: re.Match[str]) -> str:
-    kind, argument = mark.groups()
-    if kind == "public names":
-        return public_names()
-    room, name = argument.split("/")
-    return f"{figure(room, name)}::: {_path(ROOMS[room][name])}"
+def reference(page: str) -> str:
+    """What the site shows below a page, named as `verifiers/rrs.md`."""
+    if page == "reference.md":
+        return f"\n{public_names()}\n"
+    if page in SHOWN:
+        return "\n## API\n\n" + "\n\n".join(f"::: {path}" for path in SHOWN[page]) + "\n"
+    room, _, name = page.removesuffix(".md").rpartition("/")
+    if name not in list(ROOMS.get(room, ())):  # a registry refuses unknown names
+        return ""
+    return f"\n{figure(room, name)}## API\n\n::: {_path(ROOMS[room][name])}\n"
 
 
 def figure(room: str, name: str) -> str:
@@ -63,21 +65,10 @@ def figure(room: str, name: str) -> str:
 
 
 def components(room: str) -> str:
-    """One row per component: its name, linked to its page; its settings with their defaults.
-
-    Its first docstring line.
-    """
+    """One row per component: its name, linked to its page, and its first docstring line."""
     registry = ROOMS[room]
-    head = ["name", "settings", "what it does"]
-    rows = [
-        [f"[`{name}`]({name}.md)", _settings(registry, name), registry.summary(name)]
-        for name in registry
-    ]
-    if room == "verifiers":
-        head.append("exact for")
-        for row, name in zip(rows, registry, strict=True):
-            row.append(_codes(sorted(kind.__name__ for kind in VERIFIERS.make(name).accepts)))
-    return _table(head, rows)
+    rows = [[f"[`{name}`]({name}.md)", registry.summary(name)] for name in registry]
+    return _table(["name", "what it does"], rows)
 
 
 def children() -> str:
@@ -85,7 +76,7 @@ def children() -> str:
     rows = [
         [
             f"`{name}`",
-            _settings(CHILDREN, name),
+            _codes(settings(CHILDREN, name)),
             CHILDREN.summary(name),
             f"`{way.proposes.__name__}`",
             _codes(
@@ -115,8 +106,9 @@ def _path(part: Any) -> str:
     return f"{part.__module__}.{part.__qualname__}"
 
 
-def _settings(registry: Registry[Any], name: str) -> str:
-    return _codes([f"{field}{_default(value)}" for field, value in registry.settings(name).items()])
+def settings(registry: Registry[Any], name: str) -> list[str]:
+    """The settings of a part with their defaults, as its page lists them."""
+    return [f"{field}{_default(value)}" for field, value in registry.settings(name).items()]
 
 
 def _default(value: Any) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
+import monge
 from monge.control.registry import CONTROLLERS
 from monge.draft.registry import DRAFTERS
 from monge.draft.tree.registry import TREES
@@ -16,10 +17,10 @@ from tests.architecture.sources import PACKAGE, ROOT, modules, name_of
 DOCS = ROOT / "docs"
 ROOMS = {"verifiers": VERIFIERS, "drafters": DRAFTERS, "trees": TREES, "controllers": CONTROLLERS}
 SECTIONS = {
-    "verifiers": ("Law", "Rule", "Cost", "When", "Reference"),
-    "drafters": ("How it drafts", "Proposals", "Cost", "When", "Reference"),
-    "trees": ("Shape", "Cost", "When", "Reference"),
-    "controllers": ("Plan", "State", "When", "Reference"),
+    "verifiers": ("Law", "Rule", "When", "Reference"),
+    "drafters": ("How it drafts", "When", "Reference"),
+    "trees": ("When", "Reference"),
+    "controllers": ("Plan", "When", "Reference"),
 }
 COMPONENTS = [(room, name) for room, registry in ROOMS.items() for name in registry]
 DOCSTRING_PARTS = ("Law:", "Rule:", "Cost:", "Reference:")
@@ -31,13 +32,25 @@ def missing_parts(text: str, parts: Iterable[str]) -> list[str]:
     return [part for part in parts if part not in lines]
 
 
+@pytest.fixture(scope="module")
+def hooks():
+    spec = importlib.util.spec_from_file_location("hooks", DOCS / "hooks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.mark.parametrize(("room", "name"), COMPONENTS)
-def test_component_has_a_page_and_its_paper(room, name):
+def test_component_has_a_page_and_its_paper(room, name, hooks):
     page = DOCS / room / f"{name}.md"
     assert page.is_file(), f"{name} is registered but docs/{room}/{name}.md is missing"
+    text = page.read_text()
     headings = [f"# {name}", *(f"## {section}" for section in SECTIONS[room])]
-    lines = [*headings, f"<!-- component: {room}/{name} -->"]
-    assert missing_parts(page.read_text(), lines) == []
+    assert missing_parts(text, headings) == []
+    assert "\n```\n" in text, "an example"
+    listed = re.findall(r"^- `(.*)`: ", text, re.MULTILINE)
+    assert listed == hooks.settings(ROOMS[room], name), "settings with their defaults"
+    assert "::: monge." in hooks.reference(f"{room}/{name}.md")
     assert f"{room}/{name}.md" in (ROOT / "mkdocs.yml").read_text()
     assert f"[`{name}`]({room}/{name}.md)" in (DOCS / "paper_index.md").read_text()
     summary = ROOMS[room].summary(name)
@@ -57,14 +70,16 @@ def test_verifier_docstring_is_a_contract(name):
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_index_pages_list_the_components(room):
+def test_index_pages_list_the_components(room, hooks):
     """Written out, since code hosts show the pages as they are."""
-    spec = importlib.util.spec_from_file_location("hooks", DOCS / "hooks.py")
-    hooks = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hooks)
     page = (DOCS / room / "index.md").read_text()
     assert hooks.components(room) in page, "python docs/hooks.py writes the table"
     assert hooks.rewritten(room, page) == page, "python docs/hooks.py writes the tables"
+
+
+def test_the_public_names_are_listed():
+    page = (DOCS / "reference.md").read_text()
+    assert [name for name in monge.__all__ if f"`{name}`" not in page] == []
 
 
 def test_the_picture_shows_every_room():

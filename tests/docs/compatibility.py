@@ -5,6 +5,7 @@
 
 import re
 import warnings
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,15 +20,18 @@ from tests.engine import vision_language
 from tests.engine.tiny import CHAIN_FAMILIES, FAMILIES, STATEFUL, TREE_FAMILIES
 from tests.parity.test_other_families import CHAINS, PLAIN, REFUSED, STATES, TREES, made
 
+Cells = tuple[str, str, str, str]
+
 PAGE: Final = Path(__file__).parents[2] / "docs" / "compatibility.md"
-HEAD: Final = ("family", "drafts", "batch in one forward", "heads", "`compiled`")
+HEAD: Final = ("drafts", "batch in one forward", "heads", "`compiled`", "families")
+REFUSED_CELLS: Final[Cells] = ("refused", "", "", "")
 DRAFTS: Final = ("trees, chains", "chains", "none", "refused")
 """What a round may verify, in the order of the table."""
 VARIANTS: Final = {
-    "falcon": "falcon, rotary positions",
-    "falcon_alibi": "falcon, ALiBi",
-    "mistral": "mistral, full attention",
-    "mistral_window": "mistral, sliding window",
+    "falcon": "falcon (rotary positions)",
+    "falcon_alibi": "falcon (ALiBi)",
+    "mistral": "mistral (full attention)",
+    "mistral_window": "mistral (sliding window)",
 }
 """Families that stand twice in the tests, with other settings."""
 
@@ -39,23 +43,21 @@ _MARKS: Final = re.compile(r"(?<=<!-- families -->\n).*?(?=\n<!-- /families -->)
 
 def families() -> dict[str, tuple[str, dict[str, Any]]]:
     """The model type and the settings of a tiny network, by the name that the table gives it."""
-    found: dict[str, tuple[str, dict[str, Any]]] = {
-        VARIANTS.get(name, FAMILIES[name].model_type): (
-            FAMILIES[name].model_type,
-            FAMILIES[name].settings,
-        )
-        for name in (*TREE_FAMILIES, *CHAIN_FAMILIES)
+    tiny = {name: FAMILIES[name] for name in (*TREE_FAMILIES, *CHAIN_FAMILIES)}
+    others = STATEFUL | TREES | CHAINS | STATES
+    others |= {name: settings for name, (settings, _) in (PLAIN | REFUSED).items()} | IMAGES
+    return {
+        **{
+            VARIANTS.get(key, one.model_type): (one.model_type, one.settings)
+            for key, one in tiny.items()
+        },
+        **{name: (name, settings) for name, settings in others.items()},
+        "bert with `is_decoder`": ("bert", TREES["bert"]),
     }
-    found |= {
-        name: (name, settings) for name, settings in (STATEFUL | TREES | CHAINS | STATES).items()
-    }
-    found |= {name: (name, settings) for name, (settings, _) in (PLAIN | REFUSED).items()}
-    found |= {name: (name, settings) for name, settings in IMAGES.items()}
-    return found | {"bert, `is_decoder=True`": ("bert", TREES["bert"])}
 
 
-def cells(name: str, compiles: bool | None = None) -> tuple[str, ...]:
-    """The row of a family.
+def cells(name: str, compiles: bool | None = None) -> Cells:
+    """What the table says about a family.
 
     Args:
         name: A key of `families`.
@@ -65,14 +67,15 @@ def cells(name: str, compiles: bool | None = None) -> tuple[str, ...]:
     try:
         model = Eager().sequence_model(network)
     except UnsupportedModelError:
-        return (name, "refused", "", "", "")
+        return REFUSED_CELLS
     tried = obstacle(network) is None
     flags = (
         isinstance(model, HfTreeModel),
         isinstance(model, FeatureModel),
         tried and (can_compile(network) if compiles is None else compiles),
     )
-    return (name, _drafts(model), *("yes" if flag else "no" for flag in flags))
+    batch, heads, compiled = ("yes" if flag else "no" for flag in flags)
+    return (_drafts(model), batch, heads, compiled)
 
 
 def can_compile(network: PreTrainedModel) -> bool:
@@ -84,20 +87,27 @@ def can_compile(network: PreTrainedModel) -> bool:
     return True
 
 
-def table() -> str:
-    """The whole table."""
-    rows = sorted(map(cells, families()), key=lambda row: (DRAFTS.index(row[1]), row[0]))
-    lines = (HEAD, ("---",) * len(HEAD), *rows)
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def table(decided: dict[str, Cells]) -> str:
+    """The whole table: one row for families about which the code decides the same."""
+
+    def place(name: str) -> tuple[int, bool, Cells]:
+        row = decided[name]
+        return DRAFTS.index(row[0]), row[-1] != "yes", row
+
+    groups = groupby(sorted(sorted(decided), key=place), key=decided.__getitem__)
+    rows = [(*row, ", ".join(names)) for row, names in groups]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (HEAD, ("---",) * len(HEAD), *rows))
 
 
-def committed() -> dict[str, tuple[str, ...]]:
-    """The rows of the page, by family."""
+def committed() -> dict[str, Cells]:
+    """What the page says, by family."""
     (block,) = _MARKS.findall(PAGE.read_text())
-    rows = [
-        tuple(cell.strip() for cell in line.strip("|").split("|")) for line in block.splitlines()
-    ]
-    return {row[0]: row for row in rows[2:]}
+    found: dict[str, Cells] = {}
+    for line in block.splitlines()[2:]:
+        *row, names = (cell.strip() for cell in line.strip("|").split("|"))
+        drafts, batch, heads, compiled = row
+        found |= dict.fromkeys(names.split(", "), (drafts, batch, heads, compiled))
+    return found
 
 
 def _drafts(model: SequenceModel) -> str:
@@ -108,5 +118,5 @@ def _drafts(model: SequenceModel) -> str:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")  # hints to install faster kernels
-    text = table()
+    text = table({name: cells(name) for name in families()})
     PAGE.write_text(_MARKS.sub(lambda _: text, PAGE.read_text()))

@@ -9,14 +9,14 @@ ROWS = committed()
 HOW = "run: python -m tests.docs.compatibility"
 
 
-def test_the_table_has_every_family():
-    assert set(ROWS) == set(families()), HOW
-
-
 @pytest.mark.filterwarnings("ignore")  # hints to install faster kernels
 @pytest.mark.parametrize("name", families())
-def test_a_row_is_what_the_code_decides(name):
+def test_the_table_says_what_the_code_decides(name):
     assert cells(name, compiles=ROWS[name][-1] == "yes") == ROWS[name], HOW
+
+
+def test_the_table_has_no_other_family():
+    assert set(ROWS) == set(families()), HOW
 
 
 @pytest.mark.slow
@@ -26,8 +26,3 @@ def test_the_compiled_column(tmp_path_factory):
     require("compiled")
     with shared_programs(tmp_path_factory):
         assert {name: cells(name) for name in families()} == ROWS, HOW
-
-
-def test_a_stale_row_is_found(monkeypatch):
-    monkeypatch.setattr("tests.docs.compatibility.HfTreeModel", int)
-    assert cells("llama", compiles=True) != ROWS["llama"]

@@ -27,32 +27,20 @@ def test_new_models_have_the_targets_vocabulary_and_the_given_sizes(example, fam
     config = AutoConfig.from_pretrained(TARGET)
     sizes = argparse.Namespace(layers=1, hidden=64, intermediate=32, seed=3)
     first, second = (example.new_model(config, family, sizes) for _ in range(2))
-    assert first.config.model_type == family
-    assert (
-        first.config.num_hidden_layers,
-        first.config.hidden_size,
-        first.config.intermediate_size,
-    ) == (1, 64, 32)
-    assert (first.config.vocab_size, first.config.eos_token_id) == (
-        config.vocab_size,
-        config.eos_token_id,
-    )
+    own = first.config
+    assert own.model_type == family
+    assert (own.num_hidden_layers, own.hidden_size, own.intermediate_size) == (1, 64, 32)
+    assert (own.vocab_size, own.eos_token_id) == (config.vocab_size, config.eos_token_id)
     assert first(torch.tensor([[1, 2, 3]])).logits.shape == (1, 3, config.vocab_size)
-    assert all(
-        torch.equal(one, other)
-        for one, other in zip(first.parameters(), second.parameters(), strict=True)
-    )
+    assert all(map(torch.equal, first.parameters(), second.parameters()))
 
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
+        ("target --init x --family gpt_neox", "--family is a new model's: it needs --fresh"),
         (
-            ["target", "--init", "x", "--family", "gpt_neox"],
-            "--family is a new model's: it needs --fresh",
-        ),
-        (
-            ["draft", "--target", "x", "--sequence", "128"],
+            "draft --target x --sequence 128",
             "--sequence 128 leaves prompts of up to 128 tokens nothing",
         ),
     ],
@@ -60,9 +48,8 @@ def test_new_models_have_the_targets_vocabulary_and_the_given_sizes(example, fam
 def test_impossible_options_are_refused_before_anything_is_read(
     example, monkeypatch, capsys, arguments, complaint
 ):
-    monkeypatch.setattr(
-        sys, "argv", ["train_default_pair.py", *arguments, "--data", "x", "--out", "x"]
-    )
+    words = ["train_default_pair.py", *arguments.split(), "--data", "x", "--out", "x"]
+    monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit):
         example.parse_arguments()
     assert complaint in capsys.readouterr().err

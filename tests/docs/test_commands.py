@@ -1,8 +1,9 @@
-"""Commands of pages and of the workflow that audits: each can be parsed, so its options exist."""
+"""Commands of all pages and of the workflow that audits: each can be parsed, so its options exist."""
 
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +14,20 @@ import yaml
 from monge.audit.bets import smallest_deviation
 from monge.audit.engines import HOW_TO_START
 from monge.cli.app import app
+from monge.control.registry import CONTROLLERS
+from monge.draft.registry import DRAFTERS
+from monge.draft.tree.registry import TREES
+from monge.verify.registry import VERIFIERS
 
 ROOT = Path(__file__).parents[2]
 WORKFLOW = ROOT / "examples" / "audit_in_ci.yml"
-PAGES = (
-    "acceptance.md",
-    "audit.md",
-    "chat.md",
-    "choosing.md",
-    "getting_started.md",
-    "gguf.md",
-    "index.md",
-    "migration.md",
-    "recipes.md",
-    "serving.md",
-)
+DOCS = ROOT / "docs"
+PARTS = {
+    "--verifier": VERIFIERS,
+    "--drafter": DRAFTERS,
+    "--tree": TREES,
+    "--controller": CONTROLLERS,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,12 @@ def commands(script: str) -> Iterator[list[str]]:
 
 
 def parse(words: list[str]) -> None:
-    """Parse a command line without running it."""
+    """Parse a command line, and the parts that it names, without running it."""
+    for flag, value in pairwise(words):
+        if words[0] == "acceptance" or value.startswith("pool("):  # a file; names of drafters
+            continue
+        if flag in PARTS:
+            PARTS[flag].read(value)
     command: Any = typer.main.get_command(app)
     arguments = words
     while hasattr(command, "resolve_command"):  # a group
@@ -58,36 +63,32 @@ def parse(words: list[str]) -> None:
     command.make_context(command.name, list(arguments))
 
 
-def steps() -> list[dict]:
-    (job,) = yaml.safe_load(WORKFLOW.read_text())["jobs"].values()
-    return job["steps"]
+def commands_of(page: Path) -> list[list[str]]:
+    blocks = re.findall(r"^```bash\n(.*?)^```", page.read_text(), re.M | re.S)
+    return list(commands("\n".join(blocks)))
 
 
-def blocks(page: str) -> str:
-    found = re.findall(r"^```bash\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.M | re.S)
-    return "\n".join(found)
+PAGES = {
+    str(page.relative_to(ROOT)): found
+    for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
+    if (found := commands_of(page))
+}
 
 
-def test_the_commands_of_the_workflow_exist():
-    found = [words for step in steps() for words in commands(step.get("run", ""))]
+def test_the_workflow_audits():
+    text = WORKFLOW.read_text()
+    workflow = yaml.safe_load(text)
+    assert {"pull_request", "schedule"} == set(workflow[True])  # YAML reads `on` as true
+    (job,) = workflow["jobs"].values()
+    steps = job["steps"]
+    assert all(("run" in step) != ("uses" in step) for step in steps)
+    found = [words for step in steps for words in commands(step.get("run", ""))]
     assert [words[0] for words in found] == ["serve", "serve", "audit"]
     for words in found:
         parse(words)
-
-
-def test_the_workflow_is_one():
-    workflow = yaml.safe_load(WORKFLOW.read_text())
-    assert {"pull_request", "schedule"} == set(workflow[True])  # YAML reads `on` as true
-    assert all(("run" in step) != ("uses" in step) for step in steps())
-    (audit,) = (step for step in steps() if step.get("id") == "audit")
-    assert "--json" in audit["run"]
-    kept = next(step for step in steps() if "upload-artifact" in step.get("uses", ""))
+    kept = next(step for step in steps if "upload-artifact" in step.get("uses", ""))
     assert kept["if"] == "always()"
-    assert "steps.audit.outputs.status" in steps()[-1]["run"]
-
-
-def test_the_workflow_states_the_power():
-    text = WORKFLOW.read_text()
+    assert "steps.audit.outputs.status" in steps[-1]["run"]
     for tokens, shown in ((2_000, "0.07"), (20_000, "0.02")):
         assert f"{tokens:,}" in text
         assert f"{smallest_deviation(tokens, alpha=0.001):.2f}" == shown
@@ -95,9 +96,7 @@ def test_the_workflow_states_the_power():
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_commands_of_a_page_exist(page):
-    found = list(commands(blocks(page)))
-    assert found
-    for words in found:
+    for words in PAGES[page]:
         parse(words)
 
 
