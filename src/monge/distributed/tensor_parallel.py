@@ -76,12 +76,15 @@ class RankZeroModel:
     def _on_all_ranks(self, call: str, argument: Any) -> Any:  # noqa: ANN401
         if self._failure is not None:
             raise OutOfStepError(f"the ranks are out of step since {self._failure}; start again")
-        # A failure in this call leaves the other ranks in the middle of it.
-        self._failure = f"{call} failed on rank 0"
-        self._send(call, argument)
-        result = getattr(self._model, call)(argument)
-        self._failure = None
-        return result
+        try:
+            self._send(call, argument)
+            return getattr(self._model, call)(argument)
+        except Exception as error:
+            # The other ranks are left in the middle of this call.
+            self._failure = f"{call} failed on rank 0: {type(error).__name__}: {error}"
+            raise OutOfStepError(
+                f"the ranks are out of step since {self._failure}; start again"
+            ) from error
 
 
 def follow(model: SequenceModel, receive: Callable[[], tuple[str, Any]]) -> None:
