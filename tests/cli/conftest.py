@@ -3,6 +3,12 @@ import pytest
 from tests.bench.tiny import save_pair
 
 
+@pytest.fixture(autouse=True)
+def usual_width(monkeypatch):
+    """Tables have the width that they have in a pipe, whatever a library has set."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture(scope="session")
 def tiny_paths(tmp_path_factory):
     return save_pair(tmp_path_factory.mktemp("tiny"))

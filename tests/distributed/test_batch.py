@@ -215,7 +215,7 @@ def test_an_output_that_comes_during_the_run_is_kept(job):
         ({"seed": 1 << 64}, re.escape(f"at least -2^63 and less than 2^64; got {1 << 64}")),
         ({"seed": -(1 << 63) - 1}, r"seed must be a whole number of at least -2\^63"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else ",".join(value),
 )
 def test_invalid_jobs_are_refused_at_once(job, tmp_path, settings, message):
     (tmp_path / "folder.jsonl").mkdir()

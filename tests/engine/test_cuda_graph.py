@@ -18,6 +18,7 @@ from monge.backends.cuda import (
 )
 from monge.core.errors import BackendError
 from monge.core.model import NodeBlock
+from monge.engine.models import hf_tree
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.models.network_facts import OutputLayer
 from tests.engine import pretend
@@ -94,8 +95,24 @@ def test_sizes(device, num_nodes, num_rows):
     assert capture.num_captured == before + (num_nodes + num_rows - 1 <= 64)
 
 
-def test_decoding_records_nothing_that_it_has(device):
+def test_a_second_text_records_nothing(device):
+    """What is recorded for a text, long or short, serves the next ones."""
+    capture = pretend.Rerun()
+    model = captured_model(placed(network("llama", "sdpa"), device), capture)
+    counts = []
+    for sequence, length in enumerate((9, 200, 3, 60)):
+        model.open({sequence: prompts((length,), seed=sequence)[0]})
+        for width in (1, 2, 4, 1):
+            model.extend({sequence: NodeBlock.chain((5, 9, 4, 7)[:width])})
+            model.commit({sequence: (0,)})
+        model.close(sequence)
+        counts.append(capture.num_captured)
+    assert counts[0] == counts[-1]
+
+
+def test_decoding_records_nothing_that_it_has(device, monkeypatch):
     """Every width once, then only where the cache has moved."""
+    monkeypatch.setattr(hf_tree, "_LEAST", 64)
     capture = pretend.Rerun()
     models = both(network("llama", "sdpa"), device, capture)
     for model in models:

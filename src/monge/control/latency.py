@@ -92,7 +92,7 @@ class Latency:
         for (drafter, batch, depth), times in self.times.items():
             if depth > 0 and drafter != self._drafter:
                 continue
-            if depth == 0 or len(times) >= _ENOUGH:
+            if depth == 0 or len(times) >= _ENOUGH or not self.learns:
                 rows.setdefault(batch, {})[depth] = min(times)
             elif batch == bucket:
                 seldom[depth] = min(times)

@@ -41,6 +41,8 @@ _PREFILL: Final = 1024
 """Tokens of a prompt that one forward reads: bounds the mask and the activations, not the prompt."""
 _GROWTH: Final = 1.5
 """Growth of the cache of a program of fixed widths, which is prepared again when the cache moves."""
+_LEAST: Final = 512
+"""Columns that such a cache keeps: else every short text would prepare its programs anew."""
 _UNWANTED: Final = 1 << 20
 """Most logits that a program may compute without need, for a short prompt and a small vocabulary."""
 _FORWARD: Final = 32
@@ -91,8 +93,8 @@ class HfTreeModel:
         attention, windows = str(config._attn_implementation), layer_windows(config)
         self._form = MaskFormat(windows, attention, self.dtype, self._device)
         is_fixed = isinstance(program, ForwardProgram) and program.widths
-        growth = {"growth": _GROWTH} if is_fixed else {}
-        self._cache = TreeCache(config.num_hidden_layers, model.device, **growth)
+        room = {"growth": _GROWTH, "least": _LEAST} if is_fixed else {}
+        self._cache = TreeCache(config.num_hidden_layers, model.device, **room)
         self._use_program(program)
         self._cache_keyword, self._chooses_logits = cache_keyword(model), chooses_logits(model)
         self._forward_s = 0.0

@@ -106,13 +106,16 @@ class TreeCache(Cache):
         device: Device of the index tensors of ragged writes.
         growth: Factor of room that is added where it runs out. Programs that were recorded for an
             address are recorded again then.
+        least: Columns that a cache with rows keeps, so that short texts move it seldom.
     """
 
-    def __init__(self, num_layers: int, device: torch.device, growth: float = 1.25) -> None:
+    def __init__(
+        self, num_layers: int, device: torch.device, growth: float = 1.25, least: int = 0
+    ) -> None:
         self._placement = _Placement()
         self._layers = [_Layer(self._placement) for _ in range(num_layers)]
         super().__init__(layers=list(self._layers))
-        self._device, self._growth = device, growth
+        self._device, self._growth, self._least = device, growth, least
         self._num_rows = self._num_columns = 0
         self._rows: list[CacheRow] = []
         self._index_of: dict[int, int] = {}
@@ -261,7 +264,7 @@ class TreeCache(Cache):
         num_columns = max(end, max((row.end for row in self._rows), default=0))
         # Some backends read every column there is: after a long text, a short one gets a short
         # cache.
-        is_long = 2 * num_columns + _COLUMNS < self._num_columns
+        is_long = max(2 * num_columns + _COLUMNS, self._least) < self._num_columns
         if num_rows > self._num_rows or num_columns > self._num_columns or is_long:
             self._resize(num_rows, num_columns)
         place.rows, place.starts, place.end = rows, tuple(starts), end
@@ -328,7 +331,7 @@ class TreeCache(Cache):
             columns = max(columns, int(self._num_columns * self._growth))
         elif 2 * columns > self._num_columns:
             columns = self._num_columns
-        columns = -(-columns // _COLUMNS) * _COLUMNS
+        columns = -(-max(columns, self._least if rows else 0) // _COLUMNS) * _COLUMNS
         if not (rows > self._num_rows or 2 * rows <= self._num_rows):
             rows = self._num_rows
         resized: list[Tensor] = []
