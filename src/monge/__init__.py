@@ -56,7 +56,7 @@ _MODULES = {
     "monge.verify.registry": "VERIFIERS",
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names.split()}
-"""Where each name lies. It is imported when it is first asked for: torch takes a second."""
+"""The module of each name. Modules are imported at first use, because torch takes a second."""
 
 __version__ = _version("monge")
 __all__ = [

@@ -59,7 +59,7 @@ class Controllers:
 
     @property
     def are_adaptive(self) -> bool:
-        """Whether any controller depends on earlier rounds."""
+        """True if a controller depends on earlier rounds."""
         return any(controller.reads for controller in (self.first, *self.named.values()))
 
 

@@ -27,7 +27,7 @@ _ENTRY: Final = "option"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """How an option is written as text: on a command line, in a file, in the arguments of Ray.
+    """The text form of an option: on a command line, in a file, in the arguments of Ray.
 
     Args:
         help: One sentence, with the unit of a number.

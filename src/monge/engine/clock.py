@@ -1,4 +1,4 @@
-"""What seconds are: the clock of all times that the engine keeps, and that controllers learn from."""
+"""The clock of all times that the engine keeps and that controllers learn from."""
 
 import time
 from collections.abc import Callable, Iterator

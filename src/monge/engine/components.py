@@ -148,13 +148,13 @@ class Components:
 
     @property
     def reads(self) -> frozenset[Reads]:
-        """What plans may depend on, whichever controller makes them."""
+        """Information that the plans of any of the controllers may depend on."""
         controllers = (self.controller, *self.controllers.values())
         return frozenset(Reads(name) for controller in controllers for name in controller.reads)
 
     @property
     def controller_name(self) -> str:
-        """What the controller of requests that name none is called."""
+        """Name of the controller of requests that name none."""
         named = (
             name for name, controller in self.controllers.items() if controller is self.controller
         )
@@ -185,7 +185,7 @@ class Components:
         )
 
     def repeats(self, name: str | None, rules: SamplingRules, *, is_planned: bool = True) -> bool:
-        """Whether a seed gives a text again, alone or in a batch.
+        """Return whether a seed gives a text again, alone or in a batch.
 
         No network may compute in a `coarse_dtype`. The controller must read neither measured times
         nor other requests, unless plans do not matter.
@@ -206,7 +206,7 @@ class Components:
         )
 
     def planner(self, name: str | None) -> Planner:
-        """Who plans for a request.
+        """Return the controller of a request, with its shared state.
 
         Args:
             name: The controller that it names; `None` for the one that serves those that name none.
@@ -224,7 +224,7 @@ class Components:
         )
 
     def counterfactuals(self, drafter_state: Any) -> tuple[CounterfactualDraft, ...]:
-        """What a pool of drafters knows by now about earlier rounds of a request.
+        """Return the results of shadow drafts of a pool in earlier rounds of a request.
 
         Nothing without a pool, or without state.
         """

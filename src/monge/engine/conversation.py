@@ -97,7 +97,7 @@ class Conversation:
             dropped += 2  # a question and its answer
 
     def _num_shared(self, earlier: Session, prompt: tuple[int, ...]) -> int:
-        """How many tokens of an earlier request's text, as far as the target has read it, begin this prompt."""
+        """Return how many tokens of an earlier text that the target has read begin this prompt."""
         held = earlier.context.token_ids[
             : self._decoder.components.target.length(earlier.context.request_id)
         ]

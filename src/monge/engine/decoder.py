@@ -44,7 +44,7 @@ _OTHER_NAMES: Final = {
     "num_return_sequences": "n",
     "stop_strings": "stop",
 }
-"""What other libraries call options of `Decoder.requests`."""
+"""Names that other libraries give to options of `Decoder.requests`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,7 +329,7 @@ class Decoder:
 
     @property
     def backend(self) -> str:
-        """What runs the target, with its rounded weights if it has any."""
+        """Name of the target's backend, with its rounded weights if it has any."""
         return backend_of(self.components.target)
 
     @property
@@ -356,7 +356,7 @@ class Decoder:
 
 
 def piece_of(session: Session) -> Piece:
-    """What the last round added to a session."""
+    """Return the piece that the last round added to a session."""
     last = session.finish_reason is not None
     text = ""
     if session.text is not None:

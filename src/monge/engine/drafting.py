@@ -209,7 +209,7 @@ def _drawn_in_vain(session: Session, error: Exception) -> DrafterError:
 
 
 def _is_asked(plan: DraftPlan) -> bool:
-    """Whether a plan asks the drafter for anything; a pool may be asked for lookups alone."""
+    """Return whether a plan asks the drafter for anything; a pool may be asked for lookups alone."""
     return plan.max_depth != 0 or bool(plan.model_free_depth) or plan.drafter is not None
 
 

@@ -1,4 +1,4 @@
-"""Whether the logits of a network depend on what else its forwards read."""
+"""A check that the logits of a network do not depend on what else its forwards read."""
 
 from collections.abc import Sequence
 from itertools import count

@@ -17,7 +17,7 @@ LogprobSource = Literal["processed", "raw"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogprobOptions:
-    """Which log-probabilities a request wants.
+    """The log-probabilities that a request wants.
 
     Args:
         num_top: So many of the most probable tokens beside the token itself.

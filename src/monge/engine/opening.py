@@ -185,7 +185,7 @@ class Prefill:
             read_pieces(reader, readers, going_on, self._components)
 
     def _reads_later(self, session: Session) -> bool:
-        """Whether the drafter's network reads the prompt only when its first draft is due."""
+        """Return whether the drafter's network reads the prompt only when its first draft is due."""
         if not session.request.adaptive:
             return False
         planner = self._components.planner(session.request.controller)

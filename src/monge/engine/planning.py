@@ -1,4 +1,4 @@
-"""What the controllers of a batch plan before a round, and learn from it."""
+"""Plans of the controllers of a batch before a round, and their updates after it."""
 
 from collections.abc import Sequence
 

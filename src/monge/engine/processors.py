@@ -27,7 +27,7 @@ _SHARED: Final = frozenset(
 )
 """Classes, by package and name, that hold nothing of a text: the copies of a processor share them."""
 _OWN_METHODS: Final = ("fork", "deep_copy")
-"""How the matchers of grammar libraries copy themselves."""
+"""Methods with which the matchers of grammar libraries copy themselves."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +76,7 @@ class OnePath:
 
 
 def has_state(processors: Sequence[Processor]) -> bool:
-    """Whether some of them may answer by what they were asked before."""
+    """Return whether a processor may depend on earlier calls."""
     return not all(isinstance(processor, Stateless) for processor in processors)
 
 
@@ -216,7 +216,7 @@ def _copied_function(function: FunctionType, memo: dict[int, Any]) -> FunctionTy
 
 
 def _is_plain(kind: type) -> bool:
-    """Whether the attributes of an object are all of it, copied as Python copies them."""
+    """Return whether an object is no more than its attributes, copied as Python copies them."""
     hooks = ("__deepcopy__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
     return (
         kind.__dictoffset__ != 0

@@ -52,7 +52,7 @@ def score(
 
 
 def ending_size(target: SequenceModel, prompt: PromptProfile) -> int:
-    """How many tokens before a prompt's last one are read with their laws.
+    """Return how many tokens before a prompt's last one are read with their laws.
 
     0 if these are known, or cannot be.
     """

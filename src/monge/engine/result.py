@@ -1,4 +1,4 @@
-"""What a request returns."""
+"""The result of a request, and its figures."""
 
 import math
 from collections.abc import Sequence

@@ -30,7 +30,7 @@ _UNBOUNDED: Final = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a user asks for.
+    """A prompt and the options of its completion.
 
     Args:
         prompt_ids: The prompt, at least one token.
@@ -138,13 +138,13 @@ class Session:
         self.controller_state: Any = None
         self.drafter_state: Any = None
         self.drafts = request.speculative
-        """Whether anything is drafted for it; false once the drafter has failed."""
+        """True while the request is drafted for; false once the drafter has failed."""
         self.processors = self._own_processors()
         self.records: list[StepRecord] = []
         self.num_rounds = 0
         self.finish_reason: FinishReason | None = None
         self.stays_open = False
-        """Whether its text stays in the target's cache when it ends, for a request that goes on from it."""
+        """True if its text stays in the target's cache at the end, for a request that continues it."""
         self.continues: tuple[int, int] | None = None
         """A request whose text stayed there, and how many of its first tokens are the first ones of this prompt."""
         self.error: Exception | None = None
@@ -155,7 +155,7 @@ class Session:
         self.prompt_logprobs: tuple[TokenLogprob, ...] = ()
         self.prefill_s = 0.0
         self.is_open = False
-        """Whether the target's cache holds its text."""
+        """True while the target's cache holds its text."""
         self.drafter_is_open = False
 
     def _own_processors(self) -> tuple[Processor, ...]:

@@ -8,7 +8,7 @@ _NEIGHBOURS: Final = 8
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """What is asked of a tokenizer."""
+    """The methods of a tokenizer that decoding needs."""
 
     def __call__(self, text: str) -> Mapping[str, Any]:
         """The tokens of a text, under `input_ids`."""
