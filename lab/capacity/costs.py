@@ -12,7 +12,8 @@ from lab.capacity.simulation import Machine
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.engine.components import Components
-from monge.engine.opening import close_session, open_sessions
+from monge.engine.loop import close_session
+from monge.engine.opening import open_sessions
 from monge.engine.session import Request, Session
 from monge.replay.costs import RoundCosts
 from monge.replay.measure import measured_rounds

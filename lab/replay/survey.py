@@ -16,7 +16,8 @@ from monge.core.proposal import Iid, Proposal
 from monge.core.tree import TokenTree
 from monge.core.verdict import StepRecord, Verdict
 from monge.engine.components import Components
-from monge.engine.opening import close_session, open_sessions
+from monge.engine.loop import close_session
+from monge.engine.opening import open_sessions
 from monge.replay.conditional import ConditionalCandidates
 from monge.replay.costs import RoundCosts, predicted
 from monge.replay.log import LawLog, LoggedText, LoggedToken

@@ -15,8 +15,8 @@ from monge.audit.situations import usual_situations
 from monge.core.draws import Draws
 from monge.core.sampling_rules import SamplingRules
 from monge.engine.components import Components
-from monge.engine.loop import run_round
-from monge.engine.opening import close_session, open_sessions
+from monge.engine.loop import close_session, run_round
+from monge.engine.opening import open_sessions
 from monge.engine.session import Request, Session
 from monge.testing.tabular import TabularModel
 from monge.verify.base import Verifier

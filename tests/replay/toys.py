@@ -6,8 +6,8 @@ import torch
 
 from monge.api import make_components
 from monge.core.sampling_rules import SamplingRules
-from monge.engine.loop import run_round
-from monge.engine.opening import close_session, open_sessions
+from monge.engine.loop import close_session, run_round
+from monge.engine.opening import open_sessions
 from monge.engine.session import Request, Session
 from monge.replay.log import LawLog, LoggedText, Masses, ModelIdentity
 from monge.replay.run import replay_text

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from monge.core.errors import NonFiniteLogitsError, OptionError
 from monge.engine.components import Components
-from monge.engine.loop import run_round
-from monge.engine.opening import Prefill, close_session
+from monge.engine.loop import close_session, run_round
+from monge.engine.opening import Prefill
 from monge.engine.session import Session, catch
 
 

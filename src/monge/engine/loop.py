@@ -8,10 +8,10 @@ from monge.core.verdict import StageTimes, StepRecord, Verdict
 from monge.draft.base import Draft
 from monge.engine.clock import StageTimer
 from monge.engine.components import Components
-from monge.engine.drafting import Row, draft_trees, observe, token_probs
+from monge.engine.drafting import Row, close_drafter, draft_trees, observe, token_probs
 from monge.engine.planning import learn, plan_round
 from monge.engine.sampling import NodeLaws
-from monge.engine.session import Session
+from monge.engine.session import Session, catch
 from monge.verify.problem import ScoredTree
 
 
@@ -65,6 +65,21 @@ def run_round(sessions: Sequence[Session], components: Components, *, num_waitin
     times = timer.times(components.forward_s - forward_s)
     records = [_record(row, times, len(sessions), components) for row in rows]
     learn([row.session for row in rows], records, components)
+
+
+def close_session(session: Session, components: Components) -> None:
+    """Give back what a request holds in the caches.
+
+    After an error nobody knows what they hold, so that they may raise once more.
+    """
+    if session.is_open and not session.stays_open:
+        if session.error is None:
+            components.target.close(session.request_id)
+        else:
+            catch(lambda: components.target.close(session.request_id))
+    if session.drafter_is_open and session.drafts:
+        close_drafter(session, components)
+    session.is_open = session.drafter_is_open = False
 
 
 def _verify(

@@ -1,4 +1,4 @@
-"""Opening and closing requests: prompts are read, whole or in chunks, beside the rounds of others."""
+"""Opening requests: prompts are read, whole or in chunks, beside the rounds of others."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,9 +11,9 @@ from monge.core.prompt import PromptProfile
 from monge.draft.base import piece_reader
 from monge.engine.clock import now
 from monge.engine.components import Components
-from monge.engine.drafting import close_drafter, open_drafter, read_pieces
+from monge.engine.drafting import open_drafter, read_pieces
 from monge.engine.prompts import ending_size, profiled, score
-from monge.engine.session import Session, catch
+from monge.engine.session import Session
 
 _UNBOUNDED: Final = 1 << 62
 
@@ -198,21 +198,6 @@ def open_sessions(sessions: Sequence[Session], components: Components) -> None:
     for session in sessions:
         prefill.join(session)
     prefill.read(None)
-
-
-def close_session(session: Session, components: Components) -> None:
-    """Give back what a request holds in the caches.
-
-    After an error nobody knows what they hold, so that they may raise once more.
-    """
-    if session.is_open and not session.stays_open:
-        if session.error is None:
-            components.target.close(session.request_id)
-        else:
-            catch(lambda: components.target.close(session.request_id))
-    if session.drafter_is_open and session.drafts:
-        close_drafter(session, components)
-    session.is_open = session.drafter_is_open = False
 
 
 def equal_shares(sizes: Sequence[int], total: int) -> list[int]:

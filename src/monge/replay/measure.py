@@ -17,8 +17,8 @@ from monge.core.verdict import StepRecord
 from monge.draft.base import Capabilities, Draft, Drafter
 from monge.engine.clock import now
 from monge.engine.components import Components
-from monge.engine.loop import run_round
-from monge.engine.opening import close_session, open_sessions
+from monge.engine.loop import close_session, run_round
+from monge.engine.opening import open_sessions
 from monge.engine.session import Request, Session
 from monge.replay.configuration import MODEL, Configuration
 from monge.replay.costs import RoundCosts

@@ -10,8 +10,8 @@ from monge.core.model import SequenceModel
 from monge.core.prompt import PromptProfile
 from monge.core.verdict import StepRecord
 from monge.engine.components import Components
-from monge.engine.loop import run_round
-from monge.engine.opening import close_session, open_sessions
+from monge.engine.loop import close_session, run_round
+from monge.engine.opening import open_sessions
 from monge.engine.session import Request, Session
 from monge.replay.log import LawLog, LoggedText, UnavailableError
 from monge.replay.rules import conditional_candidates

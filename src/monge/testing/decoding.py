@@ -8,8 +8,8 @@ from monge.core.draws import Draws
 from monge.core.model import NodeBlock
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.engine.components import Components
-from monge.engine.loop import run_round
-from monge.engine.opening import close_session, open_sessions
+from monge.engine.loop import close_session, run_round
+from monge.engine.opening import open_sessions
 from monge.engine.session import Request, Session
 from monge.testing.oracle import exact_law
 from monge.testing.tabular import TabularModel
