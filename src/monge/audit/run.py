@@ -422,7 +422,7 @@ class _SampledTexts:
             return "could not be judged", (
                 "first tokens show no deviation, but the server returns no tokens"
             )
-        if num_tokens < min(_MIN_TOKENS, self._settings.budget):
+        if num_tokens < min(_MIN_TOKENS, self._settings.budget // 2):
             return "could not be judged", (
                 f"tokens with a known reference distribution: only {num_tokens}"
             )
