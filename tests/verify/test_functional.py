@@ -1,0 +1,504 @@
+"""Tensor programs of the rules: for equal uniforms the verdict of the object, and the target's law by enumeration."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from monge.core.draws import TapeDraws
+from monge.core.errors import OptionError, ProposalMismatchError
+from monge.core.law import Law, trusted_law
+from monge.core.proposal import Deterministic, Iid, WithoutReplacement
+from monge.core.sampling_rules import SamplingRules, law_from_logits
+from monge.core.tree import TokenTree
+from monge.core.verdict import Verdict
+from monge.testing.oracle import ExactDraws, law_error
+from monge.verify.base import Rule, as_verifier
+from monge.verify.block import Block
+from monge.verify.functional import (
+    DraftLaws,
+    Verified,
+    block,
+    children_of,
+    exact_match,
+    num_uniforms,
+    probs_from_logits,
+    quantile,
+    recursive_rejection,
+    speculative_sampling,
+    target_walk,
+    traversal,
+)
+from monge.verify.rrs import Rrs
+from monge.verify.rrs_without_replacement import RrsWithoutReplacement
+from monge.verify.single_draft import SingleDraft
+from monge.verify.target_walk import TargetWalk
+from monge.verify.traversal import Traversal
+
+VOCAB = 5
+BELOW_ONE = math.nextafter(1, 0)
+CHAIN = (-1, 0, 1, 2)
+BUSH = (-1, 0, 0, 1, 1, 2)
+STAR = (-1, 0, 0, 0)
+REGIMES = ("rough", "ties", "zeros", "one-hot", "equal", "tiny masses")
+
+
+def without(probs, ids, children, draft, uniforms):
+    return recursive_rejection(probs, ids, children, draft, uniforms, replacement=False)
+
+
+def on_chain(rule: Callable[..., Verified]) -> Callable[..., Verified]:
+    return lambda probs, ids, children, draft, uniforms: rule(probs, ids, draft, uniforms)
+
+
+PROGRAMS: dict[str, tuple[Callable[..., Verified], Rule, type, tuple[tuple[int, ...], ...]]] = {
+    "speculative_sampling": (on_chain(speculative_sampling), SingleDraft(), Iid, (CHAIN, (-1,))),
+    "block": (on_chain(block), Block(), Iid, (CHAIN, (-1,), (-1, 0))),
+    "recursive_rejection": (recursive_rejection, Rrs(), Iid, (CHAIN, BUSH, STAR)),
+    "without replacement": (without, RrsWithoutReplacement(), WithoutReplacement, (BUSH, STAR)),
+    "traversal": (traversal, Traversal(), WithoutReplacement, (BUSH, STAR, CHAIN)),
+    "target_walk": (
+        lambda probs, ids, children, draft, uniforms: target_walk(probs, ids, children, uniforms),
+        TargetWalk(),
+        Deterministic,
+        (BUSH, CHAIN, (-1,)),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One scored tree, for the object and for the program."""
+
+    parents: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    p: Tensor
+    q: Tensor
+    kind: type
+
+    @property
+    def tree(self) -> TokenTree:
+        candidates = children_of(self.parents)
+        return TokenTree(
+            token_ids=self.token_ids,
+            parents=self.parents,
+            candidates=candidates,
+            proposals=tuple(
+                Deterministic(tuple(self.token_ids[child] for child in own))
+                if self.kind is Deterministic or not own
+                else self.kind(trusted_law(self.q[node]), len(own))
+                for node, own in enumerate(candidates)
+            ),
+        )
+
+    @property
+    def laws(self) -> list[Law]:
+        return [trusted_law(row) for row in self.p]
+
+    def run(
+        self, program: Callable[..., Verified], uniforms: Sequence[Sequence[float]]
+    ) -> Verified:
+        children = children_of(self.parents)
+        size, width = len(uniforms), num_uniforms(children)
+        table = torch.tensor(
+            [[*row[:width], *[0.5] * (width - len(row))] for row in uniforms], dtype=torch.float64
+        )
+        return program(
+            self.p.expand(size, -1, -1),
+            torch.tensor(self.token_ids).expand(size, -1),
+            children,
+            DraftLaws(self.q.expand(size, -1, -1)),
+            table,
+        )
+
+
+def masses(regime: str, rng: np.random.Generator) -> np.ndarray:
+    if regime == "ties":
+        weights = rng.integers(0, 3, VOCAB) + (np.arange(VOCAB) == rng.integers(VOCAB))
+    elif regime == "zeros":
+        weights = rng.dirichlet(np.ones(VOCAB)) * (rng.random(VOCAB) < 0.6)
+        weights[rng.integers(VOCAB)] += 0.5
+    elif regime == "one-hot":
+        weights = np.eye(VOCAB)[rng.integers(VOCAB)]
+    elif regime == "tiny masses":
+        weights = rng.dirichlet(np.ones(VOCAB)) * 10.0 ** -rng.integers(0, 300, VOCAB)
+        weights[rng.integers(VOCAB)] += 0.5
+    else:
+        weights = rng.dirichlet(np.ones(VOCAB))
+    return weights / weights.sum()
+
+
+def problem(regimes: tuple[str, str], parents: tuple[int, ...], kind: type, seed: int) -> Problem:
+    """Laws that depend on the path, and candidates that their draft law can have drawn."""
+    rng = np.random.default_rng(seed)
+    p = np.stack([masses(regimes[0], rng) for _ in parents])
+    q = np.stack([masses(regimes[1], rng) for _ in parents])
+    if regimes[1] == "equal":
+        q = p.copy()
+    tokens = [0] * len(parents)
+    for node in range(len(parents)):
+        own = [child for child, parent in enumerate(parents) if parent == node]
+        if (q[node] > 0).sum() < len(own):
+            q[node] = np.ones(VOCAB) / VOCAB
+        # Distinct, as trees of objects hold a token once.
+        drawn = rng.choice(VOCAB, len(own), replace=False, p=q[node])
+        for child, token in zip(own, drawn.tolist(), strict=True):
+            tokens[child] = token
+    return Problem(parents, tuple(tokens), torch.from_numpy(p), torch.from_numpy(q), kind)
+
+
+class Cells(ExactDraws):
+    """Enumerates branches, and notes a uniform inside each branch and those at its borders."""
+
+    def __init__(self, script: list[int], arity: list[int]) -> None:
+        super().__init__(script, arity)
+        self.inside: list[float] = []
+        self.borders: list[tuple[float, ...]] = []
+
+    def bernoulli(self, prob: float) -> bool:
+        found = super().bernoulli(prob)
+        self.inside.append(prob / 2 if found else min((1 + prob) / 2, BELOW_ONE))
+        self.borders.append(beside([prob]))
+        return found
+
+    def categorical(self, law: Law) -> int:
+        token = super().categorical(law)
+        part = law.sparse()
+        sums = [0.0, *part.probs.cumsum(0).tolist()]
+        place = part.token_ids.tolist().index(token)
+        middle = (sums[place] + sums[place + 1]) / 2 / sums[-1]
+        self.inside.append(min(middle, BELOW_ONE))
+        self.borders.append(beside([edge / sums[-1] for edge in sums]))
+        return token
+
+
+def beside(edges: Sequence[float]) -> tuple[float, ...]:
+    """Uniforms on every threshold, and one unit in the last place to both sides."""
+    near = [
+        value
+        for edge in edges
+        for value in (edge, math.nextafter(edge, 0), math.nextafter(edge, 1))
+    ]
+    return tuple(value for value in near if 0.0 <= value < 1.0)
+
+
+def branches(one: Problem, rule: Rule) -> list[tuple[Cells, Verdict]]:
+    found, script, arity = list[tuple[Cells, Verdict]](), list[int](), list[int]()
+    verifier = as_verifier(rule)
+    while True:
+        draws = Cells(script, arity)
+        found.append((draws, verifier.verify(one.tree, one.laws, draws)))
+        arity = list(draws.arity)
+        while script and script[-1] + 1 == arity[len(script) - 1]:
+            script.pop()
+            arity.pop()
+        if not script:
+            return found
+        script[-1] += 1
+
+
+def told(verified: Verified) -> list[tuple[tuple[int, ...], int, int]]:
+    rows = zip(
+        verified.path.tolist(),
+        verified.num_accepted.tolist(),
+        verified.next_token.tolist(),
+        verified.num_uniforms.tolist(),
+        strict=True,
+    )
+    found = []
+    for path, count, token, used in rows:
+        assert all(node == -1 for node in path[count:])
+        found.append((tuple(path[:count]), token, used))
+    return found
+
+
+PROBLEMS = st.tuples(
+    st.sampled_from(REGIMES), st.sampled_from(REGIMES), st.integers(0, 2**32 - 1), st.integers(0, 2)
+)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@given(chosen=PROBLEMS)
+def test_equal_uniforms_give_the_verdict_of_the_object(name: str, chosen) -> None:
+    """On, and one unit beside, every threshold of every branch."""
+    program, rule, kind, shapes = PROGRAMS[name]
+    *regimes, seed, shape = chosen
+    one = problem(tuple(regimes), shapes[shape % len(shapes)], kind, seed)
+    tapes = list[list[float]]()
+    for draws, _ in branches(one, rule):
+        for place, values in enumerate(draws.borders):
+            tapes += [
+                [*draws.inside[:place], value, *draws.inside[place + 1 :]] for value in values
+            ]
+    rng = np.random.default_rng(seed)
+    tapes = [[*row, *rng.random(len(one.parents) - len(row))] for row in tapes]
+    verifier, expected = as_verifier(rule), []
+    for row in tapes:
+        draws = TapeDraws(row)
+        verdict = verifier.verify(one.tree, one.laws, draws)
+        expected.append((verdict.path, verdict.next_token, draws.num_drawn))
+    assert told(one.run(program, tapes)) == expected
+
+
+def output_law(one: Problem, rule: Rule, program: Callable[..., Verified]) -> dict[tuple, float]:
+    """The law of (path, next token) of a program, by the branches of the object."""
+    cells = [draws for draws, _ in branches(one, rule)]
+    law: dict[tuple, float] = {}
+    for (path, token, _), draws in zip(
+        told(one.run(program, [draws.inside for draws in cells])), cells, strict=True
+    ):
+        law[path, token] = law.get((path, token), 0.0) + math.prod(draws.weights)
+    return law
+
+
+def text_error(one_for: Callable[[tuple[int, ...]], Problem], program, rule, depth: int) -> float:
+    """Error of the law of the first tokens, over all drafts of chains."""
+    total: dict[tuple[int, ...], float] = {}
+    truth: dict[tuple[int, ...], float] = {}
+    tokens = range(VOCAB)
+    for text in np.ndindex(*[VOCAB] * depth):
+        one = one_for(text)
+        weight = math.prod(float(one.q[n, x]) for n, x in enumerate(text))
+        if weight == 0.0:
+            continue
+        for (path, token), prob in output_law(one, rule, program).items():
+            written = (*text[: len(path)], token)
+            # What is not written yet follows the target's law given the text so far.
+            total[written] = total.get(written, 0.0) + weight * prob
+    out: dict[tuple[int, ...], float] = {}
+    rows = one_for((0,) * depth)
+    for written, prob in total.items():
+        pending = [(written, prob)]
+        while pending:
+            head, mass = pending.pop()
+            if len(head) == depth + 1:
+                out[head] = out.get(head, 0.0) + mass
+            else:
+                pending += [
+                    ((*head, token), mass * float(rows.p[len(head), token])) for token in tokens
+                ]
+    for text in np.ndindex(*[VOCAB] * (depth + 1)):
+        truth[text] = math.prod(float(rows.p[n, x]) for n, x in enumerate(text))
+    return law_error(out, truth)
+
+
+def fixed_laws(seed: int, depth: int) -> Callable[[tuple[int, ...]], Problem]:
+    rng = np.random.default_rng(seed)
+    p = torch.from_numpy(rng.dirichlet(np.ones(VOCAB), depth + 1))
+    q = torch.from_numpy(rng.dirichlet(np.ones(VOCAB), depth + 1))
+    return lambda text: Problem(tuple(range(-1, depth)), (0, *text), p, q, Iid)
+
+
+@pytest.mark.parametrize("name", ["speculative_sampling", "block", "recursive_rejection"])
+def test_the_law_of_the_text_is_the_target_s(name: str) -> None:
+    program, rule, _, _ = PROGRAMS[name]
+    assert text_error(fixed_laws(3, 2), program, rule, 2) < 1e-12
+
+
+def _accept_all(probs, ids, children, draft, uniforms):
+    return speculative_sampling(probs, ids, DraftLaws(draft.probs.clamp_max(1e-9)), uniforms)
+
+
+def _correct_from_target(probs, ids, children, draft, uniforms):
+    found = speculative_sampling(probs, ids, draft, uniforms)
+    at = probs.gather(1, found.num_accepted[:, None, None].expand(-1, 1, VOCAB)).squeeze(1)
+    last = uniforms.gather(1, found.num_uniforms[:, None] - 1).squeeze(1)
+    return found._replace(next_token=quantile(at, last))
+
+
+def _of_the_wrong_node(probs, ids, children, draft, uniforms):
+    return block(probs.roll(1, 1), ids, draft, uniforms)
+
+
+@pytest.mark.parametrize("wrong", [_accept_all, _correct_from_target, _of_the_wrong_node])
+def test_wrong_programs_are_rejected(wrong) -> None:
+    rule = Block() if wrong is _of_the_wrong_node else SingleDraft()
+    assert text_error(fixed_laws(3, 2), wrong, rule, 2) > 1e-3
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+def test_a_token_drawn_twice_is_tested_twice(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    p, q = torch.from_numpy(np.stack([masses("rough", rng), masses("rough", rng)]))
+    x = int(rng.integers(VOCAB))
+    tree = TokenTree(
+        token_ids=(0, x),
+        parents=(-1, 0),
+        proposals=(Iid(trusted_law(q), 2), Deterministic()),
+        candidates=((1, 1), ()),
+    )
+    uniforms = rng.random((20, 3))
+    expected = []
+    for row in uniforms.tolist():
+        verdict = as_verifier(Rrs()).verify(tree, [trusted_law(p)] * 2, TapeDraws(row))
+        expected.append((verdict.path, verdict.next_token))
+    found = recursive_rejection(
+        p.expand(20, 2, -1),
+        torch.tensor([0, x]).expand(20, -1),
+        ((1, 1), ()),
+        DraftLaws(q.expand(20, 2, -1)),
+        torch.from_numpy(uniforms),
+    )
+    assert [(path, token) for path, token, _ in told(found)] == expected
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "target_walk"])
+def test_laws_of_a_few_tokens_give_the_verdicts_of_whole_laws(name: str) -> None:
+    program, _, kind, shapes = PROGRAMS[name]
+    rng = np.random.default_rng(5)
+    for seed in range(40):
+        one = problem(("rough", "zeros"), shapes[seed % len(shapes)], kind, seed)
+        uniforms = torch.from_numpy(rng.random((30, len(one.parents))))
+        size = len(uniforms)
+        q = one.q.scatter(1, one.q.argmin(1, keepdim=True), 0.0)
+        q = q / q.sum(1, keepdim=True)
+        ids = q.argsort(-1, descending=True)[:, : VOCAB - 1]
+        tokens = torch.tensor(one.token_ids)
+        drafted = [
+            q[parent, token] for parent, token in zip(one.parents[1:], tokens[1:], strict=True)
+        ]
+        if any(float(mass) == 0.0 for mass in drafted):
+            continue
+        whole, few = (
+            program(
+                one.p.expand(size, -1, -1),
+                tokens.expand(size, -1),
+                children_of(one.parents),
+                draft,
+                uniforms,
+            )
+            for draft in (
+                DraftLaws(q.expand(size, -1, -1)),
+                DraftLaws(q.gather(1, ids).expand(size, -1, -1), ids.expand(size, -1, -1)),
+            )
+        )
+        assert told(whole) == told(few)
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+def test_exact_match_is_the_target_walk_of_point_masses(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    one = problem(("rough", "rough"), BUSH, Deterministic, seed)
+    logits = torch.from_numpy(rng.integers(0, 3, (1, len(BUSH), VOCAB))).float()  # with ties
+    laws = [law_from_logits(row, SamplingRules(temperature=0)) for row in logits[0]]
+    verdict = as_verifier(TargetWalk()).verify(one.tree, laws, TapeDraws([0.5] * 9))
+    ((path, token, used),) = told(
+        exact_match(logits, torch.tensor([one.token_ids]), children_of(BUSH))
+    )
+    assert (path, token, used) == (verdict.path, verdict.next_token, 0)
+
+
+RULES = [
+    SamplingRules(),
+    SamplingRules(temperature=0),
+    SamplingRules(temperature=0.7),
+    SamplingRules(temperature=1e-300),
+    SamplingRules(top_k=2),
+    SamplingRules(temperature=1.5, top_p=0.8),
+    SamplingRules(min_p=0.3),
+    SamplingRules(temperature=0.5, top_k=4, top_p=0.9, min_p=0.05),
+]
+
+
+@given(seed=st.integers(0, 2**32 - 1), is_coarse=st.booleans())
+def test_laws_of_logits_are_those_of_the_sampling_rules(seed: int, is_coarse: bool) -> None:
+    """One rule at a time with plain numbers, and all of them in one batch."""
+    rng = np.random.default_rng(seed)
+    values = rng.integers(-2, 3, (1, 2, 7)) if is_coarse else 3 * rng.normal(size=(1, 2, 7))
+    logits = torch.from_numpy(values).float()
+
+    def expected(rules: SamplingRules) -> Tensor:
+        parts = [law_from_logits(row, rules).sparse() for row in logits[0]]
+        return torch.stack(
+            [torch.zeros(7).double().scatter(0, part.token_ids, part.probs) for part in parts]
+        )
+
+    for rules in RULES:
+        found = probs_from_logits(
+            logits,
+            temperature=rules.temperature,
+            top_k=rules.top_k,
+            top_p=rules.top_p if rules.top_p < 1 else None,
+            min_p=rules.min_p or None,
+        )
+        torch.testing.assert_close(found[0], expected(rules), rtol=0, atol=1e-15)
+    together = probs_from_logits(
+        logits.expand(len(RULES), -1, -1),
+        temperature=torch.tensor(
+            [float(rules.temperature) for rules in RULES], dtype=torch.float64
+        ),
+        top_k=torch.tensor([rules.top_k or 7 for rules in RULES]),
+        top_p=torch.tensor([float(rules.top_p) for rules in RULES], dtype=torch.float64),
+        min_p=torch.tensor([float(rules.min_p) for rules in RULES], dtype=torch.float64),
+    )
+    for found, rules in zip(together, RULES, strict=True):
+        torch.testing.assert_close(found, expected(rules), rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_logits_that_are_not_finite_give_no_token(name: str, bad: float) -> None:
+    program, rule, kind, (shape, *_) = PROGRAMS[name]
+    one = problem(("rough", "rough"), shape, kind, 1)
+    logits = one.p.log()
+    logits[0, 2] = bad
+    broken = Problem(one.parents, one.token_ids, probs_from_logits(logits[None])[0], one.q, kind)
+    uniforms = np.random.default_rng(0).random((50, len(shape))).tolist()
+    assert set(broken.run(program, uniforms).next_token.tolist()) == {-1}
+    greedy = exact_match(logits[None], torch.tensor([one.token_ids]), children_of(shape))
+    assert greedy.next_token.tolist() == [-1]
+
+
+@pytest.mark.parametrize("name", ["block", "traversal"])
+def test_no_token_follows_a_bad_node_further_down(name: str) -> None:
+    program, _, kind, _ = PROGRAMS[name]
+    one = problem(("rough", "equal"), CHAIN, kind, 1)
+    p = one.p.clone()
+    p[1] = math.nan
+    broken = Problem(CHAIN, one.token_ids, p, one.q, kind)
+    uniforms = np.random.default_rng(0).random((50, len(CHAIN))).tolist()
+    assert set(broken.run(program, uniforms).next_token.tolist()) == {-1}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_nothing_waits_and_no_shape_depends_on_data(name: str) -> None:
+    """Tensors without data: a program that asks for a number would raise."""
+    program, _, _, (shape, *_) = PROGRAMS[name]
+    num_nodes = len(shape)
+    program(  # the tables of a shape are made once
+        torch.full((1, num_nodes, VOCAB), 1 / VOCAB, dtype=torch.float64),
+        torch.zeros(1, num_nodes, dtype=torch.int64),
+        children_of(shape),
+        DraftLaws(torch.full((1, num_nodes, VOCAB), 1 / VOCAB, dtype=torch.float64)),
+        torch.zeros(1, num_nodes, dtype=torch.float64),
+    )
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        logits = torch.empty(3, num_nodes, VOCAB)
+        found = program(
+            probs_from_logits(logits, temperature=0.7, top_k=3, top_p=0.9, min_p=0.1),
+            torch.empty(3, num_nodes, dtype=torch.int64),
+            children_of(shape),
+            DraftLaws(torch.empty(3, num_nodes, VOCAB, dtype=torch.float64)),
+            torch.empty(3, num_nodes, dtype=torch.float64),
+        )
+    assert found.next_token.shape == (3,)
+
+
+def test_too_few_uniforms_and_wrong_shapes_are_refused() -> None:
+    one = problem(("rough", "rough"), CHAIN, Iid, 0)
+    arguments = one.p[None], torch.tensor([one.token_ids]), DraftLaws(one.q[None])
+    with pytest.raises(OptionError, match=r"uniforms: got 2 a request; these trees need 4"):
+        block(*arguments, torch.zeros(1, 2, dtype=torch.float64))
+    with pytest.raises(ProposalMismatchError, match=r"expected -1 for node 0"):
+        children_of((0, 0, 1, 2))
+    with pytest.raises(ProposalMismatchError, match=r"children of node 1: got \(1,\); expected"):
+        target_walk(*arguments[:2], ((1,), (1,), (3,), ()), torch.zeros(1, 4, dtype=torch.float64))
+    with pytest.raises(ProposalMismatchError, match=r"token_ids have 4 nodes, but children has 3"):
+        target_walk(*arguments[:2], ((1,), (2,), ()), torch.zeros(1, 4, dtype=torch.float64))
