@@ -81,12 +81,6 @@ def lab(folder):
     assert list(folder.glob("*.png"))
 
 
-def triton(folder):
-    from monge.verify.fast import triton_recursive
-
-    assert callable(triton_recursive.recursive)
-
-
 def serve(folder):
     with server(PYTHON) as url:
         asked = json.dumps({"prompt": "Once", "max_tokens": 8}).encode()

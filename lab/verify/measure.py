@@ -35,20 +35,15 @@ from monge.draft.tree.children import CHILDREN
 from monge.draft.tree.registry import TREES
 from monge.engine.sampling import NodeLaws
 from monge.verify.base import NodeRule, Rule, Verifier, as_verifier, unsupported_reason
-from monge.verify.fast.trials import emitted
 from monge.verify.flow import FlowRule
 from monge.verify.problem import NodeProblem
 from monge.verify.registry import VERIFIERS
-from monge.verify.trial_rule import TrialRule
 
 FULL: Final = 0
 """A support as large as the vocabulary."""
 
 FLOWS: Final = " (flows)"
 """Added to the name of a rule that answers for a whole batch at once, with probabilities, as Layer Verification asks it."""
-
-BATCHED: Final = " (batched)"
-"""Added to the name of a rule that emits at all nodes of a batch at once, as the walk asks it."""
 
 MAX_DIFFERENT: Final = 8
 """Most different laws of one cell.
@@ -291,13 +286,6 @@ class _Nodes:
             if not reason:
                 proposals = [children.propose(q, width) for q in self._q]
                 works: list[tuple[str, Work | str]] = [(name, self._one_by_one(rule, proposals))]
-                if isinstance(rule, TrialRule):
-                    trials = [
-                        trial
-                        for problem in self._problems(proposals)
-                        if (trial := rule.trial(problem)) is not None
-                    ]
-                    works.append((name + BATCHED, partial(emitted, trials, type(rule).method)))
                 if isinstance(rule, FlowRule):
                     works.append(
                         (name + FLOWS, partial(rule.flows, self._problems(proposals, scale=0.9)))

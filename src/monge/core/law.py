@@ -77,6 +77,16 @@ class LawSequence(Protocol):
     def __getitem__(self, node: int, /) -> Law: ...
 
 
+@runtime_checkable
+class StackedLaws(LawSequence, Protocol):
+    """Laws by node that may also be read together."""
+
+    @property
+    def probs(self) -> Float64[Tensor, "nodes vocab"] | None:
+        """All laws, NaN for a node without one; `None` where they are made one by one."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SparseLaw(Law):
     """A law given on its support.

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from monge.core.errors import NonFiniteLogitsError, OptionError
@@ -101,6 +101,65 @@ def laws_from_logits(
     ]
 
 
+def probs_from_logits(
+    logits: Float[Tensor, "batch nodes vocab"],
+    *,
+    temperature: float | int | Float[Tensor, " batch"] = 1.0,
+    top_k: int | Int64[Tensor, " batch"] | None = None,
+    top_p: float | int | Float[Tensor, " batch"] | None = None,
+    min_p: float | int | Float[Tensor, " batch"] | None = None,
+) -> Float64[Tensor, "batch nodes vocab"]:
+    """Return the laws of sampling rules, as `SamplingRules` defines them.
+
+    The rules are applied in the order of the arguments, each to the renormalised law of the one
+    before. A rule that is `None` is not computed; for single requests without it, give a `top_k` of
+    the size of the vocabulary, a `top_p` of 1 and a `min_p` of 0.
+
+    Args:
+        logits: Logits in any float type.
+        temperature: At least 0, where 0 gives the point mass at the first of the largest logits.
+        top_k: At least 1. Tokens equal to the last of them are kept too.
+        top_p: In (0, 1].
+        min_p: In [0, 1].
+
+    Returns:
+        Laws; a row whose logits are not finite, or all -inf, is NaN.
+    """
+    if isinstance(temperature, float | int) and temperature == 1:
+        scores = logits.double()
+    else:
+        heat = _by_row(temperature, logits)
+        largest = logits.double().amax(-1, keepdim=True)
+        place = torch.arange(logits.shape[-1], device=logits.device)
+        # Shifted first: a temperature of 1e-300 must give the point mass, not inf - inf.
+        scores = torch.where(
+            heat == 0,
+            torch.where(place == logits.argmax(-1, keepdim=True), 0.0, -torch.inf) + 0 * largest,
+            (logits.double() - largest) / torch.where(heat == 0, 1.0, heat),
+        )
+    if top_k is not None:
+        ordered = scores.sort(-1, descending=True).values
+        place = _by_row(top_k, logits).clamp(1, logits.shape[-1]).long() - 1
+        least = ordered.gather(-1, place.expand(*logits.shape[:-1], 1))
+        scores = torch.where(scores < least, -torch.inf, scores)
+    probs = scores.softmax(-1)
+    if top_p is not None:
+        share = _by_row(top_p, logits)
+        ordered, order = probs.sort(dim=-1, descending=True, stable=True)
+        before = ordered.cumsum(-1) - ordered
+        # The most probable token always stays, whatever the rounding of the running sum.
+        is_kept = (before < share).index_fill(-1, torch.zeros_like(order[0, 0, :1]), True)
+        is_kept = is_kept.logical_or(share >= 1)
+        probs = torch.where(torch.empty_like(is_kept).scatter(-1, order, is_kept), probs, 0.0)
+        probs = probs / probs.sum(-1, keepdim=True)
+    if min_p is not None:
+        probs = torch.where(
+            probs < _by_row(min_p, logits) * probs.amax(-1, keepdim=True), 0.0, probs
+        )
+        probs = probs / probs.sum(-1, keepdim=True)
+    return probs
+
+
 def _below(
     largest: float, where: int, logits: Float[Tensor, " vocab"], rules: SamplingRules
 ) -> Law:
@@ -154,3 +213,10 @@ def _truncated(scores: Float64[Tensor, " vocab"], rules: SamplingRules) -> Spars
     (kept,) = ((probs > 0.0) & (probs >= rules.min_p * probs.max())).nonzero(as_tuple=True)
     probs = probs[kept]
     return sparse_part(token_ids[kept], probs / probs.sum())
+
+
+def _by_row(value: float | int | Tensor, logits: Tensor) -> Tensor:
+    """One number a request, beside logits; made on the device, since a copy cannot be captured."""
+    if isinstance(value, Tensor):
+        return value.reshape(-1, 1, 1)
+    return torch.full((1, 1, 1), value, device=logits.device, dtype=torch.float64)

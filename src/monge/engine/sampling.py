@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import Final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from monge.core.context import Context
 from monge.core.errors import ProcessorError
 from monge.core.law import Law
-from monge.core.sampling_rules import law_from_logits, laws_from_logits
+from monge.core.sampling_rules import law_from_logits, laws_from_logits, probs_from_logits
 from monge.core.tree import TokenTree
 from monge.engine.processors import Processor, check_scores, fork, has_state, name_of
 
@@ -67,6 +67,20 @@ class NodeLaws:
             if node not in self._made:
                 self._made[node] = self._make(node)
         return self._made[node]
+
+    @property
+    def probs(self) -> Float64[Tensor, "nodes vocab"] | None:
+        """All laws of a sampled request on a device, for which the host need not wait; else `None`."""
+        rules = self._context.rules
+        if self._processors or self._logits.is_cpu or rules.temperature == 0:
+            return None
+        return probs_from_logits(
+            self._logits[None],
+            temperature=rules.temperature,
+            top_k=rules.top_k,
+            top_p=rules.top_p if rules.top_p < 1 else None,
+            min_p=rules.min_p or None,
+        )[0]
 
     @property
     def _makes_all(self) -> bool:

@@ -4,7 +4,7 @@ p = target law, q = draft law.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -63,10 +63,6 @@ class NodeRule(_Declarations):
             A token that follows `target_law`; if it is one of the candidates, by whatever branch,
             the walk descends.
         """
-
-    def emit_many(self, problems: Sequence[NodeProblem]) -> list[int]:
-        """Emit at one node of each of several requests: the tokens of `emit`, in a batch."""
-        return [self.emit_one(problem) for problem in problems]
 
     def emit_one(self, problem: NodeProblem) -> int:
         """Call `emit` for a problem."""
@@ -198,37 +194,6 @@ class Walk(Verifier):
                 self._check(descent, problem)
                 descent.follow(self.rule.emit_one(problem))
         return descent.verdict()
-
-    def verify_many(self, scored: Sequence[ScoredTree]) -> Sequence[Verdict | RequestError]:
-        """Verify one level of all trees at a time."""
-        if len(scored) == 1:
-            return [self.verify_one(scored[0])]
-        descents = {row: Descent(one) for row, one in enumerate(scored)}
-        errors: dict[int, RequestError] = {}
-        while going := {
-            row: one for row, one in descents.items() if row not in errors and one.is_open
-        }:
-            for row, token in self._emit(going, errors).items():
-                descents[row].follow(token)
-        return [errors.get(row) or _or_error(one.verdict) for row, one in descents.items()]
-
-    def _emit(
-        self, descents: Mapping[int, Descent], errors: dict[int, RequestError]
-    ) -> dict[int, int]:
-        """Return the token of each descent, and add those without a target law to `errors`."""
-        ruled: dict[int, NodeProblem] = {}
-        walked: dict[int, NodeProblem] = {}
-        for row, one in descents.items():
-            problem = _or_error(one.problem)
-            if isinstance(problem, RequestError):
-                errors[row] = problem
-            elif one.is_walked:
-                walked[row] = problem
-            else:
-                self._check(one, problem)
-                ruled[row] = problem
-        tokens = dict(zip(ruled, self.rule.emit_many(list(ruled.values())), strict=True))
-        return tokens | {row: one.draws.categorical(one.target_law) for row, one in walked.items()}
 
     def _check(self, descent: Descent, problem: NodeProblem) -> None:
         """Refuse candidates for which the rule is not exact."""

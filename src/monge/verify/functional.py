@@ -23,7 +23,24 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from monge.core.errors import OptionError, ProposalMismatchError
+from monge.core.sampling_rules import probs_from_logits
 from monge.core.tree import depths_of, path_to
+
+__all__ = [
+    "Children",
+    "DraftLaws",
+    "Verified",
+    "block",
+    "children_of",
+    "exact_match",
+    "num_uniforms",
+    "probs_from_logits",
+    "quantile",
+    "recursive_rejection",
+    "speculative_sampling",
+    "target_walk",
+    "traversal",
+]
 
 Children = Sequence[Sequence[int]]
 
@@ -58,65 +75,6 @@ class DraftLaws(NamedTuple):
 
     probs: Float64[Tensor, "batch nodes support"]
     token_ids: Int64[Tensor, "batch nodes support"] | None = None
-
-
-def probs_from_logits(
-    logits: Float[Tensor, "batch nodes vocab"],
-    *,
-    temperature: float | int | Float[Tensor, " batch"] = 1.0,
-    top_k: int | Int64[Tensor, " batch"] | None = None,
-    top_p: float | int | Float[Tensor, " batch"] | None = None,
-    min_p: float | int | Float[Tensor, " batch"] | None = None,
-) -> Float64[Tensor, "batch nodes vocab"]:
-    """Return the laws of sampling rules, as `SamplingRules` defines them.
-
-    The rules are applied in the order of the arguments, each to the renormalised law of the one
-    before. A rule that is `None` is not computed; for single requests without it, give a `top_k` of
-    the size of the vocabulary, a `top_p` of 1 and a `min_p` of 0.
-
-    Args:
-        logits: Logits in any float type.
-        temperature: At least 0, where 0 gives the point mass at the first of the largest logits.
-        top_k: At least 1. Tokens equal to the last of them are kept too.
-        top_p: In (0, 1].
-        min_p: In [0, 1].
-
-    Returns:
-        Laws; a row whose logits are not finite, or all -inf, is NaN.
-    """
-    if isinstance(temperature, float | int) and temperature == 1:
-        scores = logits.double()
-    else:
-        heat = _by_row(temperature, logits)
-        largest = logits.double().amax(-1, keepdim=True)
-        place = torch.arange(logits.shape[-1], device=logits.device)
-        # Shifted first: a temperature of 1e-300 must give the point mass, not inf - inf.
-        scores = torch.where(
-            heat == 0,
-            torch.where(place == logits.argmax(-1, keepdim=True), 0.0, -torch.inf) + 0 * largest,
-            (logits.double() - largest) / torch.where(heat == 0, 1.0, heat),
-        )
-    if top_k is not None:
-        ordered = scores.sort(-1, descending=True).values
-        place = _by_row(top_k, logits).clamp(1, logits.shape[-1]).long() - 1
-        least = ordered.gather(-1, place.expand(*logits.shape[:-1], 1))
-        scores = torch.where(scores < least, -torch.inf, scores)
-    probs = scores.softmax(-1)
-    if top_p is not None:
-        share = _by_row(top_p, logits)
-        ordered, order = probs.sort(dim=-1, descending=True, stable=True)
-        before = ordered.cumsum(-1) - ordered
-        # The most probable token always stays, whatever the rounding of the running sum.
-        is_kept = (before < share).index_fill(-1, torch.zeros_like(order[0, 0, :1]), True)
-        is_kept = is_kept.logical_or(share >= 1)
-        probs = torch.where(torch.empty_like(is_kept).scatter(-1, order, is_kept), probs, 0.0)
-        probs = probs / probs.sum(-1, keepdim=True)
-    if min_p is not None:
-        probs = torch.where(
-            probs < _by_row(min_p, logits) * probs.amax(-1, keepdim=True), 0.0, probs
-        )
-        probs = probs / probs.sum(-1, keepdim=True)
-    return probs
 
 
 def quantile(
@@ -427,7 +385,7 @@ class _TreeTensors(NamedTuple):
         return _TreeTensors(
             _table(children, device),
             _table([path_to(node, parents) for node in range(len(parents))], device),
-            torch.tensor(depths_of(tuple(parents)), device=device),
+            torch.tensor(depths_of(tuple(parents))).to(device, non_blocking=True),
         )
 
 
@@ -438,7 +396,8 @@ def _frozen(children: Children) -> tuple[tuple[int, ...], ...]:
 def _table(rows: Sequence[tuple[int, ...]], device: torch.device) -> Int64[Tensor, "rows width"]:
     width = max(map(len, rows))
     table = [[*row, *[-1] * (width - len(row))] for row in rows]
-    return torch.tensor(table, dtype=torch.int64, device=device).reshape(len(rows), width)
+    flat = torch.tensor(table, dtype=torch.int64).reshape(len(rows), width)
+    return flat.to(device, non_blocking=True)
 
 
 class _Walk:
@@ -484,13 +443,6 @@ def _check_uniforms(uniforms: Tensor, needed: int) -> None:
         raise OptionError(
             f"uniforms: got {uniforms.shape[1]} a request; these trees need {needed}, one a node"
         )
-
-
-def _by_row(value: float | int | Tensor, logits: Tensor) -> Tensor:
-    """One number a request, beside logits; made on the device, since a copy cannot be captured."""
-    if isinstance(value, Tensor):
-        return value.reshape(-1, 1, 1)
-    return torch.full((1, 1, 1), value, device=logits.device, dtype=torch.float64)
 
 
 def _next(

@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from monge.core.draws import Draws
 from monge.core.law import Law, residual
 from monge.core.proposal import Deterministic, Mixed, Proposal
-from monge.verify.fast.recursive import recursive
-from monge.verify.flow import Flow, walked
+from monge.verify.flow import Flow, FlowRule, walked
 from monge.verify.naive_tree import flow_of_first
 from monge.verify.problem import NodeProblem
-from monge.verify.trial_rule import TrialRule
 
 
 @dataclass(frozen=True, slots=True)
-class Greedy(TrialRule):
+class Greedy(FlowRule):
     """Single-draft step with the one sampled candidate.
 
     The residual delivers the deterministic candidates.
@@ -41,8 +39,6 @@ class Greedy(TrialRule):
     """
 
     counts_hits = True
-    tries_first = True
-    method = staticmethod(recursive)
     accepts = frozenset[type[Proposal]]({Mixed, Deterministic})
 
     def emit(

@@ -12,14 +12,12 @@ from torch import Tensor
 from monge.core.draws import Draws
 from monge.core.law import Law, SparseLaw
 from monge.core.proposal import Deterministic, Iid, Proposal
-from monge.verify.fast.k_seq import k_seq
-from monge.verify.flow import Flow, walked
+from monge.verify.flow import Flow, FlowRule, walked
 from monge.verify.problem import NodeProblem
-from monge.verify.trial_rule import TrialRule
 
 
 @dataclass(frozen=True, slots=True)
-class KSeq(TrialRule):
+class KSeq(FlowRule):
     """Test every draw against the same p / (rho q), rho large enough that one residual pays for all tests.
 
     Law:
@@ -43,8 +41,6 @@ class KSeq(TrialRule):
         found to the last bit.
     """
 
-    method = staticmethod(k_seq)
-    min_cpu_batch = 4
     accepts = frozenset[type[Proposal]]({Iid, Deterministic})
 
     def emit(

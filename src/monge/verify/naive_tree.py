@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from monge.core.draws import Draws
 from monge.core.law import Law, residual
 from monge.core.proposal import Deterministic, Iid, Proposal
-from monge.verify.fast.recursive import recursive
-from monge.verify.flow import Flow, walked, with_fixed
+from monge.verify.flow import Flow, FlowRule, walked, with_fixed
 from monge.verify.problem import NodeProblem
-from monge.verify.trial_rule import TrialRule
 
 
 @dataclass(frozen=True, slots=True)
-class NaiveTree(TrialRule):
+class NaiveTree(FlowRule):
     """Single-draft step with the first candidate.
 
     A residual token that is another candidate is kept too.
@@ -38,8 +36,6 @@ class NaiveTree(TrialRule):
     """
 
     counts_hits = True
-    tries_first = True
-    method = staticmethod(recursive)
     accepts = frozenset[type[Proposal]]({Iid, Deterministic})
 
     def emit(

@@ -8,14 +8,12 @@ import torch
 from monge.core.draws import Draws
 from monge.core.law import Law
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal
-from monge.verify.fast.recursive import recursive
-from monge.verify.flow import Flow, walked, with_fixed
+from monge.verify.flow import Flow, FlowRule, walked, with_fixed
 from monge.verify.problem import NodeProblem
-from monge.verify.trial_rule import TrialRule
 
 
 @dataclass(frozen=True, slots=True)
-class Rrs(TrialRule):
+class Rrs(FlowRule):
     """Try the candidates one after another, each against what the rejections so far have left of p.
 
     Law:
@@ -39,7 +37,6 @@ class Rrs(TrialRule):
         arXiv 2402.14160); MCSD (Yang et al., arXiv 2401.06706).
     """
 
-    method = staticmethod(recursive)
     accepts = frozenset[type[Proposal]]({Iid, Mixed, Deterministic})
 
     def emit(

@@ -6,16 +6,14 @@ from dataclasses import dataclass, replace
 from monge.core.draws import Draws
 from monge.core.law import Law
 from monge.core.proposal import Deterministic, Iid, Proposal, WithoutReplacement
-from monge.verify.fast.recursive import recursive_without_replacement
-from monge.verify.flow import Emission, Flow, walked
+from monge.verify.flow import Emission, Flow, FlowRule, walked
 from monge.verify.problem import NodeProblem
 from monge.verify.single_draft import SingleDraft
-from monge.verify.trial_rule import TrialRule
 from monge.verify.whole_tree import drawn_from, excess, share
 
 
 @dataclass(frozen=True, slots=True)
-class RrsWithoutReplacement(TrialRule):
+class RrsWithoutReplacement(FlowRule):
     """Recursive rejection where each candidate is tested against the law it had given the ones before it.
 
     Law:
@@ -37,7 +35,6 @@ class RrsWithoutReplacement(TrialRule):
         exhausted do not occur here, because `WithoutReplacement` then stops).
     """
 
-    method = staticmethod(recursive_without_replacement)
     accepts = frozenset[type[Proposal]]({WithoutReplacement, Iid, Deterministic})
 
     def emit(
@@ -59,9 +56,6 @@ class RrsWithoutReplacement(TrialRule):
             # None only after the last token of the support, which is also the last candidate
             q = q.without(x)
         return draws.categorical(p)
-
-    def tried(self, drawn: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(dict.fromkeys(drawn))
 
     def flow(self, problem: NodeProblem) -> Flow | Emission:
         """As emitted; what is left depends on the rejected tokens, so y has a closed form for one candidate only."""

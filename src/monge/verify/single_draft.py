@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from monge.core.draws import Draws
 from monge.core.law import Law, residual
 from monge.core.proposal import Deterministic, Iid, Proposal
-from monge.verify.fast.recursive import recursive
-from monge.verify.flow import Flow, walked
+from monge.verify.flow import Flow, FlowRule, walked
 from monge.verify.problem import NodeProblem
-from monge.verify.trial_rule import TrialRule
 
 
 @dataclass(frozen=True, slots=True)
-class SingleDraft(TrialRule):
+class SingleDraft(FlowRule):
     """Accept the one candidate with probability min(1, p/q), otherwise draw from what p has beyond q.
 
     Law:
@@ -32,7 +30,6 @@ class SingleDraft(TrialRule):
         2302.01318 (p and q swapped).
     """
 
-    method = staticmethod(recursive)
     accepts = frozenset[type[Proposal]]({Iid, Deterministic})
     max_width = 1
 

@@ -9,19 +9,23 @@ plain numbers.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from monge.core.draws import Draws
 from monge.core.law import Law, SparseLaw
 from monge.core.proposal import Iid, Mixed
 from monge.verify.fast.scores import NEWTON_STEPS, SMALLEST_MASS, Lines, Scores
-from monge.verify.fast.trials import BEYOND, padded
 from monge.verify.flow import Flow
 from monge.verify.problem import NodeProblem
+
+BEYOND: Final = 2**62
+"""Fills rows of increasing token ids, which stay increasing; exact also as the float it is passed on as."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -292,6 +296,11 @@ def _columns_of(
     """The same for many nodes, ids padded beyond all tokens."""
     found = torch.searchsorted(token_ids, drawn).clamp_max(token_ids.shape[1] - 1)
     return torch.where(token_ids.gather(1, found) == drawn, found, -1)
+
+
+def padded(rows: Sequence[Tensor], value: float | int = 0.0) -> Tensor:
+    """Rows `[length]` as `[rows, longest]`."""
+    return pad_sequence(list(rows), batch_first=True, padding_value=value)
 
 
 def _by_token(tokens: Sequence[int], probs: Sequence[float]) -> dict[int, float]:

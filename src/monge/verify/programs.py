@@ -1,0 +1,198 @@
+"""Verdicts of requests on a device by the tensor programs of `verify/functional.py`.
+
+The host waits once for all requests whose trees have one shape, where the objects wait at every
+node. What has no program is left to the objects: rules and proposals that are not named here,
+logits processors, draws that cannot be peeked, and everything on a CPU, where a vector's price is
+its call.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from monge.core.draws import PeekableDraws, can_peek
+from monge.core.errors import RequestError
+from monge.core.law import DenseLaw, Law, SparseLaw, StackedLaws
+from monge.core.proposal import Arbitrary, Deterministic, Iid, Proposal, WithoutReplacement
+from monge.core.tree import TokenTree
+from monge.core.verdict import Verdict
+from monge.verify.base import Verifier, Walk, check_laws, unsupported_reason
+from monge.verify.block import Block
+from monge.verify.functional import (
+    Children,
+    DraftLaws,
+    Verified,
+    block,
+    num_uniforms,
+    recursive_rejection,
+    target_walk,
+    traversal,
+)
+from monge.verify.problem import ScoredTree
+from monge.verify.rrs import Rrs
+from monge.verify.rrs_without_replacement import RrsWithoutReplacement
+from monge.verify.single_draft import SingleDraft
+from monge.verify.target_walk import TargetWalk
+from monge.verify.traversal import Traversal
+from monge.verify.whole_tree import verdict_at
+
+Program = Callable[[Tensor, Tensor, Children, DraftLaws, Tensor], Verified]
+
+
+def _block(p: Tensor, ids: Tensor, children: Children, q: DraftLaws, uniforms: Tensor) -> Verified:
+    return block(p, ids, q, uniforms)
+
+
+def _walk(p: Tensor, ids: Tensor, children: Children, q: DraftLaws, uniforms: Tensor) -> Verified:
+    return target_walk(p, ids, children, uniforms)
+
+
+_without_replacement: Final = partial(recursive_rejection, replacement=False)
+_PROGRAMS: Final[dict[tuple[type, type[Proposal]], Program]] = {
+    (SingleDraft, Iid): recursive_rejection,
+    (Rrs, Iid): recursive_rejection,
+    (RrsWithoutReplacement, Iid): _without_replacement,
+    (RrsWithoutReplacement, WithoutReplacement): _without_replacement,
+    (Block, Iid): _block,
+    (Traversal, Iid): traversal,
+    (Traversal, WithoutReplacement): traversal,
+}
+_RULES: Final = {TargetWalk, *(rule for rule, _ in _PROGRAMS)}
+_DRAWS_EACH: Final = {recursive_rejection}
+"""Programs that test a token as often as it was drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """One request's tree, for a program.
+
+    Args:
+        scored: The tree, its laws and draws.
+        program: The program.
+        probs: p after every node.
+        children: Shape of the tree.
+        laws: q of every node; empty if the program reads none.
+        draws: The draws of the request.
+    """
+
+    scored: ScoredTree
+    program: Program
+    probs: Float64[Tensor, "nodes vocab"]
+    children: tuple[tuple[int, ...], ...]
+    laws: tuple[Law, ...]
+    draws: PeekableDraws
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for questions that one call answers."""
+        return self.program, self.children, self.probs.shape, all(map(_is_dense, self.laws))
+
+
+def verify_many(verifier: Verifier, scored: Sequence[ScoredTree]) -> list[Verdict | RequestError]:
+    """Verify trees of several requests: by programs where these can, else by `Verifier.verify_many`.
+
+    The verdicts are the same, as functions of the draws, up to rounding.
+    """
+    found: dict[int, Verdict | RequestError] = {}
+    groups: dict[Hashable, dict[int, _Question]] = {}
+    for row, one in enumerate(scored):
+        if (question := _question(verifier, one)) is not None:
+            groups.setdefault(question.key, {})[row] = question
+    for group in groups.values():
+        verdicts = zip(group, _answers(list(group.values())), strict=True)
+        # A token is missing where the logits are not finite; the objects say so in words.
+        found |= {row: verdict for row, verdict in verdicts if verdict is not None}
+    rest = [row for row in range(len(scored)) if row not in found]
+    if rest:
+        found |= zip(rest, verifier.verify_many([scored[row] for row in rest]), strict=True)
+    return [found[row] for row in range(len(scored))]
+
+
+def _question(verifier: Verifier, scored: ScoredTree) -> _Question | None:
+    laws, tree, draws = scored.target_laws, scored.tree, scored.draws
+    if not isinstance(laws, StackedLaws) or (probs := laws.probs) is None or not can_peek(draws):
+        return None
+    check_laws(tree, laws)
+    rule = verifier.rule if isinstance(verifier, Walk) else verifier
+    kinds = {type(one) for one, own in zip(tree.proposals, tree.candidates, strict=True) if own}
+    if type(rule) not in _RULES or unsupported_reason(rule, kinds, max(map(len, tree.candidates))):
+        return None
+    if type(rule) is TargetWalk or kinds <= {Deterministic, Arbitrary}:
+        return _Question(scored, _walk, probs, tree.candidates, (), draws)
+    kind, *others = kinds
+    program = _PROGRAMS.get((type(rule), kind))
+    if program is None or others:
+        return None
+    drawn_laws = _draft_laws(tree)
+    if not all(_is_readable(law, probs) for law in drawn_laws):
+        return None
+    children = tree.candidates
+    if program not in _DRAWS_EACH:
+        children = tuple(tuple(dict.fromkeys(own)) for own in children)
+    return _Question(scored, program, probs, children, drawn_laws, draws)
+
+
+def _draft_laws(tree: TokenTree) -> tuple[Law, ...]:
+    """Q of every node; at leaves, which are not asked, that of another node."""
+    laws = [
+        one.law if isinstance(one, Iid | WithoutReplacement) else None for one in tree.proposals
+    ]
+    known = next(law for law in laws if law is not None)
+    return tuple(known if law is None else law for law in laws)
+
+
+def _is_readable(law: Law, probs: Float64[Tensor, "nodes vocab"]) -> bool:
+    is_whole = isinstance(law, DenseLaw) and law.probs.numel() == probs.shape[1]
+    return (is_whole or isinstance(law, SparseLaw)) and law.device == probs.device
+
+
+def _is_dense(law: Law) -> bool:
+    return isinstance(law, DenseLaw)
+
+
+def _answers(questions: Sequence[_Question]) -> list[Verdict | None]:
+    first = questions[0]
+    device, needed = first.probs.device, num_uniforms(first.children)
+    token_ids = torch.tensor([one.scored.tree.token_ids for one in questions])
+    uniforms = torch.tensor([one.draws.peek(needed) for one in questions], dtype=torch.float64)
+    verified = first.program(
+        torch.stack([one.probs for one in questions]),
+        token_ids.to(device, non_blocking=True),
+        first.children,
+        _stacked(questions),
+        uniforms.to(device, non_blocking=True),
+    )
+    numbers = [verified.num_accepted, verified.next_token, verified.num_uniforms]
+    # The only number of the round's verdicts that the host waits for.
+    rows: list[list[int]] = torch.cat([torch.stack(numbers, 1), verified.path], 1).tolist()
+    return [_verdict(one, row) for one, row in zip(questions, rows, strict=True)]
+
+
+def _stacked(questions: Sequence[_Question]) -> DraftLaws:
+    first, size = questions[0], (len(questions), len(questions[0].children), -1)
+    if not first.laws:
+        return DraftLaws(first.probs[:0, :, None])
+    if all(map(_is_dense, first.laws)):
+        rows = [law.probs for one in questions for law in one.laws if isinstance(law, DenseLaw)]
+        return DraftLaws(torch.stack(rows).reshape(size))
+    parts = [law.sparse() for one in questions for law in one.laws]
+    # Padded with mass zero at token 0, which changes nothing.
+    return DraftLaws(
+        pad_sequence([part.probs for part in parts], batch_first=True).reshape(size),
+        pad_sequence([part.token_ids for part in parts], batch_first=True).reshape(size),
+    )
+
+
+def _verdict(question: _Question, row: list[int]) -> Verdict | None:
+    count, token, used, *path = row
+    if token < 0:
+        return None
+    for _ in range(used):
+        question.draws.uniform()
+    return verdict_at(question.scored.tree, path[count - 1] if count else 0, token)

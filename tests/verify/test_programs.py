@@ -1,0 +1,163 @@
+"""Verdicts on a device: those of the objects for equal draws, from one wait for all trees of a shape."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from monge.core.draws import SeededDraws
+from monge.core.errors import NonFiniteLogitsError
+from monge.core.law import Law, SparseLaw, trusted_law
+from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
+from monge.core.sampling_rules import SamplingRules, law_from_logits, probs_from_logits
+from monge.core.tree import GrowingTree, TokenTree
+from monge.verify.base import as_verifier
+from monge.verify.problem import ScoredTree
+from monge.verify.programs import verify_many
+from monge.verify.registry import VERIFIERS
+from tests.engine import pretend
+
+VOCAB = 12
+
+
+class Laws:
+    """Laws of logits, one by one and together."""
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        self._logits = logits
+
+    def __len__(self) -> int:
+        return len(self._logits)
+
+    def __getitem__(self, node: int) -> Law:
+        return law_from_logits(self._logits[node], SamplingRules())
+
+    @property
+    def probs(self):
+        return None if self._logits.is_cpu else probs_from_logits(self._logits[None])[0]
+
+
+def proposal(kind: type, law: Law, width: int) -> Proposal:
+    if kind is Mixed:
+        (top,) = law.top(1)
+        rest = law.without(top)
+        assert rest is not None
+        return Mixed((top,), rest, width)
+    return kind(law, width)
+
+
+def trees(kind: type, shape: tuple[int, ...], is_sparse: bool, device: str, count: int = 6):
+    """Drawn trees of several requests, with the target's logits; equal for every device."""
+    rng = np.random.default_rng(4)
+    found = []
+    for row in range(count):
+        tree, frontier = GrowingTree(0), (0,)
+        draws = SeededDraws(row)
+        for width in shape:
+            proposals = dict[int, Proposal]()
+            for node in frontier:
+                q = torch.from_numpy(rng.dirichlet(np.full(VOCAB, 0.6)))
+                law: Law = trusted_law(q.to(device))
+                if is_sparse:
+                    masses, ids = q.topk(6)
+                    ids, order = ids.sort()
+                    law = SparseLaw(ids.to(device), (masses[order] / masses.sum()).to(device))
+                proposals[node] = proposal(kind, law, width)
+            grown = tree.grow_level(proposals, draws)
+            frontier = tuple(child for own in grown.values() for child in own)
+        finished = tree.finish()
+        logits = torch.from_numpy(rng.normal(size=(finished.num_nodes, VOCAB)))
+        found.append((finished, logits.to(device)))
+    return found
+
+
+def verdicts(rule: str, scored: list[tuple[TokenTree, torch.Tensor]]):
+    verifier = as_verifier(VERIFIERS.parse(rule))
+    draws = [SeededDraws(100 + row) for row in range(len(scored))]
+    outcomes = verify_many(
+        verifier,
+        [
+            ScoredTree(tree=tree, target_laws=Laws(logits), draws=own)
+            for (tree, logits), own in zip(scored, draws, strict=True)
+        ],
+    )
+    return outcomes, [own.num_drawn for own in draws]
+
+
+@pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "sparse"])
+@pytest.mark.parametrize(
+    ("rule", "kind", "shape", "has_program"),
+    [
+        ("single_draft", Iid, (1, 1, 1), True),
+        ("block", Iid, (1, 1, 1), True),
+        ("rrs", Iid, (3, 2), True),
+        ("rrs_without_replacement", WithoutReplacement, (3, 2), True),
+        ("rrs_without_replacement", Iid, (3, 2), True),
+        ("traversal", WithoutReplacement, (2, 2, 1), True),
+        ("traversal", Iid, (3, 2), True),
+        ("target_walk", Iid, (3, 2), True),
+        ("rrs", Mixed, (2, 2), False),
+        ("k_seq", Iid, (3, 2), False),
+    ],
+)
+def test_verdicts_are_those_of_the_objects(rule, kind, shape, has_program, is_sparse) -> None:
+    expected = verdicts(rule, trees(kind, shape, is_sparse, "cpu"))
+    with pretend.device() as device:
+        scored = trees(kind, shape, is_sparse, device)
+        pretend.waits.clear()
+        assert verdicts(rule, scored) == expected
+        shapes = {tree.candidates for tree, _ in scored}
+        assert (sum(pretend.waits.values()) <= len(shapes)) == has_program
+
+
+def test_plain_rounds_have_a_program_too() -> None:
+    logits = torch.from_numpy(np.random.default_rng(0).normal(size=(1, VOCAB)))
+    tree = GrowingTree(0).finish()
+    expected = verdicts("block", [(tree, logits)])
+    with pretend.device() as device:
+        scored = [(tree, logits.to(device))]
+        pretend.waits.clear()
+        assert verdicts("block", scored) == expected
+        assert sum(pretend.waits.values()) == 1
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_logits_that_are_not_finite_end_their_request_alone(bad: float) -> None:
+    expected, _ = verdicts("block", trees(Iid, (1, 1), False, "cpu"))
+    with pretend.device() as device:
+        scored = trees(Iid, (1, 1), False, device)
+        broken = scored[2][1].clone()
+        broken[0, 3] = bad
+        scored[2] = scored[2][0], broken
+        found, _ = verdicts("block", scored)
+    assert isinstance(found[2], NonFiniteLogitsError)
+    assert [*found[:2], *found[3:]] == [*expected[:2], *expected[3:]]
+
+
+def test_a_rule_of_a_user_decides_itself() -> None:
+    """A subclass may decide differently, so that the program of its parent is not its own."""
+
+    class Mine(type(VERIFIERS.parse("block"))):
+        def verify(self, tree, target_laws, draws):
+            raise RuntimeError("asked")
+
+    with pretend.device() as device:
+        ((tree, logits),) = trees(Iid, (1, 1), False, device, count=1)
+        with pytest.raises(RuntimeError, match="asked"):
+            verify_many(
+                Mine(), [ScoredTree(tree=tree, target_laws=Laws(logits), draws=SeededDraws(0))]
+            )
+
+
+def test_deterministic_candidates_are_walked() -> None:
+    tree = TokenTree(
+        token_ids=(0, 3, 4),
+        parents=(-1, 0, 0),
+        proposals=(Deterministic((3, 4)), Deterministic(), Deterministic()),
+        candidates=((1, 2), (), ()),
+    )
+    logits = torch.from_numpy(np.random.default_rng(0).normal(size=(3, VOCAB)))
+    expected = verdicts("traversal", [(tree, logits)] * 20)
+    with pretend.device() as device:
+        assert verdicts("traversal", [(tree, logits.to(device))] * 20) == expected
