@@ -38,6 +38,13 @@ def test_transformers_drop_in(run):
     assert "the same greedy tokens: True" in run("transformers_drop_in.py")
 
 
+def test_tensor_programs(run):
+    printed = run("tensor_programs.py")
+    (rounds,) = re.findall(r"48 tokens in (\d+) target forwards", printed)
+    assert int(rounds) < 48
+    assert "the greedy tokens of transformers: True" in printed
+
+
 def test_chat(run):
     printed = run("chat.py")
     assert printed.count("> Name three") == 2
