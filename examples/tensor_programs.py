@@ -1,5 +1,7 @@
 """Speculative decoding in a loop of plain PyTorch: the tensor programs verify, and nothing waits until a round ends."""
 
+from inspect import signature
+
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
@@ -11,6 +13,7 @@ TARGET, DRAFT = built_in("target"), built_in("draft")  # replace them by your mo
 tokenizer = AutoTokenizer.from_pretrained(TARGET)
 target = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32)
 draft = AutoModelForCausalLM.from_pretrained(DRAFT, dtype=torch.float32)
+CACHE = "cache" if "cache" in signature(target.forward).parameters else "past_key_values"
 
 
 @torch.inference_mode()
@@ -19,19 +22,19 @@ def decode(text: torch.Tensor, temperature: float, seed: int = 0) -> tuple[torch
     generator = torch.Generator().manual_seed(seed)
     caches = {network: DynamicCache(config=network.config) for network in (target, draft)}
     for network, cache in caches.items():
-        network(text[:, :-1], past_key_values=cache)
+        network(text[:, :-1], **{CACHE: cache})
     length, rounds = text.shape[1] + NEW_TOKENS, 0
     while text.shape[1] < length:
         uniforms = torch.rand(1, 2 * DEPTH + 1, dtype=torch.float64, generator=generator)
         block, laws = text[:, -1:], []
         for level in range(DEPTH + 1):  # the last level only fills the cache
             unread = torch.cat([text, block[:, 1:]], 1)[:, caches[draft].get_seq_length() :]
-            logits = draft(unread, past_key_values=caches[draft]).logits[:, -1:]
+            logits = draft(unread, **{CACHE: caches[draft]}).logits[:, -1:]
             laws.append(f.probs_from_logits(logits, temperature=temperature)[:, 0])
             if level < DEPTH:
                 token = f.quantile(laws[-1], uniforms[:, level])
                 block = torch.cat([block, token[:, None]], 1)
-        logits = target(block, past_key_values=caches[target]).logits
+        logits = target(block, **{CACHE: caches[target]}).logits
         probs = f.probs_from_logits(logits, temperature=temperature)
         verified = f.block(probs, block, f.DraftLaws(torch.stack(laws, 1)), uniforms[:, DEPTH:])
         accepted = int(verified.num_accepted)  # the only wait of a round

@@ -14,7 +14,6 @@ from monge.core.sampling_rules import SamplingRules, law_from_logits, probs_from
 from monge.core.tree import GrowingTree, TokenTree
 from monge.verify.base import as_verifier
 from monge.verify.problem import ScoredTree
-from monge.verify.programs import verify_many
 from monge.verify.registry import VERIFIERS
 from tests.engine import pretend
 
@@ -75,8 +74,7 @@ def trees(kind: type, shape: tuple[int, ...], is_sparse: bool, device: str, coun
 def verdicts(rule: str, scored: list[tuple[TokenTree, torch.Tensor]]):
     verifier = as_verifier(VERIFIERS.parse(rule))
     draws = [SeededDraws(100 + row) for row in range(len(scored))]
-    outcomes = verify_many(
-        verifier,
+    outcomes = verifier.verify_many(
         [
             ScoredTree(tree=tree, target_laws=Laws(logits), draws=own)
             for (tree, logits), own in zip(scored, draws, strict=True)
@@ -145,8 +143,8 @@ def test_a_rule_of_a_user_decides_itself() -> None:
     with pretend.device() as device:
         ((tree, logits),) = trees(Iid, (1, 1), False, device, count=1)
         with pytest.raises(RuntimeError, match="asked"):
-            verify_many(
-                Mine(), [ScoredTree(tree=tree, target_laws=Laws(logits), draws=SeededDraws(0))]
+            Mine().verify_many(
+                [ScoredTree(tree=tree, target_laws=Laws(logits), draws=SeededDraws(0))]
             )
 
 

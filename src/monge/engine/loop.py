@@ -13,7 +13,6 @@ from monge.engine.planning import learn, plan_round
 from monge.engine.sampling import NodeLaws
 from monge.engine.session import Session, catch
 from monge.verify.problem import ScoredTree
-from monge.verify.programs import verify_many
 
 
 def run_round(sessions: Sequence[Session], components: Components, *, num_waiting: int = 0) -> None:
@@ -104,7 +103,7 @@ def _verify(
             for place in places
         ]
         if scored:
-            outcomes |= zip(places, verify_many(verifier, scored), strict=True)
+            outcomes |= zip(places, verifier.verify_many(scored), strict=True)
     return [outcomes[place] for place in range(len(sessions))]
 
 

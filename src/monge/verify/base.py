@@ -6,7 +6,7 @@ p = target law, q = draft law.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from monge.core.draws import Draws
 from monge.core.errors import ProposalMismatchError, RequestError
@@ -15,6 +15,7 @@ from monge.core.proposal import Arbitrary, Proposal
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 from monge.verify.problem import NodeProblem, ScoredTree
+from monge.verify.programs import Programs
 
 Made = TypeVar("Made")
 
@@ -28,6 +29,8 @@ class _Declarations(ABC):
         is_lossless: True if the emitted token follows the target law exactly.
         is_enumerable: True if it draws discrete variables only, so that the oracle can run every
             branch. A rule that draws positions in [0, 1] is proved by integration instead.
+        programs: Tensor programs that decide as the rule does, for batches on a device; see
+            `verify/programs.py`.
         invariant_for: Proposals for which the text is a function of the seed and the target,
             whatever the candidates.
     """
@@ -36,6 +39,7 @@ class _Declarations(ABC):
     max_width: int | None = None
     is_lossless: bool = True
     is_enumerable: bool = True
+    programs: ClassVar[Programs | None] = None
     invariant_for: frozenset[type[Proposal]] = frozenset()
 
     @property
@@ -89,7 +93,16 @@ class Verifier(_Declarations):
         A request draws from its own source only, in the same order as alone. If its target logits
         are not finite, it gets the error instead of a verdict; the others are not affected.
         """
-        return [self.verify_one(one) for one in scored]
+        programs = vars(type(self._rule)).get("programs")  # a subclass may decide differently
+        found = programs.verdicts(scored) if isinstance(programs, Programs) else {}
+        return [
+            found[row] if row in found else self.verify_one(one) for row, one in enumerate(scored)
+        ]
+
+    @property
+    def _rule(self) -> "Rule":
+        """The rule that decides."""
+        return self
 
     def verify_one(self, scored: ScoredTree) -> Verdict | RequestError:
         """Return the verdict, or the error if the target's logits are not finite."""
@@ -183,6 +196,10 @@ class Walk(Verifier):
     """
 
     rule: NodeRule
+
+    @property
+    def _rule(self) -> NodeRule:
+        return self.rule
 
     def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
         descent = Descent(ScoredTree(tree=tree, target_laws=target_laws, draws=draws))

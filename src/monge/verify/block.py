@@ -9,6 +9,7 @@ from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 from monge.verify.base import Verifier
 from monge.verify.problem import ScoredTree
+from monge.verify.programs import Programs, on_chain, walk
 from monge.verify.whole_tree import Excess, decided_part, drawn_from, excess, share, walk_on
 
 
@@ -43,6 +44,7 @@ class Block(Verifier):
 
     accepts = frozenset[type[Proposal]]({Iid, Deterministic})
     max_width = 1
+    programs = Programs(by_kind={Iid: on_chain, Deterministic: walk}, max_width=1)
 
     def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
         scored = ScoredTree(tree=tree, target_laws=target_laws, draws=draws)

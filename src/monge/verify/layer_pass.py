@@ -23,8 +23,7 @@ import torch
 from monge.core.law import Law, LawSequence, SparseLaw
 from monge.core.verdict import Verdict
 from monge.verify.flow import Emission, Flow, below
-from monge.verify.problem import NodeProblem, ScoredTree
-from monge.verify.whole_tree import verdict_at
+from monge.verify.problem import NodeProblem, ScoredTree, verdict_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

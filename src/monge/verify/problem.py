@@ -6,6 +6,7 @@ from monge.core.draws import Draws
 from monge.core.law import Law, LawSequence
 from monge.core.proposal import Proposal
 from monge.core.tree import TokenTree
+from monge.core.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,3 +46,15 @@ class ScoredTree:
             candidates=tuple(self.tree.token_ids[child] for child in self.tree.candidates[node]),
             draws=self.draws,
         )
+
+
+def verdict_at(tree: TokenTree, node: int, token: int) -> Verdict:
+    """Return the verdict that accepts the path to `node`, followed by `token`."""
+    path = tree.path(node)
+    stood_on = [above for above in (0, *path) if tree.candidates[above]]
+    return Verdict(
+        path=path,
+        next_token=token,
+        next_kind="correction" if tree.candidates[node] else "bonus",
+        examined=tuple(len(set(tree.candidates[above])) for above in stood_on),
+    )

@@ -1,12 +1,12 @@
 """Verdicts of requests on a device by the tensor programs of `verify/functional.py`.
 
 The host waits once for all requests whose trees have one shape, where the objects wait at every
-node. What has no program is left to the objects: rules and proposals that are not named here,
-logits processors, draws that cannot be peeked, and everything on a CPU, where a vector's price is
-its call.
+node. What has no program is left to the objects: rules without `programs`, trees that mix ways of
+drawing, logits processors, draws that cannot be peeked, and everything on a CPU, where a vector's
+price is its call.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -17,13 +17,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from monge.core.draws import PeekableDraws, can_peek
-from monge.core.errors import RequestError
 from monge.core.law import DenseLaw, Law, SparseLaw, StackedLaws
 from monge.core.proposal import Arbitrary, Deterministic, Iid, Proposal, WithoutReplacement
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
-from monge.verify.base import Verifier, Walk, check_laws, unsupported_reason
-from monge.verify.block import Block
 from monge.verify.functional import (
     Children,
     DraftLaws,
@@ -32,40 +29,77 @@ from monge.verify.functional import (
     num_uniforms,
     recursive_rejection,
     target_walk,
-    traversal,
 )
-from monge.verify.problem import ScoredTree
-from monge.verify.rrs import Rrs
-from monge.verify.rrs_without_replacement import RrsWithoutReplacement
-from monge.verify.single_draft import SingleDraft
-from monge.verify.target_walk import TargetWalk
-from monge.verify.traversal import Traversal
-from monge.verify.whole_tree import verdict_at
+from monge.verify.problem import ScoredTree, verdict_at
 
 Program = Callable[[Tensor, Tensor, Children, DraftLaws, Tensor], Verified]
+"""Target laws, tokens, children, draft laws and uniforms to verdicts."""
 
 
-def _block(p: Tensor, ids: Tensor, children: Children, q: DraftLaws, uniforms: Tensor) -> Verified:
-    return block(p, ids, q, uniforms)
-
-
-def _walk(p: Tensor, ids: Tensor, children: Children, q: DraftLaws, uniforms: Tensor) -> Verified:
+def walk(p: Tensor, ids: Tensor, children: Children, q: DraftLaws, uniforms: Tensor) -> Verified:
+    """`target_walk`, which reads no draft laws."""
     return target_walk(p, ids, children, uniforms)
 
 
-_without_replacement: Final = partial(recursive_rejection, replacement=False)
-_PROGRAMS: Final[dict[tuple[type, type[Proposal]], Program]] = {
-    (SingleDraft, Iid): recursive_rejection,
-    (Rrs, Iid): recursive_rejection,
-    (RrsWithoutReplacement, Iid): _without_replacement,
-    (RrsWithoutReplacement, WithoutReplacement): _without_replacement,
-    (Block, Iid): _block,
-    (Traversal, Iid): traversal,
-    (Traversal, WithoutReplacement): traversal,
-}
-_RULES: Final = {TargetWalk, *(rule for rule, _ in _PROGRAMS)}
-_DRAWS_EACH: Final = {recursive_rejection}
-"""Programs that test a token as often as it was drawn."""
+def on_chain(
+    p: Tensor, ids: Tensor, children: Children, q: DraftLaws, uniforms: Tensor
+) -> Verified:
+    """`block`, whose trees are chains."""
+    return block(p, ids, q, uniforms)
+
+
+without_replacement: Final = partial(recursive_rejection, replacement=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Programs:
+    """The programs of a rule.
+
+    Args:
+        by_kind: Program of the trees whose candidates are all drawn in one of some ways.
+        max_width: Most candidates of one node, if bounded.
+    """
+
+    by_kind: Mapping[type[Proposal], Program]
+    max_width: int | None = None
+
+    def verdicts(self, scored: Sequence[ScoredTree]) -> dict[int, Verdict]:
+        """Return the verdicts that programs can give, by place; they are those of the rule, up to rounding."""
+        found: dict[int, Verdict] = {}
+        groups: dict[Hashable, dict[int, _Question]] = {}
+        for row, one in enumerate(scored):
+            if (question := self._question(one)) is not None:
+                groups.setdefault(question.key, {})[row] = question
+        for group in groups.values():
+            verdicts = zip(group, _answers(list(group.values())), strict=True)
+            # A token is missing where the logits are not finite; the rule says so in words.
+            found |= {row: verdict for row, verdict in verdicts if verdict is not None}
+        return found
+
+    def _question(self, scored: ScoredTree) -> "_Question | None":
+        laws, tree, draws = scored.target_laws, scored.tree, scored.draws
+        if not isinstance(laws, StackedLaws) or not can_peek(draws) or len(laws) != tree.num_nodes:
+            return None
+        pairs = zip(tree.proposals, tree.candidates, strict=True)
+        kinds = {type(proposal) for proposal, own in pairs if own} - {Arbitrary}
+        chosen = {self.by_kind.get(kind) for kind in kinds or {Deterministic}}
+        if self.max_width is not None and max(map(len, tree.candidates)) > self.max_width:
+            return None
+        if len(chosen) != 1 or (program := chosen.pop()) is None or (probs := laws.probs) is None:
+            return None
+        if program is walk:
+            return _Question(scored, program, probs, tree.candidates, (), draws)
+        drawn_laws = _draft_laws(tree)
+        if any(Arbitrary is type(one) for one in tree.proposals) or not all(
+            _is_readable(law, probs) for law in drawn_laws
+        ):
+            return None
+        children = tree.candidates
+        if (
+            program is not recursive_rejection
+        ):  # the only one that tests a token as often as it was drawn
+            children = tuple(tuple(dict.fromkeys(own)) for own in children)
+        return _Question(scored, program, probs, children, drawn_laws, draws)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,50 +126,6 @@ class _Question:
     def key(self) -> Hashable:
         """Equal for questions that one call answers."""
         return self.program, self.children, self.probs.shape, all(map(_is_dense, self.laws))
-
-
-def verify_many(verifier: Verifier, scored: Sequence[ScoredTree]) -> list[Verdict | RequestError]:
-    """Verify trees of several requests: by programs where these can, else by `Verifier.verify_many`.
-
-    The verdicts are the same, as functions of the draws, up to rounding.
-    """
-    found: dict[int, Verdict | RequestError] = {}
-    groups: dict[Hashable, dict[int, _Question]] = {}
-    for row, one in enumerate(scored):
-        if (question := _question(verifier, one)) is not None:
-            groups.setdefault(question.key, {})[row] = question
-    for group in groups.values():
-        verdicts = zip(group, _answers(list(group.values())), strict=True)
-        # A token is missing where the logits are not finite; the objects say so in words.
-        found |= {row: verdict for row, verdict in verdicts if verdict is not None}
-    rest = [row for row in range(len(scored)) if row not in found]
-    if rest:
-        found |= zip(rest, verifier.verify_many([scored[row] for row in rest]), strict=True)
-    return [found[row] for row in range(len(scored))]
-
-
-def _question(verifier: Verifier, scored: ScoredTree) -> _Question | None:
-    laws, tree, draws = scored.target_laws, scored.tree, scored.draws
-    if not isinstance(laws, StackedLaws) or (probs := laws.probs) is None or not can_peek(draws):
-        return None
-    check_laws(tree, laws)
-    rule = verifier.rule if isinstance(verifier, Walk) else verifier
-    kinds = {type(one) for one, own in zip(tree.proposals, tree.candidates, strict=True) if own}
-    if type(rule) not in _RULES or unsupported_reason(rule, kinds, max(map(len, tree.candidates))):
-        return None
-    if type(rule) is TargetWalk or kinds <= {Deterministic, Arbitrary}:
-        return _Question(scored, _walk, probs, tree.candidates, (), draws)
-    kind, *others = kinds
-    program = _PROGRAMS.get((type(rule), kind))
-    if program is None or others:
-        return None
-    drawn_laws = _draft_laws(tree)
-    if not all(_is_readable(law, probs) for law in drawn_laws):
-        return None
-    children = tree.candidates
-    if program not in _DRAWS_EACH:
-        children = tuple(tuple(dict.fromkeys(own)) for own in children)
-    return _Question(scored, program, probs, children, drawn_laws, draws)
 
 
 def _draft_laws(tree: TokenTree) -> tuple[Law, ...]:

@@ -9,7 +9,9 @@ from monge.core.draws import Draws
 from monge.core.law import Law
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal
 from monge.verify.flow import Flow, FlowRule, walked, with_fixed
+from monge.verify.functional import recursive_rejection
 from monge.verify.problem import NodeProblem
+from monge.verify.programs import Programs, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class Rrs(FlowRule):
     """
 
     accepts = frozenset[type[Proposal]]({Iid, Mixed, Deterministic})
+    programs = Programs(by_kind={Iid: recursive_rejection, Deterministic: walk})
 
     def emit(
         self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws

@@ -8,6 +8,7 @@ from monge.core.law import Law
 from monge.core.proposal import Deterministic, Iid, Proposal, WithoutReplacement
 from monge.verify.flow import Emission, Flow, FlowRule, walked
 from monge.verify.problem import NodeProblem
+from monge.verify.programs import Programs, walk, without_replacement
 from monge.verify.single_draft import SingleDraft
 from monge.verify.whole_tree import drawn_from, excess, share
 
@@ -36,6 +37,13 @@ class RrsWithoutReplacement(FlowRule):
     """
 
     accepts = frozenset[type[Proposal]]({WithoutReplacement, Iid, Deterministic})
+    programs = Programs(
+        by_kind={
+            WithoutReplacement: without_replacement,
+            Iid: without_replacement,
+            Deterministic: walk,
+        }
+    )
 
     def emit(
         self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws

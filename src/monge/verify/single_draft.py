@@ -7,7 +7,9 @@ from monge.core.draws import Draws
 from monge.core.law import Law, residual
 from monge.core.proposal import Deterministic, Iid, Proposal
 from monge.verify.flow import Flow, FlowRule, walked
+from monge.verify.functional import recursive_rejection
 from monge.verify.problem import NodeProblem
+from monge.verify.programs import Programs, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class SingleDraft(FlowRule):
 
     accepts = frozenset[type[Proposal]]({Iid, Deterministic})
     max_width = 1
+    programs = Programs(by_kind={Iid: recursive_rejection, Deterministic: walk}, max_width=1)
 
     def emit(
         self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws

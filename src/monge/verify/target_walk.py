@@ -19,6 +19,7 @@ from monge.core.proposal import (
 from monge.core.systematic import Systematic
 from monge.verify.flow import Emission, Flow, FlowRule, walked
 from monge.verify.problem import NodeProblem
+from monge.verify.programs import Programs, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class TargetWalk(FlowRule):
             Arbitrary,
         }
     )
+    programs = Programs(by_kind=dict.fromkeys(accepts, walk))
     # Of the others, drawing them uses up random numbers.
     invariant_for = frozenset[type[Proposal]]({Deterministic})
 

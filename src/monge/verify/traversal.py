@@ -8,8 +8,10 @@ from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutRepl
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 from monge.verify.base import Verifier
-from monge.verify.problem import ScoredTree
-from monge.verify.whole_tree import decided_part, drawn_from, excess, share, verdict_at, walk_on
+from monge.verify.functional import traversal
+from monge.verify.problem import ScoredTree, verdict_at
+from monge.verify.programs import Programs, walk
+from monge.verify.whole_tree import decided_part, drawn_from, excess, share, walk_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,9 @@ class Traversal(Verifier):
     """
 
     accepts = frozenset[type[Proposal]]({WithoutReplacement, Iid, Mixed, Deterministic})
+    programs = Programs(
+        by_kind={WithoutReplacement: traversal, Iid: traversal, Deterministic: walk}
+    )
 
     def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
         part = decided_part(self, tree, target_laws)

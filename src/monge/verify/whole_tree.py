@@ -165,15 +165,3 @@ def walk_on(scored: ScoredTree, verdict: Verdict) -> Verdict:
     while descent.is_open:
         descent.follow(scored.draws.categorical(descent.problem().target_law))
     return descent.verdict()
-
-
-def verdict_at(tree: TokenTree, node: int, token: int) -> Verdict:
-    """Return the verdict that accepts the path to `node`, followed by `token`."""
-    path = tree.path(node)
-    stood_on = [above for above in (0, *path) if tree.candidates[above]]
-    return Verdict(
-        path=path,
-        next_token=token,
-        next_kind="correction" if tree.candidates[node] else "bonus",
-        examined=tuple(len(set(tree.candidates[above])) for above in stood_on),
-    )
