@@ -113,9 +113,10 @@ def test_families(device, name, rules):
     assert written(placed(target, device), placed(draft, device), {}, rules)[0] == expected
 
 
-@pytest.mark.parametrize(("rules", "most"), [(GREEDY, 6), (SAMPLED, 7)], ids=["greedy", "sampled"])
-def test_how_often_the_host_waits(device, rules, most):
-    """For a chain of three: twice a level for a law and its token, and once to verify.
+@pytest.mark.parametrize("tree", ["chain(3)", "fixed_width((2, 2, 1))"])
+@pytest.mark.parametrize("rules", [SAMPLED, TRUNCATED], ids=["sampled", "truncated"])
+def test_how_often_the_host_waits(device, rules, tree):
+    """Once for each level of the draft, whatever the number of requests, and once for all verdicts of a shape.
 
     Copies to the device that make the host wait for what is queued would count too.
     """
@@ -123,8 +124,22 @@ def test_how_often_the_host_waits(device, rules, most):
         placed(model, device)
         for model in (network("llama", "sdpa"), perturbed(network("llama", "sdpa")))
     )
-    _, rounds = written(target, draft, {"tree": "chain(3)"}, {**rules, "ignore_eos": True}, count=1)
-    assert 3 * rounds <= sum(pretend.waits.values()) <= most * rounds, pretend.waits
+    settings = {"tree": tree, "max_batch_size": 1}  # one by one, to count rounds
+    _, rounds = written(target, draft, settings, {**rules, "ignore_eos": True})
+    alone = sum(pretend.waits.values())
+    assert 2 * rounds <= alone <= 4 * rounds, pretend.waits
+    written(target, draft, {"tree": tree}, {**rules, "ignore_eos": True})
+    assert sum(pretend.waits.values()) <= 0.8 * alone, pretend.waits
+
+
+def test_how_often_the_host_waits_in_greedy_rounds(device):
+    target, draft = (
+        placed(model, device)
+        for model in (network("llama", "sdpa"), perturbed(network("llama", "sdpa")))
+    )
+    greedy = {**GREEDY, "ignore_eos": True}
+    _, rounds = written(target, draft, {"tree": "chain(3)"}, greedy, count=1)
+    assert 3 * rounds <= sum(pretend.waits.values()) <= 4 * rounds, pretend.waits
 
 
 class TestTheDevice:

@@ -138,9 +138,12 @@ def probs_from_logits(
             (logits.double() - largest) / torch.where(heat == 0, 1.0, heat),
         )
     if top_k is not None:
-        ordered = scores.sort(-1, descending=True).values
-        place = _by_row(top_k, logits).clamp(1, logits.shape[-1]).long() - 1
-        least = ordered.gather(-1, place.expand(*logits.shape[:-1], 1))
+        if isinstance(top_k, Tensor):
+            ordered = scores.sort(-1, descending=True).values
+            place = _by_row(top_k, logits).clamp(1, logits.shape[-1]).long() - 1
+            least = ordered.gather(-1, place.expand(*logits.shape[:-1], 1))
+        else:
+            least = scores.topk(min(top_k, logits.shape[-1])).values[..., -1:]
         scores = torch.where(scores < least, -torch.inf, scores)
     probs = scores.softmax(-1)
     if top_p is not None:

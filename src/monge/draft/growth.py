@@ -12,12 +12,13 @@ from torch import Tensor
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
-from monge.core.law import renamed
+from monge.core.law import Law, renamed
 from monge.core.model import NodeBlock
 from monge.core.proposal import Deterministic
 from monge.core.sampling_rules import SamplingRules, laws_from_logits
 from monge.core.tree import GrowingTree
 from monge.draft.base import Capabilities, Draft, State
+from monge.draft.level_draws import DrawnLevel, Level, draw_levels
 from monge.draft.tree.base import TreeBuilder, TreeLimits
 
 
@@ -135,8 +136,16 @@ class TreeExpansion:
         """True if the plan allows another node."""
         return self.plan.depth(1) > 0 and self.plan.nodes(1) > 0
 
-    def grow(self, logits: Float[Tensor, "nodes some"]) -> None:
-        """Draw the children of the frontier, given its logits, and set the next frontier."""
+    def grow(self, logits: Float[Tensor, "nodes some"], drawn: DrawnLevel | None = None) -> None:
+        """Draw the children of the frontier, given its logits, and set the next frontier.
+
+        Args:
+            logits: The logits.
+            drawn: The children, if they are drawn already.
+        """
+        if drawn is not None:
+            self._attach(drawn.nodes, drawn.laws, logits, drawn)
+            return
         laws = dict(zip(self.frontier, laws_from_logits(logits, self.rules), strict=True))
         finite = {node: law for node, law in laws.items() if law is not None}
         if len(finite) < len(laws):
@@ -149,10 +158,28 @@ class TreeExpansion:
             return
         if (ids := self.draft_ids) is not None:
             finite = {node: renamed(law, ids) for node, law in finite.items()}
-        nodes = list(finite)
-        self.frontier = tuple(
-            self.builder.expand(self.tree, nodes, list(finite.values()), self.plan, self.draws)
+        self._attach(tuple(finite), list(finite.values()), logits, self.draws)
+
+    def level(self, logits: Float[Tensor, "nodes some"]) -> Level:
+        """Return what draws the children of the frontier."""
+        return Level(
+            tree=self.tree,
+            frontier=self.frontier,
+            plan=self.plan,
+            draws=self.draws,
+            builder=self.builder,
+            rules=self.rules,
+            logits=logits,
         )
+
+    def _attach(
+        self,
+        nodes: tuple[int, ...],
+        laws: Sequence[Law],
+        logits: Float[Tensor, "nodes some"],
+        draws: Draws,
+    ) -> None:
+        self.frontier = tuple(self.builder.expand(self.tree, nodes, laws, self.plan, draws))
         if (least := self.plan.min_token_prob) is not None:
             probs = self._child_probs(nodes, logits)
             for child, prob in probs.items():
@@ -282,8 +309,14 @@ def expand_trees(
     """
     active, depth = list(rows), 1
     while active:
+        # Tokens of a vocabulary of the draft's own are drawn one by one, as is all on a CPU.
+        together = [
+            row for row in active if row.draft_ids is None and not logits[row.request_id].is_cpu
+        ]
+        drawn = draw_levels([row.level(logits[row.request_id]) for row in together])
+        ready = {row.request_id: own for row, own in zip(together, drawn, strict=True)}
         for row in active:
-            row.grow(logits[row.request_id])
+            row.grow(logits[row.request_id], ready.get(row.request_id))
         active, depth = [row for row in active if row.frontier], depth + 1
         if not active or (forward.max_depth is not None and depth > forward.max_depth):
             return

@@ -35,6 +35,12 @@ class LevelTree(TreeBuilder):
             max_nodes=sum(accumulate(widths, mul)),
         )
 
+    def served(self, tree: GrowingTree, frontier: Sequence[int], plan: DraftPlan) -> int:
+        """Return how many nodes of the frontier get children within a plan; they are its first ones."""
+        widths = self.level_widths
+        left = nodes_left(tree, plan, sum(accumulate(widths, mul)))
+        return min(len(frontier), left // widths[tree.depths[frontier[0]]])
+
     def expand(
         self,
         tree: GrowingTree,
@@ -45,8 +51,7 @@ class LevelTree(TreeBuilder):
     ) -> Sequence[int]:
         widths, depth = self.level_widths, tree.depths[frontier[0]]
         most = sum(accumulate(widths, mul))
-        num_served = nodes_left(tree, plan, most) // widths[depth]
-        served = list(zip(frontier, laws, strict=True))[:num_served]
+        served = zip(frontier[: self.served(tree, frontier, plan)], laws, strict=False)
         proposals = {node: children_of(self.children, law, widths[depth]) for node, law in served}
         grown = [
             child for children in tree.grow_level(proposals, draws).values() for child in children

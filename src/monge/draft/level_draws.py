@@ -1,0 +1,163 @@
+"""Draws of one level of many trees on a device, for which the host waits once.
+
+One by one, it would wait for every node's law and for every token of every request.
+"""
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from monge.core.context import DraftPlan
+from monge.core.draws import Draws, can_peek
+from monge.core.law import DenseLaw, Law, trusted_law
+from monge.core.proposal import ChildDraws, Proposal
+from monge.core.sampling_rules import SamplingRules, probs_from_logits
+from monge.core.tree import GrowingTree
+from monge.draft.tree.base import TreeBuilder
+from monge.draft.tree.fixed_width import LevelTree
+
+_KINDS: Final = ("iid", "without_replacement")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """A level of one tree whose children are drawn next; fields as in `TreeExpansion`, and the logits at the frontier."""
+
+    tree: GrowingTree
+    frontier: tuple[int, ...]
+    plan: DraftPlan
+    draws: Draws
+    builder: TreeBuilder
+    rules: SamplingRules
+    logits: Float[Tensor, "nodes vocab"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DrawnLevel(ChildDraws):
+    """The children of a level, drawn already. It stands for the draws of the request while they are attached.
+
+    Args:
+        nodes: Nodes that get children.
+        laws: Their draft laws.
+        tokens: Children of each of them, in order.
+        draws: The draws of the request; the children take their uniforms from it.
+    """
+
+    nodes: tuple[int, ...]
+    laws: list[DenseLaw]
+    tokens: Iterator[tuple[int, ...]]
+    draws: Draws
+
+    def draw_children(self, path: tuple[int, ...], proposal: Proposal) -> tuple[int, ...]:
+        tokens = next(self.tokens)
+        for _ in tokens:
+            self.draws.uniform()
+        return tokens
+
+    def bernoulli(self, prob: float) -> bool:
+        return self.draws.bernoulli(prob)
+
+    def categorical(self, law: Law) -> int:
+        return self.draws.categorical(law)
+
+    def uniform(self) -> float:
+        return self.draws.uniform()
+
+
+def draw_levels(levels: Sequence[Level]) -> list[DrawnLevel | None]:
+    """Draw the children of every level in tensor programs; `None` where the builder must draw them itself.
+
+    It must if its trees are not of one width a level, if the draft law is greedy, if draws cannot be
+    peeked, or if a law is not finite or has fewer tokens than are drawn. The children are the same,
+    as functions of the draws, up to rounding.
+    """
+    found: list[DrawnLevel | None] = [None] * len(levels)
+    groups: dict[Hashable, list[int]] = {}
+    for place, level in enumerate(levels):
+        if (key := _key(level)) is not None:
+            groups.setdefault(key, []).append(place)
+    for places in groups.values():
+        for place, drawn in zip(places, _drawn([levels[place] for place in places]), strict=True):
+            found[place] = drawn
+    return found
+
+
+def _key(level: Level) -> Hashable | None:
+    """Equal for levels that are drawn together; `None` for one that is drawn by its builder."""
+    builder, rules = level.builder, level.rules
+    if (
+        not isinstance(builder, LevelTree)
+        or builder.children not in _KINDS
+        or rules.temperature == 0
+        or not can_peek(level.draws)
+        or not builder.served(level.tree, level.frontier, level.plan)
+    ):
+        return None
+    width = builder.level_widths[level.tree.depths[level.frontier[0]]]
+    return builder.children, width, rules, level.logits.shape[1]
+
+
+def _drawn(levels: Sequence[Level]) -> Iterator[DrawnLevel | None]:
+    builder, rules = levels[0].builder, levels[0].rules
+    assert isinstance(builder, LevelTree), "`_key` asks first"
+    width = builder.level_widths[levels[0].tree.depths[levels[0].frontier[0]]]
+    counts = [builder.served(level.tree, level.frontier, level.plan) for level in levels]
+    logits = torch.cat([level.logits[:num] for level, num in zip(levels, counts, strict=True)])
+    probs = probs_from_logits(
+        logits[None],
+        temperature=rules.temperature,
+        top_k=rules.top_k,
+        top_p=rules.top_p if rules.top_p < 1 else None,
+        min_p=rules.min_p or None,
+    )[0]
+    uniforms = [
+        number
+        for level, num in zip(levels, counts, strict=True)
+        if can_peek(level.draws)
+        for number in level.draws.peek(num * width)
+    ]
+    positions = torch.tensor(uniforms, dtype=torch.float64).reshape(-1, width)
+    positions = positions.to(probs.device, non_blocking=True)
+    draw = _independent if builder.children == "iid" else _without_replacement
+    # The only number of the level that the host waits for.
+    tokens: list[list[int]] = draw(probs, positions).tolist()
+    laws, start = list(map(trusted_law, probs)), 0
+    for level, num in zip(levels, counts, strict=True):
+        own = tokens[start : start + num]
+        yield (
+            None
+            if min(map(min, own)) < 0
+            else DrawnLevel(
+                nodes=level.frontier[:num],
+                laws=laws[start : start + num],
+                tokens=iter(list(map(tuple, own))),
+                draws=level.draws,
+            )
+        )
+        start += num
+
+
+def _independent(
+    probs: Float64[Tensor, "nodes vocab"], positions: Float64[Tensor, "nodes width"]
+) -> Int64[Tensor, "nodes width"]:
+    sums = probs.cumsum(1)
+    total = sums[:, -1:]
+    found = torch.searchsorted(sums, positions * total, right=True)
+    return torch.where(total.isnan(), -1, found)
+
+
+def _without_replacement(
+    probs: Float64[Tensor, "nodes vocab"], positions: Float64[Tensor, "nodes width"]
+) -> Int64[Tensor, "nodes width"]:
+    """Draws, each from the law without those before it; -1 where nothing is left of the law."""
+    tokens = list[Tensor]()
+    for place in range(positions.shape[1]):
+        token = _independent(probs, positions[:, place, None])
+        tokens.append(token)
+        probs = probs.scatter(1, token.clamp_min(0), 0.0)
+        probs = probs / probs.sum(1, keepdim=True)
+    return torch.cat(tokens, 1)
