@@ -6,10 +6,9 @@ from monge.acceptance.tree import expected_by_layers
 from monge.core.draws import Draws
 from monge.core.law import Law, LawSequence
 from monge.core.tree import TokenTree
-from monge.verify.base import Rule, as_verifier
+from monge.verify.base import Rule, ScoredTree, as_verifier
 from monge.verify.flow import Emission, Flow, FlowRule
 from monge.verify.layer import Layer
-from monge.verify.problem import ScoredTree
 
 
 def expected_tokens(

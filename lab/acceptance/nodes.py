@@ -15,9 +15,8 @@ from monge.core.draws import Draws
 from monge.core.law import DenseLaw
 from monge.core.proposal import Proposal
 from monge.core.resamples import Resamples
-from monge.verify.base import NodeRule
+from monge.verify.base import NodeProblem, NodeRule
 from monge.verify.flow import Flow, FlowRule
-from monge.verify.problem import NodeProblem
 from monge.verify.registry import VERIFIERS
 
 OPTIMUM: Final = "optimum"

@@ -34,10 +34,9 @@ from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.children import CHILDREN
 from monge.draft.tree.registry import TREES
 from monge.engine.sampling import NodeLaws
-from monge.verify.base import NodeRule, Rule, Verifier, as_verifier, unsupported_reason
+from monge.verify.base import NodeProblem, NodeRule, Rule, Verifier, as_verifier, unsupported_reason
 from monge.verify.fast.trials import emitted
 from monge.verify.flow import FlowRule
-from monge.verify.problem import NodeProblem
 from monge.verify.registry import VERIFIERS
 from monge.verify.trial_rule import TrialRule
 

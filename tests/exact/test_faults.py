@@ -39,8 +39,7 @@ from monge.heads.readers.registry import load_head
 from monge.testing.decoding import Case, target_law
 from monge.testing.oracle import exact_law
 from monge.testing.tabular import RandomTable, TabularModel
-from monge.verify.base import Rule, Verifier, as_verifier
-from monge.verify.problem import ScoredTree
+from monge.verify.base import Rule, ScoredTree, Verifier, as_verifier
 from monge.verify.registry import VERIFIERS
 from tests.draft.test_cross_tokenizer import foreign
 from tests.draft.test_layer_skip import Layered

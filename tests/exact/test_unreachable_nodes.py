@@ -22,9 +22,8 @@ from monge.engine.batch import Batch
 from monge.engine.session import Request, Session
 from monge.testing.oracle import exact_law, law_error
 from monge.testing.tabular import RandomTable, TabularModel
-from monge.verify.base import Verifier, as_verifier, unsupported_reason
+from monge.verify.base import ScoredTree, Verifier, as_verifier, unsupported_reason
 from monge.verify.multipath_block import MultipathBlock
-from monge.verify.problem import ScoredTree
 from monge.verify.registry import VERIFIERS
 from tests.exact.combinations import ReachableLaws, Text, verifiers
 

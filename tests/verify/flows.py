@@ -9,8 +9,8 @@ from monge.core.draws import Draws, TapeDraws
 from monge.core.law import Law, SparseLaw
 from monge.core.proposal import Proposal
 from monge.testing.oracle import exact_law, law_error
+from monge.verify.base import NodeProblem
 from monge.verify.flow import FlowRule
-from monge.verify.problem import NodeProblem
 from tests.verify.acceptance import EXACT
 
 

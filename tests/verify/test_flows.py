@@ -16,10 +16,9 @@ from monge.core.errors import OptionError
 from monge.core.law import Law
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
 from monge.testing.oracle import exact_law, law_error
-from monge.verify.base import unsupported_reason
+from monge.verify.base import NodeProblem, unsupported_reason
 from monge.verify.flow import Emission, Flow, FlowRule
 from monge.verify.optimal import Optimal
-from monge.verify.problem import NodeProblem
 from monge.verify.registry import VERIFIERS
 from monge.verify.rrs_without_replacement import RrsWithoutReplacement
 from monge.verify.single_draft import SingleDraft

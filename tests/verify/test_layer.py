@@ -23,13 +23,12 @@ from monge.transport.candidates import CandidateLaw
 from monge.transport.linear_program import solve_tree
 from monge.transport.random_tree import RandomTree
 from monge.verify import layer_pass
-from monge.verify.base import Walk, as_verifier, unsupported_reason
+from monge.verify.base import NodeProblem, ScoredTree, Walk, as_verifier, unsupported_reason
 from monge.verify.block import Block
 from monge.verify.flow import Emission, Flow, FlowRule
 from monge.verify.k_seq import KSeq
 from monge.verify.layer import FLOW_RULES, RULE_OF, Layer
 from monge.verify.layer_pass import LayerPass, NodeResidual
-from monge.verify.problem import NodeProblem, ScoredTree
 from monge.verify.registry import VERIFIERS
 from monge.verify.rrs import Rrs
 from monge.verify.traversal import Traversal

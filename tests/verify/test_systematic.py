@@ -12,7 +12,7 @@ from monge.testing.oracle import exact_law, law_error
 from monge.transport.bounds import without_replacement_optimum
 from monge.transport.linear_program import solve
 from monge.transport.problem import TransportProblem
-from monge.verify.problem import NodeProblem
+from monge.verify.base import NodeProblem
 from monge.verify.systematic import EarliestDeadline
 from tests.kit.strategies import dense_law, weight_pairs
 from tests.verify.acceptance import EXACT, acceptance, masses

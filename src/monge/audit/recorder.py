@@ -43,8 +43,7 @@ from monge.engine.result import GenerationResult, result_of
 from monge.engine.sampling import NodeLaws
 from monge.engine.session import Request, Session
 from monge.loading.networks import is_sharded
-from monge.verify.base import Rule, Verifier, as_verifier
-from monge.verify.problem import ScoredTree
+from monge.verify.base import Rule, ScoredTree, Verifier, as_verifier
 from monge.verify.registry import VERIFIERS
 
 _LOADING: Final = (

@@ -39,19 +39,9 @@ class Draws(Protocol):
         ...
 
 
-@runtime_checkable
-class CountedDraws(Draws, Protocol):
-    """Draws that tell how many were made."""
-
-    @property
-    def num_drawn(self) -> int:
-        """Return the number of draws so far."""
-        ...
-
-
 def num_drawn(draws: Draws) -> int | None:
     """Return how many draws were made; `None` where they are not counted."""
-    return draws.num_drawn if isinstance(draws, CountedDraws) else None
+    return getattr(draws, "num_drawn", None)
 
 
 class PeekableDraws(Draws, Protocol):

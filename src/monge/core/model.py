@@ -98,19 +98,9 @@ class SequenceModel(Protocol):
         ...
 
 
-@runtime_checkable
-class TypedModel(SequenceModel, Protocol):
-    """A network that tells the type of its numbers."""
-
-    @property
-    def dtype(self) -> torch.dtype | None:
-        """Type of weights and activations; `None` where a network inside does not tell it."""
-        ...
-
-
 def dtype_of(model: SequenceModel) -> torch.dtype | None:
-    """Type of a network's weights and activations, if it tells it."""
-    return model.dtype if isinstance(model, TypedModel) else None
+    """Type of a network's weights and activations, if it tells it as its `dtype`."""
+    return getattr(model, "dtype", None)
 
 
 @runtime_checkable

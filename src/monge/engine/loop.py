@@ -12,7 +12,7 @@ from monge.engine.drafting import Row, close_drafter, draft_trees, observe, toke
 from monge.engine.planning import learn, plan_round
 from monge.engine.sampling import NodeLaws
 from monge.engine.session import Session, catch
-from monge.verify.problem import ScoredTree
+from monge.verify.base import ScoredTree
 
 
 def run_round(sessions: Sequence[Session], components: Components, *, num_waiting: int = 0) -> None:

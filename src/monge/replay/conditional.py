@@ -19,10 +19,10 @@ from monge.core.draws import Draws
 from monge.core.law import SparseLaw
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
 from monge.replay.log import LoggedToken
+from monge.verify.base import NodeProblem
 from monge.verify.flow import Flow
 from monge.verify.k_seq import divisors
 from monge.verify.optimal import Optimal
-from monge.verify.problem import NodeProblem
 
 Drawn = Iid | Mixed | WithoutReplacement
 

@@ -14,9 +14,47 @@ from monge.core.law import Law, LawSequence
 from monge.core.proposal import Arbitrary, Proposal
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
-from monge.verify.problem import NodeProblem, ScoredTree
 
 Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NodeProblem:
+    """One node whose candidates are drawn, with the target's law there; rules of whole trees scale it down.
+
+    Args:
+        target_law: p, the law of the next token at this node.
+        scale: s in (0, 1]; the mass to be transported is s p, and 1 - s stands for "nothing
+            accepted".
+        proposal: Proposal of the candidates.
+        candidates: The candidates' tokens in drawing order, repeats kept; at least one.
+        draws: Source of randomness for rules that realise part of their decision.
+    """
+
+    target_law: Law
+    scale: float = 1.0
+    proposal: Proposal
+    candidates: tuple[int, ...]
+    draws: Draws
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ScoredTree:
+    """One request's part of a round: see `Verifier.verify`."""
+
+    tree: TokenTree
+    target_laws: LawSequence
+    draws: Draws
+
+    def problem(self, node: int, scale: float = 1.0) -> NodeProblem:
+        """Return the problem of a node; this computes the target's law."""
+        return NodeProblem(
+            target_law=self.target_laws[node],
+            scale=scale,
+            proposal=self.tree.proposals[node],
+            candidates=tuple(self.tree.token_ids[child] for child in self.tree.candidates[node]),
+            draws=self.draws,
+        )
 
 
 class _Declarations(ABC):

@@ -7,8 +7,7 @@ from monge.core.law import Law, LawSequence
 from monge.core.proposal import Deterministic, Iid, Proposal
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
-from monge.verify.base import Verifier
-from monge.verify.problem import ScoredTree
+from monge.verify.base import ScoredTree, Verifier
 from monge.verify.whole_tree import Excess, decided_part, drawn_from, excess, share, walk_on
 
 

@@ -13,8 +13,8 @@ from monge.core.errors import OptionError
 from monge.core.law import Law
 from monge.core.proposal import Deterministic, Iid, Independent, Proposal
 from monge.transport.canonical import MAX_LEADING, PairSelection, Tournament, tournament
+from monge.verify.base import NodeProblem
 from monge.verify.flow import Flow, FlowRule, below, walked
-from monge.verify.problem import NodeProblem
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from monge.core.law import DenseLaw, Law, sparse_part, trusted_law
-from monge.verify.base import NodeRule
-from monge.verify.problem import NodeProblem
+from monge.verify.base import NodeProblem, NodeRule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

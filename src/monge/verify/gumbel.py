@@ -11,8 +11,7 @@ from monge.core.law import Law, LawSequence
 from monge.core.proposal import Proposal
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
-from monge.verify.base import Descent, Verifier
-from monge.verify.problem import ScoredTree
+from monge.verify.base import Descent, ScoredTree, Verifier
 from monge.verify.target_walk import TargetWalk
 
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from monge.core.draws import Draws
 from monge.core.law import Law, SparseLaw
 from monge.core.proposal import Deterministic, Iid, Proposal
+from monge.verify.base import NodeProblem
 from monge.verify.fast.k_seq import k_seq
 from monge.verify.flow import Flow, walked
-from monge.verify.problem import NodeProblem
 from monge.verify.trial_rule import TrialRule
 
 

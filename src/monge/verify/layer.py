@@ -21,7 +21,7 @@ from monge.core.registry import Registry
 from monge.core.systematic import Systematic
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
-from monge.verify.base import Verifier
+from monge.verify.base import NodeProblem, ScoredTree, Verifier
 from monge.verify.canonical import Canonical
 from monge.verify.flow import Emission, Flow, FlowRule
 from monge.verify.greedy import Greedy
@@ -29,7 +29,6 @@ from monge.verify.k_seq import KSeq
 from monge.verify.layer_pass import LayerPass
 from monge.verify.naive_tree import NaiveTree
 from monge.verify.optimal import Optimal
-from monge.verify.problem import NodeProblem, ScoredTree
 from monge.verify.rrs import Rrs
 from monge.verify.rrs_without_replacement import RrsWithoutReplacement
 from monge.verify.single_draft import SingleDraft

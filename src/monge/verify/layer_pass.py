@@ -22,8 +22,8 @@ import torch
 
 from monge.core.law import Law, LawSequence, SparseLaw
 from monge.core.verdict import Verdict
+from monge.verify.base import NodeProblem, ScoredTree
 from monge.verify.flow import Emission, Flow, below
-from monge.verify.problem import NodeProblem, ScoredTree
 from monge.verify.whole_tree import verdict_at
 
 

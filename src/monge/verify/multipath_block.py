@@ -10,9 +10,8 @@ from monge.core.law import Law, LawSequence, SparseLaw, sparse_part
 from monge.core.proposal import Arbitrary, Deterministic, Iid, PathDraws, Proposal
 from monge.core.tree import TokenTree, chain_of
 from monge.core.verdict import Verdict
-from monge.verify.base import Verifier
+from monge.verify.base import ScoredTree, Verifier
 from monge.verify.block import Block
-from monge.verify.problem import ScoredTree
 from monge.verify.whole_tree import decided_part, walk_on
 
 

@@ -16,10 +16,10 @@ from monge.core.law import Law, residual
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal
 from monge.transport.rearrangement import Rearrangement
 from monge.transport.rearrangement_law import ScoreTable
+from monge.verify.base import NodeProblem
 from monge.verify.fast.optimal import chances, decide, drawn_candidates
 from monge.verify.fast.scores import SMALLEST_MASS
 from monge.verify.flow import Flow, FlowRule, below, walked, with_fixed
-from monge.verify.problem import NodeProblem
 
 GIVEN: Final = ("positions", "candidates")
 """Arguments of the decision: positions that are drawn for the draws, or the draws alone."""
@@ -81,11 +81,7 @@ class Optimal(FlowRule):
                 return x
             return draws.categorical(residual(p, q))
         if self.given == "positions":
-            found = decide(p, proposal.law, drawn, draws)
-            if found.token is not None:
-                return found.token
-            assert found.masses is not None, "a rejection needs the residual"
-            return draws.categorical(below(p, found.token_ids, found.masses))
+            return decide(p, proposal.law, drawn, draws)
         node = DraftLine.of_node(p, 1.0, proposal.law, len(drawn))
         token = node.enumerated_winner(drawn, draws)
         return draws.categorical(below(p, node.tokens, node.accepted)) if token is None else token

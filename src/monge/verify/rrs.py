@@ -8,9 +8,9 @@ import torch
 from monge.core.draws import Draws
 from monge.core.law import Law
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal
+from monge.verify.base import NodeProblem
 from monge.verify.fast.recursive import recursive
 from monge.verify.flow import Flow, walked, with_fixed
-from monge.verify.problem import NodeProblem
 from monge.verify.trial_rule import TrialRule
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from monge.core.draws import Draws
 from monge.core.law import Law
 from monge.core.proposal import Deterministic, Iid, Proposal, WithoutReplacement
+from monge.verify.base import NodeProblem
 from monge.verify.fast.recursive import recursive_without_replacement
 from monge.verify.flow import Emission, Flow, walked
-from monge.verify.problem import NodeProblem
 from monge.verify.single_draft import SingleDraft
 from monge.verify.trial_rule import TrialRule
 from monge.verify.whole_tree import drawn_from, excess, share

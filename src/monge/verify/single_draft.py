@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from monge.core.draws import Draws
 from monge.core.law import Law, residual
-from monge.core.proposal import Deterministic, Iid, Proposal
+from monge.core.proposal import Deterministic, Iid, Mixed, Proposal
+from monge.verify.base import NodeProblem
 from monge.verify.fast.recursive import recursive
-from monge.verify.flow import Flow, walked
-from monge.verify.problem import NodeProblem
+from monge.verify.flow import Flow, walked, with_fixed
 from monge.verify.trial_rule import TrialRule
 
 
@@ -33,32 +33,48 @@ class SingleDraft(TrialRule):
     """
 
     method = staticmethod(recursive)
+    tries_first = True
     accepts = frozenset[type[Proposal]]({Iid, Deterministic})
     max_width = 1
 
     def emit(
         self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
     ) -> int:
-        (x,) = candidates
         p = target_law
-        if not isinstance(proposal, Iid):
+        if not isinstance(proposal, Iid | Mixed):
             # q is a point mass: accepting with probability p_x and otherwise drawing from p without
             # x is a draw from p.
             return draws.categorical(p)
+        x = candidates[len(proposal.fixed) if isinstance(proposal, Mixed) else 0]
         q = proposal.law
         if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x))):
             return x
         return draws.categorical(residual(p, q))
 
     def flow(self, problem: NodeProblem) -> Flow:
-        """As emitted, with y = min(s p, q)."""
-        if not isinstance(problem.proposal, Iid):
+        """As emitted, the residual's hits included; the other candidates are independent of the first draw.
+
+        With `m = min(s p, q)`: `pi(X_1) = m / q`, then `pi(t) = (1 - pi(X_1)) (s p - m)(t) / (1 - |m|)`
+        for the other candidates; `y = m + (s p - m) (1 - (1 - q)^(K - 1))`, and `y = s p` for fixed
+        ones.
+        """
+        proposal = problem.proposal
+        if not isinstance(proposal, Iid | Mixed):
             return walked(problem)
-        (x,) = problem.candidates
-        p, q, scale = problem.target_law, problem.proposal.law, problem.scale
+        p, scale, q = problem.target_law, problem.scale, proposal.law
+        fixed = proposal.fixed if isinstance(proposal, Mixed) else ()
+        x, *others = problem.candidates[len(fixed) :]
         part = q.sparse()
-        return Flow(
-            accept_probs={x: min(1.0, scale * p.prob(x) / q.prob(x))},
-            token_ids=part.token_ids,
-            masses=(scale * p.at(part.token_ids)).minimum(part.probs),
-        )
+        wanted = scale * p.at(part.token_ids)
+        masses = taken = wanted.minimum(part.probs)
+        refused = float((part.probs - taken).sum())  # 1 - |m|, never below zero
+        accept = min(1.0, scale * p.prob(x) / q.prob(x))
+        probs = dict.fromkeys(problem.candidates, 0.0) | {x: accept}
+        for token in (*fixed, *others):
+            left = scale * p.prob(token) - q.prob(token)
+            if token != x and left > 0.0 and refused > 0.0:
+                probs[token] = (1.0 - accept) * min(1.0, left / refused)
+        if others:
+            masses = taken + (wanted - taken) * (1.0 - (1.0 - part.probs) ** len(others))
+        token_ids, masses = with_fixed(problem, fixed, part.token_ids, masses)
+        return Flow(accept_probs=probs, token_ids=token_ids, masses=masses)

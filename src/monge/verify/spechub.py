@@ -10,8 +10,8 @@ from torch import Tensor
 from monge.core.draws import Draws
 from monge.core.law import Law, SparseLaw
 from monge.core.proposal import Deterministic, HubPairs, Proposal
+from monge.verify.base import NodeProblem
 from monge.verify.flow import Flow, FlowRule, below, walked
-from monge.verify.problem import NodeProblem
 
 
 @dataclass(frozen=True, slots=True)

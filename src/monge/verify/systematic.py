@@ -12,8 +12,8 @@ from monge.core.law import Law, SparseLaw
 from monge.core.proposal import Deterministic, Proposal
 from monge.core.systematic import Cells, Systematic
 from monge.transport.systematic import Schedule, earliest_deadline_first
+from monge.verify.base import NodeProblem
 from monge.verify.flow import Flow, FlowRule, below
-from monge.verify.problem import NodeProblem
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from monge.core.proposal import (
     WithoutReplacement,
 )
 from monge.core.systematic import Systematic
+from monge.verify.base import NodeProblem
 from monge.verify.flow import Emission, Flow, FlowRule, walked
-from monge.verify.problem import NodeProblem
 
 
 @dataclass(frozen=True, slots=True)

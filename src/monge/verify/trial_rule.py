@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from monge.core.draws import can_peek
 from monge.core.proposal import Iid, Mixed, WithoutReplacement
+from monge.verify.base import NodeProblem
 from monge.verify.fast.trials import Method, Trial, emitted
 from monge.verify.flow import FlowRule
-from monge.verify.problem import NodeProblem
 
 
 class TrialRule(FlowRule):

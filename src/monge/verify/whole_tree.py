@@ -15,9 +15,8 @@ from monge.core.law import DenseLaw, Law, LawSequence, one_hot, trusted_law
 from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, Proposal, WithoutReplacement
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
-from monge.verify.base import Descent, Rule, check_laws, unsupported_reason
+from monge.verify.base import Descent, Rule, ScoredTree, check_laws, unsupported_reason
 from monge.verify.flow import below
-from monge.verify.problem import ScoredTree
 
 
 @dataclass(frozen=True, slots=True)

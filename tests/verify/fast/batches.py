@@ -6,9 +6,9 @@ import torch
 from monge.core.draws import TapeDraws
 from monge.core.law import DenseLaw, Law
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
+from monge.verify.base import NodeProblem
 from monge.verify.fast.trials import Trials
 from monge.verify.layer import FLOW_RULES
-from monge.verify.problem import NodeProblem
 from monge.verify.trial_rule import TrialRule
 from tests.verify.fast.test_twins import laws
 

@@ -13,10 +13,9 @@ from monge.core.law import DenseLaw, Law, SparseLaw
 from monge.core.proposal import Deterministic, Iid
 from monge.core.tree import GrowingTree, TokenTree
 from monge.verify import trial_rule
-from monge.verify.base import Walk
+from monge.verify.base import ScoredTree, Walk
 from monge.verify.fast.trials import Outcome, Trial, Trials, emitted
 from monge.verify.layer import FLOW_RULES
-from monge.verify.problem import ScoredTree
 from monge.verify.trial_rule import TrialRule
 from tests.verify.fast.batches import REGIMES, law_of, problems
 

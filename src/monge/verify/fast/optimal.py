@@ -18,10 +18,10 @@ from torch import Tensor
 from monge.core.draws import Draws
 from monge.core.law import Law, SparseLaw
 from monge.core.proposal import Iid, Mixed
+from monge.verify.base import NodeProblem
 from monge.verify.fast.scores import NEWTON_STEPS, SMALLEST_MASS, Lines, Scores
 from monge.verify.fast.trials import BEYOND, padded
-from monge.verify.flow import Flow
-from monge.verify.problem import NodeProblem
+from monge.verify.flow import Flow, below
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,13 +51,13 @@ class NodeLine:
             order = np.argsort(ratios, kind="stable")
         tokens, ratios = order if placed is None else placed[order], ordered
         kept, drawn = p[tokens], q[tokens]
-        below = _running(kept)
+        before = _running(kept)
         reaches = np.concatenate(((0.0,), _running(drawn)))
         reaches /= reaches[-1]
-        missed = max(0.0, float((reaches[1:] ** width - below).max()))
+        missed = max(0.0, float((reaches[1:] ** width - before).max()))
         others = _running(drawn[::-1].copy())[::-1]
         ceiling = max(
-            0.0, float(np.minimum((1.0 - missed - (below - kept)) / others, ratios).max())
+            0.0, float(np.minimum((1.0 - missed - (before - kept)) / others, ratios).max())
         )
         floor = missed ** (1.0 / width)
         split = int(np.searchsorted(reaches, floor))
@@ -180,33 +180,16 @@ class NodeLine:
         return self.width * w ** (self.width - 1) if w > self.floor else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Decision:
-    """The outcome of the draws of a node.
-
-    Args:
-        token: The accepted draw, or `None`.
-        token_ids: Support of the draft law, `[support]`.
-        masses: a, what the rule accepts of each, `[support]`; `None` where a draw is accepted and
-            nobody needs them.
-    """
-
-    token: int | None
-    token_ids: Int64[Tensor, " support"]
-    masses: Float64[Tensor, " support"] | None
-
-
-def decide(p: Law, q: Law, drawn: Sequence[int], draws: Draws) -> Decision:
-    """Accept one of some independent draws from q, or none; two uniforms a draw."""
+def decide(p: Law, q: Law, drawn: Sequence[int], draws: Draws) -> int:
+    """Accept one of some independent draws from q, or draw from the rest of p; two uniforms a draw."""
     part = q.sparse()
     token_ids, p_masses = part.token_ids, p.at(part.token_ids)
     line = NodeLine.build(p_masses.cpu().numpy(), part.probs.cpu().numpy(), len(drawn))
     winner = line.winner(_columns(token_ids.cpu().numpy(), drawn), draws)
     if winner is not None:
-        return Decision(token=drawn[winner], token_ids=token_ids, masses=None)
-    return Decision(
-        token=None, token_ids=token_ids, masses=torch.from_numpy(line.masses).to(part.probs.device)
-    )
+        return drawn[winner]
+    masses = torch.from_numpy(line.masses).to(part.probs.device)
+    return draws.categorical(below(p, token_ids, masses))
 
 
 def drawn_candidates(problem: NodeProblem) -> tuple[int, ...]:
