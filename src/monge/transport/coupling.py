@@ -7,8 +7,8 @@ import numpy as np
 from jaxtyping import Float64
 
 from monge.core.errors import LawError
+from monge.transport.candidates import TransportProblem
 from monge.transport.laws import Vector
-from monge.transport.problem import TransportProblem
 
 FLOW_TOLERANCE: Final = 1e-12
 """Largest excess of a flow over P(t) or p that counts as rounding of its sums; a larger one raises.
