@@ -11,7 +11,7 @@ from typing import TypeVar
 from monge.core.draws import Draws
 from monge.core.errors import ProposalMismatchError, RequestError
 from monge.core.law import Law, LawSequence
-from monge.core.proposal import Arbitrary, Proposal
+from monge.core.proposal import Arbitrary, Mixed, Proposal
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 
@@ -36,6 +36,16 @@ class NodeProblem:
     proposal: Proposal
     candidates: tuple[int, ...]
     draws: Draws
+
+    @property
+    def fixed(self) -> tuple[int, ...]:
+        """The deterministic candidates beside drawn ones."""
+        return self.proposal.fixed if isinstance(self.proposal, Mixed) else ()
+
+    @property
+    def drawn(self) -> tuple[int, ...]:
+        """The other candidates."""
+        return self.candidates[len(self.fixed) :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -62,19 +62,18 @@ class SingleDraft(TrialRule):
         if not isinstance(proposal, Iid | Mixed):
             return walked(problem)
         p, scale, q = problem.target_law, problem.scale, proposal.law
-        fixed = proposal.fixed if isinstance(proposal, Mixed) else ()
-        x, *others = problem.candidates[len(fixed) :]
+        x, *others = problem.drawn
         part = q.sparse()
         wanted = scale * p.at(part.token_ids)
         masses = taken = wanted.minimum(part.probs)
         refused = float((part.probs - taken).sum())  # 1 - |m|, never below zero
         accept = min(1.0, scale * p.prob(x) / q.prob(x))
         probs = dict.fromkeys(problem.candidates, 0.0) | {x: accept}
-        for token in (*fixed, *others):
+        for token in (*problem.fixed, *others):
             left = scale * p.prob(token) - q.prob(token)
             if token != x and left > 0.0 and refused > 0.0:
                 probs[token] = (1.0 - accept) * min(1.0, left / refused)
         if others:
             masses = taken + (wanted - taken) * (1.0 - (1.0 - part.probs) ** len(others))
-        token_ids, masses = with_fixed(problem, fixed, part.token_ids, masses)
+        token_ids, masses = with_fixed(problem, part.token_ids, masses)
         return Flow(accept_probs=probs, token_ids=token_ids, masses=masses)

@@ -33,13 +33,11 @@ class TrialRule(FlowRule):
         proposal = problem.proposal
         if not isinstance(proposal, Iid | Mixed | WithoutReplacement):
             return None
-        fixed = proposal.fixed if isinstance(proposal, Mixed) else ()
-        drawn = problem.candidates[len(fixed) :]
         return Trial(
             target_law=problem.target_law,
             draft_law=proposal.law,
-            fixed=() if self.tries_first else fixed,
-            drawn=drawn[:1] if self.tries_first else self.tried(drawn),
+            fixed=() if self.tries_first else problem.fixed,
+            drawn=problem.drawn[:1] if self.tries_first else self.tried(problem.drawn),
             draws=problem.draws,
         )
 

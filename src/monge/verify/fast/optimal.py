@@ -192,15 +192,6 @@ def decide(p: Law, q: Law, drawn: Sequence[int], draws: Draws) -> int:
     return draws.categorical(below(p, token_ids, masses))
 
 
-def drawn_candidates(problem: NodeProblem) -> tuple[int, ...]:
-    """The candidates that were drawn."""
-    return (
-        problem.candidates[len(problem.proposal.fixed) :]
-        if isinstance(problem.proposal, Mixed)
-        else problem.candidates
-    )
-
-
 def chances(problems: Sequence[NodeProblem]) -> list[Flow]:
     """Return the flows to the independent draws of many nodes, given their positions: one uniform a draw.
 
@@ -217,7 +208,7 @@ def chances(problems: Sequence[NodeProblem]) -> list[Flow]:
         problem.scale * problem.target_law.at(part.token_ids)
         for problem, part in zip(problems, parts, strict=True)
     ]
-    drawn = [drawn_candidates(problem) for problem in problems]
+    drawn = [problem.drawn for problem in problems]
     positions = [
         [problem.draws.uniform() for _ in tokens]
         for problem, tokens in zip(problems, drawn, strict=True)
@@ -246,7 +237,7 @@ def chances(problems: Sequence[NodeProblem]) -> list[Flow]:
 
 def _chances(problem: NodeProblem, part: SparseLaw) -> Flow:
     """The same at one node on the CPU."""
-    drawn = drawn_candidates(problem)
+    drawn = problem.drawn
     positions = [problem.draws.uniform() for _ in drawn]
     p = (problem.scale * problem.target_law.at(part.token_ids)).numpy()
     line = NodeLine.build(p, part.probs.numpy(), len(drawn))
