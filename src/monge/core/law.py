@@ -281,12 +281,7 @@ def _every_token(vocab_size: int, device: torch.device) -> Int64[Tensor, " vocab
 
 
 def renamed(law: Law, token_ids: Int64[Tensor, " some"]) -> SparseLaw:
-    """A law over places in a list of tokens as a law over these tokens.
-
-    Args:
-        law: A law over 0 .. some - 1.
-        token_ids: Increasing token ids.
-    """
+    """A law over places in a list of increasing token ids, 0 .. some - 1, as a law over these tokens."""
     if isinstance(law, PointLaw):
         return one_hot(int(token_ids[law.token_id]), law.device)
     part = law.sparse()
@@ -295,12 +290,7 @@ def renamed(law: Law, token_ids: Int64[Tensor, " some"]) -> SparseLaw:
 
 
 def tempered(law: Law, temperature: float | int) -> SparseLaw:
-    """Return the law proportional to `q^(1 / temperature)`; tokens whose mass underflows leave the support.
-
-    Args:
-        law: q.
-        temperature: Above 0.
-    """
+    """Return the law proportional to `q^(1 / temperature)`; tokens whose mass underflows leave the support."""
     part = law.sparse()
     # Shifted first: a temperature of 1e-310 must give the point mass, not inf - inf.
     masses = torch.softmax((part.probs.log() - part.probs.max().log()) / temperature, dim=0)

@@ -68,12 +68,7 @@ class Coupling:
     def from_kernel(
         cls, problem: TransportProblem, kernel: Float64[np.ndarray, "tuples vocab"]
     ) -> "Coupling":
-        """The coupling that accepts i from t with probability pi(i | t), completed so that the output law is p.
-
-        Args:
-            problem: Target law and candidates.
-            kernel: pi, one row per tuple, `[tuples, vocab]`.
-        """
+        """The coupling that accepts i from t with probability pi(i | t), completed so that the output law is p."""
         return cls(problem=problem, flow=problem.candidates.probs[:, None] * kernel)
 
     @property

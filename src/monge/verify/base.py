@@ -11,7 +11,7 @@ from typing import TypeVar
 from monge.core.draws import Draws
 from monge.core.errors import ProposalMismatchError, RequestError
 from monge.core.law import Law, LawSequence
-from monge.core.proposal import Arbitrary, Mixed, Proposal
+from monge.core.proposal import Arbitrary, Iid, Mixed, Proposal, WithoutReplacement
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 
@@ -36,6 +36,12 @@ class NodeProblem:
     proposal: Proposal
     candidates: tuple[int, ...]
     draws: Draws
+
+    @property
+    def draft_law(self) -> Law:
+        """q, the law of the drawn candidates."""
+        assert isinstance(self.proposal, Iid | Mixed | WithoutReplacement), "no single law"
+        return self.proposal.law
 
     @property
     def fixed(self) -> tuple[int, ...]:
@@ -280,12 +286,7 @@ class Walk(Verifier):
 
     def _check(self, descent: Descent, problem: NodeProblem) -> None:
         """Refuse candidates for which the rule is not exact."""
-        kind, num_candidates = type(problem.proposal), len(problem.candidates)
-        if kind in self.rule.accepts and (
-            self.rule.max_width is None or num_candidates <= self.rule.max_width
-        ):
-            return
-        reason = unsupported_reason(self.rule, (kind,), num_candidates)
+        reason = unsupported_reason(self.rule, (type(problem.proposal),), len(problem.candidates))
         if reason is not None:
             raise ProposalMismatchError(f"node {descent.node}: {reason}")
 

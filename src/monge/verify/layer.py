@@ -237,11 +237,7 @@ class NodeResidual:
 
 
 class LayerPass:
-    """The passes over one tree.
-
-    Args:
-        scored: Tree, target laws and draws.
-    """
+    """The passes over one tree."""
 
     def __init__(self, scored: ScoredTree) -> None:
         self._scored = scored

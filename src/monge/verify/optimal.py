@@ -105,9 +105,8 @@ class Optimal(FlowRule):
 
 def _enumerated(problem: NodeProblem) -> Flow:
     """The flow to the draws, given the draws alone."""
-    assert isinstance(problem.proposal, Iid | Mixed)
     node = DraftLine.of_node(
-        problem.target_law, problem.scale, problem.proposal.law, len(problem.drawn)
+        problem.target_law, problem.scale, problem.draft_law, len(problem.drawn)
     )
     return Flow(
         accept_probs=node.accept_probs(problem.drawn), token_ids=node.tokens, masses=node.accepted

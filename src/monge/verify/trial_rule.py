@@ -1,12 +1,13 @@
 """Rules that try candidates one after another: one node with plain laws, many nodes with their batched twin."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from monge.core.draws import can_peek
-from monge.core.proposal import Iid, Mixed, WithoutReplacement
+from monge.core.proposal import Deterministic, Iid
 from monge.verify.base import NodeProblem
-from monge.verify.fast.trials import Method, Trial, emitted
+from monge.verify.fast.trials import Method, emitted
 from monge.verify.flow import FlowRule
 
 
@@ -28,18 +29,14 @@ class TrialRule(FlowRule):
     tries_first: ClassVar[bool] = False
     min_cpu_batch: ClassVar[int | None] = None
 
-    def trial(self, problem: NodeProblem) -> Trial | None:
-        """Return the tests of a node, or `None` if nothing was drawn there, so that the rule draws from p."""
-        proposal = problem.proposal
-        if not isinstance(proposal, Iid | Mixed | WithoutReplacement):
+    def trial(self, problem: NodeProblem) -> NodeProblem | None:
+        """Return a node with the candidates that are tried, or `None` if nothing was drawn, so that the rule draws from p."""
+        if isinstance(problem.proposal, Deterministic):
             return None
-        return Trial(
-            target_law=problem.target_law,
-            draft_law=proposal.law,
-            fixed=() if self.tries_first else problem.fixed,
-            drawn=problem.drawn[:1] if self.tries_first else self.tried(problem.drawn),
-            draws=problem.draws,
-        )
+        if self.tries_first:
+            proposal = Iid(problem.draft_law)
+            return replace(problem, proposal=proposal, candidates=problem.drawn[:1])
+        return replace(problem, candidates=problem.fixed + self.tried(problem.drawn))
 
     def tried(self, drawn: tuple[int, ...]) -> tuple[int, ...]:
         """Return the draws that are tried."""
@@ -59,7 +56,7 @@ class TrialRule(FlowRule):
             for row, problem in enumerate(problems)
         ]
 
-    def _pays(self, trials: Sequence[Trial]) -> bool:
+    def _pays(self, trials: Sequence[NodeProblem]) -> bool:
         if len(trials) < 2 or not all(can_peek(trial.draws) for trial in trials):
             return False
         is_on_cpu = trials[0].draft_law.device.type == "cpu"

@@ -70,7 +70,7 @@ def random_trials(regime: str, way: str, device: str) -> Trials:
         trial for node, _ in problems(regime, way)[::3] if (trial := rule.trial(node)) is not None
     ]
     uniforms = [
-        trial.draws.peek(len(trial.tokens))
+        trial.draws.peek(len(trial.candidates))
         for trial in trials
         if isinstance(trial.draws, TapeDraws)
     ]

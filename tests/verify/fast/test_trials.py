@@ -13,8 +13,8 @@ from monge.core.law import DenseLaw, Law, SparseLaw
 from monge.core.proposal import Deterministic, Iid
 from monge.core.tree import GrowingTree, TokenTree
 from monge.verify import trial_rule
-from monge.verify.base import ScoredTree, Walk
-from monge.verify.fast.trials import Outcome, Trial, Trials, emitted
+from monge.verify.base import NodeProblem, ScoredTree, Walk
+from monge.verify.fast.trials import Outcome, Trials, emitted
 from monge.verify.layer import FLOW_RULES
 from monge.verify.trial_rule import TrialRule
 from tests.verify.fast.batches import REGIMES, law_of, problems
@@ -59,7 +59,9 @@ def test_nothing_is_left_of_the_target() -> None:
     """
     p = SparseLaw(torch.tensor([1, 3]), torch.tensor([0.5, 0.5], dtype=torch.float64))
     for law in (p, DenseLaw(torch.tensor([0.0, 0.5, 0.0, 0.5], dtype=torch.float64))):
-        trial = Trial(target_law=law, draft_law=p, drawn=(1,), draws=TapeDraws([0.9, 0.9]))
+        trial = NodeProblem(
+            target_law=law, proposal=Iid(p), candidates=(1,), draws=TapeDraws([0.9, 0.9])
+        )
         refuse = Outcome(winners=torch.tensor([-1]), left=torch.zeros(1, 2, dtype=torch.float64))
         assert emitted([trial], lambda _, refuse=refuse: refuse) == [3]
 
@@ -67,7 +69,7 @@ def test_nothing_is_left_of_the_target() -> None:
 def test_a_draw_that_its_law_cannot_give() -> None:
     q = SparseLaw(torch.tensor([1, 3]), torch.tensor([0.5, 0.5], dtype=torch.float64))
     for drawn in ((2,), (1, 4)):
-        trial = Trial(target_law=q, draft_law=q, drawn=drawn, draws=TapeDraws([]))
+        trial = NodeProblem(target_law=q, proposal=Iid(q), candidates=drawn, draws=TapeDraws([]))
         with pytest.raises(ProposalMismatchError, match="a candidate lies outside the support"):
             Trials.of([trial], [[0.5] * len(drawn)])
 

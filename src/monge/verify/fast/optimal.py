@@ -17,7 +17,6 @@ from torch import Tensor
 
 from monge.core.draws import Draws
 from monge.core.law import Law, SparseLaw
-from monge.core.proposal import Iid, Mixed
 from monge.verify.base import NodeProblem
 from monge.verify.fast.scores import NEWTON_STEPS, SMALLEST_MASS, Lines, Scores
 from monge.verify.fast.trials import BEYOND, padded
@@ -200,7 +199,7 @@ def chances(problems: Sequence[NodeProblem]) -> list[Flow]:
     """
     if not problems:
         return []
-    parts = [_draft_law(problem).sparse() for problem in problems]
+    parts = [problem.draft_law.sparse() for problem in problems]
     # Where a vector's price is its call, and a long one's its length, padded rows gain nothing.
     if parts[0].probs.is_cpu:
         return [_chances(problem, part) for problem, part in zip(problems, parts, strict=True)]
@@ -247,11 +246,6 @@ def _chances(problem: NodeProblem, part: SparseLaw) -> Flow:
         token_ids=part.token_ids,
         masses=torch.from_numpy(line.masses),
     )
-
-
-def _draft_law(problem: NodeProblem) -> Law:
-    assert isinstance(problem.proposal, Iid | Mixed), "only independent draws are coupled"
-    return problem.proposal.law
 
 
 def _columns(token_ids: Int64[np.ndarray, " support"], drawn: Sequence[int]) -> list[int]:

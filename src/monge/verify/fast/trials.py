@@ -12,41 +12,18 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from monge.core.draws import Draws, can_peek
+from monge.core.draws import can_peek
 from monge.core.errors import ProposalMismatchError
 from monge.core.law import DenseLaw, Law, SparseLaw
+from monge.verify.base import NodeProblem
 
 BEYOND: Final = 2**62
 """Fills rows of increasing token ids, which stay increasing; exact also as the float it is passed on as."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Trial:
-    """One node's candidates.
-
-    Args:
-        target_law: p.
-        draft_law: q.
-        fixed: Deterministic candidates, tried first, each against the point mass at it; q gives
-            them no mass.
-        drawn: Draws from q, tried in this order.
-        draws: Source of randomness.
-    """
-
-    target_law: Law
-    draft_law: Law
-    fixed: tuple[int, ...] = ()
-    drawn: tuple[int, ...]
-    draws: Draws
-
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        return self.fixed + self.drawn
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trials:
-    """The same for some nodes, on columns: the tokens of q, then the deterministic candidates.
+    """The candidates of some nodes, on columns: the tokens of q, then the deterministic candidates.
 
     Args:
         token_ids: Tokens of the columns, beyond all tokens where padded, `[nodes, columns]`.
@@ -68,7 +45,7 @@ class Trials:
     uniforms: Float64[Tensor, "nodes tries"]
 
     @classmethod
-    def of(cls, nodes: Sequence[Trial], uniforms: Sequence[Sequence[float]]) -> "Trials":
+    def of(cls, nodes: Sequence[NodeProblem], uniforms: Sequence[Sequence[float]]) -> "Trials":
         """The columns of some nodes; one transfer to the device for all candidates and uniforms."""
         parts = [node.draft_law.sparse() for node in nodes]
         device = parts[0].probs.device
@@ -80,9 +57,9 @@ class Trials:
         p = torch.stack(
             [_masses(node.target_law, row) for node, row in zip(nodes, token_ids, strict=True)]
         )
-        tries = max(len(node.tokens) for node in nodes)
-        tokens = _table([node.tokens for node in nodes], tries, BEYOND, device)
-        counts = torch.tensor([[len(node.fixed), len(node.tokens)] for node in nodes]).to(
+        tries = max(len(node.candidates) for node in nodes)
+        tokens = _table([node.candidates for node in nodes], tries, BEYOND, device)
+        counts = torch.tensor([[len(node.fixed), len(node.candidates)] for node in nodes]).to(
             device, non_blocking=True
         )
         place = torch.arange(tries, device=device)
@@ -128,15 +105,15 @@ class Outcome:
 Method = Callable[[Trials], Outcome]
 
 
-def emitted(nodes: Sequence[Trial], method: Method) -> list[int]:
+def emitted(nodes: Sequence[NodeProblem], method: Method) -> list[int]:
     """The token emitted at each node; every node draws as many uniforms as with the plain rule, and the same."""
     assert all(can_peek(node.draws) for node in nodes), "`TrialRule` asks first"
-    ahead = [node.draws.peek(len(node.tokens) + 1) for node in nodes if can_peek(node.draws)]
+    ahead = [node.draws.peek(len(node.candidates) + 1) for node in nodes if can_peek(node.draws)]
     trials = Trials.of(nodes, [row[:-1] for row in ahead])
     outcome = method(trials)
     winners = outcome.winners.tolist()
     refused = [row for row, winner in enumerate(winners) if winner < 0]
-    tokens = [node.tokens[winner] for node, winner in zip(nodes, winners, strict=True)]
+    tokens = [node.candidates[winner] for node, winner in zip(nodes, winners, strict=True)]
     if refused:
         index = torch.tensor(refused).to(trials.p.device, non_blocking=True)
         rest = draw_remainders(
@@ -148,7 +125,7 @@ def emitted(nodes: Sequence[Trial], method: Method) -> list[int]:
         for row, token in zip(refused, rest, strict=True):
             tokens[row] = token
     for node, winner in zip(nodes, winners, strict=True):
-        for _ in range(winner + 1 if winner >= 0 else len(node.tokens) + 1):
+        for _ in range(winner + 1 if winner >= 0 else len(node.candidates) + 1):
             node.draws.uniform()
     return tokens
 
