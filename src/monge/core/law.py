@@ -240,12 +240,6 @@ class DenseLaw(Law):
         )
 
 
-def softmax_law(scores: Float[Tensor, " vocab"]) -> DenseLaw | None:
-    """`softmax_laws` of one row, without what it takes to tell rows apart."""
-    probs = torch.softmax(scores, dim=-1, dtype=torch.float64)
-    return None if math.isnan(probs[0].item()) else trusted_law(probs)
-
-
 def softmax_laws(scores: Float[Tensor, "nodes vocab"]) -> list[DenseLaw | None]:
     """The law proportional to `exp(scores)` of every row; `None` if a score is NaN or +inf, or all are -inf.
 
