@@ -91,7 +91,7 @@ class SeededDraws(_UniformDraws):
 
     def __init__(self, seed: int, row: int = 0) -> None:
         check_seed(seed, row)
-        super().__init__(_generated(random_numbers(seed, row)))
+        super().__init__(_generated(seed, row))
 
 
 class TapeDraws(_UniformDraws):
@@ -141,7 +141,9 @@ def random_numbers(
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
-def _generated(numbers: np.random.Generator) -> Iterator[float]:
+def _generated(seed: int, row: int, *, place: int = 0, use: int = 0) -> Iterator[float]:
+    # Few controllers draw, so the generator waits for the first draw.
+    numbers = random_numbers(seed, row, place=place, use=use)
     while True:
         yield from numbers.random(_BLOCK).tolist()
 
@@ -189,12 +191,7 @@ class RequestDraws(SeededDraws, ClockDraws):
         return keyed_clocks(self._seed, self._row, self._place + depth, draft, num_tokens)
 
     def for_plans(self) -> Draws:
-        return _UniformDraws(_for_plans(self._seed, self._row, self._place))
-
-
-def _for_plans(seed: int, row: int, place: int) -> Iterator[float]:
-    # Few controllers draw, so the generator waits for the first draw.
-    yield from _generated(random_numbers(seed, row, place=place, use=_PLANS))
+        return _UniformDraws(_generated(self._seed, self._row, place=self._place, use=_PLANS))
 
 
 def keyed_clocks(
