@@ -79,19 +79,21 @@ def children() -> str:
             _codes(settings(CHILDREN, name)),
             CHILDREN.summary(name),
             f"`{way.proposes.__name__}`",
-            _codes(
-                [
-                    verifier
-                    for verifier in VERIFIERS
-                    if way.proposes in VERIFIERS.make(verifier).accepts
-                ]
-            ),
+            _exact_for(way.proposes),
         ]
         for name, way in CHILDREN.items()
     ]
     return _table(
         ["way", "settings", "what is offered", "proposal", "verifiers that are exact for it"], rows
     )
+
+
+def _exact_for(proposal: type) -> str:
+    exact = [name for name in VERIFIERS if proposal in VERIFIERS.make(name).accepts]
+    others = [name for name in VERIFIERS if name not in exact]
+    if len(others) < len(exact) / 2:
+        return f"all but {_codes(others)}" if others else "all"
+    return _codes(exact)
 
 
 def public_names() -> str:

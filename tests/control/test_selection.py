@@ -18,7 +18,7 @@ from monge.core.draws import Draws, TapeDraws
 from monge.core.errors import OptionError
 from monge.core.model import NodeBlock
 from monge.core.prompt import PromptProfile
-from monge.core.selection import CounterfactualDraft, Member, expected_length, sampled_factor
+from monge.core.selection import CounterfactualDraft, Member
 from monge.engine.decoder import Decoder
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import exact_law, law_error
@@ -93,7 +93,7 @@ def test_forgetting_follows_a_change() -> None:
 
 
 def test_the_factor_is_unbiased_on_the_text_and_averaged_factors_are_not() -> None:
-    """Length of a round of single-draft verification, against the mean of `expected_length` over texts of the target."""
+    """Length of a round of single-draft verification, against the mean of `expected_tokens` over texts of the target."""
     target, draft = TabularModel(RandomTable(3, 5), 3), TabularModel(RandomTable(3, 8), 3)
     texts = [(), *((token,) for token in range(3))]
     p, q = ({text: law_at(model, text) for text in texts} for model in (target, draft))
@@ -102,11 +102,16 @@ def test_the_factor_is_unbiased_on_the_text_and_averaged_factors_are_not() -> No
     estimated = averaged = 0.0
     for x, y in itertools.product(range(3), repeat=2):
         weight = p[()][x] * p[x,][y]
-        factors = (sampled_factor(q[()][x], p[()][x]), sampled_factor(q[x,][y], p[x,][y]))
-        estimated += weight * expected_length(factors)
-        averaged += weight * expected_length((overlaps[()], overlaps[x,]))
+        factors = (min(1.0, q[()][x] / p[()][x]), min(1.0, q[x,][y] / p[x,][y]))
+        estimated += weight * expected_tokens(factors)
+        averaged += weight * expected_tokens((overlaps[()], overlaps[x,]))
     assert abs(estimated - true) < 1e-12
     assert abs(averaged - true) > 1e-3
+
+
+def expected_tokens(factors: tuple[float, ...]) -> float:
+    draft = CounterfactualDraft(drafter="a", position=0, num_nodes=2, factors=factors)
+    return draft.expected_tokens
 
 
 def law_at(model: TabularModel, text: tuple[int, ...]) -> list[float]:

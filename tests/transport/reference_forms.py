@@ -8,10 +8,9 @@ from jaxtyping import Float64, Int64
 
 from monge.core.errors import LawError, OptionError
 from monge.transport.bounds import Cut, greedy_proposal
-from monge.transport.candidates import CandidateLaw, TokenTuple
+from monge.transport.candidates import CandidateLaw, TokenTuple, TransportProblem
 from monge.transport.coupling import FLOW_TOLERANCE, Coupling
 from monge.transport.laws import Tabular, check_fixed, check_law, check_pair
-from monge.transport.problem import TransportProblem
 from monge.transport.random_tree import string_laws
 from monge.transport.rearrangement import Rearrangement
 from monge.transport.rearrangement_law import ScoreTable

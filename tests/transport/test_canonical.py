@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monge.core.errors import LawError, OptionError
-from monge.transport.candidates import CandidateLaw
+from monge.transport.candidates import CandidateLaw, TransportProblem
 from monge.transport.canonical import Tournament, tournament, truncated_program
 from monge.transport.linear_program import solve
-from monge.transport.problem import TransportProblem
 from tests.transport.reference_forms import (
     canonical_coupling,
     different_drafts_optimum,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from monge.core.errors import LawError
 from monge.transport.bounds import greedy_optimum, iid_optimum, without_replacement_optimum
-from monge.transport.candidates import CandidateLaw
+from monge.transport.candidates import CandidateLaw, TransportProblem
 from monge.transport.closed_forms import (
     k_seq_acceptance,
     k_seq_constants,
@@ -15,7 +15,6 @@ from monge.transport.closed_forms import (
     rrs_acceptance,
     rrs_without_replacement_acceptance,
 )
-from monge.transport.problem import TransportProblem
 from tests.transport import reference_rules as rules
 from tests.transport.reference_forms import (
     spechub_acceptance,

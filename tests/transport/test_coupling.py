@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monge.core.errors import LawError
-from monge.transport.candidates import CandidateLaw
+from monge.transport.candidates import CandidateLaw, TransportProblem
 from monge.transport.coupling import Coupling
-from monge.transport.problem import TransportProblem
 from tests.transport.strategies import A, few, pairs
 
 P, Q = A

@@ -17,10 +17,9 @@ from monge.transport.bounds import (
     mixed_optimum,
     without_replacement_optimum,
 )
-from monge.transport.candidates import CandidateLaw
+from monge.transport.candidates import CandidateLaw, TransportProblem
 from monge.transport.laws import check_pair
 from monge.transport.linear_program import solve
-from monge.transport.problem import TransportProblem
 from tests.transport.reference_forms import (
     different_drafts_optimum,
     greedy_acceptance,

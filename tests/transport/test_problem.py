@@ -7,8 +7,7 @@ import torch
 from monge.core.errors import LawError, OptionError
 from monge.core.law import DenseLaw, SparseLaw
 from monge.core.proposal import Arbitrary, Deterministic, Iid, Mixed, WithoutReplacement
-from monge.transport.candidates import CandidateLaw
-from monge.transport.problem import TransportProblem
+from monge.transport.candidates import CandidateLaw, TransportProblem
 from tests.transport.strategies import A, half
 
 P, Q = A

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from monge.core.errors import OptionError
 from monge.core.systematic import LAYOUTS, Cells, Systematic, SystematicDesign
+from monge.transport.candidates import TransportProblem
 from monge.transport.linear_program import solve
-from monge.transport.problem import TransportProblem
 from monge.transport.systematic import Schedule, earliest_deadline_first
 from tests.kit.strategies import dense_law, weight_pairs
 from tests.transport import reference_forms

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from monge.transport.bounds import greedy_optimum, iid_optimum, without_replacement_optimum
-from monge.transport.candidates import CandidateLaw
+from monge.transport.candidates import CandidateLaw, TransportProblem
 from monge.transport.closed_forms import (
     k_seq_acceptance,
     k_seq_constants,
@@ -12,7 +12,6 @@ from monge.transport.closed_forms import (
     rrs_without_replacement_acceptance,
 )
 from monge.transport.linear_program import solve
-from monge.transport.problem import TransportProblem
 from tests.transport.reference_forms import (
     greedy_acceptance,
     rearrangement_coupling,

@@ -9,9 +9,8 @@ from monge.core.errors import OptionError
 from monge.core.law import DenseLaw
 from monge.core.proposal import Deterministic, Iid, Independent, Proposal
 from monge.testing.oracle import exact_law, law_error
-from monge.transport.candidates import CandidateLaw
+from monge.transport.candidates import CandidateLaw, TransportProblem
 from monge.transport.canonical import tournament
-from monge.transport.problem import TransportProblem
 from monge.verify.canonical import Canonical
 from tests.kit.strategies import dense_law, weight_lists, weight_pairs
 from tests.transport import reference_forms

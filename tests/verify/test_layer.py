@@ -22,13 +22,12 @@ from monge.testing.oracle import exact_law
 from monge.transport.candidates import CandidateLaw
 from monge.transport.linear_program import solve_tree
 from monge.transport.random_tree import RandomTree
-from monge.verify import layer_pass
+from monge.verify import layer
 from monge.verify.base import Walk, as_verifier, unsupported_reason
 from monge.verify.block import Block
 from monge.verify.flow import Emission, Flow, FlowRule
 from monge.verify.k_seq import KSeq
-from monge.verify.layer import FLOW_RULES, RULE_OF, Layer
-from monge.verify.layer_pass import LayerPass, NodeResidual
+from monge.verify.layer import FLOW_RULES, RULE_OF, Layer, LayerPass, NodeResidual
 from monge.verify.problem import NodeProblem, ScoredTree
 from monge.verify.registry import VERIFIERS
 from monge.verify.rrs import Rrs
@@ -327,12 +326,12 @@ def test_wrong_flows_are_seen(rule: FlowRule) -> None:
 
 def test_a_wrong_rest_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a node keeps is s p - y; the residual of the whole target is not."""
-    right = layer_pass.below
+    right = layer.below
 
     def of_the_whole_target(p, token_ids, masses, scale):  # type: ignore[no-untyped-def]
         return right(p, token_ids, masses)
 
-    monkeypatch.setattr(layer_pass, "below", of_the_whole_target)
+    monkeypatch.setattr(layer, "below", of_the_whole_target)
     assert _error(Layer("rrs")) > 1e-5
 
 

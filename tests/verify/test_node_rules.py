@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from monge.core.proposal import Deterministic, Iid, Mixed
 from monge.draft.tree.children import children_of
 from monge.transport import bounds, closed_forms
+from monge.transport.candidates import TransportProblem
 from monge.transport.linear_program import solve
-from monge.transport.problem import TransportProblem
 from monge.verify.k_seq import divisors
 from tests.kit.strategies import dense_law, weight_pairs
 from tests.transport import reference_forms

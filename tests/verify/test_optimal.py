@@ -14,9 +14,8 @@ from monge.core.law import DenseLaw, SparseLaw
 from monge.core.proposal import Deterministic, Iid, Mixed
 from monge.testing.oracle import OracleError, exact_law, law_error
 from monge.transport.bounds import iid_optimum, mixed_optimum
-from monge.transport.candidates import CandidateLaw
+from monge.transport.candidates import CandidateLaw, TransportProblem
 from monge.transport.coupling import Coupling
-from monge.transport.problem import TransportProblem
 from monge.transport.rearrangement import Rearrangement
 from monge.transport.rearrangement_law import ScoreTable
 from monge.verify.fast.scores import SMALLEST_MASS

@@ -8,9 +8,8 @@ from monge.core.law import Law
 from monge.core.proposal import Deterministic, HubPairs
 from monge.draft.tree.children import children_of
 from monge.testing.oracle import exact_law, law_error
-from monge.transport.candidates import CandidateLaw
+from monge.transport.candidates import CandidateLaw, TransportProblem
 from monge.transport.linear_program import solve
-from monge.transport.problem import TransportProblem
 from monge.verify.spechub import SpecHub
 from tests.kit.strategies import dense_law, weight_pairs
 from tests.transport import reference_forms

@@ -24,6 +24,7 @@ from monge.transport.bounds import (
     mixed_optimum,
     without_replacement_optimum,
 )
+from monge.transport.candidates import TransportProblem
 from monge.transport.closed_forms import (
     k_seq_acceptance,
     match_probability,
@@ -33,7 +34,6 @@ from monge.transport.closed_forms import (
 )
 from monge.transport.laws import Vector, dense
 from monge.transport.linear_program import solve
-from monge.transport.problem import TransportProblem
 from monge.transport.race import distinct_inclusion
 from monge.transport.systematic import earliest_deadline_first
 

@@ -19,14 +19,12 @@ from monge.core.proposal import Arbitrary, Proposal
 from monge.core.tree import GrowingTree, TokenTree
 from monge.testing.oracle import OracleError, PositionError, exact_law
 from monge.transport.bounds import layer_bound
-from monge.transport.candidates import CandidateLaw
+from monge.transport.candidates import CandidateLaw, TransportProblem
 from monge.transport.linear_program import solve, solve_tree
-from monge.transport.problem import TransportProblem
 from monge.transport.random_tree import Path, RandomTree, string_laws
 from monge.verify.base import NodeRule, Rule, Verifier, unsupported_reason
 from monge.verify.gumbel import Gumbel
-from monge.verify.layer import Layer
-from monge.verify.layer_pass import LayerPass
+from monge.verify.layer import Layer, LayerPass
 from monge.verify.optimal import Optimal
 from monge.verify.problem import ScoredTree
 from monge.verify.registry import VERIFIERS

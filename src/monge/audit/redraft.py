@@ -149,7 +149,7 @@ class _FollowedTape(Tape):
 
     @property
     def num_drawn(self) -> int:
-        """See `CountedDraws`; recorded children count as well."""
+        """See `core.draws.num_drawn`; recorded children count as well."""
         return self.place + self._num_followed
 
     def move_to(self, place: int) -> None:

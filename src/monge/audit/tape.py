@@ -78,7 +78,7 @@ class Tape(ClockDraws, ChildDraws):
 
     @property
     def num_drawn(self) -> int:
-        """See `CountedDraws`."""
+        """See `core.draws.num_drawn`."""
         return self.place
 
     def clocks(self, depth: int, draft: int, num_tokens: int) -> Float64[Tensor, " vocab"]:

@@ -28,30 +28,17 @@ class Draws(Protocol):
 
     def bernoulli(self, prob: float) -> bool:
         """True with probability `prob`; never true at 0, always true at 1."""
-        ...
 
     def categorical(self, law: Law) -> int:
         """A token drawn from `law`."""
-        ...
 
     def uniform(self) -> float:
         """A number in [0, 1). It is not enumerable: only rules that need a position may use it."""
-        ...
-
-
-@runtime_checkable
-class CountedDraws(Draws, Protocol):
-    """Draws that tell how many were made."""
-
-    @property
-    def num_drawn(self) -> int:
-        """Return the number of draws so far."""
-        ...
 
 
 def num_drawn(draws: Draws) -> int | None:
     """Return how many draws were made; `None` where they are not counted."""
-    return draws.num_drawn if isinstance(draws, CountedDraws) else None
+    return getattr(draws, "num_drawn", None)
 
 
 class PeekableDraws(Draws, Protocol):
@@ -59,7 +46,6 @@ class PeekableDraws(Draws, Protocol):
 
     def peek(self, count: int) -> list[float]:
         """Return the next `count` uniforms without consuming them."""
-        ...
 
 
 def can_peek(draws: Draws) -> TypeGuard[PeekableDraws]:
@@ -105,7 +91,7 @@ class SeededDraws(_UniformDraws):
 
     def __init__(self, seed: int, row: int = 0) -> None:
         check_seed(seed, row)
-        super().__init__(_generated(random_numbers(seed, row)))
+        super().__init__(_generated(seed, row))
 
 
 class TapeDraws(_UniformDraws):
@@ -155,7 +141,9 @@ def random_numbers(
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
-def _generated(numbers: np.random.Generator) -> Iterator[float]:
+def _generated(seed: int, row: int, *, place: int = 0, use: int = 0) -> Iterator[float]:
+    # Few controllers draw, so the generator waits for the first draw.
+    numbers = random_numbers(seed, row, place=place, use=use)
     while True:
         yield from numbers.random(_BLOCK).tolist()
 
@@ -203,12 +191,7 @@ class RequestDraws(SeededDraws, ClockDraws):
         return keyed_clocks(self._seed, self._row, self._place + depth, draft, num_tokens)
 
     def for_plans(self) -> Draws:
-        return _UniformDraws(_for_plans(self._seed, self._row, self._place))
-
-
-def _for_plans(seed: int, row: int, place: int) -> Iterator[float]:
-    # Few controllers draw, so the generator waits for the first draw.
-    yield from _generated(random_numbers(seed, row, place=place, use=_PLANS))
+        return _UniformDraws(_generated(self._seed, self._row, place=self._place, use=_PLANS))
 
 
 def keyed_clocks(

@@ -250,12 +250,6 @@ class DenseLaw(Law):
         )
 
 
-def softmax_law(scores: Float[Tensor, " vocab"]) -> DenseLaw | None:
-    """`softmax_laws` of one row, without what it takes to tell rows apart."""
-    probs = torch.softmax(scores, dim=-1, dtype=torch.float64)
-    return None if math.isnan(probs[0].item()) else trusted_law(probs)
-
-
 def softmax_laws(scores: Float[Tensor, "nodes vocab"]) -> list[DenseLaw | None]:
     """The law proportional to `exp(scores)` of every row; `None` if a score is NaN or +inf, or all are -inf.
 
@@ -291,12 +285,7 @@ def _every_token(vocab_size: int, device: torch.device) -> Int64[Tensor, " vocab
 
 
 def renamed(law: Law, token_ids: Int64[Tensor, " some"]) -> SparseLaw:
-    """A law over places in a list of tokens as a law over these tokens.
-
-    Args:
-        law: A law over 0 .. some - 1.
-        token_ids: Increasing token ids.
-    """
+    """A law over places in a list of increasing token ids, 0 .. some - 1, as a law over these tokens."""
     if isinstance(law, PointLaw):
         return one_hot(int(token_ids[law.token_id]), law.device)
     part = law.sparse()
@@ -305,12 +294,7 @@ def renamed(law: Law, token_ids: Int64[Tensor, " some"]) -> SparseLaw:
 
 
 def tempered(law: Law, temperature: float | int) -> SparseLaw:
-    """Return the law proportional to `q^(1 / temperature)`; tokens whose mass underflows leave the support.
-
-    Args:
-        law: q.
-        temperature: Above 0.
-    """
+    """Return the law proportional to `q^(1 / temperature)`; tokens whose mass underflows leave the support."""
     part = law.sparse()
     # Shifted first: a temperature of 1e-310 must give the point mass, not inf - inf.
     masses = torch.softmax((part.probs.log() - part.probs.max().log()) / temperature, dim=0)

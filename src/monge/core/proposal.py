@@ -186,9 +186,7 @@ class ChildDraws(ABC):
     def draw_children(self, path: tuple[int, ...], proposal: Proposal) -> tuple[int, ...]:
         """Return all children of a node, in drawing order, as `Proposal.draw` gives them.
 
-        Args:
-            path: Drafted tokens from the root's child down to the node; empty for the root.
-            proposal: Proposal of the children.
+        The path holds the drafted tokens from the root's child down to the node.
         """
 
 

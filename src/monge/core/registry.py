@@ -107,9 +107,6 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
     def read(self, text: str) -> tuple[str, dict[str, Any]]:
         """Read `name`, `name()` or `name(value, option=value)`; values are Python literals.
 
-        Args:
-            text: Text of the user.
-
         Raises:
             OptionError: If the text is not of this form, a name in it is unknown, or a value has
                 the wrong type.
@@ -125,11 +122,7 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
         return name, self._checked(name, first | named, known)
 
     def parse(self, text: str, **settings: Any) -> Part:
-        """Build a part from text, as `read` takes it.
-
-        Args:
-            text: Text of the user.
-            **settings: Further settings.
+        """Build a part from text, as `read` takes it, and further settings.
 
         Raises:
             OptionError: As `read`, or if the part refuses its settings.

@@ -12,7 +12,6 @@ from monge.core.law import (
     Law,
     SparseLaw,
     one_hot,
-    softmax_law,
     softmax_laws,
     sparse_part,
     trusted_law,
@@ -72,15 +71,10 @@ def law_from_logits(logits: Float[Tensor, " vocab"], rules: SamplingRules) -> La
     Raises:
         NonFiniteLogitsError: If a logit is NaN or +inf, or all are -inf.
     """
-    if rules.temperature == 1 and not rules.truncates:
-        law = softmax_law(logits)
-        if law is None:
-            raise _non_finite(logits)
-        return law
-    ((largest, where),) = _largest(logits[None])
-    if not math.isfinite(largest):
+    (law,) = laws_from_logits(logits[None], rules)
+    if law is None:
         raise _non_finite(logits)
-    return _below(largest, where, logits, rules)
+    return law
 
 
 def laws_from_logits(
@@ -89,16 +83,21 @@ def laws_from_logits(
     """`law_from_logits` for every row at once; `None` where a row's logits make no law."""
     if rules.temperature == 1 and not rules.truncates:
         return list(softmax_laws(logits))
-    if rules.temperature == 0:
-        return [
-            one_hot(where, logits.device) if math.isfinite(largest) else None
-            for largest, where in _largest(logits)
-        ]
-    rows = zip(_largest(logits), logits, strict=True)
-    return [
-        _below(largest, where, row, rules) if math.isfinite(largest) else None
-        for (largest, where), row in rows
-    ]
+    laws: list[Law | None] = []
+    for (largest, where), row in zip(_largest(logits), logits, strict=True):
+        if not math.isfinite(largest):
+            laws.append(None)
+        elif rules.temperature == 0:
+            laws.append(one_hot(where, logits.device))
+        else:
+            # Shifted first: a temperature of 1e-300 must give the point mass, not inf - inf.
+            scores = (row.double() - largest).div_(rules.temperature)
+            laws.append(
+                _truncated(scores, rules)
+                if rules.truncates
+                else trusted_law(torch.softmax(scores, dim=-1))
+            )
+    return laws
 
 
 def probs_from_logits(
@@ -161,19 +160,6 @@ def probs_from_logits(
         )
         probs = probs / probs.sum(-1, keepdim=True)
     return probs
-
-
-def _below(
-    largest: float, where: int, logits: Float[Tensor, " vocab"], rules: SamplingRules
-) -> Law:
-    """The law of logits whose largest, which is finite, stands at a known place."""
-    if rules.temperature == 0:
-        return one_hot(where, logits.device)
-    # Shifted first: a temperature of 1e-300 must give the point mass, not inf - inf.
-    scores = (logits.double() - largest).div_(rules.temperature)
-    if rules.truncates:
-        return _truncated(scores, rules)
-    return trusted_law(torch.softmax(scores, dim=-1))
 
 
 def _largest(logits: Float[Tensor, "nodes vocab"]) -> list[tuple[float, int]]:

@@ -43,20 +43,10 @@ class CounterfactualDraft:
 
     @property
     def expected_tokens(self) -> float:
-        """Tokens that the round would have committed, the correction or bonus token included."""
-        return expected_length(self.factors)
+        """Tokens that the round would have committed, the correction or bonus token included.
 
-
-def expected_length(factors: tuple[float, ...]) -> float:
-    """One more than the sum of the products `g_1 .. g_k`.
-
-    With `min(1, q(x_j) / p(x_j))` as g_j on a text x drawn from the target, its mean is the
-    expected length of a round of single-draft verification; with factors that are averaged over x_j
-    it is not, where acceptance depends on earlier tokens.
-    """
-    return 1.0 + math.fsum(accumulate(factors, mul))
-
-
-def sampled_factor(draft_prob: float, target_prob: float) -> float:
-    """Return `min(1, q(x) / p(x))` of a token x of the text, which has `p(x) > 0`."""
-    return min(1.0, draft_prob / target_prob)
+        One more than the sum of the products `g_1 .. g_k` of the factors. On a text drawn from the
+        target its mean is the expected length of a round of single-draft verification; with factors
+        that are averaged over tokens it is not, where acceptance depends on earlier tokens.
+        """
+        return 1.0 + math.fsum(accumulate(self.factors, mul))

@@ -9,16 +9,11 @@ from monge.core.errors import OptionError
 def token_ids_of(
     tokenizer: Callable[..., Mapping[str, Any]], text: str, where: str = "prompt", **options: bool
 ) -> tuple[int, ...]:
-    """Return the tokens of a text; every text goes through here on its way to a tokenizer.
-
-    Args:
-        tokenizer: Gives the tokens of a text under `input_ids`.
-        text: The text.
-        where: Subject of the message.
-        **options: For the tokenizer.
+    """Return the tokens of a text, as the tokenizer gives them under `input_ids`.
 
     Raises:
-        OptionError: If it holds half of a pair of surrogates, which is no character.
+        OptionError: If it holds half of a pair of surrogates, which is no character; `where` is the
+            subject of the message.
     """
     check_text(text, where)
     return tuple(int(token) for token in tokenizer(text, **options)["input_ids"])

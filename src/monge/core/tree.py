@@ -98,13 +98,7 @@ def root_only(token_id: int) -> TokenTree:
 
 
 def chain_of(root: int, token_ids: tuple[int, ...], proposals: tuple[Proposal, ...]) -> TokenTree:
-    """Return the tree of one path.
-
-    Args:
-        root: The last committed token.
-        token_ids: The drafted tokens.
-        proposals: Proposal of each of them.
-    """
+    """Return the tree of one path of drafted tokens, each with its proposal, below the last committed token."""
     count = len(token_ids)
     return TokenTree(
         token_ids=(root, *token_ids),
@@ -115,13 +109,7 @@ def chain_of(root: int, token_ids: tuple[int, ...], proposals: tuple[Proposal, .
 
 
 def fixed_chain(root: int, token_ids: tuple[int, ...], draws: Draws) -> TokenTree:
-    """Return the tree of one path of deterministic candidates, which only `ChildDraws` draw.
-
-    Args:
-        root: The last committed token.
-        token_ids: The candidates.
-        draws: Draws of the round.
-    """
+    """Return the tree of one path of deterministic candidates, which only `ChildDraws` draw."""
     if not token_ids:
         return root_only(root)
     if not isinstance(draws, ChildDraws):

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
+
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
-from monge.core.model import NodeBlock
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.engine.components import Components
 from monge.engine.loop import close_session, run_round
@@ -52,10 +53,7 @@ def output_law(
 ) -> dict[Text, float]:
     """Law of the first `horizon` tokens written by the real loop, by enumeration of every draw.
 
-    Args:
-        make_components: Builds everything afresh, so that a run depends on its draws alone.
-        case: The problem.
-        max_runs: Most branches to run.
+    `make_components` builds everything afresh, so that a run depends on its draws alone.
     """
     return exact_law(lambda draws: _run(make_components(), case, draws), max_runs=max_runs)
 
@@ -107,8 +105,6 @@ def _run(components: Components, case: Case, draws: Draws) -> Text:
 
 
 def _next_masses(target: TabularModel, text: Text, rules: SamplingRules) -> Mapping[int, float]:
-    model = TabularModel(target.table, target.vocab_size)
-    model.open({0: text[:-1]})
-    logits = model.extend({0: NodeBlock.chain(text[-1:])})[0][0]
+    logits = torch.tensor(list(target.table(text)), dtype=torch.float64).log()
     law = law_from_logits(logits, rules).sparse()
     return dict(zip(law.token_ids.tolist(), law.probs.tolist(), strict=True))

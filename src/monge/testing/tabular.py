@@ -2,8 +2,8 @@
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -16,13 +16,8 @@ from monge.engine.models.hidden_states import HiddenStateLog, HiddenStates
 Style = Literal["positive", "sparse", "ties"]
 
 
-@runtime_checkable
-class LawTable(Protocol):
-    """A law of the next token for every text."""
-
-    def __call__(self, token_ids: tuple[int, ...]) -> Sequence[float]:
-        """Masses of the next token after `token_ids`."""
-        ...
+LawTable = Callable[[tuple[int, ...]], Sequence[float]]
+"""Masses of the next token after any text."""
 
 
 class RandomTable:

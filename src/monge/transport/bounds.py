@@ -29,7 +29,6 @@ from monge.transport.laws import (
     check_sub_law,
     check_width,
     checked_pair,
-    normalised,
 )
 from monge.transport.race import prefix_containment
 from monge.transport.random_tree import string_laws
@@ -104,7 +103,7 @@ def greedy_proposal(q: Vector, width: int) -> tuple[TokenTuple, Vector | None]:
     fixed = support[np.argsort(-q[support], kind="stable")][: width - 1]
     rest = q.copy()
     rest[fixed] = 0.0
-    return tuple(fixed.tolist()), normalised(rest) if support.size > fixed.size else None
+    return tuple(fixed.tolist()), rest / rest.sum() if rest.any() else None
 
 
 def greedy_optimum(p: Vector, q: Vector, width: int) -> Cut:

@@ -16,8 +16,8 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from monge.core.errors import OptionError
+from monge.transport.candidates import TransportProblem
 from monge.transport.laws import Vector, check_law, check_pair
-from monge.transport.problem import TransportProblem
 
 MAX_LEADING: Final = 64
 """Most leading tokens of the truncated program: two thousand variables."""

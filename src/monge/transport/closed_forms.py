@@ -96,7 +96,7 @@ def k_seq_constants(p: Vector, q: Vector, width: int, rho: float | None = None) 
     Args:
         p: Target law.
         q: Draft law.
-        width: K.
+        width: Number of draws K.
         rho: A larger divisor to use instead; every larger one is valid too.
 
     Raises:

@@ -7,8 +7,8 @@ import numpy as np
 from jaxtyping import Float64
 
 from monge.core.errors import LawError
+from monge.transport.candidates import TransportProblem
 from monge.transport.laws import Vector
-from monge.transport.problem import TransportProblem
 
 FLOW_TOLERANCE: Final = 1e-12
 """Largest excess of a flow over P(t) or p that counts as rounding of its sums; a larger one raises.
@@ -68,12 +68,7 @@ class Coupling:
     def from_kernel(
         cls, problem: TransportProblem, kernel: Float64[np.ndarray, "tuples vocab"]
     ) -> "Coupling":
-        """The coupling that accepts i from t with probability pi(i | t), completed so that the output law is p.
-
-        Args:
-            problem: Target law and candidates.
-            kernel: pi, one row per tuple, `[tuples, vocab]`.
-        """
+        """The coupling that accepts i from t with probability pi(i | t), completed so that the output law is p."""
         return cls(problem=problem, flow=problem.candidates.probs[:, None] * kernel)
 
     @property

@@ -127,16 +127,3 @@ def by_ratio(
         )
     order = np.argsort(ratios, kind="stable")
     return tokens[order], ratios[order]
-
-
-def normalised(masses: Vector) -> Vector:
-    """Masses over their sum.
-
-    Raises:
-        LawError: If there is no mass; what that means is the caller's to say, in a branch of its
-            own.
-    """
-    total = masses.sum()
-    if total == 0.0:
-        raise LawError("normalised: no mass to normalise")
-    return masses / total

@@ -12,9 +12,9 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_array, vstack
 
 from monge.core.errors import MongeError
+from monge.transport.candidates import TransportProblem
 from monge.transport.coupling import Coupling
 from monge.transport.laws import Tabular, check_law
-from monge.transport.problem import TransportProblem
 from monge.transport.random_tree import Path, RandomTree
 
 FEASIBILITY: Final = 1e-10

@@ -12,7 +12,6 @@ by Gauss-Legendre rules that reach rounding.
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import cache
 from typing import Final
 
 import numpy as np
@@ -32,35 +31,29 @@ NUM_NODES: Final = 20
 """Gauss-Legendre nodes per piece: rounding for analytic integrands without a near-by singularity."""
 
 
-@cache
-def unit_nodes(
-    num_nodes: int,
-) -> tuple[Float64[np.ndarray, " nodes"], Float64[np.ndarray, " nodes"]]:
-    """Gauss-Legendre nodes and weights on [0, 1], exact for polynomials of degree 2 * num_nodes - 1."""
-    nodes, weights = legendre.leggauss(num_nodes)
-    return (nodes + 1.0) / 2.0, weights / 2.0
+def _running_integral() -> Float64[np.ndarray, "nodes nodes"]:
+    """The matrix from values at the nodes on [0, 1] to integrals from 0 to each of them.
 
-
-@cache
-def running_integral(num_nodes: int) -> Float64[np.ndarray, "nodes nodes"]:
-    """The matrix from values at the unit nodes to integrals from 0 to each node, exact up to degree num_nodes - 1."""
-    nodes, weights = legendre.leggauss(num_nodes)
-    degrees = np.arange(num_nodes)
-    values = legendre.legvander(nodes, num_nodes)
-    coefficients = (2 * degrees + 1)[:, None] / 2.0 * values[:, :num_nodes].T * weights
-    integrals = np.empty((num_nodes, num_nodes))
-    integrals[:, 0] = nodes + 1.0
+    Exact for polynomials of degree `NUM_NODES` - 1.
+    """
+    degrees = np.arange(NUM_NODES)
+    values = legendre.legvander(_NODES, NUM_NODES)
+    coefficients = (2 * degrees + 1)[:, None] / 2.0 * values[:, :NUM_NODES].T * _NODE_WEIGHTS
+    integrals = np.empty((NUM_NODES, NUM_NODES))
+    integrals[:, 0] = _NODES + 1.0
     # The integral of P_n from -1 is (P_{n+1} - P_{n-1}) / (2n + 1).
-    integrals[:, 1:] = (values[:, 2:] - values[:, : num_nodes - 1]) / (2 * degrees[1:] + 1)
+    integrals[:, 1:] = (values[:, 2:] - values[:, : NUM_NODES - 1]) / (2 * degrees[1:] + 1)
     return integrals @ coefficients / 2.0
 
 
-_UNIT, _UNIT_WEIGHTS = unit_nodes(NUM_NODES)
+_NODES, _NODE_WEIGHTS = legendre.leggauss(NUM_NODES)  # on [-1, 1]
+_UNIT: Final = (_NODES + 1.0) / 2.0
+_RUNNING_INTEGRAL: Final = _running_integral()
 # Where xt just touches g the partner moves like a square root; the substitution u = 3 s^2 - 2 s^3
 # makes that analytic in s.
 _PLACES: Final = _UNIT**2 * (3.0 - 2.0 * _UNIT)
 _SLOPES: Final = 6.0 * _UNIT * (1.0 - _UNIT)
-_WEIGHTS: Final = _UNIT_WEIGHTS * _SLOPES
+_WEIGHTS: Final = _NODE_WEIGHTS / 2.0 * _SLOPES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -135,7 +128,7 @@ class ScoreTable:
             accepted=np.where(starts < scores.threshold, 1.0, 0.0),
             weights=lengths[:, None] * _WEIGHTS,
             swap=swap,
-            swapped=lengths[:, None] * ((swap * _SLOPES) @ running_integral(NUM_NODES).T),
+            swapped=lengths[:, None] * ((swap * _SLOPES) @ _RUNNING_INTEGRAL.T),
             walked=lengths[:, None] * _PLACES,
         )
 

@@ -214,12 +214,7 @@ class Walk(Verifier):
 
     def _check(self, descent: Descent, problem: NodeProblem) -> None:
         """Refuse candidates for which the rule is not exact."""
-        kind, num_candidates = type(problem.proposal), len(problem.candidates)
-        if kind in self.rule.accepts and (
-            self.rule.max_width is None or num_candidates <= self.rule.max_width
-        ):
-            return
-        reason = unsupported_reason(self.rule, (kind,), num_candidates)
+        reason = unsupported_reason(self.rule, (type(problem.proposal),), len(problem.candidates))
         if reason is not None:
             raise ProposalMismatchError(f"node {descent.node}: {reason}")
 

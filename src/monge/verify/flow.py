@@ -87,14 +87,13 @@ def walked(problem: NodeProblem) -> Flow:
 
 def with_fixed(
     problem: NodeProblem,
-    fixed: tuple[int, ...],
     token_ids: Int64[Tensor, " support"],
     masses: Float64[Tensor, " support"],
 ) -> tuple[Int64[Tensor, " tokens"], Float64[Tensor, " tokens"]]:
     """Return accepted masses, by increasing id, with those of deterministic candidates, whole from the residual."""
-    if not fixed:
+    if not problem.fixed:
         return token_ids, masses
-    ids = token_ids.new_tensor(sorted(fixed))
+    ids = token_ids.new_tensor(sorted(problem.fixed))
     count = token_ids.numel() + ids.numel()
     at = torch.searchsorted(token_ids, ids) + torch.arange(ids.numel(), device=ids.device)
     is_drawn = torch.ones(count, dtype=torch.bool, device=ids.device)

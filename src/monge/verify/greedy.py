@@ -1,18 +1,13 @@
 """The optimal rule for top tokens and one draw beside them."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from monge.core.draws import Draws
-from monge.core.law import Law, residual
 from monge.core.proposal import Deterministic, Mixed, Proposal
-from monge.verify.flow import Flow, FlowRule, walked
-from monge.verify.naive_tree import flow_of_first
-from monge.verify.problem import NodeProblem
+from monge.verify.single_draft import SingleDraft
 
 
 @dataclass(frozen=True, slots=True)
-class Greedy(FlowRule):
+class Greedy(SingleDraft):
     """Single-draft step with the one sampled candidate.
 
     The residual delivers the deterministic candidates.
@@ -40,21 +35,4 @@ class Greedy(FlowRule):
 
     counts_hits = True
     accepts = frozenset[type[Proposal]]({Mixed, Deterministic})
-
-    def emit(
-        self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
-    ) -> int:
-        p = target_law
-        if not isinstance(proposal, Mixed):
-            return draws.categorical(p)  # no draw to couple with: the target walk is optimal
-        x, q = candidates[len(proposal.fixed)], proposal.law
-        if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x))):
-            return x
-        return draws.categorical(residual(p, q))
-
-    def flow(self, problem: NodeProblem) -> Flow:
-        """As emitted, the residual's hits included."""
-        proposal = problem.proposal
-        if not isinstance(proposal, Mixed):
-            return walked(problem)
-        return flow_of_first(problem, proposal.fixed, proposal.law)
+    max_width = None

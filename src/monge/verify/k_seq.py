@@ -10,9 +10,9 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from monge.core.draws import Draws
-from monge.core.law import Law, SparseLaw
+from monge.core.law import Law
 from monge.core.proposal import Deterministic, Iid, Proposal
-from monge.verify.flow import Flow, FlowRule, walked
+from monge.verify.flow import Flow, FlowRule, below, walked
 from monge.verify.problem import NodeProblem
 
 
@@ -54,7 +54,10 @@ class KSeq(FlowRule):
         for x in candidates:
             if draws.bernoulli(min(1.0, p.prob(x) / (rho * q.prob(x)))):
                 return x
-        return draws.categorical(_residual(p, q, rho, gamma))
+        part = q.sparse()
+        taken = (p.at(part.token_ids) / rho).minimum(part.probs)
+        # gamma <= rho, so what is accepted exceeds p only by the rounding of the product.
+        return draws.categorical(below(p, part.token_ids, gamma * taken))
 
     def flow(self, problem: NodeProblem) -> Flow:
         """As emitted, the residual's hits included.
@@ -137,13 +140,3 @@ def _gamma(
     if beta in {0.0, 1.0}:
         return 1.0
     return -math.expm1(width * math.log1p(-beta)) / beta
-
-
-def _residual(p: Law, q: Law, rho: float, gamma: float) -> Law:
-    part = p.sparse()
-    # gamma <= rho, so the difference is negative only by the rounding of the product.
-    left = (part.probs - gamma * (part.probs / rho).minimum(q.at(part.token_ids))).clamp_min(0.0)
-    kept = left > 0.0
-    if not bool(kept.any()):
-        return p  # the accepted part is all of p: rounding alone brings a caller here
-    return SparseLaw(part.token_ids[kept], left[kept] / left.sum())

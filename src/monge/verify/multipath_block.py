@@ -127,7 +127,7 @@ class _Order:
     @classmethod
     def of(cls, p: Law, q: Law) -> "_Order":
         part = q.sparse()
-        order = _increasing(p.at(part.token_ids) / part.probs)  # ids increase already
+        order = (p.at(part.token_ids) / part.probs).argsort(stable=True)  # ids increase already
         masses = part.probs[order]
         upper = masses.cumsum(0)
         return cls(
@@ -151,13 +151,3 @@ class _Order:
             return sparse_part(self.token_ids, by_id)
         (kept,) = (by_id > 0.0).nonzero(as_tuple=True)
         return sparse_part(self.token_ids[kept], by_id[kept])
-
-
-def _increasing(ratios: torch.Tensor) -> torch.Tensor:
-    """A stable order; numpy's plain sort, where there are no ties, takes a fifth of the time."""
-    if ratios.is_cpu:
-        values = ratios.numpy()
-        order = values.argsort()
-        if not bool((values[order[1:]] == values[order[:-1]]).any()):
-            return torch.from_numpy(order)
-    return ratios.argsort(stable=True)

@@ -16,7 +16,7 @@ from monge.core.law import Law, residual
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal
 from monge.transport.rearrangement import Rearrangement
 from monge.transport.rearrangement_law import ScoreTable
-from monge.verify.fast.optimal import chances, decide, drawn_candidates
+from monge.verify.fast.optimal import chances, decide
 from monge.verify.fast.scores import SMALLEST_MASS
 from monge.verify.flow import Flow, FlowRule, below, walked, with_fixed
 from monge.verify.problem import NodeProblem
@@ -81,11 +81,7 @@ class Optimal(FlowRule):
                 return x
             return draws.categorical(residual(p, q))
         if self.given == "positions":
-            found = decide(p, proposal.law, drawn, draws)
-            if found.token is not None:
-                return found.token
-            assert found.masses is not None, "a rejection needs the residual"
-            return draws.categorical(below(p, found.token_ids, found.masses))
+            return decide(p, proposal.law, drawn, draws)
         node = DraftLine.of_node(p, 1.0, proposal.law, len(drawn))
         token = node.enumerated_winner(drawn, draws)
         return draws.categorical(below(p, node.tokens, node.accepted)) if token is None else token
@@ -109,24 +105,25 @@ class Optimal(FlowRule):
 
 def _enumerated(problem: NodeProblem) -> Flow:
     """The flow to the draws, given the draws alone."""
-    assert isinstance(problem.proposal, Iid | Mixed)
-    drawn = drawn_candidates(problem)
-    node = DraftLine.of_node(problem.target_law, problem.scale, problem.proposal.law, len(drawn))
-    return Flow(accept_probs=node.accept_probs(drawn), token_ids=node.tokens, masses=node.accepted)
+    node = DraftLine.of_node(
+        problem.target_law, problem.scale, problem.draft_law, len(problem.drawn)
+    )
+    return Flow(
+        accept_probs=node.accept_probs(problem.drawn), token_ids=node.tokens, masses=node.accepted
+    )
 
 
 def _completed(problem: NodeProblem, flow: Flow) -> Flow:
     """The flow with what the residual delivers to the deterministic candidates."""
-    fixed = problem.proposal.fixed if isinstance(problem.proposal, Mixed) else ()
-    if not fixed:
+    if not problem.fixed:
         return flow
     rejected = max(0.0, 1.0 - sum(flow.accept_probs.values()))
     refused = 1.0 - float(flow.masses.sum())
     probs = dict(flow.accept_probs)
-    for token in fixed:
+    for token in problem.fixed:
         due = problem.scale * problem.target_law.prob(token)
         probs[token] = rejected * min(1.0, due / refused) if refused > 0.0 else 0.0
-    token_ids, masses = with_fixed(problem, fixed, flow.token_ids, flow.masses)
+    token_ids, masses = with_fixed(problem, flow.token_ids, flow.masses)
     return Flow(accept_probs=probs, token_ids=token_ids, masses=masses)
 
 

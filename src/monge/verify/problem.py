@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from monge.core.draws import Draws
 from monge.core.law import Law, LawSequence
-from monge.core.proposal import Proposal
+from monge.core.proposal import Iid, Mixed, Proposal, WithoutReplacement
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 
@@ -27,6 +27,22 @@ class NodeProblem:
     proposal: Proposal
     candidates: tuple[int, ...]
     draws: Draws
+
+    @property
+    def draft_law(self) -> Law:
+        """q, the law of the drawn candidates."""
+        assert isinstance(self.proposal, Iid | Mixed | WithoutReplacement), "no single law"
+        return self.proposal.law
+
+    @property
+    def fixed(self) -> tuple[int, ...]:
+        """The deterministic candidates beside drawn ones."""
+        return self.proposal.fixed if isinstance(self.proposal, Mixed) else ()
+
+    @property
+    def drawn(self) -> tuple[int, ...]:
+        """The other candidates."""
+        return self.candidates[len(self.fixed) :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

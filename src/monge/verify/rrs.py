@@ -67,18 +67,17 @@ class Rrs(FlowRule):
 
         With T = s p and M = 1, each draw takes `min(T, M q)` of T, and as much in all of M.
         """
-        proposal, candidates = problem.proposal, problem.candidates
+        proposal = problem.proposal
         if not isinstance(proposal, Iid | Mixed):
             return walked(problem)
         p, scale, q = problem.target_law, problem.scale, proposal.law
-        fixed = proposal.fixed if isinstance(proposal, Mixed) else ()
-        probs, reach, undecided = dict.fromkeys(candidates, 0.0), 1.0, 1.0
-        for token in fixed:
+        probs, reach, undecided = dict.fromkeys(problem.candidates, 0.0), 1.0, 1.0
+        for token in problem.fixed:
             probs[token] = scale * p.prob(token)
             reach = undecided = undecided - probs[token]
         part = q.sparse()
         wanted = left = scale * p.at(part.token_ids)
-        for x in candidates[len(fixed) :]:
+        for x in problem.drawn:
             if undecided <= 0.0:
                 break  # everything is accepted already
             drawn = undecided * part.probs
@@ -88,5 +87,5 @@ class Rrs(FlowRule):
             probs[x] += reach * accept
             reach *= 1.0 - accept
             left, undecided = left - taken, float((drawn - taken).sum())
-        token_ids, masses = with_fixed(problem, fixed, part.token_ids, wanted - left)
+        token_ids, masses = with_fixed(problem, part.token_ids, wanted - left)
         return Flow(accept_probs=probs, token_ids=token_ids, masses=masses)

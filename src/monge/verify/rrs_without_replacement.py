@@ -53,16 +53,12 @@ class RrsWithoutReplacement(FlowRule):
             # Each q is a point mass: accepting x with probability P_x, else drawing from P without
             # x, is one draw from p.
             return draws.categorical(p)
-        q: Law | None = proposal.law
-        for x in dict.fromkeys(candidates):
-            assert q is not None, "more candidates than the draft law has tokens"
+        for x, q in drawn_from(proposal, tuple(candidates), p.device):
             if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x))):
                 return x
             rest = p.excess_over(q)
             if rest is not None:  # nothing is left only where x was certain to be accepted
                 p = rest
-            # None only after the last token of the support, which is also the last candidate
-            q = q.without(x)
         return draws.categorical(p)
 
     def flow(self, problem: NodeProblem) -> Flow | Emission:

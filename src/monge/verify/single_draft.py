@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from monge.core.draws import Draws
 from monge.core.law import Law, residual
-from monge.core.proposal import Deterministic, Iid, Proposal
-from monge.verify.flow import Flow, FlowRule, walked
+from monge.core.proposal import Deterministic, Iid, Mixed, Proposal
+from monge.verify.flow import Flow, FlowRule, walked, with_fixed
 from monge.verify.functional import recursive_rejection
 from monge.verify.problem import NodeProblem
 from monge.verify.programs import Programs, walk
@@ -39,26 +39,40 @@ class SingleDraft(FlowRule):
     def emit(
         self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
     ) -> int:
-        (x,) = candidates
         p = target_law
-        if not isinstance(proposal, Iid):
+        if not isinstance(proposal, Iid | Mixed):
             # q is a point mass: accepting with probability p_x and otherwise drawing from p without
             # x is a draw from p.
             return draws.categorical(p)
+        x = candidates[len(proposal.fixed) if isinstance(proposal, Mixed) else 0]
         q = proposal.law
         if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x))):
             return x
         return draws.categorical(residual(p, q))
 
     def flow(self, problem: NodeProblem) -> Flow:
-        """As emitted, with y = min(s p, q)."""
-        if not isinstance(problem.proposal, Iid):
+        """As emitted, the residual's hits included; the other candidates are independent of the first draw.
+
+        With `m = min(s p, q)`: `pi(X_1) = m / q`, then `pi(t) = (1 - pi(X_1)) (s p - m)(t) / (1 - |m|)`
+        for the other candidates; `y = m + (s p - m) (1 - (1 - q)^(K - 1))`, and `y = s p` for fixed
+        ones.
+        """
+        proposal = problem.proposal
+        if not isinstance(proposal, Iid | Mixed):
             return walked(problem)
-        (x,) = problem.candidates
-        p, q, scale = problem.target_law, problem.proposal.law, problem.scale
+        p, scale, q = problem.target_law, problem.scale, proposal.law
+        x, *others = problem.drawn
         part = q.sparse()
-        return Flow(
-            accept_probs={x: min(1.0, scale * p.prob(x) / q.prob(x))},
-            token_ids=part.token_ids,
-            masses=(scale * p.at(part.token_ids)).minimum(part.probs),
-        )
+        wanted = scale * p.at(part.token_ids)
+        masses = taken = wanted.minimum(part.probs)
+        refused = float((part.probs - taken).sum())  # 1 - |m|, never below zero
+        accept = min(1.0, scale * p.prob(x) / q.prob(x))
+        probs = dict.fromkeys(problem.candidates, 0.0) | {x: accept}
+        for token in (*problem.fixed, *others):
+            left = scale * p.prob(token) - q.prob(token)
+            if token != x and left > 0.0 and refused > 0.0:
+                probs[token] = (1.0 - accept) * min(1.0, left / refused)
+        if others:
+            masses = taken + (wanted - taken) * (1.0 - (1.0 - part.probs) ** len(others))
+        token_ids, masses = with_fixed(problem, part.token_ids, masses)
+        return Flow(accept_probs=probs, token_ids=token_ids, masses=masses)

@@ -22,14 +22,7 @@ from monge.verify.problem import ScoredTree
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """The excess of `scale * p` over q.
-
-    Args:
-        mass: `|(scale p - q)_+|`.
-        scale: At most one.
-        p: Target law.
-        q: Draft law.
-    """
+    """The excess of `scale * p` over q, and its mass `|(scale p - q)_+|`."""
 
     mass: float
     scale: float
@@ -81,11 +74,6 @@ def drawn_from(
 
     A deterministic candidate has a point mass. Independent draws, repeats dropped, are draws
     without replacement whose number does not depend on which tokens are still to come.
-
-    Args:
-        proposal: Their proposal.
-        tokens: The candidates.
-        device: Device of the laws that they are compared with.
     """
     if not isinstance(proposal, Iid | WithoutReplacement | Mixed):
         yield from ((token, one_hot(token, device)) for token in tokens)
@@ -116,7 +104,7 @@ def decided_part(
 
     Args:
         rule: The rule.
-        tree: The tree.
+        tree: The whole tree.
         target_laws: One law a node.
         walked: Kinds of proposals that are left to the target walk; see `walk_on`.
 
@@ -152,10 +140,6 @@ def walk_on(scored: ScoredTree, verdict: Verdict) -> Verdict:
     """Continue a verdict with the target walk, if it ends at a leaf of its part that has candidates in the whole tree.
 
     The token after a leaf is a draw from the target's law; if it is a candidate, the walk goes on.
-
-    Args:
-        scored: The whole tree.
-        verdict: The verdict about the part.
     """
     end = verdict.path[-1] if verdict.path else 0
     if verdict.next_kind == "correction" or not scored.tree.candidates[end]:

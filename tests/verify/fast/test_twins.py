@@ -230,7 +230,7 @@ def test_flows_of_supports_of_different_sizes() -> None:
 
 def test_a_draw_outside_the_draft_law_is_refused() -> None:
     q = SparseLaw(torch.tensor([1, 3]), torch.tensor([0.5, 0.5], dtype=torch.float64))
-    assert decide(dense_law([1, 1, 1, 1]), q, (2,), TapeDraws([0.5, 0.5])).token is None
+    assert decide(dense_law([1, 1, 1, 1]), q, (2,), TapeDraws([0.5, 0.5, 0.25])) == 0
 
 
 def test_the_rule_runs_the_twins(monkeypatch: pytest.MonkeyPatch) -> None:

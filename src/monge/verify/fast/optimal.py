@@ -19,9 +19,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from monge.core.draws import Draws
 from monge.core.law import Law, SparseLaw
-from monge.core.proposal import Iid, Mixed
 from monge.verify.fast.scores import NEWTON_STEPS, SMALLEST_MASS, Lines, Scores
-from monge.verify.flow import Flow
+from monge.verify.flow import Flow, below
 from monge.verify.problem import NodeProblem
 
 BEYOND: Final = 2**62
@@ -55,13 +54,13 @@ class NodeLine:
             order = np.argsort(ratios, kind="stable")
         tokens, ratios = order if placed is None else placed[order], ordered
         kept, drawn = p[tokens], q[tokens]
-        below = _running(kept)
+        before = _running(kept)
         reaches = np.concatenate(((0.0,), _running(drawn)))
         reaches /= reaches[-1]
-        missed = max(0.0, float((reaches[1:] ** width - below).max()))
+        missed = max(0.0, float((reaches[1:] ** width - before).max()))
         others = _running(drawn[::-1].copy())[::-1]
         ceiling = max(
-            0.0, float(np.minimum((1.0 - missed - (below - kept)) / others, ratios).max())
+            0.0, float(np.minimum((1.0 - missed - (before - kept)) / others, ratios).max())
         )
         floor = missed ** (1.0 / width)
         split = int(np.searchsorted(reaches, floor))
@@ -184,42 +183,16 @@ class NodeLine:
         return self.width * w ** (self.width - 1) if w > self.floor else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Decision:
-    """The outcome of the draws of a node.
-
-    Args:
-        token: The accepted draw, or `None`.
-        token_ids: Support of the draft law, `[support]`.
-        masses: a, what the rule accepts of each, `[support]`; `None` where a draw is accepted and
-            nobody needs them.
-    """
-
-    token: int | None
-    token_ids: Int64[Tensor, " support"]
-    masses: Float64[Tensor, " support"] | None
-
-
-def decide(p: Law, q: Law, drawn: Sequence[int], draws: Draws) -> Decision:
-    """Accept one of some independent draws from q, or none; two uniforms a draw."""
+def decide(p: Law, q: Law, drawn: Sequence[int], draws: Draws) -> int:
+    """Accept one of some independent draws from q, or draw from the rest of p; two uniforms a draw."""
     part = q.sparse()
     token_ids, p_masses = part.token_ids, p.at(part.token_ids)
     line = NodeLine.build(p_masses.cpu().numpy(), part.probs.cpu().numpy(), len(drawn))
     winner = line.winner(_columns(token_ids.cpu().numpy(), drawn), draws)
     if winner is not None:
-        return Decision(token=drawn[winner], token_ids=token_ids, masses=None)
-    return Decision(
-        token=None, token_ids=token_ids, masses=torch.from_numpy(line.masses).to(part.probs.device)
-    )
-
-
-def drawn_candidates(problem: NodeProblem) -> tuple[int, ...]:
-    """The candidates that were drawn."""
-    return (
-        problem.candidates[len(problem.proposal.fixed) :]
-        if isinstance(problem.proposal, Mixed)
-        else problem.candidates
-    )
+        return drawn[winner]
+    masses = torch.from_numpy(line.masses).to(part.probs.device)
+    return draws.categorical(below(p, token_ids, masses))
 
 
 def chances(problems: Sequence[NodeProblem]) -> list[Flow]:
@@ -230,7 +203,7 @@ def chances(problems: Sequence[NodeProblem]) -> list[Flow]:
     """
     if not problems:
         return []
-    parts = [_draft_law(problem).sparse() for problem in problems]
+    parts = [problem.draft_law.sparse() for problem in problems]
     # Where a vector's price is its call, and a long one's its length, padded rows gain nothing.
     if parts[0].probs.is_cpu:
         return [_chances(problem, part) for problem, part in zip(problems, parts, strict=True)]
@@ -238,7 +211,7 @@ def chances(problems: Sequence[NodeProblem]) -> list[Flow]:
         problem.scale * problem.target_law.at(part.token_ids)
         for problem, part in zip(problems, parts, strict=True)
     ]
-    drawn = [drawn_candidates(problem) for problem in problems]
+    drawn = [problem.drawn for problem in problems]
     positions = [
         [problem.draws.uniform() for _ in tokens]
         for problem, tokens in zip(problems, drawn, strict=True)
@@ -267,7 +240,7 @@ def chances(problems: Sequence[NodeProblem]) -> list[Flow]:
 
 def _chances(problem: NodeProblem, part: SparseLaw) -> Flow:
     """The same at one node on the CPU."""
-    drawn = drawn_candidates(problem)
+    drawn = problem.drawn
     positions = [problem.draws.uniform() for _ in drawn]
     p = (problem.scale * problem.target_law.at(part.token_ids)).numpy()
     line = NodeLine.build(p, part.probs.numpy(), len(drawn))
@@ -277,11 +250,6 @@ def _chances(problem: NodeProblem, part: SparseLaw) -> Flow:
         token_ids=part.token_ids,
         masses=torch.from_numpy(line.masses),
     )
-
-
-def _draft_law(problem: NodeProblem) -> Law:
-    assert isinstance(problem.proposal, Iid | Mixed), "only independent draws are coupled"
-    return problem.proposal.law
 
 
 def _columns(token_ids: Int64[np.ndarray, " support"], drawn: Sequence[int]) -> list[int]:
