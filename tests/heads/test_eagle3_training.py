@@ -53,8 +53,8 @@ def trainee():
         norm=torch.rand(HIDDEN, generator=draws) + 0.5,
         draft_ids=ids,
     )
-    texts = {"fitted": conversations(), "held_out": conversations()}
-    made = Eagle3Trainee(**texts, target=target, config=sizes(HIDDEN, SIZE), num_steps=STEPS)
+    texts, config = conversations(), sizes(HIDDEN, SIZE)
+    made = Eagle3Trainee(fitted=texts, target=target, config=config, num_steps=STEPS)
     for tensor in made.tensors.values():  # what starts as zero would hide mistakes
         tensor.data += 0.3 * torch.randn(tensor.shape, generator=draws)
     return made

@@ -130,7 +130,6 @@ def chain_loss(
     weights: Weights,
     *,
     subspace: Float[Tensor, "size hidden"] | None = None,
-    distance: float = 0.0,
 ) -> Float[Tensor, ""]:
     """Mean loss of a batch of chains.
 
@@ -138,7 +137,6 @@ def chain_loss(
         steps: The steps; gradients flow through `drafted` and the predicted states.
         weights: Weights of the loss terms.
         subspace: Directions in which the Sinkhorn term compares the clouds; `None` leaves it out.
-        distance: Weight of the smooth L1 distance of predicted and true states, as in EAGLE.
     """
     total: Tensor | None = None
     for number, step in enumerate(steps):
@@ -149,8 +147,6 @@ def chain_loss(
             if weights.cosine > 0:
                 angle = 1.0 - functional.cosine_similarity(found, true, dim=-1).mean()
                 loss = loss + weights.cosine * angle
-            if distance > 0:
-                loss = loss + distance * functional.smooth_l1_loss(found, true)
             if subspace is not None and weights.sinkhorn > 0:
                 clouds = (found @ subspace.T, true @ subspace.T)
                 loss = loss + weights.sinkhorn * sinkhorn_divergence(*clouds)
