@@ -13,7 +13,6 @@ from monge.heads.shape.alignment import (
     GaussianMap,
     NoMap,
     SinkhornAnchors,
-    k_means,
     monge_matrix,
 )
 from monge.heads.shape.head import StepAlignment
@@ -79,8 +78,6 @@ def test_singular_predictions_need_a_diagonal() -> None:
     with pytest.raises(OptionError, match="no variance in some direction"):
         GaussianMap(SIZE, diagonal=0).fit(flat, cloud(2))
     GaussianMap(SIZE).fit(flat, cloud(2))
-    with pytest.raises(OptionError, match="diagonal must be at least 0"):
-        GaussianMap(SIZE, diagonal=-1)
 
 
 def test_anchors_are_the_clusters_of_true_states() -> None:
@@ -91,19 +88,16 @@ def test_anchors_are_the_clusters_of_true_states() -> None:
         for count in (30, 20, 10)
     ]
     true = torch.cat([centre + part for centre, part in zip(centres, noise, strict=True)])
-    found, masses = k_means(true[torch.randperm(60, generator=generator)], 3)
-    nearest = torch.cdist(centres, found).argmin(dim=1)
-    check_close(found[nearest], centres, 0.1)
-    assert masses[nearest].tolist() == pytest.approx([0.5, 1 / 3, 1 / 6])
     alignment = SinkhornAnchors(2, num_anchors=3, blur=0.01).double()
-    alignment.fit(true, true)
+    alignment.fit(true, true[torch.randperm(60, generator=generator)])
+    nearest = torch.cdist(centres, alignment.anchors).argmin(dim=1)
+    check_close(alignment.anchors[nearest], centres, 0.1)
+    assert alignment.masses[nearest].tolist() == pytest.approx([0.5, 1 / 3, 1 / 6])
     near = alignment.map(centres[[0, 0, 0, 1, 1, 2]] + 1.0)
     check_close(near[[0, 3, 5]], centres, 0.2)
     assert alignment.map(centres[:0]).shape == (0, 2)
     with pytest.raises(OptionError, match="256 anchors need as many states; got 60"):
         SinkhornAnchors(SIZE).fit(cloud(1), cloud(2))
-    with pytest.raises(OptionError, match="blur > 0"):
-        SinkhornAnchors(SIZE, blur=0)
 
 
 @pytest.mark.parametrize("name", ALIGNMENTS)

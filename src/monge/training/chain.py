@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from monge.core.errors import OptionError
-from monge.heads.shape.sinkhorn import sinkhorn_divergence
+from monge.heads.shape.alignment import sinkhorn_divergence
 
 
 @dataclass(frozen=True, slots=True)

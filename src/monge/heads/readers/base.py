@@ -8,11 +8,11 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from monge.core.errors import OptionError
+from monge.core.model import FeatureModel
 from monge.heads.readers.attention import GroupedAttention, LatentAttention
 from monge.heads.readers.files import Checkpoint
-from monge.heads.readers.layers import Embedding, Nodes
+from monge.heads.readers.layers import Nodes
 from monge.heads.readers.reading import Segment
-from monge.heads.target import TargetSizes
 
 Unembed = Callable[[Tensor], Tensor]
 """Maps the target's last hidden states to its logits."""
@@ -33,7 +33,7 @@ class PublishedHead(nn.Module, ABC):
         self, hidden_size: int, vocab_size: int | None, num_layers: int | None = None
     ) -> None:
         super().__init__()
-        self.embedding: Embedding | None = None
+        self.embedding: nn.Embedding | None = None
         self._sizes = _sizes(hidden_size, vocab_size, num_layers)
 
     @property
@@ -61,26 +61,27 @@ class PublishedHead(nn.Module, ABC):
 
     def embed(self, token_ids: Int64[Tensor, " nodes"]) -> Nodes | None:
         """Return the head's own embeddings; `None` if it uses the target's."""
-        return None if self.embedding is None else self.embedding(token_ids)
+        own = self.embedding
+        return None if own is None else own(token_ids.to(own.weight.device))
 
-    def check(self, sizes: TargetSizes) -> None:
+    def check(self, target: FeatureModel) -> None:
         """Check that the head fits a target.
 
         Raises:
             OptionError: If hidden size, vocabulary or number of layers differ.
         """
         advice = "use the head that was published for this target"
-        found = _sizes(sizes.hidden_size, sizes.vocab_size, sizes.num_layers)
+        found = _sizes(target.hidden_size, target.vocab_size, target.num_layers)
         if any(found[what] != value for what, value in self._sizes.items()):
             raise OptionError(
                 f"head: this {self.family} head is for a target with states "
                 f"{_worded(self._sizes)}; the target's are {_worded(found)}; {advice}"
             )
-        read = self.layers(sizes.num_layers)
-        if any(not 0 <= layer <= sizes.num_layers for layer in read):
+        read = self.layers(target.num_layers)
+        if any(not 0 <= layer <= target.num_layers for layer in read):
             raise OptionError(
                 f"head: this {self.family} head reads hidden states {list(read)}; the target has 0 "
-                f"to {sizes.num_layers}; {advice}"
+                f"to {target.num_layers}; {advice}"
             )
 
     @property

@@ -13,7 +13,7 @@ from monge.heads.readers.attention import GroupedAttention, Mask
 from monge.heads.readers.base import PublishedHead, Unembed, plain_names
 from monge.heads.readers.decoder import feed_forward, windows
 from monge.heads.readers.files import Checkpoint
-from monge.heads.readers.layers import Embedding, Nodes, Norm, OutputLayer, Projection
+from monge.heads.readers.layers import Nodes, Norm, OutputLayer, Projection, own_embedding
 from monge.heads.readers.reading import Segment
 from monge.heads.readers.tensors import Settings, Tensors
 
@@ -73,7 +73,7 @@ class DFlashHead(PublishedHead):
             BlockLayer(tensors, f"layers.{one}", settings, mask)
             for one, mask in enumerate(_masks(settings, count, from_anchor=is_speculators))
         )
-        self.embedding = Embedding.maybe(tensors, vocab, hidden)
+        self.embedding = own_embedding(tensors, vocab, hidden)
         self.output = OutputLayer.maybe(tensors, hidden, vocab)
         drafted = vocab if self.output is None else self.output.size
         self.edges: MarkovEdges | SelectorEdges | None = None

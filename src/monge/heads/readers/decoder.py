@@ -1,11 +1,21 @@
-"""A decoder layer of a transformer."""
+"""A decoder layer of a transformer.
+
+Layers of published heads are not those of one model: EAGLE-3 attends to embedding and state side by
+side, block drafters project keys of a context that they do not transform, and backends compile what
+comes before attention apart from what comes after it. So the layer is written out here, and only
+mixtures of experts are the host's own.
+"""
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
+from transformers import DeepseekV3Config, Qwen2MoeConfig, Qwen3MoeConfig
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
+from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
 from monge.heads.readers.attention import GroupedAttention, LatentAttention
-from monge.heads.readers.experts import Experts
 from monge.heads.readers.layers import GatedMlp, Nodes, Norm, activation
 from monge.heads.readers.reading import Segment
 from monge.heads.readers.tensors import Settings, Tensors
@@ -70,6 +80,70 @@ class DecoderLayer(nn.Module):
             beside = values if self.first is None else self.first(values)
         values = values + self.attention(beside, segments, layer)
         return values + self.mlp(self.second(values))
+
+
+class Experts(nn.Module):
+    """A mixture of routed experts, and experts shared by all tokens, as the host computes it.
+
+    With `gate.e_score_correction_bias` the mixture is DeepSeek-V3's, otherwise Qwen's. Experts are
+    stored one by one, or all in one tensor.
+    """
+
+    def __init__(self, tensors: Tensors, name: str, settings: Settings) -> None:
+        super().__init__()
+        inner = settings.number("moe_intermediate_size")
+        count = settings.number("n_routed_experts", "num_experts", "num_local_experts")
+        common = {
+            "hidden_size": settings.hidden,
+            "moe_intermediate_size": inner,
+            "num_experts_per_tok": settings.number("num_experts_per_tok"),
+            "norm_topk_prob": settings.flag("norm_topk_prob", default=True),
+            "hidden_act": str(settings.config.get("hidden_act", "silu")),
+        }
+        activation(settings)  # refuses one that is unknown
+        with torch.device("meta"):
+            if f"{name}.gate.e_score_correction_bias" in tensors:
+                config = DeepseekV3Config(
+                    **common,
+                    n_routed_experts=count,
+                    n_shared_experts=settings.number("n_shared_experts", default=1),
+                    n_group=settings.number("n_group", default=1),
+                    topk_group=settings.number("topk_group", default=1),
+                    routed_scaling_factor=settings.real("routed_scaling_factor", 1.0),
+                )
+                self.block: nn.Module = DeepseekV3MoE(config)
+            elif f"{name}.shared_expert_gate.weight" in tensors:
+                shared = settings.number("shared_expert_intermediate_size", default=inner)
+                sizes = {"num_experts": count, "shared_expert_intermediate_size": shared}
+                self.block = Qwen2MoeSparseMoeBlock(Qwen2MoeConfig(**common, **sizes))
+            else:
+                self.block = Qwen3MoeSparseMoeBlock(Qwen3MoeConfig(**common, num_experts=count))
+        weights = {
+            part: _expert_weights(tensors, f"{name}.{part}", tuple(like.shape))
+            for part, like in self.block.state_dict().items()
+        }
+        self.block.load_state_dict(weights, assign=True)
+        self.block.requires_grad_(requires_grad=False)
+
+    def forward(self, values: Nodes) -> Nodes:
+        return self.block(values[None])[0]
+
+
+def _expert_weights(tensors: Tensors, name: str, shape: tuple[int, ...]) -> Tensor:
+    """A tensor, or the stack of the experts' own."""
+    if name in tensors or len(shape) < 3:
+        return tensors.take(name, *shape)
+    (count, rows, columns), (prefix, _, part) = shape, name.rpartition(".")
+    halves = ("gate_proj", "up_proj") if part == "gate_up_proj" else (part,)
+    size = rows // len(halves)
+    return torch.stack(
+        [
+            torch.cat(
+                [tensors.take(f"{prefix}.{one}.{half}.weight", size, columns) for half in halves]
+            )
+            for one in range(count)
+        ]
+    )
 
 
 def feed_forward(tensors: Tensors, name: str, settings: Settings) -> GatedMlp | Experts:

@@ -10,7 +10,7 @@ from torch import nn
 from monge.heads.readers.base import ChainHead, Unembed, plain_names
 from monge.heads.readers.decoder import DecoderLayer, windows
 from monge.heads.readers.files import Checkpoint
-from monge.heads.readers.layers import Embedding, Nodes, Norm, OutputLayer, Projection
+from monge.heads.readers.layers import Nodes, Norm, OutputLayer, Projection, own_embedding
 from monge.heads.readers.reading import Segment
 from monge.heads.readers.tensors import Settings, Tensors
 
@@ -46,7 +46,7 @@ class EagleHead(ChainHead):
             DecoderLayer(tensors, f"layers.{one}", settings, window=window, may_lack_norm=one == 0)
             for one, window in enumerate(windows(settings, count))
         )
-        self.embedding = Embedding.maybe(tensors, vocab, hidden)
+        self.embedding = own_embedding(tensors, vocab, hidden)
         # Norms that some retrained heads have; the published ones have none.
         self.before, self.after = (
             Norm(tensors, name, hidden, settings.eps)

@@ -12,7 +12,14 @@ from monge.heads.readers.attention import GroupedAttention
 from monge.heads.readers.base import ChainHead, Unembed, plain_names
 from monge.heads.readers.decoder import DecoderLayer, windows
 from monge.heads.readers.files import Checkpoint
-from monge.heads.readers.layers import Embedding, GatedMlp, Nodes, Norm, OutputLayer, Projection
+from monge.heads.readers.layers import (
+    GatedMlp,
+    Nodes,
+    Norm,
+    OutputLayer,
+    Projection,
+    own_embedding,
+)
 from monge.heads.readers.reading import Segment
 from monge.heads.readers.tensors import Settings, Tensors
 
@@ -73,7 +80,7 @@ class Eagle3Head(ChainHead):
         self.norm = Norm(tensors, "norm", hidden, eps)
         self.keeps_normed = settings.flag("norm_before_residual")
         self.returns_normed = settings.flag("norm_output")
-        self.embedding = Embedding.maybe(tensors, vocab, hidden)
+        self.embedding = own_embedding(tensors, vocab, hidden)
         if self.embedding is None and hidden != target:
             raise settings.refuse(
                 f"the head is {hidden} wide and its target {target}, and it has "

@@ -138,28 +138,10 @@ class ResBlocks(nn.Module):
         return values
 
 
-class Embedding(nn.Module):
-    """Embeddings of tokens.
-
-    Args:
-        tensors: Tensors of the checkpoint, with `embed_tokens.weight`.
-        count: Number of tokens.
-        width: Width of an embedding.
-    """
-
-    weight: Tensor
-
-    def __init__(self, tensors: Tensors, count: int, width: int) -> None:
-        super().__init__()
-        self.register_buffer("weight", tensors.take("embed_tokens.weight", count, width))
-
-    @classmethod
-    def maybe(cls, tensors: Tensors, count: int, width: int) -> "Embedding | None":
-        """The head's own embeddings, or `None` if it has none."""
-        return cls(tensors, count, width) if "embed_tokens.weight" in tensors else None
-
-    def forward(self, token_ids: Int64[Tensor, " nodes"]) -> Nodes:
-        return functional.embedding(token_ids.to(self.weight.device), self.weight)
+def own_embedding(tensors: Tensors, count: int, width: int) -> nn.Embedding | None:
+    """The head's own embeddings, `embed_tokens.weight`, or `None` if it has none."""
+    weight = tensors.maybe("embed_tokens.weight", count, width)
+    return None if weight is None else nn.Embedding.from_pretrained(weight)
 
 
 class OutputLayer(nn.Module):
