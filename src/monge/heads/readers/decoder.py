@@ -99,6 +99,7 @@ class Experts(nn.Module):
             "num_experts_per_tok": settings.number("num_experts_per_tok"),
             "norm_topk_prob": settings.flag("norm_topk_prob", default=True),
             "hidden_act": str(settings.config.get("hidden_act", "silu")),
+            "experts_implementation": "eager",
         }
         activation(settings)  # refuses one that is unknown
         with torch.device("meta"):
