@@ -24,7 +24,7 @@ from monge.core.errors import unknown_name
 from monge.heads.readers.eagle import EagleHead
 from monge.heads.readers.medusa import MedusaHead
 from monge.heads.readers.reading import Reading
-from monge.heads.readers.tensors import Settings, Tensors
+from monge.heads.readers.source import Source
 from monge.loading.networks import load_network, load_tokenizer
 from monge.prompts import encode, read_prompts, shipped
 from monge.training.chain import ChainQuality, Step, Weights, chain_loss, chain_quality
@@ -100,7 +100,7 @@ class MedusaTrainee(Trainee):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.head = MedusaHead(Tensors.in_memory(self.tensors), [1] * self.num_steps)
+        self.head = MedusaHead(Source.in_memory(self.tensors, {}), [1] * self.num_steps)
 
     def initial(self) -> dict[str, Tensor]:
         hidden, device = self.fitted.states.shape[-1], self.fitted.states.device
@@ -152,8 +152,7 @@ class EagleTrainee(Trainee):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        settings = Settings(self.layer, "eagle training")
-        self.head = EagleHead(Tensors.in_memory(self.tensors), settings)
+        self.head = EagleHead(Source.in_memory(self.tensors, self.layer))
 
     def initial(self) -> dict[str, Tensor]:
         hidden, generator = self.layer["hidden_size"], torch.Generator().manual_seed(self.seed)

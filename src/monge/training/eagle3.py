@@ -22,7 +22,7 @@ from monge.core.errors import OptionError, UnsupportedModelError
 from monge.core.model import FeatureModel
 from monge.heads.readers.attention import GroupedAttention
 from monge.heads.readers.eagle3 import Eagle3Head
-from monge.heads.readers.tensors import Settings, Tensors
+from monge.heads.readers.source import Source
 from monge.training.chain import ChainQuality, Step, chain_quality
 from monge.training.conversations import Conversations, Rows, read_conversations
 from monge.training.loop import NOBODY, Outcome, Recipe, Watch, train
@@ -99,8 +99,8 @@ class Eagle3Trainee:
         device, ids = self._device, self.target.draft_ids.cpu()
         self.tensors = {name: part.to(device).requires_grad_() for name, part in fresh.items()}
         named = {name.replace(_LAYER, "layers.0"): part for name, part in self.tensors.items()}
-        tensors = Tensors.in_memory({**named, "d2t": ids - torch.arange(len(ids))})
-        self.head = Eagle3Head(tensors, Settings(self.config, "eagle3 training"))
+        named["d2t"] = ids - torch.arange(len(ids))
+        self.head = Eagle3Head(Source.in_memory(named, self.config))
 
     def loss(self, batch_size: int, generator: torch.Generator, share: float = 1.0) -> Tensor:
         """Loss of a random batch of about `batch_size` positions.

@@ -18,7 +18,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBl
 from monge.heads.readers.attention import GroupedAttention, LatentAttention
 from monge.heads.readers.layers import GatedMlp, Nodes, Norm, activation
 from monge.heads.readers.reading import Segment
-from monge.heads.readers.tensors import Settings, Tensors
+from monge.heads.readers.source import Source
 
 
 class DecoderLayer(nn.Module):
@@ -35,9 +35,8 @@ class DecoderLayer(nn.Module):
 
     def __init__(
         self,
-        tensors: Tensors,
+        source: Source,
         name: str,
-        settings: Settings,
         *,
         doubled: bool = False,
         centred: bool = False,
@@ -46,19 +45,19 @@ class DecoderLayer(nn.Module):
     ) -> None:
         super().__init__()
         first, second = (f"{name}.{part}_layernorm" for part in ("input", "post_attention"))
-        lacks_norm = doubled or (may_lack_norm and f"{first}.weight" not in tensors)
-        hidden, eps = settings.hidden, settings.eps
-        self.first = None if lacks_norm else Norm(tensors, first, hidden, eps, centred=centred)
-        self.second = Norm(tensors, second, hidden, eps, centred=centred)
+        lacks_norm = doubled or (may_lack_norm and f"{first}.weight" not in source)
+        hidden = source.hidden
+        self.first = None if lacks_norm else Norm(source, first, hidden, centred=centred)
+        self.second = Norm(source, second, hidden, centred=centred)
         part = f"{name}.self_attn"
-        tensors.leave(f"{part}.rotary_emb.")
+        source.leave(f"{part}.rotary_emb.")
         self.attention: LatentAttention | GroupedAttention
-        if f"{part}.kv_a_proj_with_mqa.weight" in tensors:
-            self.attention = LatentAttention(tensors, part, settings)
+        if f"{part}.kv_a_proj_with_mqa.weight" in source:
+            self.attention = LatentAttention(source, part)
         else:
             kind = {"doubled": doubled, "window": window, "centred": centred}
-            self.attention = GroupedAttention(tensors, part, settings, **kind)
-        self.mlp = feed_forward(tensors, f"{name}.mlp", settings)
+            self.attention = GroupedAttention(source, part, **kind)
+        self.mlp = feed_forward(source, f"{name}.mlp")
 
     def forward(
         self,
@@ -89,38 +88,38 @@ class Experts(nn.Module):
     stored one by one, or all in one tensor.
     """
 
-    def __init__(self, tensors: Tensors, name: str, settings: Settings) -> None:
+    def __init__(self, source: Source, name: str) -> None:
         super().__init__()
-        inner = settings.number("moe_intermediate_size")
-        count = settings.number("n_routed_experts", "num_experts", "num_local_experts")
+        inner = source.number("moe_intermediate_size")
+        count = source.number("n_routed_experts", "num_experts", "num_local_experts")
         common = {
-            "hidden_size": settings.hidden,
+            "hidden_size": source.hidden,
             "moe_intermediate_size": inner,
-            "num_experts_per_tok": settings.number("num_experts_per_tok"),
-            "norm_topk_prob": settings.flag("norm_topk_prob", default=True),
-            "hidden_act": str(settings.config.get("hidden_act", "silu")),
+            "num_experts_per_tok": source.number("num_experts_per_tok"),
+            "norm_topk_prob": source.flag("norm_topk_prob", default=True),
+            "hidden_act": str(source.config.get("hidden_act", "silu")),
             "experts_implementation": "eager",
         }
-        activation(settings)  # refuses one that is unknown
+        activation(source)  # refuses one that is unknown
         with torch.device("meta"):
-            if f"{name}.gate.e_score_correction_bias" in tensors:
+            if f"{name}.gate.e_score_correction_bias" in source:
                 config = DeepseekV3Config(
                     **common,
                     n_routed_experts=count,
-                    n_shared_experts=settings.number("n_shared_experts", default=1),
-                    n_group=settings.number("n_group", default=1),
-                    topk_group=settings.number("topk_group", default=1),
-                    routed_scaling_factor=settings.real("routed_scaling_factor", 1.0),
+                    n_shared_experts=source.number("n_shared_experts", default=1),
+                    n_group=source.number("n_group", default=1),
+                    topk_group=source.number("topk_group", default=1),
+                    routed_scaling_factor=source.real("routed_scaling_factor", 1.0),
                 )
                 self.block: nn.Module = DeepseekV3MoE(config)
-            elif f"{name}.shared_expert_gate.weight" in tensors:
-                shared = settings.number("shared_expert_intermediate_size", default=inner)
+            elif f"{name}.shared_expert_gate.weight" in source:
+                shared = source.number("shared_expert_intermediate_size", default=inner)
                 sizes = {"num_experts": count, "shared_expert_intermediate_size": shared}
                 self.block = Qwen2MoeSparseMoeBlock(Qwen2MoeConfig(**common, **sizes))
             else:
                 self.block = Qwen3MoeSparseMoeBlock(Qwen3MoeConfig(**common, num_experts=count))
         weights = {
-            part: _expert_weights(tensors, f"{name}.{part}", tuple(like.shape))
+            part: _expert_weights(source, f"{name}.{part}", tuple(like.shape))
             for part, like in self.block.state_dict().items()
         }
         self.block.load_state_dict(weights, assign=True)
@@ -130,45 +129,44 @@ class Experts(nn.Module):
         return self.block(values[None])[0]
 
 
-def _expert_weights(tensors: Tensors, name: str, shape: tuple[int, ...]) -> Tensor:
+def _expert_weights(source: Source, name: str, shape: tuple[int, ...]) -> Tensor:
     """A tensor, or the stack of the experts' own."""
-    if name in tensors or len(shape) < 3:
-        return tensors.take(name, *shape)
+    if name in source or len(shape) < 3:
+        return source.take(name, *shape)
     (count, rows, columns), (prefix, _, part) = shape, name.rpartition(".")
     halves = ("gate_proj", "up_proj") if part == "gate_up_proj" else (part,)
     size = rows // len(halves)
     return torch.stack(
         [
             torch.cat(
-                [tensors.take(f"{prefix}.{one}.{half}.weight", size, columns) for half in halves]
+                [source.take(f"{prefix}.{one}.{half}.weight", size, columns) for half in halves]
             )
             for one in range(count)
         ]
     )
 
 
-def feed_forward(tensors: Tensors, name: str, settings: Settings) -> GatedMlp | Experts:
+def feed_forward(source: Source, name: str) -> GatedMlp | Experts:
     """Return a mixture of experts if the checkpoint has a router, else one network."""
-    if f"{name}.gate.weight" in tensors:
-        return Experts(tensors, name, settings)
-    inner = settings.number("intermediate_size")
-    return GatedMlp(tensors, name, settings.hidden, inner, act=activation(settings))
+    if f"{name}.gate.weight" in source:
+        return Experts(source, name)
+    return GatedMlp(source, name, source.number("intermediate_size"))
 
 
-def windows(settings: Settings, count: int) -> list[int | None]:
+def windows(source: Source, count: int) -> list[int | None]:
     """Return the sliding window, or `None`, of every layer.
 
     Raises:
         ModelLoadError: If a layer type is unknown, or their number differs from the number of layers.
     """
-    kinds = settings.config.get("layer_types") or ["full_attention"] * count
+    kinds = source.config.get("layer_types") or ["full_attention"] * count
     if len(kinds) != count or not {"full_attention", "sliding_attention"}.issuperset(
         map(str, kinds)
     ):
-        raise settings.refuse(
+        raise source.refuse(
             f"{count} layers of kinds {sorted(set(map(str, kinds)))}; known: full_attention, "
             "sliding_attention"
         )
     return [
-        settings.number("sliding_window") if kind == "sliding_attention" else None for kind in kinds
+        source.number("sliding_window") if kind == "sliding_attention" else None for kind in kinds
     ]

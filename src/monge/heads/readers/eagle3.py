@@ -21,7 +21,7 @@ from monge.heads.readers.layers import (
     own_embedding,
 )
 from monge.heads.readers.reading import Segment
-from monge.heads.readers.tensors import Settings, Tensors
+from monge.heads.readers.source import Source
 
 
 class Eagle3Head(ChainHead):
@@ -36,9 +36,8 @@ class Eagle3Head(ChainHead):
     L. The list [1, L // 2 - 1, L - 4] counts outputs instead and names the same three.
 
     Args:
-        tensors: `fc.weight`, `layers.0.*` (published as `midlayer.*`), `norm.weight`,
-            `lm_head.weight`, `d2t`, `t2d`, ...
-        settings: A Llama-like configuration.
+        source: `fc.weight`, `layers.0.*` (published as `midlayer.*`), `norm.weight`,
+            `lm_head.weight`, `d2t`, `t2d`, ...; a Llama-like configuration.
 
     Reference:
         Li et al., EAGLE-3, arXiv 2503.01840.
@@ -46,53 +45,53 @@ class Eagle3Head(ChainHead):
 
     family: ClassVar[str] = "eagle3"
 
-    def __init__(self, tensors: Tensors, settings: Settings) -> None:
-        hidden, vocab, eps = settings.hidden, settings.number("vocab_size"), settings.eps
-        target = settings.number("target_hidden_size", default=hidden)
+    def __init__(self, source: Source) -> None:
+        hidden, vocab = source.hidden, source.number("vocab_size")
+        target = source.number("target_hidden_size", default=hidden)
         super().__init__(target, vocab)
-        self.ids = settings.numbers("eagle_aux_hidden_state_layer_ids")
-        has_fusion = settings.flag("use_aux_hidden_state", default=True)
+        self.ids = source.numbers("eagle_aux_hidden_state_layer_ids")
+        has_fusion = source.flag("use_aux_hidden_state", default=True)
         self.num_fused = (len(self.ids) if self.ids else 3) if has_fusion else 1
         fused = self.num_fused * target
-        self.fc = Projection(tensors, "fc", hidden, fused) if has_fusion else None
+        self.fc = Projection(source, "fc", hidden, fused) if has_fusion else None
         self.whole_norm, self.part_norms = None, None
-        if "input_norm.weight" in tensors:
-            self.whole_norm = Norm(tensors, "input_norm", fused, eps)
-        elif settings.flag("norm_before_fc"):
-            raise settings.refuse(
+        if "input_norm.weight" in source:
+            self.whole_norm = Norm(source, "input_norm", fused)
+        elif source.flag("norm_before_fc"):
+            raise source.refuse(
                 "norm_before_fc is set, and there is no input_norm.weight; fetch the file again"
             )
-        if "fc_norm.0.weight" in tensors:
+        if "fc_norm.0.weight" in source:
             self.part_norms = nn.ModuleList(
-                Norm(tensors, f"fc_norm.{one}", target, eps) for one in range(self.num_fused)
+                Norm(source, f"fc_norm.{one}", target) for one in range(self.num_fused)
             )
-        elif settings.flag("fc_norm"):
-            raise settings.refuse(
+        elif source.flag("fc_norm"):
+            raise source.refuse(
                 "fc_norm is set, and there is no fc_norm.0.weight; fetch the file again"
             )
-        count = settings.number("num_hidden_layers", default=1)
-        self.state_norm = Norm(tensors, "layers.0.hidden_norm", hidden, eps)
-        self.token_norm = Norm(tensors, "layers.0.input_layernorm", hidden, eps)
+        count = source.number("num_hidden_layers", default=1)
+        self.state_norm = Norm(source, "layers.0.hidden_norm", hidden)
+        self.token_norm = Norm(source, "layers.0.input_layernorm", hidden)
         self.decoder = nn.ModuleList(
-            DecoderLayer(tensors, f"layers.{one}", settings, doubled=one == 0, window=window)
-            for one, window in enumerate(windows(settings, count))
+            DecoderLayer(source, f"layers.{one}", doubled=one == 0, window=window)
+            for one, window in enumerate(windows(source, count))
         )
-        self.norm = Norm(tensors, "norm", hidden, eps)
-        self.keeps_normed = settings.flag("norm_before_residual")
-        self.returns_normed = settings.flag("norm_output")
-        self.embedding = own_embedding(tensors, vocab, hidden)
+        self.norm = Norm(source, "norm", hidden)
+        self.keeps_normed = source.flag("norm_before_residual")
+        self.returns_normed = source.flag("norm_output")
+        self.embedding = own_embedding(source, vocab, hidden)
         if self.embedding is None and hidden != target:
-            raise settings.refuse(
+            raise source.refuse(
                 f"the head is {hidden} wide and its target {target}, and it has "
                 "no embeddings of its own"
             )
-        self.output = OutputLayer(tensors, hidden, vocab)
-        named = settings.number("draft_vocab_size", default=self.output.size)
+        self.output = OutputLayer(source, hidden, vocab)
+        named = source.number("draft_vocab_size", default=self.output.size)
         if named != self.output.size:
-            raise settings.refuse(
+            raise source.refuse(
                 f"draft_vocab_size is {named}, and lm_head.weight has {self.output.size} rows"
             )
-        tensors.leave("verifier_norm.", "verifier_lm_head.")
+        source.leave("verifier_norm.", "verifier_lm_head.")
 
     @property
     def draft_ids(self) -> Int64[torch.Tensor, " some"] | None:
@@ -217,7 +216,7 @@ def read(checkpoint: Checkpoint, config: Mapping[str, Any] | None = None) -> Eag
     """
     if config is None:
         config = {**checkpoint.config, **(checkpoint.config.get("eagle_config") or {})}
-    tensors = Tensors.of(checkpoint, plain_names(checkpoint))
-    head = Eagle3Head(tensors, Settings(config, tensors.where))
-    tensors.finish()
+    source = Source.of(checkpoint, plain_names(checkpoint), config)
+    head = Eagle3Head(source)
+    source.finish()
     return head

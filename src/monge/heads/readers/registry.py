@@ -6,9 +6,9 @@ from typing import Any, Final, NamedTuple
 
 from monge.core.errors import ModelLoadError
 from monge.heads.readers import block, eagle, eagle3, hydra, medusa, mtp
-from monge.heads.readers.base import PublishedHead
+from monge.heads.readers.base import PublishedHead, plain_names
 from monge.heads.readers.files import Checkpoint, listed
-from monge.heads.readers.tensors import Settings
+from monge.heads.readers.source import Source
 
 _TYPE: Final = "speculators_model_type"
 _OUTER: Final = ("transformer_layer_config", "speculators_config", "architectures", "model_type")
@@ -44,13 +44,13 @@ def _read_speculators(checkpoint: Checkpoint) -> PublishedHead:
 
 
 def _read_block(checkpoint: Checkpoint, config: dict[str, Any]) -> PublishedHead:
-    settings = Settings(config, str(checkpoint.path))
-    shifted = settings.flag("sample_from_anchor", default=config[_TYPE] == "dspark")
+    source = Source.of(checkpoint, plain_names(checkpoint), config)
+    shifted = source.flag("sample_from_anchor", default=config[_TYPE] == "dspark")
     # This format counts hidden states, so its numbers need no shift.
-    ids = settings.numbers("aux_hidden_state_layer_ids")
+    ids = source.numbers("aux_hidden_state_layer_ids")
     if ids is None:
-        raise settings.refuse("the configuration lacks aux_hidden_state_layer_ids")
-    return block.build(checkpoint, config, ids, is_shifted=shifted, is_speculators=True)
+        raise source.refuse("the configuration lacks aux_hidden_state_layer_ids")
+    return block.build(source, ids, is_shifted=shifted, is_speculators=True)
 
 
 _ALGORITHMS: Final[dict[str, Callable[[Checkpoint, dict[str, Any]], PublishedHead]]] = {
