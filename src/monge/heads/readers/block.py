@@ -13,7 +13,7 @@ from monge.heads.readers.attention import GroupedAttention, Mask
 from monge.heads.readers.base import PublishedHead, Unembed, plain_names
 from monge.heads.readers.decoder import feed_forward, windows
 from monge.heads.readers.files import Checkpoint
-from monge.heads.readers.layers import Nodes, Norm, OutputLayer, Projection, own_embedding
+from monge.heads.readers.layers import Nodes, Norm, OutputLayer, Projection
 from monge.heads.readers.reading import Segment
 from monge.heads.readers.source import Source
 
@@ -71,7 +71,7 @@ class DFlashHead(PublishedHead):
             BlockLayer(source, f"layers.{one}", mask)
             for one, mask in enumerate(_masks(source, count, from_anchor=is_speculators))
         )
-        self.embedding = own_embedding(source, vocab, hidden)
+        self.embedding = source.maybe("embed_tokens.weight", vocab, hidden)
         self.output = OutputLayer.maybe(source, hidden, vocab)
         drafted = vocab if self.output is None else self.output.size
         self.edges: MarkovEdges | SelectorEdges | None = None

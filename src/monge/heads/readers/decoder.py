@@ -7,6 +7,7 @@ mixtures of experts are the host's own.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -92,7 +93,7 @@ class Experts(nn.Module):
         super().__init__()
         inner = source.number("moe_intermediate_size")
         count = source.number("n_routed_experts", "num_experts", "num_local_experts")
-        common = {
+        common: dict[str, Any] = {
             "hidden_size": source.hidden,
             "moe_intermediate_size": inner,
             "num_experts_per_tok": source.number("num_experts_per_tok"),
@@ -114,8 +115,8 @@ class Experts(nn.Module):
                 self.block: nn.Module = DeepseekV3MoE(config)
             elif f"{name}.shared_expert_gate.weight" in source:
                 shared = source.number("shared_expert_intermediate_size", default=inner)
-                sizes = {"num_experts": count, "shared_expert_intermediate_size": shared}
-                self.block = Qwen2MoeSparseMoeBlock(Qwen2MoeConfig(**common, **sizes))
+                common |= {"shared_expert_intermediate_size": shared}
+                self.block = Qwen2MoeSparseMoeBlock(Qwen2MoeConfig(**common, num_experts=count))
             else:
                 self.block = Qwen3MoeSparseMoeBlock(Qwen3MoeConfig(**common, num_experts=count))
         weights = {

@@ -10,7 +10,7 @@ from torch import nn
 from monge.heads.readers.base import ChainHead, Unembed, plain_names
 from monge.heads.readers.decoder import DecoderLayer, windows
 from monge.heads.readers.files import Checkpoint
-from monge.heads.readers.layers import Nodes, Norm, OutputLayer, Projection, own_embedding
+from monge.heads.readers.layers import Nodes, Norm, OutputLayer, Projection
 from monge.heads.readers.reading import Segment
 from monge.heads.readers.source import Source
 
@@ -45,7 +45,7 @@ class EagleHead(ChainHead):
             DecoderLayer(source, f"layers.{one}", window=window, may_lack_norm=one == 0)
             for one, window in enumerate(windows(source, count))
         )
-        self.embedding = own_embedding(source, vocab, hidden)
+        self.embedding = source.maybe("embed_tokens.weight", vocab, hidden)
         # Norms that some retrained heads have; the published ones have none.
         self.before, self.after = (
             Norm(source, name, hidden) if f"{name}.weight" in source else nn.Identity()

@@ -18,7 +18,6 @@ from monge.heads.readers.layers import (
     Norm,
     OutputLayer,
     Projection,
-    own_embedding,
 )
 from monge.heads.readers.reading import Segment
 from monge.heads.readers.source import Source
@@ -79,7 +78,7 @@ class Eagle3Head(ChainHead):
         self.norm = Norm(source, "norm", hidden)
         self.keeps_normed = source.flag("norm_before_residual")
         self.returns_normed = source.flag("norm_output")
-        self.embedding = own_embedding(source, vocab, hidden)
+        self.embedding = source.maybe("embed_tokens.weight", vocab, hidden)
         if self.embedding is None and hidden != target:
             raise source.refuse(
                 f"the head is {hidden} wide and its target {target}, and it has "

@@ -76,7 +76,8 @@ class Norm(nn.Module):
         centred: bool = False,
     ) -> None:
         super().__init__()
-        self.eps, self.offset = source.eps if eps is None else eps, 1.0 if centred else 0.0
+        self.eps = source.real("rms_norm_eps", 1e-6) if eps is None else eps
+        self.offset = 1.0 if centred else 0.0
         self.register_buffer("weight", source.take(f"{name}.weight", size))
 
     def forward(self, values: Float[Tensor, "*nodes width"]) -> Float[Tensor, "*nodes width"]:
@@ -140,12 +141,6 @@ class ResBlocks(nn.Module):
             kept = self.skip(values) if place == 0 and self.skip is not None else values
             values = kept + functional.silu(linear(values))
         return values
-
-
-def own_embedding(source: Source, count: int, width: int) -> nn.Embedding | None:
-    """The head's own embeddings, `embed_tokens.weight`, or `None` if it has none."""
-    weight = source.maybe("embed_tokens.weight", count, width)
-    return None if weight is None else nn.Embedding.from_pretrained(weight)
 
 
 class OutputLayer(nn.Module):

@@ -119,11 +119,6 @@ class Source:
         """Width of a state."""
         return self.number("hidden_size")
 
-    @property
-    def eps(self) -> float:
-        """Epsilon of the norms."""
-        return self.real("rms_norm_eps", 1e-6)
-
     def number(self, *names: str, default: int | None = None) -> int:
         """A non-negative integer, under the first of the names that is set; required without a default."""
         name = next((name for name in names if self.config.get(name) is not None), None)
