@@ -13,11 +13,12 @@ from monge.training.calibrate import (
     calibrate_alignments,
     calibrate_ridge,
     calibrate_temperatures,
+    drafted_steps,
     measure,
 )
-from monge.training.chain import Weights, law_losses
+from monge.training.chain import Step, Weights, chain_loss
 from monge.training.loop import NOBODY, STATE, Recipe, Watch
-from monge.training.shape import head_loss, train_predictor
+from monge.training.shape import train_predictor
 from monge.training.texts import Texts, all_windows
 from tests.heads.toy import markov_ends, markov_table, markov_texts
 
@@ -105,19 +106,19 @@ def test_losses_are_their_definitions() -> None:
     target, logits = torch.randn(2, 7, 9, generator=generator)
     target[0, :4] = float("-inf")
     p, q = target.softmax(dim=1), logits.softmax(dim=1)
-    kl, tv = law_losses(target, logits)
-    expected = torch.where(p > 0, p * (p / q).log(), 0.0).sum(dim=1).mean()
-    torch.testing.assert_close(kl, expected)
-    torch.testing.assert_close(tv, 0.5 * (p - q).abs().sum(dim=1).mean())
+    kl = torch.where(p > 0, p * (p / q).log(), 0.0).sum(dim=1).mean()
+    distance = 0.5 * (p - q).abs().sum(dim=1).mean()
+    step = Step(logits, target, torch.zeros(7, dtype=torch.long))
+    torch.testing.assert_close(chain_loss([step], Weights(tv=3.0)), kl + 3 * distance)
 
 
 def test_the_loss_is_the_weighted_sum_of_its_parts() -> None:
     (windows,) = all_windows(texts(rows=3), STEPS, ENDS)
-    one, subspace = head("gated"), torch.eye(2, VOCAB)
+    steps, subspace = list(drafted_steps(head("gated"), windows, ENDS)), torch.eye(2, VOCAB)
 
     def loss(**weights: float) -> float:
         parts = Weights(**{"tv": 0.0, "cosine": 0.0, "sinkhorn": 0.0} | weights)
-        return head_loss(one, windows, ENDS, parts, subspace).item()
+        return chain_loss(steps, parts, subspace=subspace).item()
 
     plain = loss()
     assert loss(tv=1.0) > plain

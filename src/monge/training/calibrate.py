@@ -36,26 +36,27 @@ def predictions(head: ShapeHead, windows: Windows) -> Iterator[Float[Tensor, "no
         yield state
 
 
+def drafted_steps(
+    head: ShapeHead, windows: Windows, ends: Ends, *, temperature: float | int = 1.0
+) -> Iterator[Step]:
+    """Yield the head's steps along the text beside the target's own; gradients pass through the head's."""
+    for index, state in enumerate(predictions(head, windows)):
+        with torch.no_grad():
+            true = ends.unembed(windows.true[:, index]) / temperature
+        drafted = head.cooled(index + 1, ends.unembed(state)) / temperature
+        states = (state, windows.true[:, index])
+        yield Step(drafted, true, windows.token_ids[:, index], states=states)
+
+
 @torch.inference_mode()
 def measure(
     head: ShapeHead, texts: Texts, ends: Ends, *, temperature: float | int = 1.0
 ) -> ChainQuality:
-    """Measure the head's chains along text; unbiased if the target wrote it at this temperature.
-
-    Args:
-        head: The head.
-        texts: Text and states.
-        ends: The target's ends.
-        temperature: Temperature of both laws, above 0.
-    """
-
-    def steps(windows: Windows) -> Iterator[Step]:
-        for index, state in enumerate(predictions(head, windows)):
-            drafted = head.cooled(index + 1, ends.unembed(state)) / temperature
-            true = ends.unembed(windows.true[:, index]) / temperature
-            yield Step(drafted, true, windows.token_ids[:, index])
-
-    return chain_quality(map(steps, all_windows(texts, head.predictor.num_steps, ends)))
+    """Measure the head's chains along text; unbiased if the target wrote it at this temperature."""
+    return chain_quality(
+        drafted_steps(head, windows, ends, temperature=temperature)
+        for windows in all_windows(texts, head.predictor.num_steps, ends)
+    )
 
 
 def law(

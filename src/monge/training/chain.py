@@ -140,7 +140,11 @@ def chain_loss(
     """
     total: Tensor | None = None
     for number, step in enumerate(steps):
-        kl, tv = law_losses(step.true, step.drafted.float())
+        log_p, log_q = step.true.float().log_softmax(dim=1), step.drafted.float().log_softmax(dim=1)
+        p = log_p.exp()
+        # A token without mass is minus infinity in the logarithm and counts nothing.
+        kl = torch.where(p > 0, p * (log_p - log_q), 0.0).sum(dim=1).mean()
+        tv = 1.0 - torch.minimum(p, log_q.exp()).sum(dim=1).mean()
         loss = kl + weights.tv * tv
         if step.states is not None:
             found, true = (states.float() for states in step.states)
@@ -154,15 +158,3 @@ def chain_loss(
         total = loss if total is None else total + loss
     assert total is not None
     return total
-
-
-def law_losses(
-    target: Float[Tensor, "nodes vocab"], logits: Float[Tensor, "nodes vocab"]
-) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """Mean KL(p || q) and TV(p, q) of two batches of logits."""
-    log_p, log_q = target.log_softmax(dim=1), logits.log_softmax(dim=1)
-    p = log_p.exp()
-    # A token without mass is minus infinity in the logarithm and counts nothing.
-    kl = torch.where(p > 0, p * (log_p - log_q), 0.0).sum(dim=1)
-    tv = 1.0 - torch.minimum(p, log_q.exp()).sum(dim=1)
-    return kl.mean(), tv.mean()

@@ -18,17 +18,16 @@ from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
 from monge.training.calibrate import (
     calibrate_alignments,
     calibrate_ridge,
+    drafted_steps,
     measure,
-    predictions,
     principal_directions,
 )
-from monge.training.chain import Step, Weights, chain_loss
+from monge.training.chain import chain_loss
 from monge.training.loop import NOBODY, Outcome, Progress, Recipe, Watch, train
 from monge.training.texts import (
     HELD_OUT_ROWS,
     Ends,
     Texts,
-    Windows,
     feature_model,
     gradient_ends,
     random_windows,
@@ -103,27 +102,14 @@ def train_predictor(
         del share
         windows = random_windows(fitted, recipe.batch_size, num_steps, ends, generator)
         with torch.autocast(subspace.device.type, dtype=mixed, enabled=mixed is not None):
-            return head_loss(head, windows, ends, recipe.weights, subspace)
+            steps = drafted_steps(head, windows, ends)
+            return chain_loss(steps, recipe.weights, subspace=subspace)
 
     def efficiency() -> float:
         return measure(head, held_out, ends).block_efficiency
 
     weights = dict(head.predictor.named_parameters())
     return train(weights, loss, efficiency, recipe=recipe, folder=folder, watch=watch)
-
-
-def head_loss(
-    head: ShapeHead, windows: Windows, ends: Ends, weights: Weights, subspace: Tensor
-) -> Tensor:
-    """Mean loss of a batch of windows; see `chain_loss`."""
-    steps: list[Step] = []
-    for index, state in enumerate(predictions(head, windows)):
-        true = windows.true[:, index]
-        with torch.no_grad():
-            target = ends.unembed(true).float()
-        drafted = head.cooled(index + 1, ends.unembed(state))
-        steps.append(Step(drafted, target, windows.token_ids[:, index], states=(state, true)))
-    return chain_loss(steps, weights, subspace=subspace)
 
 
 def make_head(
