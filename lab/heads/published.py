@@ -28,7 +28,7 @@ from monge.heads.readers.source import Source
 from monge.loading.networks import load_network, load_tokenizer
 from monge.prompts import encode, read_prompts, shipped
 from monge.training.chain import ChainQuality, Step, Weights, chain_loss, chain_quality
-from monge.training.eagle3 import initial_layer, layer_config, rounded, save_published
+from monge.training.eagle3 import initial_layer, layer_config, save_published
 from monge.training.loop import NOBODY, Outcome, Recipe, Watch, train
 from monge.training.own_text import TextSettings, write_own_text
 from monge.training.texts import (
@@ -250,7 +250,7 @@ def train_published(
     )
     if outcome.quality is not None:
         config = {**trainee.config, "about": {"tokens": rows.numel(), **outcome.figures}}
-        save_published(folder / trainee.file, rounded(trainee.tensors), config)
+        save_published(folder / trainee.file, trainee.tensors, config)
     return outcome
 
 

@@ -237,14 +237,6 @@ class _Loss(torch.autograd.Function):
         return slope * grad_outputs[0], None, None
 
 
-def frequent_tokens(
-    token_ids: Int64[Tensor, " tokens"], vocab_size: int, count: int
-) -> Int64[Tensor, " draft"]:
-    """The most frequent tokens of a text, ascending; ties prefer smaller ids."""
-    counts = torch.bincount(token_ids.flatten(), minlength=vocab_size)
-    return torch.sort(torch.sort(counts, descending=True, stable=True).indices[:count]).values
-
-
 def initial(
     config: Mapping[str, Any], target: Target, generator: torch.Generator
 ) -> dict[str, Tensor]:
@@ -321,7 +313,9 @@ def train_eagle3(
     measured, chosen = read(pairs[:count]), read(pairs[count : 2 * count][:_LOOK])
     fitted = read(pairs[2 * count :], quick)
     learnt, vocab = fitted.token_ids[fitted.is_learnt], sizes.vocab_size
-    ids = frequent_tokens(learnt, vocab, min(draft_vocabulary, vocab)).cpu()
+    # The most frequent tokens; ties prefer smaller ids.
+    order = torch.bincount(learnt, minlength=vocab).sort(descending=True, stable=True).indices
+    ids = order[: min(draft_vocabulary, vocab)].sort().values.cpu()
     trainee = Eagle3Trainee(
         fitted=fitted,
         target=_ends(network, ids),
@@ -357,10 +351,13 @@ def train_eagle3(
                 **(about or {}),
             },
         }
-        tensors = rounded(trainee.tensors)
-        tensors["d2t"] = ids - torch.arange(len(ids))
-        tensors["t2d"] = torch.zeros(vocab, dtype=torch.bool).index_fill(0, ids, value=True)
-        save_published(folder / "model.safetensors", tensors, config)
+        save_published(
+            folder / "model.safetensors",
+            trainee.tensors,
+            config,
+            d2t=ids - torch.arange(len(ids)),
+            t2d=torch.zeros(vocab, dtype=torch.bool).index_fill(0, ids, value=True),
+        )
     return outcome
 
 
@@ -391,19 +388,14 @@ def _ends(network: Any, ids: torch.Tensor) -> Target:
         )
 
 
-def save_published(file: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
-    """Save a head in a published format."""
-    save_file(dict(tensors), file)
+def save_published(
+    file: Path, weights: Mapping[str, Tensor], config: Mapping[str, Any], **beside: Tensor
+) -> None:
+    """Save a head in a published format, its weights in bfloat16, which changes no output distribution."""
+    rounded = {name: weight.detach().to("cpu", torch.bfloat16) for name, weight in weights.items()}
+    save_file({name: one.contiguous() for name, one in (rounded | beside).items()}, file)
     text = json.dumps(config, indent=2) + "\n"
     (file.parent / "config.json").write_text(text, encoding="utf-8")
-
-
-def rounded(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Round weights to bfloat16, which changes a draft law slightly and the output law not at all."""
-    return {
-        name: weight.detach().to("cpu", torch.bfloat16).contiguous()
-        for name, weight in weights.items()
-    }
 
 
 def initial_layer(

@@ -367,12 +367,7 @@ def recognises(checkpoint: Checkpoint) -> bool:
 
 
 def read(checkpoint: Checkpoint) -> DFlashHead:
-    """Read one in z-lab's or DeepSpec's format.
-
-    Raises:
-        ModelLoadError: If settings or tensors are missing, unexpected, misshapen or inconsistent,
-            or the method is Domino.
-    """
+    """Read one in z-lab's or DeepSpec's format; Domino is refused."""
     config = {**checkpoint.config, **(checkpoint.config.get("dflash_config") or {})}
     source = Source.of(checkpoint, plain_names(checkpoint), config)
     architecture = str((config.get("architectures") or ["?"])[0])
@@ -394,11 +389,7 @@ def build(
     is_shifted: bool,
     is_speculators: bool = False,
 ) -> DFlashHead:
-    """Read one with these settings; for the arguments see `DFlashHead`.
-
-    Raises:
-        ModelLoadError: As for `read`.
-    """
+    """Build one; for the arguments see `DFlashHead`."""
     head = DFlashHead(source, ids, is_shifted=is_shifted, is_speculators=is_speculators)
     source.finish()
     return head

@@ -68,14 +68,7 @@ class DecoderLayer(nn.Module):
         *,
         beside: Tensor | None = None,
     ) -> Nodes:
-        """Run the layer.
-
-        Args:
-            values: Input of the residual stream.
-            segments: The texts of the nodes.
-            layer: Index of the layer's KV cache.
-            beside: Input of attention, if other than the normed values.
-        """
+        """Run the layer with its KV cache; `beside` is the input of attention, if other than the normed values."""
         if beside is None:
             beside = values if self.first is None else self.first(values)
         values = values + self.attention(beside, segments, layer)

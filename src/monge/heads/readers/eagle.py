@@ -78,11 +78,7 @@ def recognises(checkpoint: Checkpoint) -> bool:
 
 
 def read(checkpoint: Checkpoint) -> EagleHead:
-    """Read one.
-
-    Raises:
-        ModelLoadError: If settings or tensors are missing, unexpected, misshapen or inconsistent.
-    """
+    """Read one; see `load_head`."""
     source = Source.of(checkpoint, plain_names(checkpoint))
     head = EagleHead(source)
     source.finish()

@@ -161,12 +161,7 @@ def split_layer(head: nn.Module) -> DecoderLayer | None:
 
 
 class BeforeAttention(nn.Module):
-    """Maps embeddings, states, cosines and sines to residual, queries, keys and values.
-
-    Args:
-        head: The head.
-        attention: Attention of its only layer.
-    """
+    """Maps embeddings, states, cosines and sines to residual, queries, keys and values."""
 
     def __init__(self, head: Eagle3Head, attention: GroupedAttention) -> None:
         super().__init__()
@@ -181,12 +176,7 @@ class BeforeAttention(nn.Module):
 
 
 class AfterAttention(nn.Module):
-    """Maps residual and attention output to the next state and its logits.
-
-    Args:
-        head: The head.
-        layer: Its only layer.
-    """
+    """Maps residual and attention output to the next state and its logits."""
 
     def __init__(self, head: Eagle3Head, layer: DecoderLayer) -> None:
         super().__init__()
@@ -204,15 +194,7 @@ def recognises(checkpoint: Checkpoint) -> bool:
 
 
 def read(checkpoint: Checkpoint, config: Mapping[str, Any] | None = None) -> Eagle3Head:
-    """Read one.
-
-    Args:
-        checkpoint: The checkpoint.
-        config: Its settings; `None` for those of `config.json`.
-
-    Raises:
-        ModelLoadError: If settings or tensors are missing, unexpected, misshapen or inconsistent.
-    """
+    """Read one, by default with the settings of its `config.json`; see `load_head`."""
     if config is None:
         config = {**checkpoint.config, **(checkpoint.config.get("eagle_config") or {})}
     source = Source.of(checkpoint, plain_names(checkpoint), config)

@@ -120,10 +120,6 @@ def read(checkpoint: Checkpoint) -> HydraHead | HydraChain:
 
     Published configurations lack the width of the attention heads; the published ones are 128 wide,
     as in their targets. `num_attention_heads` sets another width.
-
-    Raises:
-        ModelLoadError: If its architecture is not supported, or tensors are missing, unexpected or
-            misshapen.
     """
     config = {"hydra_head_arch": "mlp", "hydra_num_layers": 1, **checkpoint.config}
     source = Source.of(checkpoint, config=config)

@@ -55,11 +55,7 @@ def recognises(checkpoint: Checkpoint) -> bool:
 
 
 def read(checkpoint: Checkpoint) -> MedusaHead:
-    """Read one. Heads and blocks are counted, because published configurations are often wrong.
-
-    Raises:
-        ModelLoadError: If heads or tensors are missing, unexpected or misshapen.
-    """
+    """Read one. Heads and blocks are counted, because published configurations are often wrong."""
     where, found = repr(str(checkpoint.path)), dict[str, re.Match[str]]()
     for name in checkpoint.shapes:
         if match := _KEY.match(name):

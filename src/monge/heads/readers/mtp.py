@@ -84,15 +84,7 @@ def is_alone(checkpoint: Checkpoint) -> bool:
 
 
 def read(checkpoint: Checkpoint, config: Mapping[str, Any] | None = None) -> MtpHead:
-    """Read one.
-
-    Args:
-        checkpoint: The checkpoint.
-        config: Its settings; `None` for those of `config.json`.
-
-    Raises:
-        ModelLoadError: If settings or tensors are missing or misshapen, or there is no module.
-    """
+    """Read one, by default with the settings of its `config.json`; see `load_head`."""
     where, layout = str(checkpoint.path), _layout(checkpoint)
     if layout is None:
         raise ModelLoadError(

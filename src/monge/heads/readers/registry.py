@@ -15,12 +15,7 @@ _OUTER: Final = ("transformer_layer_config", "speculators_config", "architecture
 
 
 def _read_speculators(checkpoint: Checkpoint) -> PublishedHead:
-    """Read a head of the `speculators` library, whose configuration names the algorithm.
-
-    Raises:
-        ModelLoadError: If the algorithm is not supported, the head asks for a lossy verification,
-            or settings or tensors are missing, unexpected, misshapen or inconsistent.
-    """
+    """Read a head of the `speculators` library, whose configuration names the algorithm."""
     outer, where = checkpoint.config, str(checkpoint.path)
     algorithm = str(outer[_TYPE])
     if algorithm not in _ALGORITHMS:
@@ -103,8 +98,8 @@ def load_head(path: str | Path) -> PublishedHead:
         path: Its folder, or the file of its tensors beside its `config.json`.
 
     Raises:
-        ModelLoadError: If no format matches, or the checkpoint is broken, incomplete or
-            inconsistent.
+        ModelLoadError: If no format matches, the method is not supported, the head asks for a lossy
+            verification, or settings or tensors are missing, unexpected, misshapen or inconsistent.
     """
     checkpoint = Checkpoint(path)
     found = format_of(checkpoint)

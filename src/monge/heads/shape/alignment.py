@@ -17,11 +17,7 @@ Points = Float[Tensor, "nodes size"]
 
 
 class Alignment(nn.Module, ABC):
-    """A map of predicted states, fitted on pairs of predicted and true states.
-
-    Args:
-        size: Width of a state.
-    """
+    """A map of predicted states of width `size`, fitted on pairs of predicted and true states."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -58,7 +54,6 @@ class GaussianMap(Alignment):
     correct single predictions.
 
     Args:
-        size: Width of a state.
         diagonal: Added to both covariances, in units of their mean variance, for directions without
             variance; with 0, mean and covariance match exactly.
 
@@ -127,7 +122,6 @@ class SinkhornAnchors(Alignment):
     is not reproducible. This arm exists for ablations.
 
     Args:
-        size: Width of a state.
         num_anchors: Number of clusters.
         blur: Entropy, in units of the mean cost.
         num_iterations: Sinkhorn iterations per call.

@@ -211,11 +211,7 @@ def _probe_of(target: FeatureModel) -> Tensor:
 
 
 class FirstStep(nn.Module):
-    """The first step as a module of tensors only, which a backend can compile.
-
-    Args:
-        head: The head.
-    """
+    """The first step as a module of tensors only, which a backend can compile."""
 
     def __init__(self, head: ShapeHead) -> None:
         super().__init__()
@@ -228,12 +224,7 @@ class FirstStep(nn.Module):
 
 
 class LaterStep(nn.Module):
-    """A later step as a module of tensors only; see `ShapeHead.step`.
-
-    Args:
-        head: The head.
-        number: The step, from 2.
-    """
+    """A later step, from 2, as a module of tensors only; see `ShapeHead.step`."""
 
     def __init__(self, head: ShapeHead, number: int) -> None:
         super().__init__()
