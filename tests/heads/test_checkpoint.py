@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from monge.core.errors import ModelLoadError, OptionError
 from monge.heads.shape.checkpoint import CONFIG, WEIGHTS, load_head, save_head
-from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
+from monge.heads.shape.head import TargetSizes, make_predictor
 from monge.testing.tabular import RandomTable, TabularModel
 from tests.heads.toy import random_head
 
@@ -116,6 +116,3 @@ def test_predictors_that_make_no_sense_are_refused() -> None:
         make_predictor("ridge", sizes, num_steps=0, is_branched=True)
     with pytest.raises(OptionError, match="width and gate_rank must be at least 1"):
         make_predictor("gated", sizes, num_steps=1, is_branched=True, width=0, gate_rank=1)
-    other = TargetSizes(hidden_size=5, num_layers=1, vocab_size=5)
-    with pytest.raises(OptionError, match="predictor of width 4, target of width 5"):
-        ShapeHead(make_predictor("ridge", sizes, num_steps=1, is_branched=True), other)

@@ -92,7 +92,7 @@ class ShapeHead(nn.Module):
         subspace: Dimension of the subspace; `None` takes at most 64.
 
     Raises:
-        OptionError: If sizes do not match.
+        OptionError: If the subspace is larger than a state.
     """
 
     temperatures: Tensor
@@ -106,11 +106,6 @@ class ShapeHead(nn.Module):
         subspace: int | None = None,
     ) -> None:
         super().__init__()
-        if predictor.hidden_size != sizes.hidden_size:
-            raise OptionError(
-                f"shape: predictor of width {predictor.hidden_size}, target of "
-                f"width {sizes.hidden_size}"
-            )
         size = 0
         if alignment != "none":
             size = min(64, sizes.hidden_size) if subspace is None else subspace
