@@ -58,7 +58,7 @@ def none(folder):
     assert "exact" in monge("certify", "run.json", folder=folder)
     (folder / "texts.txt").write_text("Once upon a time there was a king. " * 40)
     size = ("--tokens", "2000", "--steps", "2")
-    monge("train", "medusa", "--out", "head", "--data", "texts.txt", *size, folder=folder)
+    monge("train", "shape", "--out", "head", "--data", "texts.txt", *size, folder=folder)
     assert monge("generate", "Once", "--draft", "head", "--max-new-tokens", "8", folder=folder)
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lab.shape.material import Material, joined, spread
-from monge.heads.shape.sinkhorn import log_plan, mean_cost, squared_distances
+from monge.heads.shape.alignment import log_plan, mean_cost, squared_distances
 from monge.training.calibrate import law, principal_directions
 from monge.training.texts import Texts
 

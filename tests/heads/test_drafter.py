@@ -17,7 +17,6 @@ from monge.draft.shape import ShapeDrafter
 from monge.draft.tree.base import ByRequest
 from monge.draft.tree.registry import TREES
 from monge.engine.components import Components
-from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import law_error
 from monge.testing.tabular import RandomTable, TabularModel
@@ -130,22 +129,6 @@ def test_blind_heads_have_one_law_a_depth() -> None:
     assert len({tree.token_ids[tree.candidates[node][0]] for node in tree.candidates[0]}) == 1
 
 
-def test_at_initialisation_the_first_law_is_the_target_s_last_one() -> None:
-    target = table()
-    sizes = TargetSizes.of(target)
-    generator = torch.Generator().manual_seed(1)
-    predictor = make_predictor(
-        "gated", sizes, generator, num_steps=3, is_branched=True, width=4, gate_rank=2
-    )
-    head = ShapeHead(predictor, sizes, "gaussian")
-    head.remember(target)
-    tree = drafted(ShapeDrafter(target=target, head=head, tree=TREES.parse("chain(3)")), (0, 2, 1))
-    last = torch.tensor(list(target.table((0, 2))), dtype=torch.float64).log()
-    for proposal in tree.proposals[:3]:
-        assert isinstance(proposal, Iid)
-        assert total_variation(proposal.law, law_from_logits(last, SamplingRules())) < LARGEST_ERROR
-
-
 def test_plans_depths_and_steps_bound_the_tree() -> None:
     chain = shape("chain(5)")
     assert drafted(chain).num_nodes == 1 + 2 == 1 + chain.capabilities.max_depth  # the head's steps
@@ -155,37 +138,39 @@ def test_plans_depths_and_steps_bound_the_tree() -> None:
     assert drafted(chain, (1,)).num_nodes == 1
 
 
-def without_a_tree(**settings: object) -> Components:
+def without_a_tree(**settings: object) -> ShapeDrafter:
     target = table()
-    return make_components(target, head=random_head(target), drafter="shape", **settings)
+    made = make_components(target, head=random_head(target), drafter="shape", **settings)
+    assert isinstance(made.drafter, ShapeDrafter)
+    return made.drafter
 
 
 def test_where_nobody_names_a_tree_greedy_requests_get_top_tokens_and_others_a_chain() -> None:
-    def tree(**settings: object) -> object:
-        drafter = without_a_tree(**settings).drafter
-        assert isinstance(drafter, ShapeDrafter)
-        return drafter.tree
-
     default = ByRequest(TREES.parse("best_first(3, 1, 3, 1)"), TREES.parse("chain(2)"))
-    assert tree() == tree(verifier="rrs") == default
+    # How deep a round goes is said by what drafting costs here.
+    for settings in ({}, {"verifier": "rrs"}, {"controller": "fsm"}, {"controller": None}):
+        assert without_a_tree(**settings).tree == default
     assert default.limits.proposes == {Deterministic, Iid}
-    assert tree(tree="chain(1)") == TREES.parse("chain(1)")
-    assert tree(verifier="single_draft") == TREES.parse("chain(3)")
-    assert tree(verifier="greedy") == TREES.parse("fixed_width(children='greedy_plus_one')")
-    assert tree(controller="fsm") == tree(controller=None) == default, (
-        "how deep it goes says what drafting costs here"
-    )
+    greedy = "fixed_width(children='greedy_plus_one')"
+    for asked, tree in (
+        ({"tree": "chain(1)"}, "chain(1)"),
+        ({"verifier": "single_draft"}, "chain(3)"),
+        ({"verifier": "greedy"}, greedy),
+    ):
+        assert without_a_tree(**asked).tree == TREES.parse(tree)
     for temperature, num_nodes, kind in ((0.0, 3, Deterministic), (1.0, 2, Iid)):
-        drafter = without_a_tree().drafter
-        assert isinstance(drafter, ShapeDrafter)
-        made = drafted(drafter, rules=heat(temperature))
+        made = drafted(without_a_tree(), rules=heat(temperature))
         assert made.num_nodes == 1 + num_nodes
         assert type(made.proposals[0]) is kind
 
 
 @pytest.mark.parametrize("temperature", [0, 0.7, 1])
 def test_lossless_with_the_default_tree(temperature: float) -> None:
-    check_lossless(without_a_tree, rules=heat(temperature))
+    def made() -> Components:
+        target = table()
+        return make_components(target, head=random_head(target), drafter="shape")
+
+    check_lossless(made, rules=heat(temperature))
 
 
 def test_the_truncated_law_is_the_declared_one() -> None:

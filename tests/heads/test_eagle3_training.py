@@ -21,7 +21,6 @@ from monge.training.eagle3 import (
     Eagle3Trainee,
     Target,
     _Loss,
-    frequent_tokens,
     train_eagle3,
 )
 from monge.training.loop import Recipe, Watch
@@ -53,8 +52,8 @@ def trainee():
         norm=torch.rand(HIDDEN, generator=draws) + 0.5,
         draft_ids=ids,
     )
-    texts = {"fitted": conversations(), "held_out": conversations()}
-    made = Eagle3Trainee(**texts, target=target, config=sizes(HIDDEN, SIZE), num_steps=STEPS)
+    texts, config = conversations(), sizes(HIDDEN, SIZE)
+    made = Eagle3Trainee(fitted=texts, target=target, config=config, num_steps=STEPS)
     for tensor in made.tensors.values():  # what starts as zero would hide mistakes
         tensor.data += 0.3 * torch.randn(tensor.shape, generator=draws)
     return made
@@ -117,11 +116,6 @@ def test_gradients_of_the_loss_are_those_of_autograd(variation):
     torch.testing.assert_close(torch.autograd.grad(3 * found, logits)[0], 3 * slope)
 
 
-def test_frequent_tokens():
-    assert frequent_tokens(torch.tensor([5, 5, 1, 3, 3, 3, 0]), 8, 3).tolist() == [0, 3, 5]
-    assert frequent_tokens(torch.tensor([5]), 8, 3).tolist() == [0, 1, 5]
-
-
 @pytest.fixture(scope="module")
 def target():
     return network("llama", num_hidden_layers=6)
@@ -134,35 +128,12 @@ PROMPTS = [
 ANSWERED = AnswerSettings(num_tokens=16, batch_size=16)
 
 
-def test_answers_are_written_once(target, tmp_path):
-    told = []
-
-    def interrupt(count):
-        told.append(count)
-        if sum(told) > ANSWERED.batch_size - 1e-6:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_answers(target, PROMPTS, ANSWERED, tmp_path, interrupt)
-    counts = []
-    again = write_answers(target, PROMPTS, ANSWERED, tmp_path, counts.append)
-    assert counts[0] == ANSWERED.batch_size
-    assert sum(counts) == pytest.approx(len(PROMPTS))
-    assert [list(prompt) for prompt, _ in again] == PROMPTS
-    assert all(0 < len(answer) <= 16 for _, answer in again)
-    fresh = write_answers(target, PROMPTS, ANSWERED, tmp_path / "fresh")
-    assert fresh == again, "an interrupted run writes what an uninterrupted one does"
-    with pytest.raises(OptionError, match="answers to other prompts"):
-        write_answers(target, PROMPTS[1:], ANSWERED, tmp_path)
-    (tmp_path / ANSWERS).write_text("{")
-    with pytest.raises(OptionError, match="remove it to write the answers again"):
-        write_answers(target, PROMPTS, ANSWERED, tmp_path)
-
-
 def test_greedy_answers_do_not_depend_on_their_neighbours(target, tmp_path):
     settings = AnswerSettings(num_tokens=8, batch_size=8, temperatures=(0.0,))
     options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 1}
-    for prompt, answer in write_answers(target, PROMPTS[:8], settings, tmp_path):
+    written = write_answers(target, PROMPTS[:8], settings, tmp_path)
+    assert [list(prompt) for prompt, _ in written] == PROMPTS[:8]
+    for prompt, answer in written:
         alone = target.generate(torch.tensor([prompt]), **options)
         assert alone[0, len(prompt) :].tolist()[: len(answer)] == list(answer)
 

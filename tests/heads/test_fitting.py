@@ -13,12 +13,12 @@ from monge.training.calibrate import (
     calibrate_alignments,
     calibrate_ridge,
     calibrate_temperatures,
+    drafted_steps,
     measure,
-    principal_directions,
 )
-from monge.training.chain import Weights, law_losses
-from monge.training.loop import STATE, Progress, Recipe, Watch, train
-from monge.training.shape import ShapeTrainee, head_loss
+from monge.training.chain import Step, Weights, chain_loss
+from monge.training.loop import NOBODY, STATE, Recipe, Watch
+from monge.training.shape import train_predictor
 from monge.training.texts import Texts, all_windows
 from tests.heads.toy import markov_ends, markov_table, markov_texts
 
@@ -90,16 +90,6 @@ def test_alignment_restores_a_shrunken_scale(split) -> None:
     assert measure(shrunk, split[1], ENDS).acceptance[0] > before[0] + 0.1
 
 
-def test_principal_directions_are_orthonormal_and_ordered() -> None:
-    generator = torch.Generator().manual_seed(0)
-    scales = torch.tensor([1.0, 5.0, 0.1, 2.0])
-    states = torch.randn(200, 4, generator=generator, dtype=torch.float64) * scales
-    found = principal_directions(states, 3)
-    torch.testing.assert_close(found @ found.T, torch.eye(3).double(), atol=1e-9, rtol=0)
-    spread = (states @ found.T).std(dim=0).tolist()
-    assert spread == sorted(spread, reverse=True)
-
-
 def test_too_little_text_is_refused() -> None:
     parts = texts(rows=2, length=6).split(0.5)
     few = "3 positions of text are too few to fit 2 steps; give 42 or more"
@@ -116,19 +106,19 @@ def test_losses_are_their_definitions() -> None:
     target, logits = torch.randn(2, 7, 9, generator=generator)
     target[0, :4] = float("-inf")
     p, q = target.softmax(dim=1), logits.softmax(dim=1)
-    kl, tv = law_losses(target, logits)
-    expected = torch.where(p > 0, p * (p / q).log(), 0.0).sum(dim=1).mean()
-    torch.testing.assert_close(kl, expected)
-    torch.testing.assert_close(tv, 0.5 * (p - q).abs().sum(dim=1).mean())
+    kl = torch.where(p > 0, p * (p / q).log(), 0.0).sum(dim=1).mean()
+    distance = 0.5 * (p - q).abs().sum(dim=1).mean()
+    step = Step(logits, target, torch.zeros(7, dtype=torch.long))
+    torch.testing.assert_close(chain_loss([step], Weights(tv=3.0)), kl + 3 * distance)
 
 
 def test_the_loss_is_the_weighted_sum_of_its_parts() -> None:
     (windows,) = all_windows(texts(rows=3), STEPS, ENDS)
-    one, subspace = head("gated"), torch.eye(2, VOCAB)
+    steps, subspace = list(drafted_steps(head("gated"), windows, ENDS)), torch.eye(2, VOCAB)
 
     def loss(**weights: float) -> float:
         parts = Weights(**{"tv": 0.0, "cosine": 0.0, "sinkhorn": 0.0} | weights)
-        return head_loss(one, windows, ENDS, parts, subspace).item()
+        return chain_loss(steps, parts, subspace=subspace).item()
 
     plain = loss()
     assert loss(tv=1.0) > plain
@@ -143,52 +133,52 @@ def test_the_loss_is_the_weighted_sum_of_its_parts() -> None:
 RECIPE = Recipe(steps=12, batch_size=64, learning_rate=0.02, evaluate_every=4)
 
 
-def trainee() -> ShapeTrainee:
-    fitted, held_out = texts().split(0.25)
-    return ShapeTrainee(
-        head=head("gated"), fitted=fitted, held_out=held_out, ends=ENDS, parts=Weights()
+def fit(split, folder: Path, recipe: Recipe, watch: Watch = NOBODY):
+    """Train a new head; return it and the progress."""
+    one = head("gated")
+    return one, train_predictor(one, *split, ENDS, recipe=recipe, folder=folder, watch=watch)
+
+
+def test_training_learns_keeps_the_best_look_and_is_not_done_again(split, tmp_path: Path) -> None:
+    before, recipe = (
+        measure(head("gated"), split[1], ENDS).block_efficiency,
+        replace(RECIPE, steps=60, evaluate_every=20),
     )
-
-
-def test_training_learns_keeps_the_best_look_and_is_not_done_again(tmp_path: Path) -> None:
-    one, again = trainee(), trainee()
-    before, recipe = one.look(), replace(RECIPE, steps=60, evaluate_every=20)
-    progress = train(one, recipe, tmp_path)
+    one, progress = fit(split, tmp_path, recipe)
     assert [step for step, _ in progress.history] == [20, 40, 60]
     assert progress.best == max(value for _, value in progress.history)
-    assert one.look() == pytest.approx(progress.best)
     assert progress.best > before + 0.2
-    train(again, recipe, tmp_path, Watch(on_step=lambda _: pytest.fail("a step was made")))
-    assert again.look() == pytest.approx(progress.best)
+    watch = Watch(on_step=lambda _: pytest.fail("a step was made"))
+    for made in (one, fit(split, tmp_path, recipe, watch)[0]):
+        assert measure(made, split[1], ENDS).block_efficiency == pytest.approx(progress.best)
 
 
 @pytest.mark.parametrize("cut", [3, 8])
-def test_an_interrupted_training_loses_nothing(tmp_path: Path, cut: int) -> None:
-    whole, resumed = trainee(), trainee()
-    straight = train(whole, RECIPE, tmp_path / "whole")
+def test_an_interrupted_training_loses_nothing(split, tmp_path: Path, cut: int) -> None:
+    whole, straight = fit(split, tmp_path / "whole", RECIPE)
     steps = itertools.count(1)
     watch = Watch(should_stop=lambda: next(steps) == cut)
-    assert train(trainee(), RECIPE, tmp_path / "parts", watch).step == cut
-    progress = train(resumed, RECIPE, tmp_path / "parts")
+    assert fit(split, tmp_path / "parts", RECIPE, watch)[1].step == cut
+    resumed, progress = fit(split, tmp_path / "parts", RECIPE)
     assert replace(progress, seconds=0) == replace(straight, seconds=0)
-    for name, tensor in whole.head.state_dict().items():
-        assert torch.equal(tensor, resumed.head.state_dict()[name]), name
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(tensor, resumed.state_dict()[name]), name
 
 
-def test_it_ends_where_held_out_text_stops_improving(tmp_path: Path) -> None:
+def test_it_ends_where_held_out_text_stops_improving(split, tmp_path: Path) -> None:
     slow = Recipe(steps=1000, batch_size=64, learning_rate=1e-12, evaluate_every=1, patience=3)
-    progress = train(trainee(), slow, tmp_path)
+    _, progress = fit(split, tmp_path, slow)
     assert progress.step < 20
     assert progress.looks_since_best == 3
 
 
-def test_states_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    train(trainee(), RECIPE, tmp_path)
+def test_states_that_do_not_fit_are_refused(split, tmp_path: Path) -> None:
+    fit(split, tmp_path, RECIPE)
     with pytest.raises(OptionError, match=r"other values of \['learning_rate'\]"):
-        train(trainee(), replace(RECIPE, learning_rate=0.1), tmp_path)
+        fit(split, tmp_path, replace(RECIPE, learning_rate=0.1))
     (tmp_path / STATE).write_bytes(b"no state")
     with pytest.raises(ModelLoadError, match="cannot go on from"):
-        train(trainee(), RECIPE, tmp_path)
+        fit(split, tmp_path, RECIPE)
     with pytest.raises(OptionError, match="sizes must be at least 1"):
         Recipe(steps=0)
 
@@ -199,4 +189,3 @@ def test_the_rate_rises_and_falls() -> None:
     assert rates[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
     assert rates[10:] == sorted(rates[10:], reverse=True)
     assert rates[-1] < 0.01
-    assert Progress().looks_since_best == 0

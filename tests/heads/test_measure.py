@@ -100,8 +100,6 @@ def test_bad_texts_are_refused() -> None:
         OptionError, match="rows of 3 tokens are too short for 2 steps; give 4 or more"
     ):
         num_windows(texts, 2)
-    with pytest.raises(OptionError, match="one row of text cannot be split"):
-        texts.split(0.1)
     broken = texts.states.clone()
     broken[0, 1] = float("nan")
     with pytest.raises(OptionError, match="not finite at 1 of 3 tokens"):

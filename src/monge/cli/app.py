@@ -24,12 +24,7 @@ COMMANDS: Final = {
     ),
     "train": group(
         "Train heads that draft.",
-        {
-            "shape": "train:shape",
-            "medusa": "train:medusa",
-            "eagle3": "train:eagle3",
-            "eagle": "train:eagle",
-        },
+        {"shape": "train:shape", "eagle3": "train:eagle3"},
     ),
     "bench": group(
         "Measure speed side by side.",

@@ -3,7 +3,6 @@
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, Final
@@ -32,7 +31,6 @@ from monge.training.own_text import (
     write_own_text,
     write_prompts,
 )
-from monge.training.published import train_published
 from monge.training.shape import HeadSettings, make_head
 
 TEXT: Final = "Text"
@@ -43,7 +41,6 @@ _training: Final = options.panel(TRAINING)
 _text: Final = options.panel(TEXT)
 _KEPT: Final = "interrupted; what was done so far is saved, the same command goes on"
 _COMMON: Final = ("threads", "data", "steps", "batch", "learning_rate", "seed")
-_STEPS: Final = "Medusa's heads; chains of EAGLE's training."
 Out = Annotated[Path, options.option("--out", OUTPUT, "Folder of the head; a rerun goes on there.")]
 
 
@@ -129,42 +126,6 @@ def shape(
         return make_head(network, rows, settings, out, mixed=kind, **watched)
 
     _train_on_rows(fit, out, load, common, as_it_is=as_it_is)
-
-
-@options.command(only=(*options.NETWORK, *_COMMON, "tokens"))
-def medusa(
-    *, out: Out, load: LoadOptions, common: TrainOptions, num_steps: int = _training(3, _STEPS)
-) -> None:
-    """Train Medusa heads on text that the target writes, in the published format.
-
-    Text, losses and loop are those of `monge train shape`, so the heads can be compared. Ctrl-C
-    saves; the same command goes on from there.
-
-    **Examples**
-
-        monge train medusa --out my-medusa
-        monge generate "Once" --draft my-medusa
-    """
-    settings = {"folder": out, "recipe": common.recipe, "num_steps": num_steps}
-    _train_on_rows(partial(train_published, "medusa", **settings), out, load, common)
-
-
-@options.command(only=(*options.NETWORK, *_COMMON, "tokens"))
-def eagle(
-    *, out: Out, load: LoadOptions, common: TrainOptions, num_steps: int = _training(3, _STEPS)
-) -> None:
-    """Train an EAGLE head on text that the target writes, in the published format.
-
-    Text, losses and loop are those of `monge train shape`, so the heads can be compared. Ctrl-C
-    saves; the same command goes on from there.
-
-    **Examples**
-
-        monge train eagle --out my-eagle
-        monge generate "Once" --draft my-eagle
-    """
-    settings = {"folder": out, "recipe": common.recipe, "num_steps": num_steps}
-    _train_on_rows(partial(train_published, "eagle", **settings), out, load, common)
 
 
 @options.command(only=("target", "device", *_COMMON))

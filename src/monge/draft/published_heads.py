@@ -17,7 +17,6 @@ from monge.draft.tree.base import TreeBuilder
 from monge.heads.readers.base import ChainHead, PublishedHead, StepHead
 from monge.heads.readers.block import DFlashHead
 from monge.heads.readers.registry import load_head
-from monge.heads.target import TargetSizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +60,7 @@ class HeadDrafter(DelegatingDrafter[tuple[Pairs, ...]]):
         target = check_shows_states("head", self.target)
         check_top_k(self.top_k)
         head = self.head if isinstance(self.head, PublishedHead) else load_head(self.head)
-        head.check(TargetSizes.of(target))
+        head.check(target)
         ends = TargetEnds(target)
         head = head.to(device=ends.device, dtype=ends.dtype).eval()
         states = target.watch(head.layers(target.num_layers))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from monge.core.errors import OptionError
 from monge.heads.shape.alignment import NoMap
-from monge.heads.shape.head import ShapeHead, StepAlignment
+from monge.heads.shape.head import ShapeHead
 from monge.heads.shape.predictors import RidgePredictor
 from monge.training.chain import ChainQuality, Step, chain_quality
 from monge.training.texts import Ends, Texts, Windows, all_windows, num_windows, wide
@@ -36,26 +36,27 @@ def predictions(head: ShapeHead, windows: Windows) -> Iterator[Float[Tensor, "no
         yield state
 
 
+def drafted_steps(
+    head: ShapeHead, windows: Windows, ends: Ends, *, temperature: float | int = 1.0
+) -> Iterator[Step]:
+    """Yield the head's steps along the text beside the target's own; gradients pass through the head's."""
+    for index, state in enumerate(predictions(head, windows)):
+        with torch.no_grad():
+            true = ends.unembed(windows.true[:, index]) / temperature
+        drafted = head.cooled(index + 1, ends.unembed(state)) / temperature
+        states = (state, windows.true[:, index])
+        yield Step(drafted, true, windows.token_ids[:, index], states=states)
+
+
 @torch.inference_mode()
 def measure(
     head: ShapeHead, texts: Texts, ends: Ends, *, temperature: float | int = 1.0
 ) -> ChainQuality:
-    """Measure the head's chains along text; unbiased if the target wrote it at this temperature.
-
-    Args:
-        head: The head.
-        texts: Text and states.
-        ends: The target's ends.
-        temperature: Temperature of both laws, above 0.
-    """
-
-    def steps(windows: Windows) -> Iterator[Step]:
-        for index, state in enumerate(predictions(head, windows)):
-            drafted = head.cooled(index + 1, ends.unembed(state)) / temperature
-            true = ends.unembed(windows.true[:, index]) / temperature
-            yield Step(drafted, true, windows.token_ids[:, index])
-
-    return chain_quality(map(steps, all_windows(texts, head.predictor.num_steps, ends)))
+    """Measure the head's chains along text; unbiased if the target wrote it at this temperature."""
+    return chain_quality(
+        drafted_steps(head, windows, ends, temperature=temperature)
+        for windows in all_windows(texts, head.predictor.num_steps, ends)
+    )
 
 
 def law(
@@ -90,7 +91,7 @@ def calibrate_alignments(head: ShapeHead, fitted: Texts, held_out: Texts, ends: 
     Raises:
         OptionError: If there is too little text.
     """
-    _check_enough(fitted, head.predictor.num_steps, 2 * len(_step(head, 1).subspace))
+    _check_enough(fitted, head.predictor.num_steps, 2 * len(head.alignment(1).subspace))
     for number in range(1, head.predictor.num_steps + 1):
         _align_step(head, number, fitted, held_out, ends)
 
@@ -125,7 +126,7 @@ def _ridge(head: ShapeHead, number: int, texts: Texts, ends: Ends) -> Tensor:
 
 @torch.inference_mode()
 def _align_step(head: ShapeHead, number: int, fitted: Texts, held_out: Texts, ends: Ends) -> None:
-    step = _step(head, number)
+    step = head.alignment(number)
     if isinstance(step.alignment, NoMap):
         return
     pairs = zip(*_pairs(head, number, fitted, ends), strict=True)
@@ -174,12 +175,6 @@ def principal_directions(
     centred = states.double() - states.double().mean(dim=0)
     _, vectors = torch.linalg.eigh(centred.T @ centred)
     return vectors.flip(1)[:, :count].T.to(states.dtype)
-
-
-def _step(head: ShapeHead, number: int) -> StepAlignment:
-    step = head.alignments[number - 1]
-    assert isinstance(step, StepAlignment)
-    return step
 
 
 def _check_enough(texts: Texts, num_steps: int, needed: int) -> None:

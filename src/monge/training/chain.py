@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from monge.core.errors import OptionError
-from monge.heads.shape.sinkhorn import sinkhorn_divergence
+from monge.heads.shape.alignment import sinkhorn_divergence
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,6 @@ def chain_loss(
     weights: Weights,
     *,
     subspace: Float[Tensor, "size hidden"] | None = None,
-    distance: float = 0.0,
 ) -> Float[Tensor, ""]:
     """Mean loss of a batch of chains.
 
@@ -138,19 +137,20 @@ def chain_loss(
         steps: The steps; gradients flow through `drafted` and the predicted states.
         weights: Weights of the loss terms.
         subspace: Directions in which the Sinkhorn term compares the clouds; `None` leaves it out.
-        distance: Weight of the smooth L1 distance of predicted and true states, as in EAGLE.
     """
     total: Tensor | None = None
     for number, step in enumerate(steps):
-        kl, tv = law_losses(step.true, step.drafted.float())
+        log_p, log_q = step.true.float().log_softmax(dim=1), step.drafted.float().log_softmax(dim=1)
+        p = log_p.exp()
+        # A token without mass is minus infinity in the logarithm and counts nothing.
+        kl = torch.where(p > 0, p * (log_p - log_q), 0.0).sum(dim=1).mean()
+        tv = 1.0 - torch.minimum(p, log_q.exp()).sum(dim=1).mean()
         loss = kl + weights.tv * tv
         if step.states is not None:
             found, true = (states.float() for states in step.states)
             if weights.cosine > 0:
                 angle = 1.0 - functional.cosine_similarity(found, true, dim=-1).mean()
                 loss = loss + weights.cosine * angle
-            if distance > 0:
-                loss = loss + distance * functional.smooth_l1_loss(found, true)
             if subspace is not None and weights.sinkhorn > 0:
                 clouds = (found @ subspace.T, true @ subspace.T)
                 loss = loss + weights.sinkhorn * sinkhorn_divergence(*clouds)
@@ -158,15 +158,3 @@ def chain_loss(
         total = loss if total is None else total + loss
     assert total is not None
     return total
-
-
-def law_losses(
-    target: Float[Tensor, "nodes vocab"], logits: Float[Tensor, "nodes vocab"]
-) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """Mean KL(p || q) and TV(p, q) of two batches of logits."""
-    log_p, log_q = target.log_softmax(dim=1), logits.log_softmax(dim=1)
-    p = log_p.exp()
-    # A token without mass is minus infinity in the logarithm and counts nothing.
-    kl = torch.where(p > 0, p * (log_p - log_q), 0.0).sum(dim=1)
-    tv = 1.0 - torch.minimum(p, log_q.exp()).sum(dim=1)
-    return kl.mean(), tv.mean()

@@ -3,6 +3,7 @@
 In the maths p = target, q = draft.
 """
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -12,20 +13,20 @@ from typing import Any, Final
 
 import torch
 from jaxtyping import Float, Int64
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
 from monge.core.errors import OptionError, UnsupportedModelError
+from monge.core.model import FeatureModel
 from monge.heads.readers.attention import GroupedAttention
 from monge.heads.readers.eagle3 import Eagle3Head
-from monge.heads.readers.tensors import Settings, Tensors
-from monge.heads.target import TargetSizes
+from monge.heads.readers.source import Source
 from monge.training.chain import ChainQuality, Step, chain_quality
 from monge.training.conversations import Conversations, Rows, read_conversations
-from monge.training.loop import NOBODY, Outcome, Recipe, Trainee, Watch, fit
+from monge.training.loop import NOBODY, Outcome, Recipe, Watch, train
 from monge.training.own_text import AnswerSettings, OnRows, write_answers
-from monge.training.published import initial_layer, layer_config, rounded, save_published
 from monge.training.texts import feature_model
 
 DRAFT_VOCABULARY: Final = 8192
@@ -55,8 +56,8 @@ class Target:
 
 
 @dataclass(kw_only=True, eq=False)
-class Eagle3Trainee(Trainee):
-    """An EAGLE-3 head of one layer.
+class Eagle3Trainee:
+    """An EAGLE-3 head of one layer in training; `tensors` are changed in place.
 
     Chains start at every position. Step n of a chain reads the prediction of step n - 1. Attention
     reads the true states up to the start of the chain and the chain's own predictions after it, as
@@ -71,7 +72,6 @@ class Eagle3Trainee(Trainee):
 
     Args:
         fitted: Training conversations.
-        held_out: Held-out conversations, for early stopping.
         target: The frozen parts of the target.
         config: Llama-like configuration of the layer.
         num_steps: Length of a chain.
@@ -85,7 +85,6 @@ class Eagle3Trainee(Trainee):
     """
 
     fitted: Conversations
-    held_out: Conversations
     target: Target
     config: Mapping[str, Any]
     num_steps: int = 4
@@ -100,14 +99,17 @@ class Eagle3Trainee(Trainee):
         device, ids = self._device, self.target.draft_ids.cpu()
         self.tensors = {name: part.to(device).requires_grad_() for name, part in fresh.items()}
         named = {name.replace(_LAYER, "layers.0"): part for name, part in self.tensors.items()}
-        tensors = Tensors.in_memory({**named, "d2t": ids - torch.arange(len(ids))})
-        self.head = Eagle3Head(tensors, Settings(self.config, "eagle3 training"))
-
-    @property
-    def weights(self) -> Mapping[str, Tensor]:
-        return self.tensors
+        named["d2t"] = ids - torch.arange(len(ids))
+        self.head = Eagle3Head(Source.in_memory(named, self.config))
 
     def loss(self, batch_size: int, generator: torch.Generator, share: float = 1.0) -> Tensor:
+        """Loss of a random batch of about `batch_size` positions.
+
+        Args:
+            batch_size: Approximate number of positions.
+            generator: Source of the batch.
+            share: Share of the training that is done.
+        """
         # Neighbours have about the same length.
         first = int(torch.randint(len(self.fitted), (1,), generator=generator))
         count = batch_size // (self.fitted.starts[first + 1] - self.fitted.starts[first])
@@ -235,14 +237,6 @@ class _Loss(torch.autograd.Function):
         return slope * grad_outputs[0], None, None
 
 
-def frequent_tokens(
-    token_ids: Int64[Tensor, " tokens"], vocab_size: int, count: int
-) -> Int64[Tensor, " draft"]:
-    """The most frequent tokens of a text, ascending; ties prefer smaller ids."""
-    counts = torch.bincount(token_ids.flatten(), minlength=vocab_size)
-    return torch.sort(torch.sort(counts, descending=True, stable=True).indices[:count]).values
-
-
 def initial(
     config: Mapping[str, Any], target: Target, generator: torch.Generator
 ) -> dict[str, Tensor]:
@@ -260,16 +254,6 @@ def initial(
         "norm.weight": target.norm.detach().float().cpu().clone(),
         "lm_head.weight": target.output.detach().float().cpu().clone(),
     }
-
-
-def published(trainee: Eagle3Trainee, vocab_size: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return tensors, rounded to bfloat16, and configuration of the head in the published format."""
-    ids = trainee.target.draft_ids.cpu()
-    tensors = rounded(trainee.weights)
-    tensors["d2t"] = ids - torch.arange(len(ids))
-    tensors["t2d"] = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, ids, value=True)
-    config = {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": len(ids)}
-    return tensors, {**trainee.config, **config}
 
 
 def train_eagle3(
@@ -304,7 +288,7 @@ def train_eagle3(
         UnsupportedModelError: If the target has too few layers, or no norm before its output layer.
         OptionError: If there are too few answers.
     """
-    sizes = TargetSizes.of(feature_model(network))
+    sizes = feature_model(network)
     if sizes.num_layers < MIN_LAYERS:
         raise UnsupportedModelError(
             f"an EAGLE-3 head fuses three layers; this target has {sizes.num_layers}"
@@ -328,33 +312,52 @@ def train_eagle3(
 
     measured, chosen = read(pairs[:count]), read(pairs[count : 2 * count][:_LOOK])
     fitted = read(pairs[2 * count :], quick)
-    learnt, num_drafted = (
-        fitted.token_ids[fitted.is_learnt],
-        min(draft_vocabulary, sizes.vocab_size),
-    )
-    ids = frequent_tokens(learnt, sizes.vocab_size, num_drafted).cpu()
+    learnt, vocab = fitted.token_ids[fitted.is_learnt], sizes.vocab_size
+    # The most frequent tokens; ties prefer smaller ids.
+    order = torch.bincount(learnt, minlength=vocab).sort(descending=True, stable=True).indices
+    ids = order[: min(draft_vocabulary, vocab)].sort().values.cpu()
     trainee = Eagle3Trainee(
         fitted=fitted,
-        held_out=chosen,
         target=_ends(network, ids),
         config=layer_config(network, sizes),
         num_steps=num_steps,
         seed=recipe.seed,
         dtype=quick.dtype,
     )
-
-    outcome = fit(trainee, recipe, folder, watch, measured=measured)
+    progress = train(
+        trainee.tensors,
+        lambda generator, share: trainee.loss(recipe.batch_size, generator, share),
+        lambda: trainee.quality(chosen).block_efficiency,
+        recipe=recipe,
+        folder=folder,
+        watch=watch,
+    )
+    outcome = Outcome(
+        num_parameters=sum(tensor.numel() for tensor in trainee.tensors.values()),
+        quality=None if watch.should_stop() else trainee.quality(measured),
+        progress=progress,
+    )
     if outcome.quality is not None:
         covered = torch.isin(measured.token_ids[measured.is_learnt].cpu(), ids).double().mean()
-        figures = {
-            "answers": len(pairs),
-            "tokens": len(learnt),
-            "draft_vocabulary_covers": round(float(covered), 4),
-            **outcome.figures,
-            **(about or {}),
+        config = {
+            **trainee.config,
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "draft_vocab_size": len(ids),
+            "about": {
+                "answers": len(pairs),
+                "tokens": len(learnt),
+                "draft_vocabulary_covers": round(float(covered), 4),
+                **outcome.figures,
+                **(about or {}),
+            },
         }
-        tensors, config = published(trainee, sizes.vocab_size)
-        save_published(folder / "model.safetensors", tensors, {**config, "about": figures})
+        save_published(
+            folder / "model.safetensors",
+            trainee.tensors,
+            config,
+            d2t=ids - torch.arange(len(ids)),
+            t2d=torch.zeros(vocab, dtype=torch.bool).index_fill(0, ids, value=True),
+        )
     return outcome
 
 
@@ -383,3 +386,68 @@ def _ends(network: Any, ids: torch.Tensor) -> Target:
             norm=norm.weight.detach().float(),
             draft_ids=ids.to(network.device),
         )
+
+
+def save_published(
+    file: Path, weights: Mapping[str, Tensor], config: Mapping[str, Any], **beside: Tensor
+) -> None:
+    """Save a head in a published format, its weights in bfloat16, which changes no output distribution."""
+    rounded = {name: weight.detach().to("cpu", torch.bfloat16) for name, weight in weights.items()}
+    save_file({name: one.contiguous() for name, one in (rounded | beside).items()}, file)
+    text = json.dumps(config, indent=2) + "\n"
+    (file.parent / "config.json").write_text(text, encoding="utf-8")
+
+
+def initial_layer(
+    name: str, config: Mapping[str, Any], width: int, generator: torch.Generator
+) -> dict[str, Tensor]:
+    """Weights of a Llama layer, by name, whose output projections are zero: states pass unchanged.
+
+    Args:
+        name: Prefix of the names.
+        config: Configuration of the layer, see `layer_config`.
+        width: Width of what its attention reads.
+        generator: Source of the weights.
+    """
+    hidden, inner, dim = (config[key] for key in ("hidden_size", "intermediate_size", "head_dim"))
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+
+    def drawn(rows: int, columns: int) -> Tensor:
+        return torch.randn(rows, columns, generator=generator) / columns**0.5
+
+    return {
+        f"{name}.self_attn.q_proj.weight": drawn(heads * dim, width),
+        f"{name}.self_attn.k_proj.weight": drawn(kv_heads * dim, width),
+        f"{name}.self_attn.v_proj.weight": drawn(kv_heads * dim, width),
+        f"{name}.self_attn.o_proj.weight": torch.zeros(hidden, heads * dim),
+        f"{name}.mlp.gate_proj.weight": drawn(inner, hidden),
+        f"{name}.mlp.up_proj.weight": drawn(inner, hidden),
+        f"{name}.mlp.down_proj.weight": torch.zeros(hidden, inner),
+        f"{name}.post_attention_layernorm.weight": torch.ones(hidden),
+    }
+
+
+def layer_config(network: PreTrainedModel, sizes: FeatureModel) -> dict[str, Any]:
+    """Configuration of a Llama layer of the target's size."""
+    config = network.config.get_text_config()
+
+    def given(name: str, default: Any) -> Any:
+        return getattr(config, name, None) or default
+
+    heads = int(given("num_attention_heads", max(1, sizes.hidden_size // 64)))
+    rope = dict(getattr(config, "rope_parameters", None) or {})
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": sizes.hidden_size,
+        "vocab_size": sizes.vocab_size,
+        "num_hidden_layers": 1,
+        "num_attention_heads": heads,
+        "num_key_value_heads": int(given("num_key_value_heads", heads)),
+        "head_dim": int(given("head_dim", sizes.hidden_size // heads)),
+        "intermediate_size": int(given("intermediate_size", 4 * sizes.hidden_size)),
+        "hidden_act": "silu",
+        "rms_norm_eps": float(given("rms_norm_eps", 1e-6)),
+        "rope_theta": float(rope.get("rope_theta") or 10000.0),
+        "bias": False,
+    }

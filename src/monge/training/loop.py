@@ -2,7 +2,6 @@
 
 import math
 import pickle
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -125,51 +124,22 @@ class Outcome:
         return {**steps, "held_out": quality}
 
 
-class Trainee(ABC):
-    """A head in training: parameters, a loss on random batches, and its acceptance on text."""
-
-    held_out: Any
-    """Text for early stopping."""
-
-    @property
-    @abstractmethod
-    def weights(self) -> Mapping[str, Tensor]:
-        """Trained parameters by name, changed in place."""
-
-    @abstractmethod
-    def loss(self, batch_size: int, generator: torch.Generator, share: float = 1.0) -> Tensor:
-        """Loss of a random batch.
-
-        Args:
-            batch_size: Approximate number of positions.
-            generator: Source of the batch.
-            share: Share of the training that is done.
-        """
-
-    @abstractmethod
-    def quality(self, texts: Any) -> ChainQuality:
-        """Acceptance on text."""
-
-    def look(self) -> float:
-        """Block efficiency on held-out text: larger is better."""
-        return self.quality(self.held_out).block_efficiency
-
-
-def fit(trainee: Trainee, recipe: Recipe, folder: Path, watch: Watch, *, measured: Any) -> Outcome:
-    """Train a head as by `train`, then measure it on other text unless training was interrupted."""
-    progress = train(trainee, recipe, folder, watch)
-    return Outcome(
-        num_parameters=sum(tensor.numel() for tensor in trainee.weights.values()),
-        quality=None if watch.should_stop() else trainee.quality(measured),
-        progress=progress,
-    )
-
-
-def train(trainee: Trainee, recipe: Recipe, folder: Path, watch: Watch = NOBODY) -> Progress:
-    """Train, or continue; the trainee ends with the weights of the best evaluation.
+def train(
+    weights: Mapping[str, Tensor],
+    loss: Callable[[torch.Generator, float], Tensor],
+    efficiency: Callable[[], float],
+    *,
+    recipe: Recipe,
+    folder: Path,
+    watch: Watch = NOBODY,
+) -> Progress:
+    """Train, or continue; ends with the weights of the best evaluation.
 
     Args:
-        trainee: The head, trained in place.
+        weights: Weights by name, trained in place.
+        loss: Loss of a random batch of about `recipe.batch_size` positions, from the source of the
+            batch and the share of the training that is done.
+        efficiency: Block efficiency on held-out text.
         recipe: Settings of the training.
         folder: Folder of the checkpoint; an interrupted run continues from there.
         watch: Callbacks.
@@ -178,18 +148,17 @@ def train(trainee: Trainee, recipe: Recipe, folder: Path, watch: Watch = NOBODY)
         OptionError: If the folder holds a run with another recipe.
         ModelLoadError: If the checkpoint cannot be read.
     """
-    weights = list(trainee.weights.values())
     optimizer = torch.optim.AdamW(
-        weights, lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
+        list(weights.values()), lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
     )
-    progress, best = _restored(trainee, recipe, folder, optimizer)
+    progress, best = _restored(weights, recipe, folder, optimizer)
 
     def save() -> None:
         progress.seconds = perf_counter() - began
         state = {
             "recipe": asdict(recipe),
             "progress": asdict(progress),
-            "weights": _copies(trainee),
+            "weights": _copies(weights),
             "best": best,
             "optimizer": optimizer.state_dict(),
         }
@@ -201,54 +170,60 @@ def train(trainee: Trainee, recipe: Recipe, folder: Path, watch: Watch = NOBODY)
 
     began = perf_counter() - progress.seconds
     while progress.step < recipe.steps and progress.looks_since_best < recipe.patience:
-        progress.loss = _step(trainee, recipe, optimizer, progress.step)
+        progress.loss = _step(weights, loss, recipe, optimizer, progress.step)
         progress.step += 1
         if progress.step % recipe.evaluate_every == 0 or progress.step == recipe.steps:
-            reached = trainee.look()
+            reached = efficiency()
             progress.history.append((progress.step, reached))
             if reached > progress.best:
                 progress.best, progress.best_step = reached, progress.step
-                best = _copies(trainee)
+                best = _copies(weights)
             save()
         watch.on_step(progress)
         if watch.should_stop():
             save()
             return progress
-    _set(trainee, best)
+    _set(weights, best)
     return progress
 
 
-def _step(trainee: Trainee, recipe: Recipe, optimizer: torch.optim.Optimizer, step: int) -> float:
+def _step(
+    weights: Mapping[str, Tensor],
+    loss: Callable[[torch.Generator, float], Tensor],
+    recipe: Recipe,
+    optimizer: torch.optim.Optimizer,
+    step: int,
+) -> float:
     # Every step has its own seed: the step's number is all the state that the batches have.
     generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
-    loss = trainee.loss(recipe.batch_size, generator, step / recipe.steps)
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(list(trainee.weights.values()), recipe.clip)
+    value = loss(generator, step / recipe.steps)
+    value.backward()
+    torch.nn.utils.clip_grad_norm_(list(weights.values()), recipe.clip)
     for group in optimizer.param_groups:
         group["lr"] = recipe.rate(step)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return float(loss.detach())
+    return float(value.detach())
 
 
-def _copies(trainee: Trainee) -> dict[str, Tensor]:
-    return {name: weight.detach().clone() for name, weight in trainee.weights.items()}
+def _copies(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: weight.detach().clone() for name, weight in weights.items()}
 
 
 @torch.no_grad()
-def _set(trainee: Trainee, weights: Mapping[str, Tensor]) -> None:
-    if weights.keys() != trainee.weights.keys():
-        raise KeyError(f"weights {sorted(weights.keys() ^ trainee.weights.keys())}")
-    for name, weight in trainee.weights.items():
-        weight.copy_(weights[name])
+def _set(weights: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    if values.keys() != weights.keys():
+        raise KeyError(f"weights {sorted(values.keys() ^ weights.keys())}")
+    for name, weight in weights.items():
+        weight.copy_(values[name])
 
 
 def _restored(
-    trainee: Trainee, recipe: Recipe, folder: Path, optimizer: torch.optim.Optimizer
+    weights: Mapping[str, Tensor], recipe: Recipe, folder: Path, optimizer: torch.optim.Optimizer
 ) -> tuple[Progress, dict[str, Tensor]]:
-    path, device = folder / STATE, next(iter(trainee.weights.values())).device
+    path, device = folder / STATE, next(iter(weights.values())).device
     if not path.exists():
-        return Progress(), _copies(trainee)
+        return Progress(), _copies(weights)
     try:
         state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
         kept, progress = state["recipe"], Progress(**state["progress"])
@@ -260,7 +235,7 @@ def _restored(
                 f"{path} was written with other values of {changed}; restore them "
                 "or choose another folder"
             )
-        _set(trainee, state["weights"])
+        _set(weights, state["weights"])
         optimizer.load_state_dict(state["optimizer"])
     except (OSError, RuntimeError, KeyError, TypeError, EOFError, pickle.UnpicklingError) as error:
         raise ModelLoadError(

@@ -262,13 +262,7 @@ def _rows_at_once(network: PreTrainedModel, length: int) -> int:
 
 
 class RowProgress(LogitsProcessor):
-    """Counts the rows of a batch in parts, one for each token that `generate` writes.
-
-    Args:
-        on_rows: Receives a number of rows.
-        num_rows: Rows of the batch.
-        num_tokens: Most tokens of a row.
-    """
+    """Counts the rows of a batch in parts, one for each token that `generate` writes."""
 
     def __init__(self, on_rows: OnRows, num_rows: int, num_tokens: int) -> None:
         self.num_tokens = num_tokens

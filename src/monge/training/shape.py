@@ -18,17 +18,16 @@ from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
 from monge.training.calibrate import (
     calibrate_alignments,
     calibrate_ridge,
+    drafted_steps,
     measure,
-    predictions,
     principal_directions,
 )
-from monge.training.chain import ChainQuality, Step, Weights, chain_loss
-from monge.training.loop import NOBODY, Outcome, Progress, Recipe, Trainee, Watch, train
+from monge.training.chain import chain_loss
+from monge.training.loop import NOBODY, Outcome, Progress, Recipe, Watch, train
 from monge.training.texts import (
     HELD_OUT_ROWS,
     Ends,
     Texts,
-    Windows,
     feature_model,
     gradient_ends,
     random_windows,
@@ -72,57 +71,45 @@ class HeadSettings:
             raise unknown_name("preset", self.preset, PRESETS)
 
 
-@dataclass(kw_only=True, eq=False)
-class ShapeTrainee(Trainee):
-    """A SHAPE head whose predictor is trained in place.
+def train_predictor(
+    head: ShapeHead,
+    fitted: Texts,
+    held_out: Texts,
+    ends: Ends,
+    *,
+    recipe: Recipe,
+    folder: Path,
+    watch: Watch = NOBODY,
+    mixed: torch.dtype | None = None,
+) -> Progress:
+    """Train the predictor of a head in place.
 
     Args:
         head: The head.
         fitted: Training text and states.
         held_out: Held-out text and states, for early stopping.
         ends: The target's embedding and output layer.
-        parts: Weights of the loss terms.
+        recipe: Settings of the training.
+        folder: Folder of the checkpoint; an interrupted run continues from there.
+        watch: Callbacks.
         mixed: Autocast type of the predictor; `None` disables autocast.
     """
+    some = fitted.states.flatten(0, 1)[:_SUBSPACE_STATES]
+    subspace = principal_directions(some.float(), min(_SUBSPACE, some.shape[1]))
+    num_steps = head.predictor.num_steps
 
-    head: ShapeHead
-    fitted: Texts
-    held_out: Texts
-    ends: Ends
-    parts: Weights
-    mixed: torch.dtype | None = None
-
-    def __post_init__(self) -> None:
-        some = self.fitted.states.flatten(0, 1)[:_SUBSPACE_STATES]
-        self.subspace = principal_directions(some.float(), min(_SUBSPACE, some.shape[1]))
-
-    @property
-    def weights(self) -> Mapping[str, Tensor]:
-        return dict(self.head.predictor.named_parameters())
-
-    def loss(self, batch_size: int, generator: torch.Generator, share: float = 1.0) -> Tensor:
+    def loss(generator: torch.Generator, share: float) -> Tensor:
         del share
-        num_steps, device = self.head.predictor.num_steps, self.subspace.device.type
-        windows = random_windows(self.fitted, batch_size, num_steps, self.ends, generator)
-        with torch.autocast(device, dtype=self.mixed, enabled=self.mixed is not None):
-            return head_loss(self.head, windows, self.ends, self.parts, self.subspace)
+        windows = random_windows(fitted, recipe.batch_size, num_steps, ends, generator)
+        with torch.autocast(subspace.device.type, dtype=mixed, enabled=mixed is not None):
+            steps = drafted_steps(head, windows, ends)
+            return chain_loss(steps, recipe.weights, subspace=subspace)
 
-    def quality(self, texts: Texts) -> ChainQuality:
-        return measure(self.head, texts, self.ends)
+    def efficiency() -> float:
+        return measure(head, held_out, ends).block_efficiency
 
-
-def head_loss(
-    head: ShapeHead, windows: Windows, ends: Ends, weights: Weights, subspace: Tensor
-) -> Tensor:
-    """Mean loss of a batch of windows; see `chain_loss`."""
-    steps: list[Step] = []
-    for index, state in enumerate(predictions(head, windows)):
-        true = windows.true[:, index]
-        with torch.no_grad():
-            target = ends.unembed(true).float()
-        drafted = head.cooled(index + 1, ends.unembed(state))
-        steps.append(Step(drafted, target, windows.token_ids[:, index], states=(state, true)))
-    return chain_loss(steps, weights, subspace=subspace)
+    weights = dict(head.predictor.named_parameters())
+    return train(weights, loss, efficiency, recipe=recipe, folder=folder, watch=watch)
 
 
 def make_head(
@@ -154,18 +141,18 @@ def make_head(
         calibrate_ridge(head, fitted, chosen, ends)
         progress = Progress(seconds=perf_counter() - began)
     else:
-        trainee = ShapeTrainee(
-            head=head,
-            fitted=fitted,
-            held_out=chosen.rows(slice(0, HELD_OUT_ROWS)),
-            ends=ends,
-            parts=settings.recipe.weights,
+        progress = train_predictor(
+            head,
+            fitted,
+            chosen.rows(slice(0, HELD_OUT_ROWS)),
+            ends,
+            recipe=settings.recipe,
+            folder=folder,
+            watch=watch,
             mixed=mixed,
         )
-        progress = train(trainee, settings.recipe, folder, watch)
         if watch.should_stop():
-            size = head.num_parameters
-            return Outcome(num_parameters=size, quality=None, progress=progress)
+            return Outcome(num_parameters=head.num_parameters, quality=None, progress=progress)
         calibrate_alignments(head, fitted, chosen, ends)
     quality = measure(head, held_out, ends)
     outcome = Outcome(num_parameters=head.num_parameters, quality=quality, progress=progress)

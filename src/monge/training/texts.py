@@ -77,17 +77,8 @@ class Texts:
             )
 
     def split(self, held_out: float) -> tuple["Texts", "Texts"]:
-        """Split off the last rows as held-out text; both parts have at least one row.
-
-        Raises:
-            OptionError: If there is only one row.
-        """
+        """Split off the last rows, at least one, as held-out text."""
         rows = len(self.token_ids)
-        if rows < 2:
-            raise OptionError(
-                "head training: one row of text cannot be split into fitted and "
-                "held-out text; give more"
-            )
         cut = min(rows - 1, max(1, round(rows * (1 - held_out))))
         return self.rows(slice(0, cut)), self.rows(slice(cut, rows))
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from monge.api import make_components
-from monge.control.latency import Latency
 from monge.core.errors import ProposalMismatchError
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.published_heads import HeadDrafter
@@ -197,23 +196,6 @@ def test_a_head_that_knows_the_text_is_always_accepted(make, depth: int, tmp_pat
     (result,) = decoder.generate([(0, 1)], max_new_tokens=4 * (depth + 1), temperature=0.0)
     assert result.token_ids == tuple((2 + place) % VOCAB for place in range(4 * (depth + 1)))
     assert [record.num_accepted for record in result.records] == [depth] * 4
-
-
-def test_two_heads_that_know_the_text_are_always_accepted_whichever_drafts(tmp_path: Path) -> None:
-    eagle_folder, medusa_folder = (
-        make().write(tmp_path / make.__name__) for make in (perfect_eagle, perfect_medusa)
-    )
-    components = make_components(
-        TabularModel(markov_table, VOCAB),
-        drafter=f"pool('head(\"{eagle_folder}\")', 'head(\"{medusa_folder}\")')",
-        tree="chain(3)",
-        controller="hedge('fixed', explore=1.0)",
-        latency=Latency.linear(plain=1.0, node=0.1, draft=0.1),
-    )
-    (result,) = Decoder(components).generate([(0, 1)], max_new_tokens=48, temperature=0.0, seed=1)
-    assert result.token_ids == tuple((2 + place) % VOCAB for place in range(48))
-    assert [record.num_accepted for record in result.records] == [3] * 12
-    assert len({record.drafter for record in result.records}) == 2
 
 
 # A tiny transformer as the target: trees read by its real passes, states taken from them.

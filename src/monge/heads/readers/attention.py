@@ -10,7 +10,7 @@ from torch.nn import functional
 from monge.heads.readers.layers import Nodes, Norm, Projection
 from monge.heads.readers.reading import Segment
 from monge.heads.readers.rotary import Rotary, yarn_stretch
-from monge.heads.readers.tensors import Settings, Tensors
+from monge.heads.readers.source import Source
 
 Mask = Callable[[Segment], Bool[Tensor, "nodes seq"]]
 """Maps a text's new nodes to the columns of its cache that each of them attends to."""
@@ -30,37 +30,36 @@ class GroupedAttention(nn.Module):
 
     def __init__(
         self,
-        tensors: Tensors,
+        source: Source,
         name: str,
-        settings: Settings,
         *,
         doubled: bool = False,
         window: int | None = None,
         centred: bool = False,
     ) -> None:
         super().__init__()
-        hidden, heads = settings.hidden, settings.number("num_attention_heads")
-        kv_heads = settings.number("num_key_value_heads", default=heads)
+        hidden, heads = source.hidden, source.number("num_attention_heads")
+        kv_heads = source.number("num_key_value_heads", default=heads)
         if heads < 1 or kv_heads < 1 or heads % kv_heads:
-            raise settings.refuse(f"{heads} query heads cannot share {kv_heads} key heads")
-        dim = settings.number("head_dim", default=hidden // heads)
+            raise source.refuse(f"{heads} query heads cannot share {kv_heads} key heads")
+        dim = source.number("head_dim", default=hidden // heads)
         read, width, rows = (2 * hidden if doubled else hidden), heads * dim, kv_heads * dim
         # A gate is stored behind the queries, head by head.
-        self.is_gated = tensors.shape(f"{name}.q_proj.weight")[0] == 2 * width
+        self.is_gated = source.shape(f"{name}.q_proj.weight")[0] == 2 * width
         num_queries = 2 * width if self.is_gated else width
-        self.q_proj = Projection(tensors, f"{name}.q_proj", num_queries, read)
-        self.k_proj = Projection(tensors, f"{name}.k_proj", rows, read)
-        self.v_proj = Projection(tensors, f"{name}.v_proj", rows, read)
-        self.o_proj = Projection(tensors, f"{name}.o_proj", hidden, width)
-        has_norms = f"{name}.q_norm.weight" in tensors
+        self.q_proj = Projection(source, f"{name}.q_proj", num_queries, read)
+        self.k_proj = Projection(source, f"{name}.k_proj", rows, read)
+        self.v_proj = Projection(source, f"{name}.v_proj", rows, read)
+        self.o_proj = Projection(source, f"{name}.o_proj", hidden, width)
+        has_norms = f"{name}.q_norm.weight" in source
         self.q_norm, self.k_norm = (
-            Norm(tensors, f"{name}.{part}_norm", dim, settings.eps, centred=centred)
+            Norm(source, f"{name}.{part}_norm", dim, centred=centred)
             if has_norms
             else nn.Identity()
             for part in ("q", "k")
         )
         self.hidden, self.heads, self.kv_heads, self.head_dim = hidden, heads, kv_heads, dim
-        self.rotary, self.window = Rotary(settings.config, dim, settings.where), window
+        self.rotary, self.window = Rotary(source.config, dim, source.where), window
 
     @property
     def kept_per_token(self) -> int:
@@ -117,30 +116,30 @@ class LatentAttention(nn.Module):
         DeepSeek-V2, arXiv 2405.04434; used by DeepSeek-V3, arXiv 2412.19437.
     """
 
-    def __init__(self, tensors: Tensors, name: str, settings: Settings) -> None:
+    def __init__(self, source: Source, name: str) -> None:
         super().__init__()
-        hidden, heads = settings.hidden, settings.number("num_attention_heads")
+        hidden, heads = source.hidden, source.number("num_attention_heads")
         self.rope, self.plain, self.value = (
-            settings.number(key) for key in ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+            source.number(key) for key in ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
         )
-        rank, latent = settings.number("q_lora_rank", default=0), settings.number("kv_lora_rank")
+        rank, latent = source.number("q_lora_rank", default=0), source.number("kv_lora_rank")
         width, both = self.plain + self.rope, self.plain + self.value
         self.heads, self.latent = heads, latent
         self.q_down = self.q_norm = nn.Identity()
         if rank:
-            self.q_down = Projection(tensors, f"{name}.q_a_proj", rank, hidden)
-            self.q_norm = Norm(tensors, f"{name}.q_a_layernorm", rank, 1e-6)
+            self.q_down = Projection(source, f"{name}.q_a_proj", rank, hidden)
+            self.q_norm = Norm(source, f"{name}.q_a_layernorm", rank, 1e-6)
         up = f"{name}.q_b_proj" if rank else f"{name}.q_proj"
-        self.q_up = Projection(tensors, up, heads * width, rank or hidden)
-        self.kv_down = Projection(tensors, f"{name}.kv_a_proj_with_mqa", latent + self.rope, hidden)
-        self.kv_norm = Norm(tensors, f"{name}.kv_a_layernorm", latent, 1e-6)
-        self.kv_up = Projection(tensors, f"{name}.kv_b_proj", heads * both, latent)
-        self.o_proj = Projection(tensors, f"{name}.o_proj", hidden, heads * self.value)
-        interleaved = settings.flag("rope_interleave", default=True)
+        self.q_up = Projection(source, up, heads * width, rank or hidden)
+        self.kv_down = Projection(source, f"{name}.kv_a_proj_with_mqa", latent + self.rope, hidden)
+        self.kv_norm = Norm(source, f"{name}.kv_a_layernorm", latent, 1e-6)
+        self.kv_up = Projection(source, f"{name}.kv_b_proj", heads * both, latent)
+        self.o_proj = Projection(source, f"{name}.o_proj", hidden, heads * self.value)
+        interleaved = source.flag("rope_interleave", default=True)
         # `qk_rope_head_dim` is the rotated width itself, so no further share of it is taken.
-        config = {**settings.config, "partial_rotary_factor": None}
-        self.rotary = Rotary(config, self.rope, settings.where, interleaved=interleaved)
-        self.scale = width**-0.5 * yarn_stretch(settings.config) ** 2
+        config = {**source.config, "partial_rotary_factor": None}
+        self.rotary = Rotary(config, self.rope, source.where, interleaved=interleaved)
+        self.scale = width**-0.5 * yarn_stretch(source.config) ** 2
         self.kept_per_token = heads * (width + self.value)
 
     def forward(self, values: Nodes, segments: Sequence[Segment], layer: int) -> Nodes:

@@ -1,18 +1,19 @@
 """The interface of published heads."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
+from torch.nn import functional
 
 from monge.core.errors import OptionError
+from monge.core.model import FeatureModel
 from monge.heads.readers.attention import GroupedAttention, LatentAttention
 from monge.heads.readers.files import Checkpoint
-from monge.heads.readers.layers import Embedding, Nodes
+from monge.heads.readers.layers import Nodes
 from monge.heads.readers.reading import Segment
-from monge.heads.target import TargetSizes
 
 Unembed = Callable[[Tensor], Tensor]
 """Maps the target's last hidden states to its logits."""
@@ -28,13 +29,16 @@ class PublishedHead(nn.Module, ABC):
     """
 
     family: ClassVar[str]
+    embedding: Tensor | None
+    """The head's own embeddings, if it has some."""
 
     def __init__(
         self, hidden_size: int, vocab_size: int | None, num_layers: int | None = None
     ) -> None:
         super().__init__()
-        self.embedding: Embedding | None = None
-        self._sizes = _sizes(hidden_size, vocab_size, num_layers)
+        self.register_buffer("embedding", None)
+        sizes = {"wide": hidden_size, "tokens": vocab_size, "layers": num_layers}
+        self._sizes = {what: size for what, size in sizes.items() if size is not None}
 
     @property
     def max_depth(self) -> int | None:
@@ -61,26 +65,32 @@ class PublishedHead(nn.Module, ABC):
 
     def embed(self, token_ids: Int64[Tensor, " nodes"]) -> Nodes | None:
         """Return the head's own embeddings; `None` if it uses the target's."""
-        return None if self.embedding is None else self.embedding(token_ids)
+        own = self.embedding
+        return None if own is None else functional.embedding(token_ids.to(own.device), own)
 
-    def check(self, sizes: TargetSizes) -> None:
+    def check(self, target: FeatureModel) -> None:
         """Check that the head fits a target.
 
         Raises:
             OptionError: If hidden size, vocabulary or number of layers differ.
         """
         advice = "use the head that was published for this target"
-        found = _sizes(sizes.hidden_size, sizes.vocab_size, sizes.num_layers)
-        if any(found[what] != value for what, value in self._sizes.items()):
-            raise OptionError(
-                f"head: this {self.family} head is for a target with states "
-                f"{_worded(self._sizes)}; the target's are {_worded(found)}; {advice}"
+        sizes = (target.hidden_size, target.vocab_size, target.num_layers)
+        found = dict(zip(("wide", "tokens", "layers"), sizes, strict=True))
+        if found | self._sizes != found:
+            own, theirs = (
+                ", ".join(f"{size} {what}" for what, size in one.items())
+                for one in (self._sizes, found)
             )
-        read = self.layers(sizes.num_layers)
-        if any(not 0 <= layer <= sizes.num_layers for layer in read):
+            raise OptionError(
+                f"head: this {self.family} head is for a target with states {own}; the target's "
+                f"are {theirs}; {advice}"
+            )
+        read = self.layers(target.num_layers)
+        if any(not 0 <= layer <= target.num_layers for layer in read):
             raise OptionError(
                 f"head: this {self.family} head reads hidden states {list(read)}; the target has 0 "
-                f"to {sizes.num_layers}; {advice}"
+                f"to {target.num_layers}; {advice}"
             )
 
     @property
@@ -156,12 +166,3 @@ def plain_names(checkpoint: Checkpoint) -> dict[str, str]:
         name.removeprefix("model.").replace("midlayer.", "layers.0."): name
         for name in checkpoint.shapes
     }
-
-
-def _sizes(hidden_size: int, vocab_size: int | None, num_layers: int | None) -> Mapping[str, int]:
-    sizes = {"wide": hidden_size, "tokens": vocab_size, "layers": num_layers}
-    return {what: value for what, value in sizes.items() if value is not None}
-
-
-def _worded(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{value} {what}" for what, value in sizes.items())

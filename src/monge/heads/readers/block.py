@@ -1,8 +1,8 @@
 """Block drafters: DFlash, DSpark and DFlash 2."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -13,9 +13,9 @@ from monge.heads.readers.attention import GroupedAttention, Mask
 from monge.heads.readers.base import PublishedHead, Unembed, plain_names
 from monge.heads.readers.decoder import feed_forward, windows
 from monge.heads.readers.files import Checkpoint
-from monge.heads.readers.layers import Embedding, Nodes, Norm, OutputLayer, Projection
+from monge.heads.readers.layers import Nodes, Norm, OutputLayer, Projection
 from monge.heads.readers.reading import Segment
-from monge.heads.readers.tensors import Settings, Tensors
+from monge.heads.readers.source import Source
 
 Tokens = Int64[Tensor, " nodes"]
 
@@ -27,9 +27,8 @@ class DFlashHead(PublishedHead):
     row predicts follows from `sample_from_anchor`, else from `shift_label`, else from the format.
 
     Args:
-        tensors: `fc.weight`, `hidden_norm.weight`, `layers.{i}.*`, `norm.weight`, and the
-            method's own tensors.
-        settings: A Qwen3-like configuration with `block_size` and `mask_token_id`.
+        source: `fc.weight`, `hidden_norm.weight`, `layers.{i}.*`, `norm.weight`, and the method's
+            own tensors; a Qwen3-like configuration with `block_size` and `mask_token_id`.
         ids: Indices of the fused hidden states; `None` spreads one per layer of the head over the
             target's layers.
         is_shifted: Whether row k is about token k + 1 of the block, the anchor being token 0;
@@ -44,51 +43,50 @@ class DFlashHead(PublishedHead):
 
     def __init__(
         self,
-        tensors: Tensors,
-        settings: Settings,
+        source: Source,
         ids: tuple[int, ...] | None,
         *,
         is_shifted: bool,
         is_speculators: bool,
     ) -> None:
-        hidden, vocab = settings.hidden, settings.number("vocab_size")
-        target = settings.number("target_hidden_size", default=hidden)
-        is_sized = settings.config.get("num_target_layers") is not None
-        super().__init__(target, vocab, settings.number("num_target_layers") if is_sized else None)
-        block, count = settings.number("block_size"), settings.number("num_hidden_layers")
+        hidden, vocab = source.hidden, source.number("vocab_size")
+        target = source.number("target_hidden_size", default=hidden)
+        is_sized = source.config.get("num_target_layers") is not None
+        super().__init__(target, vocab, source.number("num_target_layers") if is_sized else None)
+        block, count = source.number("block_size"), source.number("num_hidden_layers")
         self.block_size, self.is_shifted, self.num_layers = block, is_shifted, count
         if block < (1 if is_shifted else 2) or count < 1:
-            raise settings.refuse(f"a block of {block} tokens and {count} layers draft nothing")
-        self.mask_token, self.ids = settings.number("mask_token_id"), ids
+            raise source.refuse(f"a block of {block} tokens and {count} layers draft nothing")
+        self.mask_token, self.ids = source.number("mask_token_id"), ids
         if self.mask_token >= vocab:
-            raise settings.refuse(
+            raise source.refuse(
                 f"mask_token_id {self.mask_token} is outside the vocabulary of {vocab}"
             )
-        if settings.real("input_embedding_scale", 1.0) != 1.0:
-            raise settings.refuse("input_embedding_scale is set, which is not supported")
-        self.fc = Projection(tensors, "fc", hidden, target * (count if ids is None else len(ids)))
-        self.context_norm = Norm(tensors, "hidden_norm", hidden, settings.eps)
-        self.norm = Norm(tensors, "norm", hidden, settings.eps)
+        if source.real("input_embedding_scale", 1.0) != 1.0:
+            raise source.refuse("input_embedding_scale is set, which is not supported")
+        self.fc = Projection(source, "fc", hidden, target * (count if ids is None else len(ids)))
+        self.context_norm = Norm(source, "hidden_norm", hidden)
+        self.norm = Norm(source, "norm", hidden)
         self.decoder = nn.ModuleList(
-            BlockLayer(tensors, f"layers.{one}", settings, mask)
-            for one, mask in enumerate(_masks(settings, count, from_anchor=is_speculators))
+            BlockLayer(source, f"layers.{one}", mask)
+            for one, mask in enumerate(_masks(source, count, from_anchor=is_speculators))
         )
-        self.embedding = Embedding.maybe(tensors, vocab, hidden)
-        self.output = OutputLayer.maybe(tensors, hidden, vocab)
+        self.embedding = source.maybe("embed_tokens.weight", vocab, hidden)
+        self.output = OutputLayer.maybe(source, hidden, vocab)
         drafted = vocab if self.output is None else self.output.size
         self.edges: MarkovEdges | SelectorEdges | None = None
-        if "markov_head.markov_w1.weight" in tensors:
-            self.edges = MarkovEdges(tensors, settings, hidden, (vocab, drafted))
-        elif "candidate_selector.hidden_projection.weight" in tensors:
-            self.edges = SelectorEdges(tensors, settings, hidden, drafted)
-        elif settings.number("markov_rank", default=0):
-            raise settings.refuse(
+        if "markov_head.markov_w1.weight" in source:
+            self.edges = MarkovEdges(source, hidden, (vocab, drafted))
+        elif "candidate_selector.hidden_projection.weight" in source:
+            self.edges = SelectorEdges(source, hidden, drafted)
+        elif source.number("markov_rank", default=0):
+            raise source.refuse(
                 "markov_rank is set, and there is no markov_head.markov_w1.weight; fetch the file "
                 "again"
             )
         # What a confidence head says about a drawn token may not decide whether it is offered, so
         # it is not used here.
-        tensors.leave("confidence_head.", "verifier_norm.", "verifier_lm_head.")
+        source.leave("confidence_head.", "verifier_norm.", "verifier_lm_head.")
 
     @property
     def max_depth(self) -> int | None:
@@ -162,20 +160,19 @@ class BlockLayer(nn.Module):
         mask: Maps the rows of a block to the columns that they attend to.
     """
 
-    def __init__(self, tensors: Tensors, name: str, settings: Settings, mask: Mask) -> None:
+    def __init__(self, source: Source, name: str, mask: Mask) -> None:
         super().__init__()
-        hidden = settings.hidden
+        hidden = source.hidden
         self.first, self.second = (
-            Norm(tensors, f"{name}.{part}_layernorm", hidden, settings.eps)
-            for part in ("input", "post_attention")
+            Norm(source, f"{name}.{part}_layernorm", hidden) for part in ("input", "post_attention")
         )
-        self.attention = GroupedAttention(tensors, f"{name}.self_attn", settings)
-        self.mlp = feed_forward(tensors, f"{name}.mlp", settings)
+        self.attention = GroupedAttention(source, f"{name}.self_attn")
+        self.mlp = feed_forward(source, f"{name}.mlp")
         self.mask = mask
         self.convs = nn.ModuleList(
-            DynamicConv(tensors, f"{name}.{part}_conv", hidden, settings)
+            DynamicConv(source, f"{name}.{part}_conv")
             for part in ("attention", "mlp")
-            if f"{name}.{part}_conv.base_kernel" in tensors
+            if f"{name}.{part}_conv.base_kernel" in source
         )
 
     def read(self, states: Nodes, segments: Sequence[Segment], layer: int) -> None:
@@ -205,7 +202,7 @@ class BlockLayer(nn.Module):
         return conv.after(part(before).view_as(values), kernels)
 
 
-def _masks(settings: Settings, count: int, *, from_anchor: bool) -> list[Mask]:
+def _masks(source: Source, count: int, *, from_anchor: bool) -> list[Mask]:
     """The attention mask of every layer.
 
     With a sliding window, rows are causal unless the settings say otherwise. The window is counted
@@ -213,9 +210,9 @@ def _masks(settings: Settings, count: int, *, from_anchor: bool) -> list[Mask]:
     for all rows and leaves it open within the block.
     """
     masks: list[Mask] = []
-    for window in windows(settings, count):
-        usual = window is not None and not settings.flag("sliding_window_non_causal")
-        is_causal = settings.flag("is_causal", default=usual)
+    for window in windows(source, count):
+        usual = window is not None and not source.flag("sliding_window_non_causal")
+        is_causal = source.flag("is_causal", default=usual)
         masks.append(partial(_visible, window=window, is_causal=is_causal, from_anchor=from_anchor))
     return masks
 
@@ -236,9 +233,7 @@ class DynamicConv(nn.Module):
     """Convolution over the rows of a block, with kernels computed from each row, before and after a sub-layer.
 
     Args:
-        tensors: `base_kernel` and `kernel_projection.weight`.
-        hidden: Width of a row.
-        settings: `conv_kernel_size`, `conv_group_size`.
+        source: `base_kernel`, `kernel_projection.weight`; `conv_kernel_size`, `conv_group_size`.
 
     Reference:
         DFlash 2, weights published by z-lab; read from its reference code.
@@ -246,17 +241,18 @@ class DynamicConv(nn.Module):
 
     base: Tensor
 
-    def __init__(self, tensors: Tensors, name: str, hidden: int, settings: Settings) -> None:
+    def __init__(self, source: Source, name: str) -> None:
         super().__init__()
-        self.taps = settings.number("conv_kernel_size")
-        self.group = settings.number("conv_group_size")
+        hidden = source.hidden
+        self.taps = source.number("conv_kernel_size")
+        self.group = source.number("conv_group_size")
         if self.group < 1 or hidden % self.group:
-            raise settings.refuse(
+            raise source.refuse(
                 f"conv_group_size {self.group} does not divide the hidden size {hidden}"
             )
-        self.register_buffer("base", tensors.take(f"{name}.base_kernel", 2, self.taps, hidden))
+        self.register_buffer("base", source.take(f"{name}.base_kernel", 2, self.taps, hidden))
         rows = 2 * self.taps * hidden // self.group
-        self.kernels = Projection(tensors, f"{name}.kernel_projection", rows, hidden)
+        self.kernels = Projection(source, f"{name}.kernel_projection", rows, hidden)
 
     def before(self, values: Float[Tensor, "texts rows hidden"]) -> tuple[Tensor, Tensor]:
         """Return the sub-layer's input, and the kernels for its output."""
@@ -282,8 +278,7 @@ class MarkovEdges(nn.Module):
     """DSpark's bias W2 W1[x], plain, gated by the row's state, or with a recurrent state of the path.
 
     Args:
-        tensors: `markov_head.*`.
-        settings: `markov_rank`, `markov_head_type`.
+        source: `markov_head.*`; `markov_rank`, `markov_head_type`.
         hidden: Width of a row's state.
         sizes: Number of previous tokens, and of tokens that can be drafted.
 
@@ -296,21 +291,19 @@ class MarkovEdges(nn.Module):
 
     before: Tensor
 
-    def __init__(
-        self, tensors: Tensors, settings: Settings, hidden: int, sizes: tuple[int, int]
-    ) -> None:
+    def __init__(self, source: Source, hidden: int, sizes: tuple[int, int]) -> None:
         super().__init__()
-        rank, (vocab, drafted) = settings.number("markov_rank"), sizes
-        self.kind, self.memory = str(settings.config.get("markov_head_type", "vanilla")), 0
-        self.register_buffer("before", tensors.take("markov_head.markov_w1.weight", vocab, rank))
-        self.after = Projection(tensors, "markov_head.markov_w2", drafted, rank)
+        rank, (vocab, drafted) = source.number("markov_rank"), sizes
+        self.kind, self.memory = str(source.config.get("markov_head_type", "vanilla")), 0
+        self.register_buffer("before", source.take("markov_head.markov_w1.weight", vocab, rank))
+        self.after = Projection(source, "markov_head.markov_w2", drafted, rank)
         if self.kind == "gated":
-            self.gate = Projection(tensors, "markov_head.gate_proj", rank, hidden + rank)
+            self.gate = Projection(source, "markov_head.gate_proj", rank, hidden + rank)
         elif self.kind == "rnn":
             self.memory, read = rank, 2 * rank + hidden
-            self.joint = Projection(tensors, "markov_head.joint_proj", 3 * rank, read)
+            self.joint = Projection(source, "markov_head.joint_proj", 3 * rank, read)
         elif self.kind != "vanilla":
-            raise settings.refuse(
+            raise source.refuse(
                 f"markov_head_type {self.kind!r} is not known here; known: vanilla, gated, rnn"
             )
 
@@ -334,8 +327,7 @@ class SelectorEdges(nn.Module):
     Other tokens get no mass, and the declared draft law is the law after this restriction.
 
     Args:
-        tensors: `candidate_selector.*`.
-        settings: `selector_rank`, `selector_top_k`.
+        source: `candidate_selector.*`; `selector_rank`, `selector_top_k`.
         hidden: Width of a row's state s.
         vocab: Number of tokens.
 
@@ -347,16 +339,16 @@ class SelectorEdges(nn.Module):
     after: Tensor
     memory: ClassVar[int] = 0
 
-    def __init__(self, tensors: Tensors, settings: Settings, hidden: int, vocab: int) -> None:
+    def __init__(self, source: Source, hidden: int, vocab: int) -> None:
         super().__init__()
-        rank, self.top_k = settings.number("selector_rank"), settings.number("selector_top_k")
+        rank, self.top_k = source.number("selector_rank"), source.number("selector_top_k")
         if not 1 <= self.top_k <= vocab:
-            raise settings.refuse(f"selector_top_k must lie in 1..{vocab}; got {self.top_k}")
+            raise source.refuse(f"selector_top_k must lie in 1..{vocab}; got {self.top_k}")
         for part, name in (("before", "predecessor"), ("after", "successor")):
             key = f"candidate_selector.{name}_codebook"
-            key = key if key in tensors else f"{key}.weight"
-            self.register_buffer(part, tensors.take(key, vocab, rank))
-        self.project = Projection(tensors, "candidate_selector.hidden_projection", rank, hidden)
+            key = key if key in source else f"{key}.weight"
+            self.register_buffer(part, source.take(key, vocab, rank))
+        self.project = Projection(source, "candidate_selector.hidden_projection", rank, hidden)
 
     def forward(
         self, token_ids: Tokens, states: Nodes, memory: Nodes, logits: Nodes
@@ -375,41 +367,29 @@ def recognises(checkpoint: Checkpoint) -> bool:
 
 
 def read(checkpoint: Checkpoint) -> DFlashHead:
-    """Read one in z-lab's or DeepSpec's format.
-
-    Raises:
-        ModelLoadError: If settings or tensors are missing, unexpected, misshapen or inconsistent,
-            or the method is Domino.
-    """
+    """Read one in z-lab's or DeepSpec's format; Domino is refused."""
     config = {**checkpoint.config, **(checkpoint.config.get("dflash_config") or {})}
-    settings = Settings(config, str(checkpoint.path))
+    source = Source.of(checkpoint, plain_names(checkpoint), config)
     architecture = str((config.get("architectures") or ["?"])[0])
     if "Domino" in architecture or config.get("projector_type") == "domino":
-        raise settings.refuse(
+        raise source.refuse(
             "Domino's recurrent correction is not read here; DFlash, DFlash 2 and DSpark are"
         )
     is_shifted = config.get("shift_label", "DSpark" in architecture or "num_anchors" in config)
-    ids = settings.numbers("target_layer_ids")
+    ids = source.numbers("target_layer_ids")
     if ids is not None:
         ids = tuple(one + 1 for one in ids)  # named by their outputs, and the embedding by -1
-    return build(checkpoint, config, ids, is_shifted=bool(is_shifted))
+    return build(source, ids, is_shifted=bool(is_shifted))
 
 
 def build(
-    checkpoint: Checkpoint,
-    config: Mapping[str, Any],
+    source: Source,
     ids: tuple[int, ...] | None,
     *,
     is_shifted: bool,
     is_speculators: bool = False,
 ) -> DFlashHead:
-    """Read one with these settings; for the arguments see `DFlashHead`.
-
-    Raises:
-        ModelLoadError: As for `read`.
-    """
-    tensors = Tensors.of(checkpoint, plain_names(checkpoint))
-    settings = Settings(config, tensors.where)
-    head = DFlashHead(tensors, settings, ids, is_shifted=is_shifted, is_speculators=is_speculators)
-    tensors.finish()
+    """Build one; for the arguments see `DFlashHead`."""
+    head = DFlashHead(source, ids, is_shifted=is_shifted, is_speculators=is_speculators)
+    source.finish()
     return head

@@ -10,9 +10,9 @@ from torch import nn
 from monge.heads.readers.base import ChainHead, Unembed, plain_names
 from monge.heads.readers.decoder import DecoderLayer, windows
 from monge.heads.readers.files import Checkpoint
-from monge.heads.readers.layers import Embedding, Nodes, Norm, OutputLayer, Projection
+from monge.heads.readers.layers import Nodes, Norm, OutputLayer, Projection
 from monge.heads.readers.reading import Segment
-from monge.heads.readers.tensors import Settings, Tensors
+from monge.heads.readers.source import Source
 
 
 class EagleHead(ChainHead):
@@ -23,9 +23,8 @@ class EagleHead(ChainHead):
     differences matter.
 
     Args:
-        tensors: `fc.*`, `layers.{i}.*`, and optionally `embed_tokens.weight`, `norm.weight`,
-            `lm_head.weight`.
-        settings: A Llama-like configuration.
+        source: `fc.*`, `layers.{i}.*`, and optionally `embed_tokens.weight`, `norm.weight`,
+            `lm_head.weight`; a Llama-like configuration.
 
     Reference:
         Li et al., EAGLE, arXiv 2401.15077; EAGLE-2, arXiv 2406.16858.
@@ -33,28 +32,26 @@ class EagleHead(ChainHead):
 
     family: ClassVar[str] = "eagle"
 
-    def __init__(self, tensors: Tensors, settings: Settings) -> None:
-        hidden, vocab = settings.hidden, settings.number("vocab_size")
+    def __init__(self, source: Source) -> None:
+        hidden, vocab = source.hidden, source.number("vocab_size")
         super().__init__(hidden, vocab)
-        self.fc = Projection(tensors, "fc", hidden, 2 * hidden)
-        if settings.config.get("bias") is True and self.fc.bias is None:
-            raise settings.refuse(
+        self.fc = Projection(source, "fc", hidden, 2 * hidden)
+        if source.config.get("bias") is True and self.fc.bias is None:
+            raise source.refuse(
                 "the configuration says bias=true, and there is no fc.bias; fetch the file again"
             )
-        count = settings.number("num_hidden_layers", default=1)
+        count = source.number("num_hidden_layers", default=1)
         self.decoder = nn.ModuleList(
-            DecoderLayer(tensors, f"layers.{one}", settings, window=window, may_lack_norm=one == 0)
-            for one, window in enumerate(windows(settings, count))
+            DecoderLayer(source, f"layers.{one}", window=window, may_lack_norm=one == 0)
+            for one, window in enumerate(windows(source, count))
         )
-        self.embedding = Embedding.maybe(tensors, vocab, hidden)
+        self.embedding = source.maybe("embed_tokens.weight", vocab, hidden)
         # Norms that some retrained heads have; the published ones have none.
         self.before, self.after = (
-            Norm(tensors, name, hidden, settings.eps)
-            if f"{name}.weight" in tensors
-            else nn.Identity()
+            Norm(source, name, hidden) if f"{name}.weight" in source else nn.Identity()
             for name in ("embed_norm", "norm")
         )
-        self.output = OutputLayer.maybe(tensors, hidden, vocab)
+        self.output = OutputLayer.maybe(source, hidden, vocab)
 
     @property
     def draft_ids(self) -> Int64[torch.Tensor, " some"] | None:
@@ -81,12 +78,8 @@ def recognises(checkpoint: Checkpoint) -> bool:
 
 
 def read(checkpoint: Checkpoint) -> EagleHead:
-    """Read one.
-
-    Raises:
-        ModelLoadError: If settings or tensors are missing, unexpected, misshapen or inconsistent.
-    """
-    tensors = Tensors.of(checkpoint, plain_names(checkpoint))
-    head = EagleHead(tensors, Settings(checkpoint.config, tensors.where))
-    tensors.finish()
+    """Read one; see `load_head`."""
+    source = Source.of(checkpoint, plain_names(checkpoint))
+    head = EagleHead(source)
+    source.finish()
     return head

@@ -12,9 +12,15 @@ from monge.heads.readers.attention import GroupedAttention
 from monge.heads.readers.base import ChainHead, Unembed, plain_names
 from monge.heads.readers.decoder import DecoderLayer, windows
 from monge.heads.readers.files import Checkpoint
-from monge.heads.readers.layers import Embedding, GatedMlp, Nodes, Norm, OutputLayer, Projection
+from monge.heads.readers.layers import (
+    GatedMlp,
+    Nodes,
+    Norm,
+    OutputLayer,
+    Projection,
+)
 from monge.heads.readers.reading import Segment
-from monge.heads.readers.tensors import Settings, Tensors
+from monge.heads.readers.source import Source
 
 
 class Eagle3Head(ChainHead):
@@ -29,9 +35,8 @@ class Eagle3Head(ChainHead):
     L. The list [1, L // 2 - 1, L - 4] counts outputs instead and names the same three.
 
     Args:
-        tensors: `fc.weight`, `layers.0.*` (published as `midlayer.*`), `norm.weight`,
-            `lm_head.weight`, `d2t`, `t2d`, ...
-        settings: A Llama-like configuration.
+        source: `fc.weight`, `layers.0.*` (published as `midlayer.*`), `norm.weight`,
+            `lm_head.weight`, `d2t`, `t2d`, ...; a Llama-like configuration.
 
     Reference:
         Li et al., EAGLE-3, arXiv 2503.01840.
@@ -39,53 +44,53 @@ class Eagle3Head(ChainHead):
 
     family: ClassVar[str] = "eagle3"
 
-    def __init__(self, tensors: Tensors, settings: Settings) -> None:
-        hidden, vocab, eps = settings.hidden, settings.number("vocab_size"), settings.eps
-        target = settings.number("target_hidden_size", default=hidden)
+    def __init__(self, source: Source) -> None:
+        hidden, vocab = source.hidden, source.number("vocab_size")
+        target = source.number("target_hidden_size", default=hidden)
         super().__init__(target, vocab)
-        self.ids = settings.numbers("eagle_aux_hidden_state_layer_ids")
-        has_fusion = settings.flag("use_aux_hidden_state", default=True)
+        self.ids = source.numbers("eagle_aux_hidden_state_layer_ids")
+        has_fusion = source.flag("use_aux_hidden_state", default=True)
         self.num_fused = (len(self.ids) if self.ids else 3) if has_fusion else 1
         fused = self.num_fused * target
-        self.fc = Projection(tensors, "fc", hidden, fused) if has_fusion else None
+        self.fc = Projection(source, "fc", hidden, fused) if has_fusion else None
         self.whole_norm, self.part_norms = None, None
-        if "input_norm.weight" in tensors:
-            self.whole_norm = Norm(tensors, "input_norm", fused, eps)
-        elif settings.flag("norm_before_fc"):
-            raise settings.refuse(
+        if "input_norm.weight" in source:
+            self.whole_norm = Norm(source, "input_norm", fused)
+        elif source.flag("norm_before_fc"):
+            raise source.refuse(
                 "norm_before_fc is set, and there is no input_norm.weight; fetch the file again"
             )
-        if "fc_norm.0.weight" in tensors:
+        if "fc_norm.0.weight" in source:
             self.part_norms = nn.ModuleList(
-                Norm(tensors, f"fc_norm.{one}", target, eps) for one in range(self.num_fused)
+                Norm(source, f"fc_norm.{one}", target) for one in range(self.num_fused)
             )
-        elif settings.flag("fc_norm"):
-            raise settings.refuse(
+        elif source.flag("fc_norm"):
+            raise source.refuse(
                 "fc_norm is set, and there is no fc_norm.0.weight; fetch the file again"
             )
-        count = settings.number("num_hidden_layers", default=1)
-        self.state_norm = Norm(tensors, "layers.0.hidden_norm", hidden, eps)
-        self.token_norm = Norm(tensors, "layers.0.input_layernorm", hidden, eps)
+        count = source.number("num_hidden_layers", default=1)
+        self.state_norm = Norm(source, "layers.0.hidden_norm", hidden)
+        self.token_norm = Norm(source, "layers.0.input_layernorm", hidden)
         self.decoder = nn.ModuleList(
-            DecoderLayer(tensors, f"layers.{one}", settings, doubled=one == 0, window=window)
-            for one, window in enumerate(windows(settings, count))
+            DecoderLayer(source, f"layers.{one}", doubled=one == 0, window=window)
+            for one, window in enumerate(windows(source, count))
         )
-        self.norm = Norm(tensors, "norm", hidden, eps)
-        self.keeps_normed = settings.flag("norm_before_residual")
-        self.returns_normed = settings.flag("norm_output")
-        self.embedding = Embedding.maybe(tensors, vocab, hidden)
+        self.norm = Norm(source, "norm", hidden)
+        self.keeps_normed = source.flag("norm_before_residual")
+        self.returns_normed = source.flag("norm_output")
+        self.embedding = source.maybe("embed_tokens.weight", vocab, hidden)
         if self.embedding is None and hidden != target:
-            raise settings.refuse(
+            raise source.refuse(
                 f"the head is {hidden} wide and its target {target}, and it has "
                 "no embeddings of its own"
             )
-        self.output = OutputLayer(tensors, hidden, vocab)
-        named = settings.number("draft_vocab_size", default=self.output.size)
+        self.output = OutputLayer(source, hidden, vocab)
+        named = source.number("draft_vocab_size", default=self.output.size)
         if named != self.output.size:
-            raise settings.refuse(
+            raise source.refuse(
                 f"draft_vocab_size is {named}, and lm_head.weight has {self.output.size} rows"
             )
-        tensors.leave("verifier_norm.", "verifier_lm_head.")
+        source.leave("verifier_norm.", "verifier_lm_head.")
 
     @property
     def draft_ids(self) -> Int64[torch.Tensor, " some"] | None:
@@ -156,12 +161,7 @@ def split_layer(head: nn.Module) -> DecoderLayer | None:
 
 
 class BeforeAttention(nn.Module):
-    """Maps embeddings, states, cosines and sines to residual, queries, keys and values.
-
-    Args:
-        head: The head.
-        attention: Attention of its only layer.
-    """
+    """Maps embeddings, states, cosines and sines to residual, queries, keys and values."""
 
     def __init__(self, head: Eagle3Head, attention: GroupedAttention) -> None:
         super().__init__()
@@ -176,12 +176,7 @@ class BeforeAttention(nn.Module):
 
 
 class AfterAttention(nn.Module):
-    """Maps residual and attention output to the next state and its logits.
-
-    Args:
-        head: The head.
-        layer: Its only layer.
-    """
+    """Maps residual and attention output to the next state and its logits."""
 
     def __init__(self, head: Eagle3Head, layer: DecoderLayer) -> None:
         super().__init__()
@@ -199,18 +194,10 @@ def recognises(checkpoint: Checkpoint) -> bool:
 
 
 def read(checkpoint: Checkpoint, config: Mapping[str, Any] | None = None) -> Eagle3Head:
-    """Read one.
-
-    Args:
-        checkpoint: The checkpoint.
-        config: Its settings; `None` for those of `config.json`.
-
-    Raises:
-        ModelLoadError: If settings or tensors are missing, unexpected, misshapen or inconsistent.
-    """
+    """Read one, by default with the settings of its `config.json`; see `load_head`."""
     if config is None:
         config = {**checkpoint.config, **(checkpoint.config.get("eagle_config") or {})}
-    tensors = Tensors.of(checkpoint, plain_names(checkpoint))
-    head = Eagle3Head(tensors, Settings(config, tensors.where))
-    tensors.finish()
+    source = Source.of(checkpoint, plain_names(checkpoint), config)
+    head = Eagle3Head(source)
+    source.finish()
     return head

@@ -13,7 +13,7 @@ from monge.heads.readers.decoder import DecoderLayer
 from monge.heads.readers.files import Checkpoint
 from monge.heads.readers.layers import Nodes, Norm, Projection, ResBlocks
 from monge.heads.readers.reading import Segment
-from monge.heads.readers.tensors import Settings, Tensors
+from monge.heads.readers.source import Source
 
 _PREFIX: Final = "prefix_embeding_layer"  # spelt so in the published files
 _HEAD_DIM: Final = 128
@@ -29,7 +29,7 @@ class HydraHead(StepHead):
     the states.
 
     Args:
-        tensors: `hydra_mlp.*`, `hydra_lm_head.*` and optionally the prefix layer.
+        source: `hydra_mlp.*`, `hydra_lm_head.*` and optionally the prefix layer.
 
     Reference:
         Ankner et al., arXiv 2402.05109.
@@ -37,19 +37,19 @@ class HydraHead(StepHead):
 
     family: ClassVar[str] = "hydra"
 
-    def __init__(self, tensors: Tensors, settings: Settings) -> None:
-        has_prefix = settings.config["hydra_head_arch"] == "prefix-mlp"
+    def __init__(self, source: Source) -> None:
+        has_prefix = source.config["hydra_head_arch"] == "prefix-mlp"
         # Dropout between the blocks takes every other number in heads with a prefix layer.
         spread, first, outputs = (2, 1, ".1") if has_prefix else (1, 0, "")
-        blocks = [spread * one + first for one in range(settings.number("hydra_num_layers"))]
-        vocab, hidden = tensors.shape(f"hydra_lm_head.0{outputs}.weight")
+        blocks = [spread * one + first for one in range(source.number("hydra_num_layers"))]
+        vocab, hidden = source.shape(f"hydra_lm_head.0{outputs}.weight")
         super().__init__(hidden, vocab)
-        heads = range(settings.number("hydra_num_heads"))
-        self.reads_tokens = grounded = settings.flag("grounded_heads")
-        self.offset = settings.number("hidden_state_offset", default=0)
+        heads = range(source.number("hydra_num_heads"))
+        self.reads_tokens = grounded = source.flag("grounded_heads")
+        self.offset = source.number("hidden_state_offset", default=0)
         self.networks = nn.ModuleList(
             ResBlocks(
-                tensors,
+                source,
                 [f"hydra_mlp.{head}.{block}" for block in blocks],
                 hidden,
                 hidden * (head + 2) if grounded else hidden,
@@ -58,13 +58,13 @@ class HydraHead(StepHead):
             for head in heads
         )
         self.outputs = nn.ModuleList(
-            Projection(tensors, f"hydra_lm_head.{one}{outputs}", vocab, hidden) for one in heads
+            Projection(source, f"hydra_lm_head.{one}{outputs}", vocab, hidden) for one in heads
         )
         self.prefix = self.prefix_norm = None
         if has_prefix:
-            self.prefix = DecoderLayer(tensors, f"{_PREFIX}.layers.0", settings)
-            self.prefix_norm = Norm(tensors, f"{_PREFIX}.norm", hidden, settings.eps)
-        tensors.leave(f"{_PREFIX}.embed_tokens.", "input_embed_fn.")
+            self.prefix = DecoderLayer(source, f"{_PREFIX}.layers.0")
+            self.prefix_norm = Norm(source, f"{_PREFIX}.norm", hidden)
+        source.leave(f"{_PREFIX}.embed_tokens.", "input_embed_fn.")
 
     def layers(self, num_layers: int) -> tuple[int, ...]:
         return (num_layers - self.offset,)
@@ -82,7 +82,7 @@ class HydraChain(ChainHead):
     """Hydra's `eagle-attn`: one decoder layer on [e(x_{t+1}), h_t], read by the target's output layer.
 
     Args:
-        tensors: `fc.*` and `attn.*`.
+        source: `fc.*` and `attn.*`.
 
     Reference:
         Ankner et al., arXiv 2402.05109; Li et al., EAGLE, arXiv 2401.15077.
@@ -90,13 +90,13 @@ class HydraChain(ChainHead):
 
     family: ClassVar[str] = "hydra"
 
-    def __init__(self, tensors: Tensors, settings: Settings) -> None:
-        hidden = settings.hidden
+    def __init__(self, source: Source) -> None:
+        hidden = source.hidden
         super().__init__(hidden, None)
-        self.offset = settings.number("hidden_state_offset", default=0)
-        self.fc = Projection(tensors, "fc", hidden, 2 * hidden)
-        self.layer = DecoderLayer(tensors, "attn", settings)
-        tensors.leave("lm_head.", "input_embed_fn.")
+        self.offset = source.number("hidden_state_offset", default=0)
+        self.fc = Projection(source, "fc", hidden, 2 * hidden)
+        self.layer = DecoderLayer(source, "attn")
+        source.leave("lm_head.", "input_embed_fn.")
 
     def layers(self, num_layers: int) -> tuple[int, ...]:
         return (num_layers - self.offset,)
@@ -120,27 +120,27 @@ def read(checkpoint: Checkpoint) -> HydraHead | HydraChain:
 
     Published configurations lack the width of the attention heads; the published ones are 128 wide,
     as in their targets. `num_attention_heads` sets another width.
-
-    Raises:
-        ModelLoadError: If its architecture is not supported, or tensors are missing, unexpected or
-            misshapen.
     """
     config = {"hydra_head_arch": "mlp", "hydra_num_layers": 1, **checkpoint.config}
-    tensors = Tensors.of(checkpoint, {name: name for name in checkpoint.shapes})
+    source = Source.of(checkpoint, config=config)
     arch = config["hydra_head_arch"]
     if arch not in _LAYERS:
-        raise Settings(config, tensors.where).refuse(
+        raise source.refuse(
             f"Hydra heads of architecture {arch!r} are not read here; read are "
             f"{', '.join(sorted(_LAYERS))}"
         )
     if layer := _LAYERS[arch]:
-        inner, hidden = tensors.shape(f"{layer}.mlp.gate_proj.weight")
-        sizes = {"hidden_size": hidden, "intermediate_size": inner}
-        config = {**sizes, "num_attention_heads": hidden // _HEAD_DIM, **config}
-        width = hidden // max(1, config["num_attention_heads"])
-        rows = tensors.shape(f"{layer}.self_attn.k_proj.weight")[0]
-        config.setdefault("num_key_value_heads", rows // max(1, width))
+        inner, hidden = source.shape(f"{layer}.mlp.gate_proj.weight")
+        heads = config.get("num_attention_heads", hidden // _HEAD_DIM)
+        rows = source.shape(f"{layer}.self_attn.k_proj.weight")[0]
+        usual = {
+            "hidden_size": hidden,
+            "intermediate_size": inner,
+            "num_attention_heads": heads,
+            "num_key_value_heads": rows // max(1, hidden // max(1, heads)),
+        }
+        source.config = {**usual, **config}
     kind = HydraChain if arch == "eagle-attn" else HydraHead
-    head = kind(tensors, Settings(config, tensors.where))
-    tensors.finish()
+    head = kind(source)
+    source.finish()
     return head

@@ -1,7 +1,7 @@
 """Building blocks of published heads.
 
-A block is built from the `tensors` of the checkpoint under a `name` of its own: a prefix of tensor
-names, or the name of a tensor without `.weight`. `settings` are the head's configuration.
+A block is built from a `source` under a `name` of its own: a prefix of tensor names, or the name of a
+tensor without `.weight`.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,22 +14,22 @@ from torch.nn import functional
 from transformers.activations import ACT2FN
 
 from monge.core.errors import ModelLoadError
-from monge.heads.readers.tensors import Settings, Tensors
+from monge.heads.readers.source import Source
 
 Nodes = Float[Tensor, "nodes _"]
 """One row a node; widths differ from use to use."""
 Activation = Callable[[Tensor], Tensor]
 
 
-def activation(settings: Settings) -> Activation:
+def activation(source: Source) -> Activation:
     """Return the activation `hidden_act` by the name that the host gives it; `silu` by default.
 
     Raises:
         ModelLoadError: If the name is unknown.
     """
-    name = str(settings.config.get("hidden_act", "silu"))
+    name = str(source.config.get("hidden_act", "silu"))
     if name not in ACT2FN:
-        raise settings.refuse(f"activation {name!r} is not known to transformers")
+        raise source.refuse(f"activation {name!r} is not known to transformers")
     return ACT2FN[name]
 
 
@@ -45,10 +45,10 @@ class Projection(nn.Module):
     weight: Tensor
     bias: Tensor | None
 
-    def __init__(self, tensors: Tensors, name: str, rows: int, columns: int) -> None:
+    def __init__(self, source: Source, name: str, rows: int, columns: int) -> None:
         super().__init__()
-        self.register_buffer("weight", tensors.take(f"{name}.weight", rows, columns))
-        self.register_buffer("bias", tensors.maybe(f"{name}.bias", rows))
+        self.register_buffer("weight", source.take(f"{name}.weight", rows, columns))
+        self.register_buffer("bias", source.maybe(f"{name}.bias", rows))
 
     def forward(self, values: Float[Tensor, "*nodes columns"]) -> Float[Tensor, "*nodes rows"]:
         return functional.linear(values, self.weight, self.bias)
@@ -59,18 +59,26 @@ class Norm(nn.Module):
 
     Args:
         size: Width.
-        eps: Added to the mean square: part of the published networks' definition.
+        eps: Added to the mean square, part of the published networks' definition; `None` takes the
+            configuration's.
         centred: Whether the weight is stored minus 1.
     """
 
     weight: Tensor
 
     def __init__(
-        self, tensors: Tensors, name: str, size: int, eps: float, *, centred: bool = False
+        self,
+        source: Source,
+        name: str,
+        size: int,
+        eps: float | None = None,
+        *,
+        centred: bool = False,
     ) -> None:
         super().__init__()
-        self.eps, self.offset = eps, 1.0 if centred else 0.0
-        self.register_buffer("weight", tensors.take(f"{name}.weight", size))
+        self.eps = source.real("rms_norm_eps", 1e-6) if eps is None else eps
+        self.offset = 1.0 if centred else 0.0
+        self.register_buffer("weight", source.take(f"{name}.weight", size))
 
     def forward(self, values: Float[Tensor, "*nodes width"]) -> Float[Tensor, "*nodes width"]:
         wide = values if values.dtype == torch.float64 else values.float()
@@ -84,19 +92,16 @@ class GatedMlp(nn.Module):
     """down(act(gate(x)) * up(x)).
 
     Args:
-        hidden: Input and output width.
         inner: Inner width.
-        act: Activation function.
     """
 
-    def __init__(
-        self, tensors: Tensors, name: str, hidden: int, inner: int, *, act: Activation
-    ) -> None:
+    def __init__(self, source: Source, name: str, inner: int) -> None:
         super().__init__()
-        self.gate = Projection(tensors, f"{name}.gate_proj", inner, hidden)
-        self.up = Projection(tensors, f"{name}.up_proj", inner, hidden)
-        self.down = Projection(tensors, f"{name}.down_proj", hidden, inner)
-        self.act = act
+        hidden = source.hidden
+        self.gate = Projection(source, f"{name}.gate_proj", inner, hidden)
+        self.up = Projection(source, f"{name}.up_proj", inner, hidden)
+        self.down = Projection(source, f"{name}.down_proj", hidden, inner)
+        self.act = activation(source)
 
     def forward(self, values: Nodes) -> Nodes:
         return self.down(self.act(self.gate(values)) * self.up(values))
@@ -116,7 +121,7 @@ class ResBlocks(nn.Module):
 
     def __init__(
         self,
-        tensors: Tensors,
+        source: Source,
         names: Sequence[str],
         hidden: int,
         width: int,
@@ -126,10 +131,10 @@ class ResBlocks(nn.Module):
         super().__init__()
         widths = [width] + [hidden] * (len(names) - 1)
         self.linears = nn.ModuleList(
-            Projection(tensors, f"{name}.linear", hidden, columns)
+            Projection(source, f"{name}.linear", hidden, columns)
             for name, columns in zip(names, widths, strict=True)
         )
-        self.skip = None if narrowing is None else Projection(tensors, narrowing, hidden, width)
+        self.skip = None if narrowing is None else Projection(source, narrowing, hidden, width)
 
     def forward(self, values: Nodes) -> Nodes:
         for place, linear in enumerate(self.linears):
@@ -138,35 +143,11 @@ class ResBlocks(nn.Module):
         return values
 
 
-class Embedding(nn.Module):
-    """Embeddings of tokens.
-
-    Args:
-        tensors: Tensors of the checkpoint, with `embed_tokens.weight`.
-        count: Number of tokens.
-        width: Width of an embedding.
-    """
-
-    weight: Tensor
-
-    def __init__(self, tensors: Tensors, count: int, width: int) -> None:
-        super().__init__()
-        self.register_buffer("weight", tensors.take("embed_tokens.weight", count, width))
-
-    @classmethod
-    def maybe(cls, tensors: Tensors, count: int, width: int) -> "Embedding | None":
-        """The head's own embeddings, or `None` if it has none."""
-        return cls(tensors, count, width) if "embed_tokens.weight" in tensors else None
-
-    def forward(self, token_ids: Int64[Tensor, " nodes"]) -> Nodes:
-        return functional.embedding(token_ids.to(self.weight.device), self.weight)
-
-
 class OutputLayer(nn.Module):
     """A head's own output layer, over the target's vocabulary or a reduced one.
 
     Args:
-        tensors: `lm_head.weight`, and `d2t`, `t2d` for a draft vocabulary.
+        source: `lm_head.weight`, and `d2t`, `t2d` for a draft vocabulary.
         hidden: Width of a state.
         vocab: The target's vocabulary size.
 
@@ -176,19 +157,19 @@ class OutputLayer(nn.Module):
 
     places: Tensor | None
 
-    def __init__(self, tensors: Tensors, hidden: int, vocab: int) -> None:
+    def __init__(self, source: Source, hidden: int, vocab: int) -> None:
         super().__init__()
         self.vocab = vocab
-        self.size = tensors.shape("lm_head.weight")[0]
-        self.layer = Projection(tensors, "lm_head", self.size, hidden)
-        places = _draft_vocabulary(tensors, self.size, vocab)
+        self.size = source.shape("lm_head.weight")[0]
+        self.layer = Projection(source, "lm_head", self.size, hidden)
+        places = _draft_vocabulary(source, self.size, vocab)
         self.register_buffer("places", places)
         self.is_ascending = places is not None and bool((places.diff() > 0).all())
 
     @classmethod
-    def maybe(cls, tensors: Tensors, hidden: int, vocab: int) -> "OutputLayer | None":
+    def maybe(cls, source: Source, hidden: int, vocab: int) -> "OutputLayer | None":
         """The head's own output layer, or `None` if it has none."""
-        return cls(tensors, hidden, vocab) if "lm_head.weight" in tensors else None
+        return cls(source, hidden, vocab) if "lm_head.weight" in source else None
 
     @property
     def draft_ids(self) -> Int64[Tensor, " some"] | None:
@@ -207,24 +188,24 @@ class OutputLayer(nn.Module):
         return full.index_copy(1, self.places, logits)
 
 
-def _draft_vocabulary(tensors: Tensors, size: int, vocab: int) -> Int64[Tensor, " some"] | None:
+def _draft_vocabulary(source: Source, size: int, vocab: int) -> Int64[Tensor, " some"] | None:
     """The target's token of every draft token, `draft + d2t[draft]`; `None` if the vocabularies are equal."""
-    where = repr(tensors.where)
-    if "d2t" not in tensors:
-        tensors.leave("t2d")
+    where = repr(source.where)
+    if "d2t" not in source:
+        source.leave("t2d")
         if size != vocab:
             raise ModelLoadError(
                 f"{where}: output layer over {size} of {vocab} tokens, and no d2t says over which"
             )
         return None
-    places = tensors.take("d2t", size).long() + torch.arange(size)
+    places = source.take("d2t", size).long() + torch.arange(size)
     low, high, count = int(places.min()), int(places.max()), len(places.unique())
     if low < 0 or high >= vocab or count < size:
         raise ModelLoadError(
             f"{where}: d2t maps {size} draft tokens to {count} tokens between {low} and {high}; "
             f"expected as many different ones below {vocab}"
         )
-    marks = tensors.maybe("t2d", vocab)
+    marks = source.maybe("t2d", vocab)
     if marks is not None and not torch.equal(marks.bool().nonzero()[:, 0], places.sort().values):
         raise ModelLoadError(f"{where}: d2t and t2d name different tokens; fetch the file again")
     return places

@@ -11,7 +11,7 @@ from monge.core.errors import ModelLoadError
 from monge.heads.readers.base import StepHead
 from monge.heads.readers.files import Checkpoint
 from monge.heads.readers.layers import Nodes, Projection, ResBlocks
-from monge.heads.readers.tensors import Tensors
+from monge.heads.readers.source import Source
 
 _KEY: Final = re.compile(r"^(medusa_heads?\.)?(\d+)\.(\d+)\.(linear\.)?(weight|bias)$")
 
@@ -23,7 +23,7 @@ class MedusaHead(StepHead):
     itself gives x_{t+1}.
 
     Args:
-        tensors: `{head}.{block}.linear.{weight,bias}` and `{head}.{number of blocks}.weight`.
+        source: `{head}.{block}.linear.{weight,bias}` and `{head}.{number of blocks}.weight`.
         num_blocks: Number of residual blocks per head.
 
     Reference:
@@ -33,15 +33,15 @@ class MedusaHead(StepHead):
 
     family: ClassVar[str] = "medusa"
 
-    def __init__(self, tensors: Tensors, num_blocks: Sequence[int]) -> None:
-        vocab, hidden = tensors.shape(f"0.{num_blocks[0]}.weight")
+    def __init__(self, source: Source, num_blocks: Sequence[int]) -> None:
+        vocab, hidden = source.shape(f"0.{num_blocks[0]}.weight")
         super().__init__(hidden, vocab)
         self.blocks = nn.ModuleList(
-            ResBlocks(tensors, [f"{head}.{block}" for block in range(count)], hidden, hidden)
+            ResBlocks(source, [f"{head}.{block}" for block in range(count)], hidden, hidden)
             for head, count in enumerate(num_blocks)
         )
         self.outputs = nn.ModuleList(
-            Projection(tensors, f"{head}.{count}", vocab, hidden)
+            Projection(source, f"{head}.{count}", vocab, hidden)
             for head, count in enumerate(num_blocks)
         )
 
@@ -55,11 +55,7 @@ def recognises(checkpoint: Checkpoint) -> bool:
 
 
 def read(checkpoint: Checkpoint) -> MedusaHead:
-    """Read one. Heads and blocks are counted, because published configurations are often wrong.
-
-    Raises:
-        ModelLoadError: If heads or tensors are missing, unexpected or misshapen.
-    """
+    """Read one. Heads and blocks are counted, because published configurations are often wrong."""
     where, found = repr(str(checkpoint.path)), dict[str, re.Match[str]]()
     for name in checkpoint.shapes:
         if match := _KEY.match(name):
@@ -80,7 +76,7 @@ def read(checkpoint: Checkpoint) -> MedusaHead:
     # Heads that were trained together with their target come in one file with it; a prefix tells
     # them apart.
     names = {name.removeprefix(match[1] or ""): name for name, match in found.items()}
-    tensors = Tensors.of(checkpoint, names)
-    head = MedusaHead(tensors, counts)
-    tensors.finish()
+    source = Source.of(checkpoint, names)
+    head = MedusaHead(source, counts)
+    source.finish()
     return head

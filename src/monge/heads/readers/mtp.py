@@ -14,7 +14,7 @@ from monge.heads.readers.decoder import DecoderLayer
 from monge.heads.readers.files import Checkpoint
 from monge.heads.readers.layers import Nodes, Norm, Projection
 from monge.heads.readers.reading import Segment
-from monge.heads.readers.tensors import Settings, Tensors
+from monge.heads.readers.source import Source
 
 _LAYERED: Final = re.compile(r"^model\.layers\.(\d+)\.eh_proj\.weight$")
 _PARTS: Final = {
@@ -36,8 +36,7 @@ class MtpHead(ChainHead):
     normed output. If a checkpoint has one module per depth, the first is used, with a warning.
 
     Args:
-        tensors: Tensors with the names of `_NAMES`.
-        settings: The target's configuration.
+        source: Source with the names of `_NAMES`.
         state_first: Whether the projection reads the state before the embedding, as in MiMo.
         centred: Whether norm weights are stored minus 1, as in Qwen.
 
@@ -48,20 +47,18 @@ class MtpHead(ChainHead):
 
     family: ClassVar[str] = "mtp"
 
-    def __init__(
-        self, tensors: Tensors, settings: Settings, *, state_first: bool, centred: bool
-    ) -> None:
-        hidden = settings.hidden
-        super().__init__(hidden, settings.number("vocab_size"))
+    def __init__(self, source: Source, *, state_first: bool, centred: bool) -> None:
+        hidden = source.hidden
+        super().__init__(hidden, source.number("vocab_size"))
         self.embedding_norm, self.state_norm, self.norm = (
-            Norm(tensors, name, hidden, settings.eps, centred=centred)
+            Norm(source, name, hidden, centred=centred)
             for name in ("embedding_norm", "state_norm", "norm")
         )
-        self.projection = Projection(tensors, "projection", hidden, 2 * hidden)
-        self.layer = DecoderLayer(tensors, "layer", settings, centred=centred)
+        self.projection = Projection(source, "projection", hidden, 2 * hidden)
+        self.layer = DecoderLayer(source, "layer", centred=centred)
         self.state_first = state_first
         # Embeddings and output layer are the target's own, wherever they are stored once more.
-        tensors.leave("layer.embed_tokens.", "layer.shared_head.head.")
+        source.leave("layer.embed_tokens.", "layer.shared_head.head.")
 
     def advance(self, embeddings: Nodes, states: Nodes, segments: Sequence[Segment]) -> Nodes:
         pair = [self.embedding_norm(embeddings), self.state_norm(states)]
@@ -87,15 +84,7 @@ def is_alone(checkpoint: Checkpoint) -> bool:
 
 
 def read(checkpoint: Checkpoint, config: Mapping[str, Any] | None = None) -> MtpHead:
-    """Read one.
-
-    Args:
-        checkpoint: The checkpoint.
-        config: Its settings; `None` for those of `config.json`.
-
-    Raises:
-        ModelLoadError: If settings or tensors are missing or misshapen, or there is no module.
-    """
+    """Read one, by default with the settings of its `config.json`; see `load_head`."""
     where, layout = str(checkpoint.path), _layout(checkpoint)
     if layout is None:
         raise ModelLoadError(
@@ -115,14 +104,13 @@ def read(checkpoint: Checkpoint, config: Mapping[str, Any] | None = None) -> Mtp
             # The longest part that fits: the layer's own prefix begins every name of some layouts.
             part = max((one for one in parts if name.startswith(one)), key=len, default="")
             names[parts.get(part, "") + name.removeprefix(part)] = name
-    tensors = Tensors.of(checkpoint, names)
-    tensors.leave(*(f"mtp.layers.{one}." for one in range(1, num_modules)))
     text: Any = checkpoint.config.get("text_config")
-    settings = Settings(config or text or checkpoint.config, where)
+    source = Source.of(checkpoint, names, config or text)
+    source.leave(*(f"mtp.layers.{one}." for one in range(1, num_modules)))
     state_first = prefix.startswith("model.mtp_layers.")
-    centred = str(settings.config.get("model_type", "")).startswith(_CENTRED)
-    head = MtpHead(tensors, settings, state_first=state_first, centred=centred)
-    tensors.finish()
+    centred = str(source.config.get("model_type", "")).startswith(_CENTRED)
+    head = MtpHead(source, state_first=state_first, centred=centred)
+    source.finish()
     return head
 
 

@@ -2,12 +2,58 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from monge.core.errors import ModelLoadError
-from monge.heads.readers import block, eagle, eagle3, hydra, medusa, mtp, speculators
-from monge.heads.readers.base import PublishedHead
+from monge.heads.readers import block, eagle, eagle3, hydra, medusa, mtp
+from monge.heads.readers.base import PublishedHead, plain_names
 from monge.heads.readers.files import Checkpoint, listed
+from monge.heads.readers.source import Source
+
+_TYPE: Final = "speculators_model_type"
+_OUTER: Final = ("transformer_layer_config", "speculators_config", "architectures", "model_type")
+
+
+def _read_speculators(checkpoint: Checkpoint) -> PublishedHead:
+    """Read a head of the `speculators` library, whose configuration names the algorithm."""
+    outer, where = checkpoint.config, str(checkpoint.path)
+    algorithm = str(outer[_TYPE])
+    if algorithm not in _ALGORITHMS:
+        raise ModelLoadError(
+            f"{where!r}: {_TYPE} is {algorithm!r}, which is not read here; read are "
+            f"{', '.join(sorted(_ALGORITHMS))}"
+        )
+    inner = outer.get("transformer_layer_config")
+    if not isinstance(inner, dict):
+        raise ModelLoadError(f"{where!r}: the configuration lacks transformer_layer_config")
+    for method in (outer.get("speculators_config") or {}).get("proposal_methods") or []:
+        tolerance, most = method.get("accept_tolerance", 0.0), method.get("verifier_accept_k", 1)
+        if tolerance > 0 or most > 1:
+            raise ModelLoadError(
+                f"{where!r} asks for accept_tolerance {tolerance} and verifier_accept_k {most}, "
+                "which change the text; set them to 0.0 and 1 in its configuration to use it "
+                "losslessly"
+            )
+    config = {**inner, **{key: value for key, value in outer.items() if key not in _OUTER}}
+    return _ALGORITHMS[algorithm](checkpoint, config)
+
+
+def _read_block(checkpoint: Checkpoint, config: dict[str, Any]) -> PublishedHead:
+    source = Source.of(checkpoint, plain_names(checkpoint), config)
+    shifted = source.flag("sample_from_anchor", default=config[_TYPE] == "dspark")
+    # This format counts hidden states, so its numbers need no shift.
+    ids = source.numbers("aux_hidden_state_layer_ids")
+    if ids is None:
+        raise source.refuse("the configuration lacks aux_hidden_state_layer_ids")
+    return block.build(source, ids, is_shifted=shifted, is_speculators=True)
+
+
+_ALGORITHMS: Final[dict[str, Callable[[Checkpoint, dict[str, Any]], PublishedHead]]] = {
+    "eagle3": eagle3.read,
+    "mtp": mtp.read,
+    "dflash": _read_block,
+    "dspark": _read_block,
+}
 
 
 class Format(NamedTuple):
@@ -19,17 +65,24 @@ class Format(NamedTuple):
     read: Callable[[Checkpoint], PublishedHead]
 
 
-FORMATS: Final = tuple(
-    Format(name, sign, reader.recognises, reader.read)
-    for name, sign, reader in (
-        ("speculators", "speculators_model_type in config.json", speculators),
-        ("medusa", "0.0.linear.weight", medusa),
-        ("hydra", "hydra_mlp.* or hydra_head_arch", hydra),
-        ("eagle3", "midlayer.hidden_norm.weight", eagle3),
-        ("dflash", "hidden_norm.weight and fc.weight", block),
-        ("eagle", "fc.weight [d, 2d] and layers.0.*", eagle),
-        ("mtp", "mtp.fc.weight, eh_proj or mtp_layers.*", mtp),
-    )
+FORMATS: Final = (
+    Format(
+        "speculators",
+        "speculators_model_type in config.json",
+        lambda checkpoint: _TYPE in checkpoint.config,
+        _read_speculators,
+    ),
+    *(
+        Format(name, sign, reader.recognises, reader.read)
+        for name, sign, reader in (
+            ("medusa", "0.0.linear.weight", medusa),
+            ("hydra", "hydra_mlp.* or hydra_head_arch", hydra),
+            ("eagle3", "midlayer.hidden_norm.weight", eagle3),
+            ("dflash", "hidden_norm.weight and fc.weight", block),
+            ("eagle", "fc.weight [d, 2d] and layers.0.*", eagle),
+            ("mtp", "mtp.fc.weight, eh_proj or mtp_layers.*", mtp),
+        )
+    ),
 )
 
 
@@ -45,8 +98,8 @@ def load_head(path: str | Path) -> PublishedHead:
         path: Its folder, or the file of its tensors beside its `config.json`.
 
     Raises:
-        ModelLoadError: If no format matches, or the checkpoint is broken, incomplete or
-            inconsistent.
+        ModelLoadError: If no format matches, the method is not supported, the head asks for a lossy
+            verification, or settings or tensors are missing, unexpected, misshapen or inconsistent.
     """
     checkpoint = Checkpoint(path)
     found = format_of(checkpoint)

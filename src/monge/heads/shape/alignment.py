@@ -1,4 +1,7 @@
-"""Maps from the law of predicted states to the law of true states."""
+"""Optimal transport from predicted to true states: maps that a head applies, and a divergence to train with.
+
+Costs are squared Euclidean distances; entropies are in the units of the cost.
+"""
 
 from abc import ABC, abstractmethod
 from typing import Final
@@ -9,20 +12,12 @@ from torch import Tensor, nn
 
 from monge.core.errors import OptionError
 from monge.core.registry import Registry
-from monge.heads.shape.sinkhorn import log_plan, mean_cost, squared_distances
 
 Points = Float[Tensor, "nodes size"]
 
-DEFAULT_DIAGONAL: Final = 1e-4
-"""Added to both covariances, in units of their mean variance, for directions without variance."""
-
 
 class Alignment(nn.Module, ABC):
-    """A map of predicted states, fitted on pairs of predicted and true states.
-
-    Args:
-        size: Width of a state.
-    """
+    """A map of predicted states of width `size`, fitted on pairs of predicted and true states."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -59,8 +54,8 @@ class GaussianMap(Alignment):
     correct single predictions.
 
     Args:
-        size: Width of a state.
-        diagonal: See `DEFAULT_DIAGONAL`; with 0, mean and covariance match exactly.
+        diagonal: Added to both covariances, in units of their mean variance, for directions without
+            variance; with 0, mean and covariance match exactly.
 
     Reference:
         Dowson and Landau, 1982; Takatsu, 2011; Peyre and Cuturi, Computational Optimal Transport,
@@ -70,10 +65,8 @@ class GaussianMap(Alignment):
     matrix: Tensor
     shift: Tensor
 
-    def __init__(self, size: int, diagonal: float | int = DEFAULT_DIAGONAL) -> None:
+    def __init__(self, size: int, diagonal: float | int = 1e-4) -> None:
         super().__init__(size)
-        if not diagonal >= 0.0:
-            raise OptionError(f"gaussian alignment: diagonal must be at least 0; got {diagonal}")
         self.diagonal = float(diagonal)
         self.register_buffer("matrix", torch.eye(size))
         self.register_buffer("shift", torch.zeros(size))
@@ -129,7 +122,6 @@ class SinkhornAnchors(Alignment):
     is not reproducible. This arm exists for ablations.
 
     Args:
-        size: Width of a state.
         num_anchors: Number of clusters.
         blur: Entropy, in units of the mean cost.
         num_iterations: Sinkhorn iterations per call.
@@ -146,11 +138,6 @@ class SinkhornAnchors(Alignment):
         self, size: int, num_anchors: int = 256, blur: float | int = 0.05, num_iterations: int = 3
     ) -> None:
         super().__init__(size)
-        if num_anchors < 1 or num_iterations < 1 or not blur > 0.0:
-            raise OptionError(
-                "sinkhorn alignment: need num_anchors >= 1, num_iterations >= 1 and blur > 0; got "
-                f"{num_anchors}, {num_iterations} and {blur}"
-            )
         self.blur, self.num_iterations = float(blur), num_iterations
         self.register_buffer("anchors", torch.zeros(num_anchors, size))
         self.register_buffer("masses", torch.full((num_anchors,), 1.0 / num_anchors))
@@ -197,3 +184,91 @@ ALIGNMENTS: Final[Registry[Alignment]] = Registry(
     "alignment",
     {"none": NoMap, "gaussian": GaussianMap, "sinkhorn_anchors": SinkhornAnchors},
 )
+
+
+def squared_distances(
+    left: Float[Tensor, "left size"], right: Float[Tensor, "right size"]
+) -> Float[Tensor, "left right"]:
+    """Squared Euclidean distance of every pair."""
+    # About a common centre: hidden states lie far from zero, where float32 would lose what tells
+    # them apart.
+    centre = right.detach().mean(dim=0)
+    left, right = left - centre, right - centre
+    norms = left.square().sum(dim=1)[:, None] + right.square().sum(dim=1)
+    return (norms - 2.0 * left @ right.T).clamp_min(0.0)
+
+
+def mean_cost(cost: Float[Tensor, "left right"]) -> float:
+    """Mean of the costs; 1 where all are zero, so that entropies stay positive."""
+    mean = float(cost.mean())
+    return mean if mean > 0.0 else 1.0
+
+
+def potentials(
+    cost: Float[Tensor, "left right"],
+    left_masses: Float[Tensor, " left"],
+    right_masses: Float[Tensor, " right"],
+    entropy: float,
+    num_iterations: int,
+) -> tuple[Float[Tensor, " left"], Float[Tensor, " right"]]:
+    """Dual potentials after `num_iterations` Sinkhorn iterations from zero; the right ones are updated last."""
+    left, right = torch.zeros_like(left_masses), torch.zeros_like(right_masses)
+    log_left, log_right = left_masses.log(), right_masses.log()
+    for _ in range(num_iterations):
+        left = -entropy * torch.logsumexp(log_right + (right - cost) / entropy, dim=1)
+        shifted = (log_left + left / entropy)[:, None] - cost / entropy
+        right = -entropy * torch.logsumexp(shifted, dim=0)
+    return left, right
+
+
+def log_plan(
+    cost: Float[Tensor, "left right"],
+    left_masses: Float[Tensor, " left"],
+    right_masses: Float[Tensor, " right"],
+    entropy: float,
+    num_iterations: int,
+) -> Float[Tensor, "left right"]:
+    """Logarithm of the entropic plan; minus infinity for points without mass."""
+    left, right = potentials(cost, left_masses, right_masses, entropy, num_iterations)
+    outer = left_masses.log()[:, None] + right_masses.log()
+    return outer + (left[:, None] + right - cost) / entropy
+
+
+def sinkhorn_divergence(
+    left: Float[Tensor, "left size"],
+    right: Float[Tensor, "right size"],
+    blur: float | int = 0.05,
+    num_iterations: int = 8,
+) -> Float[Tensor, ""]:
+    """OT(left, right) - OT(left, left) / 2 - OT(right, right) / 2, each cloud with equal masses.
+
+    The costs are divided by their mean over the two clouds, the same for the three terms, so the
+    value has no unit. Its gradient holds the potentials fixed (envelope theorem), which is exact
+    where the iterations have converged and never differentiates through them.
+
+    Args:
+        left: Points; gradients flow to both clouds.
+        right: Points.
+        blur: Entropy, in units of the mean cost.
+        num_iterations: Sinkhorn iterations.
+
+    Reference:
+        Feydy et al., arXiv 1810.08278.
+    """
+    scale = mean_cost(squared_distances(left.detach(), right.detach()))
+    terms = [
+        _transport(first, second, blur * scale, num_iterations)
+        for first, second in ((left, right), (left, left), (right, right))
+    ]
+    return (terms[0] - 0.5 * terms[1] - 0.5 * terms[2]) / scale
+
+
+def _transport(left: Tensor, right: Tensor, entropy: float, num_iterations: int) -> Tensor:
+    cost = squared_distances(left, right)
+    with torch.no_grad():
+        a, b = (torch.full_like(points[:, 0], 1.0 / len(points)) for points in (left, right))
+        f, g = potentials(cost, a, b, entropy, num_iterations)
+        plan = torch.exp((f[:, None] + g - cost) / entropy) * a[:, None] * b
+        value = (a * f).sum() + (b * g).sum()
+    # The value is that of the dual, the gradient that of the plan's cost with the plan held fixed.
+    return value + (plan * (cost - cost.detach())).sum()

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 from monge.core.errors import ModelLoadError, MongeError
 from monge.heads.readers.files import CONFIG, Checkpoint, read_json
-from monge.heads.readers.tensors import Tensors
-from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor, settings_of
+from monge.heads.readers.source import Source
+from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
 
 FORMAT: Final = "monge.shape"
 VERSION: Final = 1
@@ -45,7 +45,7 @@ def save_head(
         "format": FORMAT,
         "version": VERSION,
         "target": asdict(head.sizes),
-        "predictor": settings_of(head.predictor),
+        "predictor": head.predictor.settings,
         "alignment": {"name": head.alignment_name, "subspace": head.subspace_size},
         "about": about or {},
     }
@@ -83,7 +83,7 @@ def load_head(folder: str | Path) -> ShapeHead:
             f"{path / CONFIG}: {type(error).__name__}: {error}; is it a head of this library?"
         ) from error
     checkpoint = Checkpoint(path)
-    tensors = Tensors.of(checkpoint, {name: name for name in checkpoint.shapes})
+    tensors = Source.of(checkpoint)
     state = {
         name: tensors.take(name, *tensor.shape).float()
         for name, tensor in head.state_dict().items()

@@ -1,5 +1,7 @@
 """A SHAPE head: a predictor, an alignment and a temperature per step, and the identity of its target."""
 
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -16,7 +18,6 @@ from monge.heads.shape.predictors import (
     States,
     StepPredictor,
 )
-from monge.heads.target import TargetSizes
 
 _PROBES: Final = 16
 """Tokens whose embeddings tell one target from another."""
@@ -25,6 +26,30 @@ _SAME: Final = 0.99
 
 Rounding to bfloat16 or a light fine-tuning stays above.
 """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetSizes:
+    """Sizes of a target.
+
+    Args:
+        hidden_size: Width of a hidden state.
+        num_layers: Number of layers, the index of the last hidden state.
+        vocab_size: Number of logits.
+    """
+
+    hidden_size: int
+    num_layers: int
+    vocab_size: int
+
+    @classmethod
+    def of(cls, target: FeatureModel) -> "TargetSizes":
+        """Read the sizes of a network."""
+        return cls(
+            hidden_size=target.hidden_size,
+            num_layers=target.num_layers,
+            vocab_size=target.vocab_size,
+        )
 
 
 class StepAlignment(nn.Module):
@@ -67,7 +92,7 @@ class ShapeHead(nn.Module):
         subspace: Dimension of the subspace; `None` takes at most 64.
 
     Raises:
-        OptionError: If sizes do not match.
+        OptionError: If the subspace is larger than a state.
     """
 
     temperatures: Tensor
@@ -81,11 +106,6 @@ class ShapeHead(nn.Module):
         subspace: int | None = None,
     ) -> None:
         super().__init__()
-        if predictor.hidden_size != sizes.hidden_size:
-            raise OptionError(
-                f"shape: predictor of width {predictor.hidden_size}, target of "
-                f"width {sizes.hidden_size}"
-            )
         size = 0
         if alignment != "none":
             size = min(64, sizes.hidden_size) if subspace is None else subspace
@@ -114,9 +134,13 @@ class ShapeHead(nn.Module):
 
     def aligned(self, number: int, states: States) -> States:
         """Predicted states of a step after its alignment."""
-        alignment = self.alignments[number - 1]
-        assert isinstance(alignment, StepAlignment)
-        return alignment.map(states)
+        return self.alignment(number).map(states)
+
+    def alignment(self, number: int) -> StepAlignment:
+        """The alignment of a step, from 1."""
+        found = self.alignments[number - 1]
+        assert isinstance(found, StepAlignment)
+        return found
 
     def cooled(
         self, number: int, logits: Float[Tensor, "nodes vocab"]
@@ -167,28 +191,13 @@ def make_predictor(
         **settings: `num_steps`, `is_branched`; for `gated` also `width` and `gate_rank`.
 
     Raises:
-        OptionError: If the kind or a setting is unknown.
+        OptionError: If the kind is unknown.
+        TypeError: If a setting is missing or unknown.
     """
-    common = {name: settings.pop(name) for name in ("num_steps", "is_branched")}
-    if kind == "gated":
-        common |= {name: settings.pop(name) for name in ("width", "gate_rank")}
-        made: StepPredictor = GatedPredictor(sizes.hidden_size, **common, generator=generator)
-    elif kind == "ridge":
-        made = RidgePredictor(sizes.hidden_size, **common)
-    else:
-        raise unknown_name("shape predictor", kind, ("gated", "ridge"))
-    if settings:
-        raise unknown_name("setting of a shape predictor:", next(iter(settings)), common)
-    return made
-
-
-def settings_of(predictor: StepPredictor) -> dict[str, Any]:
-    """The arguments of `make_predictor` that recreate a predictor."""
-    common = {"num_steps": predictor.num_steps, "is_branched": predictor.is_branched}
-    if not isinstance(predictor, GatedPredictor):
-        return {"kind": "ridge", **common}
-    sizes = {"width": predictor.width, "gate_rank": predictor.gate_rank}
-    return {"kind": "gated", **common, **sizes}
+    kinds = {"gated": partial(GatedPredictor, generator=generator), "ridge": RidgePredictor}
+    if kind not in kinds:
+        raise unknown_name("shape predictor", kind, kinds)
+    return kinds[kind](sizes.hidden_size, **settings)
 
 
 def _probe_of(target: FeatureModel) -> Tensor:
@@ -197,11 +206,7 @@ def _probe_of(target: FeatureModel) -> Tensor:
 
 
 class FirstStep(nn.Module):
-    """The first step as a module of tensors only, which a backend can compile.
-
-    Args:
-        head: The head.
-    """
+    """The first step as a module of tensors only, which a backend can compile."""
 
     def __init__(self, head: ShapeHead) -> None:
         super().__init__()
@@ -214,12 +219,7 @@ class FirstStep(nn.Module):
 
 
 class LaterStep(nn.Module):
-    """A later step as a module of tensors only; see `ShapeHead.step`.
-
-    Args:
-        head: The head.
-        number: The step, from 2.
-    """
+    """A later step, from 2, as a module of tensors only; see `ShapeHead.step`."""
 
     def __init__(self, head: ShapeHead, number: int) -> None:
         super().__init__()

@@ -32,6 +32,7 @@ class StepPredictor(nn.Module, ABC):
         if num_steps < 1:
             raise OptionError(f"shape: num_steps must be at least 1; got {num_steps}")
         self.hidden_size, self.num_steps, self.is_branched = hidden_size, num_steps, is_branched
+        self.settings = {"kind": "ridge", "num_steps": num_steps, "is_branched": is_branched}
 
     @abstractmethod
     def start(self, states: States, known: States) -> Start:
@@ -53,9 +54,6 @@ class GatedPredictor(StepPredictor):
     SiLU from the second step on, e being the embedding of the branch's last token.
 
     Args:
-        hidden_size: See `StepPredictor`.
-        num_steps: See `StepPredictor`.
-        is_branched: See `StepPredictor`.
         width: Rank of the residual.
         gate_rank: Rank of the gate.
         generator: Source of the initial weights; `None` leaves zeros, for loading.
@@ -88,7 +86,7 @@ class GatedPredictor(StepPredictor):
             source = None if is_zero else generator
             return nn.ParameterList(_matrix(rows, columns, source) for _ in range(count))
 
-        self.width, self.gate_rank = width, gate_rank
+        self.settings |= {"kind": "gated", "width": width, "gate_rank": gate_rank}
         self.token = _matrix(hidden_size, hidden_size, generator)
         self.down = matrices(num_steps, width, 2 * hidden_size)
         self.up = matrices(num_steps, hidden_size, width, is_zero=True)

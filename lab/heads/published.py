@@ -1,26 +1,36 @@
-"""Medusa and EAGLE heads, trained on texts like SHAPE heads and saved in their published formats."""
+"""`python -m lab.heads.published`: Medusa and EAGLE-1 heads on text that the target writes, to compare kinds of heads.
 
-import json
-from abc import abstractmethod
+Text and losses are those of `monge train shape`; files are in the published formats.
+"""
+
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final
 
 import torch
 from jaxtyping import Int64
-from safetensors.torch import save_file
 from torch import Tensor
+from torch.nn import functional
 from transformers import PreTrainedModel
 
+from lab.command import run
+from monge.api import built_in
+from monge.cli import options
+from monge.cli.console import quiet_host, reported
+from monge.cli.progress import working
 from monge.core.errors import unknown_name
 from monge.heads.readers.eagle import EagleHead
 from monge.heads.readers.medusa import MedusaHead
 from monge.heads.readers.reading import Reading
-from monge.heads.readers.tensors import Settings, Tensors
-from monge.heads.target import TargetSizes
+from monge.heads.readers.source import Source
+from monge.loading.networks import load_network, load_tokenizer
+from monge.prompts import encode, read_prompts, shipped
 from monge.training.chain import ChainQuality, Step, Weights, chain_loss, chain_quality
-from monge.training.loop import NOBODY, Outcome, Recipe, Trainee, Watch, fit
+from monge.training.eagle3 import initial_layer, layer_config, save_published
+from monge.training.loop import NOBODY, Outcome, Recipe, Watch, train
+from monge.training.own_text import TextSettings, write_own_text
 from monge.training.texts import (
     HELD_OUT_ROWS,
     Ends,
@@ -40,27 +50,16 @@ _ROWS: Final = 8  # rows of one measurement's forward
 
 
 @dataclass(kw_only=True, eq=False)
-class PublishedTrainee(Trainee):
-    """A head of a published kind.
-
-    Args:
-        fitted: Training text and states.
-        held_out: Held-out text and states, for early stopping.
-        ends: The target's embedding and output layer.
-        parts: Weights of the loss terms.
-        num_steps: Length of a chain.
-        layer: Llama-like configuration of a layer of the target's size, see `layer_config`.
-        seed: Seed of the initial weights.
-    """
+class Trainee(ABC):
+    """A head of a published kind, of the size of `layer` and with chains of `num_steps`."""
 
     file: ClassVar[str]
 
     fitted: Texts
-    held_out: Texts
     ends: Ends
-    parts: Weights
     num_steps: int
     layer: Mapping[str, Any]
+    parts: Weights = field(default_factory=Weights)
     seed: int = 0
     tensors: dict[str, Tensor] = field(init=False, repr=False)
 
@@ -70,21 +69,25 @@ class PublishedTrainee(Trainee):
         fresh = self.initial()
         self.tensors = {name: part.to(device).requires_grad_() for name, part in fresh.items()}
 
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Configuration of the published format."""
+        return self.layer
+
     @abstractmethod
     def initial(self) -> dict[str, Tensor]:
         """Initial weights under the names of the published format."""
 
-    @property
     @abstractmethod
-    def config(self) -> Mapping[str, Any]:
-        """Configuration of the published format."""
+    def loss(self, batch_size: int, generator: torch.Generator) -> Tensor:
+        """Loss of a random batch of about `batch_size` positions."""
 
-    @property
-    def weights(self) -> Mapping[str, Tensor]:
-        return self.tensors
+    @abstractmethod
+    def quality(self, texts: Texts) -> ChainQuality:
+        """Acceptance on text."""
 
 
-class MedusaTrainee(PublishedTrainee):
+class MedusaTrainee(Trainee):
     """Medusa heads of one residual block each, initialised as the target's output layer on the unchanged state.
 
     Loss terms on states do not apply.
@@ -97,7 +100,7 @@ class MedusaTrainee(PublishedTrainee):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.head = MedusaHead(Tensors.in_memory(self.tensors), [1] * self.num_steps)
+        self.head = MedusaHead(Source.in_memory(self.tensors, {}), [1] * self.num_steps)
 
     def initial(self) -> dict[str, Tensor]:
         hidden, device = self.fitted.states.shape[-1], self.fitted.states.device
@@ -117,8 +120,7 @@ class MedusaTrainee(PublishedTrainee):
         sizes = {"medusa_num_heads": self.num_steps, "medusa_num_layers": 1}
         return {"architectures": ["MedusaModel"], **sizes}
 
-    def loss(self, batch_size: int, generator: torch.Generator, share: float = 1.0) -> Tensor:
-        del share
+    def loss(self, batch_size: int, generator: torch.Generator) -> Tensor:
         windows = random_windows(self.fitted, batch_size, self.num_steps, self.ends, generator)
         return chain_loss(self._steps(windows), self.parts)
 
@@ -134,7 +136,7 @@ class MedusaTrainee(PublishedTrainee):
             yield Step(drafted, true, windows.token_ids[:, number])
 
 
-class EagleTrainee(PublishedTrainee):
+class EagleTrainee(Trainee):
     """An EAGLE head of one layer, initialised as the identity on the state.
 
     All steps of a chain are trained. From the second step on, the head reads its own predictions of
@@ -150,8 +152,7 @@ class EagleTrainee(PublishedTrainee):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        settings = Settings(self.layer, "eagle training")
-        self.head = EagleHead(Tensors.in_memory(self.tensors), settings)
+        self.head = EagleHead(Source.in_memory(self.tensors, self.layer))
 
     def initial(self) -> dict[str, Tensor]:
         hidden, generator = self.layer["hidden_size"], torch.Generator().manual_seed(self.seed)
@@ -160,17 +161,18 @@ class EagleTrainee(PublishedTrainee):
             **initial_layer("layers.0", self.layer, hidden, generator),
         }
 
-    @property
-    def config(self) -> Mapping[str, Any]:
-        return self.layer
-
-    def loss(self, batch_size: int, generator: torch.Generator, share: float = 1.0) -> Tensor:
-        del share
+    def loss(self, batch_size: int, generator: torch.Generator) -> Tensor:
         rows, length = self.fitted.token_ids.shape
-        which = torch.randint(rows, (max(1, batch_size // length),), generator=generator)
+        count = max(1, batch_size // length)
+        which = torch.randint(rows, (count,), generator=generator)  # noqa: TID251 (a training batch)
         which = which.to(self.fitted.states.device)
         texts = Texts(token_ids=self.fitted.token_ids[which], states=self.fitted.states[which])
-        return chain_loss(self._steps(texts), self.parts, distance=1.0)
+        steps = list(self._steps(texts))
+        loss = chain_loss(steps, self.parts)
+        for number, step in enumerate(steps):
+            assert step.states is not None
+            loss = loss + self.parts.decay**number * functional.smooth_l1_loss(*step.states)
+        return loss
 
     @torch.no_grad()
     def quality(self, texts: Texts) -> ChainQuality:
@@ -202,10 +204,7 @@ class EagleTrainee(PublishedTrainee):
             read = torch.cat([states[:, :1], found[:, :-1]], dim=1)
 
 
-KINDS: Final[Mapping[str, type[PublishedTrainee]]] = {
-    "medusa": MedusaTrainee,
-    "eagle": EagleTrainee,
-}
+KINDS: Final[Mapping[str, type[Trainee]]] = {"medusa": MedusaTrainee, "eagle": EagleTrainee}
 
 
 def train_published(
@@ -217,110 +216,87 @@ def train_published(
     recipe: Recipe,
     num_steps: int = 3,
     watch: Watch = NOBODY,
-    about: Mapping[str, Any] | None = None,
 ) -> Outcome:
-    """Read the rows with the target, train a head, and save it in the published format.
-
-    Args:
-        kind: `medusa` or `eagle`.
-        network: The target.
-        rows: Text that the target wrote.
-        folder: Folder of the head and of the checkpoint.
-        recipe: Settings of the training; the Sinkhorn term is not used.
-        num_steps: Number of Medusa heads, or length of EAGLE's training chains.
-        watch: Receives progress.
-        about: Further entries of the saved configuration.
+    """Read the rows with the target, train a head of `num_steps`, and save it in the published format.
 
     Raises:
         OptionError: If the kind is unknown, or there is too little text.
-        ModelLoadError: If the checkpoint of an earlier run cannot be read.
     """
     if kind not in KINDS:
         raise unknown_name("kind of head", kind, KINDS)
     target = feature_model(network)
     fitted, chosen, held_out = thirds(read_texts(target, rows, on_rows=watch.on_read))
+    some = chosen.rows(slice(0, HELD_OUT_ROWS))
     trainee = KINDS[kind](
         fitted=fitted,
-        held_out=chosen.rows(slice(0, HELD_OUT_ROWS)),
         ends=gradient_ends(network),
-        parts=recipe.weights,
         num_steps=num_steps,
-        layer=layer_config(network, TargetSizes.of(target)),
+        layer=layer_config(network, target),
+        parts=recipe.weights,
         seed=recipe.seed,
     )
-    outcome = fit(trainee, recipe, folder, watch, measured=held_out)
+    progress = train(
+        trainee.tensors,
+        lambda generator, _: trainee.loss(recipe.batch_size, generator),
+        lambda: trainee.quality(some).block_efficiency,
+        recipe=recipe,
+        folder=folder,
+        watch=watch,
+    )
+    outcome = Outcome(
+        num_parameters=sum(tensor.numel() for tensor in trainee.tensors.values()),
+        quality=None if watch.should_stop() else trainee.quality(held_out),
+        progress=progress,
+    )
     if outcome.quality is not None:
-        figures = {"tokens": rows.numel(), **outcome.figures, **(about or {})}
-        config = {**trainee.config, "about": figures}
-        save_published(folder / trainee.file, rounded(trainee.weights), config)
+        config = {**trainee.config, "about": {"tokens": rows.numel(), **outcome.figures}}
+        save_published(folder / trainee.file, trainee.tensors, config)
     return outcome
 
 
-def save_published(file: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
-    """Save a head in a published format."""
-    save_file(dict(tensors), file)
-    text = json.dumps(config, indent=2) + "\n"
-    (file.parent / "config.json").write_text(text, encoding="utf-8")
+@reported
+def main(
+    *,
+    kind: Annotated[str, options.option("--kind", options.MODELS, "medusa or eagle.")],
+    out: Annotated[Path, options.option("--out", options.OUTPUT, "Folder of the head.")],
+    target: options.Target = None,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    threads: options.Threads = None,
+    data: Path | None = options.measuring(
+        None, "Prompts that the target continues.", "the shipped"
+    ),
+    tokens: int = options.measuring(TextSettings().num_tokens, "Tokens that it writes."),
+    steps: int = options.measuring(Recipe().steps, "Most training steps."),
+    num_steps: int = options.measuring(3, "Medusa's heads; chains of EAGLE's training."),
+    seed: int = options.measuring(0, "Of text and training."),
+) -> None:
+    """Train a Medusa or EAGLE head; the same command goes on where it was interrupted."""
+    quiet_host()
+    options.set_threads(threads)
+    options.check_out_folder(out)
+    source = built_in("target") if target is None else target
+    network = load_network(source, **options.given(dtype=dtype, device=device))
+    tokenizer = load_tokenizer(source)
+    texts = shipped() if data is None else read_prompts(data)
+    prompts = [encode(tokenizer, one.text) for one in texts]
+    settings = replace(TextSettings(), num_tokens=tokens, seed=seed)
+    with working() as work:
+        work.stage("writing rows")
+        rows = write_own_text(network, prompts, settings, out)
+        trained = work.stage("training steps", steps)
+        outcome = train_published(
+            kind,
+            network,
+            rows,
+            out,
+            recipe=Recipe(steps=steps, seed=seed),
+            num_steps=num_steps,
+            watch=Watch(on_step=lambda _: trained.advance(1)),
+        )
+    assert outcome.quality is not None
+    print(f"{out}: block efficiency {outcome.quality.block_efficiency:.3f} on held-out text")
 
 
-def rounded(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Round weights to bfloat16, which changes a draft law slightly and the output law not at all."""
-    return {
-        name: weight.detach().to("cpu", torch.bfloat16).contiguous()
-        for name, weight in weights.items()
-    }
-
-
-def initial_layer(
-    name: str, config: Mapping[str, Any], width: int, generator: torch.Generator
-) -> dict[str, Tensor]:
-    """Weights of a Llama layer, by name, whose output projections are zero: states pass unchanged.
-
-    Args:
-        name: Prefix of the names.
-        config: Configuration of the layer, see `layer_config`.
-        width: Width of what its attention reads.
-        generator: Source of the weights.
-    """
-    hidden, inner, dim = (config[key] for key in ("hidden_size", "intermediate_size", "head_dim"))
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-
-    def drawn(rows: int, columns: int) -> Tensor:
-        return torch.randn(rows, columns, generator=generator) / columns**0.5
-
-    return {
-        f"{name}.self_attn.q_proj.weight": drawn(heads * dim, width),
-        f"{name}.self_attn.k_proj.weight": drawn(kv_heads * dim, width),
-        f"{name}.self_attn.v_proj.weight": drawn(kv_heads * dim, width),
-        f"{name}.self_attn.o_proj.weight": torch.zeros(hidden, heads * dim),
-        f"{name}.mlp.gate_proj.weight": drawn(inner, hidden),
-        f"{name}.mlp.up_proj.weight": drawn(inner, hidden),
-        f"{name}.mlp.down_proj.weight": torch.zeros(hidden, inner),
-        f"{name}.post_attention_layernorm.weight": torch.ones(hidden),
-    }
-
-
-def layer_config(network: PreTrainedModel, sizes: TargetSizes) -> dict[str, Any]:
-    """Configuration of a Llama layer of the target's size."""
-    config = network.config.get_text_config()
-
-    def given(name: str, default: Any) -> Any:
-        return getattr(config, name, None) or default
-
-    heads = int(given("num_attention_heads", max(1, sizes.hidden_size // 64)))
-    rope = dict(getattr(config, "rope_parameters", None) or {})
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": sizes.hidden_size,
-        "vocab_size": sizes.vocab_size,
-        "num_hidden_layers": 1,
-        "num_attention_heads": heads,
-        "num_key_value_heads": int(given("num_key_value_heads", heads)),
-        "head_dim": int(given("head_dim", sizes.hidden_size // heads)),
-        "intermediate_size": int(given("intermediate_size", 4 * sizes.hidden_size)),
-        "hidden_act": "silu",
-        "rms_norm_eps": float(given("rms_norm_eps", 1e-6)),
-        "rope_theta": float(rope.get("rope_theta") or 10000.0),
-        "bias": False,
-    }
+if __name__ == "__main__":
+    run(main)
