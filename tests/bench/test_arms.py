@@ -46,7 +46,7 @@ def test_an_arm_forgets_the_pair_that_it_ran_before(tiny_pair):
     for _ in range(2):
         arm.prepare(tiny_pair)
         arm.decode(tiny_pair, asked)
-        memories.append(arm.cache.shared_state(asked))
+        memories.append(arm.shared_states[0.0, 1])
     assert memories[0].latency is not memories[1].latency
 
 
@@ -61,11 +61,11 @@ def test_greedy_arms_agree_and_only_ours_has_records(tiny_pair, arms, plain):
 def test_an_arm_runs_its_draft_model_in_its_own_way(tiny_pair, plain):
     arm, asked = named_arm("own: draft_backend=eager()"), call(tiny_pair, ["The sea was calm"])
     assert arm.decode(tiny_pair, asked).token_ids == plain
-    made = arm.cache.draft
+    made = arm.draft
     assert made is not None
     assert made is not tiny_pair.draft_model
     arm.decode(tiny_pair, asked)
-    assert arm.cache.draft is made, "the network is made once"
+    assert arm.draft is made, "the network is made once"
     for drafter in ("ngram", "none"):
         reason = f"draft_backend says how a draft model runs, and '{drafter}' has none"
         with pytest.raises(OptionError, match=reason):
@@ -167,7 +167,7 @@ def test_every_drafter_makes_an_arm(head_pair, plain, drafter):
     asked = call(head_pair, ["The sea was calm"])
     first, again = (arm.decode(head_pair, asked) for _ in range(2))
     assert first.token_ids == again.token_ids == plain
-    assert (arm.cache.components is None) == (drafter in READS_TEXT)
+    assert (arm.components is None) == (drafter in READS_TEXT)
     # The other arms' target keeps no hidden states for this one, and is not asked for any.
-    kept = arm.cache.components
+    kept = arm.components
     assert kept is None or kept.target is not head_pair.target_model

@@ -67,7 +67,7 @@ def measurements(tiny_pair):
         "never: controller=goodput, tree=best_first, verifier=single_draft",
     )
     arms = with_named([MongeArm(name=NONE, settings={"drafter": "none"})], texts)
-    return measure(tiny_pair, arms, prompts, settings, on_call=lambda name: None)
+    return measure(tiny_pair, arms, prompts, settings, on_call=lambda *_: None)
 
 
 def test_every_cell_learns_for_itself(measurements):
@@ -75,8 +75,8 @@ def test_every_cell_learns_for_itself(measurements):
     assert len(mine) == 4
     arm = mine[0].arm
     assert isinstance(arm, MongeArm)
-    assert set(arm.cache.shared_states) == {(0.0, 1), (0.0, 2), (1.0, 1), (1.0, 2)}
-    for (_, batch_size), shared in arm.cache.shared_states.items():
+    assert set(arm.shared_states) == {(0.0, 1), (0.0, 2), (1.0, 1), (1.0, 2)}
+    for (_, batch_size), shared in arm.shared_states.items():
         assert batch_size in {size for _, size, _ in shared.latency.times}
     records = [arm_record(measurement, measurements) for measurement in mine]
     assert all(record["ratio_to_none"]["median"] > 0 for record in records)

@@ -14,6 +14,10 @@ from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import StepRecord
 from monge.engine.clock import measured_by
 from monge.engine.garbage import settle_objects
+from monge.options import MEASURING, option
+
+OnCall = Callable[..., None]
+"""Callback `on_call(name)` before each call of a benchmark; `on_call(name, total)` announces their number."""
 
 FAILURES: Final = (MongeError, RuntimeError, ValueError, TypeError, AttributeError, LookupError)
 """Errors of hosts and arms that cannot decode; any other error is a fault of the benchmark and ends it."""
@@ -34,26 +38,33 @@ does not see a device, or how well threads share the work.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Settings of a comparison.
+    """Settings of a comparison, which are options of `monge bench decode`.
 
-    Args:
-        max_new_tokens: Length of every completion.
-        repeats: Measured passes over the prompts; the warm-up comes on top.
-        temperatures: 0 is greedy.
-        batch_sizes: Rows decoded together.
-        seed: Every repeat and batch derives its own from it, the same for all arms.
-        time_limit_s: No repeat is started that would end later than so many seconds after the
-            first; the first always ends.
-        clock: The clock, one of `CLOCKS`; controllers measure by it too.
+    The warm-up comes on top of the repeats. Every repeat and batch derives its own seed, the same
+    for all arms. No repeat is started that would end after the time limit; the first always ends.
+    Controllers measure by the same clock, one of `CLOCKS`.
     """
 
-    max_new_tokens: int = 64
-    repeats: int = 3
-    temperatures: tuple[float, ...] = (0.0, 1.0)
-    batch_sizes: tuple[int, ...] = (1, 4, 8)
-    seed: int = 0
-    time_limit_s: float | None = None
-    clock: str = "wall"
+    max_new_tokens: int = option(64, MEASURING, "Length of every completion.")
+    repeats: int = option(3, MEASURING, "Measured passes over the prompts.")
+    batch_sizes: tuple[int, ...] = option(
+        (1, 4, 8), MEASURING, "Batch size; may be repeated.", flags=("--batch",)
+    )
+    temperatures: tuple[float, ...] = option(
+        (0.0, 1.0), MEASURING, "0 is greedy; may be repeated.", flags=("--temperature",)
+    )
+    seed: int = option(0, MEASURING, "Seed of the sampled arms.")
+    time_limit_s: float | None = option(
+        None,
+        MEASURING,
+        "Start no further repeat after so many seconds.",
+        "none",
+        kind=float,
+        flags=("--time-limit",),
+    )
+    clock: str = option(
+        "wall", MEASURING, "`wall`, or `cpu`: processor time of this process, for a busy machine."
+    )
 
     def __post_init__(self) -> None:
         if self.clock not in CLOCKS:
@@ -132,14 +143,14 @@ def measure(
     prompts: TokenIds,
     settings: Settings,
     *,
-    on_call: Callable[[str], None],
+    on_call: OnCall,
 ) -> list[Measurement]:
     """Measure every arm at every temperature and batch size.
 
     Each arm prepares itself once and is warmed up once in each cell, uncounted. Then, for every
     repeat, temperature, batch size and batch of prompts, all arms decode that batch one after
-    another; the order rotates, so no arm always follows the same one. `on_call` is told the arm's name
-    before every call.
+    another; the order rotates, so no arm always follows the same one. `on_call` is told how many
+    calls there are, and the arm's name before every call.
     """
     cells = {
         (temperature, size): [
@@ -149,6 +160,7 @@ def measure(
         for size in settings.batch_sizes
     }
     found = [measurement for cell in cells.values() for measurement in cell]
+    on_call("starting", num_calls(arms, prompts, settings))
     with measured_by(CLOCKS[settings.clock]):
         try:
             for arm in arms:
@@ -174,7 +186,7 @@ def _warm_up(
     pair: Pair,
     prompts: TokenIds,
     settings: Settings,
-    on_call: Callable[[str], None],
+    on_call: OnCall,
 ) -> None:
     limit = one.arm.max_batch_size
     if one.failure is None and limit is not None and one.batch_size > limit:
@@ -193,7 +205,7 @@ def _measure(
     pair: Pair,
     prompts: TokenIds,
     settings: Settings,
-    on_call: Callable[[str], None],
+    on_call: OnCall,
 ) -> None:
     start = time.perf_counter()
     for repeat in range(settings.repeats):
@@ -233,7 +245,7 @@ def _decode(
     pair: Pair,
     call: Call,
     clock: Callable[[], float],
-    on_call: Callable[[str], None],
+    on_call: OnCall,
 ) -> tuple[Output, float] | None:
     """Decode once, and return the output and its seconds; `None` after a failure."""
     if measurement.failure is not None:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +17,7 @@ from monge.bench.decode import (
     QUICK,
     QUICK_PROMPTS_PER_TASK,
     compare,
-    write_outcome,
+    write_results,
 )
 from monge.bench.pair import Pair, load_pair
 from monge.bench.provenance import busy_note
@@ -35,7 +34,6 @@ from monge.options import OUTPUT, LoadOptions, changed
 from monge.prompts import Prompt, as_message, asked_prompts, interleaved
 
 OUT: Final = Path("bench-decode")
-_USUAL: Final = Settings()
 _HEADLINE: Final = (
     "speedup_over_plain",
     "speedup_over_assisted",
@@ -44,7 +42,7 @@ _HEADLINE: Final = (
 )
 
 
-@options.command(only=(*options.NETWORKS, "draft_backend"))
+@options.command(only=(*options.NETWORKS, "draft_backend"), quick=QUICK)
 def decode(
     *,
     load: LoadOptions,
@@ -69,23 +67,9 @@ def decode(
     useless_draft: bool = switch(
         "--useless-draft", MEASURING, "Spoil the draft model: nothing that it guesses is right."
     ),
-    max_new_tokens: int | None = measuring(
-        None, "Length of every completion.", _USUAL.max_new_tokens
-    ),
-    repeats: int | None = measuring(None, "Measured passes over the prompts.", _USUAL.repeats),
-    batch: list[int] | None = measuring(None, "Batch size; may be repeated.", _USUAL.batch_sizes),
-    temperature: list[float] | None = measuring(
-        None, "0 is greedy; may be repeated.", _USUAL.temperatures
-    ),
+    settings: Settings,
     prompts_per_task: int | None = measuring(
         None, "Prompts of each task; of a file all.", PROMPTS_PER_TASK
-    ),
-    seed: int = measuring(_USUAL.seed, "Seed of the sampled arms."),
-    time_limit: float | None = measuring(
-        None, "Start no further repeat after so many seconds.", "none"
-    ),
-    clock: str = measuring(
-        _USUAL.clock, "`wall`, or `cpu`: processor time of this process, for a busy machine."
     ),
     threads: options.Threads = None,
     out: Path = options.option(OUT, OUTPUT, "Folder for JSON."),
@@ -114,16 +98,6 @@ def decode(
     options.check_out_folder(out)
     per_task = QUICK_PROMPTS_PER_TASK if quick else PROMPTS_PER_TASK
     shown = asked_prompts(prompts, per_task=prompts_per_task, default=per_task)
-    chosen = {
-        "max_new_tokens": max_new_tokens,
-        "repeats": repeats,
-        "time_limit_s": time_limit,
-        "batch_sizes": tuple(batch) if batch else None,
-        "temperatures": tuple(temperature) if temperature else None,
-    }
-    settings = replace(
-        QUICK if quick else _USUAL, seed=seed, clock=clock, **options.given(**chosen)
-    )
     ours = with_named([plain_arm()] if named_only else usual_arms(), arm or ())
     loading = changed(load)
     names = loading.pop("target", None), loading.pop("draft", None)
@@ -161,13 +135,12 @@ def measured(
     Raises:
         OptionError: If every arm failed.
     """
-    with call_bar() as progress:
-        outcome = compare(pair, prompts, settings, progress=progress, **compared)
-    files = write_outcome(outcome, out)
-    report(outcome.document, files, markdown=markdown)
+    with call_bar() as on_call:
+        document, measurements = compare(pair, prompts, settings, on_call=on_call, **compared)
+    report(document, write_results(document, measurements, out), markdown=markdown)
     if as_json:
-        print(json.dumps(outcome.document))
-    if all(one["failure"] is not None for one in outcome.document["arms"]):
+        print(json.dumps(document))
+    if all(one["failure"] is not None for one in document["arms"]):
         raise OptionError(
             "every arm failed, so nothing was measured; the reasons are listed with the tables"
         )

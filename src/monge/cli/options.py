@@ -14,6 +14,7 @@ from monge.cli.console import reported
 from monge.config import read_config
 from monge.core.errors import OptionError
 from monge.options import (
+    MEASURING,
     MODELS,
     OUTPUT,
     RUNNING,
@@ -21,13 +22,13 @@ from monge.options import (
     Option,
     SamplingOptions,
     ServeOptions,
+    changed,
     check_least,
     flag_of,
     key_of,
     options_of,
 )
 
-MEASURING: Final = "Measuring"
 NETWORK: Final = ("target", "dtype", "device")
 NETWORKS: Final = (*NETWORK, "draft", "attention", "backend")
 """Options of `monge.load` of commands that run networks by themselves."""
@@ -114,6 +115,7 @@ def command(
     one: Collection[str] = (),
     many: Collection[str] = (),
     defaults: Mapping[str, Any] | None = None,
+    quick: object = None,
 ) -> Any:  # noqa: ANN401 (a decorator, with or without arguments)
     """Let a command take the options of its parameters that are annotated with a dataclass of options.
 
@@ -123,16 +125,17 @@ def command(
 
     Args:
         function: The command.
-        only: Fields that become options; `None` for all.
+        only: Fields of `LoadOptions` and `SamplingOptions` that become options; `None` for all.
         without: Fields that do not.
         one: Fields of several values of which this command takes one.
         many: Fields of one value of which it takes several.
         defaults: Values of fields that are not given, where they differ from the usual ones.
+        quick: A dataclass of options whose values hold with `--quick` where none are given.
     """
     if function is None:
-        settings = {"only": only, "without": without, "one": one, "many": many}
+        settings = {"only": only, "without": without, "one": one, "many": many, "quick": quick}
         return functools.partial(command, **settings, defaults=defaults)
-    own, usual = inspect.signature(function).parameters, defaults or {}
+    own, usual = inspect.signature(function).parameters, dict(defaults or {})
     groups: dict[str, Any] = {
         name: p.annotation for name, p in own.items() if is_dataclass(p.annotation)
     }
@@ -145,10 +148,11 @@ def command(
             continue
         group = groups[name]
         can_undo = takes_file and group is not SamplingOptions
+        wanted = only if group in {LoadOptions, SamplingOptions} else None
         if takes_file and group is LoadOptions:
             shown.append(_keyword("config", _Config))
         for key, asked in options_of(group).items():
-            if key not in without and (only is None or key in only):
+            if key not in without and (wanted is None or key in wanted):
                 places[key] = name, asked
                 several = key in many
                 kind = list[asked.kind] if asked.several or several else asked.kind
@@ -168,7 +172,7 @@ def command(
             if options.get("is_chat") is False:
                 found.pop("chat_template", None)  # there are no messages to write
             told = _of_file(config, found, places) | told
-        told = {**usual, **told}
+        told = usual | (changed(quick) if options.get("quick") else {}) | told
         rest = {name: options[name] for name in own if name in options and name not in places}
         fields: dict[str, dict[str, Any]] = {name: {} for name in groups}
         for name, (place, asked) in places.items():

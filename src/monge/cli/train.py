@@ -42,7 +42,6 @@ _USUAL: Final = Recipe()
 _training: Final = options.panel(TRAINING)
 _text: Final = options.panel(TEXT)
 _KEPT: Final = "interrupted; what was done so far is saved, the same command goes on"
-_COMMON: Final = ("threads", "data", "steps", "batch", "learning_rate", "seed")
 _STEPS: Final = "Medusa's heads; chains of EAGLE's training."
 Out = Annotated[Path, options.option("--out", OUTPUT, "Folder of the head; a rerun goes on there.")]
 
@@ -58,7 +57,6 @@ class TrainOptions:
         "Text lines, or *.jsonl with `prompt`, `question` or `turns`; may be repeated.",
         "the shipped prompts",
         kind=Path,
-        several=True,
     )
     tokens: int = option(TextSettings().num_tokens, TEXT, "Tokens to fit.")
     steps: int = option(_USUAL.steps, TRAINING, "Most training steps.")
@@ -83,7 +81,7 @@ class TrainOptions:
         )
 
 
-@options.command(only=(*options.NETWORK, *_COMMON, "tokens"))
+@options.command(only=options.NETWORK)
 def shape(
     *,
     out: Out,
@@ -131,7 +129,7 @@ def shape(
     _train_on_rows(fit, out, load, common, as_it_is=as_it_is)
 
 
-@options.command(only=(*options.NETWORK, *_COMMON, "tokens"))
+@options.command(only=options.NETWORK)
 def medusa(
     *, out: Out, load: LoadOptions, common: TrainOptions, num_steps: int = _training(3, _STEPS)
 ) -> None:
@@ -149,7 +147,7 @@ def medusa(
     _train_on_rows(partial(train_published, "medusa", **settings), out, load, common)
 
 
-@options.command(only=(*options.NETWORK, *_COMMON, "tokens"))
+@options.command(only=options.NETWORK)
 def eagle(
     *, out: Out, load: LoadOptions, common: TrainOptions, num_steps: int = _training(3, _STEPS)
 ) -> None:
@@ -167,7 +165,7 @@ def eagle(
     _train_on_rows(partial(train_published, "eagle", **settings), out, load, common)
 
 
-@options.command(only=("target", "device", *_COMMON))
+@options.command(only=("target", "device"), without=("tokens",))
 def eagle3(
     *,
     out: Out,

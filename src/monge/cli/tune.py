@@ -106,8 +106,8 @@ def tune(
             say("this model has a chat template: prompts are written as messages", "dim")
         shown = tuple(map(as_message, shown))
     rules = SamplingRules(temperature=sampling.temperature)
-    with working() as work:
-        stage = work.stage("target writes", len(shown))
+    with working() as work, work.waiting("target writes") as stage:
+        stage.restart("target writes", len(shown))
         found = recorded(
             networks,
             shown,
@@ -130,7 +130,6 @@ def tune(
             on_text=stage.advance,
             on_grid=partial(stage.restart, "replaying"),
         )
-        work.end(stage)
         replayed = tuned.document["replayed"]
         measured = _confirmed(networks, shown, replayed, found, seed=seed) if confirm else []
     best = tuned.best
