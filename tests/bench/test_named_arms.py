@@ -46,6 +46,7 @@ def test_named_arm():
         ("a: draft_backend=compile", "did you mean 'compiled'"),
         ("a: draft_top_k=many", "draft_top_k must be a number; got 'many'"),
         ("a: tree=chain(0)", "depth must be at least 1"),
+        ("a: drafter=pool('suffix', 'ngram(2.5)')", "num_draft_tokens must be int"),
     ],
 )
 def test_bad_arms_are_refused(text, message):
