@@ -8,8 +8,9 @@ from rich.console import Console
 
 from monge.bench.arms import HostArm, MongeArm
 from monge.bench.provenance import busy_note, commit_of, provenance
-from monge.bench.report import arm_record, best_assisted, summary, table, write_rounds
+from monge.bench.report import arm_record, best_assisted, summary, write_rounds
 from monge.bench.runner import Measurement
+from monge.cli.bench_decode import table
 from monge.core.context import DraftPlan
 from monge.core.verdict import StageTimes, StepRecord
 

@@ -12,16 +12,14 @@ slow minute of the machine slows all of them. Text that ends in a loop is easy t
 of looping completions stands beside every speed.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Final
 
 from monge.bench.arms import Arm, TokenIds, host_arms, tune_assistant
 from monge.bench.pair import Pair
 from monge.bench.provenance import provenance
-from monge.bench.report import arm_record, slowest_adaptive, summary, write_rounds
+from monge.bench.report import arm_record, slowest_adaptive, summary
 from monge.bench.runner import FAILURES, Measurement, OnCall, Settings, measure
 from monge.core.errors import ContextLengthError, OptionError
 from monge.core.words import counted
@@ -104,24 +102,6 @@ def _check_lengths(pair: Pair, prompts: TokenIds, settings: Settings) -> None:
             f"max_new_tokens={settings.max_new_tokens} exceeds the target's "
             f"context of {room} tokens; ask for fewer tokens, or leave that prompt out"
         )
-
-
-def write_results(
-    document: dict[str, Any], measurements: Sequence[Measurement], folder: Path
-) -> list[Path]:
-    """Write the document as JSON, and the raw rounds beside it.
-
-    Raises:
-        OptionError: If the folder cannot be written to.
-    """
-    result, rounds = folder / "result.json", folder / "rounds.jsonl.gz"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        result.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        write_rounds(measurements, rounds)
-    except OSError as error:
-        raise OptionError(f"cannot write results to {str(folder)!r}: {error}") from error
-    return [result, rounds]
 
 
 def _tuned(
