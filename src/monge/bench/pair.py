@@ -76,49 +76,49 @@ def load_pair(
         **loading: As for `monge.loading.networks.load_network`.
     """
     named: Any = one_or_several(drafts)
-    draft, *others = named if isinstance(named, tuple) else (named,)
+    places = list(named) if isinstance(named, tuple) else [] if named is None else [named]
     if target is None:
-        target, draft = str(built_in("target")), str(built_in("draft")) if draft is None else draft
+        target, places = str(built_in("target")), places or [str(built_in("draft"))]
+    names = {"target": target, "draft": ", ".join(places) or None}
+    head = head_drafter(places[0], target) if places else None
+    places = places if head is None else []
+    check_draft_backend(draft_backend, places or None)
+    if useless_draft:
+        if not places:
+            raise OptionError("a useless draft needs a draft model to spoil; give --draft")
+        names["draft"] = f"{names['draft']}, output shifted"
     network, tokenizer = load_network(target, **loading), load_tokenizer(target)
-    names = None if draft is None else ", ".join((draft, *others))
-    head, further = None if draft is None else head_drafter(draft, target), []
-    check_draft_backend(draft_backend, draft if head is None else None)
     target_model = as_sequence_model(network, backend=backend)
-    draft_network = draft_model = draft_tokenizer = None
-
-    def drafting(network: PreTrainedModel, own: PreTrainedTokenizerBase) -> SequenceModel:
-        return as_draft_model(
-            network,
+    networks = [load_network(one, **loading) for one in places]
+    tokenizers = [load_tokenizer(one) for one in places]
+    if useless_draft:
+        _spoil(networks[0])
+    for one in (network, *networks):
+        one.generation_config = empty_settings(tokenizer)
+    models = [
+        as_draft_model(
+            one,
             target_model,
             tokenizer=own,
             target_tokenizer=tokenizer,
             backend=draft_backend or backend,
         )
-
-    if draft is not None and head is None:
-        draft_network, draft_tokenizer = load_network(draft, **loading), load_tokenizer(draft)
-        if useless_draft:
-            _spoil(draft_network)
-        draft_network.generation_config = empty_settings(tokenizer)
-        draft_model = drafting(draft_network, draft_tokenizer)
-        further = [drafting(load_network(one, **loading), load_tokenizer(one)) for one in others]
-    elif useless_draft:
-        raise OptionError("a useless draft needs a draft model to spoil; give --draft")
-    network.generation_config = empty_settings(tokenizer)
+        for one, own in zip(networks, tokenizers, strict=True)
+    ]
     if head is None:  # the step that a head needs is known when its drafter is made
-        make_programs((target_model, draft_model, *further))
+        make_programs((target_model, *models))
     return Pair(
         target=network,
-        draft=draft_network,
+        draft=next(iter(networks), None),
         target_model=target_model,
-        draft_model=draft_model,
+        draft_model=next(iter(models), None),
         tokenizer=tokenizer,
-        names={"target": target, "draft": f"{names}, output shifted" if useless_draft else names},
+        names=names,
         head=head,
         backend=backend,
         draft_backend=draft_backend,
-        draft_tokenizer=draft_tokenizer,
-        further=tuple(further),
+        draft_tokenizer=next(iter(tokenizers), None),
+        further=tuple(models[1:]),
     )
 
 

@@ -2,8 +2,9 @@
 
 import gc
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, product
 from typing import Final
 
 from monge.bench.arms import Arm, Call, Output, TokenIds, synchronize
@@ -130,13 +131,6 @@ def batches(prompts: TokenIds, size: int) -> list[TokenIds]:
     ]
 
 
-def num_calls(arms: Sequence[Arm], prompts: TokenIds, settings: Settings) -> int:
-    """Return the number of calls of `measure` if no arm fails."""
-    sizes = settings.batch_sizes
-    per_arm = sum(settings.repeats * len(batches(prompts, size)) + 1 for size in sizes)
-    return len(arms) * len(settings.temperatures) * per_arm
-
-
 def measure(
     pair: Pair,
     arms: Sequence[Arm],
@@ -152,25 +146,55 @@ def measure(
     another; the order rotates, so no arm always follows the same one. `on_call` is told how many
     calls there are, and the arm's name before every call.
     """
-    cells = {
-        (temperature, size): [
-            Measurement(arm=arm, temperature=temperature, batch_size=size) for arm in arms
-        ]
-        for temperature in settings.temperatures
-        for size in settings.batch_sizes
-    }
-    found = [measurement for cell in cells.values() for measurement in cell]
-    on_call("starting", num_calls(arms, prompts, settings))
+    places = list(product(settings.temperatures, settings.batch_sizes))
+    cells = [
+        [Measurement(arm=arm, temperature=one, batch_size=size) for arm in arms]
+        for one, size in places
+    ]
+    found = list(chain.from_iterable(cells))
+    warm_ups = [(one, _warm_up(one, prompts, settings)) for one in found]
+    repeats = [
+        list(chain.from_iterable(_turns(cell, prompts, settings, repeat) for cell in cells))
+        for repeat in range(settings.repeats)
+    ]
+    on_call("starting", len(warm_ups) + sum(map(len, repeats)))
     with measured_by(CLOCKS[settings.clock]):
         try:
             for arm in arms:
                 _prepare([one for one in found if one.arm is arm], pair)
-            for one in found:
-                _warm_up(one, pair, prompts, settings, on_call)
-            _measure(cells, pair, prompts, settings, on_call)
+            for one, call in warm_ups:
+                _decode(one, pair, call, CLOCKS[settings.clock], on_call)
+            _measure(repeats, pair, settings, on_call)
         finally:
             gc.unfreeze()
     return found
+
+
+def _warm_up(one: Measurement, prompts: TokenIds, settings: Settings) -> Call:
+    limit = one.arm.max_batch_size
+    if limit is not None and one.batch_size > limit:
+        one.fail(f"{NOT_APPLICABLE}: this arm decodes at most {limit} sequence(s) at a time")
+    return Call(
+        prompt_ids=batches(prompts, one.batch_size)[0],
+        max_new_tokens=min(WARM_UP_TOKENS, settings.max_new_tokens),
+        temperature=one.temperature,
+        seed=settings.seed,
+    )
+
+
+def _turns(
+    cell: Sequence[Measurement], prompts: TokenIds, settings: Settings, repeat: int
+) -> Iterator[tuple[Measurement, Call]]:
+    for number, batch in enumerate(batches(prompts, cell[0].batch_size)):
+        call = Call(
+            prompt_ids=batch,
+            max_new_tokens=settings.max_new_tokens,
+            temperature=cell[0].temperature,
+            seed=settings.seed + 100_003 * repeat + number,
+        )
+        first = (repeat + number) % len(cell)  # no arm always follows the same one
+        for one in (*cell[first:], *cell[:first]):
+            yield one, call
 
 
 def _prepare(measurements: Sequence[Measurement], pair: Pair) -> None:
@@ -181,34 +205,14 @@ def _prepare(measurements: Sequence[Measurement], pair: Pair) -> None:
             measurement.fail(f"{type(error).__name__}: {error}")
 
 
-def _warm_up(
-    one: Measurement,
-    pair: Pair,
-    prompts: TokenIds,
-    settings: Settings,
-    on_call: OnCall,
-) -> None:
-    limit = one.arm.max_batch_size
-    if one.failure is None and limit is not None and one.batch_size > limit:
-        one.fail(f"{NOT_APPLICABLE}: this arm decodes at most {limit} sequence(s) at a time")
-    call = Call(
-        prompt_ids=batches(prompts, one.batch_size)[0],
-        max_new_tokens=min(WARM_UP_TOKENS, settings.max_new_tokens),
-        temperature=one.temperature,
-        seed=settings.seed,
-    )
-    _decode(one, pair, call, CLOCKS[settings.clock], on_call)
-
-
 def _measure(
-    cells: Mapping[tuple[float, int], Sequence[Measurement]],
+    repeats: Sequence[Sequence[tuple[Measurement, Call]]],
     pair: Pair,
-    prompts: TokenIds,
     settings: Settings,
     on_call: OnCall,
 ) -> None:
     start = time.perf_counter()
-    for repeat in range(settings.repeats):
+    for repeat, turns in enumerate(repeats):
         # Repeats take equally long, so the next one would end after (repeat + 1) / repeat of what
         # has passed.
         needed = (time.perf_counter() - start) * (repeat + 1) / max(1, repeat)
@@ -216,28 +220,18 @@ def _measure(
             break
         # A full collection would take longer than many a pass, in whichever arm it falls.
         settle_objects()
-        for (temperature, size), cell in cells.items():
-            for measurement in cell:
-                if measurement.failure is None:
-                    measurement.seconds.append(0.0)
-                    measurement.num_tokens.append(0)
-            for number, batch in enumerate(batches(prompts, size)):
-                call = Call(
-                    prompt_ids=batch,
-                    max_new_tokens=settings.max_new_tokens,
-                    temperature=temperature,
-                    seed=settings.seed + 100_003 * repeat + number,
-                )
-                first = (repeat + number) % len(cell)  # no arm always follows the same one
-                for measurement in [*cell[first:], *cell[:first]]:
-                    made = _decode(measurement, pair, call, CLOCKS[settings.clock], on_call)
-                    if made is None:
-                        continue
-                    output, seconds = made
-                    measurement.seconds[-1] += seconds
-                    measurement.num_tokens[-1] += sum(map(len, output.token_ids))
-                    measurement.records += output.records
-                    measurement.completions += output.token_ids
+        for one, call in turns:
+            made = _decode(one, pair, call, CLOCKS[settings.clock], on_call)
+            if made is None:
+                continue
+            output, seconds = made
+            if len(one.seconds) == repeat:
+                one.seconds.append(0.0)
+                one.num_tokens.append(0)
+            one.seconds[-1] += seconds
+            one.num_tokens[-1] += sum(map(len, output.token_ids))
+            one.records += output.records
+            one.completions += output.token_ids
 
 
 def _decode(

@@ -154,7 +154,13 @@ def tune(
         files.append(save)
     show("written: " + ", ".join(map(str, files)))
     if networks.head is None:
-        _say_training(prompts, options.given(target=load.target, device=load.device))
+        loading = _written(options.given(target=load.target, device=load.device))
+        data = "questions.jsonl" if prompts is None else shlex.quote(str(prompts))
+        show(
+            "a head that is trained for this target may be faster: monge train eagle3"
+            f"{loading} --data {data} --out my-head; then monge tune --draft my-head tries it",
+            "dim",
+        )
     show(busy_note(), "yellow")
     asking = {"temperature": f"{rules.temperature:g}"} if rules.temperature else {}
     chat = " --chat" if any(one.messages is not None for one in shown) else ""
@@ -168,15 +174,6 @@ def _show_use(chosen: dict[str, Any], asking: str) -> None:
     call = ", ".join(f"{name}={value!r}" for name, value in chosen.items())
     show(f"use it:   monge generate PROMPT{_written(chosen)}{asking}", "bold")
     show(f"python:   monge.load({call})", "bold")
-
-
-def _say_training(prompts: Path | None, loading: dict[str, str]) -> None:
-    data = "questions.jsonl" if prompts is None else shlex.quote(str(prompts))
-    show(
-        "a head that is trained for this target may be faster: monge train eagle3"
-        f"{_written(loading)} --data {data} --out my-head; then monge tune --draft my-head tries it",
-        "dim",
-    )
 
 
 def _show_expected(document: dict[str, Any], predicted: str, best: Configuration) -> str:
