@@ -347,13 +347,7 @@ def changed(options: object) -> dict[str, Any]:
 def checked(
     group: type[Group], given: Mapping[str, Any], known: Sequence[str], **defaults: Any
 ) -> Group:
-    """Return options from keyword arguments.
-
-    Args:
-        group: The dataclass.
-        given: The keyword arguments.
-        known: Names that they may have.
-        **defaults: Values of options that are absent, in place of the usual ones.
+    """Return options from keyword arguments, with other defaults than the usual ones.
 
     Raises:
         OptionError: If a name is unknown.

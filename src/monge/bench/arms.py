@@ -69,12 +69,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """The result of a call.
-
-    Args:
-        token_ids: New tokens of every row.
-        records: The engine's round records.
-    """
+    """New tokens of every row of a call, and the engine's round records."""
 
     token_ids: TokenIds
     records: tuple[StepRecord, ...] = ()

@@ -45,13 +45,13 @@ def compare(
 
     Args:
         pair: The networks.
-        prompts: What is decoded.
-        settings: How it is measured.
+        prompts: The prompts; `chat` writes their messages, or the tokenizer's own template.
+        settings: Settings of the measurement.
         ours: The arms of this library.
-        assistant_tokens: Drafted tokens that the search for the host's best settings tries,
-            shortest search first; with none the host's arms are left out.
+        assistant_tokens: Drafted tokens that the search for the host's best settings tries; with
+            none the host's arms are left out.
         on_call: Told about progress.
-        chat: How messages are written; `None` takes the tokenizer's own template.
+        chat: See `prompts`.
 
     Returns:
         The document of the comparison, as plain values, and its measurements.

@@ -17,20 +17,10 @@ from monge.loading.networks import as_draft_model, as_sequence_model, load_netwo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Two networks in memory, for all arms.
+    """Two networks in memory, for all arms: as the host runs them, and as this library does.
 
-    Args:
-        target: As the host runs it.
-        draft: Likewise, if there is a draft model.
-        target_model: As this library runs it.
-        draft_model: Likewise.
-        tokenizer: Of the target.
-        names: Where they come from.
-        head: The drafter of a head that stands in the draft model's place, with its folder.
-        backend: How this library's arms run the networks.
-        draft_backend: How they run the draft model, if otherwise.
-        draft_tokenizer: Of the draft model.
-        further: Draft models beside the first, as this library runs them.
+    A head is the text of a drafter, with its folder; it stands in the draft model's place. Further
+    draft models stand beside the first.
     """
 
     target: PreTrainedModel
@@ -68,8 +58,7 @@ def load_pair(
         drafts: Likewise, or the folder of a head for the target; `None` beside a named target means
             that there is none. Of several draft models all draft where an arm's drafter takes
             several, and the first one otherwise.
-        backend: How this library's arms run them; the host's arms always run the networks as they
-            are.
+        backend: How this library's arms run them; the host's run the networks as they are.
         draft_backend: How they run the draft model, if otherwise.
         useless_draft: Shift the rows of the draft network's output matrix by half the vocabulary:
             it costs what it costs, and guesses nothing.

@@ -86,17 +86,10 @@ class Settings:
 
 @dataclass(slots=True, kw_only=True)
 class Measurement:
-    """One arm at one temperature and batch size.
+    """One arm at one temperature and batch size: seconds and new tokens of every repeat.
 
-    Args:
-        arm: The arm.
-        temperature: 0 is greedy.
-        batch_size: Rows decoded together.
-        seconds: Seconds of every repeat, by the clock of the settings.
-        num_tokens: New tokens of every repeat.
-        records: Round records of the measured repeats.
-        completions: New tokens of every row of every repeat, in the same order for all arms.
-        failure: Why there are no numbers.
+    Completions are the tokens of every row of every repeat, in the same order for all arms. A
+    failure is the reason why there are no numbers.
     """
 
     arm: Arm

@@ -45,15 +45,9 @@ def option(
     *flags: str,
     **more: Any,
 ) -> Any:  # noqa: ANN401 (typer's own type is private)
-    """Return an option of the command line.
+    """Return an option of the command line; within `Annotated`, `default` is its first flag.
 
-    Args:
-        default: The default of its parameter; within `Annotated`, its first flag.
-        panel: Panel of `--help`.
-        help: One sentence.
-        otherwise: What `--help` says of the default, if not its value.
-        *flags: Names; none for the parameter's own.
-        **more: For `typer.Option`.
+    `--help` shows `otherwise` in place of the default.
     """
     is_flag = isinstance(default, str) and default.startswith("-")
     if otherwise is None and not is_flag and not isinstance(default, bool):
@@ -87,14 +81,9 @@ def given(**options: Any) -> dict[str, Any]:
 def entry(
     group: type, name: str, *, can_undo: bool = False, several: bool = False, default: object = None
 ) -> Any:  # noqa: ANN401
-    """Return an option of the command line for a field.
+    """Return an option of the command line for a field of a dataclass of options.
 
-    Args:
-        group: A dataclass of `monge.options`.
-        name: Its field.
-        can_undo: A truth value has a `--no-` form, which undoes that of a file.
-        several: The option may be repeated, beside fields that take several.
-        default: What holds otherwise, if it is not the field's own default.
+    With `can_undo`, a truth value has a `--no-` form, which undoes that of a file.
     """
     asked = options_of(group)[name]
     first, *others = asked.flags or (flag_of(name, asked),)
