@@ -161,7 +161,8 @@ def command(
             if options.get("is_chat") is False:
                 found.pop("chat_template", None)  # there are no messages to write
             told = _of_file(config, found, places) | told
-        told = usual | (changed(quick) if options.get("quick") else {}) | told
+        is_quick = quick is not None and options["quick"]
+        told = usual | (changed(quick) if is_quick else {}) | told
         rest = {name: options[name] for name in own if name in options and name not in places}
         fields: dict[str, dict[str, Any]] = {name: {} for name in groups}
         for name, (place, asked) in places.items():
