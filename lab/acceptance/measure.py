@@ -16,9 +16,9 @@ from lab.acceptance.log import LawLog, LogSettings, log_laws, seeded
 from lab.acceptance.nodes import node_records
 from lab.acceptance.rounds import num_batches, round_records
 from lab.acceptance.shapes import PATH_DEPTHS, Shape, path_table, shapes
-from monge.bench.decode import ProgressCallbacks
 from monge.bench.pair import Pair
 from monge.bench.provenance import provenance
+from monge.bench.runner import OnCall
 from monge.core.errors import OptionError
 from monge.core.resamples import Resamples
 from monge.prompts import Prompt, encode
@@ -75,7 +75,7 @@ def measure_acceptance(
     prompts: Sequence[Prompt],
     settings: AcceptanceSettings,
     *,
-    progress: ProgressCallbacks,
+    progress: OnCall,
 ) -> dict[str, Any]:
     """Log laws, and measure nodes and trees at every temperature.
 
@@ -98,17 +98,18 @@ def measure_acceptance(
     batches = num_batches(
         len(prompts) * min(settings.log.roots_per_text, settings.log.max_new_tokens)
     )
-    progress.total(
+    progress(
+        "starting",
         len(settings.temperatures)
-        * (1 + len(settings.candidates) + batches * (len(trees) + len(table)))
+        * (1 + len(settings.candidates) + batches * (len(trees) + len(table))),
     )
     resamples = Resamples.draw(len(prompts), seeded(settings.log.seed, "bootstrap"))
     found: dict[str, list[dict[str, Any]]] = {"nodes": [], "rounds": [], "paths": []}
     for temperature in settings.temperatures:
-        progress.step(f"target writes, T = {temperature:g}")
+        progress(f"target writes, T = {temperature:g}")
         log = log_laws(pair, prompt_ids, temperature, settings.log)
         for width in settings.candidates:
-            progress.step(f"nodes, T = {temperature:g}, K = {width}")
+            progress(f"nodes, T = {temperature:g}, K = {width}")
             found["nodes"] += node_records(
                 log, width, resamples, samples=settings.samples, seed=settings.log.seed
             )
@@ -152,7 +153,7 @@ def _rounds(
     *,
     settings: AcceptanceSettings,
     resamples: Resamples,
-    progress: ProgressCallbacks,
+    progress: OnCall,
 ) -> list[dict[str, Any]]:
     return round_records(
         pair,
@@ -161,5 +162,5 @@ def _rounds(
         settings.log,
         verifications=settings.verifications,
         resamples=resamples,
-        on_shape=lambda name: progress.step(f"T = {log.temperature:g}, {name}"),
+        on_shape=lambda name: progress(f"T = {log.temperature:g}, {name}"),
     )

@@ -203,7 +203,11 @@ def _lines(
     ]
     at = Settings(**{**asdict(settings), "temperatures": (temperature,), "batch_sizes": (1,)})
     measured = measure(
-        pair, arms, prompts, at, on_call=lambda name: say(f"{name}, temperature {temperature:g}")
+        pair,
+        arms,
+        prompts,
+        at,
+        on_call=lambda name, *_: say(f"{name}, temperature {temperature:g}"),
     )
     plain = next(one for one in measured if one.arm.name == PLAIN)
     for entry, one in zip(drafters, measured, strict=True):

@@ -40,12 +40,7 @@ def read_config(path: str | Path, *groups: type) -> dict[str, Any]:
 
 
 def write_config(path: Path, settings: Mapping[str, Any], notes: Sequence[str] = ()) -> None:
-    """Write options of `monge.load` to a file.
-
-    Args:
-        path: The file.
-        settings: Values by key.
-        notes: Lines of comments at the top.
+    """Write options of `monge.load` to a file, with notes as comments at the top.
 
     Raises:
         OptionError: If it cannot be written.

@@ -18,6 +18,7 @@ RUNNING: Final = "Running"
 OUTPUT: Final = "Output"
 SERVER: Final = "Server"
 LIMITS: Final = "Limits"
+MEASURING: Final = "Measuring"
 RAY: Final = "Ray"
 """Panels of `--help`."""
 
@@ -25,7 +26,7 @@ Group = TypeVar("Group")
 _ENTRY: Final = "option"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Option:
     """The text form of an option: on a command line, in a file, in the arguments of Ray.
 
@@ -57,12 +58,18 @@ def option(
     otherwise: object = None,
     **more: Any,
 ) -> Any:  # noqa: ANN401 (as `dataclasses.field`)
-    """Return a field; the kind is that of the default, or text."""
-    kind = str if default is None or default == () else type(default)
+    """Return a field; the kind is that of the default, or text. A tuple takes several values."""
+    several = isinstance(default, tuple)
+    sample = next(iter(default), None) if several else default
+    kind = str if sample is None else type(sample)
     said = default if otherwise is None and default not in {None, ()} else otherwise
+    if isinstance(said, tuple):
+        said = ", ".join(one if isinstance(one, str) else f"{one:g}" for one in said)
     said = None if said is None or isinstance(said, bool) else str(said)
-    entry = Option(help=help, panel=panel, otherwise=said, **{"kind": kind, **more})
-    return field(default=default, metadata={_ENTRY: entry})
+    settings = {"kind": kind, "several": several, **more}
+    return field(
+        default=default, metadata={_ENTRY: Option(help, panel, otherwise=said, **settings)}
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,16 +174,13 @@ class SamplingOptions:
     seed: int | None = option(
         None, SAMPLING, "Makes the text reproducible.", "drawn, and reported", kind=int
     )
-    stop: Sequence[str] = option(
-        (), SAMPLING, "End before this string; may be repeated.", "none", several=True
-    )
+    stop: Sequence[str] = option((), SAMPLING, "End before this string; may be repeated.", "none")
     stop_token_ids: Sequence[int] = option(
         (),
         SAMPLING,
         "End after this token; may be repeated.",
         "none",
         kind=int,
-        several=True,
         flags=("--stop-token-id",),
     )
     ignore_eos: bool = option(False, SAMPLING, "Go on after an end-of-text token.")
@@ -193,7 +197,6 @@ class ServeOptions:
         SERVER,
         "Ask for this key; may be repeated.",
         "none",
-        several=True,
         flags=("--api-key",),
         envvar="MONGE_API_KEY",
     )
@@ -202,7 +205,6 @@ class ServeOptions:
         SERVER,
         "Another name or address, without a port, that requests may be sent to; may be repeated.",
         "on loopback without a key: its own names; else any",
-        several=True,
         flags=("--allowed-host",),
     )
     served_model_name: str | None = option(
@@ -345,13 +347,7 @@ def changed(options: object) -> dict[str, Any]:
 def checked(
     group: type[Group], given: Mapping[str, Any], known: Sequence[str], **defaults: Any
 ) -> Group:
-    """Return options from keyword arguments.
-
-    Args:
-        group: The dataclass.
-        given: The keyword arguments.
-        known: Names that they may have.
-        **defaults: Values of options that are absent, in place of the usual ones.
+    """Return options from keyword arguments, with other defaults than the usual ones.
 
     Raises:
         OptionError: If a name is unknown.

@@ -31,6 +31,7 @@ class PeftModel(nn.Module):
     """A wrapper that finds attributes in the network, as the classes of PEFT do."""
 
     is_prompt_learning = False
+    active_peft_config = property(lambda self: self)
 
     def __init__(self, model):
         super().__init__()
@@ -43,10 +44,6 @@ class PeftModel(nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             return getattr(self._modules["model"], name)
-
-    @property
-    def active_peft_config(self):
-        return self
 
     def get_base_model(self):
         return self.model
@@ -61,8 +58,13 @@ def paths(tmp_path_factory):
 
 
 @pytest.fixture
-def wrapped(paths):
-    return PeftModel(AutoModelForCausalLM.from_pretrained(paths[0], dtype=torch.float32)).eval()
+def base(paths):
+    return AutoModelForCausalLM.from_pretrained(paths[0], dtype=torch.float32).eval()
+
+
+@pytest.fixture
+def wrapped(base):
+    return PeftModel(base).eval()
 
 
 @pytest.fixture
@@ -85,10 +87,11 @@ def decoded(decoder):
     return list(result.token_ids)
 
 
-def test_load_and_accelerate_decode_with_the_adapter(wrapped, paths, tokenizer, ids):
+def test_load_and_accelerate_decode_with_the_adapter(base, paths, tokenizer, ids):
+    without_adapter = plain(base, ids)
+    wrapped = PeftModel(base).eval()
     with_adapter = plain(wrapped, ids)
-    base = AutoModelForCausalLM.from_pretrained(paths[0], dtype=torch.float32).eval()
-    assert plain(base, ids) != with_adapter
+    assert without_adapter != with_adapter
     assert decoded(monge.load(wrapped, paths[1], tokenizer=tokenizer)) == with_adapter
     monge.accelerate(wrapped, paths[1])
     assert plain(wrapped, ids) == with_adapter
@@ -117,9 +120,8 @@ def test_learned_prompts_are_refused(wrapped, tokenizer):
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
-def test_peft_itself(paths, tokenizer, ids):
+def test_peft_itself(base, paths, tokenizer, ids):
     peft = pytest.importorskip("peft")
-    base = AutoModelForCausalLM.from_pretrained(paths[0], dtype=torch.float32)
     settings = {"init_lora_weights": False, "task_type": "CAUSAL_LM"}
     config = peft.LoraConfig(r=4, target_modules=["v_proj"], **settings)
     model = peft.get_peft_model(base, config).eval()

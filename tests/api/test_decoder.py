@@ -4,7 +4,7 @@ import pytest
 
 from monge.api import load, make_components
 from monge.engine.decoder import Decoder
-from monge.testing.tabular import RandomTable, TabularModel
+from tests.kit.tables import table
 
 PROMPT = "Question: Tom has 3 apples and buys 4 more. How many apples does he have?\nAnswer:"
 
@@ -35,27 +35,17 @@ def test_every_drafter_writes_the_same_greedy_text(pair):
         assert result.token_ids == expected.token_ids, parts
 
 
-def test_streamed_pieces_are_the_text(pair):
-    (result,) = pair.generate(PROMPT, max_new_tokens=24, temperature=1.0, seed=3)
-    pieces = list(pair.stream(PROMPT, max_new_tokens=24, temperature=1.0, seed=3))
+@pytest.mark.parametrize("options", [{"temperature": 1.0, "seed": 3}, {"stop": "e "}], ids=str)
+def test_streamed_pieces_are_the_text(pair, options):
+    (result,) = pair.generate(PROMPT, max_new_tokens=24, **options)
+    pieces = list(pair.stream(PROMPT, max_new_tokens=24, **options))
     assert "".join(piece.text for piece in pieces) == result.text
     assert tuple(token for piece in pieces for token in piece.token_ids) == result.token_ids
-    assert [piece.finish_reason for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
+    assert {piece.finish_reason for piece in pieces[:-1]} == {None}
     assert pieces[-1].finish_reason == result.finish_reason
 
 
-def test_the_seed_alone_decides(pair):
-    options = {"max_new_tokens": 12, "temperature": 1.0}
-    (alone,) = pair.generate(PROMPT, seed=5, **options)
-    crowd = pair.generate([PROMPT, "Once", "def f(x):", "The"], seed=5, **options)
-    assert crowd[0].token_ids == alone.token_ids
-    for seed in (6, 5 + 2**32, 5 + 2**33):
-        assert pair.generate(PROMPT, seed=seed, **options)[0].token_ids != alone.token_ids
-    (drawn,) = pair.generate(PROMPT, controller="fixed", **options)
-    assert pair.generate(PROMPT, seed=drawn.seed, **options)[0].token_ids == drawn.token_ids
-
-
-def test_seed_and_row_give_every_text_of_a_batch_again_alone(pair):
+def test_seed_and_row_alone_decide(pair):
     options = {"max_new_tokens": 12, "temperature": 1.0}
     crowd = pair.generate([PROMPT] * 4, seed=5, **options)
     assert len({result.token_ids for result in crowd}) == 4
@@ -63,6 +53,10 @@ def test_seed_and_row_give_every_text_of_a_batch_again_alone(pair):
         assert (result.seed, result.row) == (5, row)
         (alone,) = pair.generate(PROMPT, seed=result.seed, row=result.row, **options)
         assert alone.token_ids == result.token_ids
+    for seed in (6, 5 + 2**32, 5 + 2**33):
+        assert pair.generate(PROMPT, seed=seed, **options)[0].token_ids != crowd[0].token_ids
+    (drawn,) = pair.generate(PROMPT, controller="fixed", **options)
+    assert pair.generate(PROMPT, seed=drawn.seed, **options)[0].token_ids == drawn.token_ids
 
 
 def test_a_stop_string_ends_the_text_before_it(pair):
@@ -73,33 +67,26 @@ def test_a_stop_string_ends_the_text_before_it(pair):
     assert result.text == free.text[: free.text.index(stop)]
     plain = load(drafter="none", dtype="float32").generate(PROMPT, max_new_tokens=40, stop=stop)[0]
     assert result.token_ids == plain.token_ids
-    streamed = "".join(piece.text for piece in pair.stream(PROMPT, max_new_tokens=40, stop=stop))
-    assert streamed == result.text
 
 
-def table_decoder(max_batch_size: int = 8) -> Decoder:
-    target, draft = TabularModel(RandomTable(6, 1), 6), TabularModel(RandomTable(6, 2), 6)
-    parts = make_components(target, draft)
+def of_tables(max_batch_size: int) -> Decoder:
+    parts = make_components(table(1, 6), table(2, 6))
     return Decoder(parts, eos_ids=frozenset({5}), max_batch_size=max_batch_size)
 
 
 @pytest.mark.parametrize("max_batch_size", [1, 2, 7])
 def test_requests_join_and_leave(max_batch_size):
-    prompts, options = [[token, 0] for token in range(5)], {"max_new_tokens": 9, "seed": 2}
-    expected, results = (
-        table_decoder(size).generate(prompts, temperature=1.0, **options)
-        for size in (8, max_batch_size)
-    )
-    assert [one.token_ids for one in results] == [one.token_ids for one in expected]
-    assert {result.finish_reason for result in results} <= {"eos", "length"}
+    prompts = [[token, 0] for token in range(5)]
+    options = {"max_new_tokens": 9, "temperature": 1.0, "seed": 2}
+    expected, found = (of_tables(size).generate(prompts, **options) for size in (8, max_batch_size))
+    assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+    assert {result.finish_reason for result in found} <= {"eos", "length"}
 
 
 def test_an_abandoned_stream_gives_its_caches_back():
-    decoder = table_decoder()
+    decoder = of_tables(8)
     stream = decoder.stream([0, 1], max_new_tokens=50, ignore_eos=True)
     next(stream)
     stream.close()
-    target = decoder.components.target
-    assert isinstance(target, TabularModel)
     with pytest.raises(KeyError):
-        target.length(0)
+        decoder.components.target.length(0)

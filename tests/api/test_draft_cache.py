@@ -5,9 +5,8 @@ import pytest
 from monge.api import make_components
 from monge.engine.batch import decode
 from monge.engine.decoder import Decoder
-from monge.testing.tabular import RandomTable, TabularModel
+from tests.kit.tables import table
 
-VOCAB = 5
 TREES = [
     "chain(3)",
     "fixed_width((3, 2), 'iid')",
@@ -20,9 +19,8 @@ TREES = [
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_draft_model_has_read_the_committed_text(tree, temperature):
-    table = RandomTable(VOCAB, 1)
-    draft = TabularModel(table, VOCAB)  # the target's own laws, so that deep paths are accepted
-    decoder = Decoder(make_components(TabularModel(table, VOCAB), draft, tree=tree))
+    draft = table()  # the target's own laws, so that deep paths are accepted
+    decoder = Decoder(make_components(table(), draft, tree=tree))
     sessions = decoder.sessions(
         [[0, 1], [2]], max_new_tokens=40, temperature=temperature, seed=3, ignore_eos=True
     )

@@ -39,8 +39,12 @@ def test_what_is_imported_is_a_dependency_or_in_an_extra():
         assert names(distributions.get(module, [module])) & known, module
 
 
-def test_the_error_names_what_is_missing_and_the_extra(without):
+def test_the_error_names_what_is_missing_or_too_old_and_the_extra(without, monkeypatch):
     require("gguf", "a GGUF file")
+    with monkeypatch.context() as patch:
+        patch.setattr("monge.core.extras.version", lambda _: "0.16.1")
+        with pytest.raises(OptionError, match=r"needs gguf>=0.17 \(here is 0.16.1\)"):
+            require("gguf", "a file", "gguf")
     without("accelerate", "gguf")
     with pytest.raises(
         OptionError, match=r'^a file needs accelerate, gguf, which .* pip install "monge\[gguf\]"$'
@@ -48,12 +52,6 @@ def test_the_error_names_what_is_missing_and_the_extra(without):
         require("gguf", "a file")
     with pytest.raises(OptionError, match=r'a file needs accelerate, .*"monge\[gguf\]", or wait$'):
         require("gguf", "a file", "accelerate", otherwise="wait")
-
-
-def test_a_package_that_is_too_old_is_named_with_its_version(monkeypatch):
-    monkeypatch.setattr("monge.core.extras.version", lambda _: "0.16.1")
-    with pytest.raises(OptionError, match=r"needs gguf>=0.17 \(here is 0.16.1\)"):
-        require("gguf", "a file", "gguf")
 
 
 def test_packages_of_an_extra_of_a_package_count(without, monkeypatch):
@@ -82,15 +80,10 @@ def test_a_gguf_file_is_not_read_without_its_packages(without, tmp_path, monkeyp
     with pytest.raises(OptionError, match=message):
         monge.load(draft=file)
     assert not (tmp_path / "cache").exists()
-
-
-def test_a_model_by_name_asks_for_the_packages_too(without, monkeypatch, tmp_path):
-    (file := tmp_path / "model.gguf").touch()
+    file.touch()
     monkeypatch.setattr(PackagedModel, "path", lambda _: file)
     name = next(iter(NAMED))
-    assert obstacle(name) is None
-    without("accelerate")
-    assert f'{name} needs accelerate, which cannot be found: pip install "monge[gguf]"' in str(
+    assert f'{name} needs {package}, which cannot be found: pip install "monge[gguf]"' in str(
         obstacle(name)
     )
 

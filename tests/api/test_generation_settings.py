@@ -11,14 +11,9 @@ from tests.bench.tiny import save_pair
 PROMPT = [[5, 6, 7, 8]]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_pair(tmp_path_factory.mktemp("tiny"))[0]
-
-
 @pytest.fixture
-def network(folder):
-    return AutoModelForCausalLM.from_pretrained(folder)
+def network(tmp_path):
+    return AutoModelForCausalLM.from_pretrained(save_pair(tmp_path)[0])
 
 
 def written(network, **options):

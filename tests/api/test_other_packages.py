@@ -132,7 +132,6 @@ DECODE = """
 import json, warnings
 
 warnings.simplefilter("ignore")
-
 from monge.api import make_components
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import law_error
@@ -188,34 +187,23 @@ def run(tmp_path_factory):
     return call
 
 
-@pytest.fixture(scope="module")
-def listed(run):
-    """Output of `monge list`."""
-    return run("-m", "monge", "list", "--json")
-
-
 def test_each_part_decodes_with_the_law_of_the_target(run):
     errors = json.loads(run("-c", DECODE).stdout)
     assert errors.keys() == {"verifier", "drafter", "tree", "controller", "all"}
     assert max(errors.values()) < 1e-12, errors
 
 
-def test_the_parts_are_listed(listed):
+def test_the_parts_are_listed(run):
+    listed = run("-m", "monge", "list", "--json")
     rooms = json.loads(listed.stdout)
     found = {room: {part["name"]: part for part in rooms[room]} for room in ROOMS}
     assert all(name in found[room] for room, name in ROOMS.items())
     assert found["drafters"]["repeat"]["settings"] == {"count": 2}
     assert found["trees"]["pair"]["summary"] == "A chain of at most two draws."
-
-
-def test_a_part_that_cannot_be_loaded_is_left_out_with_a_warning(listed):
     assert "broken_rule" not in listed.stdout
-    expected = "'broken_rule' cannot be loaded from other_parts:Missing: AttributeError"
-    assert expected in listed.stderr
-
-
-def test_a_built_in_part_keeps_its_name(listed):
-    expected = "controller 'fixed' of other_parts:Alternate is ignored: the name is taken"
-    assert expected in listed.stderr
-    parts = {part["name"]: part for part in json.loads(listed.stdout)["controllers"]}
-    assert "max_depth" in parts["fixed"]["settings"]
+    assert "max_depth" in found["controllers"]["fixed"]["settings"], "that of the library"
+    for warning in (
+        "'broken_rule' cannot be loaded from other_parts:Missing: AttributeError",
+        "controller 'fixed' of other_parts:Alternate is ignored: the name is taken",
+    ):
+        assert warning in listed.stderr

@@ -1,7 +1,6 @@
 """Text handed out in pieces is the text, whatever characters and stop strings do to the seams."""
 
-import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from monge.api import built_in
@@ -17,6 +16,7 @@ def ids_of(text: str) -> list[int]:
 
 
 @given(text=TEXTS, every=st.integers(1, 5))
+@example(text="word é " * 100, every=1)
 def test_pieces_add_up_to_the_text(text, every):
     stream = TextStream(TOKENIZER, ids_of("So "), ())
     pieces = []
@@ -46,28 +46,14 @@ def test_a_stop_string_is_found_at_the_token_that_completes_it(text, stop):
     assert stop not in "".join(pieces)
 
 
-def test_a_character_begun_in_the_prompt_is_completed():
-    ids = ids_of("😀")
-    assert len(ids) > 1
-    stream = TextStream(TOKENIZER, ids[:-1], ())
-    stream.push(ids[-1])
-    assert stream.take(last=True) == "😀"
-
-
-def test_an_incomplete_character_is_shown_only_at_the_end():
+def test_characters_of_several_tokens():
+    first, *rest = ids_of("😀")
+    assert rest
+    stream = TextStream(TOKENIZER, [first, *rest[:-1]], ())
+    stream.push(rest[-1])
+    assert stream.take(last=True) == "😀", "it began in the prompt"
     stream = TextStream(TOKENIZER, ids_of("So "), ())
-    stream.push(ids_of("😀")[0])
+    stream.push(first)
     assert stream.take(last=False) == ""
     stream.finish()
-    assert stream.text == "\N{REPLACEMENT CHARACTER}"
-
-
-@pytest.mark.parametrize("count", [1, 8, 100])
-def test_long_texts_move_their_window(count):
-    text = "word é " * count
-    stream = TextStream(TOKENIZER, ids_of("So "), ())
-    pieces = []
-    for token in ids_of(text):
-        stream.push(token)
-        pieces.append(stream.take(last=False))
-    assert "".join([*pieces, stream.take(last=True)]) == text
+    assert stream.text == "\N{REPLACEMENT CHARACTER}", "an incomplete one is shown at the end"

@@ -3,19 +3,18 @@
 import pytest
 
 from monge.api import make_components
-from monge.core.model import NodeBlock, SequenceModel
+from monge.core.model import NodeBlock
 from monge.core.sampling_rules import SamplingRules, law_from_logits
-from monge.engine.decoder import Decoder
 from monge.engine.models.cross_tokenizer import ResizedVocabulary
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import law_error
-from monge.testing.tabular import RandomTable, TabularModel
+from tests.kit.tables import table
 
 VOCAB = 3
 
 
 def resized(size: int) -> ResizedVocabulary:
-    return ResizedVocabulary(TabularModel(RandomTable(size, 2), size), VOCAB)
+    return ResizedVocabulary(table(2, size), VOCAB)
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -25,29 +24,18 @@ def resized(size: int) -> ResizedVocabulary:
 )
 def test_padding_does_not_change_the_law(size, tree, verifier):
     case = Case(horizon=2, max_new_tokens=3)
-    target = TabularModel(RandomTable(VOCAB, 1), VOCAB)
 
     def components():
-        return make_components(
-            TabularModel(RandomTable(VOCAB, 1), VOCAB), resized(size), tree=tree, verifier=verifier
-        )
+        return make_components(table(1, VOCAB), resized(size), tree=tree, verifier=verifier)
 
-    assert law_error(output_law(components, case), target_law(target, case)) < 1e-12
+    assert law_error(output_law(components, case), target_law(table(1, VOCAB), case)) < 1e-12
 
 
-def test_padding_tokens_are_never_drafted_and_missing_ones_have_no_mass():
-
-    for size in (2, 4):
-        model = resized(size)
-        model.open({0: (0,)})
-        logits = model.extend({0: NodeBlock.chain((1,))})[0]
-        assert logits.shape == (1, VOCAB)
-        law = law_from_logits(logits[0], SamplingRules())
-        assert (law.prob(2) == 0.0) == (size == 2)
-
-
-def test_it_is_a_sequence_model():
-    assert isinstance(resized(4), SequenceModel)
-    components = make_components(TabularModel(RandomTable(VOCAB, 1), VOCAB), resized(4))
-    (result,) = Decoder(components).generate([[0, 1]], max_new_tokens=6, temperature=1.0, seed=1)
-    assert len(result.token_ids) == 6
+@pytest.mark.parametrize("size", [2, 4])
+def test_padding_tokens_are_never_drafted_and_missing_ones_have_no_mass(size):
+    model = resized(size)
+    model.open({0: (0,)})
+    logits = model.extend({0: NodeBlock.chain((1,))})[0]
+    assert logits.shape == (1, VOCAB)
+    law = law_from_logits(logits[0], SamplingRules())
+    assert (law.prob(2) == 0.0) == (size == 2)

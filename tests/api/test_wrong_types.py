@@ -29,11 +29,9 @@ print(json.dumps(said))
 _PROMPTS: Final = {
     "b'ab'": "prompts must be text, token ids or a list of either; got bytes",
     "7": "prompts must be text, token ids or a list of either; got int",
-    "[b'ab']": "prompt: bytes is neither text nor token ids; give a str or whole numbers",
     "[[0, 1], None]": "prompt: NoneType is neither text nor token ids; give a str or whole numbers",
     "[1.7]": "prompt: token ids must be whole numbers; got 1.7 at place 0",
     "[[0, True]]": "prompt: token ids must be whole numbers; got True at place 1",
-    "[['a']]": "prompt: token ids must be whole numbers; got 'a' at place 0",
     "torch.tensor([0.5])": "prompt: token ids must be whole numbers; got 0.5 at place 0",
     "[1, [2]]": "prompts: token ids stand beside other prompts; put the ids of each prompt into a "
     "list of their own",
@@ -41,10 +39,8 @@ _PROMPTS: Final = {
 _OPTIONS: Final = {
     "{'max_new_tokens': 2.5}": "max_new_tokens must be a whole number; got 2.5",
     "{'max_new_tokens': True}": "max_new_tokens must be a whole number; got True",
-    "{'max_new_tokens': '3'}": "max_new_tokens must be a whole number; got '3'",
     "{'seed': 1.5}": "seed must be a whole number of at least -2^63 and less than 2^64; got 1.5",
     "{'n': 0}": "n must be a whole number of at least 1; got 0",
-    "{'n': 1.5}": "n must be a whole number of at least 1; got 1.5",
     "{'min_tokens': -1}": "min_tokens must be a whole number of at least 0; got -1",
     "{'min_tokens': 4}": "min_tokens=4 is more than max_new_tokens=3",
     "{'logprobs': 'all'}": "logprobs must be a whole number of at least 0; got 'all'",
@@ -59,11 +55,9 @@ _REFUSED: Final = [
 ]
 _TAKEN: Final = (
     ("[[0, 1]]", "{}"),
-    ("[0, 1]", "{}"),
     ("np.array([0, 1])", "{}"),
     ("torch.tensor([0, 1])", "{}"),
     ("torch.tensor([[0, 1]])", "{}"),
-    ("[np.array([0, 1])]", "{}"),
     ("[np.int64(0), np.int64(1)]", "{}"),
     ("list(torch.tensor([0, 1]))", "{}"),
     ("[[0, 1]]", "{'max_new_tokens': np.int64(3), 'seed': np.int64(4)}"),

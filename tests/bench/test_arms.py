@@ -46,8 +46,15 @@ def test_an_arm_forgets_the_pair_that_it_ran_before(tiny_pair):
     for _ in range(2):
         arm.prepare(tiny_pair)
         arm.decode(tiny_pair, asked)
-        memories.append(arm.cache.shared_state(asked))
+        memories.append(arm.shared_states[0.0, 1])
     assert memories[0].latency is not memories[1].latency
+
+
+def test_assistant_settings_do_not_leak_into_the_next_arm(tiny_pair):
+    default, tuned = (arm for arm in host_arms(tiny_pair, TUNED) if arm.family == "assisted")
+    for arm, expected in ((tuned, 3), (default, None)):
+        arm.decode(tiny_pair, call(tiny_pair, ["The sea"]))
+        assert tiny_pair.draft.generation_config.num_assistant_tokens == expected
 
 
 def test_greedy_arms_agree_and_only_ours_has_records(tiny_pair, arms, plain):
@@ -56,30 +63,25 @@ def test_greedy_arms_agree_and_only_ours_has_records(tiny_pair, arms, plain):
         decoded = arm.decode(tiny_pair, call(tiny_pair, ["The sea was calm"]))
         assert decoded.token_ids == plain, arm.name
         assert bool(decoded.records) == (arm.family == "monge"), arm.name
+    ragged = call(tiny_pair, ["The sea was calm", "A", "Question: why is this one so much longer?"])
+    made = HostArm(name="h", family="plain"), MongeArm(name="m")
+    host, ours = (arm.decode(tiny_pair, ragged).token_ids for arm in made)
+    assert host == ours
+    assert host[0] == plain[0]
 
 
 def test_an_arm_runs_its_draft_model_in_its_own_way(tiny_pair, plain):
     arm, asked = named_arm("own: draft_backend=eager()"), call(tiny_pair, ["The sea was calm"])
     assert arm.decode(tiny_pair, asked).token_ids == plain
-    made = arm.cache.draft
+    made = arm.draft
     assert made is not None
     assert made is not tiny_pair.draft_model
     arm.decode(tiny_pair, asked)
-    assert arm.cache.draft is made, "the network is made once"
+    assert arm.draft is made, "the network is made once"
     for drafter in ("ngram", "none"):
         reason = f"draft_backend says how a draft model runs, and '{drafter}' has none"
         with pytest.raises(OptionError, match=reason):
             named_arm(f"own: draft_backend=eager, drafter={drafter}").decode(tiny_pair, asked)
-
-
-def test_batches_of_ragged_prompts_agree(tiny_pair, plain):
-    asked = call(tiny_pair, ["The sea was calm", "A", "Question: why is this one so much longer?"])
-    host, ours = (
-        arm.decode(tiny_pair, asked).token_ids
-        for arm in (HostArm(name="h", family="plain"), MongeArm(name="m"))
-    )
-    assert host == ours
-    assert host[0] == plain[0]
 
 
 @pytest.mark.slow
@@ -104,15 +106,6 @@ def test_end_of_text_token_does_not_shorten_any_arm(tiny_paths):
     for arm in [*host_arms(pair, TUNED), *usual_arms()]:
         tokens = arm.decode(pair, call(pair, ["The sea"], temperature=0.0)).token_ids
         assert tokens == ((0,) * 12,), arm.name
-
-
-def test_assistant_settings_do_not_leak_into_the_next_arm(tiny_pair):
-    asked = call(tiny_pair, ["The sea"])
-    default, tuned = (arm for arm in host_arms(tiny_pair, TUNED) if arm.family == "assisted")
-    tuned.decode(tiny_pair, asked)
-    assert tiny_pair.draft.generation_config.num_assistant_tokens == 3
-    default.decode(tiny_pair, asked)
-    assert tiny_pair.draft.generation_config.num_assistant_tokens is None
 
 
 def test_tuning_tries_every_candidate(tiny_pair):
@@ -167,7 +160,7 @@ def test_every_drafter_makes_an_arm(head_pair, plain, drafter):
     asked = call(head_pair, ["The sea was calm"])
     first, again = (arm.decode(head_pair, asked) for _ in range(2))
     assert first.token_ids == again.token_ids == plain
-    assert (arm.cache.components is None) == (drafter in READS_TEXT)
+    assert (arm.components is None) == (drafter in READS_TEXT)
     # The other arms' target keeps no hidden states for this one, and is not asked for any.
-    kept = arm.cache.components
+    kept = arm.components
     assert kept is None or kept.target is not head_pair.target_model

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from monge.bench.arms import QUICK_ASSISTANT_TOKENS, plain_arm, usual_arms, with_named
-from monge.bench.decode import QUICK, ProgressCallbacks, compare, write_outcome
+from monge.bench.decode import QUICK, compare
 from monge.bench.runner import Settings
 from monge.core.errors import OptionError
 from monge.prompts import Prompt
@@ -15,23 +15,23 @@ PROMPTS = (
     Prompt(task="a", text="Once"),
     Prompt(task="b", text="Question: why?"),
 )
-
-
 HEADLINE = ("speedup_over_plain", "speedup_over_assisted", "engine_efficiency", "block_efficiency")
 
 
 def compared(pair, prompts, settings, ours, counts=QUICK_ASSISTANT_TOKENS):
-    """The outcome; all steps are announced."""
-    expected, steps = [], []
-
-    def total(number):
-        expected.append(number)
-        steps.clear()
-
-    progress = ProgressCallbacks(total=total, step=steps.append)
-    found = compare(pair, prompts, settings, ours=ours, assistant_tokens=counts, progress=progress)
-    if not any(arm["failure"] for arm in found.document["arms"]):
-        assert expected == [len(steps)]
+    """The document and the measurements; all calls are announced."""
+    calls = []
+    found = compare(
+        pair,
+        prompts,
+        settings,
+        ours=ours,
+        assistant_tokens=counts,
+        on_call=lambda *call: calls.append(call),
+    )
+    if not any(arm["failure"] for arm in found[0]["arms"]):
+        place = next(place for place, call in enumerate(calls) if len(call) == 2)
+        assert calls[place] == ("starting", len(calls) - place - 1)
     return found
 
 
@@ -42,63 +42,42 @@ def outcome(tiny_pair):
 
 
 def test_headline(outcome):
-    document = outcome.document
-    assert all(document[name] > 0 for name in HEADLINE)
-    for part in ("greedy", "sampled"):
-        assert all(document[part][name] > 0 for name in HEADLINE)
-    assert document["block_efficiency"] >= 1
-    assert document["engine_efficiency"] < 1
+    document, _ = outcome
+    for part in (document, document["greedy"], document["sampled"]):
+        assert all(part[name] > 0 for name in HEADLINE)
+    assert document["block_efficiency"] >= 1 > document["engine_efficiency"]
     assert document["batch_size"] == 1
 
 
 def test_arms(outcome):
-    arms = outcome.document["arms"]
+    arms = outcome[0]["arms"]
     assert len(arms) == 7 * 2 * 2
     failed = {(arm["arm"], arm["batch_size"]) for arm in arms if arm["failure"] is not None}
     hosts = ("assisted", "assisted tuned", "prompt lookup")
     assert failed == {(f"transformers {name}", 2) for name in hosts}
-    for arm in arms:
-        if arm["failure"] is None:
-            batches = 3 if arm["batch_size"] == 1 else 2
-            assert arm["num_tokens"] == 2 * 8 * batches * arm["batch_size"]
-            assert len(arm["seconds"]) == 2
-
-
-def test_greedy_arms_decode_the_same_text(outcome):
-    shares = {
-        arm["same_as_plain_share"] for arm in outcome.document["arms"] if arm["failure"] is None
-    }
-    assert shares == {1.0, None}
+    fine = [arm for arm in arms if arm["failure"] is None]
+    for arm in fine:
+        batches = 3 if arm["batch_size"] == 1 else 2
+        assert arm["num_tokens"] == 2 * 8 * batches * arm["batch_size"]
+        assert len(arm["seconds"]) == 2
+    assert {arm["same_as_plain_share"] for arm in fine} == {1.0, None}, "greedy texts are equal"
 
 
 def test_settings_models_and_provenance_stand_beside_the_numbers(outcome, tiny_paths):
-    document = outcome.document
+    document, _ = outcome
     assert document["models"] == {"target": tiny_paths[0], "draft": tiny_paths[1]}
     assert document["settings"]["max_new_tokens"] == 8
     assert [prompt["task"] for prompt in document["prompts"]] == ["a", "a", "b"]
     known = {"argv", "commit", "dirty", "versions", "device", "num_threads", "time_utc"}
     assert known <= set(document["provenance"])
     assert {entry["num_assistant_tokens"] for entry in document["assisted_tuning"]} == {2, 5}
-
-
-def test_written(outcome, tmp_path):
-    files = write_outcome(outcome, tmp_path / "new" / "folder")
-    assert json.loads(files[0].read_text()) == json.loads(json.dumps(outcome.document))
-    assert files[1].stat().st_size > 100
-
-
-def test_folder_that_cannot_be_written(outcome, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OptionError, match="cannot write results"):
-        write_outcome(outcome, tmp_path / "file")
-
-
-FEW = Settings(max_new_tokens=4, repeats=2, batch_sizes=(1,), temperatures=(0.0,))
+    json.dumps(document)
 
 
 def test_named_arms_only(tiny_pair):
+    few = Settings(max_new_tokens=4, repeats=2, batch_sizes=(1,), temperatures=(0.0,))
     ours = with_named([plain_arm()], ["mine: controller=goodput"])
-    document = compared(tiny_pair, PROMPTS[:1], FEW, ours, counts=()).document
+    document, _ = compared(tiny_pair, PROMPTS[:1], few, ours, counts=())
     assert [arm["arm"] for arm in document["arms"]] == ["monge none", "mine"]
     assert document["assisted_tuning"] == []  # nothing of the host is tuned
     assert document["speedup_over_plain"] is None

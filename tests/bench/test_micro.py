@@ -7,42 +7,51 @@ import pytest
 
 from monge.bench.micro import StepSettings, measure
 from monge.cli import bench_micro
-from monge.cli.bench_micro import micro, report
+from monge.cli.bench_micro import report
 from monge.core.errors import BackendError, OptionError
-from monge.core.model import NodeBlock
 from monge.engine.models.hf_tree import HfTreeModel
 from tests.engine.tiny import network
 
 SMALL = StepSettings(backends=("eager",), nodes=(1, 3), batch_sizes=(1, 2), context=5, repeats=2)
+TURNS = 3 + SMALL.repeats
 
 
 def target():
     return network("llama", "sdpa")
 
 
-def test_every_cell_is_read_behind_the_same_text(monkeypatch):
-    read, lengths = [], []
-    extend = HfTreeModel.extend
+def test_every_cell_is_read_behind_the_same_text(monkeypatch, capsys):
+    """What was read is forgotten; prompts are read whole, and given back."""
+    read, lengths, prefilled = [], [], []
+    extend, append = HfTreeModel.extend, HfTreeModel.append
 
-    def noted(self, blocks):
+    def extended(self, blocks):
         read.append([len(block.token_ids) for block in blocks.values()])
-        lengths.append([self.length(row) for row in blocks])
-        assert all(isinstance(block, NodeBlock) for block in blocks.values())
+        lengths.extend(self.length(row) for row in blocks)
         return extend(self, blocks)
 
-    monkeypatch.setattr(HfTreeModel, "extend", noted)
-    document = measure(SMALL, target())
-    turns = 3 + SMALL.repeats
-    assert read == [[nodes] * batch for batch in (1, 2) for nodes in (1, 3) for _ in range(turns)]
-    # What was read is forgotten.
-    assert all(length == SMALL.context for row in lengths for length in row)
-    cells = [(one["batch"], one["nodes"]) for one in document["cells"]]
-    assert cells == [(1, 1), (1, 3), (2, 1), (2, 3)]
+    def appended(self, pieces):
+        prefilled.append([len(tokens) for tokens in pieces.values()])
+        append(self, pieces)
+
+    monkeypatch.setattr(HfTreeModel, "extend", extended)
+    monkeypatch.setattr(HfTreeModel, "append", appended)
+    document = measure(replace(SMALL, prompts=(7, 20)), target())
+    pairs = [(batch, size) for batch in (1, 2) for size in (1, 3)]
+    assert read == [[nodes] * batch for batch, nodes in pairs for _ in range(TURNS)]
+    assert set(lengths) == {SMALL.context}
+    prompts = [(batch, prompt) for batch in (1, 2) for prompt in (7, 20)]
+    asked = [[prompt] * batch for batch, prompt in prompts for _ in range(TURNS)]
+    assert prefilled[-len(asked) :] == asked
+    cells = [(one["batch"], one.get("nodes") or one["prompt"]) for one in document["cells"]]
+    assert cells == pairs + prompts
     for one in document["cells"]:
         assert len(one["step_s"]["values"]) == SMALL.repeats
         assert one["ratio"]["median"] == 1.0
         assert one["step_s"]["low"] > 0.0
     json.dumps(document)
+    report(document)
+    assert capsys.readouterr().out.count("prompt ") == 2
 
 
 def test_what_runs_eagerly_after_all_has_no_numbers(monkeypatch, capsys):
@@ -62,34 +71,13 @@ def test_what_runs_eagerly_after_all_has_no_numbers(monkeypatch, capsys):
         measure(replace(settings, backends=("compiled",)), target())
 
 
-def test_the_command(monkeypatch, capsys):
+def test_the_command(run, monkeypatch):
     monkeypatch.setattr(bench_micro, "load_network", lambda source, **_: target())
-    micro(backend=["eager"], nodes=[1, 2], batch=[1], context=4, repeats=1, as_json=True)
-    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    sizes = "--nodes 1 --nodes 2 --batch 1 --context 4 --repeats 1 --json"
+    result = run("bench", "micro", "--backend", "eager", *sizes.split())
+    document = json.loads(result.stdout.splitlines()[-1])
     assert document["settings"]["nodes"] == [1, 2]
     assert len(document["cells"]) == 2
-
-
-def test_prompts_are_read_whole_and_given_back(monkeypatch, capsys):
-    read, opened, append = [], [], HfTreeModel.append
-
-    def noted(self, pieces):
-        read.append([len(tokens) for tokens in pieces.values()])
-        opened.append(self._cache.num_open)
-        append(self, pieces)
-
-    monkeypatch.setattr(HfTreeModel, "append", noted)
-    document = measure(replace(SMALL, prompts=(7, 20)), target())
-    turns = 3 + SMALL.repeats
-    assert read[-4 * turns :] == [
-        [prompt] * batch for batch in (1, 2) for prompt in (7, 20) for _ in range(turns)
-    ]
-    assert set(opened) == {1, 2}
-    found = [one for one in document["cells"] if "prompt" in one]
-    assert [(one["batch"], one["prompt"]) for one in found] == [(1, 7), (1, 20), (2, 7), (2, 20)]
-    assert all(len(one["step_s"]["values"]) == SMALL.repeats for one in found)
-    report(document)
-    assert capsys.readouterr().out.count("prompt ") == 2
 
 
 @pytest.mark.parametrize(
@@ -99,7 +87,6 @@ def test_prompts_are_read_whole_and_given_back(monkeypatch, capsys):
         ({"nodes": (0,)}, "nodes must be positive numbers; got"),
         ({"batch_sizes": ()}, "batch_sizes must be positive numbers; got"),
         ({"context": 0}, "context must be at least 1; got 0"),
-        ({"repeats": 0}, "repeats must be at least 1; got 0"),
         ({"backends": ("quick",)}, "unknown backend 'quick'"),
     ],
 )

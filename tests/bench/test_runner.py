@@ -1,19 +1,18 @@
 import gc
-import time
 from dataclasses import dataclass
 
 import pytest
 
 from monge.bench import runner
 from monge.bench.arms import Arm, Call, Output
-from monge.bench.runner import WARM_UP_TOKENS, Settings, batches, measure, num_calls
+from monge.bench.runner import WARM_UP_TOKENS, Settings, batches, measure
 from monge.core.errors import MongeError, OptionError
 from monge.engine.clock import now
 
 PROMPTS = ((1, 2), (3,), (4, 5, 6))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Scripted(Arm):
     """Writes down its calls; fails or stops short where it is told to."""
 
@@ -34,7 +33,7 @@ class Scripted(Arm):
 def run(tiny_pair, arms, **settings):
     defaults = {"max_new_tokens": 20, "repeats": 2, "temperatures": (0.0,), "batch_sizes": (1,)}
     return measure(
-        tiny_pair, arms, PROMPTS, Settings(**(defaults | settings)), on_call=lambda name: None
+        tiny_pair, arms, PROMPTS, Settings(**(defaults | settings)), on_call=lambda *_: None
     )
 
 
@@ -61,15 +60,11 @@ def test_all_arms_get_the_same_calls(tiny_pair):
     assert calls["a"] == calls["b"]
     seeds = {call.seed for _, call in log}
     assert len(seeds) == 2 * 3  # one per repeat and batch; temperatures and arms share them
-    assert num_calls(made, PROMPTS, Settings(repeats=2, **settings)) == len(log)
     assert batches(PROMPTS, 2) == [((1, 2), (3,)), ((4, 5, 6), (1, 2))]
     assert batches(PROMPTS, 8) == [(PROMPTS * 3)[:8]]
 
 
-@pytest.mark.parametrize(
-    "error", [OptionError, RuntimeError, ValueError, IndexError, NotImplementedError]
-)
-@pytest.mark.parametrize("at", [0, 3])
+@pytest.mark.parametrize(("error", "at"), [(OptionError, 0), (RuntimeError, 3), (IndexError, 3)])
 def test_failed_arm_has_a_reason_and_no_numbers(tiny_pair, error, at):
     log = []
     arms = [Scripted(name="a", log=log, fails_at_call=at, error=error), Scripted(name="b", log=log)]
@@ -80,10 +75,7 @@ def test_failed_arm_has_a_reason_and_no_numbers(tiny_pair, error, at):
     assert not failed.completions
     assert sum(name == "a" for name, _ in log) == at + 1, "a failed arm is not asked again"
     assert fine.num_tokens == [60, 60]
-
-
-def test_a_fault_of_the_benchmark_is_not_swallowed(tiny_pair):
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError):  # a fault of the benchmark is not swallowed
         run(tiny_pair, [Scripted(name="a", log=[], fails_at_call=0, error=ZeroDivisionError)])
 
 
@@ -102,25 +94,19 @@ def test_batch_that_an_arm_cannot_take_is_not_tried(tiny_pair):
 
 
 @pytest.mark.parametrize("clock", ["wall", "cpu"])
-def test_seconds_are_those_of_the_clock(tiny_pair, clock, monkeypatch):
-    ticks = iter(range(100))
-    clocks = {"wall": lambda: 0.0, "cpu": lambda: 0.0} | {clock: lambda: float(next(ticks))}
-    monkeypatch.setattr(runner, "CLOCKS", clocks)
-    (measurement,) = run(tiny_pair, [Scripted(name="a", log=[])], clock=clock)
-    assert measurement.seconds == [3.0, 3.0]  # a tick passes in each call
-
-
-def test_controllers_measure_by_the_same_clock(tiny_pair, monkeypatch):
-    monkeypatch.setattr(runner, "CLOCKS", {"wall": time.perf_counter, "cpu": lambda: -5.0})
-    seen = []
+def test_arms_and_controllers_measure_by_the_clock(tiny_pair, clock, monkeypatch):
+    ticks, seen = iter(range(100)), []
 
     class Asking(Scripted):
         def prepare(self, pair):
             seen.append(now())
 
-    run(tiny_pair, [Asking(name="a", log=[])], clock="cpu")
-    assert seen == [-5.0]
-    assert now() != -5.0
+    clocks = {"wall": lambda: -5.0, "cpu": lambda: -5.0} | {clock: lambda: float(next(ticks))}
+    monkeypatch.setattr(runner, "CLOCKS", clocks)
+    (measurement,) = run(tiny_pair, [Asking(name="a", log=[])], clock=clock)
+    assert measurement.seconds == [3.0, 3.0]  # a tick passes in each call
+    assert seen == [0.0]
+    assert now() > 100
 
 
 def test_time_limit_ends_after_a_whole_repeat(tiny_pair):
@@ -144,7 +130,7 @@ def test_bad_settings(wrong, message):
 
 
 def test_no_arm_pays_for_garbage_of_what_was_loaded(tiny_pair):
-    @dataclass(frozen=True, kw_only=True)
+    @dataclass(kw_only=True)
     class Looking(Scripted):
         def decode(self, pair, call):
             frozen.append(gc.get_freeze_count())

@@ -17,7 +17,8 @@ def test_summary():
     assert (summary.median, summary.low, summary.high) == (2.5, 1.0, 10.0)
     assert summary.iqr == pytest.approx(3.0)  # quartiles 1.75 and 4.75
     assert summary.values == (3.0, 1.0, 2.0, 10.0)
-    assert Summary.of([2.0]).iqr == 0.0
+    with pytest.raises(MongeError, match="nothing was measured"):
+        Summary.of([])
 
 
 def test_ratios():
@@ -28,34 +29,13 @@ def test_ratios():
     assert (found.low, found.high) == pytest.approx((0.5, 1.5))
     assert ratio_of_all([1.0], [1.0]) is None
     assert geometric_mean([2.0, 0.5]) == pytest.approx(1.0)
-    assert geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
 
 
-def test_what_has_no_statistic_is_refused():
-    with pytest.raises(MongeError, match="nothing was measured"):
-        Summary.of([])
-    with pytest.raises(MongeError, match="2 and 1 repeats"):
-        paired_ratios([1.0, 2.0], [1.0])
-    with pytest.raises(MongeError, match="positive"):
-        geometric_mean([1.0, 0.0])
-
-
-@pytest.mark.parametrize("period", range(1, MAX_PERIOD + 1))
+@pytest.mark.parametrize("period", [1, 2, MAX_PERIOD])
 def test_loops_are_degenerate(period):
     looping = [100 + token % period for token in range(TAIL_TOKENS)]
     assert is_degenerate([*range(50), *looping])
     assert not is_degenerate([*range(50), *looping[:-1], 7])  # one token out of step at the end
-
-
-@pytest.mark.parametrize(
-    "tokens",
-    [
-        range(100),
-        [1] * (TAIL_TOKENS - 1),
-        [token % (MAX_PERIOD + 1) for token in range(99)],
-        [1] * 80 + list(range(TAIL_TOKENS)),  # only the end counts
-        (),
-    ],
-)
-def test_other_text_is_not_degenerate(tokens):
-    assert not is_degenerate(tuple(tokens))
+    assert not is_degenerate(looping[1:])
+    assert not is_degenerate([*looping, *range(TAIL_TOKENS)])  # only the end counts
+    assert not is_degenerate([token % (MAX_PERIOD + 1) for token in range(99)])

@@ -178,8 +178,8 @@ def test_a_quick_demo_of_the_built_in_pair(run, monkeypatch):
     assert result.exit_code == 0
     for text in (
         "its package is not installed",
-        "$ monge generate 'Question: ",
         "speedup_over_plain",
+        "$ monge generate 'Question: ",
     ):
         assert text in result.stdout
     assert "$ monge bench decode --quick" in result.stdout

@@ -57,16 +57,6 @@ def test_named_arms_of_a_useless_draft(bench, tmp_path):
     assert f"of plain decoding ({slowest}, temperature 0, batch 1)" in result.stdout
 
 
-def test_named_arms_only_are_compared_with_plain_decoding(bench):
-    arm = ("--arm", "mine: controller=goodput")
-    result = bench(f"{SHORT} 2 --named-only --temperature 0", *arm)
-    assert result.exit_code == 0
-    assert "x none" in result.stdout
-    assert "95% interval" in result.stdout
-    assert "transformers" not in result.stdout
-    assert "tuning" not in result.stdout
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -84,6 +74,7 @@ def test_named_arms_only_are_compared_with_plain_decoding(bench):
         (["--target", "./nowhere"], "no folder './nowhere'"),
         (["--arm", "a: controller=goodpt"], "did you mean 'goodput'"),
         (["--named-only"], "--named-only needs arms of --arm"),
+        (["--out", __file__], "cannot write results"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -92,14 +83,6 @@ def test_bad_input(bench, arguments, message):
     assert result.exit_code == 2
     assert result.stderr.startswith("error: ")
     assert message in result.stderr
-
-
-def test_out_that_is_a_file_is_refused_before_anything_is_measured(bench, tmp_path, monkeypatch):
-    (tmp_path / "out").write_text("")
-    monkeypatch.setattr("monge.cli.bench_decode.load_pair", None)
-    result = bench(f"{SHORT} 1")
-    assert result.exit_code == 2
-    assert "cannot write results" in result.stderr
 
 
 def test_a_run_of_which_every_arm_failed_fails(bench, tmp_path, monkeypatch):

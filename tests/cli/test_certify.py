@@ -92,18 +92,14 @@ def test_without_the_draft_model(record, run, tiny_paths):
     assert "taken as declared, since the record names the draft model" in result.stdout
 
 
-def test_a_changed_byte(record, certify, tmp_path):
-    text, changed = record.read_text(), tmp_path / "changed.json"
+def test_bad_input(record, certify, run, tiny_paths, tmp_path):
+    changed, cut, text = tmp_path / "changed.json", tmp_path / "cut.json", record.read_text()
     changed.write_text(text.replace('"next_kind": "', '"next_kind": "x', 1))
     result = certify(changed)
     assert result.exit_code == 1
     assert "request 1, round 1: the seal does not fit" in result.stdout
     assert "not exact" in result.stdout
-
-
-def test_bad_input(record, certify, run, tiny_paths, tmp_path):
-    cut = tmp_path / "cut.json"
-    cut.write_text(record.read_text()[:1000])
+    cut.write_text(text[:1000])
     for result, message in (
         (certify(tmp_path / "none.json"), "no such file"),
         (certify(cut), "cut off"),

@@ -27,8 +27,9 @@ def talk(run):
 
 def test_every_line_is_answered_and_commands_are_obeyed(talk):
     commands = ("/stats", "/reset", "/stats", "/nonsense", "", "Another.", "/exit", "Never asked.")
-    result = talk("Name a colour.", *commands)
+    result = talk("word " * 4000, "Name a colour.", *commands)
     assert result.exit_code == 0
+    assert "shorten the prompt" in result.stderr, "and the conversation goes on"
     assert len(result.stdout.strip().splitlines()) >= 2
     for said in (
         "1 answer, ",
@@ -47,13 +48,6 @@ def test_without_the_real_model_the_built_in_target_answers_and_a_line_says_so(r
     assert result.exit_code == 0
     assert "built-in target" in result.stderr
     assert "pip install no-such-package" in result.stderr
-
-
-def test_a_message_that_does_not_fit_is_refused_and_the_conversation_goes_on(talk):
-    result = talk("word " * 4000, "Name a colour.")
-    assert result.exit_code == 0
-    assert "shorten the prompt" in result.stderr
-    assert result.stdout.strip()
 
 
 def test_a_template_is_needed_before_anything_is_asked(talk, run, tiny_paths, tmp_path):

@@ -1,7 +1,6 @@
 """Tables, messages within streamed text, and places of output that are refused before the work is done."""
 
 import io
-import json
 import os
 import sys
 
@@ -10,7 +9,6 @@ import pytest
 from monge.cli.console import as_markdown, notes, plain_table, print_tables, streaming
 from monge.cli.options import check_out_file, check_out_folder
 from monge.core.errors import OptionError
-from monge.core.words import counted
 
 NAMES = ("model best_first(num_nodes=16, depth=6) on_the_fly", "ngram fixed(max_depth=4)")
 
@@ -36,37 +34,12 @@ def test_no_cell_is_cut(monkeypatch, capsys, width):
     assert all(len(line) <= width for line in text.splitlines())
 
 
-def test_prose_wraps_beside_whole_names(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "60")
-    table = plain_table("room", "name")
-    table.add_column("what it does")
-    table.add_row("rrs_without_replacement", "Recursive rejection of candidates, one by one.")
-    print_tables([table])
-    text = capsys.readouterr().out
-    assert "rrs_without_replacement" in text
-    assert "│" in text
-
-
 def test_markdown():
     table = plain_table("title [bold]here[/]", "name", ["a|b"])
     table.add_row("x | y", "1")
     table.caption = "said of\nit"
     rows = [r"| name | a\|b |", "|---|--:|", r"| x \| y | 1 |"]
     assert as_markdown(table).splitlines() == ["**title here**", "", *rows, "", "said of it"]
-
-
-@pytest.mark.parametrize("columns", [80, 200])
-def test_list_shows_whole_names(run, monkeypatch, columns):
-    monkeypatch.setenv("COLUMNS", str(columns))
-    result = run("list")
-    assert result.exit_code == 0
-    names = json.loads(run("list", "--json").stdout)
-    for room in ("verifiers", "drafters", "trees", "controllers"):
-        assert [one["name"] for one in names[room] if one["name"] not in result.stdout] == []
-    assert "WithoutReplacement" in result.stdout
-    shown = run("list", "--markdown").stdout
-    assert "| name | what it does | settings and defaults |\n|---|---|---|\n" in shown
-    assert "━" not in shown
 
 
 @pytest.mark.parametrize("err", [Terminal, io.StringIO])
@@ -85,11 +58,6 @@ def test_messages_within_streamed_text(monkeypatch, out, err):
     cut = "\n" if told.isatty() and said.isatty() else ""
     assert told.getvalue() == f"in the {cut}United States\n"
     assert now == ("compiling\n" if told.isatty() else "")
-
-
-@pytest.mark.parametrize(("number", "said"), [(0, "0 answers"), (1, "1 answer"), (2, "2 answers")])
-def test_numbers_of_things(number, said):
-    assert counted(number, "answer") == said
 
 
 def test_places_of_output(tmp_path, monkeypatch):

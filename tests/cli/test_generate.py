@@ -28,10 +28,10 @@ def test_piped_output_is_the_text_alone(generate, expected):
     assert result.exit_code == 0
     assert result.stdout == expected.text + "\n"
     assert result.stderr == ""
-
-
-def test_standard_input(generate, expected):
-    assert generate("--max-new-tokens", 12, stdin=PROMPT + "\n").stdout == expected.text + "\n"
+    assert generate("--max-new-tokens", 12, stdin=PROMPT + "\n").stdout == result.stdout
+    result = generate("--max-new-tokens", 2, stdin=b"\xff\xfe")
+    assert result.exit_code == 2
+    assert "standard input is not UTF-8" in result.stderr
 
 
 def test_json(generate, expected):
@@ -45,32 +45,22 @@ def test_json(generate, expected):
 
 
 def test_every_option_arrives(generate, tiny_paths):
-    target, draft = tiny_paths
     parts = {"tree": "chain(2)", "verifier": "single_draft", "dtype": "float64"}
     parts |= {"draft_temperature": 0.7, "draft_top_k": 2}
-    decoder = load(target, draft, **parts)
     settings = {"max_new_tokens": 30, "temperature": 0.9, "seed": 3}
     settings |= {"top_k": 50, "top_p": 0.9, "min_p": 0.01}
+    decoder = load(*tiny_paths, **parts)
     (result,) = decoder.generate([PROMPT], ignore_eos=True, **settings)
     given = (parts | settings).items()
     arguments = [part for name, value in given for part in (f"--{name.replace('_', '-')}", value)]
     record = json.loads(generate(PROMPT, *arguments, "--ignore-eos", "--json").stdout)
     assert record["token_ids"] == list(result.token_ids)
     assert len(record["stats"]["acceptance_by_depth"]) <= 2
-
-
-def test_stop_strings(generate, expected):
-    stop = expected.text[8:11]
-    result = generate(PROMPT, "--max-new-tokens", 12, "--stop", "never", "--stop", stop, "--json")
-    record = json.loads(result.stdout)
+    stop = result.text[8:11]
+    arguments += ["--stop", "never", "--stop", stop, "--ignore-eos", "--json"]
+    record = json.loads(generate(PROMPT, *arguments).stdout)
     assert record["finish_reason"] == "stop"
-    assert record["text"] == expected.text[: expected.text.index(stop)]
-
-
-def test_standard_input_that_is_not_utf8(generate):
-    result = generate("--max-new-tokens", 2, stdin=b"\xff\xfe")
-    assert result.exit_code == 2
-    assert "standard input is not UTF-8" in result.stderr
+    assert record["text"] == result.text[: result.text.index(stop)]
 
 
 def test_a_drawn_seed_is_reported_where_the_text_goes_into_a_pipe(generate):
@@ -111,20 +101,13 @@ def test_file_of_prompts_is_decoded_as_a_batch(generate, tmp_path, name, expecte
     assert plain.stdout == "".join(record["text"] + "\n" for record in records)
 
 
-def test_verbose_says_what_runs_on_standard_error(generate, expected):
-    parts = ("--tree", "chain(2)", "--verifier", "rrs")
-    result = generate(PROMPT, "--max-new-tokens", 12, "--verbose", *parts)
-    assert result.stdout == expected.text + "\n"
-    assert "Rrs()" in result.stderr
-    assert "Chain(depth=2" in result.stderr
-    assert "engine efficiency" in result.stderr
-
-
-def test_trace(generate, tmp_path, expected):
+def test_trace_and_verbose(generate, tmp_path, expected):
     numbers = tmp_path / "rounds.json"
-    arguments = ("--max-new-tokens", 12, "--controller", "goodput", "--trace", numbers)
-    result = generate(PROMPT, *arguments, "--verbose")
+    parts = ("--tree", "chain(2)", "--verifier", "rrs", "--controller", "goodput", "--verbose")
+    result = generate(PROMPT, "--max-new-tokens", 12, "--trace", numbers, *parts)
     assert result.stdout == expected.text + "\n"
+    for part in ("Rrs()", "Chain(depth=2", "engine efficiency"):
+        assert part in result.stderr
     (completion,) = json.loads(numbers.read_text())["completions"]
     assert sum(entry["tokens"] for entry in completion["rounds"]) == 12
     assert {"window", "depth", "nodes", "accepted"} <= set(completion["rounds"][0])
@@ -139,13 +122,11 @@ def test_trace(generate, tmp_path, expected):
         (["--verifier", "nonsense"], "target_walk"),
         (["--controller", "goodput", "--controller", "fixed"], "given 2 times (goodput, fixed)"),
         (["--tree", "chain(dept=2)"], "did you mean 'depth'"),
-        (["--tree", "chain(0)"], "depth must be at least 1"),
         (
             ["--verifier", "single_draft", "--tree", "best_first"],
             "legal here: target_walk, rrs, rrs_without_replacement",
         ),
         (["--temperature", "-1"], "temperature must be"),
-        (["--top-p", "1.5"], "top_p"),
         (["--max-new-tokens", "0"], "max_new_tokens must be at least 1"),
         (["--max-new-tokens", "99999"], "exceeds the target's context of 4096 tokens"),
         (["--batch-size", "0"], "--max-batch-size must be at least 1"),
@@ -153,11 +134,12 @@ def test_trace(generate, tmp_path, expected):
         (["--stop", ""], "a stop string is empty"),
         (["--trace", "rounds.txt"], "the name must end in .json"),
         (["--drafter", "ngram", "--tree", "chain"], "drafter 'ngram' takes no"),
+        ([""], "the prompt is empty"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_bad_input_is_one_line_and_status_2(generate, arguments, message):
-    result = generate(PROMPT, *arguments)
+    result = generate(*arguments) if arguments == [""] else generate(PROMPT, *arguments)
     assert result.exit_code == 2
     assert result.stdout == ""
     assert result.stderr.startswith("error: ")
@@ -176,19 +158,10 @@ def test_bad_checkpoints(run, tmp_path, tiny_paths, content, message):
     if content == "config":
         shutil.copy(f"{tiny_paths[0]}/config.json", folder)
         (folder / "model.safetensors").write_text("broken")
+    assert "--temperature" in run("generate", PROMPT, "--temprature", "1").stderr
     result = run("generate", PROMPT, "--target", folder)
     assert result.exit_code == 2
     assert result.stderr.startswith("error: ")
-    assert message in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [([""], "the prompt is empty"), ([PROMPT, "--temprature", "1"], "--temperature")],
-)
-def test_bad_usage(generate, arguments, message):
-    result = generate(*arguments)
-    assert result.exit_code == 2
     assert message in result.stderr
 
 

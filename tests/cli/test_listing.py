@@ -1,4 +1,5 @@
 import json
+from itertools import product
 
 import pytest
 
@@ -9,16 +10,31 @@ from monge.verify.registry import VERIFIERS
 from monge.verify.single_draft import SingleDraft
 
 
-def test_every_part_is_shown_with_its_settings(run, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
+@pytest.mark.parametrize("columns", [80, 200])
+def test_every_part_is_shown_with_its_settings(run, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
     result = run("list")
     assert result.exit_code == 0
     for room, registry in ROOMS.items():
-        assert room in result.stdout
-        for name in registry:
-            assert name in result.stdout
-            for setting in registry.settings(name):
-                assert setting in result.stdout
+        names = [room, *registry, *(key for name in registry for key in registry.settings(name))]
+        assert [name for name in names if name not in result.stdout] == []
+    assert "WithoutReplacement" in result.stdout
+    (line,) = (
+        one for one in result.stdout.splitlines() if one.startswith("tree fixed_width draws")
+    )
+    assert line.endswith(": target_walk, rrs_without_replacement, gumbel, traversal, layer")
+    shown = run("list", "--markdown").stdout
+    assert "| name | what it does | settings and defaults |\n|---|---|---|\n" in shown
+    assert "━" not in shown
+
+
+def test_models_say_what_rounding_changes(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = run("list", "--models").stdout
+    assert "smollm2-head" in shown
+    assert "93.4 % equal argmax" in " ".join(shown.split())
+    models = json.loads(run("list", "--models", "--json").stdout)
+    assert models["smollm2"]["rounded"].keys() == {"bfloat16", "int8", "int4"}
 
 
 def test_json(run):
@@ -33,35 +49,13 @@ def test_json(run):
     assert parts["legal"] == legality()
 
 
-@pytest.mark.parametrize("name", VERIFIERS)
-def test_legality_is_what_the_engine_decides(name):
-    rule = VERIFIERS.make(name)
-    for kind in PROPOSALS:
-        shown = legality()[name][kind.__name__]
+def test_legality_is_what_the_engine_decides():
+    legal = legality()
+    for name, kind in product(VERIFIERS, PROPOSALS):
         if kind is not Arbitrary:
+            rule, shown = VERIFIERS.make(name), legal[name][kind.__name__]
             assert (shown == "yes") == (unsupported_reason(rule, (kind,), 2) is None)
             assert (shown == "no") == (unsupported_reason(rule, (kind,), 1) is not None)
-
-
-def test_trees_name_their_verifiers(run, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    lines = [
-        line
-        for line in run("list").stdout.splitlines()
-        if line.startswith("tree fixed_width draws")
-    ]
-    assert len(lines) == 1
-    assert lines[0].endswith(": target_walk, rrs_without_replacement, gumbel, traversal, layer")
-
-
-def test_models_say_what_rounding_changes(run, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    result = run("list", "--models")
-    assert result.exit_code == 0
-    assert "smollm2-head" in result.stdout
-    assert "93.4 % equal argmax" in " ".join(result.stdout.split())
-    models = json.loads(run("list", "--models", "--json").stdout)
-    assert models["smollm2"]["rounded"].keys() == {"bfloat16", "int8", "int4"}
 
 
 def test_rules_of_others_are_claims(run, monkeypatch):

@@ -3,7 +3,6 @@ import json
 import sys
 
 import pytest
-import torch
 from rich.console import Console
 from rich.text import Text
 from tqdm import auto as tqdm_auto
@@ -12,7 +11,6 @@ from tqdm import tqdm
 from monge.cli.console import notes
 from monge.cli.progress import QUIET_S, Stage, Work, call_bar, duration, figures, working
 from monge.engine.notices import waiting
-from monge.training.own_text import RowProgress
 
 
 class FakeClock:
@@ -36,43 +34,28 @@ def work_on(clock, *, is_terminal=False, **options):
 
 def test_a_line_every_ten_seconds(clock):
     work, said = work_on(clock)
-    stage = work.stage("rows", 60)
+    stage = work.stage("rows", 30)
     for _ in range(30):
         clock.now += 1
         stage.advance()
         work.tick()
-    assert said.getvalue().splitlines() == [
-        "rows: 10 of 60, 10 s so far, about 50 s left",
-        "rows: 20 of 60, 20 s so far, about 40 s left",
-        "rows: 30 of 60, 30 s so far, about 30 s left",
-    ]
-
-
-def test_nothing_is_said_of_short_or_complete_work(clock):
-    work, said = work_on(clock)
-    stage = work.stage("rows", 2)
-    clock.now += QUIET_S - 1
-    work.tick()
-    stage.advance(2)
     clock.now += 2 * QUIET_S
     work.tick()
-    assert said.getvalue() == ""
+    assert said.getvalue().splitlines() == [
+        "rows: 10 of 30, 10 s so far, about 20 s left",
+        "rows: 20 of 30, 20 s so far, about 10 s left",
+    ], "nothing is said of complete work"
 
 
-def test_slow_steps_have_an_estimate(clock):
-    """One step a minute: an estimate from the last seconds alone would know no speed."""
+def test_estimates(clock):
     work, _ = work_on(clock)
     stage = work.stage("steps", 5)
     for _ in range(2):
-        clock.now += 60
+        clock.now += 60  # an estimate from the last seconds alone would know no speed
         stage.advance()
     assert figures(stage.task) == "2 of 5, 2 min so far, about 3 min left"
-
-
-def test_what_an_earlier_run_did_is_left_out_of_the_rate(clock):
-    work, _ = work_on(clock)
     stage = work.stage("training steps", 100, is_begun=False)
-    stage.advance(80)  # kept by the earlier run
+    stage.advance(80)  # kept by an earlier run
     clock.now += 10
     stage.advance(5)
     assert figures(stage.task) == "85 of 100, 10 s so far, about 30 s left"
@@ -127,12 +110,12 @@ def test_the_library_says_what_takes_long(monkeypatch):
 
 
 def test_calls_are_counted():
-    with call_bar() as watch, working() as work:
-        watch.step("tuning")
-        watch.total(3)
+    with call_bar() as on_call, working() as work:
+        on_call("tuning")
+        on_call("starting", 3)
         for name in ("plain", "monge", "monge"):
-            watch.step(name)
-        (task,) = work.bars.tasks
+            on_call(name)
+        (task,) = work.tasks
         assert (task.description, task.completed, task.total) == ("monge", 2, 3)
 
 
@@ -144,42 +127,22 @@ def test_durations(seconds, said):
     assert duration(seconds) == said
 
 
-def test_generate_tells_how_far_it_is(generate, monkeypatch):
-    advance, said = Stage.advance, []
-
-    def told(stage, count=1):
-        advance(stage, count)
-        said.append((stage.task.description, stage.task.completed, stage.task.total))
-
-    monkeypatch.setattr(Stage, "advance", told)
-    assert json.loads(generate("Once", "--max-new-tokens", 2, "--json").stdout)["token_ids"]
-    assert said[-1] == ("decoding tokens", 2, 2)
-
-
-def test_no_progress_within_streamed_text(generate, monkeypatch):
-    """Every line of progress is due at once, and none is printed."""
+def test_a_batch_is_counted_and_streamed_text_is_not(generate, monkeypatch):
+    """Every line of progress is due at once, and none is printed within the text."""
     monkeypatch.setattr("monge.cli.progress.QUIET_S", -1.0)
-    write, said = Work.stage, []
-    monkeypatch.setattr(
-        Work, "stage", lambda work, name, *a, **k: said.append(name) or write(work, name, *a, **k)
-    )
+    advance, told = Stage.advance, []
+
+    def noted(stage, count=1):
+        advance(stage, count)
+        told.append((stage.task.description, stage.task.completed, stage.task.total))
+
+    monkeypatch.setattr(Stage, "advance", noted)
     result = generate("Once", "--max-new-tokens", 6, "--ignore-eos")
     assert result.exit_code == 0
     assert result.stdout.strip()
-    assert "decoding tokens" not in [*said, result.stderr]
-
-
-def test_parts_of_a_batch_count(clock):
-    """A batch of rows takes minutes: its tokens move the count and the estimate."""
-    work, _ = work_on(clock)
-    stage = work.stage("rows", 200)
-    told = RowProgress(stage.advance, 192, 100)
-    for _ in range(50):
-        clock.now += 1
-        told(torch.empty(0), torch.empty(0))
-    assert figures(stage.task) == "95 of 200, 50 s so far, about 56 s left"
-    told.end()
-    assert figures(stage.task).startswith("192 of 200, ")
+    assert "decoding tokens" not in [*(name for name, *_ in told), result.stderr]
+    assert json.loads(generate("Once", "--max-new-tokens", 2, "--json").stdout)["token_ids"]
+    assert told[-1] == ("decoding tokens", 2, 2)
 
 
 def test_the_host_draws_no_bars_where_ours_are(capsys):
@@ -204,10 +167,10 @@ def test_messages_stand_above_bars(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     with working() as work:
         work.stage("reading a model with a name that is longer than most", 40).advance(10)
-        work.bars.refresh()
+        work.refresh()
         notes().print("what takes long is said")
         sys.stderr.write("a warning of the host\n")
-        work.bars.refresh()
+        work.refresh()
     lines = [Text.from_ansi(line).plain.strip() for line in terminal.getvalue().splitlines()]
     assert "what takes long is said" in lines
     assert "a warning of the host" in lines

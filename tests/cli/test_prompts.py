@@ -9,21 +9,19 @@ from monge.replay.file import read_log
 from tests.bench.tiny import save_pair
 
 
-@pytest.mark.parametrize("task", SHIPPED)
-def test_shipped_prompts(task):
-    prompts = shipped([task])
-    assert len({prompt.text for prompt in prompts}) == 8
-    assert all(prompt.task == task and prompt.text.strip() for prompt in prompts)
+def test_shipped_prompts():
     assert [prompt.task for prompt in shipped(per_task=1)] == ["gsm8k", "humaneval", "prose"]
-    if task == "gsm8k":
-        for prompt in prompts:
-            assert prompt.text.startswith("Question: ")
-            assert prompt.text.endswith("\nAnswer:")
-
-
-def test_unknown_task_names_the_nearest():
+    for task in SHIPPED:
+        prompts = shipped([task])
+        assert len({prompt.text for prompt in prompts}) == 8
+        assert all(prompt.task == task and prompt.text.strip() for prompt in prompts)
+    for prompt in shipped(["gsm8k"]):
+        assert prompt.text.startswith("Question: ")
+        assert prompt.text.endswith("\nAnswer:")
     with pytest.raises(OptionError, match="did you mean 'gsm8k'"):
         shipped(["gsm8"])
+    with pytest.raises(OptionError, match="prompts per task .* must be at least 1; got 0"):
+        shipped(per_task=0)
 
 
 @pytest.fixture
@@ -39,31 +37,15 @@ def read(tmp_path):
 
 
 def test_lines(read):
-    plain = read("One.\n\n  Two.\n", name="mine.txt")
-    assert [(prompt.task, prompt.text) for prompt in plain] == [
-        ("mine", "One."),
-        ("mine", "  Two."),
-    ]
+    """They do not end at a form feed or U+2028, which `str.splitlines` takes for ends."""
+    plain = read("\ufeffOne\x0cpage\r\n\n  Two\u2028parts\n", name="mine.txt")
+    assert {prompt.task for prompt in plain} == {"mine"}
+    assert [prompt.text for prompt in plain] == ["One\x0cpage", "  Two\u2028parts"]
+    found = read('\ufeff{"prompt": "Two\u2028parts"}\n{"prompt": "b"}\n')
+    assert [prompt.text for prompt in found] == ["Two\u2028parts", "b"]
     records = ({"prompt": "a\nb"}, {"question": "Why?", "answer": "x"}, {"turns": ["1", "2"]})
     found = [prompt.text for prompt in read(*records)]
     assert found == ["a\nb", "Question: Why?\nAnswer:", "1"]
-
-
-def test_lines_end_where_lines_end(read):
-    """Not at a form feed or U+2028, which `str.splitlines` takes for ends, and which JSON may hold as they are."""
-    plain = read("\ufeffOne\x0cpage\r\nTwo\u2028parts\n", name="a.txt")
-    assert [prompt.text for prompt in plain] == ["One\x0cpage", "Two\u2028parts"]
-    found = read('\ufeff{"prompt": "Two\u2028parts"}\n{"prompt": "b"}\n')
-    assert [prompt.text for prompt in found] == ["Two\u2028parts", "b"]
-
-
-@pytest.mark.parametrize("count", [0, -1])
-def test_fewer_than_one_prompt_a_task(read, count):
-    message = f"prompts per task .* must be at least 1; got {count}"
-    with pytest.raises(OptionError, match=message):
-        shipped(per_task=count)
-    with pytest.raises(OptionError, match=message):
-        read({"prompt": "One."}, per_task=count)
 
 
 def test_tasks_of_a_file(read):
@@ -71,6 +53,8 @@ def test_tasks_of_a_file(read):
     records += ({"prompt": "c", "task": "x"}, {"prompt": "d"})
     assert [prompt.task for prompt in read(*records)] == ["x", "y", "x", "mine"]
     assert [prompt.text for prompt in read(*records, per_task=1)] == ["a", "b", "d"]
+    with pytest.raises(OptionError, match="prompts per task .* must be at least 1; got -1"):
+        read(*records, per_task=-1)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +64,10 @@ def test_tasks_of_a_file(read):
         ("a.jsonl", '{"text": "x"}', "line 1: no text under 'prompt'"),
         ("a.jsonl", '{"turns": []}', "line 1: no text under"),
         ("a.jsonl", "[1]", "line 1: no text under"),
+        ("a.jsonl", '{"messages": []}', "line 1: messages must be a list of objects"),
+        ("a.jsonl", '{"messages": "text"}', "line 1: messages must be a list of objects"),
+        ("a.jsonl", '{"messages": [{"role": "user"}]}', "line 1: messages must be a list"),
+        ("a.jsonl", '{"messages": [{"role": "user", "content": 1}]}', "messages must be a list"),
         ("a.txt", " \n\n", "holds no prompts"),
         ("a.txt", b"\xff\xfe\x00", "cannot read prompts"),
         ("nowhere.txt", None, "cannot read prompts from .*nowhere"),
@@ -99,14 +87,6 @@ def test_messages(read):
     assert (conversation.text, conversation.messages) == ("Why?", tuple(messages))
     assert written(conversation, len) == 2
     assert written(raw, len) == "raw"
-
-
-@pytest.mark.parametrize(
-    "wrong", [[], "text", [{"role": "user"}], [{"role": "user", "content": 1}]]
-)
-def test_wrong_messages_are_refused(read, wrong):
-    with pytest.raises(OptionError, match="line 1: messages must be a list of objects"):
-        read({"messages": wrong})
 
 
 @pytest.fixture(scope="module")

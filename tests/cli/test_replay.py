@@ -10,7 +10,6 @@ from transformers import AutoTokenizer
 
 from monge import api
 from monge.cli import tune as tuning
-from monge.cli.progress import Stage
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.loading.sources import PackagedModel
@@ -32,15 +31,8 @@ def logged(tiny_paths, tmp_path_factory):
     target, draft = tiny_paths
     command = f"replay record --target {target} --draft {draft} --out {folder}/run.mlog"
     command += f" --file {folder}/mine.txt --temperature 1 --max-new-tokens 8 --ignore-eos --json"
-    steps, advance = [], Stage.advance
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            Stage, "advance", lambda stage, *count: advance(stage, *count) or steps.append(stage)
-        )
-        result = CliRunner().invoke(app, command.split(), catch_exceptions=False)
+    result = CliRunner().invoke(app, command.split(), catch_exceptions=False)
     assert result.exit_code == 0, result.stderr
-    written = [stage.task for stage in steps if stage.task.total == 2]
-    assert [task.completed for task in written] == [2] * 2, "every text counts"
     return folder / "run.mlog", result
 
 
@@ -90,9 +82,26 @@ def test_compact_logs_without_costs_count_rounds(run, tiny_paths, tmp_path):
     assert set(found["tags"]) == {"gsm8k", "humaneval", "prose"}
 
 
-def command_of(line):
-    """The recommended command, with a prompt."""
-    return shlex.split(line.removeprefix("use it:   monge ").replace("PROMPT", "Once"))
+@pytest.fixture
+def tune(run, tiny_paths, tmp_path):
+    """`monge tune` on one prompt: its result, what it writes, and the arguments that it recommends."""
+    (tmp_path / "mine.txt").write_text("One and two.\n")
+
+    def call(*arguments, target=tiny_paths[0]):
+        files = ("--prompts", tmp_path / "mine.txt", "--out", tmp_path / "out")
+        result = run("tune", "--target", target, *files, "--repeats", 1, *arguments)
+        assert result.exit_code == 0, result.stderr
+        document = json.loads((tmp_path / "out" / "tune.json").read_text())
+        (use,) = [line for line in result.stdout.splitlines() if line.startswith("use it:")]
+        words = shlex.split(use.removeprefix("use it:   monge ").replace("PROMPT", "Once"))
+        assert run(*words, "--max-new-tokens", 2).exit_code == 0
+        return result, document, words
+
+    return call
+
+
+def drafters(document):
+    return {one["configuration"]["drafter"].partition("(")[0] for one in document["replayed"]}
 
 
 BACKEND = "--backend eager --dtype float64 --device cpu --attention eager"
@@ -101,17 +110,10 @@ BACKEND = "--backend eager --dtype float64 --device cpu --attention eager"
 @pytest.mark.parametrize(
     ("temperature", "confirm", "backend"), [(0, ["--confirm"], []), (1, [], BACKEND.split())]
 )
-def test_tune_ends_with_a_command_that_runs(
-    run, tiny_paths, tmp_path, temperature, confirm, backend
-):
-    target, draft = tiny_paths
-    (tmp_path / "mine.txt").write_text("One and two.\n")
-    files = ("--prompts", tmp_path / "mine.txt", "--out", tmp_path / "out")
-    limits = f"--max-new-tokens 6 --repeats 1 --temperature {temperature} --json".split()
-    models = ("--target", target, "--draft", draft)
-    result = run("tune", *models, *files, *limits, *confirm, *backend)
-    assert result.exit_code == 0, result.stderr
-    document = json.loads(result.stdout.splitlines()[-1])
+def test_tune_ends_with_a_command_that_runs(tune, tiny_paths, temperature, confirm, backend):
+    limits = f"--max-new-tokens 6 --temperature {temperature} --json".split()
+    result, document, words = tune("--draft", tiny_paths[1], *limits, *confirm, *backend)
+    assert json.loads(result.stdout.splitlines()[-1]) == document
     speeds = [found["tokens_per_s"]["mean"] for found in document["replayed"]]
     assert speeds == sorted(speeds, reverse=True)
     assert document["predicted_best"] == document["replayed"][0]["configuration"]
@@ -119,52 +121,76 @@ def test_tune_ends_with_a_command_that_runs(
     assert len(measured) in ((3, 4) if confirm else (0,))
     best = measured[-1]["configuration"] if confirm else document["predicted_best"]
     assert document["best"] == best
-    assert f"python:   monge.load(target={target!r}, " in result.stdout
-    (line,) = [line for line in result.stdout.splitlines() if line.startswith("use it:")]
-    assert "backend" not in line, "it is the default"
-    assert ("--dtype float64 --device cpu --attention eager" in line) == bool(backend)
+    assert f"python:   monge.load(target={tiny_paths[0]!r}, " in result.stdout
+    assert "--backend" not in words, "it is the default"
+    assert ("--dtype float64 --device cpu --attention eager" in " ".join(words)) == bool(backend)
     assert ("dtype='float64', device='cpu', attention='eager'" in result.stdout) == bool(backend)
-    assert run(*command_of(line), "--max-new-tokens", 2).exit_code == 0
 
 
-def test_what_the_clock_says_goes_before_what_was_predicted(run, tiny_paths, tmp_path, monkeypatch):
-    def confirmed(*_, **__):
-        slow, fast = {"drafter": "model", "tree": "chain(8, 'top')"}, {"drafter": "none"}
-        return [
-            {"label": "slow", "configuration": slow, "tokens_per_s": 1.0},
-            {"label": "fast", "configuration": fast, "tokens_per_s": 2.0},
-        ]
-
-    monkeypatch.setattr(tuning, "_confirmed", confirmed)
-    (tmp_path / "mine.txt").write_text("One and two.\n")
-    models = ("--target", tiny_paths[0], "--draft", tiny_paths[1])
-    files = ("--prompts", tmp_path / "mine.txt", "--out", tmp_path / "out")
-    result = run("tune", *models, *files, *["--max-new-tokens", "2", "--repeats", "1", "--confirm"])
-    assert result.exit_code == 0, result.stderr
+def test_what_the_clock_says_goes_before_what_was_predicted(tune, tiny_paths, monkeypatch):
+    slow, fast = {"drafter": "model", "tree": "chain(8, 'top')"}, {"drafter": "none"}
+    measured = [
+        {"label": "slow", "configuration": slow, "tokens_per_s": 1.0},
+        {"label": "fast", "configuration": fast, "tokens_per_s": 2.0},
+    ]
+    monkeypatch.setattr(tuning, "_confirmed", lambda *_, **__: measured)
+    limits = ("--max-new-tokens", 2, "--confirm")
+    result, document, words = tune("--draft", tiny_paths[1], *limits)
     assert "measured: slow: 1.0 tokens/s, 0.50 times plain decoding" in result.stdout
     assert "best by the clock: none" in result.stdout
-    (line,) = [line for line in result.stdout.splitlines() if line.startswith("use it:")]
-    assert line.endswith("--drafter none")
-    assert json.loads((tmp_path / "out" / "tune.json").read_text())["best"] == {"drafter": "none"}
+    assert words[-2:] == ["--drafter", "none"]
+    assert document["best"] == fast
 
 
-def test_tune_writes_a_file_that_every_door_takes(run, tiny_paths, tmp_path, monkeypatch):
+def test_tune_writes_a_file_that_every_door_takes(tune, tiny_paths, tmp_path, monkeypatch):
     monkeypatch.setattr(tuning, "FREE", ("suffix",))
-    (tmp_path / "mine.txt").write_text("One and two.\n")
     config = tmp_path / "monge.toml"
-    limits = ["--max-new-tokens", 2, "--repeats", 1, "--prompts", tmp_path / "mine.txt"]
-    files = ["--out", tmp_path / "out", "--save", config]
-    result = run("tune", "--target", tiny_paths[0], *limits, *files)
-    assert result.exit_code == 0, result.stderr
+    result, _, words = tune("--max-new-tokens", 2, "--save", config)
     settings = tomllib.loads(config.read_text())
     assert settings["target"] == str(tiny_paths[0])
     assert settings["drafter"].partition("(")[0] in {"none", "ngram", "suffix"}
-    *_, use, python, expected = result.stdout.splitlines()
-    assert use == f"use it:   monge generate PROMPT --config {config}"
+    assert words == ["generate", "Once", "--config", str(config)]
+    *_, python, expected = result.stdout.splitlines()
     assert python == f"python:   monge.load(config={str(config)!r})"
     assert re.fullmatch(r"expected: [\d.]+ times plain decoding, 95% interval .*", expected)
     assert "monge train eagle3 --target" in result.stdout
-    assert run("generate", "Once", "--config", config, "--max-new-tokens", 2).exit_code == 0
+
+
+def test_heads_and_other_drafters_are_timed_and_tried_where_the_target_runs(
+    run, tune, tiny_paths, tmp_path
+):
+    head = medusa(32, 4096).write(tmp_path / "medusa")
+    asked = ["--draft", head, "--drafter", "jacobi", "--drafter", "pool('ngram', 'head')"]
+    asked += ["--max-new-tokens", 4, "--json"]
+    files = ("--prompts", tmp_path / "mine.txt", "--out", tmp_path / "run.mlog")
+    result = run("replay", "record", "--target", tiny_paths[0], *asked, *files)
+    assert result.exit_code == 0, result.stderr
+    timed = json.loads(result.stdout.splitlines()[-1])["costs"]
+    assert timed == ["head", "jacobi", "ngram", "none"]
+    _, document, _ = tune(*asked)
+    tried = {"none", "ngram", "head", "jacobi", "pool", "suffix", "token_recycling"}
+    assert drafters(document) == tried
+    assert not document["refused"]
+
+
+def test_a_chat_model_is_tuned_on_messages_and_with_the_head_that_ships_for_it(
+    tune, tiny_paths, tmp_path, monkeypatch
+):
+    target = shutil.copytree(tiny_paths[0], tmp_path / "chat model")
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    tokenizer.chat_template = "{% for m in messages %}Asked: {{ m.content }}\n{% endfor %}"
+    tokenizer.save_pretrained(target)
+    head = medusa(32, 4096).write(tmp_path / "medusa")
+    named = PackagedModel("none", "none", head=str(head))
+    monkeypatch.setattr(tuning, "NAMED", {str(target): named})
+    monkeypatch.setattr(tuning, "FREE", ())
+    result, document, words = tune("--max-new-tokens", 4, target=target)
+    assert "prompts are written as messages" in result.stderr
+    (text,) = read_log(tmp_path / "out" / "run.mlog").texts
+    assert tokenizer.decode(text.prompt_ids) == "Asked: One and two.\n"
+    assert drafters(document) == {"none", "ngram", "head"}
+    assert "monge train" not in result.stdout, "there is a head"
+    assert words[-1] == "--chat"
 
 
 BAD_INPUT = {
@@ -206,20 +232,15 @@ def test_bad_input(run, logged, tiny_paths, tmp_path, command, message):
 
 
 def test_rounds_are_timed_in_the_backend_that_was_asked_for(run, tiny_paths, tmp_path, monkeypatch):
-    asked, path = [], tmp_path / "fast.mlog"
-    for name in ("as_sequence_model", "as_draft_model"):
-        make = getattr(api, name)
-
-        def noted(*args, backend, make=make, **rest):
-            asked.append(backend)
-            return make(*args, **rest)
-
-        monkeypatch.setattr(api, name, noted)
-    models = ("--target", tiny_paths[0], "--draft", tiny_paths[1], "--out", path)
+    asked, path, make = [], tmp_path / "fast.mlog", api.as_sequence_model
+    monkeypatch.setattr(
+        api, "as_sequence_model", lambda *a, backend: asked.append(backend) or make(*a)
+    )
+    models = ("--target", tiny_paths[0], "--out", path)
     limits = "--prompts-per-task 1 --max-new-tokens 2 --no-costs --ignore-eos --backend compiled"
     result = run("replay", "record", *models, *limits.split())
     assert result.exit_code == 0, result.stderr
-    assert asked == ["compiled", "compiled"]
+    assert asked == ["compiled"]
     assert read_log(path).about["backend"] == "compiled"
 
 
@@ -230,28 +251,6 @@ def test_a_log_that_nothing_can_answer_fails(run, logged, tiny_paths, tmp_path):
     assert "on trees it decides by target laws off the text" in result.stdout
 
 
-def test_heads_and_other_drafters_are_timed_and_tried_where_the_target_runs(
-    run, tiny_paths, tmp_path
-):
-    head = medusa(32, 4096).write(tmp_path / "medusa")
-    (tmp_path / "mine.txt").write_text("One and two.\n")
-    models = ["--target", tiny_paths[0], "--draft", head, "--prompts", tmp_path / "mine.txt"]
-    models += ["--drafter", "jacobi", "--drafter", "pool('ngram', 'head')"]
-    limits = ["--max-new-tokens", 4, "--json"]
-    result = run("replay", "record", *models, *limits, "--out", tmp_path / "run.mlog")
-    assert result.exit_code == 0, result.stderr
-    timed = json.loads(result.stdout.splitlines()[-1])["costs"]
-    assert timed == ["head", "jacobi", "ngram", "none"]
-    result = run("tune", *models, *limits, "--repeats", 1, "--out", tmp_path / "out")
-    assert result.exit_code == 0, result.stderr
-    document = json.loads(result.stdout.splitlines()[-1])
-    tried = {found["configuration"]["drafter"].partition("(")[0] for found in document["replayed"]}
-    assert tried == {"none", "ngram", "head", "jacobi", "pool", "suffix", "token_recycling"}
-    assert not document["refused"]
-    (line,) = [line for line in result.stdout.splitlines() if line.startswith("use it:")]
-    assert run(*command_of(line), "--max-new-tokens", 2).exit_code == 0
-
-
 def test_a_log_alone_holds_no_hidden_states(run, logged, tmp_path):
     head = medusa(32, 4096).write(tmp_path / "medusa")
     result = run("replay", "run", logged[0], "--draft", head)
@@ -259,32 +258,6 @@ def test_a_log_alone_holds_no_hidden_states(run, logged, tmp_path):
     assert "reads hidden states of the target, and a log holds none" in result.stderr
     result = run("replay", "record", "--no-costs", "--drafter", "suffix")
     assert "--drafter says whose rounds are timed" in result.stderr
-
-
-def test_a_chat_model_is_tuned_on_messages_and_with_the_head_that_ships_for_it(
-    run, tiny_paths, tmp_path, monkeypatch
-):
-    target = shutil.copytree(tiny_paths[0], tmp_path / "chat model")
-    tokenizer = AutoTokenizer.from_pretrained(target)
-    tokenizer.chat_template = "{% for m in messages %}Asked: {{ m.content }}\n{% endfor %}"
-    tokenizer.save_pretrained(target)
-    head = medusa(32, 4096).write(tmp_path / "medusa")
-    named = PackagedModel("none", "none", head=str(head))
-    monkeypatch.setattr(tuning, "NAMED", {str(target): named})
-    monkeypatch.setattr(tuning, "FREE", ())
-    (tmp_path / "mine.txt").write_text("One and two.\n")
-    limits = ["--max-new-tokens", 4, "--repeats", 1, "--prompts", tmp_path / "mine.txt"]
-    result = run("tune", "--target", target, *limits, "--out", tmp_path / "out", "--json")
-    assert result.exit_code == 0, result.stderr
-    assert "prompts are written as messages" in result.stderr
-    (text,) = read_log(tmp_path / "out" / "run.mlog").texts
-    assert tokenizer.decode(text.prompt_ids) == "Asked: One and two.\n"
-    document = json.loads(result.stdout.splitlines()[-1])
-    tried = {found["configuration"]["drafter"].partition("(")[0] for found in document["replayed"]}
-    assert tried == {"none", "ngram", "head"}
-    assert "monge train" not in result.stdout, "there is a head"
-    (line,) = [line for line in result.stdout.splitlines() if line.startswith("use it:")]
-    assert line.endswith(" --chat")
 
 
 def test_nothing_is_concluded_from_texts_that_end_at_once(capsys):

@@ -76,6 +76,12 @@ def test_bad_text_is_refused(tmp_path: Path) -> None:
     for bad in ({"row_length": 4, "prompt_length": 4}, {"temperature": 0.0}, {"num_tokens": 10}):
         with pytest.raises(OptionError, match="own text"):
             TextSettings(**bad)
+    with pytest.raises(OptionError, match="unknown preset 'brunch'; did you mean 'branch'"):
+        HeadSettings(preset="brunch")
+    with pytest.raises(OptionError, match="three rows of text or more"):
+        make_head(network("llama"), cut_rows([range(12)], 6), HeadSettings(), tmp_path)
+    with pytest.raises(UnsupportedModelError, match="shows no hidden states"):
+        feature_model(network("bloom"))
 
 
 @pytest.mark.parametrize("preset", ["ridge", "paper", "branch"])
@@ -92,15 +98,6 @@ def test_presets_make_heads_that_load(preset: str, rows: torch.Tensor, tmp_path:
     assert about["target"] == "tiny"
     assert about["settings"]["preset"] == preset
     assert (tmp_path / STATE).exists() == (preset != "ridge")
-
-
-def test_what_makes_no_head_is_refused(rows: torch.Tensor, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="unknown preset 'brunch'; did you mean 'branch'"):
-        HeadSettings(preset="brunch")
-    with pytest.raises(OptionError, match="three rows of text or more"):
-        make_head(network("llama"), rows[:2], HeadSettings(), tmp_path)
-    with pytest.raises(UnsupportedModelError, match="shows no hidden states"):
-        feature_model(network("bloom"))
 
 
 def test_the_commands_make_and_use_a_head(run, tiny_paths, tmp_path: Path) -> None:
@@ -145,6 +142,30 @@ def test_ctrl_c_ends_after_the_step_and_the_same_command_goes_on(
     assert steps == [0, 1, 2, 3]
 
 
+def test_a_chat_model_writes_its_own_prompts(run, tmp_path: Path) -> None:
+    built_in_tokenizer = AutoTokenizer.from_pretrained(built_in("target"))
+    built_in_tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}<|end|>{% endfor %}assistant:"
+    )
+    target = network("llama", num_hidden_layers=6, vocab_size=len(built_in_tokenizer))
+    target.generation_config.eos_token_id = list(range(0, len(built_in_tokenizer), 16))
+    target.save_pretrained(tmp_path / "target")
+    built_in_tokenizer.save_pretrained(tmp_path / "target")
+    out, command = tmp_path / "head", ("train", "eagle3", "--target", tmp_path / "target")
+    sizes = ("--answer-tokens", "12", "--steps", "2", "--batch", "32", "--draft-vocabulary", "64")
+    result = run(*command, "--own-prompts", "24", *sizes, "--out", out)
+    assert result.exit_code == 0, result.output
+    turns = (out / "own_prompts" / ANSWERS).read_text().splitlines()
+    answers = (out / ANSWERS).read_text().splitlines()
+    assert len(turns) == 24
+    assert 0 < len(answers) <= 24
+    opening = json.loads(turns[0])["prompt"]
+    assert all(json.loads(line)["prompt"][: len(opening)] == opening for line in answers)
+    refused = run("train", "eagle3", "--own-prompts", "4", "--out", tmp_path / "other")
+    assert refused.exit_code == 2
+    assert "no chat template to write prompts by" in refused.stderr
+
+
 def press_ctrl_c(step: int | None) -> None:
     """Press it once while four steps are trained, or twice where training goes on until the next step."""
     with working() as work, Interrupts(Recipe(steps=4)) as interrupts:
@@ -177,30 +198,5 @@ def test_the_built_in_head_fits_the_built_in_target_and_no_other(run, tiny_paths
     assert drafted.stdout == run(*options, "--drafter", "none").stdout
     refused = run(*options, "--drafter", "shape", "--target", tiny_paths[0])
     assert refused.exit_code == 2
-    assert "this head is for a target of hidden size 256, 12 layers and 4096 tokens" in " ".join(
-        refused.stderr.split()
-    )
-
-
-def test_a_chat_model_writes_its_own_prompts(run, tmp_path: Path) -> None:
-    built_in_tokenizer = AutoTokenizer.from_pretrained(built_in("target"))
-    built_in_tokenizer.chat_template = (
-        "{% for m in messages %}{{ m.role }}: {{ m.content }}<|end|>{% endfor %}assistant:"
-    )
-    target = network("llama", num_hidden_layers=6, vocab_size=len(built_in_tokenizer))
-    target.generation_config.eos_token_id = list(range(0, len(built_in_tokenizer), 16))
-    target.save_pretrained(tmp_path / "target")
-    built_in_tokenizer.save_pretrained(tmp_path / "target")
-    out, command = tmp_path / "head", ("train", "eagle3", "--target", tmp_path / "target")
-    sizes = ("--answer-tokens", "12", "--steps", "2", "--batch", "32", "--draft-vocabulary", "64")
-    result = run(*command, "--own-prompts", "24", *sizes, "--out", out)
-    assert result.exit_code == 0, result.output
-    turns = (out / "own_prompts" / ANSWERS).read_text().splitlines()
-    answers = (out / ANSWERS).read_text().splitlines()
-    assert len(turns) == 24
-    assert 0 < len(answers) <= 24
-    opening = json.loads(turns[0])["prompt"]
-    assert all(json.loads(line)["prompt"][: len(opening)] == opening for line in answers)
-    refused = run("train", "eagle3", "--own-prompts", "4", "--out", tmp_path / "other")
-    assert refused.exit_code == 2
-    assert "no chat template to write prompts by" in refused.stderr
+    said = " ".join(refused.stderr.split())
+    assert "this head is for a target of hidden size 256, 12 layers and 4096 tokens" in said

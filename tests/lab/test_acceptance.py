@@ -9,7 +9,6 @@ from lab.acceptance.log import LogSettings, seeded
 from lab.acceptance.measure import AcceptanceSettings, measure_acceptance, write_document
 from lab.acceptance.nodes import OPTIMUM
 from lab.acceptance.plots import write_plots
-from monge.bench.decode import ProgressCallbacks
 from monge.core.resamples import Resamples
 from monge.prompts import Prompt
 
@@ -41,10 +40,11 @@ SETTINGS = AcceptanceSettings(
 
 @pytest.fixture(scope="module")
 def document(tiny_pair):
-    steps, expected = [], []
-    progress = ProgressCallbacks(total=expected.append, step=steps.append)
-    found = measure_acceptance(tiny_pair, PROMPTS, SETTINGS, progress=progress)
-    assert expected == [len(steps)]
+    steps = []
+    found = measure_acceptance(
+        tiny_pair, PROMPTS, SETTINGS, progress=lambda *call: steps.append(call)
+    )
+    assert steps[0] == ("starting", len(steps) - 1)
     return found
 
 

@@ -69,18 +69,13 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """The result of a call.
-
-    Args:
-        token_ids: New tokens of every row.
-        records: The engine's round records.
-    """
+    """New tokens of every row of a call, and the engine's round records."""
 
     token_ids: TokenIds
     records: tuple[StepRecord, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Arm(ABC):
     """One way of decoding.
 
@@ -104,7 +99,7 @@ class Arm(ABC):
         """Decode; everything that happens here is timed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class HostArm(Arm):
     """`transformers.generate`, whose options are `settings`; all families but `plain` decode single rows.
 
@@ -142,47 +137,23 @@ class HostArm(Arm):
         return Output(token_ids=tuple(map(tuple, output[:, input_ids.shape[1] :].tolist())))
 
 
-@dataclass(slots=True)
-class ArmCache:
-    """Parts of an arm that outlive a call.
-
-    Every temperature and batch size has its own shared state, as if a server did nothing else.
-
-    Attributes:
-        shared_states: By temperature and batch size.
-        components: With a target of their own, of a drafter that reads the target's hidden states
-            or runs its layers: made once, as a head is read once, and away from the other arms,
-            which have no use for hidden states.
-        draft: The draft model of an arm that runs it in its own way.
-    """
-
-    components: Components | None = None
-    draft: SequenceModel | None = None
-    shared_states: dict[tuple[float, int], SharedState] = field(
-        default_factory=dict[tuple[float, int], SharedState]
-    )
-
-    def forget(self) -> None:
-        """Forget what belongs to a pair: its networks, and what was learnt with them."""
-        self.components = self.draft = None
-        self.shared_states.clear()
-
-    def shared_state(self, call: Call) -> SharedState:
-        """Return the state that calls like this one share."""
-        return self.shared_states.setdefault(
-            (call.temperature, len(call.prompt_ids)), SharedState()
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class MongeArm(Arm):
     """This library, with one pair of networks.
 
     `settings` are components by name, and `draft_backend`, as `monge.load` takes them; by default the
     library's, and the pair's backend. Drafters start anew in every call; what controllers share lasts.
+
+    Attributes:
+        shared_states: By temperature and batch size, as if a server did nothing else.
+        components: With a target of their own, of a drafter that reads the target's hidden states
+            or runs its layers: made once, and away from the other arms, which need no hidden states.
+        draft: The draft model of an arm that runs it in its own way.
     """
 
-    cache: ArmCache = field(default_factory=ArmCache, repr=False, compare=False)
+    shared_states: dict[tuple[float, int], SharedState] = field(init=False, default_factory=dict)
+    components: Components | None = field(init=False, default=None)
+    draft: SequenceModel | None = field(init=False, default=None)
 
     @property
     def reads(self) -> frozenset[Reads]:
@@ -192,11 +163,14 @@ class MongeArm(Arm):
         return (CONTROLLERS.parse(controller) if isinstance(controller, str) else controller).reads
 
     def prepare(self, pair: Pair) -> None:
-        self.cache.forget()  # an arm may have run another pair before
+        self.components = self.draft = None  # an arm may have run another pair before
+        self.shared_states.clear()
         self._components(pair)
 
     def decode(self, pair: Pair, call: Call) -> Output:
-        components = replace(self._components(pair), shared=self.cache.shared_state(call))
+        place = (call.temperature, len(call.prompt_ids))
+        shared = self.shared_states.setdefault(place, SharedState())
+        components = replace(self._components(pair), shared=shared)
         decoder = Decoder(components, max_batch_size=len(call.prompt_ids))
         results = decoder.generate(
             call.prompt_ids,
@@ -233,10 +207,10 @@ class MongeArm(Arm):
             )
         if drafter is None or not takes_target(drafter):
             return make_components(pair.target_model, draft, **settings)
-        if self.cache.components is None:
+        if self.components is None:
             target = as_sequence_model(pair.target, backend=pair.backend)
-            self.cache.components = make_components(target, draft, **settings)
-        return self.cache.components
+            self.components = make_components(target, draft, **settings)
+        return self.components
 
     def _draft(
         self, pair: Pair, *, several: bool
@@ -251,9 +225,9 @@ class MongeArm(Arm):
             return (pair.draft_model, *pair.further)
         if backend is None:
             return pair.draft_model
-        if self.cache.draft is None:
-            self.cache.draft = draft_model_by(pair, backend)
-        return self.cache.draft
+        if self.draft is None:
+            self.draft = draft_model_by(pair, backend)
+        return self.draft
 
 
 def synchronize(pair: Pair) -> None:

@@ -12,17 +12,15 @@ slow minute of the machine slows all of them. Text that ends in a loop is easy t
 of looping completions stands beside every speed.
 """
 
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
 from monge.bench.arms import Arm, TokenIds, host_arms, tune_assistant
 from monge.bench.pair import Pair
 from monge.bench.provenance import provenance
-from monge.bench.report import arm_record, slowest_adaptive, summary, write_rounds
-from monge.bench.runner import FAILURES, Measurement, Settings, measure, num_calls
+from monge.bench.report import arm_record, slowest_adaptive, summary
+from monge.bench.runner import FAILURES, Measurement, OnCall, Settings, measure
 from monge.core.errors import ContextLengthError, OptionError
 from monge.core.words import counted
 from monge.engine.chat_format import ChatFormat, chat_format
@@ -33,27 +31,6 @@ QUICK_PROMPTS_PER_TASK: Final = 1
 PROMPTS_PER_TASK: Final = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """A finished comparison: its measurements, and what is written of them."""
-
-    measurements: tuple[Measurement, ...]
-    document: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgressCallbacks:
-    """Progress callbacks.
-
-    Args:
-        total: Called with the number of calls once it is known.
-        step: Called with a description before each call.
-    """
-
-    total: Callable[[int], None]
-    step: Callable[[str], None]
-
-
 def compare(
     pair: Pair,
     prompts: Sequence[Prompt],
@@ -61,20 +38,23 @@ def compare(
     *,
     ours: Sequence[Arm],
     assistant_tokens: Sequence[int],
-    progress: ProgressCallbacks,
+    on_call: OnCall,
     chat: ChatFormat | None = None,
-) -> Outcome:
+) -> tuple[dict[str, Any], list[Measurement]]:
     """Tune the host's assisted generation, measure all arms, and sum up.
 
     Args:
         pair: The networks.
-        prompts: What is decoded.
-        settings: How it is measured.
+        prompts: The prompts; `chat` writes their messages, or the tokenizer's own template.
+        settings: Settings of the measurement.
         ours: The arms of this library.
-        assistant_tokens: Drafted tokens that the search for the host's best settings tries,
-            shortest search first; with none the host's arms are left out.
-        progress: Told about progress.
-        chat: How messages are written; `None` takes the tokenizer's own template.
+        assistant_tokens: Drafted tokens that the search for the host's best settings tries; with
+            none the host's arms are left out.
+        on_call: Told about progress.
+        chat: See `prompts`.
+
+    Returns:
+        The document of the comparison, as plain values, and its measurements.
     """
     before = provenance(pair.target.device)
     token_ids = tuple(
@@ -89,11 +69,10 @@ def compare(
     tried: list[dict[str, Any]] = []
     arms = list(ours)
     if assistant_tokens:
-        progress.step("tuning transformers assisted")
+        on_call("tuning transformers assisted")
         tuned, tried = _tuned(pair, _one_per_task(prompts, token_ids), settings, assistant_tokens)
         arms = [*host_arms(pair, tuned), *ours]
-    progress.total(num_calls(arms, token_ids, settings))
-    measurements = measure(pair, arms, token_ids, settings, on_call=progress.step)
+    measurements = measure(pair, arms, token_ids, settings, on_call=on_call)
     after = provenance(pair.target.device)
     document = {
         **summary(measurements, batch_size=min(settings.batch_sizes)),
@@ -111,7 +90,7 @@ def compare(
         "provenance": before | {"load_average_after": after["load_average"]},
         "arms": [arm_record(measurement, measurements) for measurement in measurements],
     }
-    return Outcome(measurements=tuple(measurements), document=document)
+    return document, measurements
 
 
 def _check_lengths(pair: Pair, prompts: TokenIds, settings: Settings) -> None:
@@ -123,22 +102,6 @@ def _check_lengths(pair: Pair, prompts: TokenIds, settings: Settings) -> None:
             f"max_new_tokens={settings.max_new_tokens} exceeds the target's "
             f"context of {room} tokens; ask for fewer tokens, or leave that prompt out"
         )
-
-
-def write_outcome(outcome: Outcome, folder: Path) -> list[Path]:
-    """Write the document as JSON, and the raw rounds beside it.
-
-    Raises:
-        OptionError: If the folder cannot be written to.
-    """
-    document, rounds = folder / "result.json", folder / "rounds.jsonl.gz"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        document.write_text(json.dumps(outcome.document, indent=1) + "\n", encoding="utf-8")
-        write_rounds(outcome.measurements, rounds)
-    except OSError as error:
-        raise OptionError(f"cannot write results to {str(folder)!r}: {error}") from error
-    return [document, rounds]
 
 
 def _tuned(

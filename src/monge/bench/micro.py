@@ -18,12 +18,14 @@ from transformers import PreTrainedModel
 
 from monge.backends.registry import BACKENDS
 from monge.bench.provenance import provenance
+from monge.bench.runner import OnCall
 from monge.bench.statistics import Summary, paired_ratios
 from monge.core.errors import BackendError, OptionError
 from monge.core.model import NodeBlock, SequenceModel
 from monge.core.words import counted
 from monge.engine.models.forward_program import make_programs
 from monge.loading.networks import as_sequence_model
+from monge.options import MEASURING, option
 
 _WARM_UPS: Final = 3
 _STRIDE: Final = 7919  # a prime, so that texts differ and few tokens repeat
@@ -31,23 +33,31 @@ _STRIDE: Final = 7919  # a prime, so that texts differ and few tokens repeat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSettings:
-    """Settings of the measurement.
+    """Settings of the measurement, which are options of `monge bench micro`.
 
-    Args:
-        backends: Names of backends, with settings; the others are compared with the first.
-        nodes: Nodes of a chain behind each text; 1 is a plain step.
-        batch_sizes: Requests in one forward.
-        context: Tokens of each text.
-        repeats: Measured forwards of each backend in each cell.
-        prompts: Tokens of prompts that are read whole, as requests begin.
+    Backends are compared with the first. Nodes are those of a chain behind each text, so 1 is a
+    plain step. Prompts are read whole, as requests begin.
     """
 
-    backends: tuple[str, ...] = ("eager", "compiled")
-    nodes: tuple[int, ...] = (1, 2, 4, 5, 8, 16, 32)
-    batch_sizes: tuple[int, ...] = (1, 4, 16)
-    context: int = 128
-    repeats: int = 30
-    prompts: tuple[int, ...] = ()
+    backends: tuple[str, ...] = option(
+        ("eager", "compiled"), MEASURING, "May be repeated.", flags=("--backend",)
+    )
+    nodes: tuple[int, ...] = option(
+        (1, 2, 4, 5, 8, 16, 32), MEASURING, "Nodes of a forward; may be repeated."
+    )
+    batch_sizes: tuple[int, ...] = option(
+        (1, 4, 16), MEASURING, "Requests of a forward; may be repeated.", flags=("--batch",)
+    )
+    context: int = option(128, MEASURING, "Tokens of each text.")
+    repeats: int = option(30, MEASURING, "Forwards of each cell.")
+    prompts: tuple[int, ...] = option(
+        (),
+        MEASURING,
+        "Also read prompts of so many tokens; may be repeated.",
+        "none",
+        kind=int,
+        flags=("--prompt",),
+    )
 
     def __post_init__(self) -> None:
         for name in ("nodes", "batch_sizes", "prompts"):
@@ -61,14 +71,8 @@ class StepSettings:
             BACKENDS.parse(name)  # an unknown name or setting is an error that lists the known ones
 
 
-def num_steps(settings: StepSettings) -> int:
-    """Return the number of notifications of `measure`."""
-    cells = len(settings.nodes) + len(settings.prompts)
-    return len(settings.backends) + len(settings.batch_sizes) * cells
-
-
 def measure(
-    settings: StepSettings, network: PreTrainedModel, notify: Callable[[str], None] = lambda _: None
+    settings: StepSettings, network: PreTrainedModel, on_call: OnCall = lambda *_: None
 ) -> dict[str, Any]:
     """Time every backend in every cell; return records, provenance, settings, and why backends are missing.
 
@@ -76,13 +80,15 @@ def measure(
         BackendError: If none of the backends runs the network.
         OptionError: If text and nodes are longer than the network reads.
     """
-    models, missing = _opened(settings, network, notify)
+    num_cells = len(settings.batch_sizes) * len((*settings.nodes, *settings.prompts))
+    on_call("starting", len(settings.backends) + num_cells)
+    models, missing = _opened(settings, network, on_call)
     records: list[dict[str, Any]] = []
     for batch, nodes in product(settings.batch_sizes, settings.nodes):
-        notify(f"batch {batch}, {counted(nodes, 'node')}")
+        on_call(f"batch {batch}, {counted(nodes, 'node')}")
         records += _records(_cell(models, settings, batch, nodes), batch=batch, nodes=nodes)
     for batch, prompt in product(settings.batch_sizes, settings.prompts):
-        notify(f"batch {batch}, prompts of {counted(prompt, 'token')}")
+        on_call(f"batch {batch}, prompts of {counted(prompt, 'token')}")
         records += _records(
             _prompt_cell(models, settings, batch, prompt), batch=batch, prompt=prompt
         )
@@ -109,12 +115,12 @@ def _records(seconds: Mapping[str, list[float]], **cell: int) -> list[dict[str, 
 
 
 def _opened(
-    settings: StepSettings, network: PreTrainedModel, notify: Callable[[str], None]
+    settings: StepSettings, network: PreTrainedModel, on_call: OnCall
 ) -> tuple[dict[str, SequenceModel], dict[str, str]]:
     models: dict[str, SequenceModel] = {}
     missing: dict[str, str] = {}
     for name in settings.backends:
-        notify(f"starting {name}")
+        on_call(f"starting {name}")
         try:
             with warnings.catch_warnings():
                 # What runs eagerly after all would be measured under its name.

@@ -17,20 +17,10 @@ from monge.loading.networks import as_draft_model, as_sequence_model, load_netwo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Two networks in memory, for all arms.
+    """Two networks in memory, for all arms: as the host runs them, and as this library does.
 
-    Args:
-        target: As the host runs it.
-        draft: Likewise, if there is a draft model.
-        target_model: As this library runs it.
-        draft_model: Likewise.
-        tokenizer: Of the target.
-        names: Where they come from.
-        head: The drafter of a head that stands in the draft model's place, with its folder.
-        backend: How this library's arms run the networks.
-        draft_backend: How they run the draft model, if otherwise.
-        draft_tokenizer: Of the draft model.
-        further: Draft models beside the first, as this library runs them.
+    A head is the text of a drafter, with its folder; it stands in the draft model's place. Further
+    draft models stand beside the first.
     """
 
     target: PreTrainedModel
@@ -68,57 +58,56 @@ def load_pair(
         drafts: Likewise, or the folder of a head for the target; `None` beside a named target means
             that there is none. Of several draft models all draft where an arm's drafter takes
             several, and the first one otherwise.
-        backend: How this library's arms run them; the host's arms always run the networks as they
-            are.
+        backend: How this library's arms run them; the host's run the networks as they are.
         draft_backend: How they run the draft model, if otherwise.
         useless_draft: Shift the rows of the draft network's output matrix by half the vocabulary:
             it costs what it costs, and guesses nothing.
         **loading: As for `monge.loading.networks.load_network`.
     """
     named: Any = one_or_several(drafts)
-    draft, *others = named if isinstance(named, tuple) else (named,)
+    places = list(named) if isinstance(named, tuple) else [] if named is None else [named]
     if target is None:
-        target, draft = str(built_in("target")), str(built_in("draft")) if draft is None else draft
+        target, places = str(built_in("target")), places or [str(built_in("draft"))]
+    names = {"target": target, "draft": ", ".join(places) or None}
+    head = head_drafter(places[0], target) if places else None
+    places = places if head is None else []
+    check_draft_backend(draft_backend, places or None)
+    if useless_draft:
+        if not places:
+            raise OptionError("a useless draft needs a draft model to spoil; give --draft")
+        names["draft"] = f"{names['draft']}, output shifted"
     network, tokenizer = load_network(target, **loading), load_tokenizer(target)
-    names = None if draft is None else ", ".join((draft, *others))
-    head, further = None if draft is None else head_drafter(draft, target), []
-    check_draft_backend(draft_backend, draft if head is None else None)
     target_model = as_sequence_model(network, backend=backend)
-    draft_network = draft_model = draft_tokenizer = None
-
-    def drafting(network: PreTrainedModel, own: PreTrainedTokenizerBase) -> SequenceModel:
-        return as_draft_model(
-            network,
+    networks = [load_network(one, **loading) for one in places]
+    tokenizers = [load_tokenizer(one) for one in places]
+    if useless_draft:
+        _spoil(networks[0])
+    for one in (network, *networks):
+        one.generation_config = empty_settings(tokenizer)
+    models = [
+        as_draft_model(
+            one,
             target_model,
             tokenizer=own,
             target_tokenizer=tokenizer,
             backend=draft_backend or backend,
         )
-
-    if draft is not None and head is None:
-        draft_network, draft_tokenizer = load_network(draft, **loading), load_tokenizer(draft)
-        if useless_draft:
-            _spoil(draft_network)
-        draft_network.generation_config = empty_settings(tokenizer)
-        draft_model = drafting(draft_network, draft_tokenizer)
-        further = [drafting(load_network(one, **loading), load_tokenizer(one)) for one in others]
-    elif useless_draft:
-        raise OptionError("a useless draft needs a draft model to spoil; give --draft")
-    network.generation_config = empty_settings(tokenizer)
+        for one, own in zip(networks, tokenizers, strict=True)
+    ]
     if head is None:  # the step that a head needs is known when its drafter is made
-        make_programs((target_model, draft_model, *further))
+        make_programs((target_model, *models))
     return Pair(
         target=network,
-        draft=draft_network,
+        draft=next(iter(networks), None),
         target_model=target_model,
-        draft_model=draft_model,
+        draft_model=next(iter(models), None),
         tokenizer=tokenizer,
-        names={"target": target, "draft": f"{names}, output shifted" if useless_draft else names},
+        names=names,
         head=head,
         backend=backend,
         draft_backend=draft_backend,
-        draft_tokenizer=draft_tokenizer,
-        further=tuple(further),
+        draft_tokenizer=next(iter(tokenizers), None),
+        further=tuple(models[1:]),
     )
 
 

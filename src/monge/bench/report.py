@@ -1,4 +1,4 @@
-"""From measurements to numbers: one record per arm, the ratios that matter, and a table."""
+"""From measurements to numbers: one record per arm, and the ratios that matter."""
 
 import gzip
 import json
@@ -7,11 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
 from monge.bench.arms import DEFAULT, NONE, PLAIN, HostArm, MongeArm
-from monge.bench.runner import NOT_APPLICABLE, Measurement
+from monge.bench.runner import Measurement
 from monge.bench.statistics import (
     Summary,
     geometric_mean,
@@ -29,11 +26,6 @@ from monge.core.metrics import (
 from monge.core.verdict import StepRecord
 
 STAGES = ("draft_s", "score_s", "verify_s", "commit_s", "other_s")
-CAPTION = (
-    "median and range of the repeats; block: tokens per target forward;\n"
-    "engine: share of time inside the models; loops: completions that end in one"
-)
-NONE_CAPTION = "x none: all repeats together, with their 95% interval"
 
 
 def find(
@@ -170,47 +162,7 @@ def slowest_adaptive(measurements: Sequence[Measurement]) -> dict[str, Any] | No
     return min(found, key=lambda entry: entry["ratio_to_faster_plain"], default=None)
 
 
-def table(records: Sequence[Mapping[str, Any]], title: str) -> Table:
-    """Return a table of arms at one temperature and batch size, which fits 80 columns.
-
-    Speeds are compared with the host's plain decoding, and where that was not measured with this
-    library's.
-    """
-    has_plain = any(record.get("ratio_to_plain") for record in records)
-    shown = Table(
-        title=title,
-        caption=CAPTION if has_plain else f"{CAPTION};\n{NONE_CAPTION}",
-        title_justify="left",
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
-    shown.add_column("arm", overflow="fold", min_width=21)
-    for column in ("tokens/s", "x plain" if has_plain else "x none", "block", "engine", "loops"):
-        shown.add_column(column, justify="right", no_wrap=True)
-    for record in records:
-        if record["failure"] is not None:
-            short = "n/a" if record["failure"].startswith(NOT_APPLICABLE) else "failed"
-            shown.add_row(record["arm"], short, *[""] * 4, style="dim")
-            continue
-        ratio = record["ratio_to_plain" if has_plain else "ratio_to_none_of_all"]
-        shown.add_row(
-            record["arm"],
-            _with_range(record["tokens_per_s"], 0 if record["tokens_per_s"]["high"] >= 50 else 1),
-            "" if ratio is None else _with_range(ratio, 2, "median" if has_plain else "mean"),
-            f"{record['block_efficiency']:.2f}" if "block_efficiency" in record else "",
-            f"{record['engine_efficiency']:.2f}" if "engine_efficiency" in record else "",
-            f"{record['degenerate_share']:.0%}",
-            style="bold" if record["arm"] == DEFAULT else None,
-        )
-    return shown
-
-
-def _with_range(summary: Mapping[str, float], digits: int, middle: str = "median") -> str:
-    return f"{summary[middle]:.{digits}f} {summary['low']:.{digits}f}-{summary['high']:.{digits}f}"
-
-
-def write_rounds(measurements: Sequence[Measurement], path: Path) -> None:
+def write_rounds(measurements: Sequence[Measurement], path: Path) -> Path:
     """Write the raw round records, one JSON object a line: what every rate is computed from."""
     with gzip.open(path, "wt", encoding="utf-8") as file:
         for measurement in measurements:
@@ -219,6 +171,7 @@ def write_rounds(measurements: Sequence[Measurement], path: Path) -> None:
             where |= {name: getattr(measurement, name) for name in names}
             for record in measurement.records:
                 file.write(json.dumps(where | asdict(record)) + "\n")
+    return path
 
 
 def _settings(measurement: Measurement) -> dict[str, Any]:

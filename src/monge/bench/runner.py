@@ -2,8 +2,9 @@
 
 import gc
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, product
 from typing import Final
 
 from monge.bench.arms import Arm, Call, Output, TokenIds, synchronize
@@ -14,6 +15,10 @@ from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import StepRecord
 from monge.engine.clock import measured_by
 from monge.engine.garbage import settle_objects
+from monge.options import MEASURING, option
+
+OnCall = Callable[..., None]
+"""Callback `on_call(name)` before each call of a benchmark; `on_call(name, total)` announces their number."""
 
 FAILURES: Final = (MongeError, RuntimeError, ValueError, TypeError, AttributeError, LookupError)
 """Errors of hosts and arms that cannot decode; any other error is a fault of the benchmark and ends it."""
@@ -34,26 +39,33 @@ does not see a device, or how well threads share the work.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Settings of a comparison.
+    """Settings of a comparison, which are options of `monge bench decode`.
 
-    Args:
-        max_new_tokens: Length of every completion.
-        repeats: Measured passes over the prompts; the warm-up comes on top.
-        temperatures: 0 is greedy.
-        batch_sizes: Rows decoded together.
-        seed: Every repeat and batch derives its own from it, the same for all arms.
-        time_limit_s: No repeat is started that would end later than so many seconds after the
-            first; the first always ends.
-        clock: The clock, one of `CLOCKS`; controllers measure by it too.
+    The warm-up comes on top of the repeats. Every repeat and batch derives its own seed, the same
+    for all arms. No repeat is started that would end after the time limit; the first always ends.
+    Controllers measure by the same clock, one of `CLOCKS`.
     """
 
-    max_new_tokens: int = 64
-    repeats: int = 3
-    temperatures: tuple[float, ...] = (0.0, 1.0)
-    batch_sizes: tuple[int, ...] = (1, 4, 8)
-    seed: int = 0
-    time_limit_s: float | None = None
-    clock: str = "wall"
+    max_new_tokens: int = option(64, MEASURING, "Length of every completion.")
+    repeats: int = option(3, MEASURING, "Measured passes over the prompts.")
+    batch_sizes: tuple[int, ...] = option(
+        (1, 4, 8), MEASURING, "Batch size; may be repeated.", flags=("--batch",)
+    )
+    temperatures: tuple[float, ...] = option(
+        (0.0, 1.0), MEASURING, "0 is greedy; may be repeated.", flags=("--temperature",)
+    )
+    seed: int = option(0, MEASURING, "Seed of the sampled arms.")
+    time_limit_s: float | None = option(
+        None,
+        MEASURING,
+        "Start no further repeat after so many seconds.",
+        "none",
+        kind=float,
+        flags=("--time-limit",),
+    )
+    clock: str = option(
+        "wall", MEASURING, "`wall`, or `cpu`: processor time of this process, for a busy machine."
+    )
 
     def __post_init__(self) -> None:
         if self.clock not in CLOCKS:
@@ -74,17 +86,10 @@ class Settings:
 
 @dataclass(slots=True, kw_only=True)
 class Measurement:
-    """One arm at one temperature and batch size.
+    """One arm at one temperature and batch size: seconds and new tokens of every repeat.
 
-    Args:
-        arm: The arm.
-        temperature: 0 is greedy.
-        batch_size: Rows decoded together.
-        seconds: Seconds of every repeat, by the clock of the settings.
-        num_tokens: New tokens of every repeat.
-        records: Round records of the measured repeats.
-        completions: New tokens of every row of every repeat, in the same order for all arms.
-        failure: Why there are no numbers.
+    Completions are the tokens of every row of every repeat, in the same order for all arms. A
+    failure is the reason why there are no numbers.
     """
 
     arm: Arm
@@ -119,46 +124,70 @@ def batches(prompts: TokenIds, size: int) -> list[TokenIds]:
     ]
 
 
-def num_calls(arms: Sequence[Arm], prompts: TokenIds, settings: Settings) -> int:
-    """Return the number of calls of `measure` if no arm fails."""
-    sizes = settings.batch_sizes
-    per_arm = sum(settings.repeats * len(batches(prompts, size)) + 1 for size in sizes)
-    return len(arms) * len(settings.temperatures) * per_arm
-
-
 def measure(
     pair: Pair,
     arms: Sequence[Arm],
     prompts: TokenIds,
     settings: Settings,
     *,
-    on_call: Callable[[str], None],
+    on_call: OnCall,
 ) -> list[Measurement]:
     """Measure every arm at every temperature and batch size.
 
     Each arm prepares itself once and is warmed up once in each cell, uncounted. Then, for every
     repeat, temperature, batch size and batch of prompts, all arms decode that batch one after
-    another; the order rotates, so no arm always follows the same one. `on_call` is told the arm's name
-    before every call.
+    another; the order rotates, so no arm always follows the same one. `on_call` is told how many
+    calls there are, and the arm's name before every call.
     """
-    cells = {
-        (temperature, size): [
-            Measurement(arm=arm, temperature=temperature, batch_size=size) for arm in arms
-        ]
-        for temperature in settings.temperatures
-        for size in settings.batch_sizes
-    }
-    found = [measurement for cell in cells.values() for measurement in cell]
+    places = list(product(settings.temperatures, settings.batch_sizes))
+    cells = [
+        [Measurement(arm=arm, temperature=one, batch_size=size) for arm in arms]
+        for one, size in places
+    ]
+    found = list(chain.from_iterable(cells))
+    warm_ups = [(one, _warm_up(one, prompts, settings)) for one in found]
+    repeats = [
+        list(chain.from_iterable(_turns(cell, prompts, settings, repeat) for cell in cells))
+        for repeat in range(settings.repeats)
+    ]
+    on_call("starting", len(warm_ups) + sum(map(len, repeats)))
     with measured_by(CLOCKS[settings.clock]):
         try:
             for arm in arms:
                 _prepare([one for one in found if one.arm is arm], pair)
-            for one in found:
-                _warm_up(one, pair, prompts, settings, on_call)
-            _measure(cells, pair, prompts, settings, on_call)
+            for one, call in warm_ups:
+                _decode(one, pair, call, CLOCKS[settings.clock], on_call)
+            _measure(repeats, pair, settings, on_call)
         finally:
             gc.unfreeze()
     return found
+
+
+def _warm_up(one: Measurement, prompts: TokenIds, settings: Settings) -> Call:
+    limit = one.arm.max_batch_size
+    if limit is not None and one.batch_size > limit:
+        one.fail(f"{NOT_APPLICABLE}: this arm decodes at most {limit} sequence(s) at a time")
+    return Call(
+        prompt_ids=batches(prompts, one.batch_size)[0],
+        max_new_tokens=min(WARM_UP_TOKENS, settings.max_new_tokens),
+        temperature=one.temperature,
+        seed=settings.seed,
+    )
+
+
+def _turns(
+    cell: Sequence[Measurement], prompts: TokenIds, settings: Settings, repeat: int
+) -> Iterator[tuple[Measurement, Call]]:
+    for number, batch in enumerate(batches(prompts, cell[0].batch_size)):
+        call = Call(
+            prompt_ids=batch,
+            max_new_tokens=settings.max_new_tokens,
+            temperature=cell[0].temperature,
+            seed=settings.seed + 100_003 * repeat + number,
+        )
+        first = (repeat + number) % len(cell)  # no arm always follows the same one
+        for one in (*cell[first:], *cell[:first]):
+            yield one, call
 
 
 def _prepare(measurements: Sequence[Measurement], pair: Pair) -> None:
@@ -169,34 +198,14 @@ def _prepare(measurements: Sequence[Measurement], pair: Pair) -> None:
             measurement.fail(f"{type(error).__name__}: {error}")
 
 
-def _warm_up(
-    one: Measurement,
-    pair: Pair,
-    prompts: TokenIds,
-    settings: Settings,
-    on_call: Callable[[str], None],
-) -> None:
-    limit = one.arm.max_batch_size
-    if one.failure is None and limit is not None and one.batch_size > limit:
-        one.fail(f"{NOT_APPLICABLE}: this arm decodes at most {limit} sequence(s) at a time")
-    call = Call(
-        prompt_ids=batches(prompts, one.batch_size)[0],
-        max_new_tokens=min(WARM_UP_TOKENS, settings.max_new_tokens),
-        temperature=one.temperature,
-        seed=settings.seed,
-    )
-    _decode(one, pair, call, CLOCKS[settings.clock], on_call)
-
-
 def _measure(
-    cells: Mapping[tuple[float, int], Sequence[Measurement]],
+    repeats: Sequence[Sequence[tuple[Measurement, Call]]],
     pair: Pair,
-    prompts: TokenIds,
     settings: Settings,
-    on_call: Callable[[str], None],
+    on_call: OnCall,
 ) -> None:
     start = time.perf_counter()
-    for repeat in range(settings.repeats):
+    for repeat, turns in enumerate(repeats):
         # Repeats take equally long, so the next one would end after (repeat + 1) / repeat of what
         # has passed.
         needed = (time.perf_counter() - start) * (repeat + 1) / max(1, repeat)
@@ -204,28 +213,18 @@ def _measure(
             break
         # A full collection would take longer than many a pass, in whichever arm it falls.
         settle_objects()
-        for (temperature, size), cell in cells.items():
-            for measurement in cell:
-                if measurement.failure is None:
-                    measurement.seconds.append(0.0)
-                    measurement.num_tokens.append(0)
-            for number, batch in enumerate(batches(prompts, size)):
-                call = Call(
-                    prompt_ids=batch,
-                    max_new_tokens=settings.max_new_tokens,
-                    temperature=temperature,
-                    seed=settings.seed + 100_003 * repeat + number,
-                )
-                first = (repeat + number) % len(cell)  # no arm always follows the same one
-                for measurement in [*cell[first:], *cell[:first]]:
-                    made = _decode(measurement, pair, call, CLOCKS[settings.clock], on_call)
-                    if made is None:
-                        continue
-                    output, seconds = made
-                    measurement.seconds[-1] += seconds
-                    measurement.num_tokens[-1] += sum(map(len, output.token_ids))
-                    measurement.records += output.records
-                    measurement.completions += output.token_ids
+        for one, call in turns:
+            made = _decode(one, pair, call, CLOCKS[settings.clock], on_call)
+            if made is None:
+                continue
+            output, seconds = made
+            if len(one.seconds) == repeat:
+                one.seconds.append(0.0)
+                one.num_tokens.append(0)
+            one.seconds[-1] += seconds
+            one.num_tokens[-1] += sum(map(len, output.token_ids))
+            one.records += output.records
+            one.completions += output.token_ids
 
 
 def _decode(
@@ -233,7 +232,7 @@ def _decode(
     pair: Pair,
     call: Call,
     clock: Callable[[], float],
-    on_call: Callable[[str], None],
+    on_call: OnCall,
 ) -> tuple[Output, float] | None:
     """Decode once, and return the output and its seconds; `None` after a failure."""
     if measurement.failure is not None:

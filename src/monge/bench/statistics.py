@@ -17,14 +17,9 @@ MAX_PERIOD: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Repeated measurements of one number.
+    """Repeated measurements of one number: median, smallest, largest, and quartile distance.
 
-    Args:
-        median: Their median.
-        low: The smallest.
-        high: The largest.
-        iqr: Distance between the quartiles; 0 for fewer than two values.
-        values: The measurements, in order.
+    The distance is 0 for fewer than two values, which stand in order of measurement.
     """
 
     median: float

@@ -70,23 +70,25 @@ def acceptance(
         monge acceptance --tree tree.json
     """
     laws = (target_probs, draft_probs, candidates)
+    has_laws = any(one is not None for one in laws)
     if rule is not None:
-        if any(one is not None for one in (*laws, tree)):
+        if has_laws or tree is not None:
             raise OptionError("a RULE is enumerated on tables of its own; leave the laws out")
         _prove(rule, as_json=as_json, markdown=markdown)
         return
-    if tree is not None:
-        if any(one is not None for one in laws):
-            raise OptionError(
-                "--tree brings its own laws and candidates; leave the other options out, or leave "
-                "it out"
-            )
-        table = read_table(tree)
-        with working() as work:
-            report = tree_report(table, work.stage("valuing rules", len(VERIFIERS)).advance)
-        show_report = _show_tree
-    else:
-        report, show_report = _node_report(*laws), _show_node
+    if tree is not None and has_laws:
+        raise OptionError(
+            "--tree brings its own laws and candidates; leave the other options out, or leave it out"
+        )
+    read = _read_node(*laws) if tree is None else read_table(tree)
+    with working() as work:
+        advance = work.stage("valuing rules", len(VERIFIERS)).advance
+        if isinstance(read, tuple):
+            report = node_report(*read, advance)
+            report |= {"candidates": candidates, "vocabulary": read[0].size}
+        else:
+            report = tree_report(read, advance)
+    show_report = _show_node if tree is None else _show_tree
     wrong = _above(report["gap"])
     if as_json:
         print(json.dumps(report | {"above_the_optimum": wrong}))
@@ -133,28 +135,25 @@ def _above(gaps: dict[str, Any]) -> list[str]:
     return [name for name in gaps if VERIFIERS.make(name).is_lossless and is_above(gaps[name])]
 
 
-def _node_report(
+def _read_node(
     target_probs: str | None, draft_probs: str | None, candidates: int | None
-) -> dict[str, Any]:
+) -> tuple[Any, Any, int]:
     if target_probs is None or draft_probs is None or candidates is None:
         raise OptionError("give --target-probs, --draft-probs and --candidates, or a --tree file")
     target, draft = read_law("--target-probs", target_probs), read_law("--draft-probs", draft_probs)
     check_lengths(target.size, draft.size)
     check_candidates("--candidates", candidates)
-    with working() as work:
-        advance = work.stage("valuing rules", len(VERIFIERS)).advance
-        report = node_report(target, draft, candidates, advance)
-    return report | {"candidates": candidates, "vocabulary": target.size}
+    return target, draft, candidates
 
 
 def _show_node(report: dict[str, Any], *, markdown: bool) -> None:
-    title = (
-        f"{counted(report['candidates'], 'candidate')}, {counted(report['vocabulary'], 'token')}"
+    drafts, tokens = (
+        counted(report["candidates"], "candidate"),
+        counted(report["vocabulary"], "token"),
     )
-    table = plain_table(title, "drafting")
-    table.add_column("rule", no_wrap=True)
-    for column in ("acceptance", "below the optimum"):
-        table.add_column(column, justify="right", no_wrap=True)
+    columns = ("rule", "acceptance", "below the optimum")
+    table = plain_table(f"{drafts}, {tokens}", "drafting", columns)
+    table.columns[1].justify = "left"
     for way, best in report["optimum"].items():
         if way == "mixed":
             continue

@@ -3,8 +3,8 @@
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -120,7 +120,16 @@ def audit(
     async def run() -> Any:  # noqa: ANN401 (the report's room is imported late)
         async with _opened(engine, target, draft, parts, loading) as started:
             server = started or {"url": url, "model": model, "api_key": api_key}
-            with _progress(settings) as on_tokens:
+            # With a limit of time the sampled texts end by the clock.
+            total = settings.budget if settings.seconds is None else None
+            with working() as work:
+                stage = work.stage("judging tokens", total, expected_s=settings.seconds)
+
+                def on_tokens(num_tokens: int, log_e: float) -> None:
+                    shown = "infinite" if math.isinf(log_e) else f"{log_e:.1f}"
+                    stage.rename(f"judging tokens, log e-value {shown}")
+                    stage.reach(num_tokens)
+
                 known = {"eos": eos} if eos else {}
                 return await gate.audited(server, reference, settings, on_tokens=on_tokens, **known)
 
@@ -208,21 +217,6 @@ async def _opened(
     client = Client("http://monge", model="monge", transport=httpx.ASGITransport(app=app))
     async with app.router.lifespan_context(app), client:
         yield client
-
-
-@contextmanager
-def _progress(settings: Any) -> Iterator[Callable[[int, float], None]]:  # noqa: ANN401 (its room is imported late)
-    with working() as work:
-        # With a limit of time the sampled texts end by the clock.
-        total = settings.budget if settings.seconds is None else None
-        stage = work.stage("judging tokens", total, expected_s=settings.seconds)
-
-        def on_tokens(num_tokens: int, log_e: float) -> None:
-            shown = "infinite" if math.isinf(log_e) else f"{log_e:.1f}"
-            stage.rename(f"judging tokens, log e-value {shown}")
-            stage.reach(num_tokens)
-
-        yield on_tokens
 
 
 def _print(report: "Report", html: Path | None, *, markdown: bool) -> None:

@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
+
+from rich.table import Table
 
 from monge.bench.arms import (
     ASSISTANT_TOKENS,
@@ -18,14 +19,21 @@ from monge.bench.decode import (
     QUICK,
     QUICK_PROMPTS_PER_TASK,
     compare,
-    write_outcome,
 )
 from monge.bench.pair import Pair, load_pair
 from monge.bench.provenance import busy_note
-from monge.bench.report import table
-from monge.bench.runner import Settings
+from monge.bench.report import write_rounds
+from monge.bench.runner import NOT_APPLICABLE, Settings
 from monge.cli import options
-from monge.cli.console import output, print_tables, quiet_host, say_raw_text, show
+from monge.cli.console import (
+    output,
+    plain_table,
+    print_tables,
+    quiet_host,
+    say_raw_text,
+    show,
+    write_document,
+)
 from monge.cli.options import MEASURING, measuring, switch
 from monge.cli.progress import call_bar, working
 from monge.core.errors import OptionError
@@ -35,7 +43,10 @@ from monge.options import OUTPUT, LoadOptions, changed
 from monge.prompts import Prompt, as_message, asked_prompts, interleaved
 
 OUT: Final = Path("bench-decode")
-_USUAL: Final = Settings()
+_CAPTION: Final = (
+    "median and range of the repeats; block: tokens per target forward;\n"
+    "engine: share of time inside the models; loops: completions that end in one"
+)
 _HEADLINE: Final = (
     "speedup_over_plain",
     "speedup_over_assisted",
@@ -44,7 +55,7 @@ _HEADLINE: Final = (
 )
 
 
-@options.command(only=(*options.NETWORKS, "draft_backend"))
+@options.command(only=(*options.NETWORKS, "draft_backend"), quick=QUICK)
 def decode(
     *,
     load: LoadOptions,
@@ -69,23 +80,9 @@ def decode(
     useless_draft: bool = switch(
         "--useless-draft", MEASURING, "Spoil the draft model: nothing that it guesses is right."
     ),
-    max_new_tokens: int | None = measuring(
-        None, "Length of every completion.", _USUAL.max_new_tokens
-    ),
-    repeats: int | None = measuring(None, "Measured passes over the prompts.", _USUAL.repeats),
-    batch: list[int] | None = measuring(None, "Batch size; may be repeated.", _USUAL.batch_sizes),
-    temperature: list[float] | None = measuring(
-        None, "0 is greedy; may be repeated.", _USUAL.temperatures
-    ),
+    settings: Settings,
     prompts_per_task: int | None = measuring(
         None, "Prompts of each task; of a file all.", PROMPTS_PER_TASK
-    ),
-    seed: int = measuring(_USUAL.seed, "Seed of the sampled arms."),
-    time_limit: float | None = measuring(
-        None, "Start no further repeat after so many seconds.", "none"
-    ),
-    clock: str = measuring(
-        _USUAL.clock, "`wall`, or `cpu`: processor time of this process, for a busy machine."
     ),
     threads: options.Threads = None,
     out: Path = options.option(OUT, OUTPUT, "Folder for JSON."),
@@ -114,16 +111,6 @@ def decode(
     options.check_out_folder(out)
     per_task = QUICK_PROMPTS_PER_TASK if quick else PROMPTS_PER_TASK
     shown = asked_prompts(prompts, per_task=prompts_per_task, default=per_task)
-    chosen = {
-        "max_new_tokens": max_new_tokens,
-        "repeats": repeats,
-        "time_limit_s": time_limit,
-        "batch_sizes": tuple(batch) if batch else None,
-        "temperatures": tuple(temperature) if temperature else None,
-    }
-    settings = replace(
-        QUICK if quick else _USUAL, seed=seed, clock=clock, **options.given(**chosen)
-    )
     ours = with_named([plain_arm()] if named_only else usual_arms(), arm or ())
     loading = changed(load)
     names = loading.pop("target", None), loading.pop("draft", None)
@@ -161,13 +148,14 @@ def measured(
     Raises:
         OptionError: If every arm failed.
     """
-    with call_bar() as progress:
-        outcome = compare(pair, prompts, settings, progress=progress, **compared)
-    files = write_outcome(outcome, out)
-    report(outcome.document, files, markdown=markdown)
+    with call_bar() as on_call:
+        document, measurements = compare(pair, prompts, settings, on_call=on_call, **compared)
+    files = [write_document(document, out, "result.json")]
+    files += [write_rounds(measurements, out / "rounds.jsonl.gz")]
+    report(document, files, markdown=markdown)
     if as_json:
-        print(json.dumps(outcome.document))
-    if all(one["failure"] is not None for one in outcome.document["arms"]):
+        print(json.dumps(document))
+    if all(one["failure"] is not None for one in document["arms"]):
         raise OptionError(
             "every arm failed, so nothing was measured; the reasons are listed with the tables"
         )
@@ -202,6 +190,39 @@ def report(document: dict[str, Any], files: Sequence[Path], *, markdown: bool = 
     if (note := busy_note()) is not None:
         show(f"{note}; fewer --threads may help", "yellow")
     show("written: " + ", ".join(map(str, files)))
+
+
+def table(arms: Sequence[dict[str, Any]], title: str) -> Table:
+    """Return a table of arms at one temperature and batch size.
+
+    Speeds are compared with the host's plain decoding, and where that was not measured with this
+    library's.
+    """
+    name, of, middle = "x plain", "ratio_to_plain", "median"
+    caption = _CAPTION
+    if not any(arm.get(of) for arm in arms):
+        name, of, middle = "x none", "ratio_to_none_of_all", "mean"
+        caption += ";\nx none: all repeats together, with their 95% interval"
+    shown = plain_table(title, "arm", ("tokens/s", name, "block", "engine", "loops"))
+    shown.caption, shown.caption_justify = caption, "left"
+    for arm in arms:
+        if arm["failure"] is not None:
+            short = "n/a" if arm["failure"].startswith(NOT_APPLICABLE) else "failed"
+            shown.add_row(arm["arm"], short, *[""] * 4, style="dim")
+            continue
+        rates = (arm.get("block_efficiency"), arm.get("engine_efficiency"))
+        shown.add_row(
+            arm["arm"],
+            _ranged(arm["tokens_per_s"], 0 if arm["tokens_per_s"]["high"] >= 50 else 1),
+            "" if arm[of] is None else _ranged(arm[of], 2, middle),
+            *("" if rate is None else f"{rate:.2f}" for rate in rates),
+            f"{arm['degenerate_share']:.0%}",
+        )
+    return shown
+
+
+def _ranged(summary: dict[str, float], digits: int, middle: str = "median") -> str:
+    return f"{summary[middle]:.{digits}f} {summary['low']:.{digits}f}-{summary['high']:.{digits}f}"
 
 
 def mode(temperature: float) -> str:

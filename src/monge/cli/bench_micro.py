@@ -1,37 +1,24 @@
 """`monge bench micro`."""
 
 import json
-from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from rich.table import Table
 
 from monge.api import built_in
-from monge.bench.micro import StepSettings, measure, num_steps
+from monge.bench.micro import StepSettings, measure
 from monge.bench.provenance import busy_note
 from monge.cli import options
 from monge.cli.console import plain_table, print_tables, quiet_host, show
-from monge.cli.options import measuring
 from monge.cli.progress import call_bar, working
 from monge.loading.networks import load_network
 from monge.options import LoadOptions, changed
-
-_USUAL: Final = StepSettings()
 
 
 @options.command(only=options.NETWORK)
 def micro(
     *,
-    backend: list[str] | None = measuring(None, "May be repeated.", _USUAL.backends),
-    nodes: list[int] | None = measuring(None, "Nodes of a forward; may be repeated.", _USUAL.nodes),
-    batch: list[int] | None = measuring(
-        None, "Requests of a forward; may be repeated.", _USUAL.batch_sizes
-    ),
-    context: int = measuring(_USUAL.context, "Tokens of each text."),
-    repeats: int = measuring(_USUAL.repeats, "Forwards of each cell."),
-    prompt: list[int] | None = measuring(
-        None, "Also read prompts of so many tokens; may be repeated.", "none"
-    ),
+    settings: StepSettings,
     load: LoadOptions,
     threads: options.Threads = None,
     as_json: options.Json = False,
@@ -49,15 +36,11 @@ def micro(
     """
     quiet_host()
     options.set_threads(threads)
-    lists = {"backends": backend, "nodes": nodes, "batch_sizes": batch, "prompts": prompt}
-    lists = {name: tuple(some) for name, some in lists.items() if some}
-    settings = replace(_USUAL, context=context, repeats=repeats, **lists)
     loading = changed(load)
     with working("loading the model"):
         network = load_network(loading.pop("target", built_in("target")), **loading)
-    with call_bar() as progress:
-        progress.total(num_steps(settings))
-        document = measure(settings, network, progress.step)
+    with call_bar() as on_call:
+        document = measure(settings, network, on_call)
     report(document, markdown=markdown)
     if as_json:
         print(json.dumps(document))

@@ -29,7 +29,7 @@ from monge.core.words import counted
 from monge.engine.batch import decode
 from monge.engine.decoder import Decoder, piece_of
 from monge.engine.result import GenerationStats
-from monge.engine.session import Request, Session
+from monge.engine.session import Session
 from monge.engine.trace import rounds_of
 from monge.options import OUTPUT, LoadOptions, SamplingOptions, changed
 from monge.prompts import Prompt, as_message, read_prompts, written
@@ -106,9 +106,12 @@ def generate(
         say_memory(decoder)
         if verbose:
             say_parts(decoder, sessions[0].request.controller)
-        if sampling.seed is None and not as_json:
-            _say_seed(sessions[0].request, always=bool(verbose))
-        complete = _decode(decoder, sessions, prompts, as_json=as_json)
+        request, is_piped = sessions[0].request, not (as_json or sys.stdout.isatty())
+        matters = bool(verbose) or request.rules.temperature > 0
+        if is_piped and matters and sampling.seed is None and request.is_repeatable:
+            say(f"seed {request.seed}", "dim")  # no line of figures shows it
+        is_alone = len(sessions) == 1 and not as_json
+        complete = (stream if is_alone else decode_with_bar)(decoder, sessions, prompts)
         pairs = zip(sessions, prompts, strict=True)
         completions = [completion_of(*pair, decoder.backend) for pair in pairs]
         _show(completions, as_json=as_json, verbose=bool(verbose))
@@ -118,17 +121,18 @@ def generate(
             path = recorder.certificate().write(certificate)
             size = f"{path.stat().st_size / 1e6:.1f} MB"
             say(f"record of the run: {path}, {size}; next: monge certify {path}", "dim")
-    _leave(completions, complete=complete)
+    _leave([one["error"] for one in completions], complete=complete)
 
 
-def _leave(completions: list[dict[str, Any]], *, complete: bool) -> None:
-    errors = {n: one["error"] for n, one in enumerate(completions, start=1) if one["error"]}
-    for number, error in errors.items():
-        say_error(f"prompt {number}: {error}")
+def _leave(errors: Sequence[str | None], *, complete: bool) -> None:
+    for number, error in enumerate(errors, start=1):
+        if error is not None:
+            say_error(f"prompt {number}: {error}")
     if not complete:
         say("interrupted; the text so far is kept")
-    if not complete or errors:
-        raise typer.Exit(2 if complete else 130)
+        raise typer.Exit(130)
+    if any(errors):
+        raise typer.Exit(2)
 
 
 @contextmanager
@@ -173,13 +177,6 @@ def say_memory(decoder: Decoder) -> None:
         say(text)
 
 
-def _say_seed(request: Request, *, always: bool) -> None:
-    """Print the drawn seed of a sampled text that it reproduces, where no line of figures does."""
-    matters = always or request.rules.temperature > 0
-    if request.is_repeatable and matters and not sys.stdout.isatty():
-        say(f"seed {request.seed}", "dim")
-
-
 def _prompts(prompt: str | None, file: Path | None) -> Sequence[Prompt]:
     if prompt is not None and file is not None:
         raise OptionError("give a prompt or --prompts, not both")
@@ -201,17 +198,6 @@ def _prompts(prompt: str | None, file: Path | None) -> Sequence[Prompt]:
         ) from error
 
 
-def _decode(
-    decoder: Decoder, sessions: Sequence[Session], prompts: Sequence[str], *, as_json: bool
-) -> bool:
-    """Decode, one text as a stream; false if it was interrupted."""
-    if as_json or len(sessions) > 1:
-        return decode_with_bar(decoder, sessions)
-    if sys.stdout.isatty():
-        output().print(Text(prompts[0], style="dim"))
-    return stream(decoder, sessions[0])
-
-
 def _show(completions: list[dict[str, Any]], *, as_json: bool, verbose: bool) -> None:
     """Print completions that were not streamed, and figures."""
     is_terminal, is_streamed = sys.stdout.isatty() and not as_json, len(completions) == 1
@@ -229,8 +215,11 @@ def _show(completions: list[dict[str, Any]], *, as_json: bool, verbose: bool) ->
             say_splits(completion)
 
 
-def stream(decoder: Decoder, session: Session) -> bool:
-    """Write text as it is decoded; false if it was interrupted."""
+def stream(decoder: Decoder, sessions: Sequence[Session], prompts: Sequence[str]) -> bool:
+    """Write text as it is decoded, on a terminal behind its prompt; false if it was interrupted."""
+    (session,) = sessions
+    if sys.stdout.isatty():
+        output().print(Text(prompts[0], style="dim"))
     with streaming() as write:
         try:
             for one in decode([session], decoder.components, max_batch_size=1):
@@ -244,7 +233,7 @@ def stream(decoder: Decoder, session: Session) -> bool:
     return complete
 
 
-def decode_with_bar(decoder: Decoder, sessions: Sequence[Session]) -> bool:
+def decode_with_bar(decoder: Decoder, sessions: Sequence[Session], _: Sequence[str]) -> bool:
     """Decode a batch with progress on standard error; false if it was interrupted."""
     total = sum(session.request.max_new_tokens for session in sessions)
     with working() as work:

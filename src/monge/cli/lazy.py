@@ -61,12 +61,8 @@ def group(
 ) -> typer.Typer:
     """Return a group of commands.
 
-    Args:
-        help: Its purpose.
-        places: By name, the place of a command in `monge.cli` (`module` for a function of that
-            name, or `module:function`), or another group.
-        callback: Options of the group itself.
-        **settings: Further settings of `typer.Typer`.
+    A place is that of a command in `monge.cli`, `module` for a function of that name or
+    `module:function`, or another group. The callback has the options of the group itself.
     """
 
     class LazyGroup(TyperGroup):
@@ -117,11 +113,8 @@ def _split(place: str) -> tuple[str, str]:
 def check_early(arguments: Sequence[str], place: str) -> None:
     """Refuse names and files of a command line that cannot be right, without importing torch.
 
-    What is missed here is refused later, by the part that reads it.
-
-    Args:
-        arguments: What follows the command's name.
-        place: As for `group`.
+    What is missed here is refused later, by the part that reads it. The arguments are those after
+    the command's name.
 
     Raises:
         MongeError: If a component, a model or a file is unknown, or a configuration cannot be read.

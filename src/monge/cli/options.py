@@ -14,6 +14,7 @@ from monge.cli.console import reported
 from monge.config import read_config
 from monge.core.errors import OptionError
 from monge.options import (
+    MEASURING,
     MODELS,
     OUTPUT,
     RUNNING,
@@ -21,13 +22,13 @@ from monge.options import (
     Option,
     SamplingOptions,
     ServeOptions,
+    changed,
     check_least,
     flag_of,
     key_of,
     options_of,
 )
 
-MEASURING: Final = "Measuring"
 NETWORK: Final = ("target", "dtype", "device")
 NETWORKS: Final = (*NETWORK, "draft", "attention", "backend")
 """Options of `monge.load` of commands that run networks by themselves."""
@@ -44,15 +45,9 @@ def option(
     *flags: str,
     **more: Any,
 ) -> Any:  # noqa: ANN401 (typer's own type is private)
-    """Return an option of the command line.
+    """Return an option of the command line; within `Annotated`, `default` is its first flag.
 
-    Args:
-        default: The default of its parameter; within `Annotated`, its first flag.
-        panel: Panel of `--help`.
-        help: One sentence.
-        otherwise: What `--help` says of the default, if not its value.
-        *flags: Names; none for the parameter's own.
-        **more: For `typer.Option`.
+    `--help` shows `otherwise` in place of the default.
     """
     is_flag = isinstance(default, str) and default.startswith("-")
     if otherwise is None and not is_flag and not isinstance(default, bool):
@@ -86,14 +81,9 @@ def given(**options: Any) -> dict[str, Any]:
 def entry(
     group: type, name: str, *, can_undo: bool = False, several: bool = False, default: object = None
 ) -> Any:  # noqa: ANN401
-    """Return an option of the command line for a field.
+    """Return an option of the command line for a field of a dataclass of options.
 
-    Args:
-        group: A dataclass of `monge.options`.
-        name: Its field.
-        can_undo: A truth value has a `--no-` form, which undoes that of a file.
-        several: The option may be repeated, beside fields that take several.
-        default: What holds otherwise, if it is not the field's own default.
+    With `can_undo`, a truth value has a `--no-` form, which undoes that of a file.
     """
     asked = options_of(group)[name]
     first, *others = asked.flags or (flag_of(name, asked),)
@@ -114,6 +104,7 @@ def command(
     one: Collection[str] = (),
     many: Collection[str] = (),
     defaults: Mapping[str, Any] | None = None,
+    quick: object = None,
 ) -> Any:  # noqa: ANN401 (a decorator, with or without arguments)
     """Let a command take the options of its parameters that are annotated with a dataclass of options.
 
@@ -123,16 +114,17 @@ def command(
 
     Args:
         function: The command.
-        only: Fields that become options; `None` for all.
+        only: Fields of `LoadOptions` and `SamplingOptions` that become options; `None` for all.
         without: Fields that do not.
         one: Fields of several values of which this command takes one.
         many: Fields of one value of which it takes several.
         defaults: Values of fields that are not given, where they differ from the usual ones.
+        quick: A dataclass of options whose values hold with `--quick` where none are given.
     """
     if function is None:
-        settings = {"only": only, "without": without, "one": one, "many": many}
+        settings = {"only": only, "without": without, "one": one, "many": many, "quick": quick}
         return functools.partial(command, **settings, defaults=defaults)
-    own, usual = inspect.signature(function).parameters, defaults or {}
+    own, usual = inspect.signature(function).parameters, dict(defaults or {})
     groups: dict[str, Any] = {
         name: p.annotation for name, p in own.items() if is_dataclass(p.annotation)
     }
@@ -145,10 +137,11 @@ def command(
             continue
         group = groups[name]
         can_undo = takes_file and group is not SamplingOptions
+        wanted = only if group in {LoadOptions, SamplingOptions} else None
         if takes_file and group is LoadOptions:
             shown.append(_keyword("config", _Config))
         for key, asked in options_of(group).items():
-            if key not in without and (only is None or key in only):
+            if key not in without and (wanted is None or key in wanted):
                 places[key] = name, asked
                 several = key in many
                 kind = list[asked.kind] if asked.several or several else asked.kind
@@ -168,7 +161,8 @@ def command(
             if options.get("is_chat") is False:
                 found.pop("chat_template", None)  # there are no messages to write
             told = _of_file(config, found, places) | told
-        told = {**usual, **told}
+        is_quick = quick is not None and options["quick"]
+        told = usual | (changed(quick) if is_quick else {}) | told
         rest = {name: options[name] for name in own if name in options and name not in places}
         fields: dict[str, dict[str, Any]] = {name: {} for name in groups}
         for name, (place, asked) in places.items():

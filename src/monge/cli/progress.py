@@ -15,7 +15,7 @@ from rich.table import Column
 from rich.text import Text
 from tqdm import tqdm
 
-from monge.bench.decode import ProgressCallbacks
+from monge.bench.runner import OnCall
 from monge.cli.console import live, notes
 from monge.engine.notices import watched_by
 
@@ -26,36 +26,16 @@ _ROUNDING: Final = 1e-6
 
 
 class Stage:
-    """A part of a command's work.
+    """A part of a command's work; `Work.stage` makes it."""
 
-    Args:
-        bars: The display.
-        name: Its name.
-        total: Total of its count; `None` where it is unknown.
-        expected_s: Expected seconds, of a part that counts nothing.
-        is_begun: It begins now; otherwise when it first advances, and that first count has no
-            duration.
-    """
-
-    def __init__(
-        self,
-        bars: Progress,
-        name: str,
-        total: float | int | None = None,
-        *,
-        expected_s: float | int | None = None,
-        is_begun: bool = True,
-    ) -> None:
-        task_id = bars.add_task(name, start=is_begun, total=total, expected_s=expected_s)
-        self._bars, self.task = bars, next(one for one in bars.tasks if one.id == task_id)
-        if is_begun:
-            bars.advance(task_id, 0)  # the rate counts from here
+    def __init__(self, work: Progress, task: Task) -> None:
+        self._work, self.task = work, task
 
     def advance(self, count: float | int = 1) -> None:
         """Count what was done since the last call."""
         if not self.task.started:
-            self._bars.start_task(self.task.id)
-        self._bars.advance(self.task.id, count)
+            self._work.start_task(self.task.id)
+        self._work.advance(self.task.id, count)
 
     def reach(self, done: float | int) -> None:
         """Set the count."""
@@ -63,13 +43,13 @@ class Stage:
 
     def rename(self, name: str) -> None:
         """Set the name."""
-        self._bars.update(self.task.id, description=name)
+        self._work.update(self.task.id, description=name)
 
     def restart(self, name: str, total: float | int | None = None, done: int = 0) -> None:
         """Begin another part in the place of this one; what is done before it has no duration."""
-        self._bars.reset(self.task.id, completed=done, description=name)
+        self._work.reset(self.task.id, completed=done, description=name)
         self.task.total = total
-        self._bars.advance(self.task.id, 0)
+        self._work.advance(self.task.id, 0)
 
 
 def figures(task: Task) -> str:
@@ -93,12 +73,11 @@ class _Figures(ProgressColumn):
         return Text(figures(task), style="dim")
 
 
-class Work:
-    """The work of a command: its stages, and their display."""
+class Work(Progress):
+    """The stages of a command's work, and their display."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console, self._clock, self._said_at = console, clock, clock()
-        self.bars = Progress(
+        super().__init__(
             SpinnerColumn(finished_text=" "),
             TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
             BarColumn(16),
@@ -110,42 +89,57 @@ class Work:
             get_time=clock,
             speed_estimate_period=math.inf,  # one step a minute has a speed too
         )
-        self._ended = threading.Event()
+        self._said_at, self._ended = clock(), threading.Event()
 
-    def __enter__(self) -> "Work":
-        self.bars.start()
-        if self.bars.disable:
+    def start(self) -> None:
+        """Start the bars, or the lines."""
+        super().start()
+        if self.disable:
             threading.Thread(target=self._tell, daemon=True).start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def stop(self) -> None:
+        """Stop them."""
         self._ended.set()
-        self.bars.stop()
+        super().stop()
 
-    def stage(self, name: str, total: float | int | None = None, **options: Any) -> Stage:
-        """Show another stage; arguments as for `Stage`."""
-        return Stage(self.bars, name, total, **options)
+    def stage(
+        self,
+        name: str,
+        total: float | int | None = None,
+        *,
+        expected_s: float | int | None = None,
+        is_begun: bool = True,
+    ) -> Stage:
+        """Show another stage.
 
-    def end(self, stage: Stage) -> None:
-        """Show a stage no more."""
-        self.bars.remove_task(stage.task.id)
+        Args:
+            name: Its name.
+            total: Total of its count; `None` where it is unknown.
+            expected_s: Expected seconds, of a stage that counts nothing.
+            is_begun: It begins now; otherwise when it first advances, and that first count has no
+                duration.
+        """
+        task_id = self.add_task(name, start=is_begun, total=total, expected_s=expected_s)
+        if is_begun:
+            self.advance(task_id, 0)  # the rate counts from here
+        return Stage(self, next(one for one in self.tasks if one.id == task_id))
 
     @contextmanager
-    def waiting(self, name: str, expected_s: float | int | None = None) -> Iterator[None]:
+    def waiting(self, name: str, expected_s: float | int | None = None) -> Iterator[Stage]:
         """Show a stage until the block ends; `expected_s` is the expected duration."""
         stage = self.stage(name, expected_s=expected_s)
         try:
-            yield
+            yield stage
         finally:
-            self.end(stage)
+            self.remove_task(stage.task.id)
 
     def tick(self) -> None:
         """Print a line about the last stage that runs, if none was printed for a while."""
-        running = [task for task in self.bars.tasks if task.started and not task.finished]
-        if running and self._clock() - self._said_at >= QUIET_S:
-            self._said_at = self._clock()
+        running = [task for task in self.tasks if task.started and not task.finished]
+        if running and self.get_time() - self._said_at >= QUIET_S:
+            self._said_at = self.get_time()
             text = f"{running[-1].description}: {figures(running[-1])}"
-            self._console.print(text, markup=False, soft_wrap=True)
+            self.console.print(text, markup=False, soft_wrap=True)
 
     def _tell(self) -> None:
         while not self._ended.wait(1.0):
@@ -165,8 +159,8 @@ def working(name: str | None = None) -> Iterator[Work]:
             stack.enter_context(watched_by(work.waiting))
             _active.append(work)
             stack.callback(_active.clear)
-            if not work.bars.disable:
-                live.append(work.bars.console)
+            if not work.disable:
+                live.append(work.console)
                 stack.callback(live.clear)
         if name is not None:
             stack.enter_context(_active[-1].waiting(name))
@@ -186,21 +180,20 @@ def _without_bars_of_the_host() -> Iterator[None]:
 
 
 @contextmanager
-def call_bar() -> Iterator[ProgressCallbacks]:
-    """Show a row of calls of a benchmark, each named before it begins."""
-    with working() as work:
-        stage, begun = work.stage("starting"), count()
+def call_bar() -> Iterator[OnCall]:
+    """Show the calls of a benchmark, each named before it begins; the first that gives a total is not counted."""
+    with working() as work, work.waiting("starting") as stage:
+        begun = count()
 
-        def step(name: str) -> None:
+        def on_call(name: str, total: int | None = None) -> None:
+            if total is not None:
+                stage.restart(name, total)
+                return
             stage.rename(name)
             if stage.task.total is not None:
                 stage.reach(next(begun))
 
-        def total(calls: int) -> None:
-            stage.restart(stage.task.description, calls)
-
-        yield ProgressCallbacks(total=total, step=step)
-        work.end(stage)
+        yield on_call
 
 
 def duration(seconds: float | int) -> str:

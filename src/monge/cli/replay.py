@@ -144,13 +144,8 @@ def record(
 class Networks:
     """A target and what drafts for it, in memory, for decoders of several configurations.
 
-    Args:
-        plain: A decoder of both.
-        network: The target as its host runs it.
-        draft: The draft model, if there is one.
-        identity: Digests of the target.
-        backend: How both run.
-        head: The drafter of a head in the draft model's place, with its folder.
+    `plain` is a decoder of both, `network` the target as its host runs it, and `head` the drafter
+    of a head in the draft model's place, with its folder.
     """
 
     plain: Decoder

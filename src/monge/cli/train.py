@@ -40,7 +40,6 @@ _USUAL: Final = Recipe()
 _training: Final = options.panel(TRAINING)
 _text: Final = options.panel(TEXT)
 _KEPT: Final = "interrupted; what was done so far is saved, the same command goes on"
-_COMMON: Final = ("threads", "data", "steps", "batch", "learning_rate", "seed")
 Out = Annotated[Path, options.option("--out", OUTPUT, "Folder of the head; a rerun goes on there.")]
 
 
@@ -55,7 +54,6 @@ class TrainOptions:
         "Text lines, or *.jsonl with `prompt`, `question` or `turns`; may be repeated.",
         "the shipped prompts",
         kind=Path,
-        several=True,
     )
     tokens: int = option(TextSettings().num_tokens, TEXT, "Tokens to fit.")
     steps: int = option(_USUAL.steps, TRAINING, "Most training steps.")
@@ -80,7 +78,7 @@ class TrainOptions:
         )
 
 
-@options.command(only=(*options.NETWORK, *_COMMON, "tokens"))
+@options.command(only=options.NETWORK)
 def shape(
     *,
     out: Out,
@@ -128,7 +126,7 @@ def shape(
     _train_on_rows(fit, out, load, common, as_it_is=as_it_is)
 
 
-@options.command(only=("target", "device", *_COMMON))
+@options.command(only=("target", "device"), without=("tokens",))
 def eagle3(
     *,
     out: Out,

@@ -106,8 +106,8 @@ def tune(
             say("this model has a chat template: prompts are written as messages", "dim")
         shown = tuple(map(as_message, shown))
     rules = SamplingRules(temperature=sampling.temperature)
-    with working() as work:
-        stage = work.stage("target writes", len(shown))
+    with working() as work, work.waiting("target writes") as stage:
+        stage.restart("target writes", len(shown))
         found = recorded(
             networks,
             shown,
@@ -130,7 +130,6 @@ def tune(
             on_text=stage.advance,
             on_grid=partial(stage.restart, "replaying"),
         )
-        work.end(stage)
         replayed = tuned.document["replayed"]
         measured = _confirmed(networks, shown, replayed, found, seed=seed) if confirm else []
     best = tuned.best
@@ -155,7 +154,13 @@ def tune(
         files.append(save)
     show("written: " + ", ".join(map(str, files)))
     if networks.head is None:
-        _say_training(prompts, options.given(target=load.target, device=load.device))
+        loading = _written(options.given(target=load.target, device=load.device))
+        data = "questions.jsonl" if prompts is None else shlex.quote(str(prompts))
+        show(
+            "a head that is trained for this target may be faster: monge train eagle3"
+            f"{loading} --data {data} --out my-head; then monge tune --draft my-head tries it",
+            "dim",
+        )
     show(busy_note(), "yellow")
     asking = {"temperature": f"{rules.temperature:g}"} if rules.temperature else {}
     chat = " --chat" if any(one.messages is not None for one in shown) else ""
@@ -169,15 +174,6 @@ def _show_use(chosen: dict[str, Any], asking: str) -> None:
     call = ", ".join(f"{name}={value!r}" for name, value in chosen.items())
     show(f"use it:   monge generate PROMPT{_written(chosen)}{asking}", "bold")
     show(f"python:   monge.load({call})", "bold")
-
-
-def _say_training(prompts: Path | None, loading: dict[str, str]) -> None:
-    data = "questions.jsonl" if prompts is None else shlex.quote(str(prompts))
-    show(
-        "a head that is trained for this target may be faster: monge train eagle3"
-        f"{_written(loading)} --data {data} --out my-head; then monge tune --draft my-head tries it",
-        "dim",
-    )
 
 
 def _show_expected(document: dict[str, Any], predicted: str, best: Configuration) -> str:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
 _LOG: Final = logging.getLogger("monge")
-Watcher = Callable[[str, float | int | None], AbstractContextManager[None]]
+Watcher = Callable[[str, float | int | None], AbstractContextManager[object]]
 """Takes a name and the expected seconds; shows both until the context manager exits."""
 _watchers: Final[list[Watcher]] = []
 
@@ -19,7 +19,7 @@ def notify(text: str) -> None:
         sys.stderr.write(f"{text}\n")
 
 
-def waiting(name: str, expected_s: float | int | None = None) -> AbstractContextManager[None]:
+def waiting(name: str, expected_s: float | int | None = None) -> AbstractContextManager[object]:
     """Show the name of a slow block and its remaining time, if a watcher is set."""
     return _watchers[-1](name, expected_s) if _watchers else nullcontext()
 
