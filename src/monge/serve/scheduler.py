@@ -21,14 +21,12 @@ from monge.engine.threads import release_openmp_pool
 from monge.serve.generation import (
     Generation,
     GenerationFinish,
-    Measure,
     Output,
     QueueFullError,
     SchedulerClosedError,
     Sink,
     Speculation,
 )
-from monge.serve.waiting import WaitingQueue
 
 _LOG: Final = logging.getLogger(__name__)
 _UNBOUNDED_CONTEXT: Final = 32768
@@ -55,7 +53,7 @@ def controller_of(request: Request, components: Components) -> str:
     return components.controller_name if request.controller is None else request.controller
 
 
-def no_sink(measure: Measure, value: float | int) -> None:
+def no_sink(measure: str, value: float | int) -> None:
     """Ignore the observation."""
 
 
@@ -96,6 +94,54 @@ class Snapshot:
     def is_well(self) -> bool:
         """True if requests are taken and decoded properly."""
         return self.is_open and self.failure is None
+
+
+class WaitingQueue:
+    """Waiting generations: clients take turns, and so do the requests of one client.
+
+    A turn is one generation, so that a request with many choices delays others by one at a time.
+    """
+
+    def __init__(self) -> None:
+        self.entries: dict[int, Generation] = {}
+        """All of them by number, in order of arrival."""
+        self._clients: dict[str, dict[int, dict[int, Generation]]] = {}
+
+    @property
+    def num_requests(self) -> int:
+        """Client requests that wait, wholly or partly."""
+        return sum(map(len, self._clients.values()))
+
+    def add(self, entry: Generation) -> None:
+        """Append a generation to its request, which waits behind the others of its client."""
+        requests = self._clients.setdefault(entry.client, {})
+        requests.setdefault(entry.group_id, {})[entry.request_id] = entry
+        self.entries[entry.request_id] = entry
+
+    def first(self) -> Generation | None:
+        """Return the generation whose turn it is."""
+        for requests in self._clients.values():
+            return next(iter(next(iter(requests.values())).values()))
+        return None
+
+    def take(self, entry: Generation) -> None:
+        """Remove the generation whose turn it is; its request and its client go to the end."""
+        self.discard(entry.request_id)
+        if (requests := self._clients.pop(entry.client, None)) is not None:
+            self._clients[entry.client] = requests
+            if (group := requests.pop(entry.group_id, None)) is not None:
+                requests[entry.group_id] = group
+
+    def discard(self, request_id: int) -> None:
+        """Remove a generation, if it waits."""
+        entry = self.entries.pop(request_id, None)
+        if entry is not None:
+            requests = self._clients[entry.client]
+            del requests[entry.group_id][request_id]
+            if not requests[entry.group_id]:
+                del requests[entry.group_id]
+            if not requests:
+                del self._clients[entry.client]
 
 
 class Scheduler:
@@ -251,7 +297,7 @@ class Scheduler:
             return Snapshot(
                 num_running=len(self._running) - num_prefilling,
                 num_prefilling=num_prefilling,
-                num_waiting=len(self._waiting),
+                num_waiting=len(self._waiting.entries),
                 kv_used_tokens=self._kv_tokens(self._running.values()),
                 kv_budget_tokens=self._kv_budget_tokens,
                 is_open=self._is_open,
@@ -277,7 +323,7 @@ class Scheduler:
         if drain and self._thread.is_alive():
             self._thread.join(timeout_s)
         with self._changed:
-            left = [*self._waiting.entries(), *self._running.values()]
+            left = [*self._waiting.entries.values(), *self._running.values()]
         self.cancel(entry.request_id for entry in left)
         if self._thread.is_alive():
             self._thread.join(_LAST_ROUND_S)
@@ -296,7 +342,7 @@ class Scheduler:
         now = time.perf_counter()
         with self._changed:
             late = [one for one in self._running.values() if one.deadline <= now - _LATE_S]
-            late += [one for one in self._waiting.entries() if one.deadline <= now]
+            late += [one for one in self._waiting.entries.values() if one.deadline <= now]
             for entry in late:
                 self._leaving[entry.request_id] = "deadline"
         for entry in late:
@@ -357,7 +403,7 @@ class Scheduler:
         with self._changed:
             self._is_open, self._failure = False, f"{type(error).__name__}: {error}"
             self._round_began = None
-            left = [*self._running.values(), *self._waiting.entries()]
+            left = [*self._running.values(), *self._waiting.entries.values()]
         for entry in left:
             entry.sink = no_sink  # the sink may be the cause
             self._end(entry, "error", error)
@@ -378,10 +424,10 @@ class Scheduler:
             trim_heap()  # outside of the lock, so that new clients do not wait for it
         with self._changed:
             self._changed.wait_for(self._is_called)
-            return bool(self._waiting or self._running)
+            return bool(self._waiting.entries or self._running)
 
     def _is_called(self) -> bool:
-        return bool(self._waiting or self._running or not self._is_open)
+        return bool(self._waiting.entries or self._running or not self._is_open)
 
     def _sweep(self) -> None:
         """End generations that were cancelled, passed their deadline, or have too large a record."""
@@ -396,7 +442,7 @@ class Scheduler:
         for request_id, reason in reasons.items():
             if entry := self._running.get(request_id):
                 self._batch.leave(entry.session)
-            if entry := entry or self._waiting.get(request_id):
+            if entry := entry or self._waiting.entries.get(request_id):
                 self._end(entry, reason)
 
     def _admit(self) -> None:
@@ -424,7 +470,7 @@ class Scheduler:
     def _round(self) -> None:
         before = self._batch.num_prompt_tokens
         try:
-            served = self._batch.step(num_waiting=len(self._waiting))
+            served = self._batch.step(num_waiting=len(self._waiting.entries))
         except OutOfStepError:
             raise  # no later round can succeed
         except Exception as error:  # noqa: BLE001  parts may raise anything

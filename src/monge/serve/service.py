@@ -114,14 +114,16 @@ class Service:
             deadline_s=self._options.request_timeout_s or math.inf,
             is_oversized=self._record_check(asked),
         )
-        self._metrics.count_request(asked.asked, controller_of(asked.choices[0], self._components))
+        self._metrics.count_request(
+            asked.body.asked, controller_of(asked.choices[0], self._components)
+        )
         answers = Answers(
             request=asked,
             model_name=str(self._options.served_model_name),
             fingerprint=self._fingerprint,
             texts=self._texts,
         )
-        if asked.is_stream:
+        if asked.body.stream:
             return EventStream(answers, outputs, self._writer)
         try:
             whole = await unless_disconnected(request, asyncio.ensure_future(outputs.whole()))
@@ -150,14 +152,14 @@ class Service:
 
     def _record_check(self, asked: ParsedRequest) -> Callable[[Session], bool] | None:
         """Return a check of the size of a record; the choices share the memory of the request."""
-        if not asked.is_recorded or self._recorder is None:
+        if not asked.body.certificate or self._recorder is None:
             return None
         recorder, most = self._recorder, self._options.max_certificate_bytes // len(asked.choices)
         return lambda session: recorder.num_bytes(session) > most
 
     def _written(self, answers: Answers, outputs: Sequence[Output]) -> bytes:
         whole = answers.whole(outputs)
-        if answers.request.is_recorded and self._recorder is not None:
+        if answers.request.body.certificate and self._recorder is not None:
             sessions = [one.recorded for one in outputs if one.recorded is not None]
             whole["certificate"] = self._recorder.certificate(sessions).document()
         return dumped(whole).encode()
