@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -98,18 +97,6 @@ def test_a_replica_returns_certificates_without_folders(replica, tmp_path):
     assert header["target"]["name"] == "built-in"
     assert header["loading"] == {"draft": ["small"], "drafter": "model", "controller": ["fixed"]}
     assert len(certificate["requests"][0]["token_ids"]) == 6
-
-
-def test_a_replica_leaves_what_it_loaded_out_of_collections(monkeypatch, tables):
-    frozen = []
-    context = SimpleNamespace(app_name="monge", replica_id=SimpleNamespace(unique_id="one"))
-    ray = SimpleNamespace(serve=SimpleNamespace(get_replica_context=lambda: context))
-    board = SimpleNamespace(gather=lambda own: own, keep_publishing=lambda _: None)
-    monkeypatch.setattr(ray_serve, "require_ray", lambda _: ray)
-    monkeypatch.setattr(ray_serve, "SharedMetrics", lambda *_: board)
-    monkeypatch.setattr(ray_serve, "settle_objects", lambda: frozen.append(True))
-    assert ray_serve._build(AppArgs()).title == "monge"
-    assert frozen == [True]
 
 
 def test_args_are_those_of_a_configuration():

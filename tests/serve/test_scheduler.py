@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -74,21 +73,6 @@ def test_a_crowd_writes_what_each_writes_alone(tree, chunk):
         with Scheduler(decoder(tree=tree, max_batch_size=size), prefill_chunk=chunk) as scheduler:
             assert texts_of(scheduler, requests[:count]) == expected[:count]
             assert is_empty(scheduler)
-
-
-def test_without_speculation_nothing_is_drafted_and_the_text_is_the_greedy_one():
-    whole = decoder()
-    with Scheduler(whole) as scheduler:
-        plain, drafted = [
-            submit(scheduler, generation(1, 3, temperature=0.0, speculative=one)).completion(60)
-            for one in (False, True)
-        ]
-    assert plain.token_ids == drafted.token_ids
-    assert plain.summary.speculation.num_drafts == plain.summary.speculation.num_draft_tokens == 0
-    assert plain.summary.speculation.num_rounds == 12
-    assert drafted.summary.speculation.num_drafts > 0
-    shown = {sequence for sequence, _ in whole.components.drafter.model.pieces}
-    assert shown == {1}, "the draft model was to be shown the second generation only"
 
 
 def test_log_probabilities_are_those_of_the_law_and_of_the_model():
@@ -233,41 +217,6 @@ def test_closing_finishes_what_was_taken_or_cuts_it_short():
     handle = submit(scheduler, generation(1))
     scheduler.close()
     assert handle.completion(1).finish_reason == "cancelled", "it was never started"
-
-
-def test_figures_agree_with_each_other():
-    seen = defaultdict(list)
-    requests = [generation(*[row] * (1 + row), seed=row, tokens=1 + 2 * row) for row in range(6)]
-    sink = lambda measure, value: seen[measure].append(value)  # noqa: E731
-    with Scheduler(decoder(max_batch_size=3), sink=sink) as scheduler:
-        handles = [submit(scheduler, one) for one in requests]
-        done = [handle.completion(60) for handle in handles]
-        state = scheduler.snapshot()
-    told = [whole.summary.speculation for whole in done]
-    num_generated = sum(len(whole.token_ids) for whole in done)
-    num_prompt = sum(len(one.prompt_ids) for one in requests)
-    assert state.num_generated_tokens == num_generated == sum(seen["generated_tokens"])
-    assert state.num_prompt_tokens == num_prompt == sum(seen["prompt_tokens"])
-    assert state.speculation.num_rounds == sum(one.num_rounds for one in told)
-    assert state.speculation.num_draft_tokens == sum(one.num_draft_tokens for one in told) > 0
-    by_position = map(sum, zip(*(one.accepted_by_position for one in told), strict=True))
-    assert state.speculation.accepted_by_position == tuple(by_position)
-    for one in [*told, state.speculation]:
-        histogram, accepted = one.acceptance_histogram, one.num_accepted_tokens
-        assert len(histogram) == one.max_depth + 1 == 4
-        assert sum(histogram) == one.num_drafts
-        assert sum(depth * count for depth, count in enumerate(histogram)) == accepted
-        assert accepted <= one.num_draft_tokens
-    # The last token of every prompt is read in its first round, with the tree.
-    assert sum(seen["round_tokens"]) == num_generated + num_prompt - len(requests)
-    for measure in ("first_token_s", "queue_s", "total_s"):
-        assert len(seen[measure]) == len(requests)
-    assert len(seen["inter_token_s"]) == sum(one.num_rounds - 1 for one in told)
-    for whole in done:
-        times = whole.summary
-        assert 0 <= times.queue_s <= times.first_token_s <= times.total_s
-        assert times.prefill_s >= 0
-        assert times.decode_s >= 0
 
 
 def test_a_full_queue_and_a_closed_scheduler_say_so():

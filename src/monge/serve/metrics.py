@@ -107,10 +107,6 @@ class ServerMetrics:
         for asked in get_args(Asked):
             self._asked.labels(*self._labels, asked)
 
-    def describe(self, backend: str) -> None:
-        """Name what runs the target."""
-        self._model.labels(*self._labels, backend).set(1)
-
     def observe(self, measure: str, value: float | int) -> None:
         """Record one observation; this is the sink of the scheduler."""
         self._histograms[measure].observe(value)
@@ -124,8 +120,9 @@ class ServerMetrics:
         self._asked.labels(*self._labels, asked).inc()
         self._planning.labels(*self._labels, controller).inc()
 
-    def watch(self, snapshot: Callable[[], Snapshot]) -> None:
-        """Read counters and gauges from a scheduler at each scrape, all from one snapshot."""
+    def watch(self, snapshot: Callable[[], Snapshot], backend: str) -> None:
+        """Read counters and gauges from a scheduler at each scrape, all from one snapshot; name its backend."""
+        self._model.labels(*self._labels, backend).set(1)
         for controller in snapshot().by_controller:
             self._planning.labels(*self._labels, controller)
         self._registry.register(_Collected(lambda: _state(snapshot(), self._labels)))

@@ -63,8 +63,7 @@ class Service:
             "max_model_len": longest,
             "backend": decoder.backend,
         }
-        metrics.watch(scheduler.snapshot)
-        metrics.describe(decoder.backend)
+        metrics.watch(scheduler.snapshot, decoder.backend)
 
     async def completions(self, request: Request) -> Response:
         """Answer `POST /v1/completions`."""
