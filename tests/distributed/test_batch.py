@@ -15,7 +15,7 @@ from monge.core.errors import OptionError
 from monge.distributed import batch
 from monge.distributed.batch import BatchJob, decode_here, run_batch
 from monge.distributed.files import RowFile
-from monge.distributed.rows import RowRules, decode_shard, read_row
+from monge.distributed.rows import RowRules, Shard, decode_shard
 from monge.options import LoadOptions
 from tests.bench.tiny import save_pair
 from tests.serve.served import toy_decoder
@@ -107,22 +107,22 @@ def test_without_a_seed_a_run_goes_on_and_every_row_has_one_of_its_own(job):
 
 
 @pytest.mark.parametrize(
-    ("controller", "seed", "own", "planner"),
+    ("controller", "seed", "own", "is_told"),
     [
-        (None, None, "", "goodput"),
-        (None, 3, "", "fixed"),
-        (None, None, ', "seed": 4', "fixed"),
-        ("goodput", 3, "", "goodput"),
-        ("fixed", 3, "", "fixed"),
+        (None, None, "", False),
+        (None, 3, "", True),
+        (None, None, ', "seed": 4', True),
+        ("goodput", 3, "", False),
+        ("fixed", 3, "", True),
     ],
 )
-def test_a_row_has_its_seed_only_where_that_gives_the_text_again(controller, seed, own, planner):
+def test_a_row_has_its_seed_only_where_that_gives_the_text_again(controller, seed, own, is_told):
+    """Unless it is seeded or another controller is named, `goodput` plans by the clock."""
     costs = Latency.linear(plain=1.0, node=0.1, draft=0.1)
     decoder = toy_decoder(controller=controller, latency=costs)
-    rules = RowRules(seed=seed, options={"temperature": 1.0})
-    row = read_row(f'{{"prompt": "once"{own}}}'.encode(), 0, decoder, rules)
-    assert (row.session.request.controller or decoder.components.controller_name) == planner
-    assert (json.loads(row.as_json())["seed"] is None) is (planner == "goodput")
+    rules = RowRules(seed=seed, options={"temperature": 1.0, "max_new_tokens": 2})
+    (line,) = decode_shard(decoder, Shard(0, 0, (f'{{"prompt": "once"{own}}}'.encode(),)), rules)
+    assert (json.loads(line)["seed"] is not None) is is_told
 
 
 def test_other_settings_do_not_go_on_with_a_run(job):
@@ -146,17 +146,7 @@ def test_two_processes_do_not_write_one_output(job):
         run(job(), decode)
 
 
-def test_an_existing_output_is_kept(job):
-    made = job()
-    made.output.write_text("precious")
-    with pytest.raises(OptionError, match="is there already"):
-        run(made)
-    assert made.output.read_text() == "precious"
-    run(job(overwrite=True))
-    assert len(rows_of(made.output)) == 10
-
-
-def test_an_unfinished_run_keeps_an_existing_output(interrupted, job):
+def test_an_existing_output_is_kept_until_it_is_to_be_overwritten(interrupted, job):
     cut, _, expected = interrupted
     cut.output.write_text("precious")
     with pytest.raises(OptionError, match="is there already"):

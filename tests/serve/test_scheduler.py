@@ -1,7 +1,6 @@
 """The scheduler: the same text whoever shares the rounds, order, limits, ends."""
 
 import math
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -24,7 +23,6 @@ from tests.serve.served import LONG, slow_decoder, toy_app, toy_decoder, wait_fo
 from tests.serve.toy import (
     VOCAB,
     Gate,
-    Letters,
     Model,
     alone,
     decoder,
@@ -182,21 +180,6 @@ def test_cancelled_generations_give_back_their_room_wherever_they_are():
         assert scheduler.snapshot().finished == {"cancelled": 3, "length": 1}
         untouched.cancel()  # too late: nothing happens
         assert submit(scheduler, generation(3)).completion(60).finish_reason == "length"
-
-
-def test_a_deadline_ends_a_generation_with_what_it_has():
-    with Scheduler(decoder(tokenizer=Letters())) as scheduler:
-        gate = Gate()
-        made = generation(1, tokens=5000, processors=(gate,))
-        handle = submit(scheduler, made, deadline_s=0.05)
-        queued = submit(scheduler, generation(1, tokens=5000), deadline_s=0.05)
-        assert gate.reached.wait(60)
-        time.sleep(0.06)
-        gate.opened.set()
-        whole = handle.completion(60)
-        assert whole.finish_reason == queued.completion(60).finish_reason == "deadline"
-        assert 0 < len(whole.token_ids) == len(whole.text) < 5000
-        assert is_empty(scheduler)
 
 
 def test_closing_finishes_what_was_taken_or_cuts_it_short():
