@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import yaml
 from fastapi.testclient import TestClient
-from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
@@ -16,6 +15,7 @@ from monge.distributed import ray_serve, shared_metrics
 from monge.distributed.ray_serve import AppArgs, Replica, replica_app
 from monge.distributed.retry_proxy import CONTROLLER_OPTIONS
 from monge.distributed.shared_metrics import merged, metrics_actor_class
+from tests.serve.served import samples
 
 GUIDE = Path(__file__).parents[2] / "docs" / "scaling.md"
 
@@ -41,9 +41,7 @@ def ask(client):
 
 def counted(text, name):
     """Return samples of a counter, by the label `engine`."""
-    families = text_string_to_metric_families(text)
-    samples = [sample for one in families for sample in one.samples if sample.name == name]
-    return {sample.labels["engine"]: sample.value for sample in samples}
+    return {one.labels["engine"]: one.value for one in samples(text) if one.name == name}
 
 
 def test_every_replica_shows_what_all_of_them_measured(replica):

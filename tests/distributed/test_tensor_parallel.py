@@ -24,6 +24,7 @@ from monge.engine.decoder import Decoder
 from monge.loading.networks import as_sequence_model
 from monge.serve.scheduler import Scheduler
 from tests.bench.tiny import save_pair
+from tests.serve.served import is_refused
 from tests.serve.toy import Model, generation, submit
 
 PROMPTS = [[5, 6, 7, 8, 9], [40, 41], [300, 7, 300]]
@@ -175,16 +176,6 @@ def wait_for(is_so, processes):
 def is_healthy(url):
     with suppress(httpx.TransportError):
         return httpx.get(f"{url}/health", timeout=PATIENCE_S).status_code == 200
-    return False
-
-
-def is_refused(url):
-    try:
-        httpx.get(f"{url}/health", timeout=PATIENCE_S)
-    except httpx.ConnectError:
-        return True
-    except httpx.TransportError:  # it came just before
-        pass
     return False
 
 

@@ -4,12 +4,11 @@ import json
 
 import pytest
 from fastapi.testclient import TestClient
-from prometheus_client.parser import text_string_to_metric_families
 
 from monge.api import make_components
 from monge.engine.decoder import Decoder
 from monge.testing.tabular import RandomTable, TabularModel
-from tests.serve.served import ALPHABET, CONTEXT, Letters, toy_app, toy_decoder
+from tests.serve.served import ALPHABET, CONTEXT, Letters, samples, toy_app, toy_decoder
 
 PROMPT = "once upon"
 TURNS = [{"role": "user", "content": "hello"}]
@@ -158,11 +157,7 @@ def test_figures_of_requests_are_consistent_and_add_up_to_the_metrics():
     with TestClient(toy_app()) as client:
         bodies = [complete(client, seed=seed, max_tokens=20) for seed in range(6)]
         text = client.get("/metrics").text
-    values = {
-        one.name: one.value
-        for family in text_string_to_metric_families(text)
-        for one in family.samples
-    }
+    values = {one.name: one.value for one in samples(text)}
     specs = [body["metrics"]["speculative_decoding"] for body in bodies]
     for body, spec in zip(bodies, specs, strict=True):
         histogram, accepted = spec["acceptance_histogram"], spec["num_accepted_draft_tokens"]

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from monge.cli.app import app
 from monge.serve import run
 from tests.serve.process import ENVIRONMENT, served
-from tests.serve.served import toy_app, wait_for
+from tests.serve.served import is_refused, toy_app, wait_for
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
 ADDRESS = "http://127.0.0.1:8000"
@@ -55,16 +55,6 @@ def test_curl_examples_of_the_guide(server, block):
 def test_python_example_of_the_guide(server):
     command = [sys.executable, "-c", PYTHON.replace(ADDRESS, server[1])]
     assert "num_spec_steps" in output_of(command)
-
-
-def is_refused(url):
-    try:
-        httpx.get(f"{url}/health")
-    except httpx.ConnectError:
-        return True
-    except httpx.TransportError:  # it came just before
-        pass
-    return False
 
 
 def test_sigterm_finishes_what_runs_and_takes_no_connection_meanwhile(server):

@@ -3,11 +3,11 @@
 import re
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from monge.serve.generation import Speculation
 from monge.serve.metrics import ServerMetrics
 from monge.serve.scheduler import Snapshot
+from tests.serve.served import samples
 
 STATE = Snapshot(
     num_running=3,
@@ -48,23 +48,17 @@ def text():
     return metrics.text().decode()
 
 
-def samples(text):
-    return {
-        (sample.name, *sorted(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-
-
 def value(text, name, **labels):
-    return samples(text)[name, *sorted((labels | {"engine": "0", "model_name": "toy"}).items())]
+    labels |= {"engine": "0", "model_name": "toy"}
+    (found,) = [one for one in samples(text) if (one.name, one.labels) == (name, labels)]
+    return found.value
 
 
 def test_vllm_names_are_there_with_vllm_labels(text):
     told = samples(text)
-    assert {f"vllm:{name}" for name in VLLM} <= {name for name, *_ in told}
-    for name, *labels in told:
-        assert name[:5] != "vllm:" or {"engine", "model_name"} <= dict(labels).keys()
+    assert {f"vllm:{name}" for name in VLLM} <= {one.name for one in told}
+    for one in told:
+        assert {"engine", "model_name"} <= one.labels.keys() or not one.name.startswith("vllm:")
 
 
 def test_values_are_the_scheduler_s(text):
@@ -103,11 +97,10 @@ def test_answers_are_counted_with_bounded_labels(client):
     client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})
     client.post("/v1/completions", json={"prompt": "a", "nonsense": 1})
     client.get("/some/path/of/mine")
-    counted = samples(client.get("/metrics").text)
     assert {
-        tuple(label for _, label in key[1:]): number
-        for key, number in counted.items()
-        if key[0] == "monge:http_requests_total"
+        tuple(one.labels[label] for label in ("code", "endpoint", "engine", "status")): one.value
+        for one in samples(client.get("/metrics").text)
+        if one.name == "monge:http_requests_total"
     } == {
         ("none", "/v1/completions", "0", "200"): 1,
         ("unknown_parameter", "/v1/completions", "0", "400"): 1,

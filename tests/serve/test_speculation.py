@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 from fastapi.testclient import TestClient
-from prometheus_client.parser import text_string_to_metric_families
 
 from monge.api import make_components
 from monge.control.base import Controller
@@ -17,7 +16,7 @@ from monge.engine.batch import Batch
 from monge.engine.decoder import Decoder
 from monge.serve.scheduler import Scheduler
 from monge.serve.schemas import MAX_DRAFT
-from tests.serve.served import toy_app, toy_decoder
+from tests.serve.served import samples, toy_app, toy_decoder
 from tests.serve.toy import Model, alone, decoder, generation, submit
 
 PROMPT = "once upon"
@@ -157,10 +156,9 @@ def test_if_the_draws_do_not_depend_on_the_plan_all_write_the_same(parts, fields
         assert len({text(client, seed=5, speculation=one, **fields) for one in asked}) == 1
 
 
-def samples(client, name, label):
-    families = text_string_to_metric_families(client.get("/metrics").text)
-    found = [one for family in families for one in family.samples if one.name == name]
-    return {one.labels.get(label): one.value for one in found}
+def counted(client, name, label):
+    told = samples(client.get("/metrics").text)
+    return {one.labels.get(label): one.value for one in told if one.name == name}
 
 
 def test_they_are_counted():
@@ -169,11 +167,11 @@ def test_they_are_counted():
         for asked in (None, True, {"controller": "fixed"}, none, {"adaptive": False}, False):
             text(client, seed=1, speculation=asked)
         assert ask(client, speculation={"controller": "other"}).status_code == 400
-        asked = samples(client, "monge:requests_by_speculation_total", "speculation")
+        asked = counted(client, "monge:requests_by_speculation_total", "speculation")
         assert asked == {"default": 2, "off": 1, "options": 3}
-        requests = samples(client, "monge:requests_by_controller_total", "controller")
+        requests = counted(client, "monge:requests_by_controller_total", "controller")
         assert requests == {OFFERED[0]: 2, OFFERED[1]: 0, "fixed": 1, "none": 3}
-        tokens = samples(client, "monge:draft_tokens_by_controller_total", "controller")
+        tokens = counted(client, "monge:draft_tokens_by_controller_total", "controller")
         assert tokens[OFFERED[1]] == 0
         assert tokens["none"] > 0
         assert 2 * tokens["fixed"] > tokens[OFFERED[0]]
@@ -183,8 +181,8 @@ def test_they_are_counted():
             ("draft_tokens", "vllm:spec_decode_num_draft_tokens_total"),
             ("accepted_tokens", "vllm:spec_decode_num_accepted_tokens_total"),
         ):
-            parts = samples(client, f"monge:{ours}_by_controller_total", "controller")
-            assert sum(parts.values()) == samples(client, theirs, None)[None]
+            parts = counted(client, f"monge:{ours}_by_controller_total", "controller")
+            assert sum(parts.values()) == counted(client, theirs, None)[None]
 
 
 def test_neighbours_write_what_they_write_alone():
