@@ -80,7 +80,11 @@ def live(app: FastAPI, limits: ConnectionLimits | None = None) -> Iterator[str]:
     listener = listen("127.0.0.1", 0)
     url = url_of(listener)
     server = DrainingServer(
-        app, drain_s=0, limits=limits, log_level="critical", timeout_graceful_shutdown=5
+        app,
+        ServeOptions(drain_s=0),
+        limits=limits,
+        log_level="critical",
+        timeout_graceful_shutdown=5,
     )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()

@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from monge.cli.app import app
+from monge.options import ServeOptions
 from monge.serve import run
 from tests.serve.process import ENVIRONMENT, served
 from tests.serve.served import is_refused, toy_app, wait_for
@@ -112,7 +113,7 @@ def test_what_was_loaded_is_left_out_of_collections(monkeypatch):
     before = signal.getsignal(signal.SIGTERM)
     try:
         with socket.socket() as listener:
-            run.serve_until_signal(toy_app(), listener, drain_s=1)
+            run.serve_until_signal(toy_app(), listener, ServeOptions(drain_s=1))
     finally:
         signal.signal(signal.SIGTERM, before)
     assert frozen[0] > 10_000

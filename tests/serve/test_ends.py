@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from monge.options import ServeOptions
 from monge.serve import run
 from monge.serve import scheduler as scheduling
 from monge.serve.scheduler import Scheduler
@@ -178,10 +179,15 @@ def test_clients_of_a_target_that_hangs_get_a_504_and_probes_a_503(monkeypatch):
 
 
 @contextmanager
-def running(**options):
+def running(*, lame_duck_s=0, exits=False):
     """A server in a thread, and its address; whoever uses it must end it."""
     listener = run.listen("127.0.0.1", 0)
-    server = run.DrainingServer(toy_app(), drain_s=0, log_level="critical", **options)
+    server = run.DrainingServer(
+        toy_app(),
+        ServeOptions(drain_s=0, lame_duck_s=lame_duck_s),
+        exits=exits,
+        log_level="critical",
+    )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     url = run.url_of(listener)
     thread.start()

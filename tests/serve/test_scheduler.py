@@ -68,7 +68,9 @@ def test_a_crowd_writes_what_each_writes_alone(tree, chunk):
     ]
     expected = [alone(one, tree=tree) for one in requests]
     for size, count in ((32, 32), (3, 10)):
-        with Scheduler(decoder(tree=tree, max_batch_size=size), prefill_chunk=chunk) as scheduler:
+        with Scheduler(
+            decoder(tree=tree, max_batch_size=size), ServeOptions(prefill_chunk=chunk)
+        ) as scheduler:
             assert texts_of(scheduler, requests[:count]) == expected[:count]
             assert is_empty(scheduler)
 
@@ -91,7 +93,7 @@ def test_log_probabilities_are_those_of_the_law_and_of_the_model():
         )
         for source in ("processed", "raw")
     ]
-    with Scheduler(decoder(), prefill_chunk=2) as scheduler:
+    with Scheduler(decoder(), ServeOptions(prefill_chunk=2)) as scheduler:
         processed, raw = [submit(scheduler, one).completion(60) for one in made]
     assert processed.token_ids == raw.token_ids
     model = Model(1)
@@ -115,7 +117,7 @@ def test_log_probabilities_are_those_of_the_law_and_of_the_model():
 
 
 def test_what_can_never_fit_is_refused_at_once():
-    with Scheduler(decoder(max_length=100), kv_budget_tokens=50) as scheduler:
+    with Scheduler(decoder(max_length=100), ServeOptions(kv_budget_tokens=50)) as scheduler:
         for wrong, kind, message in (
             (generation(1, 2, tokens=58), ContextLengthError, "= 60 exceeds the 50 tokens of all"),
             (generation(1, 9), OptionError, r"token ids must lie in 0\.\.6; got 9"),
@@ -140,11 +142,11 @@ def test_what_can_never_fit_is_refused_at_once():
 )
 def test_limits_without_room_are_refused(options, message):
     with pytest.raises(OptionError, match=message):
-        Scheduler(decoder(), **options)
+        Scheduler(decoder(), ServeOptions(**options))
 
 
 def test_the_caches_are_never_promised_twice():
-    with Scheduler(decoder(max_batch_size=8), kv_budget_tokens=60) as scheduler:
+    with Scheduler(decoder(max_batch_size=8), ServeOptions(kv_budget_tokens=60)) as scheduler:
         _, gate = held(scheduler, tokens=18)
         # 20 tokens: three rows of 20 fit
         handles = [submit(scheduler, generation(1, 2, tokens=18, seed=row)) for row in range(4)]
@@ -160,7 +162,7 @@ def test_the_caches_are_never_promised_twice():
 
 
 def test_cancelled_generations_give_back_their_room_wherever_they_are():
-    with Scheduler(decoder(max_batch_size=3), prefill_chunk=2) as scheduler:
+    with Scheduler(decoder(max_batch_size=3), ServeOptions(prefill_chunk=2)) as scheduler:
         running, gate = held(scheduler, tokens=30)
         prefilling, untouched, waiting = [
             submit(scheduler, generation(*[2] * 20, seed=row)) for row in range(3)
@@ -203,7 +205,9 @@ def test_closing_finishes_what_was_taken_or_cuts_it_short():
 
 
 def test_a_full_queue_and_a_closed_scheduler_say_so():
-    with Scheduler(decoder(max_length=100, max_batch_size=1), max_waiting=2) as scheduler:
+    with Scheduler(
+        decoder(max_length=100, max_batch_size=1), ServeOptions(max_waiting=2)
+    ) as scheduler:
         gate = Gate()
         first = generation(1, processors=(gate,))
         handles = submit_all(scheduler, [first, *(generation(1, seed=seed) for seed in range(4))])
@@ -262,7 +266,7 @@ def test_a_round_looks_at_nothing_that_waits(monkeypatch):
     looked, honest = [], Generation.is_oversized.fget
     watched = property(lambda one: looked.append(1) or honest(one))
     monkeypatch.setattr(Generation, "is_oversized", watched)
-    with Scheduler(decoder(max_batch_size=1), max_waiting=1000) as scheduler:
+    with Scheduler(decoder(max_batch_size=1), ServeOptions(max_waiting=1000)) as scheduler:
         first, gate = held(scheduler, tokens=5)
         many = [submit(scheduler, generation(1), deadline_s=600) for _ in range(500)]
         gate.opened.set()

@@ -110,14 +110,7 @@ def create_app(
     options = checked_options(options)
     metrics = metrics or ServerMetrics(str(options.served_model_name))
     decoder = decoder if recorder is None else recorder.decoder
-    scheduler = Scheduler(
-        decoder,
-        max_waiting=options.max_waiting,
-        kv_budget_tokens=options.kv_budget_tokens,
-        prefill_chunk=options.prefill_chunk,
-        round_timeout_s=options.round_timeout_s,
-        sink=metrics.observe,
-    )
+    scheduler = Scheduler(decoder, options, sink=metrics.observe)
     service = Service(
         decoder, scheduler, options=options, metrics=metrics, chat=chat, recorder=recorder
     )

@@ -18,6 +18,7 @@ from monge.engine.decoder import Decoder
 from monge.engine.garbage import trim_heap
 from monge.engine.session import Request, Session
 from monge.engine.threads import release_openmp_pool
+from monge.options import ServeOptions
 from monge.serve.generation import (
     Generation,
     GenerationFinish,
@@ -159,14 +160,11 @@ class Scheduler:
 
     Args:
         decoder: The parts, the tokenizer, the number of generations that are decoded together.
-        max_waiting: Client requests that may wait, wholly or partly.
-        kv_budget_tokens: Tokens in the caches: rows x longest row, since the caches are
-            rectangular; the few columns of a round's tree do not count. `None` lets each row of a
-            full batch fill the context of the target.
-        prefill_chunk: Prompt tokens that are read between two rounds; fewer if running requests
-            would wait more than a quarter of a second.
-        round_timeout_s: Seconds after which a round is taken to hang; 0 for never. The snapshot
-            then has a failure, until it ends.
+        options: Of them, `max_waiting` counts client requests that wait, wholly or partly.
+            `kv_budget_tokens` counts rows x longest row, since the caches are rectangular; by default
+            each row of a full batch may fill the context of the target. `prefill_chunk` shrinks if
+            running requests would wait more than a quarter of a second. While a round takes longer
+            than `round_timeout_s`, the snapshot has a failure.
         sink: Receives every observation.
 
     Raises:
@@ -176,25 +174,20 @@ class Scheduler:
     def __init__(
         self,
         decoder: Decoder,
+        options: ServeOptions | None = None,
         *,
-        max_waiting: int = 256,
-        kv_budget_tokens: int | None = None,
-        prefill_chunk: int = 512,
-        round_timeout_s: float | int = 120,
         sink: Sink = no_sink,
     ) -> None:
-        parts = decoder.components
-        if kv_budget_tokens is None:
-            row = parts.target.max_length or _UNBOUNDED_CONTEXT
-            kv_budget_tokens = decoder.max_batch_size * row
-        limits = ("max_waiting", max_waiting, 1), ("kv_budget_tokens", kv_budget_tokens, 2)
+        parts, options = decoder.components, options or ServeOptions()
+        room = options.kv_budget_tokens
+        if room is None:
+            room = decoder.max_batch_size * (parts.target.max_length or _UNBOUNDED_CONTEXT)
+        limits = ("max_waiting", options.max_waiting, 1), ("kv_budget_tokens", room, 2)
         for name, value, least in limits:
             if value < least:
                 raise OptionError(f"{name} must be at least {least}; got {value}")
-        self._decoder, self._sink = decoder, sink
-        self._kv_budget_tokens, self._prefill_chunk = kv_budget_tokens, prefill_chunk
-        self._max_waiting = max_waiting
-        self._round_timeout_s = round_timeout_s or math.inf
+        self._decoder, self._options, self._sink = decoder, options, sink
+        self._kv_budget_tokens = room
         self._changed = threading.Condition()
         self._waiting = WaitingQueue()
         self._running: dict[int, Generation] = {}
@@ -353,8 +346,9 @@ class Scheduler:
         now = time.perf_counter()
         if self._failure is not None:
             return self._failure
-        if self._round_began is not None and now - self._round_began > self._round_timeout_s:
-            return f"a round has taken longer than {self._round_timeout_s:g} s"
+        most = self._options.round_timeout_s or math.inf
+        if self._round_began is not None and now - self._round_began > most:
+            return f"a round has taken longer than {most:g} s"
         if len(self._failed_groups) >= _MOST_FAILURES and now - self._failed_at < _FAILURES_S:
             return f"the last {len(self._failed_groups)} requests all ended in errors"
         return None
@@ -377,8 +371,9 @@ class Scheduler:
             raise SchedulerClosedError(
                 f"no more generations are taken: {self._failure or 'the scheduler is closing'}"
             )
-        if self._waiting.num_requests >= self._max_waiting:
-            raise QueueFullError(f"The queue is full ({self._max_waiting} requests); retry later.")
+        most = self._options.max_waiting
+        if self._waiting.num_requests >= most:
+            raise QueueFullError(f"The queue is full ({most} requests); retry later.")
 
     @staticmethod
     def _kv_tokens(entries: Iterable[Generation]) -> int:
@@ -387,7 +382,7 @@ class Scheduler:
         return len(sizes) * max(sizes, default=0)
 
     def _new_batch(self) -> Batch:
-        chunk = self._prefill_chunk
+        chunk = self._options.prefill_chunk
         return Batch(self._decoder.components, prefill_chunk=chunk, piece_s=_PIECE_S, isolated=True)
 
     def _run(self) -> None:
