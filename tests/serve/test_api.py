@@ -319,12 +319,6 @@ def test_refusals_name_the_field_as_the_client_wrote_it(client, fields, param, c
     assert message in error["message"]
 
 
-def test_another_model_is_refused(client):
-    answer = client.post("/v1/completions", json={"prompt": "a", "model": "gpt-4"})
-    assert answer.status_code == 404
-    assert "serves 'toy' and nothing else" in answer.json()["error"]["message"]
-
-
 def test_a_draft_with_a_shorter_context_bounds_no_answer():
     size = len(ALPHABET)
     target = TabularModel(RandomTable(size, 11), size, max_length=CONTEXT)

@@ -1,5 +1,6 @@
 """The scheduler: the same text whoever shares the rounds, order, limits, ends."""
 
+import json
 import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -278,12 +279,14 @@ def test_a_round_looks_at_nothing_that_waits(monkeypatch):
     assert len(looked) < 20 * (1 + scheduler.snapshot().finished["length"])
 
 
-def test_choices_of_a_request_share_its_bias():
+def test_choices_of_a_request_share_its_bias_and_hold_no_text():
     bias = {str(token): 1.0 for token in range(5)}
     whole = toy_decoder()
     chat = InstructionFormat(whole.tokenizer)
     parser = RequestParser(whole, ServeOptions(), chat, max_sequence_tokens=400)
-    body = CompletionRequest.model_validate({"prompt": ["a", "b"], "n": 3, "logit_bias": bias})
-    made = parser.parse(body).choices
+    body = json.dumps({"prompt": ["a", "b"], "n": 3, "logit_bias": bias}).encode()
+    parsed = parser.parse(body, CompletionRequest)
+    made = parsed.choices
+    assert parsed.body.prompt == (), "texts are not held while a request waits"
     assert [one.row for one in made] == list(range(6))
     assert len({id(one.processors[0]) for one in made}) == 2, "one a prompt"

@@ -15,7 +15,8 @@ from monge.engine.decoder import Decoder
 from monge.engine.logprobs import LogprobOptions
 from monge.engine.session import Request, Session
 from monge.options import SamplingOptions, ServeOptions
-from monge.serve.errors import TOO_LONG, refused
+from monge.serve.bodies import checked
+from monge.serve.errors import TOO_LONG, ApiError, refused
 from monge.serve.schemas import (
     FIELD_NAMES,
     ChatRequest,
@@ -29,6 +30,7 @@ DEFAULT_MAX_TOKENS: Final = 16
 context."""
 
 Prompt = str | tuple[int, ...]
+Body = type[CompletionRequest] | type[ChatRequest]
 
 
 @runtime_checkable
@@ -55,7 +57,7 @@ class ParsedRequest:
     """A body with the requests of the engine that it asks for.
 
     Args:
-        body: The checked body.
+        body: The checked body, without its prompt or its messages.
         response_id: The `id` of the answer.
         created: Seconds since the epoch.
         choices: One request of the engine per choice: all choices of the first prompt, then those
@@ -120,12 +122,15 @@ class RequestParser:
         vocabulary = getattr(decoder.tokenizer, "get_vocab", None)
         self._longest_token = None if vocabulary is None else max(map(len, vocabulary()))
 
-    def parse(self, body: CompletionRequest | ChatRequest) -> ParsedRequest:
-        """Parse a checked body.
+    def parse(self, content: bytes, model: Body) -> ParsedRequest:
+        """Parse a body.
 
         Raises:
-            ApiError, MongeError: If it cannot be honoured.
+            ApiError, MongeError: If it does not fit the model, or cannot be honoured.
         """
+        body: CompletionRequest | ChatRequest = checked(content, model)
+        if body.model is not None:
+            self.check_name(body.model)
         prompts: Sequence[Prompt]
         if isinstance(body, ChatRequest):
             prompts, is_echoed = [self._conversation(body)], False
@@ -162,13 +167,28 @@ class RequestParser:
             for place, one in enumerate(requests)
             for number in range(each)
         ]
+        # Waiting requests hold no texts, of which there may be megabytes.
+        texts = "messages" if isinstance(body, ChatRequest) else "prompt"
         return ParsedRequest(
-            body=body,
+            body=body.model_copy(update={texts: ()}),
             response_id=prefix + secrets.token_hex(16),
             created=int(time.time()),
             choices=tuple(self._recorded(choices) if body.certificate else choices),
             echoes=tuple(text for text in echoes for _ in range(each)),
         )
+
+    def check_name(self, name: str) -> None:
+        """Refuse the name of another model.
+
+        Raises:
+            ApiError: If it is one.
+        """
+        own = self._options.served_model_name
+        if name != own:
+            text = (
+                f"this server serves {own!r} and nothing else; leave `model` out or send that name"
+            )
+            raise ApiError(404, text, param="model", code="model_not_found")
 
     def _conversation(self, body: ChatRequest) -> tuple[int, ...]:
         self._check_size("messages", [message.text for message in body.messages])
