@@ -13,9 +13,9 @@ import pytest
 from monge.control.latency import Latency
 from monge.core.errors import OptionError
 from monge.distributed import batch
-from monge.distributed.batch import BatchJob, ThisProcess, run_batch
+from monge.distributed.batch import BatchJob, decode_here, run_batch
 from monge.distributed.files import RowFile
-from monge.distributed.rows import RowRules, decode_shard, read_row
+from monge.distributed.rows import RowRules, Shard, decode_shard
 from monge.options import LoadOptions
 from tests.bench.tiny import save_pair
 from tests.serve.served import toy_decoder
@@ -38,42 +38,23 @@ def job(tmp_path, tables):
     return make
 
 
-class Interrupted:
-    """Workers that are lost after some shards, which they decode in any order."""
-
-    def __init__(self, *numbers):
-        self.numbers = numbers
-
-    def decode(self, shards, load, rules):
-        known = {shard.number: shard for shard in shards}
-        for number in self.numbers:
-            yield number, decode_shard(toy_decoder(), known[number], rules)
-        raise ConnectionError("gone")
-
-
-class Then:
-    """Workers after which something else happens, before anything is written."""
-
-    def __init__(self, happens):
-        self.happens = happens
-
-    def decode(self, shards, load, rules):
-        yield from ThisProcess().decode(shards, load, rules)
-        self.happens()
-
-
-def run(job, workers=None):
-    """Run a job; return its report and its progress."""
+def run(job, decode=decode_here):
+    """Run a job; return its counts and its progress."""
     told = []
-    report = run_batch(
-        job, workers or ThisProcess(), lambda done, total: told.append((done, total))
-    )
-    return report, told
+    return run_batch(job, decode, lambda *progress: told.append(progress)), told
 
 
 def interrupt(job, *numbers):
+    """Lose the workers after some shards, decoded in this order."""
+
+    def decode(shards, load, rules):
+        known = {shard.number: shard for shard in shards}
+        for number in numbers:
+            yield number, decode_shard(toy_decoder(), known[number], rules)
+        raise ConnectionError("gone")
+
     with pytest.raises(ConnectionError):
-        run(job, Interrupted(*numbers))
+        run(job, decode)
 
 
 def rows_of(path):
@@ -93,14 +74,14 @@ def interrupted(job):
 
 
 def test_rows_keep_their_order_and_ids_and_have_the_texts_of_generate(job):
-    report, told = run(made := job())
+    counts, told = run(made := job())
     rows = rows_of(made.output)
     assert [(row["row"], row["id"]) for row in rows] == [(n, f"row-{n}") for n in range(10)]
     alone = toy_decoder().generate(PROMPTS, seed=1, **OPTIONS)
     assert [(row["token_ids"], row["seed"], row["finish_reason"]) for row in rows] == [
         (list(one.token_ids), one.seed, one.finish_reason) for one in alone
     ]
-    assert (report.num_rows, report.num_errors) == (10, 0)
+    assert counts == (10, 0)
     assert told == [(0, 10), (3, 10), (6, 10), (9, 10), (10, 10)]
     assert not parts_of(made).exists()
 
@@ -126,22 +107,22 @@ def test_without_a_seed_a_run_goes_on_and_every_row_has_one_of_its_own(job):
 
 
 @pytest.mark.parametrize(
-    ("controller", "seed", "own", "planner"),
+    ("controller", "seed", "own", "is_told"),
     [
-        (None, None, "", "goodput"),
-        (None, 3, "", "fixed"),
-        (None, None, ', "seed": 4', "fixed"),
-        ("goodput", 3, "", "goodput"),
-        ("fixed", 3, "", "fixed"),
+        (None, None, "", False),
+        (None, 3, "", True),
+        (None, None, ', "seed": 4', True),
+        ("goodput", 3, "", False),
+        ("fixed", 3, "", True),
     ],
 )
-def test_a_row_has_its_seed_only_where_that_gives_the_text_again(controller, seed, own, planner):
+def test_a_row_has_its_seed_only_where_that_gives_the_text_again(controller, seed, own, is_told):
+    """Unless it is seeded or another controller is named, `goodput` plans by the clock."""
     costs = Latency.linear(plain=1.0, node=0.1, draft=0.1)
     decoder = toy_decoder(controller=controller, latency=costs)
-    rules = RowRules(seed=seed, options={"temperature": 1.0})
-    row = read_row(f'{{"prompt": "once"{own}}}'.encode(), 0, decoder, rules)
-    assert (row.session.request.controller or decoder.components.controller_name) == planner
-    assert (json.loads(row.as_json())["seed"] is None) is (planner == "goodput")
+    rules = RowRules(seed=seed, options={"temperature": 1.0, "max_new_tokens": 2})
+    (line,) = decode_shard(decoder, Shard(0, 0, (f'{{"prompt": "once"{own}}}'.encode(),)), rules)
+    assert (json.loads(line)["seed"] is not None) is is_told
 
 
 def test_other_settings_do_not_go_on_with_a_run(job):
@@ -161,22 +142,11 @@ def test_two_processes_do_not_write_one_output(job):
             run(job())
         raise ConnectionError
 
-    (busy := Interrupted()).decode = decode
     with pytest.raises(ConnectionError):
-        run(job(), busy)
+        run(job(), decode)
 
 
-def test_an_existing_output_is_kept(job):
-    made = job()
-    made.output.write_text("precious")
-    with pytest.raises(OptionError, match="is there already"):
-        run(made)
-    assert made.output.read_text() == "precious"
-    run(job(overwrite=True))
-    assert len(rows_of(made.output)) == 10
-
-
-def test_an_unfinished_run_keeps_an_existing_output(interrupted, job):
+def test_an_existing_output_is_kept_until_it_is_to_be_overwritten(interrupted, job):
     cut, _, expected = interrupted
     cut.output.write_text("precious")
     with pytest.raises(OptionError, match="is there already"):
@@ -189,8 +159,13 @@ def test_an_unfinished_run_keeps_an_existing_output(interrupted, job):
 
 def test_an_output_that_comes_during_the_run_is_kept(job):
     made = job()
+
+    def decode(*given):
+        yield from decode_here(*given)
+        made.output.write_text("precious")
+
     with pytest.raises(OptionError, match="is there already"):
-        run(made, Then(lambda: made.output.write_text("precious")))
+        run(made, decode)
     assert made.output.read_text() == "precious"
     _, told = run(job(overwrite=True))
     assert told == [(10, 10)], "nothing was to be decoded twice"
@@ -310,9 +285,9 @@ def test_bad_rows_have_their_errors_and_the_others_are_decoded(job, tmp_path):
     source = tmp_path / "bad.jsonl"
     good = json.dumps({"prompt": PROMPTS[1], "id": {"any": "\ud800"}}).encode()
     source.write_bytes(b"\n".join([*BAD, b"", b"  ", good]))
-    report, _ = run(made := job(source=source))
+    (_, num_errors), _ = run(made := job(source=source))
     *bad, last = rows_of(made.output)
-    assert report.num_errors == len(BAD) == len(bad)
+    assert num_errors == len(BAD) == len(bad)
     for row, message in zip(bad, BAD.values(), strict=True):
         assert message in row["error"]
         assert (row["text"], row["token_ids"], row["finish_reason"]) == (None, None, "error")
@@ -355,10 +330,10 @@ def test_parquet_says_what_jsonl_says(job, tmp_path):
         "max_new_tokens": [None, 3, *[None] * 9],
     }
     parquet.write_table(pyarrow.table(columns), tmp_path / "in.parquet")
-    report, _ = run(table := job("out.parquet", source=tmp_path / "in.parquet"))
+    (_, num_errors), _ = run(table := job("out.parquet", source=tmp_path / "in.parquet"))
     run(lines := job("lines.jsonl", source=tmp_path / "in.parquet"))
     assert parquet.read_table(table.output).to_pylist() == rows_of(lines.output)
-    assert report.num_errors == 1
+    assert num_errors == 1
     assert rows_of(lines.output)[4]["id"] == 4
     (tmp_path / "broken.parquet").write_bytes(b"no table")
     with pytest.raises(OptionError, match="as Parquet"):

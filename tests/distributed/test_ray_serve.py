@@ -2,12 +2,10 @@
 
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
 from fastapi.testclient import TestClient
-from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
@@ -17,6 +15,7 @@ from monge.distributed import ray_serve, shared_metrics
 from monge.distributed.ray_serve import AppArgs, Replica, replica_app
 from monge.distributed.retry_proxy import CONTROLLER_OPTIONS
 from monge.distributed.shared_metrics import merged, metrics_actor_class
+from tests.serve.served import samples
 
 GUIDE = Path(__file__).parents[2] / "docs" / "scaling.md"
 
@@ -42,9 +41,7 @@ def ask(client):
 
 def counted(text, name):
     """Return samples of a counter, by the label `engine`."""
-    families = text_string_to_metric_families(text)
-    samples = [sample for one in families for sample in one.samples if sample.name == name]
-    return {sample.labels["engine"]: sample.value for sample in samples}
+    return {one.labels["engine"]: one.value for one in samples(text) if one.name == name}
 
 
 def test_every_replica_shows_what_all_of_them_measured(replica):
@@ -98,18 +95,6 @@ def test_a_replica_returns_certificates_without_folders(replica, tmp_path):
     assert header["target"]["name"] == "built-in"
     assert header["loading"] == {"draft": ["small"], "drafter": "model", "controller": ["fixed"]}
     assert len(certificate["requests"][0]["token_ids"]) == 6
-
-
-def test_a_replica_leaves_what_it_loaded_out_of_collections(monkeypatch, tables):
-    frozen = []
-    context = SimpleNamespace(app_name="monge", replica_id=SimpleNamespace(unique_id="one"))
-    ray = SimpleNamespace(serve=SimpleNamespace(get_replica_context=lambda: context))
-    board = SimpleNamespace(gather=lambda own: own, keep_publishing=lambda _: None)
-    monkeypatch.setattr(ray_serve, "require_ray", lambda _: ray)
-    monkeypatch.setattr(ray_serve, "SharedMetrics", lambda *_: board)
-    monkeypatch.setattr(ray_serve, "settle_objects", lambda: frozen.append(True))
-    assert ray_serve._build(AppArgs()).title == "monge"
-    assert frozen == [True]
 
 
 def test_args_are_those_of_a_configuration():

@@ -17,14 +17,14 @@ from typer.testing import CliRunner
 
 from monge.api import load, make_components
 from monge.cli.app import app as commands
-from monge.core.errors import OptionError, OutOfStepError, UnsupportedModelError
+from monge.core.errors import OptionError, UnsupportedModelError
 from monge.distributed import tensor_parallel as room
 from monge.distributed.tensor_parallel import RankZeroModel
 from monge.engine.decoder import Decoder
 from monge.loading.networks import as_sequence_model
 from monge.serve.scheduler import Scheduler
-from monge.testing.tabular import RandomTable, TabularModel
 from tests.bench.tiny import save_pair
+from tests.serve.served import is_refused
 from tests.serve.toy import Model, generation, submit
 
 PROMPTS = [[5, 6, 7, 8, 9], [40, 41], [300, 7, 300]]
@@ -179,16 +179,6 @@ def is_healthy(url):
     return False
 
 
-def is_refused(url):
-    try:
-        httpx.get(f"{url}/health", timeout=PATIENCE_S)
-    except httpx.ConnectError:
-        return True
-    except httpx.TransportError:  # it came just before
-        pass
-    return False
-
-
 def test_two_processes_serve_the_text_of_one_and_finish_it_when_both_are_told_to_stop(pair):
     (alone,) = load(*pair, **TREES).generate([PROMPTS[0]], **SAMPLED)
     asked = SAMPLED | {"prompt": PROMPTS[0], "max_tokens": 24}
@@ -267,11 +257,3 @@ def test_a_sharded_network_is_refused_elsewhere(pair, monkeypatch):
     monkeypatch.setattr(loading, "is_sharded", lambda _: True)
     with pytest.raises(UnsupportedModelError, match="--tensor-parallel"):
         as_sequence_model(network)
-
-
-def test_a_failed_call_leaves_the_ranks_out_of_step():
-    model = alone(TabularModel(RandomTable(5, 1), 5))
-    model.open({0: (1, 2)})
-    for call in (lambda: model.commit({9: ()}), lambda: model.close(0)):
-        with pytest.raises(OutOfStepError, match="since commit failed on rank 0: KeyError: 9"):
-            call()

@@ -3,6 +3,7 @@
 import sys
 import threading
 
+from monge.options import ServeOptions
 from monge.serve.run import listen, serve_until_signal, url_of
 from monge.testing.tabular import RandomTable, TabularModel
 from tests.serve.served import ALPHABET, toy_app, toy_decoder
@@ -31,4 +32,4 @@ if __name__ == "__main__":
     app = toy_app(decoder, request_timeout_s=1, round_timeout_s=1)
     with listen("127.0.0.1", 0) as listener:
         sys.stderr.write(f"serving built-in at {url_of(listener)}/v1\n")
-        serve_until_signal(app, listener, drain_s=0)
+        serve_until_signal(app, listener, ServeOptions(drain_s=0, lame_duck_s=0))

@@ -5,7 +5,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import httpx
 from fastapi import FastAPI
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from monge.api import make_components
 from monge.engine.chat_format import InstructionFormat
@@ -77,7 +80,11 @@ def live(app: FastAPI, limits: ConnectionLimits | None = None) -> Iterator[str]:
     listener = listen("127.0.0.1", 0)
     url = url_of(listener)
     server = DrainingServer(
-        app, drain_s=0, limits=limits, log_level="critical", timeout_graceful_shutdown=5
+        app,
+        ServeOptions(drain_s=0),
+        limits=limits,
+        log_level="critical",
+        timeout_graceful_shutdown=5,
     )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
@@ -96,3 +103,19 @@ def wait_for(what: Callable[[], object]) -> None:
     while not what():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.02)
+
+
+def is_refused(url: str) -> bool:
+    """Whether nobody listens any more."""
+    try:
+        httpx.get(f"{url}/health", timeout=600)
+    except httpx.ConnectError:
+        return True
+    except httpx.TransportError:  # it came just before
+        pass
+    return False
+
+
+def samples(text: str) -> list[Sample]:
+    """All samples of an exposition."""
+    return [one for family in text_string_to_metric_families(text) for one in family.samples]

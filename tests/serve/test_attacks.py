@@ -21,7 +21,7 @@ from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
 from monge.serve import app as application
-from monge.serve.bodies import parsed
+from monge.serve.bodies import checked
 from monge.serve.connections import (
     ConnectionLimits,
     RateLimited,
@@ -110,12 +110,12 @@ def test_a_body_of_too_many_items_is_not_even_parsed(client, monkeypatch, conten
 
 def test_punctuation_inside_of_texts_does_not_count_and_the_largest_conversation_passes():
     text = '[{",\\' * 200_000
-    assert parsed(json.dumps({"prompt": text}).encode(), CompletionRequest).prompt == (text,)
+    assert checked(json.dumps({"prompt": text}).encode(), CompletionRequest).prompt == (text,)
     texts = ['"', "\\", '\\"', '[{"a": "b"}, ' * 10]
     parts = [{"type": "text", "text": texts[number % 4]} for number in range(MAX_MESSAGES // 2)]
     messages = [{"role": "user", "content": [part, part]} for part in parts]
     messages += [TURN] * (MAX_MESSAGES // 2)
-    body = parsed(json.dumps({"messages": messages}).encode(), ChatRequest)
+    body = checked(json.dumps({"messages": messages}).encode(), ChatRequest)
     assert [one.text for one in body.messages[:4]] == [2 * text for text in texts]
 
 

@@ -3,7 +3,6 @@
 Load generators and fuzzers are programs, run by `make test-clients`.
 """
 
-import asyncio
 import json
 import re
 import shutil
@@ -60,22 +59,6 @@ def test_chat(client):
     assert text == answer.choices[0].message.content
     assert chunks[-1].usage.total_tokens > 0
     assert chunks[-1].model_extra["metrics"]["speculative_decoding"]["num_spec_steps"] > 0
-
-
-def test_many_at_once(url):
-    async def run():
-        address = f"{url}/v1"
-        async with openai.AsyncOpenAI(base_url=address, api_key="secret", max_retries=0) as client:
-
-            async def one(seed):
-                stream = await client.completions.create(
-                    model="toy", prompt=PROMPT, seed=seed, max_tokens=12, stream=True
-                )
-                return "".join([chunk.choices[0].text async for chunk in stream])
-
-            return await asyncio.gather(*map(one, range(32)))
-
-    assert asyncio.run(run()) == [library_text(seed=seed) for seed in range(32)]
 
 
 def test_errors_are_the_clients_own(client, url):

@@ -14,9 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 from monge.cli.app import app
+from monge.options import ServeOptions
 from monge.serve import run
 from tests.serve.process import ENVIRONMENT, served
-from tests.serve.served import toy_app, wait_for
+from tests.serve.served import is_refused, toy_app, wait_for
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
 ADDRESS = "http://127.0.0.1:8000"
@@ -55,16 +56,6 @@ def test_curl_examples_of_the_guide(server, block):
 def test_python_example_of_the_guide(server):
     command = [sys.executable, "-c", PYTHON.replace(ADDRESS, server[1])]
     assert "num_spec_steps" in output_of(command)
-
-
-def is_refused(url):
-    try:
-        httpx.get(f"{url}/health")
-    except httpx.ConnectError:
-        return True
-    except httpx.TransportError:  # it came just before
-        pass
-    return False
 
 
 def test_sigterm_finishes_what_runs_and_takes_no_connection_meanwhile(server):
@@ -122,7 +113,7 @@ def test_what_was_loaded_is_left_out_of_collections(monkeypatch):
     before = signal.getsignal(signal.SIGTERM)
     try:
         with socket.socket() as listener:
-            run.serve_until_signal(toy_app(), listener, drain_s=1)
+            run.serve_until_signal(toy_app(), listener, ServeOptions(drain_s=1))
     finally:
         signal.signal(signal.SIGTERM, before)
     assert frozen[0] > 10_000

@@ -173,20 +173,6 @@ def test_a_prompt_is_scored_once_for_its_choices(client, decoder, monkeypatch, i
         assert len(one["token_logprobs"]) > length
 
 
-def test_answers_are_written_in_a_thread_of_their_own(client, monkeypatch):
-    threads, honest = [], Answers._chat_logprobs
-
-    def noted(self, entries):
-        threads.append(threading.current_thread().name)
-        return honest(self, entries)
-
-    monkeypatch.setattr(Answers, "_chat_logprobs", noted)
-    body = {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "max_tokens": 2}
-    for more in ({}, {"stream": True}):
-        assert client.post("/v1/chat/completions", json=body | more).status_code == 200
-    assert set(threads) == {"monge-answers_0"}
-
-
 def test_log_probabilities_of_an_answer_are_bounded(decoder):
     with served(decoder, max_logprobs=1000) as bounded:
         for fields, num in (
@@ -200,3 +186,17 @@ def test_log_probabilities_of_an_answer_are_bounded(decoder):
             assert f"= {num}; this server gives at most 1000 in an answer" in error["message"]
         fine = {"prompt": [1] * 50, "max_tokens": 1, "logprobs": 9, "echo": True}
         assert complete(bounded, **fine)["logprobs"]
+
+
+def test_answers_are_written_in_a_thread_of_their_own(client, monkeypatch):
+    threads, honest = [], Answers._chat_logprobs
+
+    def noted(self, entries):
+        threads.append(threading.current_thread().name)
+        return honest(self, entries)
+
+    monkeypatch.setattr(Answers, "_chat_logprobs", noted)
+    body = {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "max_tokens": 2}
+    for more in ({}, {"stream": True}):
+        assert client.post("/v1/chat/completions", json=body | more).status_code == 200
+    assert set(threads) == {"monge-answers_0"}

@@ -3,11 +3,11 @@
 import re
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from monge.serve.generation import Speculation
 from monge.serve.metrics import ServerMetrics
 from monge.serve.scheduler import Snapshot
+from tests.serve.served import samples
 
 STATE = Snapshot(
     num_running=3,
@@ -42,30 +42,23 @@ VLLM = re.findall(
 @pytest.fixture
 def text():
     metrics = ServerMetrics("toy")
-    metrics.watch(lambda: STATE)
+    metrics.watch(lambda: STATE, "compiled, int8 weights")
     metrics.observe("first_token_s", 0.03)
     metrics.observe("round_tokens", 5)
-    metrics.describe("compiled, int8 weights")
     return metrics.text().decode()
 
 
-def samples(text):
-    return {
-        (sample.name, *sorted(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-
-
 def value(text, name, **labels):
-    return samples(text)[name, *sorted((labels | {"engine": "0", "model_name": "toy"}).items())]
+    labels |= {"engine": "0", "model_name": "toy"}
+    (found,) = [one for one in samples(text) if (one.name, one.labels) == (name, labels)]
+    return found.value
 
 
-@pytest.mark.parametrize("name", VLLM)
-def test_vllm_names_are_there_with_vllm_labels(text, name):
-    found = [key for key in samples(text) if key[0] == f"vllm:{name}"]
-    assert found
-    assert all({"engine", "model_name"} <= {label for label, _ in key[1:]} for key in found)
+def test_vllm_names_are_there_with_vllm_labels(text):
+    told = samples(text)
+    assert {f"vllm:{name}" for name in VLLM} <= {one.name for one in told}
+    for one in told:
+        assert {"engine", "model_name"} <= one.labels.keys() or not one.name.startswith("vllm:")
 
 
 def test_values_are_the_scheduler_s(text):
@@ -100,21 +93,14 @@ def test_a_benchmark_that_adds_up_by_substring_is_not_misled(text):
     assert totals == {"num_drafts": 7, "num_draft_tokens": 18, "num_accepted_tokens_total": 8}
 
 
-def test_servers_do_not_share_metrics():
-    first, second = ServerMetrics("toy"), ServerMetrics("toy")
-    first.observe("total_s", 1.0)
-    assert value(second.text().decode(), "vllm:e2e_request_latency_seconds_count") == 0
-
-
 def test_answers_are_counted_with_bounded_labels(client):
     client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})
     client.post("/v1/completions", json={"prompt": "a", "nonsense": 1})
     client.get("/some/path/of/mine")
-    counted = samples(client.get("/metrics").text)
     assert {
-        tuple(label for _, label in key[1:]): number
-        for key, number in counted.items()
-        if key[0] == "monge:http_requests_total"
+        tuple(one.labels[label] for label in ("code", "endpoint", "engine", "status")): one.value
+        for one in samples(client.get("/metrics").text)
+        if one.name == "monge:http_requests_total"
     } == {
         ("none", "/v1/completions", "0", "200"): 1,
         ("unknown_parameter", "/v1/completions", "0", "400"): 1,

@@ -3,6 +3,7 @@
 import pytest
 
 from monge.draft.model import ModelDrafter
+from monge.options import ServeOptions
 from monge.serve.scheduler import Scheduler
 from tests.serve import toy
 from tests.serve.toy import VOCAB, Letters, Oops, alone, decoder, generation, submit
@@ -56,7 +57,7 @@ def crowd(make_trouble, *, chunk=2):
     """What innocent generations write beside a poisoned one, and how that one ends."""
     whole = decoder(tokenizer=Letters())
     options = make_trouble(whole)
-    scheduler = Scheduler(whole, prefill_chunk=chunk)
+    scheduler = Scheduler(whole, ServeOptions(prefill_chunk=chunk))
     before = [submit(scheduler, one) for one in INNOCENT[:3]]
     poisoned = submit(scheduler, generation(POISON, 0, 1, tokens=30, **options))
     after = [submit(scheduler, one) for one in INNOCENT[3:]]

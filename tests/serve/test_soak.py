@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 from monge.api import make_components
 from monge.engine.decoder import Decoder
 from monge.engine.models.hf_tree import HfTreeModel
+from monge.options import ServeOptions
 from monge.serve import scheduler as room
 from monge.serve.scheduler import Scheduler
 from tests.engine.tiny import VOCAB as WORDS
@@ -75,7 +76,7 @@ def test_no_object_outlives_its_generation():
         for handle in handles:
             handle.completion(300)
 
-    with Scheduler(Decoder(parts, max_batch_size=8), max_waiting=count) as scheduler:
+    with Scheduler(Decoder(parts, max_batch_size=8), ServeOptions(max_waiting=count)) as scheduler:
         check_nothing_is_kept(run, count)
         finished = scheduler.snapshot().finished
         assert finished["length"] > 0

@@ -1,17 +1,23 @@
-"""What a request may say about speculation: limits of its trees, and which controller plans, if any."""
+"""What a request may say about speculation: limits of its trees, and which of several controllers plans, if any."""
 
-from dataclasses import replace
+from collections import Counter
+from dataclasses import dataclass, field, replace
 
 import pytest
 from fastapi.testclient import TestClient
-from prometheus_client.parser import text_string_to_metric_families
 
+from monge.api import make_components
+from monge.control.base import Controller
 from monge.control.fixed import Fixed
+from monge.control.latency import Latency
 from monge.core.context import DraftPlan
+from monge.core.errors import OptionError
+from monge.engine.batch import Batch
+from monge.engine.decoder import Decoder
 from monge.serve.scheduler import Scheduler
 from monge.serve.schemas import MAX_DRAFT
-from tests.serve.served import toy_app, toy_decoder
-from tests.serve.toy import alone, decoder, generation, submit
+from tests.serve.served import samples, toy_app, toy_decoder
+from tests.serve.toy import Model, alone, decoder, generation, submit
 
 PROMPT = "once upon"
 TREE = "fixed_width((2, 1, 1))"
@@ -150,10 +156,9 @@ def test_if_the_draws_do_not_depend_on_the_plan_all_write_the_same(parts, fields
         assert len({text(client, seed=5, speculation=one, **fields) for one in asked}) == 1
 
 
-def samples(client, name, label):
-    families = text_string_to_metric_families(client.get("/metrics").text)
-    found = [one for family in families for one in family.samples if one.name == name]
-    return {one.labels.get(label): one.value for one in found}
+def counted(client, name, label):
+    told = samples(client.get("/metrics").text)
+    return {one.labels.get(label): one.value for one in told if one.name == name}
 
 
 def test_they_are_counted():
@@ -162,11 +167,11 @@ def test_they_are_counted():
         for asked in (None, True, {"controller": "fixed"}, none, {"adaptive": False}, False):
             text(client, seed=1, speculation=asked)
         assert ask(client, speculation={"controller": "other"}).status_code == 400
-        asked = samples(client, "monge:requests_by_speculation_total", "speculation")
+        asked = counted(client, "monge:requests_by_speculation_total", "speculation")
         assert asked == {"default": 2, "off": 1, "options": 3}
-        requests = samples(client, "monge:requests_by_controller_total", "controller")
+        requests = counted(client, "monge:requests_by_controller_total", "controller")
         assert requests == {OFFERED[0]: 2, OFFERED[1]: 0, "fixed": 1, "none": 3}
-        tokens = samples(client, "monge:draft_tokens_by_controller_total", "controller")
+        tokens = counted(client, "monge:draft_tokens_by_controller_total", "controller")
         assert tokens[OFFERED[1]] == 0
         assert tokens["none"] > 0
         assert 2 * tokens["fixed"] > tokens[OFFERED[0]]
@@ -176,8 +181,8 @@ def test_they_are_counted():
             ("draft_tokens", "vllm:spec_decode_num_draft_tokens_total"),
             ("accepted_tokens", "vllm:spec_decode_num_accepted_tokens_total"),
         ):
-            parts = samples(client, f"monge:{ours}_by_controller_total", "controller")
-            assert sum(parts.values()) == samples(client, theirs, None)[None]
+            parts = counted(client, f"monge:{ours}_by_controller_total", "controller")
+            assert sum(parts.values()) == counted(client, theirs, None)[None]
 
 
 def test_neighbours_write_what_they_write_alone():
@@ -198,3 +203,78 @@ def test_neighbours_write_what_they_write_alone():
     assert texts[0] == alone(made[0], tree=TREE, controller=OFFERED[0])
     for one, text, name in zip(made[4:], texts[4:], OFFERED, strict=True):
         assert text == alone(replace(one, controller=None), tree=TREE, controller=name)
+
+
+COSTS = Latency.linear(plain=1.0, node=0.01, draft=0.05)
+
+
+@dataclass(frozen=True, slots=True)
+class Watched(Controller[str]):
+    """Notes whom it plans for together, and whose rounds it learns from."""
+
+    name: str
+    planned: list[tuple[str, ...]] = field(default_factory=list)
+    learnt: Counter = field(default_factory=Counter)
+
+    def init(self, shared):
+        shared.notes["who"] = self.name
+        return self.name
+
+    def plan(self, states, info, draws):
+        self.planned.append(tuple(states))
+        assert info.batch_size == 5
+        return [DraftPlan(max_depth=1)] * len(states)
+
+    def update(self, state, record):
+        self.learnt[state] += 1
+        assert record.batch_size == 5, "costs are those of the whole batch"
+        return state
+
+
+def test_each_controller_plans_for_its_own_together():
+    first, other = Watched("first"), Watched("other")
+    made = make_components(Model(1), Model(2), tree="chain(3)", controller=first)
+    made = replace(made, controllers={"other": other})
+    watched = Decoder(made, max_batch_size=5)
+    batch = Batch(made)
+    for row, name in enumerate((None, "other", None, "other", None)):
+        (request,) = watched.requests([(row, 1)], max_new_tokens=2, controller=name)
+        batch.join([watched.session(replace(request, adaptive=row != 4))])
+    batch.step()
+    assert (first.planned, other.planned) == ([("first",) * 2], [("other",) * 2])
+    assert (first.learnt, other.learnt) == ({"first": 2}, {"other": 2})
+    assert made.shared.notes["who"] == "first", "notes of controllers do not mix"
+    batch.close()
+
+
+def test_a_prompt_is_profiled_for_those_who_ask():
+    offered = ("linear_selection", "fixed")
+    made = toy_decoder(controller=offered, drafter="pool('ngram', 'model')", latency=COSTS)
+    prompts = [PROMPT, "and then " * 3, "the end"]
+    for name in offered:
+        results = made.generate(prompts, seed=1, controller=name, **OPTIONS)
+        assert all(result.error is None for result in results)
+    with TestClient(toy_app(made)) as client:
+        for name in offered:
+            body = {"prompt": PROMPT, "max_tokens": 2, "speculation": {"controller": name}}
+            assert client.post("/v1/completions", json=body).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("controllers", "message"),
+    [
+        ((), "the list is empty"),
+        (("fixed", " fixed "), "controller 'fixed' is given twice"),
+        (("fixed", "nonsense"), "unknown controller 'nonsense'"),
+        (("fixed", "hedge"), "there is only one"),
+    ],
+    ids=str,
+)
+def test_lists_that_cannot_be(controllers, message):
+    with pytest.raises(OptionError, match=message):
+        toy_decoder(controller=controllers, latency=COSTS)
+
+
+def test_offline_an_unknown_name_is_refused_too():
+    with pytest.raises(OptionError, match=r"unknown controller 'prize'.*Known: fixed, fsm"):
+        toy_decoder(controller=("fsm", "fixed")).generate(PROMPT, controller="prize")

@@ -12,9 +12,9 @@ from monge.cli.options import entry, given, option, panel, switch
 from monge.cli.progress import working
 from monge.core.errors import OptionError
 from monge.core.words import counted
-from monge.distributed.batch import BatchJob, ThisProcess, Workers, run_batch
+from monge.distributed.batch import BatchJob, decode_here, run_batch
 from monge.distributed.files import RowFile
-from monge.distributed.ray_data import RayWorkers
+from monge.distributed.ray_data import ray_decoding
 from monge.options import OUTPUT, RAY, RUNNING, LoadOptions, SamplingOptions, ServeOptions, changed
 
 _SHARD_ROWS = BatchJob.__dataclass_fields__["shard_rows"].default
@@ -67,7 +67,7 @@ def batch(
         raise OptionError(
             "--workers, --address, --cpus-per-worker and --gpus-per-worker need --ray"
         )
-    places: Workers = RayWorkers(**ray) if use_ray else ThisProcess()
+    decode = ray_decoding(**ray) if use_ray else decode_here
     rows = RowFile(source, **given(prompt_field=prompt_field))
     wanted = changed(sampling)
     seed = given(seed=wanted.pop("seed", None))
@@ -95,9 +95,9 @@ def batch(
             if 0 < done < total:
                 say(f"going on after {done} of {counted(total, 'row')}")
 
-        report = run_batch(job, places, on_rows)
-    num_rows, seconds = counted(report.num_rows, "row"), time.perf_counter() - start
-    say(f"{num_rows} in {str(output)!r} after {seconds:.1f} s", "cyan")
-    if report.num_errors:
-        say(f"{report.num_errors} of {num_rows} could not be decoded; see their `error`", "yellow")
+        num_rows, num_errors = run_batch(job, decode, on_rows)
+    rows_said, seconds = counted(num_rows, "row"), time.perf_counter() - start
+    say(f"{rows_said} in {str(output)!r} after {seconds:.1f} s", "cyan")
+    if num_errors:
+        say(f"{num_errors} of {rows_said} could not be decoded; see their `error`", "yellow")
         raise typer.Exit(1)

@@ -89,13 +89,7 @@ def _serve_here(load: LoadOptions, options: ServeOptions) -> None:
         app = create_app(decoder, options, chat, recorder=recorder)
         where = f"serving {options.served_model_name} at {run.url_of(listener)}/v1"
         _say(decoder, where, verbose=options.verbose, is_open=is_open)
-        run.serve_until_signal(
-            app,
-            listener,
-            drain_s=options.drain_s,
-            lame_duck_s=options.lame_duck_s,
-            access_log=options.access_log,
-        )
+        run.serve_until_signal(app, listener, options)
 
 
 def _recorder(decoder: Decoder, load: LoadOptions) -> "Recorder":

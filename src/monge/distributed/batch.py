@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from monge.api import load
 from monge.core.errors import OptionError
@@ -15,6 +15,10 @@ from monge.distributed.journal import open_journal
 from monge.distributed.rows import RowRules, Shard, decode_shard
 from monge.engine.decoder import Decoder
 from monge.options import LoadOptions, changed
+
+Decode = Callable[[Iterable[Shard], LoadOptions, RowRules], Iterator[tuple[int, Sequence[str]]]]
+"""Decodes shards with a decoder of these options: yields the numbers and the output lines of finished
+shards, in any order."""
 
 _PLAIN = (str, int, float, bool, type(None))
 
@@ -41,32 +45,13 @@ def plain(options: LoadOptions) -> dict[str, Any]:
     return given
 
 
-@runtime_checkable
-class Workers(Protocol):
-    """Decodes shards."""
-
-    def decode(
-        self, shards: Iterable[Shard], load: LoadOptions, rules: RowRules
-    ) -> Iterator[tuple[int, Sequence[str]]]:
-        """Yield numbers and output lines of finished shards, in any order.
-
-        Args:
-            shards: Shards to decode.
-            load: Options of the decoder.
-            rules: Rules for reading rows.
-        """
-        ...
-
-
-class ThisProcess:
-    """Decodes shards one after the other, in this process."""
-
-    def decode(
-        self, shards: Iterable[Shard], load: LoadOptions, rules: RowRules
-    ) -> Iterator[tuple[int, Sequence[str]]]:
-        decoder = load_decoder(load)
-        for shard in shards:
-            yield shard.number, decode_shard(decoder, shard, rules)
+def decode_here(
+    shards: Iterable[Shard], load: LoadOptions, rules: RowRules
+) -> Iterator[tuple[int, Sequence[str]]]:
+    """Decode shards one after the other, in this process."""
+    decoder = load_decoder(load)
+    for shard in shards:
+        yield shard.number, decode_shard(decoder, shard, rules)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,29 +131,19 @@ class BatchJob:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchReport:
-    """Counts of a finished run.
-
-    Args:
-        num_rows: Rows of the input, and of the output.
-        num_errors: Rows that have an error in place of a text.
-    """
-
-    num_rows: int
-    num_errors: int
-
-
 def run_batch(
-    job: BatchJob, workers: Workers, on_progress: Callable[[int, int], None]
-) -> BatchReport:
+    job: BatchJob, decode: Decode, on_progress: Callable[[int, int], None]
+) -> tuple[int, int]:
     """Decode the rows that are not decoded yet, and write the output once all of them are.
 
     Args:
         job: The batch.
-        workers: Workers that decode it.
+        decode: Decodes its shards: `decode_here`, or `ray_data.ray_decoding`.
         on_progress: Called with the numbers of finished and of all rows, first before anything is
             decoded.
+
+    Returns:
+        The number of rows, and how many of them have an error in place of a text.
 
     Raises:
         OptionError: If the output is there already, an unfinished run had other settings, or not a
@@ -185,7 +160,7 @@ def run_batch(
         on_progress(done, num_rows)
         if done < num_rows:
             pending = (shard for shard in job.shards() if shard.number not in finished)
-            for number, lines in workers.decode(pending, job.load, job.rules):
+            for number, lines in decode(pending, job.load, job.rules):
                 journal.put(number, lines)
                 done += len(lines)
                 on_progress(done, num_rows)
@@ -199,4 +174,4 @@ def run_batch(
         job.check_output()
         write_rows(journal, job.output)
         journal.discard()
-        return BatchReport(num_rows=num_rows, num_errors=journal.num_errors)
+        return num_rows, journal.num_errors

@@ -82,7 +82,7 @@ def write_rows(lines: Iterable[str], path: Path) -> None:
     """Write output rows in the format of the file's suffix, all of them or no file.
 
     Args:
-        lines: JSON, as `BatchRow.as_json` writes it. For Parquet they are iterated twice.
+        lines: JSON, as `decode_shard` writes it. For Parquet they are iterated twice.
         path: The file.
     """
     unfinished = path.with_name(f"{path.name}.unfinished")

@@ -82,7 +82,7 @@ class Replica:
     def check_health(self) -> None:
         """Raise if the decoding thread has ended, hangs or always fails: the replica is replaced."""
         now = self.app.state.snapshot()
-        if not now.is_open or now.failure is not None:
+        if not now.is_well:
             raise RuntimeError(f"not serving: {now.failure or 'shutting down'}")
 
 

@@ -29,6 +29,16 @@ ROW_OPTIONS: Final[Mapping[str, tuple[type, ...]]] = {
 _MOST_SHOWN: Final = 40
 """Characters of a wrong value in an error."""
 _PREFILL_CHUNK: Final = 512
+_UNREAD: Final[Mapping[str, Any]] = {
+    "id": None,
+    "text": None,
+    "token_ids": None,
+    "finish_reason": "error",
+    "seed": None,
+    "num_rounds": 0,
+    "error": None,
+}
+"""Fields of an output line beside its index, before the row is read."""
 
 
 class Shard(NamedTuple):
@@ -87,63 +97,6 @@ class RowRules:
         )
 
 
-@dataclass(slots=True)
-class BatchRow:
-    """One row while it is decoded.
-
-    Args:
-        index: Its index in the file.
-        row_id: The row's `id`; `None` without one.
-        session: Its session; `None` for a row that cannot be decoded.
-        error: The reason why it cannot.
-        num_rounds: Target forwards after the prompt.
-    """
-
-    index: int
-    row_id: Any = None
-    session: Session | None = None
-    error: str | None = None
-    num_rounds: int = 0
-
-    def as_json(self) -> str:
-        """Return the output line, which does not depend on the worker or the other rows."""
-        session, error = self.session, self.error
-        if session is not None and session.error is not None:
-            error = _in_one_line(session.error)
-        record = {
-            "row": self.index,
-            "id": self.row_id,
-            "text": None,
-            "token_ids": None,
-            "finish_reason": "error",
-            "seed": None if session is None else session.request.told_seed,
-            "num_rounds": self.num_rounds,
-            "error": error,
-        }
-        if session is not None and error is None:
-            if session.text is not None:
-                session.text.finish()
-                record["text"] = session.text.text
-            record["token_ids"] = list(session.completion_ids)
-            record["finish_reason"] = session.finish_reason
-        # An id may hold half a surrogate pair, which UTF-8 cannot encode.
-        row_id = json.dumps(self.row_id, ensure_ascii=False)
-        has_surrogates = any("\ud800" <= character <= "\udfff" for character in row_id)
-        return json.dumps(record, ensure_ascii=has_surrogates)
-
-
-def read_row(line: bytes, index: int, decoder: Decoder, rules: RowRules) -> BatchRow:
-    """Return a row with its session, or with its error."""
-    row = BatchRow(index)
-    try:
-        record = _record(line)
-        row.row_id = record.get("id")
-        row.session = _session(record, index, decoder, rules)
-    except Exception as error:  # noqa: BLE001  a row may break a tokenizer or a chat template in any way
-        row.error = _in_one_line(error)
-    return row
-
-
 def decode_shard(decoder: Decoder, shard: Shard, rules: RowRules) -> tuple[str, ...]:
     """Return the output lines of a shard, in order.
 
@@ -151,11 +104,21 @@ def decode_shard(decoder: Decoder, shard: Shard, rules: RowRules) -> tuple[str, 
     line of a row that fails has its error.
     """
     rows = [
-        read_row(line, index, decoder, rules)
-        for index, line in enumerate(shard.lines, start=shard.first_row)
+        dict[str, Any](row=shard.first_row + place, **_UNREAD) for place in range(len(shard.lines))
     ]
-    row_of = {row.session.context.request_id: row for row in rows if row.session is not None}
-    waiting = deque(row.session for row in rows if row.session is not None)
+    row_of, waiting = dict[int, dict[str, Any]](), deque[Session]()
+    for row, line in zip(rows, shard.lines, strict=True):
+        try:
+            record = _record(line)
+            row["id"] = record.get("id")
+            session = _session(record, row["row"], decoder, rules)
+        except Exception as error:  # noqa: BLE001  a row may break a tokenizer or a chat template in any way
+            row["error"] = _in_one_line(error)
+        else:
+            row["seed"] = session.request.told_seed
+            row_of[session.context.request_id] = row
+            waiting.append(session)
+    sessions = list(waiting)
     batch = Batch(decoder.components, prefill_chunk=_PREFILL_CHUNK, isolated=True)
     try:
         while waiting or len(batch):
@@ -163,10 +126,31 @@ def decode_shard(decoder: Decoder, shard: Shard, rules: RowRules) -> tuple[str, 
             batch.join([waiting.popleft() for _ in range(min(len(waiting), free))])
             for session in batch.step():
                 if session.error is None:
-                    row_of[session.context.request_id].num_rounds += 1
+                    row_of[session.context.request_id]["num_rounds"] += 1
     finally:
         batch.close()
-    return tuple(row.as_json() for row in rows)
+    for session in sessions:
+        row_of[session.context.request_id] |= _result(session)
+    return tuple(map(_as_json, rows))
+
+
+def _result(session: Session) -> dict[str, Any]:
+    if session.error is not None:
+        return {"error": _in_one_line(session.error)}
+    if session.text is not None:
+        session.text.finish()
+    return {
+        "text": None if session.text is None else session.text.text,
+        "token_ids": list(session.completion_ids),
+        "finish_reason": session.finish_reason,
+    }
+
+
+def _as_json(row: Mapping[str, Any]) -> str:
+    # An id may hold half a surrogate pair, which UTF-8 cannot encode.
+    row_id = json.dumps(row["id"], ensure_ascii=False)
+    has_surrogates = any("\ud800" <= character <= "\udfff" for character in row_id)
+    return json.dumps(row, ensure_ascii=has_surrogates)
 
 
 def _in_one_line(error: Exception) -> str:

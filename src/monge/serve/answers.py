@@ -118,7 +118,7 @@ class Answers:
 
     def opening(self) -> list[dict[str, Any]]:
         """Return the chunks before any output: in a chat, the role of every choice."""
-        if self.request.kind == "completion":
+        if not self.request.is_chat:
             return []
         delta = {"delta": {"role": "assistant", "content": ""}}
         end = {"logprobs": None, "finish_reason": None}
@@ -132,7 +132,7 @@ class Answers:
             ApiError: If the generation ended in an error.
         """
         choice = self._choice(index, output, is_first=is_first)
-        text = choice["text"] if self.request.kind == "completion" else choice["delta"]
+        text = choice["text"] if not self.request.is_chat else choice["delta"]
         if not text and choice["logprobs"] is None and output.finish_reason is None:
             return None
         return self._envelope([choice])
@@ -159,10 +159,10 @@ class Answers:
         text = "" if request.hides_completion else output.text
         finish = self._finish(output)
         end = {"logprobs": self._logprobs(index, output), "finish_reason": finish}
-        if request.kind == "completion":
+        if not request.is_chat:
             echo = request.echoes[index] if is_first and request.echoes else ""
             return {"index": index, "text": echo + text, **end}
-        if request.is_stream:
+        if request.body.stream:
             return {"index": index, "delta": {"content": text} if text else {}, **end}
         message = {"role": "assistant", "content": text, "refusal": None}
         return {"index": index, "message": message, **end}
@@ -182,7 +182,7 @@ class Answers:
         entries = () if self.request.hides_completion else output.logprobs
         if request.logprobs is None or not (entries or output.prompt_logprobs is not None):
             return None
-        if self.request.kind == "chat":
+        if self.request.is_chat:
             return self._chat_logprobs(entries)
         return self._completion_logprobs(index, request.prompt_ids[0], entries, output)
 
@@ -235,10 +235,10 @@ class Answers:
         return f'"token":{text},"logprob":{_number(logprob)!r},"bytes":{utf8}'
 
     def _envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        chat = "chat.completion.chunk" if self.request.is_stream else "chat.completion"
+        chat = "chat.completion.chunk" if self.request.body.stream else "chat.completion"
         return {
             "id": self.request.response_id,
-            "object": chat if self.request.kind == "chat" else "text_completion",
+            "object": chat if self.request.is_chat else "text_completion",
             "created": self.request.created,
             "model": self.model_name,
             "system_fingerprint": self.fingerprint,

@@ -20,7 +20,7 @@ from monge.engine.decoder import Decoder
 from monge.options import ServeOptions
 from monge.serve.errors import ApiError, internal, of_monge
 from monge.serve.metrics import ServerMetrics
-from monge.serve.middleware import BoundedBodies, CountedAnswers, Gate
+from monge.serve.middleware import BoundedBodies, Gate
 from monge.serve.request_parser import Recorder
 from monge.serve.scheduler import Scheduler
 from monge.serve.schemas import ChatRequest, CompletionRequest
@@ -110,14 +110,7 @@ def create_app(
     options = checked_options(options)
     metrics = metrics or ServerMetrics(str(options.served_model_name))
     decoder = decoder if recorder is None else recorder.decoder
-    scheduler = Scheduler(
-        decoder,
-        max_waiting=options.max_waiting,
-        kv_budget_tokens=options.kv_budget_tokens,
-        prefill_chunk=options.prefill_chunk,
-        round_timeout_s=options.round_timeout_s,
-        sink=metrics.observe,
-    )
+    scheduler = Scheduler(decoder, options, sink=metrics.observe)
     service = Service(
         decoder, scheduler, options=options, metrics=metrics, chat=chat, recorder=recorder
     )
@@ -151,9 +144,13 @@ def create_app(
         max_held_bytes=_MAX_HELD_BYTES,
         timeout_s=_BODY_TIMEOUT_S,
     )
-    app.add_middleware(Gate, keys=options.api_keys, hosts=options.allowed_hosts)
-    endpoints = [str(getattr(route, "path", "")) for route in app.routes]
-    app.add_middleware(CountedAnswers, count=metrics.count_answer, endpoints=endpoints)
+    app.add_middleware(
+        Gate,
+        keys=options.api_keys,
+        hosts=options.allowed_hosts,
+        count=metrics.count_answer,
+        endpoints=[str(getattr(route, "path", "")) for route in app.routes],
+    )
     return app
 
 

@@ -50,7 +50,7 @@ def check_headers(headers: Mapping[str, str]) -> None:
         raise refused(text, code="invalid_content_encoding")
 
 
-def parsed(content: bytes, model: type[Model]) -> Model:
+def checked(content: bytes, model: type[Model]) -> Model:
     """Return a checked body.
 
     Raises:

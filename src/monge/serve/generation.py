@@ -16,25 +16,9 @@ GenerationFinish = FinishReason | Literal["cancelled", "deadline", "oversized"]
 """`eos`, `stop`, `length`, `error`, or ended by the client (`cancelled`), by its deadline, or because
 its record takes too much memory (`oversized`)."""
 
-Measure = Literal[
-    "queue_s",
-    "prefill_s",
-    "first_token_s",
-    "inter_token_s",
-    "time_per_output_token_s",
-    "decode_s",
-    "inference_s",
-    "total_s",
-    "round_tokens",
-    "prompt_tokens",
-    "generated_tokens",
-]
-"""Observed quantities. `inter_token_s` is observed once a round and request, `round_tokens` once a
-round (committed tokens of the batch and prompt tokens read before it), the others once a
-request."""
-
-Sink = Callable[[Measure, float | int], None]
-"""Receives every observation in the decoding thread; it must be quick and must not raise."""
+Sink = Callable[[str, float | int], None]
+"""Receives every observation, by the names of `monge.serve.metrics`, in the decoding thread; it must be
+quick and must not raise."""
 
 
 class QueueFullError(MongeError, RuntimeError):

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from monge.serve.generation import GenerationFinish, Measure
+from monge.serve.generation import GenerationFinish
 from monge.serve.scheduler import Snapshot
 from monge.serve.schemas import Asked
 
@@ -41,7 +41,7 @@ _WHOLE: Final = _buckets(
 _ROUND: Final = _buckets("1 8 16 32 64 128 256 512 1024 2048 4096 8192 16384")
 _TOKENS: Final = _buckets("1 2 5 10 20 50 100 200 500 1000 2000 5000 10000 20000 50000 100000")
 
-_HISTOGRAMS: Final[Sequence[tuple[Measure, str, str, tuple[float, ...]]]] = (
+_HISTOGRAMS: Final = (
     ("first_token_s", "time_to_first_token_seconds", "Submission to first token.", _FIRST_TOKEN),
     ("inter_token_s", "inter_token_latency_seconds", "Between rounds of a request.", _BETWEEN),
     (
@@ -59,6 +59,8 @@ _HISTOGRAMS: Final[Sequence[tuple[Measure, str, str, tuple[float, ...]]]] = (
     ("prompt_tokens", "request_prompt_tokens", "Prompt tokens of a request.", _TOKENS),
     ("generated_tokens", "request_generation_tokens", "Generated tokens of a request.", _TOKENS),
 )
+"""Measure, name, help and buckets. `inter_token_s` is observed once a round and request, `round_tokens`
+once a round, the others once a request."""
 
 _BY_CONTROLLER: Final = {
     "rounds": "Rounds, by the controller that planned them.",
@@ -105,11 +107,7 @@ class ServerMetrics:
         for asked in get_args(Asked):
             self._asked.labels(*self._labels, asked)
 
-    def describe(self, backend: str) -> None:
-        """Name what runs the target."""
-        self._model.labels(*self._labels, backend).set(1)
-
-    def observe(self, measure: Measure, value: float | int) -> None:
+    def observe(self, measure: str, value: float | int) -> None:
         """Record one observation; this is the sink of the scheduler."""
         self._histograms[measure].observe(value)
 
@@ -122,8 +120,9 @@ class ServerMetrics:
         self._asked.labels(*self._labels, asked).inc()
         self._planning.labels(*self._labels, controller).inc()
 
-    def watch(self, snapshot: Callable[[], Snapshot]) -> None:
-        """Read counters and gauges from a scheduler at each scrape, all from one snapshot."""
+    def watch(self, snapshot: Callable[[], Snapshot], backend: str) -> None:
+        """Read counters and gauges from a scheduler at each scrape, all from one snapshot; name its backend."""
+        self._model.labels(*self._labels, backend).set(1)
         for controller in snapshot().by_controller:
             self._planning.labels(*self._labels, controller)
         self._registry.register(_Collected(lambda: _state(snapshot(), self._labels)))

@@ -19,20 +19,33 @@ CLOSE: Final = {"connection": "close"}
 """Closes the connection, so that the rest of a body is not read."""
 
 
-class CountedAnswers:
-    """Reports the endpoint, status and error code of every answer.
+class Gate:
+    """Refuses requests without a valid key, in constant time, or sent to a name that is not served; counts answers.
+
+    A web page can point its own name to the address of this machine after it is loaded (DNS
+    rebinding). Its scripts can then reach a server on loopback, but they cannot hide the name.
 
     Args:
         app: The application behind it.
-        count: Called with `(endpoint, status, code)`.
+        keys: The keys; without keys, none is needed.
+        hosts: Allowed names and addresses, without ports, IPv6 in brackets. If empty, any.
+        count: Called with endpoint, status and error code of every answer.
         endpoints: Known paths. All others count as `other`, so that clients cannot create label
             values.
     """
 
     def __init__(
-        self, app: ASGIApp, count: Callable[[str, int, str], None], endpoints: Sequence[str]
+        self,
+        app: ASGIApp,
+        *,
+        keys: Sequence[str],
+        hosts: Sequence[str],
+        count: Callable[[str, int, str], None],
+        endpoints: Sequence[str],
     ) -> None:
-        self._app, self._count, self._endpoints = app, count, frozenset(endpoints)
+        self._app, self._keys = app, tuple(key.encode() for key in keys)
+        self._hosts = frozenset(host.lower().encode() for host in hosts)
+        self._count, self._endpoints = count, frozenset(endpoints)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer."""
@@ -44,32 +57,11 @@ class CountedAnswers:
                 self._count(endpoint, int(message["status"]), str(code))
             await send(message)
 
-        await self._app(scope, receive, counted)
-
-
-class Gate:
-    """Refuses requests without a valid key, in constant time, or sent to a name that is not served.
-
-    A web page can point its own name to the address of this machine after it is loaded (DNS
-    rebinding). Its scripts can then reach a server on loopback, but they cannot hide the name.
-
-    Args:
-        app: The application behind it.
-        keys: The keys; without keys, none is needed.
-        hosts: Allowed names and addresses, without ports, IPv6 in brackets. If empty, any.
-    """
-
-    def __init__(self, app: ASGIApp, keys: Sequence[str], hosts: Sequence[str]) -> None:
-        self._app, self._keys = app, tuple(key.encode() for key in keys)
-        self._hosts = frozenset(host.lower().encode() for host in hosts)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer."""
         error = self._error(scope) if scope["type"] == "http" else None
         if error is None:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, counted)
         else:
-            await _refuse(error, scope, receive, send)
+            await _refuse(error, scope, receive, counted)
 
     def _error(self, scope: Scope) -> ApiError | None:
         sent = {_without_port(value) for name, value in scope["headers"] if name == b"host"}

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final, Literal, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 from monge.core.context import DraftPlan
 from monge.core.errors import OptionError
@@ -15,10 +15,10 @@ from monge.engine.decoder import Decoder
 from monge.engine.logprobs import LogprobOptions
 from monge.engine.session import Request, Session
 from monge.options import SamplingOptions, ServeOptions
-from monge.serve.errors import TOO_LONG, refused
+from monge.serve.bodies import checked
+from monge.serve.errors import TOO_LONG, ApiError, refused
 from monge.serve.schemas import (
     FIELD_NAMES,
-    Asked,
     ChatRequest,
     CompletionRequest,
     SamplingRequest,
@@ -30,6 +30,7 @@ DEFAULT_MAX_TOKENS: Final = 16
 context."""
 
 Prompt = str | tuple[int, ...]
+Body = type[CompletionRequest] | type[ChatRequest]
 
 
 @runtime_checkable
@@ -53,38 +54,33 @@ class Recorder(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedRequest:
-    """A parsed HTTP request.
+    """A body with the requests of the engine that it asks for.
 
     Args:
-        kind: The endpoint.
+        body: The checked body, without its prompt or its messages.
         response_id: The `id` of the answer.
         created: Seconds since the epoch.
         choices: One request of the engine per choice: all choices of the first prompt, then those
             of the second, and so on.
-        num_choices: Choices of each prompt.
-        asked: Form of the `speculation` field.
         echoes: The text of the prompt for each choice, if it is repeated before the completion;
             else empty.
-        is_stream: Whether the answer is a stream.
-        has_usage: Whether the stream ends with usage.
-        has_running_usage: Whether every chunk has usage.
-        hides_completion: Whether the completion is hidden. A request that only scores its prompt
-            generates one hidden token.
-        is_recorded: Whether the choices are recorded.
     """
 
-    kind: Literal["chat", "completion"]
+    body: CompletionRequest | ChatRequest
     response_id: str
     created: int
     choices: tuple[Request, ...]
-    num_choices: int
-    asked: Asked
-    echoes: tuple[str, ...] = ()
-    is_stream: bool = False
-    has_usage: bool = False
-    has_running_usage: bool = False
-    hides_completion: bool = False
-    is_recorded: bool = False
+    echoes: tuple[str, ...]
+
+    @property
+    def is_chat(self) -> bool:
+        """True for `/v1/chat/completions`."""
+        return isinstance(self.body, ChatRequest)
+
+    @property
+    def hides_completion(self) -> bool:
+        """True if the request only scores its prompt: it generates one token, which is hidden."""
+        return self.body.max_tokens == 0
 
     @property
     def seed(self) -> int | None:
@@ -94,11 +90,11 @@ class ParsedRequest:
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of all prompts; each prompt counts once."""
-        return sum(len(one.prompt_ids) for one in self.choices[:: self.num_choices])
+        return sum(len(one.prompt_ids) for one in self.choices[:: self.body.n or 1])
 
     def first_choice(self, index: int) -> int:
         """Index of the first choice of the prompt of a choice; the prompt's scores come with it."""
-        return index - index % self.num_choices
+        return index - index % (self.body.n or 1)
 
 
 class RequestParser:
@@ -126,26 +122,29 @@ class RequestParser:
         vocabulary = getattr(decoder.tokenizer, "get_vocab", None)
         self._longest_token = None if vocabulary is None else max(map(len, vocabulary()))
 
-    def parse(self, body: CompletionRequest | ChatRequest) -> ParsedRequest:
-        """Parse a checked body.
+    def parse(self, content: bytes, model: Body) -> ParsedRequest:
+        """Parse a body.
 
         Raises:
-            ApiError, MongeError: If it cannot be honoured.
+            ApiError, MongeError: If it does not fit the model, or cannot be honoured.
         """
+        body: CompletionRequest | ChatRequest = checked(content, model)
+        if body.model is not None:
+            self.check_name(body.model)
         prompts: Sequence[Prompt]
         if isinstance(body, ChatRequest):
             prompts, is_echoed = [self._conversation(body)], False
             room = self._max_sequence_tokens - len(prompts[0])
             wanted = body.max_completion_tokens or body.max_tokens or room
             logprobs = (body.top_logprobs or 0) if body.logprobs else None
-            kind, prefix = "chat", "chatcmpl-"
+            prefix = "chatcmpl-"
         else:
             prompts, is_echoed = body.prompt, bool(body.echo)
             for prompt in prompts:
                 self._check_size("prompt", [prompt])
             wanted = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-            logprobs, kind, prefix = body.logprobs, "completion", "cmpl-"
-        each, stream = body.n or 1, body.stream_options
+            logprobs, prefix = body.logprobs, "cmpl-"
+        each = body.n or 1
         if len(prompts) * each > self._options.max_choices:
             raise refused(
                 f"this server makes at most {self._options.max_choices} completions for a "
@@ -168,20 +167,28 @@ class RequestParser:
             for place, one in enumerate(requests)
             for number in range(each)
         ]
+        # Waiting requests hold no texts, of which there may be megabytes.
+        texts = "messages" if isinstance(body, ChatRequest) else "prompt"
         return ParsedRequest(
-            kind=kind,
+            body=body.model_copy(update={texts: ()}),
             response_id=prefix + secrets.token_hex(16),
             created=int(time.time()),
             choices=tuple(self._recorded(choices) if body.certificate else choices),
-            num_choices=each,
-            asked=body.asked,
             echoes=tuple(text for text in echoes for _ in range(each)),
-            is_stream=bool(body.stream),
-            has_usage=stream is not None and bool(stream.include_usage),
-            has_running_usage=stream is not None and bool(stream.continuous_usage_stats),
-            hides_completion=wanted == 0,
-            is_recorded=bool(body.certificate),
         )
+
+    def check_name(self, name: str) -> None:
+        """Refuse the name of another model.
+
+        Raises:
+            ApiError: If it is one.
+        """
+        own = self._options.served_model_name
+        if name != own:
+            text = (
+                f"this server serves {own!r} and nothing else; leave `model` out or send that name"
+            )
+            raise ApiError(404, text, param="model", code="model_not_found")
 
     def _conversation(self, body: ChatRequest) -> tuple[int, ...]:
         self._check_size("messages", [message.text for message in body.messages])

@@ -16,6 +16,7 @@ from fastapi import FastAPI
 
 from monge.core.errors import OptionError
 from monge.engine.garbage import settle_objects
+from monge.options import ServeOptions
 from monge.serve.connections import (
     Connection,
     ConnectionLimits,
@@ -57,40 +58,36 @@ class DrainingServer(uvicorn.Server):
 
     Args:
         app: The application, made by `create_app`.
-        drain_s: Seconds that running requests get; the others get a 503.
-        lame_duck_s: Seconds after SIGTERM, before that, in which requests are still taken though
-            the server is not ready.
+        options: `drain_s`, `lame_duck_s` and `access_log` are read.
         exits: Whether the process ends, with status 1, if the server does not.
-        access_log: Whether every request is logged.
         limits: Of its connections; `None` for those of this process.
-        **options: Further options of `uvicorn.Config`.
+        **config: Further options of `uvicorn.Config`.
     """
 
     def __init__(
         self,
         app: FastAPI,
+        options: ServeOptions,
         *,
-        drain_s: int,
-        lame_duck_s: int = 0,
         exits: bool = False,
-        access_log: bool = False,
         limits: ConnectionLimits | None = None,
-        **options: Any,
+        **config: Any,
     ) -> None:
         limits = limits or limits_of_process()
         own: dict[str, Any] = {
             "http": partial(Connection, limits=limits),  # h11's, which bounds the size of headers
             "ws": "none",
-            "log_level": logging.INFO if access_log else logging.WARNING,
-            "access_log": access_log,
+            "log_level": logging.INFO if options.access_log else logging.WARNING,
+            "access_log": options.access_log,
             "server_header": False,
             "backlog": limits.backlog,
             "timeout_keep_alive": _KEEP_ALIVE_S,
-            "timeout_graceful_shutdown": drain_s + _TELL_S,
+            "timeout_graceful_shutdown": options.drain_s + _TELL_S,
         }
-        super().__init__(uvicorn.Config(app, **own | options))
-        self._state, self._drain_s, self._lame_duck_s = app.state, drain_s, lame_duck_s
-        self._exit_timer = threading.Timer(drain_s + _TELL_S + _HUNG_S, _exit) if exits else None
+        super().__init__(uvicorn.Config(app, **own | config))
+        self._state, self._options = app.state, options
+        patience_s = options.drain_s + _TELL_S + _HUNG_S
+        self._exit_timer = threading.Timer(patience_s, _exit) if exits else None
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until a signal."""
@@ -108,7 +105,8 @@ class DrainingServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Be ready no more, then accept no more connections, and wait for the open ones."""
         self._state.leave()
-        end = time.monotonic() + self._lame_duck_s * (signal.SIGTERM in self._captured_signals)
+        is_told = signal.SIGTERM in self._captured_signals
+        end = time.monotonic() + self._options.lame_duck_s * is_told
         while time.monotonic() < end and signal.SIGINT not in self._captured_signals:
             await asyncio.sleep(_TICK_S)
         if self._exit_timer is not None:
@@ -121,7 +119,7 @@ class DrainingServer(uvicorn.Server):
             late.cancel()
 
     async def _end_late(self) -> None:
-        await asyncio.sleep(self._drain_s)
+        await asyncio.sleep(self._options.drain_s)
         await asyncio.to_thread(self._state.end_generations)
 
 
@@ -161,16 +159,16 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def serve_until_signal(app: FastAPI, listener: socket.socket, **options: Any) -> None:
+def serve_until_signal(app: FastAPI, listener: socket.socket, options: ServeOptions) -> None:
     """Serve until SIGTERM or SIGINT, then finish the requests that run.
 
     Args:
         app: The application, made by `create_app`.
         listener: A listening socket.
-        **options: Of `DrainingServer`.
+        options: As for `DrainingServer`.
     """
     raise_descriptor_limit()
-    server = DrainingServer(app, exits=True, log_config=_LOGGING, **options)
+    server = DrainingServer(app, options, exits=True, log_config=_LOGGING)
     # uvicorn raises the signal once more when it is done; having drained is no failure.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     settle_objects()

@@ -18,17 +18,16 @@ from monge.engine.decoder import Decoder
 from monge.engine.garbage import trim_heap
 from monge.engine.session import Request, Session
 from monge.engine.threads import release_openmp_pool
+from monge.options import ServeOptions
 from monge.serve.generation import (
     Generation,
     GenerationFinish,
-    Measure,
     Output,
     QueueFullError,
     SchedulerClosedError,
     Sink,
     Speculation,
 )
-from monge.serve.waiting import WaitingQueue
 
 _LOG: Final = logging.getLogger(__name__)
 _UNBOUNDED_CONTEXT: Final = 32768
@@ -55,7 +54,7 @@ def controller_of(request: Request, components: Components) -> str:
     return components.controller_name if request.controller is None else request.controller
 
 
-def no_sink(measure: Measure, value: float | int) -> None:
+def no_sink(measure: str, value: float | int) -> None:
     """Ignore the observation."""
 
 
@@ -98,6 +97,54 @@ class Snapshot:
         return self.is_open and self.failure is None
 
 
+class WaitingQueue:
+    """Waiting generations: clients take turns, and so do the requests of one client.
+
+    A turn is one generation, so that a request with many choices delays others by one at a time.
+    """
+
+    def __init__(self) -> None:
+        self.entries: dict[int, Generation] = {}
+        """All of them by number, in order of arrival."""
+        self._clients: dict[str, dict[int, dict[int, Generation]]] = {}
+
+    @property
+    def num_requests(self) -> int:
+        """Client requests that wait, wholly or partly."""
+        return sum(map(len, self._clients.values()))
+
+    def add(self, entry: Generation) -> None:
+        """Append a generation to its request, which waits behind the others of its client."""
+        requests = self._clients.setdefault(entry.client, {})
+        requests.setdefault(entry.group_id, {})[entry.request_id] = entry
+        self.entries[entry.request_id] = entry
+
+    def first(self) -> Generation | None:
+        """Return the generation whose turn it is."""
+        for requests in self._clients.values():
+            return next(iter(next(iter(requests.values())).values()))
+        return None
+
+    def take(self, entry: Generation) -> None:
+        """Remove the generation whose turn it is; its request and its client go to the end."""
+        self.discard(entry.request_id)
+        if (requests := self._clients.pop(entry.client, None)) is not None:
+            self._clients[entry.client] = requests
+            if (group := requests.pop(entry.group_id, None)) is not None:
+                requests[entry.group_id] = group
+
+    def discard(self, request_id: int) -> None:
+        """Remove a generation, if it waits."""
+        entry = self.entries.pop(request_id, None)
+        if entry is not None:
+            requests = self._clients[entry.client]
+            del requests[entry.group_id][request_id]
+            if not requests[entry.group_id]:
+                del requests[entry.group_id]
+            if not requests:
+                del self._clients[entry.client]
+
+
 class Scheduler:
     """Decodes generations in one thread, which is the only thread that runs the networks.
 
@@ -113,14 +160,11 @@ class Scheduler:
 
     Args:
         decoder: The parts, the tokenizer, the number of generations that are decoded together.
-        max_waiting: Client requests that may wait, wholly or partly.
-        kv_budget_tokens: Tokens in the caches: rows x longest row, since the caches are
-            rectangular; the few columns of a round's tree do not count. `None` lets each row of a
-            full batch fill the context of the target.
-        prefill_chunk: Prompt tokens that are read between two rounds; fewer if running requests
-            would wait more than a quarter of a second.
-        round_timeout_s: Seconds after which a round is taken to hang; 0 for never. The snapshot
-            then has a failure, until it ends.
+        options: Of them, `max_waiting` counts client requests that wait, wholly or partly.
+            `kv_budget_tokens` counts rows x longest row, since the caches are rectangular; by default
+            each row of a full batch may fill the context of the target. `prefill_chunk` shrinks if
+            running requests would wait more than a quarter of a second. While a round takes longer
+            than `round_timeout_s`, the snapshot has a failure.
         sink: Receives every observation.
 
     Raises:
@@ -130,25 +174,20 @@ class Scheduler:
     def __init__(
         self,
         decoder: Decoder,
+        options: ServeOptions | None = None,
         *,
-        max_waiting: int = 256,
-        kv_budget_tokens: int | None = None,
-        prefill_chunk: int = 512,
-        round_timeout_s: float | int = 120,
         sink: Sink = no_sink,
     ) -> None:
-        parts = decoder.components
-        if kv_budget_tokens is None:
-            row = parts.target.max_length or _UNBOUNDED_CONTEXT
-            kv_budget_tokens = decoder.max_batch_size * row
-        limits = ("max_waiting", max_waiting, 1), ("kv_budget_tokens", kv_budget_tokens, 2)
+        parts, options = decoder.components, options or ServeOptions()
+        room = options.kv_budget_tokens
+        if room is None:
+            room = decoder.max_batch_size * (parts.target.max_length or _UNBOUNDED_CONTEXT)
+        limits = ("max_waiting", options.max_waiting, 1), ("kv_budget_tokens", room, 2)
         for name, value, least in limits:
             if value < least:
                 raise OptionError(f"{name} must be at least {least}; got {value}")
-        self._decoder, self._sink = decoder, sink
-        self._kv_budget_tokens, self._prefill_chunk = kv_budget_tokens, prefill_chunk
-        self._max_waiting = max_waiting
-        self._round_timeout_s = round_timeout_s or math.inf
+        self._decoder, self._options, self._sink = decoder, options, sink
+        self._kv_budget_tokens = room
         self._changed = threading.Condition()
         self._waiting = WaitingQueue()
         self._running: dict[int, Generation] = {}
@@ -251,7 +290,7 @@ class Scheduler:
             return Snapshot(
                 num_running=len(self._running) - num_prefilling,
                 num_prefilling=num_prefilling,
-                num_waiting=len(self._waiting),
+                num_waiting=len(self._waiting.entries),
                 kv_used_tokens=self._kv_tokens(self._running.values()),
                 kv_budget_tokens=self._kv_budget_tokens,
                 is_open=self._is_open,
@@ -277,7 +316,7 @@ class Scheduler:
         if drain and self._thread.is_alive():
             self._thread.join(timeout_s)
         with self._changed:
-            left = [*self._waiting.entries(), *self._running.values()]
+            left = [*self._waiting.entries.values(), *self._running.values()]
         self.cancel(entry.request_id for entry in left)
         if self._thread.is_alive():
             self._thread.join(_LAST_ROUND_S)
@@ -296,7 +335,7 @@ class Scheduler:
         now = time.perf_counter()
         with self._changed:
             late = [one for one in self._running.values() if one.deadline <= now - _LATE_S]
-            late += [one for one in self._waiting.entries() if one.deadline <= now]
+            late += [one for one in self._waiting.entries.values() if one.deadline <= now]
             for entry in late:
                 self._leaving[entry.request_id] = "deadline"
         for entry in late:
@@ -307,8 +346,9 @@ class Scheduler:
         now = time.perf_counter()
         if self._failure is not None:
             return self._failure
-        if self._round_began is not None and now - self._round_began > self._round_timeout_s:
-            return f"a round has taken longer than {self._round_timeout_s:g} s"
+        most = self._options.round_timeout_s or math.inf
+        if self._round_began is not None and now - self._round_began > most:
+            return f"a round has taken longer than {most:g} s"
         if len(self._failed_groups) >= _MOST_FAILURES and now - self._failed_at < _FAILURES_S:
             return f"the last {len(self._failed_groups)} requests all ended in errors"
         return None
@@ -331,8 +371,9 @@ class Scheduler:
             raise SchedulerClosedError(
                 f"no more generations are taken: {self._failure or 'the scheduler is closing'}"
             )
-        if self._waiting.num_requests >= self._max_waiting:
-            raise QueueFullError(f"The queue is full ({self._max_waiting} requests); retry later.")
+        most = self._options.max_waiting
+        if self._waiting.num_requests >= most:
+            raise QueueFullError(f"The queue is full ({most} requests); retry later.")
 
     @staticmethod
     def _kv_tokens(entries: Iterable[Generation]) -> int:
@@ -341,7 +382,7 @@ class Scheduler:
         return len(sizes) * max(sizes, default=0)
 
     def _new_batch(self) -> Batch:
-        chunk = self._prefill_chunk
+        chunk = self._options.prefill_chunk
         return Batch(self._decoder.components, prefill_chunk=chunk, piece_s=_PIECE_S, isolated=True)
 
     def _run(self) -> None:
@@ -357,7 +398,7 @@ class Scheduler:
         with self._changed:
             self._is_open, self._failure = False, f"{type(error).__name__}: {error}"
             self._round_began = None
-            left = [*self._running.values(), *self._waiting.entries()]
+            left = [*self._running.values(), *self._waiting.entries.values()]
         for entry in left:
             entry.sink = no_sink  # the sink may be the cause
             self._end(entry, "error", error)
@@ -378,10 +419,10 @@ class Scheduler:
             trim_heap()  # outside of the lock, so that new clients do not wait for it
         with self._changed:
             self._changed.wait_for(self._is_called)
-            return bool(self._waiting or self._running)
+            return bool(self._waiting.entries or self._running)
 
     def _is_called(self) -> bool:
-        return bool(self._waiting or self._running or not self._is_open)
+        return bool(self._waiting.entries or self._running or not self._is_open)
 
     def _sweep(self) -> None:
         """End generations that were cancelled, passed their deadline, or have too large a record."""
@@ -396,7 +437,7 @@ class Scheduler:
         for request_id, reason in reasons.items():
             if entry := self._running.get(request_id):
                 self._batch.leave(entry.session)
-            if entry := entry or self._waiting.get(request_id):
+            if entry := entry or self._waiting.entries.get(request_id):
                 self._end(entry, reason)
 
     def _admit(self) -> None:
@@ -424,7 +465,7 @@ class Scheduler:
     def _round(self) -> None:
         before = self._batch.num_prompt_tokens
         try:
-            served = self._batch.step(num_waiting=len(self._waiting))
+            served = self._batch.step(num_waiting=len(self._waiting.entries))
         except OutOfStepError:
             raise  # no later round can succeed
         except Exception as error:  # noqa: BLE001  parts may raise anything

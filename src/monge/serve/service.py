@@ -18,17 +18,14 @@ from monge.engine.decoder import Decoder
 from monge.engine.session import Session
 from monge.options import ServeOptions
 from monge.serve.answers import Answers, TokenTexts, dumped
-from monge.serve.bodies import check_headers, parsed
-from monge.serve.errors import ApiError
+from monge.serve.bodies import check_headers
 from monge.serve.generation import Output
 from monge.serve.metrics import ServerMetrics
-from monge.serve.request_parser import ParsedRequest, Recorder, RequestParser
+from monge.serve.request_parser import Body, ParsedRequest, Recorder, RequestParser
 from monge.serve.request_worker import RequestWorker, unless_disconnected
 from monge.serve.scheduler import Scheduler, controller_of
 from monge.serve.schemas import ChatRequest, CompletionRequest
 from monge.serve.streaming import EventStream, Outputs
-
-Body = type[CompletionRequest] | type[ChatRequest]
 
 
 class Service:
@@ -63,8 +60,7 @@ class Service:
             "max_model_len": longest,
             "backend": decoder.backend,
         }
-        metrics.watch(scheduler.snapshot)
-        metrics.describe(decoder.backend)
+        metrics.watch(scheduler.snapshot, decoder.backend)
 
     async def completions(self, request: Request) -> Response:
         """Answer `POST /v1/completions`."""
@@ -80,7 +76,7 @@ class Service:
 
     async def model(self, name: str) -> dict[str, Any]:
         """Return the served model."""
-        self._check_model(name)
+        self._parser.check_name(name)
         return self._card
 
     async def health(self) -> Response:
@@ -114,14 +110,16 @@ class Service:
             deadline_s=self._options.request_timeout_s or math.inf,
             is_oversized=self._record_check(asked),
         )
-        self._metrics.count_request(asked.asked, controller_of(asked.choices[0], self._components))
+        self._metrics.count_request(
+            asked.body.asked, controller_of(asked.choices[0], self._components)
+        )
         answers = Answers(
             request=asked,
             model_name=str(self._options.served_model_name),
             fingerprint=self._fingerprint,
             texts=self._texts,
         )
-        if asked.is_stream:
+        if asked.body.stream:
             return EventStream(answers, outputs, self._writer)
         try:
             whole = await unless_disconnected(request, asyncio.ensure_future(outputs.whole()))
@@ -136,28 +134,22 @@ class Service:
         check_headers(request.headers)
         try:
             content = request.scope["state"].pop("body")
-            reading = self._worker.do(partial(self._read, content, model))
+            reading = self._worker.do(partial(self._parser.parse, content, model))
             timeout_s = self._options.request_timeout_s or None
             return await unless_disconnected(request, asyncio.ensure_future(reading), timeout_s)
         finally:
             request.state.release_body()
 
-    def _read(self, content: bytes, model: Body) -> ParsedRequest:
-        body: CompletionRequest | ChatRequest = parsed(content, model)
-        if body.model is not None:
-            self._check_model(body.model)
-        return self._parser.parse(body)
-
     def _record_check(self, asked: ParsedRequest) -> Callable[[Session], bool] | None:
         """Return a check of the size of a record; the choices share the memory of the request."""
-        if not asked.is_recorded or self._recorder is None:
+        if not asked.body.certificate or self._recorder is None:
             return None
         recorder, most = self._recorder, self._options.max_certificate_bytes // len(asked.choices)
         return lambda session: recorder.num_bytes(session) > most
 
     def _written(self, answers: Answers, outputs: Sequence[Output]) -> bytes:
         whole = answers.whole(outputs)
-        if answers.request.is_recorded and self._recorder is not None:
+        if answers.request.body.certificate and self._recorder is not None:
             sessions = [one.recorded for one in outputs if one.recorded is not None]
             whole["certificate"] = self._recorder.certificate(sessions).document()
         return dumped(whole).encode()
@@ -166,14 +158,6 @@ class Service:
         """Return the key that a request brings, or else the address that it comes from."""
         address = "" if request.client is None else request.client.host
         return request.headers["authorization"] if self._options.api_keys else address
-
-    def _check_model(self, name: str) -> None:
-        own = self._options.served_model_name
-        if name != own:
-            text = (
-                f"this server serves {own!r} and nothing else; leave `model` out or send that name"
-            )
-            raise ApiError(404, text, param="model", code="model_not_found")
 
 
 def _status(*, is_well: bool) -> Response:

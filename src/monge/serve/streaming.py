@@ -18,6 +18,7 @@ from monge.serve.generation import Output
 from monge.serve.request_parser import ParsedRequest
 from monge.serve.request_worker import RequestWorker
 from monge.serve.scheduler import Scheduler
+from monge.serve.schemas import StreamOptions
 
 DONE: Final = "data: [DONE]\n\n"
 _HEADERS: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -38,7 +39,12 @@ class Outputs:
     def __init__(self, request: ParsedRequest, scheduler: Scheduler, **options: Any) -> None:
         self._request, self._scheduler = request, scheduler
         self._arrived = asyncio.Queue[tuple[int, Output]]()
-        put = partial(_put, asyncio.get_running_loop(), self._arrived)
+        loop = asyncio.get_running_loop()
+
+        def put(index: int, output: Output) -> None:
+            with suppress(RuntimeError):  # the loop has ended, and the reader with it
+                loop.call_soon_threadsafe(self._arrived.put_nowait, (index, output))
+
         self._ids = scheduler.submit(request.choices, put, **options)
 
     def cancel(self) -> None:
@@ -70,16 +76,6 @@ class Outputs:
                 for one, its in held.pop(first):
                     yield one, its if one in begun else replace(its, prompt_logprobs=scores[first])
                     begun.add(one)
-
-
-def _put(
-    loop: asyncio.AbstractEventLoop,
-    arrived: "asyncio.Queue[tuple[int, Output]]",
-    index: int,
-    output: Output,
-) -> None:
-    with suppress(RuntimeError):  # the loop has ended, and the reader with it
-        loop.call_soon_threadsafe(arrived.put_nowait, (index, output))
 
 
 def merged(outputs: Sequence[Output]) -> Output:
@@ -120,19 +116,20 @@ async def _events(answers: Answers, outputs: Outputs, writer: RequestWorker) -> 
     """
     begun, last, num_generated = set[int](), dict[int, Output](), 0
     request = answers.request
+    wanted = request.body.stream_options or StreamOptions()
     try:
         for chunk in answers.opening():
             yield _event(chunk)
         async for index, output in outputs:
             num_generated += len(output.token_ids)
             last[index] = output
-            usage = answers.usage(num_generated) if request.has_running_usage else None
+            usage = answers.usage(num_generated) if wanted.continuous_usage_stats else None
             write = partial(_chunk, answers, index, output, usage, is_first=index not in begun)
             begun.add(index)
             has_logprobs = request.choices[index].logprobs is not None
             if chunk := await writer.do(write) if has_logprobs else write():
                 yield chunk
-        if request.has_usage:
+        if wanted.include_usage:
             yield _event(answers.last([last[index] for index in sorted(last)]))
     except ApiError as error:
         yield _event(error.body())
