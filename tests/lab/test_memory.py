@@ -2,8 +2,6 @@
 
 import json
 import os
-import warnings
-from dataclasses import replace
 from mmap import mmap
 from multiprocessing import Pipe
 from pathlib import Path
@@ -57,21 +55,6 @@ def test_what_is_kept_shows_as_growth(monkeypatch):
     assert [one["round"] for one in samples] == [0, 2, 4, 6, 8]
     sizes = [{name: one[name] for name in ("round", "resident", "peak")} for one in samples]
     assert summary(sizes)["growth"] > 40 * MIB
-
-
-@linux
-def test_what_runs_eagerly_after_all_has_no_numbers(monkeypatch):
-    reason = "backend 'compiled' is not used: there is no compiler"
-    monkeypatch.setattr(module, "load", lambda **_: warnings.warn(reason, stacklevel=2))
-    assert told(SMALL, "compiled") == [{"kind": "failed", "reason": reason}]
-
-
-@linux
-@pytest.mark.slow
-def test_who_cannot_run_is_named():
-    wrong = replace(SMALL, options=(("target", "no/such/model"),))
-    with pytest.raises(BackendError, match="eager: .*no/such/model"):
-        measure(wrong)
 
 
 @linux

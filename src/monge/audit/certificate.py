@@ -35,6 +35,7 @@ from monge.core.proposal import (
 )
 from monge.core.systematic import Systematic, SystematicDesign
 from monge.core.tree import TokenTree
+from monge.core.verdict import Verdict
 
 VERSION: Final = 1
 _DIGEST_BYTES: Final = 16
@@ -208,6 +209,16 @@ def tree_of(stored: Mapping[str, Any], arrays: Arrays) -> TokenTree:
         if len({tree.token_ids[child] for child in children}) != len(children):
             raise CertificateError(f"two children of node {node} have one token")
     return tree
+
+
+def verdict_of(stored: Mapping[str, Any]) -> Verdict:
+    """Return the verdict of these fields."""
+    return Verdict(
+        path=tuple(stored["path"]),
+        next_token=stored["next_token"],
+        next_kind=stored["next_kind"],
+        examined=tuple(stored["examined"]),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, NoReturn
 
-from monge.audit.certificate import PLAIN, proposal_fields
+from monge.audit.certificate import PLAIN, proposal_fields, verdict_of
 from monge.audit.certify_report import DraftFindings, MismatchError
 from monge.audit.checks.coupling import draft_laws
 from monge.audit.tape import Tape
@@ -220,13 +220,7 @@ class _FollowedTape(Tape):
             self._differ(reason, is_wrong=True)
         self._found.num_rounds += 1
         self.num_verdicts += 1
-        stated = self._round["verdict"]
-        return Verdict(
-            path=tuple(stated["path"]),
-            next_token=stated["next_token"],
-            next_kind=stated["next_kind"],
-            examined=tuple(stated["examined"]),
-        )
+        return verdict_of(self._round["verdict"])
 
     def _compare(self, node: int, new: Proposal, old: Proposal) -> None:
         if type(new) is not type(old):

@@ -117,8 +117,8 @@ def summary(
 
     Returns:
         `block_efficiency`, `tokens_per_s`, `speedup` (each mean, low, high; speeds are `None` without
-        costs), `acceptance_by_depth`, `draft_utilisation`, `mean_depth`, `rounds` and `lengths` of
-        the texts for plots, and `tags` with the main figures of each.
+        costs), `acceptance_by_depth`, `draft_utilisation`, `mean_depth`, and `tags` with the main
+        figures of each.
     """
     records = [record for one in passes for record in one.records]
     sums = _sums(passes, log, costs)
@@ -130,8 +130,6 @@ def summary(
         "acceptance_by_depth": list(acceptance_by_depth(records)),
         "draft_utilisation": draft_utilisation(records),
         "mean_depth": sum(record.depth for record in records) / len(records),
-        "rounds": _rounds_of_first_pass(passes),
-        "lengths": [len(text.token_ids) for text in log.texts],
         "tags": {
             tag: _figures(sums[:, tags == tag], seed, is_timed=costs is not None)
             for tag in log.tags
@@ -164,15 +162,3 @@ def _figures(sums: np.ndarray, seed: int, *, is_timed: bool) -> dict[str, Any]:
         figures |= speeds
     found = {name: asdict(resamples.ratio(*own, texts)) for name, own in figures.items()}
     return dict.fromkeys(speeds) | found
-
-
-def _rounds_of_first_pass(passes: Sequence[SimulatedText]) -> list[list[list[int]]]:
-    """Return `[tokens written before the round, its depth, accepted tokens]` of every round, by text."""
-    texts: list[list[list[int]]] = []
-    for one in (each for each in passes if each.repeat == 0):
-        written, rounds = 0, list[list[int]]()
-        for record in one.records:
-            rounds.append([written, record.depth, record.num_accepted])
-            written += len(record.token_ids)
-        texts.append(rounds)
-    return texts
