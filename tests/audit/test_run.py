@@ -2,15 +2,11 @@
 
 import asyncio
 import json
-import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from typer.testing import CliRunner
 
 from monge.audit.client import Client, RefusedError, ServerError
@@ -225,36 +221,6 @@ def test_a_cancelled_forward_ends_before_the_next_one_begins():
 
     asyncio.run(both())
     assert at_once == [False, False]
-
-
-@contextmanager
-def served(server: ToyServer) -> Iterator[str]:
-    """A toy server behind a socket, in a thread of its own."""
-    runner = uvicorn.Server(uvicorn.Config(server, port=0, log_level="critical", lifespan="off"))
-    listener = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=runner.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        runner.should_exit = True
-        thread.join()
-        listener.close()
-
-
-@pytest.mark.parametrize("is_greedy", [False, True])
-def test_an_audit_over_a_socket(is_greedy):
-    async def run(url: str) -> Report:
-        async with Client(url) as client:
-            return await audit(
-                client,
-                local_reference(),
-                AuditSettings(budget=640, situations=SHORT, naming=await probe(client, "abc")),
-            )
-
-    with served(ToyServer(PlainEngine(is_greedy=is_greedy), chunks=3)) as url:
-        report = asyncio.run(run(url))
-    assert report.verdict == ("not lossless" if is_greedy else "lossless")
 
 
 def test_the_page_shows_the_verdict():

@@ -7,7 +7,6 @@ import pytest
 from typer.testing import CliRunner
 
 from lab.capacity import simulation
-from lab.capacity.costs import levelled
 from lab.capacity.plan import Effort, Goal, plan
 from lab.capacity.simulation import Machine, Step, Work, simulate
 from monge.core.draws import SeededDraws
@@ -70,19 +69,6 @@ def test_a_full_batch_is_served_at_the_speed_of_its_rounds():
     assert found["tokens_per_s"] == pytest.approx(8 * 2 / 0.018, rel=0.05)
 
 
-def test_arms_are_levelled():
-    fast = machine(2, plain=0.01, row=0.001, node=0.002, draft=0.004, prefill=(0.1, 0.2))
-    slow = machine(2, plain=0.03, row=0.003, node=0.001, draft=0.001, prefill=(0.3, 0.6))
-    level = levelled({"fast": fast, "slow": slow})
-    one, other = level["fast"].costs, level["slow"].costs
-    for batch in (1, 2):
-        assert one.verify_s(0, batch) == pytest.approx(other.verify_s(0, batch))
-        assert one.verify_s(0, batch) == pytest.approx(2 * fast.costs.verify_s(0, batch))
-    assert one.verify_s(4) - one.verify_s(0) == pytest.approx(4 * 0.004)
-    assert one.draft_s(4) == pytest.approx(4 * 0.008)
-    assert level["slow"].prefill_s == pytest.approx((0.2, 0.4))
-
-
 @pytest.mark.usefixtures("unchecked_types")
 def test_the_plan_meets_its_goal_and_not_much_more():
     work = [Work(1, tuple(Step(0, 0, 1) for _ in range(20)))]
@@ -138,22 +124,3 @@ def test_command(lab, log, tmp_path):
     assert json.loads(again.stdout.splitlines()[-1])["arms"] == document["arms"], (
         "a function of the log, the times and the seed"
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("--controller goodput", "plans by the batch that it meets"),
-        ("--costs missing.json", "cannot read machines"),
-        (
-            "--costs missing.json --backend eager",
-            "--backend says how rounds are timed, and --costs that they were",
-        ),
-        ("--spare 1", "0 <= spare < 1"),
-        ("--replicas 0", "sizes must be at least 1"),
-    ],
-)
-def test_bad_options(lab, log, arguments, message):
-    result = lab("capacity", log, arguments)
-    assert result.exit_code == 2
-    assert message in result.stderr.replace("\n", " ")

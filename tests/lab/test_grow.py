@@ -61,12 +61,6 @@ def test_a_folder_is_a_target_like_any_other(tmp_path):
         write_grown(network("llama", "sdpa"), None, tmp_path / "file" / "new")
 
 
-@pytest.mark.parametrize("text", ["", "many", "0B", "-1B", "1T"])
-def test_sizes_that_are_none(text):
-    with pytest.raises(OptionError, match="cannot read the size"):
-        num_parameters(text)
-
-
 def test_shapes_that_do_not_fit():
     with pytest.raises(OptionError, match="no shape of 5e\\+06 parameters holds this network"):
         shape_for(load_network(built_in("target")), 5e6)

@@ -11,7 +11,7 @@ import pytest
 from lab.memory import measure as module
 from lab.memory.__main__ import main as memory
 from lab.memory.measure import MIB, MemorySettings, measure, summary
-from monge.core.errors import BackendError, OptionError
+from monge.core.errors import BackendError
 
 SMALL = MemorySettings(backends=("eager",), rounds=6, samples=3)
 linux = pytest.mark.skipif(
@@ -82,16 +82,3 @@ def test_the_command(capsys):
     assert rounds == sorted(set(rounds))
     assert rounds[-1] >= 6
     assert all(MIB < sample["resident"] <= sample["peak"] for sample in one["samples"])
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"rounds": 1}, "rounds must be at least 2; got 1"),
-        ({"rounds": 5, "samples": 6}, "6 looks at memory need as many rounds; got 5"),
-        ({"backends": ("quick",)}, "unknown backend 'quick'"),
-    ],
-)
-def test_bad_settings(settings, message):
-    with pytest.raises(OptionError, match=message):
-        MemorySettings(**settings)

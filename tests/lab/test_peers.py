@@ -94,12 +94,6 @@ class TestComparing:
         opened = [settings["token_s"] for _, _, settings in FakeProcess.opened]
         assert opened == [0.02, 0.01, 0.004, 0.005], "the fastest engine stays open"
 
-    def test_a_quick_search_looks_at_few_settings_and_the_first_temperature(self, tmp_path):
-        ours = peer("monge", "eager", *speeds(0.02, 0.01, 0.001), quick=2)
-        arms = run(tmp_path, ours, is_quick=True)["arms"]
-        assert [arm["settings"] for arm in arms] == [{"token_s": 0.01}] * 2
-        assert [len(arm["tried"]) for arm in arms] == [2, 1]
-
     def test_headline(self, tmp_path):
         ours = Peer(
             name="monge",
@@ -145,11 +139,6 @@ class TestComparing:
         host, arm = run(tmp_path, HOST, peer("other", "plain", {"loops": True}), **GREEDY)["arms"]
         assert (host["degenerate_share"], arm["degenerate_share"]) == (0, 1)
         assert arm["same_as_plain_share"] == 0
-
-    def test_an_engine_that_is_not_installed(self, tmp_path):
-        other = Peer(name="other", methods={"plain": Method()}, packages=("other==1",))
-        _, arm = run(tmp_path, HOST, other, **GREEDY)["arms"]
-        assert "other is not installed in" in arm["failure"]
 
 
 class TestEnvironments:

@@ -73,21 +73,3 @@ def test_command_ends_with_one_json_object(run):
     assert "x softmax + multinomial" in result.stdout
     document = json.loads(result.stdout.splitlines()[-1])
     assert [one["rule"] for one in document["cells"]] == ["optimal", "optimal" + FLOWS]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("--rules optimum", "unknown verifier 'optimum'"),
-        ("--candidates 0", "widths must be positive"),
-        ("--support -1", "0 for the full vocabulary"),
-        ("--tree bush", "unknown tree 'bush'"),
-        ("--repeats 0", "repeats must be at least 1"),
-        ("--threads 0", "threads must be at least 1"),
-        ("--device abacus", "device 'abacus' cannot be used"),
-    ],
-)
-def test_bad_input(run, arguments, message):
-    result = run("--quick", arguments)
-    assert result.exit_code == 2
-    assert message in " ".join(result.stderr.split())

@@ -48,12 +48,7 @@ class _EndedError(MongeError):
 
 @dataclass(slots=True)
 class Redrafter:
-    """The drafter of a run, made again.
-
-    Args:
-        components: Target and drafter.
-        tolerance: See `TOLERANCES`.
-    """
+    """The target and the drafter of a run, made again; for the tolerance see `TOLERANCES`."""
 
     components: Components
     tolerance: float
@@ -123,14 +118,7 @@ def _controller_of(text: str) -> tuple[AnyController | None, str]:
 
 
 class _FollowedTape(Tape):
-    """The draws of a recorded request, which make it go the recorded way.
-
-    Attributes:
-        session: The request while it is decoded.
-        draft_length: Longest text that the drafter reads.
-        difference: The first thing that differs.
-        num_verdicts: Rounds whose tree was compared.
-    """
+    """The draws of a recorded request, which make it go the recorded way, up to the first `difference`."""
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ def replay(
     target: SequenceModel | None = None,
     on_text: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Return the figures of one configuration, see `summary`.
+    """Return the figures of one configuration, as plain values for JSON.
 
     A drafter of which the log has no times is replayed as on a log without any: rounds are counted,
     speeds are not predicted.
@@ -47,6 +47,11 @@ def replay(
         seed: Of passes and bootstrap.
         target: The target, for drafters that read its hidden states, layers or rankings.
         on_text: Called after every text of every pass.
+
+    Returns:
+        `block_efficiency`, `tokens_per_s`, `speedup` (each mean, low, high; speeds are `None` without
+        costs, and `untimed` has the reason), `acceptance_by_depth`, `draft_utilisation`, `mean_depth`,
+        `tags` with the main figures of each, and `stands_in`, see there.
 
     Raises:
         MongeError: If the parts do not fit together, or the log cannot answer.
@@ -66,8 +71,20 @@ def replay(
         seed=seed,
         on_text=on_text,
     )
+    records = [record for one in passes for record in one.records]
+    sums = _sums(passes, log, costs)
+    tags = np.array([text.tag for text in log.texts])
     return {
-        **summary(configuration, log, passes, costs, seed=seed),
+        "label": configuration.label,
+        "configuration": configuration.settings,
+        **_figures(sums, seed, is_timed=costs is not None),
+        "acceptance_by_depth": list(acceptance_by_depth(records)),
+        "draft_utilisation": draft_utilisation(records),
+        "mean_depth": sum(record.depth for record in records) / len(records),
+        "tags": {
+            tag: _figures(sums[:, tags == tag], seed, is_timed=costs is not None)
+            for tag in log.tags
+        },
         "stands_in": stands_in(parts.rule, can.proposes, is_compact=log.top is not None),
         "untimed": reason,
     }
@@ -103,38 +120,6 @@ def _nodes_by_depth(components: Components, log: LawLog, seed: int) -> tuple[int
     nodes_a_level = fmean(record.num_nodes / record.depth for record in rounds)
     deepest = max(record.depth for record in rounds)
     return tuple(round(nodes_a_level * depth) for depth in range(deepest + 1))
-
-
-def summary(
-    configuration: Configuration,
-    log: LawLog,
-    passes: Sequence[SimulatedText],
-    costs: RoundCosts | None,
-    *,
-    seed: int = 0,
-) -> dict[str, Any]:
-    """Return the figures of one configuration, as plain values for JSON.
-
-    Returns:
-        `block_efficiency`, `tokens_per_s`, `speedup` (each mean, low, high; speeds are `None` without
-        costs), `acceptance_by_depth`, `draft_utilisation`, `mean_depth`, and `tags` with the main
-        figures of each.
-    """
-    records = [record for one in passes for record in one.records]
-    sums = _sums(passes, log, costs)
-    tags = np.array([text.tag for text in log.texts])
-    return {
-        "label": configuration.label,
-        "configuration": configuration.settings,
-        **_figures(sums, seed, is_timed=costs is not None),
-        "acceptance_by_depth": list(acceptance_by_depth(records)),
-        "draft_utilisation": draft_utilisation(records),
-        "mean_depth": sum(record.depth for record in records) / len(records),
-        "tags": {
-            tag: _figures(sums[:, tags == tag], seed, is_timed=costs is not None)
-            for tag in log.tags
-        },
-    }
 
 
 def _sums(passes: Sequence[SimulatedText], log: LawLog, costs: RoundCosts | None) -> np.ndarray:

@@ -27,13 +27,7 @@ PLAIN: Final = RoundCosts.linear(plain=1.0, node=0.0, draft=0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedText:
-    """One pass over one text.
-
-    Args:
-        text: Its number in the log.
-        repeat: Number of the pass.
-        records: The rounds, with predicted times.
-    """
+    """Pass number `repeat` over text number `text` of a log: its rounds, with predicted times."""
 
     text: int
     repeat: int

@@ -26,13 +26,9 @@ def check_tree(stored: Mapping[str, Any], arrays: Arrays, root: int) -> TokenTre
 
 
 def check_draws(one: Mapping[str, Any], tree: TokenTree, tape: Tape, length: int) -> None:
-    """Check that every drawn child is what its declared proposal gives for its uniforms.
+    """Check that every child of a round is what its declared proposal gives for its uniforms.
 
-    Args:
-        one: The round.
-        tree: Its tree.
-        tape: The draws, at the place where the round before it ended.
-        length: Tokens before the round.
+    `tape` is at the place where the round before it ended, after `length` tokens.
     """
     drawn = {tuple(own["path"]): own for own in one["draws"]}
     check_equal("start", one["start"], tape.place, "the round before it ended at uniform")
