@@ -61,15 +61,6 @@ def test_waiting_is_that_of_the_queue_with_constant_service(load, monkeypatch):
 
 
 @pytest.mark.usefixtures("unchecked_types")
-def test_a_full_batch_is_served_at_the_speed_of_its_rounds():
-    work = Work(1, tuple(Step(2, 2, 2) for _ in range(20)))
-    one = machine(8, plain=0.01, row=0.001)
-    found = simulate([work], one, rate_per_s=math.inf, num_requests=200, draws=draws())
-    assert found["batch_size"] == pytest.approx(8, rel=0.05)
-    assert found["tokens_per_s"] == pytest.approx(8 * 2 / 0.018, rel=0.05)
-
-
-@pytest.mark.usefixtures("unchecked_types")
 def test_the_plan_meets_its_goal_and_not_much_more():
     work = [Work(1, tuple(Step(0, 0, 1) for _ in range(20)))]
     goal = Goal(rate_per_s=1000.0, first_token_s=0.05, token_s=0.02, spare=0.2)

@@ -15,7 +15,7 @@ from monge.engine.components import Components
 from monge.engine.loop import close_session, run_round
 from monge.engine.opening import open_sessions
 from monge.engine.session import Request, Session
-from monge.replay.conditional import ConditionalCandidates
+from monge.replay.conditional import Conditional
 from monge.replay.costs import RoundCosts, fixed_latency, predicted
 from monge.replay.log import LawLog, LoggedText, UnavailableError
 from monge.replay.rules import conditional_candidates
@@ -141,7 +141,7 @@ def _simulate_round(session: Session, text_draws: TextDraws, components: Compone
         ) from error
 
 
-def _candidates(components: Components, log: LawLog, text: LoggedText) -> ConditionalCandidates:
+def _candidates(components: Components, log: LawLog, text: LoggedText) -> Conditional:
     """Return the law of candidates given the text, or raise `UnavailableError` if the log does not determine it."""
     can, controller = components.drafter.capabilities, components.controller
     if can.num_successors and isinstance(components.target, ReplayTarget):
