@@ -47,7 +47,7 @@ def points(name: str) -> list[tuple[str, float, float]]:
         for way, proposal in legal_schemes(rule, sampling_schemes(q, WIDTH)).items():
             best, value = optimum(p, proposal), closed_form(name, p, proposal)
             if value is None:
-                value = acceptance(name, target, proposal).value
+                value = acceptance(name, target, proposal)[0]
             if best is not None and value is not None:
                 found.append((way, best, value))
     return found

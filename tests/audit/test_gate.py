@@ -74,7 +74,8 @@ def test_exact_servers_pass(engine, tmp_path):
 )
 def test_wrong_servers_fail(name, found, tmp_path):
     page = tmp_path / "report.html"
-    with pytest.raises(AssertionError, match="(?s)http://toy against http://twin: not lossless"):
+    message = "(?s)http://toy against http://twin: not lossless"
+    with pytest.raises(AssertionError, match=message) as raised:
         assert_lossless(
             place(ToyServer(WRONG_ENGINES[name], seed=1)),
             twin(),
@@ -84,21 +85,11 @@ def test_wrong_servers_fail(name, found, tmp_path):
             out=page,
         )
     assert found in page.read_text() or "E-value" in page.read_text()
-
-
-def test_the_message_says_what_where_and_how_sure():
-    with pytest.raises(AssertionError) as raised:
-        assert_lossless(
-            place(ToyServer(WRONG_ENGINES["typical acceptance"], seed=1)),
-            local_reference(),
-            budget=6000,
-            situations=TWO,
-        )
     text = str(raised.value)
-    assert "http://toy against the reference: not lossless" in text
-    assert re.search(r"log e-value \d+\.\d \(rejected at 6\.9, alpha 0\.001\)", text)
-    assert "situation 'one'" in text
-    assert "mean total variation of" in text
+    if found == "log e-value":
+        assert re.search(r"log e-value \d+\.\d \(rejected at 6\.9, alpha 0\.001\)", text)
+        assert "situation '16 at once'" in text
+        assert "mean total variation of" in text
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,11 @@
 
 import asyncio
 import json
-import socket
 import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from typer.testing import CliRunner
 
 from monge.audit.client import Client, RefusedError, ServerError
@@ -23,7 +18,6 @@ from monge.cli.app import app
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.testing.tabular import TabularModel
-from tests.audit.replayed import replayed, texts_of
 from tests.audit.toy import EOS_NAMES, PROMPTS, client_of, judge, local_reference
 from tests.kit.wrong_engines import END, EXACT_ENGINES, TARGET, VOCAB, PlainEngine, ToyTable
 from tests.kit.wrong_servers import Letters, ToyServer
@@ -227,77 +221,6 @@ def test_a_cancelled_forward_ends_before_the_next_one_begins():
 
     asyncio.run(both())
     assert at_once == [False, False]
-
-
-@contextmanager
-def served(server: ToyServer) -> Iterator[str]:
-    """A toy server behind a socket, in a thread of its own."""
-    runner = uvicorn.Server(uvicorn.Config(server, port=0, log_level="critical", lifespan="off"))
-    listener = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=runner.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        runner.should_exit = True
-        thread.join()
-        listener.close()
-
-
-@pytest.mark.parametrize("is_greedy", [False, True])
-def test_an_audit_over_a_socket(is_greedy):
-    async def run(url: str) -> Report:
-        async with Client(url) as client:
-            return await audit(
-                client,
-                local_reference(),
-                AuditSettings(budget=640, situations=SHORT, naming=await probe(client, "abc")),
-            )
-
-    with served(ToyServer(PlainEngine(is_greedy=is_greedy), chunks=3)) as url:
-        report = asyncio.run(run(url))
-    assert report.verdict == ("not lossless" if is_greedy else "lossless")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("latency_s", [0.05, 0.2])
-def test_the_audit_costs_little_beside_the_server(latency_s):
-    played = (Situation(name="16 at once", prompts=PROMPTS, concurrency=16, max_tokens=32),)
-
-    async def run(url: str) -> tuple[float, Report]:
-        async with Client(url) as client:
-            start = time.perf_counter()
-            report = await audit(
-                client, local_reference(), AuditSettings(budget=10_000, situations=played)
-            )
-            return time.perf_counter() - start, report
-
-    async def read(url: str, num_texts: int) -> float:
-        left = iter(range(num_texts))
-
-        async def ask() -> None:
-            for index in left:
-                prompt = PROMPTS[index % len(PROMPTS)]
-                await client.complete(prompt, temperature=1.0, max_tokens=32, logprobs=1)
-
-        async with Client(url) as client:
-            start = time.perf_counter()
-            await asyncio.gather(*(ask() for _ in range(16)))
-            return time.perf_counter() - start
-
-    answers = texts_of(ToyServer(PLAIN), PROMPTS, num_texts=150, max_tokens=32, logprobs=1)
-    with replayed(answers, latency_s) as url:
-        asyncio.run(read(url, 64))  # the server's process has started
-        for _ in range(3):
-            seconds, report = asyncio.run(run(url))
-            num_texts = report.situations[0].num_texts
-            needed = num_texts / 16 * latency_s
-            needed_first = 2 * len(PROMPTS) * latency_s
-            print(  # noqa: T201 (shown by -s)
-                f"{report.num_tokens} tokens in {seconds:.2f} s; the server alone needs "
-                f"{needed:.2f} s, and {needed_first:.2f} s for the first stages; reading takes "
-                f"{asyncio.run(read(url, num_texts)):.2f} s"
-            )
 
 
 def test_the_page_shows_the_verdict():

@@ -26,7 +26,7 @@ from monge.draft.tree_of_paths import node_at, tree_of_paths
 from monge.engine.batch import decode
 from monge.engine.decoder import Decoder
 from monge.replay.log import UnavailableError
-from monge.replay.run import replay_text
+from monge.replay.simulate import replay_text
 from monge.replay.text import ReplayTarget
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import law_error

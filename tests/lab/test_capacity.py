@@ -7,9 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from lab.capacity import simulation
-from lab.capacity.costs import levelled
-from lab.capacity.plan import Effort, Goal, plan, replicas_for
-from lab.capacity.simulation import Machine, Step, Work, arrivals, percentiles, simulate
+from lab.capacity.plan import Effort, Goal, plan
+from lab.capacity.simulation import Machine, Step, Work, simulate
 from monge.core.draws import SeededDraws
 from monge.core.errors import OptionError
 from monge.replay.costs import RoundCosts
@@ -62,51 +61,6 @@ def test_waiting_is_that_of_the_queue_with_constant_service(load, monkeypatch):
 
 
 @pytest.mark.usefixtures("unchecked_types")
-def test_a_full_batch_is_served_at_the_speed_of_its_rounds():
-    work = Work(1, tuple(Step(2, 2, 2) for _ in range(20)))
-    one = machine(8, plain=0.01, row=0.001)
-    found = simulate([work], one, rate_per_s=math.inf, num_requests=200, draws=draws())
-    assert found["batch_size"] == pytest.approx(8, rel=0.05)
-    assert found["tokens_per_s"] == pytest.approx(8 * 2 / 0.018, rel=0.05)
-
-
-@pytest.mark.usefixtures("unchecked_types")
-def test_replicas_serve_as_many_times_more():
-    work = [Work(1, tuple(Step(0, 0, 1) for _ in range(20)))]
-
-    def served(count):
-        load = {"rate_per_s": 20.0 * count, "num_requests": 300 * count, "num_replicas": count}
-        return simulate(work, machine(4), draws=draws(), **load)
-
-    one, four = served(1), served(4)
-    assert four["tokens_per_s"] == pytest.approx(4 * one["tokens_per_s"], rel=0.1)
-    # The door sends away from the busy ones.
-    assert four["first_token_s"]["p95"] <= one["first_token_s"]["p95"]
-
-
-def test_arms_are_levelled():
-    fast = machine(2, plain=0.01, row=0.001, node=0.002, draft=0.004, prefill=(0.1, 0.2))
-    slow = machine(2, plain=0.03, row=0.003, node=0.001, draft=0.001, prefill=(0.3, 0.6))
-    level = levelled({"fast": fast, "slow": slow})
-    one, other = level["fast"].costs, level["slow"].costs
-    for batch in (1, 2):
-        assert one.verify_s(0, batch) == pytest.approx(other.verify_s(0, batch))
-        assert one.verify_s(0, batch) == pytest.approx(2 * fast.costs.verify_s(0, batch))
-    assert one.verify_s(4) - one.verify_s(0) == pytest.approx(4 * 0.004)
-    assert one.draft_s(4) == pytest.approx(4 * 0.008)
-    assert level["slow"].prefill_s == pytest.approx((0.2, 0.4))
-
-
-def test_arrivals_and_percentiles():
-    times = arrivals(10.0, 5_000, draws())
-    assert times == sorted(times)
-    assert times[-1] / 5_000 == pytest.approx(0.1, rel=0.05)
-    assert arrivals(math.inf, 3, draws()) == [0.0, 0.0, 0.0]
-    found = percentiles([float(value) for value in range(1, 101)])
-    assert found == {"p50": 50.0, "p95": 95.0, "p99": 99.0}
-
-
-@pytest.mark.usefixtures("unchecked_types")
 def test_the_plan_meets_its_goal_and_not_much_more():
     work = [Work(1, tuple(Step(0, 0, 1) for _ in range(20)))]
     goal = Goal(rate_per_s=1000.0, first_token_s=0.05, token_s=0.02, spare=0.2)
@@ -118,14 +72,6 @@ def test_the_plan_meets_its_goal_and_not_much_more():
     assert found["saturation"]["rate_per_replica"] == pytest.approx(20.0, rel=0.1)
     busy = [point["busy"] for point in found["points"]]
     assert busy == sorted(busy)
-
-
-def test_a_goal_out_of_reach_has_no_number():
-    goal = Goal(first_token_s=0.001)
-    assert (
-        plan(ONE_STEP, machine(), goal, Effort(num_requests=50, num_replicas=1))["replicas"] is None
-    )
-    assert replicas_for(Goal(rate_per_s=100.0, spare=0.0), 30.0) == 4
 
 
 def test_goals_and_loads_that_cannot_be():
@@ -169,22 +115,3 @@ def test_command(lab, log, tmp_path):
     assert json.loads(again.stdout.splitlines()[-1])["arms"] == document["arms"], (
         "a function of the log, the times and the seed"
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("--controller goodput", "plans by the batch that it meets"),
-        ("--costs missing.json", "cannot read machines"),
-        (
-            "--costs missing.json --backend eager",
-            "--backend says how rounds are timed, and --costs that they were",
-        ),
-        ("--spare 1", "0 <= spare < 1"),
-        ("--replicas 0", "sizes must be at least 1"),
-    ],
-)
-def test_bad_options(lab, log, arguments, message):
-    result = lab("capacity", log, arguments)
-    assert result.exit_code == 2
-    assert message in result.stderr.replace("\n", " ")

@@ -16,9 +16,3 @@ def test_controllers_are_compared(lab):
     }
     assert all(arm["speed"] > 0 for arm in arms)
     assert sum(arm["ratio"] == 1.0 and "the best" in arm["controller"] for arm in arms) == 4
-
-
-def test_no_rounds(lab):
-    result = lab("control", "--rounds", 0)
-    assert result.exit_code == 2
-    assert "rounds must be at least 1" in result.stderr

@@ -26,12 +26,3 @@ def test_drafters_are_compared_on_equal_terms(lab, tiny_paths, tmp_path):
     fitted = [line for line in lines if line["name"].startswith("shape, training-free")]
     assert all(line["training_s"] > 0 and line["training_tokens"] > 0 for line in fitted)
     assert "my-medusa" in result.stdout
-
-
-def test_a_head_for_another_target_is_refused(lab, tiny_paths, tmp_path):
-    head = medusa(64, 4096).write(tmp_path / "wide")
-    (tmp_path / "mine.txt").write_text("One and two.\n")
-    asked = f"--target {tiny_paths[0]} --head {head} --data {tmp_path}/mine.txt {FEW}"
-    result = lab("drafters", asked, "--out", tmp_path / "out")
-    assert result.exit_code == 2
-    assert "states 64 wide" in result.stderr

@@ -41,22 +41,6 @@ def test_laws_are_kept(width, kv, intermediate, layers, tied):
     assert (large.lm_head.weight is large.model.embed_tokens.weight) is tied
 
 
-def test_growing_is_not_trivial():
-    small = network("llama", "sdpa")
-    large = grown(small, Shape(width=2, kv_width=2, intermediate=96, layers=4))
-    large.model.layers[0].mlp.down_proj.weight.mul_(1.01)
-    text = prompts((24,), seed=1)[0]
-    assert (laws(large, text) - laws(small, text)).abs().max() > 100 * LAW_ERROR
-
-
-def test_the_built_in_target():
-    small = load_network(built_in("target"))
-    large = grown(small, Shape(width=2, kv_width=1, intermediate=1024, layers=13))
-    tokenizer = AutoTokenizer.from_pretrained(built_in("target"))
-    text = tokenizer("The history of the city begins with a river.")["input_ids"]
-    assert (laws(large, text) - laws(small, text)).abs().max() < LAW_ERROR
-
-
 @pytest.mark.parametrize(("size", "width"), [("0.1B", 2), ("0.5B", 4), ("1B", 8), ("8B", 16)])
 def test_shapes_of_a_size(size, width):
     target = load_network(built_in("target"))
@@ -77,12 +61,6 @@ def test_a_folder_is_a_target_like_any_other(tmp_path):
         write_grown(network("llama", "sdpa"), None, tmp_path / "file" / "new")
 
 
-@pytest.mark.parametrize("text", ["", "many", "0B", "-1B", "1T"])
-def test_sizes_that_are_none(text):
-    with pytest.raises(OptionError, match="cannot read the size"):
-        num_parameters(text)
-
-
 def test_shapes_that_do_not_fit():
     with pytest.raises(OptionError, match="no shape of 5e\\+06 parameters holds this network"):
         shape_for(load_network(built_in("target")), 5e6)
@@ -99,10 +77,3 @@ def test_writes_a_folder(lab, tmp_path):
     command = f"monge bench decode --target {tmp_path / 'large'} --draft"
     assert command in result.output.replace("\n", " ")
     assert load_network(tmp_path / "large").config.hidden_size == 256
-
-
-def test_a_size_that_is_none(lab, tmp_path):
-    result = lab("grow", str(tmp_path / "large"), "--params", "large")
-    assert result.exit_code != 0
-    assert "cannot read the size 'large'" in result.output
-    assert not (tmp_path / "large").exists()

@@ -2,8 +2,6 @@
 
 import json
 import os
-import warnings
-from dataclasses import replace
 from mmap import mmap
 from multiprocessing import Pipe
 from pathlib import Path
@@ -13,7 +11,7 @@ import pytest
 from lab.memory import measure as module
 from lab.memory.__main__ import main as memory
 from lab.memory.measure import MIB, MemorySettings, measure, summary
-from monge.core.errors import BackendError, OptionError
+from monge.core.errors import BackendError
 
 SMALL = MemorySettings(backends=("eager",), rounds=6, samples=3)
 linux = pytest.mark.skipif(
@@ -60,21 +58,6 @@ def test_what_is_kept_shows_as_growth(monkeypatch):
 
 
 @linux
-def test_what_runs_eagerly_after_all_has_no_numbers(monkeypatch):
-    reason = "backend 'compiled' is not used: there is no compiler"
-    monkeypatch.setattr(module, "load", lambda **_: warnings.warn(reason, stacklevel=2))
-    assert told(SMALL, "compiled") == [{"kind": "failed", "reason": reason}]
-
-
-@linux
-@pytest.mark.slow
-def test_who_cannot_run_is_named():
-    wrong = replace(SMALL, options=(("target", "no/such/model"),))
-    with pytest.raises(BackendError, match="eager: .*no/such/model"):
-        measure(wrong)
-
-
-@linux
 def test_processes_that_cannot_be_seen(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "_decode", dies)
     with pytest.raises(BackendError, match="eager: its process ended with status 3"):
@@ -99,16 +82,3 @@ def test_the_command(capsys):
     assert rounds == sorted(set(rounds))
     assert rounds[-1] >= 6
     assert all(MIB < sample["resident"] <= sample["peak"] for sample in one["samples"])
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"rounds": 1}, "rounds must be at least 2; got 1"),
-        ({"rounds": 5, "samples": 6}, "6 looks at memory need as many rounds; got 5"),
-        ({"backends": ("quick",)}, "unknown backend 'quick'"),
-    ],
-)
-def test_bad_settings(settings, message):
-    with pytest.raises(OptionError, match=message):
-        MemorySettings(**settings)

@@ -18,6 +18,17 @@ import pytest
         ("peers --out FILE", "is a file; name a folder"),
         ("acceptance --out FILE", "is a file; name a folder"),
         ("shape --out FILE", "is a file; name a folder"),
+        ("acceptance --temperature 0 --no-plots --out OUT", "needs temperatures above 0"),
+        ("acceptance --candidates 0 --no-plots --out OUT", "--candidates must lie in 1..32; got 0"),
+        ("acceptance --nodes 1 --no-plots --out OUT", "a node budget must be at least 2; got 1"),
+        ("control --rounds 0", "rounds must be at least 1"),
+        ("grow OUT --params large", "cannot read the size 'large'"),
+        ("memory --rounds 1", "rounds must be at least 2; got 1"),
+        ("memory --backend quick", "unknown backend 'quick'"),
+        ("verify --quick --rules optimum", "unknown verifier 'optimum'"),
+        ("verify --quick --candidates 0", "widths must be positive"),
+        ("verify --quick --tree bush", "unknown tree 'bush'"),
+        ("verify --quick --repeats 0", "repeats must be at least 1"),
     ],
 )
 def test_refused_before_any_text_is_written(lab, tmp_path, arguments, message):
@@ -26,5 +37,5 @@ def test_refused_before_any_text_is_written(lab, tmp_path, arguments, message):
     places["EMPTY"].mkdir()
     result = lab(*(places.get(word, word) for word in arguments.split()))
     assert result.exit_code == 2
-    assert message in result.stderr
+    assert message in " ".join(result.stderr.split())
     assert not places["OUT"].exists()

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from lab.peers import process as peer_process
 from lab.peers.process import PeerProcess
@@ -80,31 +79,12 @@ def test_engines_that_fail(worker, method, match):
         worker.generate((5,), **RULES)
 
 
-def test_stopping_ends_the_process(worker):
-    worker.open(method="plain", **FOLDERS)
-    worker.stop()
-    assert worker._process.poll() is not None
-
-
 def llama_cpp():
     path = Path(peer_process.__file__).with_name("workers") / "engine_llama_cpp.py"
     spec = importlib.util.spec_from_file_location("engine_llama_cpp", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def test_safetensors_are_read_as_float32(tmp_path):
-    tensors = {
-        "a": torch.arange(6, dtype=torch.bfloat16).reshape(2, 3) / 7,
-        "b": torch.arange(4, dtype=torch.float32) / 3,
-        "c": torch.arange(4, dtype=torch.float16) / 3,
-    }
-    save_file(tensors, tmp_path / "x.safetensors")
-    read = dict(llama_cpp()._read(tmp_path / "x.safetensors"))
-    assert read.keys() == tensors.keys()
-    for name, tensor in tensors.items():
-        assert np.array_equal(read[name], tensor.float().numpy())
 
 
 def test_channels_of_heads_are_reordered_for_the_other_rotation():
@@ -142,11 +122,6 @@ def generated(engine, method, work, *, length, settings=None):
         process.open(**folders, work=str(work), threads=1, method=method, settings=settings or {})
         prompt = (340, 1204, 290, 262)
         return process.generate(prompt, max_new_tokens=length, temperature=0, seed=0).token_ids
-
-
-@pytest.mark.slow
-def test_rounded_weights_draft_with_a_draft_model(tmp_path):
-    assert len(generated("monge", "int8 draft", tmp_path, length=8)) == 8
 
 
 @pytest.mark.slow

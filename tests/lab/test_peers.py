@@ -1,18 +1,16 @@
 """Peers: the search takes the fastest, failures stay with their arm, and what is reported is what was measured."""
 
 import json
-import sys
 
 import pytest
 
 from lab.peers import compare as module
 from lab.peers import environments as peer_environments
 from lab.peers.compare import PeerSettings, compare_peers
-from lab.peers.engines import OURS, PEERS, Method, Peer, peer_named
+from lab.peers.engines import OURS, PEERS, Method, Peer
 from lab.peers.environments import install, python_of
 from lab.peers.process import Completion, PeerProcess
 from lab.peers.workers.engine_monge import Engine
-from monge.bench.arms import named_arm
 from monge.core.errors import BackendError
 
 PROMPTS = ((1, 2), (3, 4, 5))
@@ -96,17 +94,6 @@ class TestComparing:
         opened = [settings["token_s"] for _, _, settings in FakeProcess.opened]
         assert opened == [0.02, 0.01, 0.004, 0.005], "the fastest engine stays open"
 
-    def test_a_quick_search_looks_at_few_settings_and_the_first_temperature(self, tmp_path):
-        ours = peer("monge", "eager", *speeds(0.02, 0.01, 0.001), quick=2)
-        arms = run(tmp_path, ours, is_quick=True)["arms"]
-        assert [arm["settings"] for arm in arms] == [{"token_s": 0.01}] * 2
-        assert [len(arm["tried"]) for arm in arms] == [2, 1]
-
-    def test_an_engine_that_fails_at_one_temperature_is_opened_again(self, tmp_path):
-        arms = run(tmp_path, peer("other", "plain", {"dies": True}), is_quick=True)["arms"]
-        assert [arm["failure"] for arm in arms] == ["other has ended: out of memory"] * 2
-        assert len(FakeProcess.opened) == 2
-
     def test_headline(self, tmp_path):
         ours = Peer(
             name="monge",
@@ -141,12 +128,6 @@ class TestComparing:
         assert headline["best_peer"] == "transformers plain"
         assert {headline[name] for name in headline if name != "best_peer"} == {None}
 
-    def test_one_setting_that_fails_leaves_the_others(self, tmp_path):
-        other = peer("other", "draft", {"broken": True}, {"token_s": 0.01})
-        (arm,) = run(tmp_path, other, **GREEDY)["arms"]
-        assert (arm["failure"], arm["settings"]) == (None, {"token_s": 0.01})
-        assert arm["tried"][0]["failure"] == "other: no such thing"
-
     def test_wrong_samplers_are_not_asked_to_sample(self, tmp_path):
         options = {"is_sampled": False, "why_not_sampled": "it forgets q"}
         document = run(tmp_path, HOST, peer("other", "draft", *speeds(0.01), **options))
@@ -159,16 +140,8 @@ class TestComparing:
         assert (host["degenerate_share"], arm["degenerate_share"]) == (0, 1)
         assert arm["same_as_plain_share"] == 0
 
-    def test_an_engine_that_is_not_installed(self, tmp_path):
-        other = Peer(name="other", methods={"plain": Method()}, packages=("other==1",))
-        _, arm = run(tmp_path, HOST, other, **GREEDY)["arms"]
-        assert "other is not installed in" in arm["failure"]
-
 
 class TestEnvironments:
-    def test_ours_is_this_one(self, tmp_path):
-        assert str(python_of(peer_named("monge", PEERS), tmp_path)) == sys.executable
-
     def test_an_installation_that_fails_says_why(self, tmp_path, monkeypatch):
         def create(folder, **_):
             (python := folder / "bin" / "python").parent.mkdir(parents=True)
@@ -182,19 +155,6 @@ class TestEnvironments:
             install(peer, tmp_path, lambda _: None)
         with pytest.raises(BackendError, match="other is not installed in .*; run with --install"):
             python_of(peer, tmp_path)
-
-    def test_what_is_not_sampled_says_why(self):
-        for peer in PEERS:
-            for method in peer.methods.values():
-                assert method.is_sampled or method.why_not_sampled
-
-
-def test_the_settings_of_ours_are_parts_that_exist():
-    (ours,) = (peer for peer in PEERS if peer.name == OURS)
-    for method in ours.methods.values():
-        for candidate in method.candidates:
-            parts = ", ".join(f"{name}={value}" for name, value in candidate.items())
-            assert named_arm(f"ours: {parts}").settings == candidate
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lab.quality.__main__ import main
-from lab.quality.measure import TextQuality, summary, text_quality
+from lab.quality.measure import text_quality
 
 
 def test_distances_of_known_laws():
@@ -22,21 +22,6 @@ def test_distances_of_known_laws():
     assert found.divergence == pytest.approx(expected)
     assert found.variation == pytest.approx(0.3 + 0.1)
     assert found.num_equal == 1
-
-
-def quality(**fields):
-    usual = {"nats": 2.0, "rounded_nats": 2.0, "divergence": 0.0, "variation": 0.0, "num_equal": 1}
-    return TextQuality(**{"num_tokens": 1, **usual, **fields})
-
-
-def test_means_weigh_tokens_and_errors_come_from_texts():
-    texts = [quality(num_tokens=3, nats=3.0, divergence=0.3), quality(nats=1.0, divergence=0.5)]
-    found = summary(texts)
-    assert found["divergence"].mean == pytest.approx(0.2)
-    assert found["perplexity_of_network"].mean == pytest.approx(math.e)
-    assert found["perplexity_of_network"].error == pytest.approx(0.0)
-    # Residuals 0.3 - 0.2 * 3 and 0.5 - 0.2 of the ratio of sums.
-    assert found["divergence"].error == pytest.approx(math.sqrt(2 * (0.3**2 + 0.3**2)) / 4)
 
 
 def test_the_command_on_the_built_in_target(tmp_path, capsys):

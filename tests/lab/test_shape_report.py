@@ -9,19 +9,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.shape.calibration import gates_of
 from lab.shape.ceiling import acceptance, best_blind_law
 from lab.shape.material import ReportSettings
 from lab.shape.page import SECTIONS, page
 from lab.shape.plots import draw
 from lab.shape.reliability import expected_error
 from lab.shape.report import shape_report
-from monge.heads.shape.head import TargetSizes, make_predictor
 from monge.loading.networks import load_network, load_tokenizer
 from monge.prompts import Prompt
-from monge.training.texts import all_windows, feature_model, gradient_ends, read_texts
-from tests.engine.tiny import network as tiny
-from tests.engine.tiny import prompts
 from tests.heads.readers.published import medusa
 
 TINY = ReportSettings(
@@ -64,14 +59,6 @@ def test_no_law_beats_the_ceiling(seed: int, count: int, vocab: int) -> None:
         *(0.95 * best + 0.05 * q for q in laws_of(seed + 2, 40, vocab)),
     ]
     assert all(acceptance(laws, other) <= top + 1e-12 for other in others)
-
-
-def test_equal_laws_have_no_ceiling_and_disjoint_ones_share() -> None:
-    law = torch.tensor([[0.2, 0.3, 0.5]], dtype=torch.float64)
-    assert acceptance(law, best_blind_law(law)) == pytest.approx(1.0)
-    assert acceptance(law.repeat(3, 1), best_blind_law(law.repeat(3, 1))) == pytest.approx(1.0)
-    apart = torch.eye(4, dtype=torch.float64)
-    assert acceptance(apart, best_blind_law(apart)) == pytest.approx(0.25)
 
 
 @pytest.fixture(scope="module")
@@ -134,21 +121,6 @@ def test_calibration_compares_what_is_said_with_the_target(document: dict[str, A
     assert document["gates"] == []  # a ridge head has none
 
 
-def test_gates_of_a_fresh_head_stand_where_they_were_put() -> None:
-    network = tiny("llama")
-    target = feature_model(network)
-    sizes = {"num_steps": 2, "is_branched": True, "width": 4, "gate_rank": 2}
-    made = make_predictor("gated", TargetSizes.of(target), **sizes)
-    rows = read_texts(target, torch.tensor(prompts((12, 12, 12, 12))))
-    found = gates_of(made, next(all_windows(rows, 2, gradient_ends(network))))
-    assert [row["step"] for row in found] == [1, 2]
-    start = torch.sigmoid(torch.tensor(2.0)).item()
-    for row in found:
-        assert row["gate"]["p50"] == pytest.approx(start, abs=1e-6)
-        assert (row["share_shut"], row["share_open"]) == (0.0, 0.0)
-        assert row["deviation_over_positions"] == pytest.approx(0.0, abs=1e-6)
-
-
 def test_page_and_pictures_hold_every_section(document: dict[str, Any], tmp_path: Path) -> None:
     document = json.loads(json.dumps(document))  # plain values only
     pictures = draw(document, tmp_path)
@@ -157,20 +129,3 @@ def test_page_and_pictures_hold_every_section(document: dict[str, Any], tmp_path
     assert all(title.split("'")[0] in text for title, _ in SECTIONS.values())
     assert "<script" not in text
     assert text.count("<table>") >= len(SECTIONS)
-
-
-def test_page_and_json_and_what_is_refused(lab, tiny_paths, tmp_path, monkeypatch):
-    monkeypatch.setattr("lab.shape.__main__.QUICK", TINY)
-    for prompt in PROMPTS:
-        (tmp_path / f"{prompt.task}.txt").write_text(prompt.text + "\n")
-    data = [option for prompt in PROMPTS for option in ("--data", tmp_path / f"{prompt.task}.txt")]
-    arguments = ("shape", "--quick", "--target", tiny_paths[0], "--out", tmp_path / "out", *data)
-    result = lab(*arguments)
-    assert result.exit_code == 0, result.stderr
-    assert str(tmp_path / "out" / "report.html") in result.stdout
-    found = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert found["about"]["head"] == "ridge"
-    assert set(found["about"]["tokens_by_task"]) == {"sums", "tales"}
-    few = lab(*arguments[:-6], "--out", tmp_path / "few", *data, "--rows", 3)
-    assert few.exit_code == 2
-    assert "3 rows of text are too few" in few.stderr

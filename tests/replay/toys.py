@@ -10,7 +10,7 @@ from monge.engine.loop import close_session, run_round
 from monge.engine.opening import open_sessions
 from monge.engine.session import Request, Session
 from monge.replay.log import LawLog, LoggedText, Masses, ModelIdentity
-from monge.replay.run import replay_text
+from monge.replay.simulate import replay_text
 from monge.testing.oracle import exact_law
 from monge.testing.tabular import RandomTable, TabularModel
 

@@ -7,7 +7,6 @@ reason instead of a number.
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -49,19 +48,6 @@ MAX_RUNS: Final = 20_000
 REJECTED: Final = -1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Acceptance:
-    """P(the emitted token is one of the candidates).
-
-    Args:
-        value: The probability, or `None`.
-        how: `enumeration`, `closed form`, or the reason for `None`.
-    """
-
-    value: float | None
-    how: str
-
-
 def node_report(
     p: Vector, q: Vector, width: int, on_rule: Callable[[], None] = lambda: None
 ) -> dict[str, Any]:
@@ -91,12 +77,12 @@ def node_report(
             found = {way: acceptance(name, target, proposal) for way, proposal in legal.items()}
             usual = usual_scheme(rule, legal)
             report["drafting"][name] = usual
-            report["rules"][name] = None if usual is None else found[usual].value
-            report["laws"][name] = {way: one.value for way, one in found.items()}
-            report["how"][name] = {way: one.how for way, one in found.items()}
+            report["rules"][name] = None if usual is None else found[usual][0]
+            report["laws"][name] = {way: value for way, (value, _) in found.items()}
+            report["how"][name] = {way: how for way, (_, how) in found.items()}
             report["gap"][name] = {
-                way: None if one.value is None or (top := best[way]) is None else top - one.value
-                for way, one in found.items()
+                way: None if value is None or (top := best[way]) is None else top - value
+                for way, (value, _) in found.items()
             }
         on_rule()
     always = acceptance_one(p, q)
@@ -131,31 +117,34 @@ def usual_scheme(rule: Rule, legal: Iterable[str]) -> str | None:
     return names[0] if names else None
 
 
-def acceptance(name: str, target: Law, proposal: Proposal) -> Acceptance:
-    """Return the exact acceptance of a registered verifier.
+def acceptance(name: str, target: Law, proposal: Proposal) -> tuple[float | None, str]:
+    """Return P(the emitted token is one of the candidates) of a registered verifier, and how it was found.
 
     Args:
         name: Its name.
         target: Target law.
         proposal: Candidates for which it is exact.
+
+    Returns:
+        The probability, with `enumeration` or `closed form`; or `None`, with the reason.
     """
     rule, size = VERIFIERS.make(name), target.sparse().probs.numel()
     if rule.is_enumerable and num_tuples(proposal) * size <= MAX_ENUMERATED:
         try:
             masses = accepted_masses(rule, target, proposal)
         except OracleError as error:
-            return Acceptance(value=None, how=str(error))
-        return Acceptance(value=math.fsum(masses.values()), how="enumeration")
+            return None, str(error)
+        return math.fsum(masses.values()), "enumeration"
     if isinstance(target, DenseLaw):
         value = closed_form(name, target.probs.cpu().numpy(), proposal)
         if value is not None:
-            return Acceptance(value=value, how="closed form")
+            return value, "closed form"
     reason = (
         "too many tuples to enumerate"
         if rule.is_enumerable
         else "draws positions, which cannot be enumerated"
     )
-    return Acceptance(value=None, how=f"no closed form, and {reason}")
+    return None, f"no closed form, and {reason}"
 
 
 def accepted_masses(rule: Rule, target: Law, proposal: Proposal) -> dict[int, float]:

@@ -28,13 +28,7 @@ _TABLES: Final[tuple[tuple[Style, int, int], ...]] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeProof:
-    """A rule on one tree.
-
-    Args:
-        tree: The tree, as a user writes it.
-        law_error: Largest law error of all tables; infinite if there is a `reason`.
-        reason: The reason why the rule has no law there, if so.
-    """
+    """The largest law error of a rule on one tree; infinite if the rule has no law there, with the reason."""
 
     tree: str
     law_error: float

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -35,6 +35,7 @@ from monge.core.proposal import (
 )
 from monge.core.systematic import Systematic, SystematicDesign
 from monge.core.tree import TokenTree
+from monge.core.verdict import Verdict
 
 VERSION: Final = 1
 _DIGEST_BYTES: Final = 16
@@ -210,6 +211,16 @@ def tree_of(stored: Mapping[str, Any], arrays: Arrays) -> TokenTree:
     return tree
 
 
+def verdict_of(stored: Mapping[str, Any]) -> Verdict:
+    """Return the verdict of these fields."""
+    return Verdict(
+        path=tuple(stored["path"]),
+        next_token=stored["next_token"],
+        next_kind=stored["next_kind"],
+        examined=tuple(stored["examined"]),
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
     """The record of a run.
@@ -236,34 +247,30 @@ class Certificate:
 
     def sealed(self) -> "Certificate":
         """Return the certificate with the seals that fit its contents."""
-        header = _unsealed(self.header)
-        header["seal"] = seal = _digest("", header)
+        seals = (right for _, _, right in self._seals())
+        header = {**self.header, "seal": next(seals)}
         requests: list[dict[str, Any]] = []
         for request in self.requests:
-            rounds: list[dict[str, Any]] = []
-            for one in request["rounds"]:
-                seal = _digest(seal, _unsealed(one))
-                rounds.append({**one, "seal": seal})
-            seal = _digest(seal, _unsealed(request, "rounds"))
-            requests.append({**request, "rounds": rounds, "seal": seal})
+            rounds = [{**one, "seal": next(seals)} for one in request["rounds"]]
+            requests.append({**request, "rounds": rounds, "seal": next(seals)})
         return replace(self, header=header, requests=tuple(requests))
 
     def broken_seal(self) -> str | None:
         """Return the place of the first seal that does not fit, or `None`."""
-        right = self.sealed()
-        seals = [("header", self.header, right.header)]
-        for number, (own, other) in enumerate(
-            zip(self.requests, right.requests, strict=True), start=1
-        ):
-            rounds = zip(own["rounds"], other["rounds"], strict=True)
-            seals += [
-                (f"request {number}, round {place}", *pair)
-                for place, pair in enumerate(rounds, start=1)
-            ]
-            seals.append((f"request {number}", own, other))
-        return next(
-            (place for place, own, other in seals if own.get("seal") != other["seal"]), None
-        )
+        return next((place for place, own, right in self._seals() if own != right), None)
+
+    def _seals(self) -> Iterator[tuple[str, str | None, str]]:
+        """Yield the place of every seal, what it is, and what it should be."""
+        parts: list[tuple[str, Mapping[str, Any]]] = [("header", self.header)]
+        for number, request in enumerate(self.requests, start=1):
+            name = f"request {number}"
+            rounds = enumerate(request["rounds"], start=1)
+            parts += [(f"{name}, round {place}", one) for place, one in rounds]
+            parts.append((name, {key: own for key, own in request.items() if key != "rounds"}))
+        right = ""
+        for place, part in parts:
+            right = _digest(right, {key: own for key, own in part.items() if key != "seal"})
+            yield place, part.get("seal"), right
 
     def write(self, path: Path) -> Path:
         """Write the certificate; a file of that name is replaced.
@@ -309,10 +316,6 @@ def read_certificate(path: Path) -> Certificate:
             f"{path}: 'header', 'requests' or 'arrays' is missing or malformed; {again}"
         )
     return Certificate(header=header, requests=tuple(requests), arrays=Arrays(arrays))
-
-
-def _unsealed(part: Mapping[str, Any], *others: str) -> dict[str, Any]:
-    return {key: value for key, value in part.items() if key not in {"seal", *others}}
 
 
 def _digest(before: str, part: Mapping[str, Any]) -> str:

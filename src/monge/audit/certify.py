@@ -14,11 +14,9 @@ import torch
 from monge.audit.certificate import Certificate
 from monge.audit.certify_report import CertifyReport, MismatchError, check_equal
 from monge.audit.checks.coupling import Coupling, check_coupling
-from monge.audit.checks.document import check_document, check_fields, verifier_of
-from monge.audit.checks.draws import check_draws, check_tree
-from monge.audit.checks.end import check_end
 from monge.audit.checks.laws import TOLERANCES, LawCheck
-from monge.audit.checks.verdict import check_commit, check_verdict
+from monge.audit.checks.request import check_document, check_end, check_fields, verifier_of
+from monge.audit.checks.round import check_commit, check_draws, check_tree, check_verdict
 from monge.audit.plain_forward import Forward
 from monge.audit.redraft import Redrafter
 from monge.audit.tape import Tape
@@ -82,7 +80,7 @@ def certify(
                 replay.check(one, every=every, is_last=place == len(request["rounds"]))
                 on_round()
             place = 0
-            _check_end(request, report, tokenizer, eos_ids)
+            check_end(request, tokenizer, eos_ids, report)
             if redrafter is not None:
                 redrafter.redraft(request, replay.trees, report.drafts)
         except MismatchError as error:
@@ -139,20 +137,3 @@ class _Replay:
         self.trees.append(tree)
         report.num_rounds += 1
         report.num_tokens += len(tokens)
-
-
-def _check_end(
-    request: Mapping[str, Any],
-    report: CertifyReport,
-    tokenizer: Tokenizer | None,
-    eos_ids: frozenset[int],
-) -> None:
-    """Check the end of a text, and note what the verdict takes from the record."""
-    if (unproven := check_end(request, tokenizer)) is not None:
-        report.tell(f"end of the text not checked ({unproven})")
-    if set(request["eos_ids"]) != eos_ids:
-        report.tell(f"eos_ids {request['eos_ids']} of the request")
-    if request["stop"]:
-        report.tell(f"stop {request['stop']} of the request")
-    if request["seed"] not in report.seeds:
-        report.seeds.append(request["seed"])

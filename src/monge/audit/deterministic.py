@@ -26,14 +26,9 @@ _MOST_CHARACTERS: Final = 600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The first token at which a greedy text leaves the reference.
+    """The first token at which a greedy text leaves the reference, after `position` tokens.
 
-    Args:
-        prompt: The prompt.
-        position: Tokens before it.
-        expected: The reference's most probable token.
-        got: The server's token.
-        gap: Log-probability of the expected token minus that of the server's token.
+    `gap` is how many nats less probable it is than the reference's most probable token, `expected`.
     """
 
     prompt: str

@@ -26,7 +26,7 @@ from monge.audit.certificate import (
     num_bytes,
     tree_fields,
 )
-from monge.audit.tape import RoundTape, Tape
+from monge.audit.tape import Tape
 from monge.backends.cpu.program_cache import machine
 from monge.control.registry import CONTROLLERS
 from monge.core.draws import Draws
@@ -35,7 +35,7 @@ from monge.core.law import DenseLaw, Law, LawSequence
 from monge.core.model import SequenceModel, dtype_of
 from monge.core.registry import Registry
 from monge.core.tree import TokenTree
-from monge.core.verdict import StepRecord, Verdict
+from monge.core.verdict import Verdict
 from monge.engine.batch import decode
 from monge.engine.decoder import Decoder, Prompt
 from monge.engine.models.forward_program import NetworkModel, backend_of, rounded_weights_of
@@ -89,9 +89,9 @@ class RecordingVerifier(Verifier):
             draws, laws = one.draws, one.target_laws
             if isinstance(draws, Tape) and isinstance(verdict, Verdict):
                 assert isinstance(laws, _WatchedLaws)
-                tape = draws.rounds[-1]
-                draws.num_bytes -= num_bytes(tape.decided)  # of a round that is verified again
-                tape.decided = {
+                taped = draws.rounds[-1]
+                draws.num_bytes -= num_bytes(taped)  # of a round that is verified again
+                taped |= {
                     "tree": tree_fields(one.tree),
                     "laws": laws.fields(),
                     "verify": [laws.start, draws.place],
@@ -102,8 +102,8 @@ class RecordingVerifier(Verifier):
                         "examined": list(verdict.examined),
                     },
                 }
-                tape.verifier = self.text
-                draws.num_bytes += num_bytes(tape.decided)
+                draws.verifier = self.text
+                draws.num_bytes += num_bytes(taped)
         return outcomes
 
 
@@ -229,8 +229,7 @@ class Recorder:
 
     def _request(self, session: Session, arrays: Arrays) -> dict[str, Any]:
         request = session.request
-        # A round that failed has a tape and no record.
-        tapes = _tape_of(session).rounds[: len(session.records)]
+        tape = _tape_of(session)
         return {
             "prompt_ids": list(request.prompt_ids),
             "seed": request.seed,
@@ -242,12 +241,20 @@ class Recorder:
             "stop_check": request.stop_check is not None,
             "limits": asdict(request.limits),
             "controller": self._planned_by(request),
-            "verifier": tapes[0].verifier if tapes else "",
+            "verifier": tape.verifier if session.records else "",
             "finish_reason": session.finish_reason,
             "token_ids": list(session.completion_ids),
             "rounds": [
-                _round(tape, record, arrays)
-                for tape, record in zip(tapes, session.records, strict=True)
+                {
+                    "context_length": record.context_length,
+                    "batch_size": record.batch_size,
+                    "plan": asdict(record.plan),
+                    "drafter": record.drafter,
+                    **encoded(taped, arrays),
+                    "token_ids": list(record.token_ids),
+                }
+                # A round that failed is taped and has no record.
+                for taped, record in zip(tape.rounds, session.records, strict=False)
             ],
         }
 
@@ -327,20 +334,6 @@ def _check(decoder: Decoder) -> None:
 def _tape_of(session: Session) -> Tape:
     assert isinstance(session.draws, Tape), "the session of a recorded request"
     return session.draws
-
-
-def _round(tape: RoundTape, record: StepRecord, arrays: Arrays) -> dict[str, Any]:
-    assert tape.decided, "a round with a record has a verdict"
-    return {
-        "context_length": record.context_length,
-        "batch_size": record.batch_size,
-        "plan": asdict(record.plan),
-        "drafter": record.drafter,
-        "start": tape.start,
-        "draws": tape.children,
-        **encoded(tape.decided, arrays),
-        "token_ids": list(record.token_ids),
-    }
 
 
 def _target_fields(law: Law, logits: Tensor | None) -> dict[str, Any]:

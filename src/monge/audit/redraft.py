@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, NoReturn
 
-from monge.audit.certificate import PLAIN, proposal_fields
+from monge.audit.certificate import PLAIN, proposal_fields, verdict_of
 from monge.audit.certify_report import DraftFindings, MismatchError
 from monge.audit.checks.coupling import draft_laws
 from monge.audit.tape import Tape
@@ -48,12 +48,7 @@ class _EndedError(MongeError):
 
 @dataclass(slots=True)
 class Redrafter:
-    """The drafter of a run, made again.
-
-    Args:
-        components: Target and drafter.
-        tolerance: See `TOLERANCES`.
-    """
+    """The target and the drafter of a run, made again; for the tolerance see `TOLERANCES`."""
 
     components: Components
     tolerance: float
@@ -123,14 +118,7 @@ def _controller_of(text: str) -> tuple[AnyController | None, str]:
 
 
 class _FollowedTape(Tape):
-    """The draws of a recorded request, which make it go the recorded way.
-
-    Attributes:
-        session: The request while it is decoded.
-        draft_length: Longest text that the drafter reads.
-        difference: The first thing that differs.
-        num_verdicts: Rounds whose tree was compared.
-    """
+    """The draws of a recorded request, which make it go the recorded way, up to the first `difference`."""
 
     def __init__(
         self,
@@ -220,13 +208,7 @@ class _FollowedTape(Tape):
             self._differ(reason, is_wrong=True)
         self._found.num_rounds += 1
         self.num_verdicts += 1
-        stated = self._round["verdict"]
-        return Verdict(
-            path=tuple(stated["path"]),
-            next_token=stated["next_token"],
-            next_kind=stated["next_kind"],
-            examined=tuple(stated["examined"]),
-        )
+        return verdict_of(self._round["verdict"])
 
     def _compare(self, node: int, new: Proposal, old: Proposal) -> None:
         if type(new) is not type(old):

@@ -58,21 +58,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditSettings:
-    """Settings of an audit.
+    """Settings of an audit; see `monge.audit.assert_lossless` for those that are not listed.
 
     Args:
-        budget: Sampled tokens to judge at most.
-        alpha: Largest probability of a false alarm.
-        tolerance: Smallest difference of two log-probabilities that counts in greedy texts, in
-            nats.
-        situations: The situations.
         seed: Of the numbers that break ties, and of requests with seeds.
         naming: How the audited server names tokens, as `probe` says. Of servers that return no
             tokens, only the first token of each text is judged.
         neutral: Fields of every request that switch sampling rules off, as `neutral_fields` says.
         log: File for the texts.
-        greedy_budget: Greedy tokens to compare at least; one text for each prompt is always
-            compared.
         seconds: Longest time for the sampled texts; `None` for no limit. E-values stay valid at
             any stop.
 
@@ -314,15 +307,31 @@ class _SampledTexts:
         # Texts are judged in the order of their requests: the order of arrival depends on what was
         # drawn.
         async with aclosing(in_order(makers, _AHEAD * situation.concurrency)) as texts:
-            async for index, completion, laws in texts:
-                self._judge(number, situation, index, completion, laws)
+            async for index, names, is_cut, laws in texts:
+                ties = random_numbers(self._settings.seed, number, place=index).random(len(names))
+                text = judged(laws, names, ties.tolist())
+                factors = log_factors(text)
+                prompt = situation.prompts[index % len(situation.prompts)]
+                for wealth in (self._joint, self._own[situation.name]):
+                    wealth.add(f"{prompt}\n{situation.rules}", names, text, factors)
+                self._tally.add(text)
+                self._texts[situation.name] += 1
+                self._num_ends += names[-1:] == (END,)
+                self._names_ends |= any(END in law.places for law in laws if law is not None)
+                self._num_short += is_cut and len(names) < situation.max_tokens
+                log_e = self._log_e()
+                self._peak = max(self._peak, log_e)
+                self._curve.append((self._joint.num_tokens, log_e))
+                if self._on_tokens is not None:
+                    self._on_tokens(self._joint.num_tokens, self._peak)
                 is_full = self._own[situation.name].num_tokens >= budget
                 if self.is_rejected or is_full or time.monotonic() >= end:
                     return
 
     async def _text(
         self, number: int, situation: Situation, index: int, limit: asyncio.Semaphore
-    ) -> tuple[int, Completion, list[TokenLaw | None]]:
+    ) -> tuple[int, tuple[str, ...], bool, list[TokenLaw | None]]:
+        """Return a text: its number, its tokens, if it was cut at its longest, and its laws."""
         prompt, rules = situation.prompts[index % len(situation.prompts)], situation.rules
         completion = self._log.find(situation.name, index)
         if completion is None:
@@ -340,33 +349,7 @@ class _SampledTexts:
             self._log.keep(situation.name, index, completion)
         names = token_names(completion, self._reference.eos_names)
         laws = await self._reference.laws(prompt, names, rules) if names else []
-        return index, completion, laws
-
-    def _judge(
-        self,
-        number: int,
-        situation: Situation,
-        index: int,
-        completion: Completion,
-        laws: Sequence[TokenLaw | None],
-    ) -> None:
-        prompt = situation.prompts[index % len(situation.prompts)]
-        names = token_names(completion, self._reference.eos_names)
-        ties = random_numbers(self._settings.seed, number, place=index).random(len(names)).tolist()
-        text = judged(laws, names, ties)
-        factors = log_factors(text)
-        for wealth in (self._joint, self._own[situation.name]):
-            wealth.add(f"{prompt}\n{situation.rules}", names, text, factors)
-        self._tally.add(text)
-        self._texts[situation.name] += 1
-        self._num_ends += names[-1:] == (END,)
-        self._names_ends |= any(END in law.places for law in laws if law is not None)
-        self._num_short += completion.finish == "length" and len(names) < situation.max_tokens
-        log_e = self._log_e()
-        self._peak = max(self._peak, log_e)
-        self._curve.append((self._joint.num_tokens, log_e))
-        if self._on_tokens is not None:
-            self._on_tokens(self._joint.num_tokens, self._peak)
+        return index, names, completion.finish == "length", laws
 
     def _log_e(self) -> float:
         """Return the joint e-value: half of the stake lies on all texts together, half on each situation."""

@@ -1,7 +1,6 @@
 """The random numbers of a recorded request, and the nodes that drew their children with them."""
 
 from array import array
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from jaxtyping import Float64
@@ -15,38 +14,23 @@ from monge.core.proposal import ChildDraws, Deterministic, Proposal
 _FARTHEST: Final = 1 << 20
 
 
-@dataclass(slots=True, kw_only=True)
-class RoundTape:
-    """The record of one round.
-
-    Attributes:
-        start: Uniforms that were drawn before the round.
-        children: Nodes that drew their children, in order: path from the root, uniforms drawn
-            before and after, and children with repeats.
-        decided: Fields of the record that the verdict completes: tree, laws, uniforms and verdict,
-            with arrays in memory. Empty if there was no verdict.
-        verifier: Text of the verifier that decided.
-    """
-
-    start: int
-    children: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    decided: dict[str, Any] = field(default_factory=dict[str, Any])
-    verifier: str = ""
-
-
 class Tape(ClockDraws, ChildDraws):
     """The draws of a seed and row as of `RequestDraws`, which can be read again from any place.
 
     Attributes:
         place: Uniforms before the next one.
-        rounds: One tape a round.
-        num_bytes: Memory of the arrays on these tapes.
+        rounds: Fields of each round in the record: `start`, the uniforms drawn before it, and `draws`,
+            the nodes that drew their children, in order. The verdict completes it with the tree, the
+            laws, its uniforms and itself, with arrays in memory.
+        verifier: Text of the verifier that decided; empty before.
+        num_bytes: Memory of the arrays in these rounds.
     """
 
     def __init__(self, seed: int, row: int = 0) -> None:
         self._own, self._drawn = RequestDraws(seed, row), array("d")
         self.place = 0
-        self.rounds: list[RoundTape] = []
+        self.rounds: list[dict[str, Any]] = []
+        self.verifier = ""
         self.num_bytes = 0
 
     def seek(self, place: int) -> None:
@@ -89,12 +73,12 @@ class Tape(ClockDraws, ChildDraws):
 
     def move_to(self, place: int) -> None:
         self._own.move_to(place)
-        self.rounds.append(RoundTape(start=self.place))
+        self.rounds.append({"start": self.place, "draws": []})
 
     def draw_children(self, path: tuple[int, ...], proposal: Proposal) -> tuple[int, ...]:
         start, tokens = self.place, proposal.draw(self)
         if not isinstance(proposal, Deterministic):
-            self.rounds[-1].children.append(
+            self.rounds[-1]["draws"].append(
                 {"path": path, "start": start, "stop": self.place, "tokens": tokens}
             )
         return tokens

@@ -34,7 +34,7 @@ def replay(
     target: SequenceModel | None = None,
     on_text: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Return the figures of one configuration, see `summary`.
+    """Return the figures of one configuration, as plain values for JSON.
 
     A drafter of which the log has no times is replayed as on a log without any: rounds are counted,
     speeds are not predicted.
@@ -47,6 +47,11 @@ def replay(
         seed: Of passes and bootstrap.
         target: The target, for drafters that read its hidden states, layers or rankings.
         on_text: Called after every text of every pass.
+
+    Returns:
+        `block_efficiency`, `tokens_per_s`, `speedup` (each mean, low, high; speeds are `None` without
+        costs, and `untimed` has the reason), `acceptance_by_depth`, `draft_utilisation`, `mean_depth`,
+        `tags` with the main figures of each, and `stands_in`, see there.
 
     Raises:
         MongeError: If the parts do not fit together, or the log cannot answer.
@@ -66,8 +71,20 @@ def replay(
         seed=seed,
         on_text=on_text,
     )
+    records = [record for one in passes for record in one.records]
+    sums = _sums(passes, log, costs)
+    tags = np.array([text.tag for text in log.texts])
     return {
-        **summary(configuration, log, passes, costs, seed=seed),
+        "label": configuration.label,
+        "configuration": configuration.settings,
+        **_figures(sums, seed, is_timed=costs is not None),
+        "acceptance_by_depth": list(acceptance_by_depth(records)),
+        "draft_utilisation": draft_utilisation(records),
+        "mean_depth": sum(record.depth for record in records) / len(records),
+        "tags": {
+            tag: _figures(sums[:, tags == tag], seed, is_timed=costs is not None)
+            for tag in log.tags
+        },
         "stands_in": stands_in(parts.rule, can.proposes, is_compact=log.top is not None),
         "untimed": reason,
     }
@@ -105,40 +122,6 @@ def _nodes_by_depth(components: Components, log: LawLog, seed: int) -> tuple[int
     return tuple(round(nodes_a_level * depth) for depth in range(deepest + 1))
 
 
-def summary(
-    configuration: Configuration,
-    log: LawLog,
-    passes: Sequence[SimulatedText],
-    costs: RoundCosts | None,
-    *,
-    seed: int = 0,
-) -> dict[str, Any]:
-    """Return the figures of one configuration, as plain values for JSON.
-
-    Returns:
-        `block_efficiency`, `tokens_per_s`, `speedup` (each mean, low, high; speeds are `None` without
-        costs), `acceptance_by_depth`, `draft_utilisation`, `mean_depth`, `rounds` and `lengths` of
-        the texts for plots, and `tags` with the main figures of each.
-    """
-    records = [record for one in passes for record in one.records]
-    sums = _sums(passes, log, costs)
-    tags = np.array([text.tag for text in log.texts])
-    return {
-        "label": configuration.label,
-        "configuration": configuration.settings,
-        **_figures(sums, seed, is_timed=costs is not None),
-        "acceptance_by_depth": list(acceptance_by_depth(records)),
-        "draft_utilisation": draft_utilisation(records),
-        "mean_depth": sum(record.depth for record in records) / len(records),
-        "rounds": _rounds_of_first_pass(passes),
-        "lengths": [len(text.token_ids) for text in log.texts],
-        "tags": {
-            tag: _figures(sums[:, tags == tag], seed, is_timed=costs is not None)
-            for tag in log.tags
-        },
-    }
-
-
 def _sums(passes: Sequence[SimulatedText], log: LawLog, costs: RoundCosts | None) -> np.ndarray:
     """Return tokens, rounds, seconds and seconds of plain decoding, summed by text over all passes."""
     sums = np.zeros((4, len(log.texts)))
@@ -164,15 +147,3 @@ def _figures(sums: np.ndarray, seed: int, *, is_timed: bool) -> dict[str, Any]:
         figures |= speeds
     found = {name: asdict(resamples.ratio(*own, texts)) for name, own in figures.items()}
     return dict.fromkeys(speeds) | found
-
-
-def _rounds_of_first_pass(passes: Sequence[SimulatedText]) -> list[list[list[int]]]:
-    """Return `[tokens written before the round, its depth, accepted tokens]` of every round, by text."""
-    texts: list[list[list[int]]] = []
-    for one in (each for each in passes if each.repeat == 0):
-        written, rounds = 0, list[list[int]]()
-        for record in one.records:
-            rounds.append([written, record.depth, record.num_accepted])
-            written += len(record.token_ids)
-        texts.append(rounds)
-    return texts

@@ -9,8 +9,7 @@ candidates given y:
 p = target law, q = draft law, y = the committed token, K = `width`.
 """
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -26,29 +25,26 @@ from monge.verify.problem import NodeProblem
 
 Drawn = Iid | Mixed | WithoutReplacement
 
-
-class ConditionalCandidates(ABC):
-    """Draws the random candidates of a node given the emitted token, for one rule."""
-
-    @abstractmethod
-    def draw(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
-        """Draw candidates in drawing order, given that the committed token is emitted."""
-
-    def next_scale(self, logged: LoggedToken, q: float) -> float:
-        """Return the scale of the target below the committed token, drawn with probability `q`."""
-        return 1.0
+Conditional = Callable[[LoggedToken, Proposal, Draws], tuple[int, ...]]
+"""Draws the random candidates of a node in drawing order, given that the committed token is emitted."""
 
 
-@dataclass(frozen=True, slots=True)
-class IndependentCandidates(ConditionalCandidates):
+def independent_candidates(
+    logged: LoggedToken, proposal: Proposal, draws: Draws
+) -> tuple[int, ...]:
     """Draw from the candidates' own law, for rules that do not depend on them."""
-
-    def draw(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
-        return proposal.draw(draws)
+    return proposal.draw(draws)
 
 
-@dataclass(frozen=True, slots=True)
-class SequentialTests(ConditionalCandidates):
+def sequential_tests(
+    logged: LoggedToken,
+    proposal: Proposal,
+    draws: Draws,
+    *,
+    num_tests: int | None = None,
+    tests_fixed: bool = False,
+    drops_repeats: bool = False,
+) -> tuple[int, ...]:
     """Draw for rules that test draws one after another; draws without a test follow their own law.
 
     Let P be the target that the tests so far have left, and Q the law of the next draw. From here
@@ -56,60 +52,53 @@ class SequentialTests(ConditionalCandidates):
     probability `min(1, Q_y / P_y)`, and otherwise a rejected token with law `(Q - P)_+`,
     normalised, after which P is `(P - Q)_+`, normalised.
 
-    Args:
-        num_tests: How many draws are tested; `None` for all of them.
-        tests_fixed: Test deterministic candidates first, each as a point mass.
-        drops_repeats: Test a draw against the law without the tokens that were drawn before it.
+    `num_tests` of the draws are tested, or all of them. With `tests_fixed`, deterministic candidates
+    are tested first, each as a point mass. With `drops_repeats`, a draw is tested against the law
+    without the tokens that were drawn before it.
     """
-
-    num_tests: int | None = None
-    tests_fixed: bool = False
-    drops_repeats: bool = False
-
-    def draw(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
-        assert isinstance(proposal, Drawn)
-        y, left = logged.token, logged.law
-        tokens = list(proposal.fixed) if isinstance(proposal, Mixed) else []
-        tested = tokens if self.tests_fixed else []
-        for token in tested:
-            left = left.without(token) or left
-        is_open = y not in tested
-        tests = proposal.width if self.num_tests is None else self.num_tests
-        if self.num_tests is None and proposal.width > 1:
-            logged.require(proposal.law)  # a second test needs all that the first one left
-        for _ in range(proposal.width):
-            q, is_new = self._next(proposal, tokens, draws)
-            if q is None:
-                break
-            if not (is_open and is_new):
-                tokens.append(draws.categorical(q))
-            elif draws.bernoulli(min(1.0, q.prob(y) / left.prob(y))):
-                tokens.append(y)
-                is_open = False
-            else:
-                tests -= 1
-                tokens.append(logged.rejected(q, left, draws))
-                left, is_open = left.excess_over(q) or left, tests > 0
-        return tuple(tokens)
-
-    def _next(
-        self, proposal: Drawn, tokens: list[int], draws: Draws
-    ) -> tuple[SparseLaw | None, bool]:
-        """Return the law of the next draw, `None` if it is used up, and if it is a new token."""
-        q: SparseLaw | None = proposal.law.sparse()
-        never_repeats = isinstance(proposal, WithoutReplacement)
-        repeats = set(tokens) if never_repeats or self.drops_repeats else set[int]()
-        mass = min(1.0, sum(q.prob(token) for token in repeats))
-        if repeats and not never_repeats and draws.bernoulli(mass):
-            is_repeat = torch.isin(q.token_ids, q.token_ids.new_tensor(sorted(repeats)))
-            return _normalised(q.token_ids, q.probs * is_repeat), False
-        for token in repeats:
-            q = None if q is None else q.without(token)
-        return q, True
+    assert isinstance(proposal, Drawn)
+    y, left = logged.token, logged.law
+    tokens = list(proposal.fixed) if isinstance(proposal, Mixed) else []
+    tested = tokens if tests_fixed else []
+    for token in tested:
+        left = left.without(token) or left
+    is_open = y not in tested
+    tests = proposal.width if num_tests is None else num_tests
+    if num_tests is None and proposal.width > 1:
+        logged.require(proposal.law)  # a second test needs all that the first one left
+    for _ in range(proposal.width):
+        q, is_new = _next(proposal, tokens, draws, drops_repeats=drops_repeats)
+        if q is None:
+            break
+        if not (is_open and is_new):
+            tokens.append(draws.categorical(q))
+        elif draws.bernoulli(min(1.0, q.prob(y) / left.prob(y))):
+            tokens.append(y)
+            is_open = False
+        else:
+            tests -= 1
+            tokens.append(logged.rejected(q, left, draws))
+            left, is_open = left.excess_over(q) or left, tests > 0
+    return tuple(tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class ScaledTests(ConditionalCandidates):
+def _next(
+    proposal: Drawn, tokens: list[int], draws: Draws, *, drops_repeats: bool
+) -> tuple[SparseLaw | None, bool]:
+    """Return the law of the next draw, `None` if it is used up, and if it is a new token."""
+    q: SparseLaw | None = proposal.law.sparse()
+    never_repeats = isinstance(proposal, WithoutReplacement)
+    repeats = set(tokens) if never_repeats or drops_repeats else set[int]()
+    mass = min(1.0, sum(q.prob(token) for token in repeats))
+    if repeats and not never_repeats and draws.bernoulli(mass):
+        is_repeat = torch.isin(q.token_ids, q.token_ids.new_tensor(sorted(repeats)))
+        return _normalised(q.token_ids, q.probs * is_repeat), False
+    for token in repeats:
+        q = None if q is None else q.without(token)
+    return q, True
+
+
+def scaled_tests(logged: LoggedToken, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
     """Draw for Block Verification of a chain: one draw a node, against a target that is scaled down.
 
     With w_i = min over k <= i of `q(y_1..y_k) p(y_(k+1)..y_i | y_1..y_k)`, the chain's first i
@@ -120,88 +109,82 @@ class ScaledTests(ConditionalCandidates):
     drafted below it is tilted too, in a way that only laws off the text could tell; it is drawn
     from q.)
     """
-
-    def draw(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
-        assert isinstance(proposal, Iid)
-        y = logged.token
-        if draws.bernoulli(min(1.0, proposal.law.prob(y) / (logged.scale * logged.law.prob(y)))):
-            return (y,)
-        q = proposal.law.sparse()
-        if not logged.covers(q):
-            return (logged.rejected(q, logged.law, draws),)
-        masses = (q.probs - logged.scale * logged.law.at(q.token_ids)).clamp_min(0.0)
-        return (draws.categorical(_normalised(q.token_ids, masses)),)
-
-    def next_scale(self, logged: LoggedToken, q: float) -> float:
-        return min(1.0, logged.scale * logged.law.prob(logged.token) / q)
+    assert isinstance(proposal, Iid)
+    y = logged.token
+    if draws.bernoulli(min(1.0, proposal.law.prob(y) / (logged.scale * logged.law.prob(y)))):
+        return (y,)
+    q = proposal.law.sparse()
+    if not logged.covers(q):
+        return (logged.rejected(q, logged.law, draws),)
+    masses = (q.probs - logged.scale * logged.law.at(q.token_ids)).clamp_min(0.0)
+    return (draws.categorical(_normalised(q.token_ids, masses)),)
 
 
-@dataclass(frozen=True, slots=True)
-class SameTest(ConditionalCandidates):
+def next_scale(logged: LoggedToken, q: float) -> float:
+    """Return s of `scaled_tests` below the committed token, drawn with probability `q`."""
+    return min(1.0, logged.scale * logged.law.prob(logged.token) / q)
+
+
+def same_test(logged: LoggedToken, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
     """Draw for K-SEQ, which tests every draw with the same ratio.
 
     With `m = min(p / rho, q)` and beta its mass, y is accepted as the k-th draw with probability
     `(1 - beta)^(k-1) m_y`, in all `gamma m_y`; rejected draws have law `(q - m) / (1 - beta)`.
     """
-
-    def draw(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
-        assert isinstance(proposal, Iid)
-        logged.require(proposal.law)
-        y, q, width = logged.token, proposal.law.sparse(), proposal.width
-        rho, gamma = divisors(logged.law, q, width)
-        p_y = logged.law.prob(y)
-        is_accepted = draws.bernoulli(min(1.0, gamma * min(p_y / rho, q.prob(y)) / p_y))
-        refused = q.probs - (logged.law.at(q.token_ids) / rho).minimum(q.probs)
-        missed = min(1.0, float(refused.sum()))  # 1 - beta
-        rejected = None if missed == 0.0 else _normalised(q.token_ids, refused)
-        if is_accepted:
-            return _first_at(y, q, rejected, missed, width=width, draws=draws)
-        assert rejected is not None, "with beta = 1 the first draw is accepted"
-        return tuple(draws.categorical(rejected) for _ in range(width))
+    assert isinstance(proposal, Iid)
+    logged.require(proposal.law)
+    y, q, width = logged.token, proposal.law.sparse(), proposal.width
+    rho, gamma = divisors(logged.law, q, width)
+    p_y = logged.law.prob(y)
+    is_accepted = draws.bernoulli(min(1.0, gamma * min(p_y / rho, q.prob(y)) / p_y))
+    refused = q.probs - (logged.law.at(q.token_ids) / rho).minimum(q.probs)
+    missed = min(1.0, float(refused.sum()))  # 1 - beta
+    rejected = None if missed == 0.0 else _normalised(q.token_ids, refused)
+    if is_accepted:
+        return _first_at(y, q, rejected, missed, width=width, draws=draws)
+    assert rejected is not None, "with beta = 1 the first draw is accepted"
+    return tuple(draws.categorical(rejected) for _ in range(width))
 
 
-@dataclass(frozen=True, slots=True)
-class JointDecision(ConditionalCandidates):
+def joint_decision(
+    logged: LoggedToken, proposal: Proposal, draws: Draws, *, rule: Optimal
+) -> tuple[int, ...]:
     """Draw for the optimal rule, which accepts y with probability (accepted mass of y) / p_y.
 
     Given that, draws are proposed from their own law, given that y is among them, and kept with the
     probability with which the rule accepts y; or proposed, and kept with the probability with which
     it rejects all, since a rejected node is emitted from one law whatever was drawn. About K
     proposals on average.
-
-    Args:
-        rule: The optimal rule with its settings.
     """
+    assert isinstance(proposal, Iid | Mixed)
+    y, fixed = logged.token, proposal.fixed if isinstance(proposal, Mixed) else ()
+    is_accepted = False
+    if y not in fixed:
+        flow = _flow(rule, logged, proposal, proposal.draw(draws), draws)
+        mass = float(flow.masses[flow.token_ids == y].sum())  # of one token, or none
+        is_accepted = draws.bernoulli(min(1.0, mass / logged.law.prob(y)))
+    while True:
+        tokens = (*fixed, *_containing(proposal, y, draws)) if is_accepted else proposal.draw(draws)
+        probs = _flow(rule, logged, proposal, tokens, draws).accept_probs
+        accepted = sum(prob for token, prob in probs.items() if token not in fixed)
+        if draws.bernoulli(min(1.0, max(0.0, probs[y] if is_accepted else 1.0 - accepted))):
+            return tokens
 
-    rule: Optimal
 
-    def draw(self, logged: LoggedToken, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
-        assert isinstance(proposal, Iid | Mixed)
-        y, fixed = logged.token, proposal.fixed if isinstance(proposal, Mixed) else ()
-        is_accepted = False
-        if y not in fixed:
-            flow = self._flow(logged, proposal, proposal.draw(draws), draws)
-            mass = float(flow.masses[flow.token_ids == y].sum())  # of one token, or none
-            is_accepted = draws.bernoulli(min(1.0, mass / logged.law.prob(y)))
-        while True:
-            tokens = (
-                (*fixed, *_containing(proposal, y, draws)) if is_accepted else proposal.draw(draws)
-            )
-            probs = self._flow(logged, proposal, tokens, draws).accept_probs
-            accepted = sum(prob for token, prob in probs.items() if token not in fixed)
-            if draws.bernoulli(min(1.0, max(0.0, probs[y] if is_accepted else 1.0 - accepted))):
-                return tokens
-
-    def _flow(
-        self, logged: LoggedToken, proposal: Iid | Mixed, candidates: tuple[int, ...], draws: Draws
-    ) -> Flow:
-        logged.require(proposal.law)
-        problem = NodeProblem(
-            target_law=logged.law, scale=1.0, proposal=proposal, candidates=candidates, draws=draws
-        )
-        flow = self.rule.flow(problem)
-        assert isinstance(flow, Flow), "the optimal rule knows its accepted masses"
-        return flow
+def _flow(
+    rule: Optimal,
+    logged: LoggedToken,
+    proposal: Iid | Mixed,
+    candidates: tuple[int, ...],
+    draws: Draws,
+) -> Flow:
+    logged.require(proposal.law)
+    problem = NodeProblem(
+        target_law=logged.law, scale=1.0, proposal=proposal, candidates=candidates, draws=draws
+    )
+    flow = rule.flow(problem)
+    assert isinstance(flow, Flow), "the optimal rule knows its accepted masses"
+    return flow
 
 
 def draft_prob(proposal: Proposal, token: int) -> float:

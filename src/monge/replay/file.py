@@ -25,6 +25,7 @@ from monge.core.sampling_rules import SamplingRules
 from monge.replay.log import LawLog, LoggedText, Masses, ModelIdentity
 
 VERSION: Final = 1
+_PROFILE: Final = ("text", "surprisal", "entropy")
 _AGAIN: Final = "make the log again with `monge replay record`"
 
 
@@ -38,11 +39,19 @@ def write_log(log: LawLog, path: Path) -> Path:
     Raises:
         OptionError: If it cannot be written.
     """
-    tensors = {
-        name: tensor
-        for number, text in enumerate(log.texts)
-        for name, tensor in _tensors_of(number, text).items()
-    }
+    tensors: dict[str, Tensor] = {}
+    for number, text in enumerate(log.texts):
+        masses = text.masses
+        own = {
+            "prompt": torch.tensor(text.prompt_ids),
+            "text": torch.tensor(text.token_ids),
+            "probs": masses.probs,
+            "ids": masses.token_ids,
+            "own": masses.own,
+        }
+        tensors |= {
+            f"{key}/{number}": one.contiguous() for key, one in own.items() if one is not None
+        }
     header = json.dumps(
         {
             "version": VERSION,
@@ -53,7 +62,8 @@ def write_log(log: LawLog, path: Path) -> Path:
                 {
                     "tag": text.tag,
                     "max_new_tokens": text.max_new_tokens,
-                    "profile": _profile_fields(text),
+                    "profile": text.profile
+                    and {name: getattr(text.profile, name) for name in _PROFILE},
                 }
                 for text in log.texts
             ],
@@ -86,13 +96,29 @@ def read_log(path: Path) -> LawLog:
     """
     header, tensors = _raw(path)
     try:
-        texts = tuple(
-            _text(number, entry, header, tensors) for number, entry in enumerate(header["texts"])
-        )
+        texts: list[LoggedText] = []
+        for number, entry in enumerate(header["texts"]):
+            prompt_ids = tuple(tensors[f"prompt/{number}"].tolist())
+            profile = entry.get("profile")
+            texts.append(
+                LoggedText(
+                    tag=entry["tag"],
+                    prompt_ids=prompt_ids,
+                    token_ids=tuple(tensors[f"text/{number}"].tolist()),
+                    max_new_tokens=entry["max_new_tokens"],
+                    masses=Masses(
+                        probs=tensors[f"probs/{number}"],
+                        token_ids=tensors.get(f"ids/{number}"),
+                        own=tensors.get(f"own/{number}"),
+                    ),
+                    vocab_size=header["model"]["vocab_size"],
+                    profile=profile and PromptProfile(token_ids=prompt_ids, **profile),
+                )
+            )
         return LawLog(
             model=ModelIdentity(**header["model"]),
             rules=SamplingRules(**header["rules"]),
-            texts=texts,
+            texts=tuple(texts),
             top=header["top"],
             costs=header["costs"],
             about=header["about"],
@@ -137,52 +163,6 @@ def _raw(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             f"reads {VERSION}; {_AGAIN}"
         )
     return header, tensors
-
-
-def _tensors_of(number: int, text: LoggedText) -> dict[str, Tensor]:
-    masses = text.masses
-    tensors = {
-        f"prompt/{number}": torch.tensor(text.prompt_ids),
-        f"text/{number}": torch.tensor(text.token_ids),
-        f"probs/{number}": masses.probs.contiguous(),
-    }
-    if masses.token_ids is not None and masses.own is not None:
-        tensors |= {
-            f"ids/{number}": masses.token_ids.contiguous(),
-            f"own/{number}": masses.own.contiguous(),
-        }
-    return tensors
-
-
-def _text(
-    number: int,
-    entry: Mapping[str, Any],
-    header: Mapping[str, Any],
-    tensors: Mapping[str, Tensor],
-) -> LoggedText:
-    prompt_ids, profile = tuple(tensors[f"prompt/{number}"].tolist()), entry.get("profile")
-    return LoggedText(
-        tag=entry["tag"],
-        prompt_ids=prompt_ids,
-        token_ids=tuple(tensors[f"text/{number}"].tolist()),
-        max_new_tokens=entry["max_new_tokens"],
-        masses=Masses(
-            probs=tensors[f"probs/{number}"],
-            token_ids=tensors.get(f"ids/{number}"),
-            own=tensors.get(f"own/{number}"),
-        ),
-        vocab_size=header["model"]["vocab_size"],
-        profile=None if profile is None else PromptProfile(token_ids=prompt_ids, **profile),
-    )
-
-
-def _profile_fields(text: LoggedText) -> dict[str, Any] | None:
-    profile = text.profile
-    return profile and {
-        "text": profile.text,
-        "surprisal": profile.surprisal,
-        "entropy": profile.entropy,
-    }
 
 
 def _digest(header: str, tensors: Mapping[str, Tensor]) -> str:

@@ -112,12 +112,7 @@ def measured_rounds(
 
 @dataclass(frozen=True, slots=True)
 class FillerDrafter(Drafter[None]):
-    """Propose meaningless candidates, so that a round of any size can be timed.
-
-    Args:
-        max_depth: Depth of the first path.
-        width: Candidates of every node on the first path.
-    """
+    """Propose `width` meaningless candidates a level, so that a round of any size can be timed."""
 
     max_depth: int
     width: int = 1

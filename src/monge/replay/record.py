@@ -17,7 +17,6 @@ from monge.core.prompt import PromptProfile
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.engine.decoder import Decoder
 from monge.engine.prompts import ending_size, profiled
-from monge.engine.result import GenerationResult
 from monge.replay.log import LawLog, LoggedText, Masses, ModelIdentity
 
 _PART = 256  # tokens of a text that one forward reads: bounds its logits, not the text
@@ -64,14 +63,18 @@ def record_log(
                 **asdict(rules),
             )
             (session,) = decoder.sessions([prompt], max_new_tokens=max_new_tokens, seed=0)
-            token_ids, masses, profile = _logged(target, session.prompt, result, rules, top)
+            if result.error is not None:
+                raise OptionError(f"a text cannot be logged: {result.error}")
+            probs, profile = _read(target, session.prompt, result.token_ids, rules)
+            token_ids = _possible(probs, result.token_ids)
+            masses = Masses(probs=probs[: len(token_ids)])
             texts.append(
                 LoggedText(
                     tag=tag,
                     prompt_ids=profile.token_ids,
                     token_ids=token_ids,
                     max_new_tokens=max_new_tokens,
-                    masses=masses,
+                    masses=masses if top is None else masses.compact(top, token_ids),
                     vocab_size=target.vocab_size,
                     profile=profile,
                 )
@@ -97,22 +100,6 @@ def identity_of(
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return a digest of a tokenizer's vocabulary."""
     return _digest([json.dumps(sorted(tokenizer.get_vocab().items())).encode()])
-
-
-def _logged(
-    target: SequenceModel,
-    prompt: PromptProfile,
-    result: GenerationResult,
-    rules: SamplingRules,
-    top: int | None,
-) -> tuple[tuple[int, ...], Masses, PromptProfile]:
-    """Return the text that is kept, its laws, and the profile of the prompt."""
-    if result.error is not None:
-        raise OptionError(f"a text cannot be logged: {result.error}")
-    probs, prompt = _read(target, prompt, result.token_ids, rules)
-    token_ids = _possible(probs, result.token_ids)
-    masses = Masses(probs=probs[: len(token_ids)])
-    return token_ids, masses if top is None else masses.compact(top, token_ids), prompt
 
 
 def _read(

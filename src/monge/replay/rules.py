@@ -3,20 +3,21 @@
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from monge.control.base import Reads
 from monge.core.proposal import Deterministic, Proposal
 from monge.draft.base import Capabilities
 from monge.engine.components import Components
 from monge.replay.conditional import (
-    ConditionalCandidates,
-    IndependentCandidates,
-    JointDecision,
-    SameTest,
-    ScaledTests,
-    SequentialTests,
+    Conditional,
+    independent_candidates,
+    joint_decision,
+    same_test,
+    scaled_tests,
+    sequential_tests,
 )
 from monge.replay.log import UnavailableError
 from monge.verify.base import Rule, Walk, unsupported_reason
@@ -31,18 +32,18 @@ from monge.verify.single_draft import SingleDraft
 from monge.verify.target_walk import TargetWalk
 from monge.verify.traversal import Traversal
 
-CONDITIONAL: Final[Mapping[type[Rule], Callable[[Any], ConditionalCandidates]]] = MappingProxyType(
+CONDITIONAL: Final[Mapping[type[Rule], Callable[..., tuple[int, ...]]]] = MappingProxyType(
     {
-        TargetWalk: lambda _: IndependentCandidates(),
-        SingleDraft: lambda _: SequentialTests(),
-        Rrs: lambda _: SequentialTests(tests_fixed=True),
-        RrsWithoutReplacement: lambda _: SequentialTests(drops_repeats=True),
-        NaiveTree: lambda _: SequentialTests(num_tests=1),
-        Greedy: lambda _: SequentialTests(num_tests=1),
-        KSeq: lambda _: SameTest(),
-        Optimal: JointDecision,
-        Block: lambda _: ScaledTests(),
-        Traversal: lambda _: ScaledTests(),
+        TargetWalk: independent_candidates,
+        SingleDraft: sequential_tests,
+        Rrs: partial(sequential_tests, tests_fixed=True),
+        RrsWithoutReplacement: partial(sequential_tests, drops_repeats=True),
+        NaiveTree: partial(sequential_tests, num_tests=1),
+        Greedy: partial(sequential_tests, num_tests=1),
+        KSeq: same_test,
+        Optimal: joint_decision,
+        Block: scaled_tests,
+        Traversal: scaled_tests,
     }
 )
 """By class of the rule: the law of its candidates given the text."""
@@ -52,7 +53,7 @@ _WHOLE_PATHS: Final = (Block, Traversal)
 
 def conditional_candidates(
     rule: Rule, can: Capabilities, *, is_compact: bool, reads_confidence: bool
-) -> ConditionalCandidates:
+) -> Conditional:
     """Return the law of candidates given the text.
 
     Raises:
@@ -63,13 +64,14 @@ def conditional_candidates(
     if can.proposes <= {Deterministic} and not (isinstance(rule, Traversal) and can.max_width != 1):
         # Nothing is drawn, so nothing is tilted: a candidate is accepted iff the text goes on with
         # it.
-        return ScaledTests() if isinstance(rule, _WHOLE_PATHS) else IndependentCandidates()
+        return scaled_tests if isinstance(rule, _WHOLE_PATHS) else independent_candidates
     reason = _unavailable_reason(
         rule, can, is_compact=is_compact, reads_confidence=reads_confidence
     )
     if reason is not None:
         raise UnavailableError(f"replay: {rule.title} cannot be replayed here: {reason}")
-    return CONDITIONAL[type(rule)](rule)
+    draw = CONDITIONAL[type(rule)]
+    return partial(draw, rule=rule) if isinstance(rule, Optimal) else draw
 
 
 def with_replayable_rule(components: Components) -> Components:

@@ -1,17 +1,25 @@
-"""Simulate the rounds of a configuration on all texts of a log."""
+"""Simulate the rounds of a configuration on all texts of a log: the real loop follows each logged text."""
 
 import hashlib
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from monge.control.base import SharedState
-from monge.core.draws import SeededDraws
+from monge.control.base import PromptReader, Reads, SharedState
+from monge.core.draws import Draws, SeededDraws
+from monge.core.errors import DrafterError
+from monge.core.prompt import PromptProfile
 from monge.core.verdict import StepRecord
 from monge.engine.components import Components
+from monge.engine.loop import close_session, run_round
+from monge.engine.opening import open_sessions
+from monge.engine.session import Request, Session
+from monge.replay.conditional import Conditional
 from monge.replay.costs import RoundCosts, fixed_latency, predicted
-from monge.replay.log import LawLog, LoggedText
-from monge.replay.run import replay_text
+from monge.replay.log import LawLog, LoggedText, UnavailableError
+from monge.replay.rules import conditional_candidates
+from monge.replay.text import ReplayTarget, TextDraws, TextVerifier
 
 PLAIN: Final = RoundCosts.linear(plain=1.0, node=0.0, draft=0.0)
 """Costs if none are known: every round costs the same."""
@@ -19,13 +27,7 @@ PLAIN: Final = RoundCosts.linear(plain=1.0, node=0.0, draft=0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedText:
-    """One pass over one text.
-
-    Args:
-        text: Its number in the log.
-        repeat: Number of the pass.
-        records: The rounds, with predicted times.
-    """
+    """Pass number `repeat` over text number `text` of a log: its rounds, with predicted times."""
 
     text: int
     repeat: int
@@ -83,3 +85,85 @@ def simulate(
 def plain_seconds(text: LoggedText, costs: RoundCosts) -> float:
     """Return the predicted seconds of plain decoding of a text."""
     return len(text.token_ids) * costs.verify_s(0)
+
+
+def replay_text(
+    components: Components, log: LawLog, text: LoggedText, draws: Draws
+) -> tuple[StepRecord, ...]:
+    """Return the rounds of one text of a log; the target runs only if the drafter needs it.
+
+    Returns:
+        One record a round. The last token of the text counts as the round's own, not as accepted.
+
+    Raises:
+        UnavailableError: If the log cannot say what the verifier would have accepted, or the drafter fails.
+    """
+    can = components.drafter.capabilities
+    text_draws = TextDraws(text, _candidates(components, log, text), draws)
+    request = Request(
+        prompt_ids=text.prompt_ids,
+        max_new_tokens=text.max_new_tokens,
+        rules=log.rules,
+        seed=0,
+        stop_check=lambda token_ids: len(token_ids) >= len(text.all_ids),
+        draws=text_draws,
+        profile=text.profile or PromptProfile(token_ids=text.prompt_ids),
+    )
+    session = Session(request, 0)
+    reads_target = can.reads_states or can.num_successors
+    target = components.target if reads_target else ReplayTarget(log.model.vocab_size)
+    following = replace(components, greedy_rule=None, rule=TextVerifier(), target=target)
+    open_sessions([session], following)
+    try:
+        while session.finish_reason is None:
+            _simulate_round(session, text_draws, following)
+    finally:
+        close_session(session, following)
+    return tuple(session.records)
+
+
+def _simulate_round(session: Session, text_draws: TextDraws, components: Components) -> None:
+    """Run one round. The loop goes on without a drafter that fails; replay raises."""
+    text_draws.begin(len(session.context.token_ids))
+    before, error = session.drafts, None
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*the drafter failed")
+        try:
+            run_round([session], components)
+        except DrafterError as raised:
+            error = raised
+    if text_draws.error is not None:
+        raise text_draws.error
+    if error is not None or session.drafts != before or session.error is not None:
+        raise UnavailableError(
+            f"replay: the drafter failed after {text_draws.start} tokens of a text; "
+            "decode it once to see how"
+        ) from error
+
+
+def _candidates(components: Components, log: LawLog, text: LoggedText) -> Conditional:
+    """Return the law of candidates given the text, or raise `UnavailableError` if the log does not determine it."""
+    can, controller = components.drafter.capabilities, components.controller
+    if can.num_successors and isinstance(components.target, ReplayTarget):
+        raise UnavailableError(
+            f"replay: {type(components.drafter).__name__} learns what the target says at every node that it "
+            "drafts; a log has that along its texts only; use it where the target runs (monge tune, "
+            "monge bench decode)"
+        )
+    conditional = conditional_candidates(
+        components.rule,
+        can,
+        is_compact=log.top is not None,
+        reads_confidence=Reads.CONFIDENCE in controller.reads,
+    )
+    if (
+        text.profile is None
+        and isinstance(controller, PromptReader)
+        and controller.reads_prompt_laws
+    ):
+        raise UnavailableError(
+            "replay: the controller asks how surprising the target finds a prompt, and the log does not "
+            "say; make the log again with `monge replay record`, or leave out the features 'surprisal' "
+            "and 'entropy'"
+        )
+    return conditional

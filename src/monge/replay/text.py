@@ -13,7 +13,7 @@ from monge.core.model import NodeBlock
 from monge.core.proposal import Arbitrary, ChildDraws, Deterministic, Proposal
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
-from monge.replay.conditional import ConditionalCandidates, draft_prob
+from monge.replay.conditional import Conditional, draft_prob, next_scale, scaled_tests
 from monge.replay.log import LoggedText, UnavailableError
 from monge.verify.base import Verifier
 
@@ -29,7 +29,7 @@ class TextDraws(ChildDraws):
     """
 
     text: LoggedText
-    conditional: ConditionalCandidates
+    conditional: Conditional
     draws: Draws
     start: int = 0
     scale: float = 1.0
@@ -57,12 +57,12 @@ class TextDraws(ChildDraws):
             candidates = proposal.draw(self.draws)
         else:
             try:
-                candidates = self.conditional.draw(logged, proposal, self.draws)
+                candidates = self.conditional(logged, proposal, self.draws)
             except UnavailableError as error:
                 self.error = error
                 raise
-        if logged.token in candidates:
-            self.scale = self.conditional.next_scale(logged, draft_prob(proposal, logged.token))
+        if self.conditional is scaled_tests and logged.token in candidates:
+            self.scale = next_scale(logged, draft_prob(proposal, logged.token))
         return candidates
 
 

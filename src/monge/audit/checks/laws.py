@@ -24,12 +24,7 @@ _MASS_ROUNDING: Final = 1e-9
 class LawCheck:
     """The laws of one request, compared with the target's. The whole text is read once.
 
-    Args:
-        forward: The target in float64.
-        dtype: Type whose numbers the recorded logits must be; `None` for any.
-        request: The request's fields.
-        arrays: Laws and logits.
-        report: Receives figures; its tolerance is the largest rounding of a logit.
+    Recorded logits must be numbers of type `dtype`; `None` allows any.
     """
 
     def __init__(
@@ -50,13 +45,7 @@ class LawCheck:
     def check(
         self, stated: Sequence[Any], tree: TokenTree, text: tuple[int, ...]
     ) -> dict[int, Law]:
-        """Check that stated laws are the target's, up to rounding of its logits, and return them.
-
-        Args:
-            stated: Nodes and their laws.
-            tree: The tree of the round.
-            text: All tokens before the round.
-        """
+        """Check that the laws stated of nodes are the target's, up to rounding of its logits, and return them."""
         nodes = [node for node, _ in stated]
         if sorted(set(nodes)) != nodes or any(not 0 <= node < tree.num_nodes for node in nodes):
             raise MismatchError("laws", f"nodes {nodes} are not nodes of the tree, in order")

@@ -1,11 +1,12 @@
-"""Check the document and the fields of its requests."""
+"""Check the document, the fields of its requests, and the end of their texts."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from monge.audit.certificate import Certificate
-from monge.audit.certify_report import MismatchError, check_equal
+from monge.audit.certify_report import CertifyReport, MismatchError, check_equal
 from monge.core.errors import MongeError
+from monge.engine.text import TextStream, Tokenizer
 from monge.verify.base import Rule, Verifier, as_verifier
 from monge.verify.registry import VERIFIERS
 
@@ -66,3 +67,57 @@ def verifier_of(text: str, rule: Rule | None) -> Verifier:
     if not made.is_lossless:
         raise MismatchError("verifier", f"{text} is lossy")
     return made
+
+
+def check_end(
+    request: Mapping[str, Any],
+    tokenizer: Tokenizer | None,
+    eos_ids: frozenset[int],
+    report: CertifyReport,
+) -> None:
+    """Check that a text ends where its request says, and nowhere before.
+
+    The report is told what the verdict takes from the record: ends that no record can prove, end
+    tokens that are not `eos_ids`, stop strings and the seed.
+    """
+    tokens, reason = request["token_ids"], request["finish_reason"]
+    limit = request["max_new_tokens"]
+    if len(tokens) > limit:
+        raise MismatchError("max_new_tokens", f"{len(tokens)} tokens with a limit of {limit}")
+    ends = [place for place, token in enumerate(tokens, 1) if token in request["eos_ids"]]
+    stops = _stops(request, tokenizer) if request["stop"] else []
+    if min([*ends, *stops], default=len(tokens)) < len(tokens):
+        raise MismatchError("token_ids", "the text goes on after its end")
+    # In the order in which the loop asks.
+    if ends:
+        possible = {"eos"}
+    elif stops:
+        possible = {"stop"}
+    else:
+        possible = {"length"} if len(tokens) == limit else {None, "error"}
+        if request.get("stop_check", False) and tokens:
+            possible.add("stop")
+    if reason not in possible:
+        raise MismatchError("finish_reason", f"{reason!r} does not fit the end of the text")
+    unproven = {None: "interrupted", "error": "an error"}
+    if not stops:
+        unproven["stop"] = "code of the user"
+    if reason in unproven:
+        report.tell(f"end of the text not checked ({unproven[reason]})")
+    if set(request["eos_ids"]) != eos_ids:
+        report.tell(f"eos_ids {request['eos_ids']} of the request")
+    if request["stop"]:
+        report.tell(f"stop {request['stop']} of the request")
+    if request["seed"] not in report.seeds:
+        report.seeds.append(request["seed"])
+
+
+def _stops(request: Mapping[str, Any], tokenizer: Tokenizer | None) -> list[int]:
+    """Return the place, from 1 on, of the token that completes the first stop string, if there is one."""
+    if tokenizer is None:
+        raise MismatchError(
+            "stop", "stop strings cannot be looked for without a tokenizer", is_wrong=False
+        )
+    stream = TextStream(tokenizer, request["prompt_ids"], request["stop"])
+    tokens = enumerate(request["token_ids"], 1)
+    return [place for place, token in tokens if stream.push(token)][:1]

@@ -1,14 +1,18 @@
-"""Check that the children of a tree were drawn as declared."""
+"""Check that a round drew its children as declared, decided as recorded, and committed that."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
-from monge.audit.certificate import Arrays, tree_of
+from monge.audit.certificate import Arrays, tree_of, verdict_of
 from monge.audit.certify_report import MismatchError, check_equal
 from monge.audit.tape import Tape
 from monge.core.errors import MongeError
+from monge.core.law import Law
 from monge.core.proposal import Arbitrary, Deterministic
 from monge.core.tree import TokenTree
+from monge.core.verdict import Verdict
+from monge.verify.base import Verifier
 
 
 def check_tree(stored: Mapping[str, Any], arrays: Arrays, root: int) -> TokenTree:
@@ -22,13 +26,9 @@ def check_tree(stored: Mapping[str, Any], arrays: Arrays, root: int) -> TokenTre
 
 
 def check_draws(one: Mapping[str, Any], tree: TokenTree, tape: Tape, length: int) -> None:
-    """Check that every drawn child is what its declared proposal gives for its uniforms.
+    """Check that every child of a round is what its declared proposal gives for its uniforms.
 
-    Args:
-        one: The round.
-        tree: Its tree.
-        tape: The draws, at the place where the round before it ended.
-        length: Tokens before the round.
+    `tape` is at the place where the round before it ended, after `length` tokens.
     """
     drawn = {tuple(own["path"]): own for own in one["draws"]}
     check_equal("start", one["start"], tape.place, "the round before it ended at uniform")
@@ -64,3 +64,49 @@ def check_draws(one: Mapping[str, Any], tree: TokenTree, tape: Tape, length: int
     for path in drawn:
         if path in paths and not is_pruned:
             raise MismatchError("draws", f"children after {list(path)} are not in the tree")
+
+
+def check_verdict(
+    one: Mapping[str, Any],
+    tree: TokenTree,
+    laws: Mapping[int, Law],
+    verifier: Verifier,
+    tape: Tape,
+) -> Verdict:
+    """Check that the verifier, run again on the same tree, laws and uniforms, decides so."""
+    start, stop = one["verify"]
+    tape.seek(start)
+    try:
+        right = verifier.verify(tree, _StatedLaws(laws, tree.num_nodes), tape)
+    except (MongeError, KeyError) as error:
+        raise MismatchError("verdict", f"the verifier refuses the tree: {error}") from error
+    stated = verdict_of(one["verdict"])
+    for name, own in asdict(stated).items():
+        check_equal(f"verdict.{name}", own, getattr(right, name), "the verifier says")
+    check_equal("verify", stop, tape.place, "the verifier's last uniform is")
+    return right
+
+
+def check_commit(
+    tokens: tuple[int, ...], tree: TokenTree, verdict: Verdict, *, can_be_cut: bool
+) -> None:
+    """Check that the verdict's tokens were committed; the last round of a text may cut them."""
+    whole = (*(tree.token_ids[node] for node in verdict.path), verdict.next_token)
+    check_equal("token_ids", tokens, whole[: len(tokens)], "the verdict says")
+    if not tokens or (len(tokens) < len(whole) and not can_be_cut):
+        raise MismatchError("token_ids", f"{len(tokens)} of the {len(whole)} tokens of the verdict")
+
+
+class _StatedLaws:
+    """Stated laws by node; looking at another one shows that another verifier decided."""
+
+    def __init__(self, laws: Mapping[int, Law], num_nodes: int) -> None:
+        self._laws, self._num_nodes = laws, num_nodes
+
+    def __len__(self) -> int:
+        return self._num_nodes
+
+    def __getitem__(self, node: int) -> Law:
+        if node not in self._laws:
+            raise MismatchError("laws", f"the verifier looks at node {node}, whose law is missing")
+        return self._laws[node]

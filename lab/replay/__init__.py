@@ -1,1 +1,0 @@
-"""Replayed configurations against the best fixed depth and an oracle, with plots."""
