@@ -44,9 +44,7 @@ def test_both_can_be_named():
     parts = decoder().components
     assert list(parts.controllers) == ["goodput", "fixed"]
     assert (parts.controller_name, parts.seeded) == ("goodput", "fixed")
-    assert parts.planner("goodput").shared is parts.shared, (
-        "what price learns is its own, named or not"
-    )
+    assert parts.shared_for("goodput") is parts.shared, "what price learns is its own, named or not"
 
 
 @pytest.mark.parametrize("costs", [CHEAP, DEAR])

@@ -53,18 +53,6 @@ def test_a_model_without_texts_holds_no_cache():
     assert model.cache_bytes == fresh.cache_bytes
 
 
-def test_rows_that_are_gone_are_not_paid_for_when_a_text_grows():
-    model, texts = tree_model(), prompts((150,) * 8)
-    model.open(dict(enumerate(texts)))
-    for number in range(7):
-        model.close(number)
-    crowd = model.cache_bytes
-    (long,) = prompts((900,), seed=3)
-    model.append({7: long})
-    assert model.cache_bytes <= crowd, "one long row was to take the place of eight short ones"
-    assert_reads_like_a_fresh_one(model, {7: (*texts[7], *long)})
-
-
 def test_a_first_forward_that_fails_half_way_leaves_a_usable_cache():
     llama = network("llama", max_position_embeddings=4096)
     model = HfTreeModel(llama)
@@ -100,17 +88,6 @@ def test_where_memory_runs_out_for_a_longer_text_the_cache_stays_as_it_was(
     model.commit({0: ()})
     model.append({0: long})
     assert_reads_like_a_fresh_one(model, {0: (*texts[0], *long), 1: texts[1]})
-
-
-def test_a_short_text_after_a_long_one_has_a_short_cache():
-    model = tree_model()
-    long, short = prompts((900, 5), seed=3)
-    model.open({0: long})
-    before = model.cache_bytes
-    model.close(0)
-    model.open({0: short})
-    assert 4 * model.cache_bytes < before
-    assert_reads_like_a_fresh_one(model, {0: short})
 
 
 @pytest.mark.parametrize("order", [(1, 2, 3), (3, 1, 2), (2, 3, 1)])

@@ -28,31 +28,6 @@ def shapes_read(model: torch.nn.Module) -> Iterator[list[tuple[int, int]]]:
         hook.remove()
 
 
-@pytest.mark.parametrize("asked", [(0, 7), (1, 4, 6), (7, 0, 3, 5), (2,), tuple(range(8))])
-def test_only_the_rows_asked_for_are_read(asked: tuple[int, ...]) -> None:
-    llama = network("llama")
-    model = HfTreeModel(llama)
-    texts = prompts((5, 9, 4, 7, 6, 8, 3, 5))
-    model.open(dict(enumerate(texts)))
-    with shapes_read(llama) as shapes:
-        logits = model.extend(dict.fromkeys(asked, TREE))
-    assert shapes == [(len(asked), 4)]
-    assert list(logits) == list(asked)
-    model.check_integrity()
-    for number in range(8):
-        fresh = HfTreeModel(llama)
-        fresh.open({number: texts[number]})
-        expected = fresh.extend({number: TREE})[number]
-        if number in asked:
-            torch.testing.assert_close(logits[number], expected, rtol=1e-4, atol=1e-4)
-            model.commit({number: (0, 2)})
-            fresh.commit({number: (0, 2)})
-            expected = fresh.extend({number: TREE})[number]
-        torch.testing.assert_close(
-            model.extend({number: TREE})[number], expected, rtol=1e-4, atol=1e-4
-        )
-
-
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 @pytest.mark.parametrize("seed", range(4))
 def test_texts_survive_whatever_is_read_beside_them(family: str, seed: int) -> None:

@@ -37,7 +37,7 @@ def backend(tmp_path_factory):
     require("compiled")
 
     def make(layers):
-        return compile_forward(target(), notify=lambda _: None, layers=layers)
+        return compile_forward(target(), layers)
 
     with shared_programs(tmp_path_factory, make) as made:
         for layers in ((), LAST):
@@ -110,19 +110,6 @@ def test_states_of_the_committed_text(backend, read, layers):
         torch.testing.assert_close(torch.cat(taken[seq]), expected, atol=LARGEST_DIFFERENCE, rtol=0)
 
 
-def test_states_of_one_step_survive_the_next(backend):
-    model = load(backend)
-    watched = model.watch(LAST)
-    model.open({0: (5, 6)})
-    watched.take(0)
-    model.extend({0: NodeBlock.chain((7,))})
-    model.commit({0: (0,)})
-    first = watched.take(0)
-    kept = first.clone()
-    model.extend({0: NodeBlock.chain((9,))})
-    assert torch.equal(first, kept)
-
-
 @pytest.mark.parametrize(
     ("kind", "temperature"), [pytest.param("shape", 0.0, marks=pytest.mark.slow), ("eagle", 1.0)]
 )
@@ -161,7 +148,7 @@ def test_other_states_are_refused(backend, monkeypatch):
 
     monkeypatch.setattr(kind, "__call__", other)
     with pytest.raises(BackendError, match="has other logits or hidden states than the network"):
-        compile_forward(target(), notify=lambda _: None, layers=LAST)
+        compile_forward(target(), LAST)
     model = load(backend)
     model.watch(LAST)
     with pytest.warns(

@@ -111,19 +111,6 @@ def test_prompts_in_pieces_give_the_text_of_whole_ones(family, tree, chunk, draf
     assert batch.num_prompt_tokens == sum(len(text) - 1 for text in texts)
 
 
-def test_a_network_that_cannot_take_tokens_back_reads_prompts_whole():
-    import monge
-
-    target = network("llama")
-    whole = monge.load(target, drafter="none")
-    whole.components.target.no_draft_reason = "for the sake of this test"
-    batch = Batch(whole.components, prefill_chunk=2)
-    batch.join(
-        [whole.session(request) for request in whole.requests(prompts((20, 9)), max_new_tokens=3)]
-    )
-    assert len(batch.step()) == 2
-
-
 def test_a_long_prompt_delays_neither_those_who_write_nor_short_prompts():
     parts = make_components(
         TabularModel(RandomTable(VOCAB, 1), VOCAB),

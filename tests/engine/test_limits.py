@@ -8,14 +8,6 @@ from monge.engine.session import Request, Session
 
 
 @pytest.mark.parametrize(
-    "limits", [DraftPlan(), DraftPlan(max_depth=2), DraftPlan(max_depth=5, max_nodes=3)]
-)
-def test_a_plan_within_limits_is_left_as_it_is(limits: DraftPlan) -> None:
-    plan = DraftPlan(max_depth=2, max_nodes=3, drafter="ngram", min_token_prob=0.4)
-    assert plan.within(limits) is plan
-
-
-@pytest.mark.parametrize(
     ("plan", "limits", "expected"),
     [
         (DraftPlan(), DraftPlan(max_nodes=4), DraftPlan(max_nodes=4)),

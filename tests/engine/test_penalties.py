@@ -107,28 +107,8 @@ def test_repetition_is_that_of_transformers():
     torch.testing.assert_close(RepetitionPenalty(1.3)(token_ids, scores), theirs, rtol=0, atol=0)
 
 
-def test_neutral_values_cost_nothing():
-    assert (
-        text_processors(
-            3,
-            VOCAB,
-            logit_bias={},
-            repetition_penalty=1.0,
-            presence_penalty=0,
-            frequency_penalty=0.0,
-        )
-        == ()
-    )
-
-
 def test_refusals():
     with pytest.raises(OptionError, match=r"logit_bias: token ids must lie in 0..2; got 3"):
         text_processors(1, VOCAB, logit_bias={3: 1.0})
     with pytest.raises(OptionError, match="repetition_penalty must be positive"):
         text_processors(1, VOCAB, repetition_penalty=0.0)
-
-
-def test_a_bias_keeps_no_row_of_the_vocabulary():
-    bias = LogitBias({7: 1.0, 3: -2.0}, 150_000)
-    kept = [getattr(bias, name) for name in bias.__slots__]
-    assert sum(one.numel() for one in kept if isinstance(one, torch.Tensor)) == 4

@@ -12,7 +12,7 @@ from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.engine.batch import Batch, decode
 from monge.engine.decoder import Decoder
-from monge.engine.processors import OnePath, Stateless, fork, name_of
+from monge.engine.processors import fork
 from monge.engine.session import Request, Session
 from monge.testing.oracle import exact_law, law_error
 from monge.testing.tabular import RandomTable, TabularModel
@@ -215,20 +215,6 @@ class TestWhatCannotBeCopied:
         with pytest.raises(OptionError, match="processor Locked: several texts need a copy each"):
             decoder.generate([PROMPT, PROMPT], max_new_tokens=2, processors=[Locked()])
 
-    def test_its_error_is_that_of_the_first_time(self):
-        asked = []
-
-        class Once(Locked):
-            def __call__(self, token_ids, scores):
-                asked.append(token_ids)
-                raise KeyError("not in the grammar")
-
-        processor = OnePath(Once())
-        for _ in range(2):
-            with pytest.raises(KeyError, match="not in the grammar"):
-                processor(torch.tensor([[1]]), torch.zeros(1, VOCAB))
-        assert len(asked) == 1
-
 
 @pytest.mark.parametrize(
     ("answer", "got"),
@@ -302,11 +288,3 @@ class TestFork:
     def test_what_cannot_be_copied_raises(self, part):
         with pytest.raises(TypeError):
             fork({"state": [part]})
-
-    def test_a_function_without_anything_of_its_own_is_itself(self):
-        assert fork(plain_law) is not None
-        assert fork(models) is models
-
-    def test_names(self):
-        assert name_of(OnePath(Stateless(Grammar()))) == "Grammar"
-        assert name_of(Part().apply) == "Part.apply"

@@ -10,10 +10,8 @@ from monge.audit.certify import certify
 from monge.audit.plain_forward import backend_forward
 from monge.audit.recorder import Recorder, weights_digest
 from monge.audit.redraft import Redrafter
-from monge.backends.cpu.compiled import traced_forward
 from monge.backends.cpu.packed_linear import PackedLinear
 from monge.backends.cpu.rounded_weights import round_weights
-from monge.backends.parity_check import program_spec
 from monge.backends.registry import BACKENDS, Compiled
 from monge.core.errors import BackendError, OptionError
 from monge.engine.models.forward_program import SourceWeights, rounded_weights_of
@@ -64,33 +62,6 @@ class TestRounding:
         assert (ours - exact).norm() <= {"int4": 0.3}.get(kind, 0.05) * exact.norm()
         if (kind, dtype) != ("bfloat16", torch.bfloat16):  # bfloat16 numbers stay what they are
             assert not torch.equal(ours, exact)
-
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_a_row_does_not_depend_on_the_batch(self, kind):
-        layer = next(
-            one for one in round_weights(target(), kind).modules() if isinstance(one, PackedLinear)
-        )
-        rows = torch.randn(17, layer.depth, generator=torch.Generator().manual_seed(0))
-        together = layer(rows)
-        assert all(torch.equal(layer(rows[i : i + 1])[0], together[i]) for i in range(17))
-
-
-class TestMemory:
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_a_step_shares_the_panels_of_its_network(self, kind):
-        rounded = round_weights(target(), kind)
-        step = traced_forward(rounded, program_spec(rounded))
-        ours, theirs = (
-            [one.panels.data_ptr() for one in module.modules() if isinstance(one, PackedLinear)]
-            for module in (step, rounded)
-        )
-        assert ours == theirs
-        assert len(set(ours)) == len(ours)
-
-    def test_panels_lie_in_one_block(self):
-        rounded = round_weights(target(), "int8")
-        panels = [one.panels for one in rounded.modules() if isinstance(one, PackedLinear)]
-        assert len({one.untyped_storage().data_ptr() for one in panels}) == 1
 
 
 class TestFourBits:
@@ -153,10 +124,6 @@ class TestDecoding:
             exact_numerics=True,
         )
         assert decoder.backend == f"compiled, {kind} weights"
-
-    def test_results_name_the_weights(self):
-        decoder = monge.load(target=target(), drafter="none", backend="compiled(weights='int8')")
-        assert "int8 weights" in repr(decoder.components.target)
 
 
 @pytest.fixture(scope="module", params=["int8", "int4"])

@@ -164,23 +164,6 @@ def pooled(law, num_samples):
     return [frozenset({text}) for text in law if text not in rare] + ([rare] if rare else [])
 
 
-def power(law, other, num_samples):
-    """Probability that the joint test rejects samples of `other`.
-
-    By an impossible outcome or, without one, by chi-square.
-    """
-    possible = math.fsum(other.get(text, 0.0) for text in law)
-    classes = pooled(law, num_samples)
-    expected = [math.fsum(law[text] for text in members) for members in classes]
-    actual = [math.fsum(other.get(text, 0.0) for text in members) / possible for members in classes]
-    distance = math.fsum((b - a) ** 2 / a for a, b in zip(expected, actual, strict=True))
-    critical = stats.chi2.isf(ALPHA, len(classes) - 1)
-    accepted = possible**num_samples * stats.ncx2.cdf(
-        critical, len(classes) - 1, num_samples * distance
-    )
-    return 1.0 - float(accepted)
-
-
 def check(case, num_samples, **options):
     law = plain_law(CASES[case], HORIZON)
     found = samples(CASES[case], num_samples, seed=21, **options)
@@ -205,21 +188,6 @@ def test_law_of_three_tokens(case):
 @pytest.mark.parametrize("case", CASES)
 def test_law_of_three_tokens_with_many_samples(case, tree):
     check(case, 5000, tree=tree)
-
-
-@pytest.mark.parametrize(("num_samples", "share"), [(400, 1.0), (5000, 0.3)])
-@pytest.mark.parametrize(
-    ("case", "wrong_case"),
-    [("plain", "temperature"), ("plain", "penalty"), ("all", "plain"), ("penalty", "plain")],
-)
-def test_power(case, wrong_case, num_samples, share):
-    """Samples that ignore a processor, in this share of the texts, are rejected with probability 0.99."""
-    law, wrong = plain_law(CASES[case], HORIZON), plain_law(CASES[wrong_case], HORIZON)
-    mixed = {
-        text: (1 - share) * law.get(text, 0.0) + share * wrong.get(text, 0.0)
-        for text in law | wrong
-    }
-    assert power(law, mixed, num_samples) > 0.99
 
 
 def test_draft_law_takes_the_warpers_that_both_libraries_have():

@@ -66,7 +66,7 @@ def test_costs_are_shared_and_notes_are_not():
     for name in (None, *offered):
         (result,) = made.generate(PROMPT, seed=1, controller=name, **OPTIONS)
         assert result.error is None
-    shared_states = [made.components.planner(name).shared for name in offered]
+    shared_states = [made.components.shared_for(name) for name in offered]
     latency = made.components.shared.latency
     assert shared_states[0] is made.components.shared
     assert all(shared.latency is latency is not None for shared in shared_states)

@@ -13,7 +13,7 @@ from monge.core.errors import MongeError, OptionError, unknown_name
 from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import StepRecord
 from monge.engine.clock import measured_by
-from monge.engine.garbage import settle_objects
+from monge.engine.process import settle_objects
 
 FAILURES: Final = (MongeError, RuntimeError, ValueError, TypeError, AttributeError, LookupError)
 """Errors of hosts and arms that cannot decode; any other error is a fault of the benchmark and ends it."""

@@ -26,14 +26,6 @@ _FLOAT32_BYTES: Final = 4
 _UNSTEADY: Final = frozenset({Reads.LATENCY, Reads.NOTES})
 
 
-@dataclass(frozen=True, slots=True)
-class Planner:
-    """A controller, and what it knows beyond a request."""
-
-    controller: AnyController
-    shared: SharedState
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Components:
     """Target, drafter, verifier and controller, checked against each other.
@@ -79,7 +71,6 @@ class Components:
     drafts: bool = field(init=False)
     draft_length: int | None = field(init=False)
     greedy_verifier: Verifier = field(init=False, repr=False)
-    _usual: Planner = field(init=False, repr=False)
     # Of a pool; asked about in every round.
     _networks: frozenset[str] | None = field(init=False, repr=False)
 
@@ -105,7 +96,6 @@ class Components:
             "greedy_verifier",
             as_verifier(greedy if greedy is not None and fits else self.rule),
         )
-        object.__setattr__(self, "_usual", Planner(self.controller, self.shared))
         reason = unsupported_reason(self.rule, can.proposes, can.max_width)
         if reason is not None:
             legal = [
@@ -200,13 +190,13 @@ class Components:
         if not is_planned:
             return True
         return (
-            self.planner(name).controller.reads.isdisjoint(_UNSTEADY)
+            self.controller_for(name).reads.isdisjoint(_UNSTEADY)
             or rules.temperature == 0
             or self.drafter.capabilities.proposes <= self.rule.invariant_for
         )
 
-    def planner(self, name: str | None) -> Planner:
-        """Return the controller of a request, with its shared state.
+    def controller_for(self, name: str | None) -> AnyController:
+        """Return the controller of a request.
 
         Args:
             name: The controller that it names; `None` for the one that serves those that name none.
@@ -214,14 +204,14 @@ class Components:
         Raises:
             OptionError: If no controller has this name.
         """
-        if name is None:
-            return self._usual
-        if name not in self.controllers:
+        if name is not None and name not in self.controllers:
             raise unknown_name("controller", name, self.controllers)
-        controller = self.controllers[name]
-        return Planner(
-            controller, self.shared if controller is self.controller else self.shared.beside(name)
-        )
+        return self.controller if name is None else self.controllers[name]
+
+    def shared_for(self, name: str | None) -> SharedState:
+        """Return what a controller keeps beyond a request, by the name as in `controller_for`."""
+        is_usual = self.controller_for(name) is self.controller
+        return self.shared if name is None or is_usual else self.shared.beside(name)
 
     def counterfactuals(self, drafter_state: Any) -> tuple[CounterfactualDraft, ...]:
         """Return the results of shadow drafts of a pool in earlier rounds of a request.

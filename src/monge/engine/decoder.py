@@ -183,11 +183,7 @@ class Decoder:
 
     def sessions(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> list[Session]:
         """Sessions for `monge.engine.batch.decode`, checked against the target's context."""
-        return [self.session(request) for request in self.requests_of(prompts, **options)]
-
-    def requests_of(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> list[Request]:
-        """As `requests`, for one prompt or several."""
-        return self.requests(_as_list(prompts), **options)
+        return [self.session(request) for request in self.requests(prompts, **options)]
 
     def session(self, request: Request, *, keeps_records: bool = True) -> Session:
         """A session for one request, checked against the models.
@@ -199,7 +195,7 @@ class Decoder:
         """
         _check_tokens(request.prompt_ids, self.components.target.vocab_size)
         check_length(request, self.components.target.max_length, "target")
-        self.components.planner(request.controller)  # which refuses names that nobody has
+        self.components.controller_for(request.controller)  # which refuses names that nobody has
         session = Session(
             request, next(self._request_ids), self.tokenizer, keeps_records=keeps_records
         )
@@ -209,7 +205,7 @@ class Decoder:
 
     def requests(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Prompt | Sequence[Prompt],
         *,
         max_new_tokens: int = 128,
         min_tokens: int = 0,
@@ -236,7 +232,7 @@ class Decoder:
         """Requests for prompts that share their options.
 
         Args:
-            prompts: Text or token ids.
+            prompts: Text or token ids, one or a list.
             max_new_tokens: Most tokens to generate.
             min_tokens: Fewest tokens to generate: before them, neither an end-of-text token nor one
                 of `stop_token_ids` comes.
@@ -290,7 +286,7 @@ class Decoder:
             frequency_penalty=frequency_penalty,
         )
         end_ids = (frozenset() if ignore_eos else self.eos_ids) | frozenset(stop_ids)
-        encoded = [ids for prompt in prompts for ids in [self.encode(prompt)] * n]
+        encoded = [ids for prompt in _as_list(prompts) for ids in [self.encode(prompt)] * n]
         check_seed(0, row)  # before rows are counted on from it
         if len(encoded) > 1:
             check_shared(processors)
@@ -385,11 +381,11 @@ def _unknown_option(name: str) -> OptionError:
 
 def check_numbers(
     *,
-    max_new_tokens: object = 128,
-    min_tokens: object = 0,
-    n: object = 1,
-    logprobs: object = None,
-    **real: object,
+    max_new_tokens: Any = 128,
+    min_tokens: Any = 0,
+    n: Any = 1,
+    logprobs: Any = None,
+    **real: Any,
 ) -> None:
     """Refuse options of `Decoder.requests` that are no numbers, or none for any prompt.
 
@@ -401,18 +397,13 @@ def check_numbers(
         ("min_tokens", min_tokens, 0),
         ("logprobs", logprobs or 0, 0),
     ):
-        if not is_of(value, int) or operator.index(cast(int, value)) < least:
+        if not is_of(value, int) or operator.index(value) < least:
             raise OptionError(f"{name} must be a whole number of at least {least}; got {value!r}")
     for name, value in real.items():
-        if not is_of(value, float) or not isfinite(cast(float, value)):
+        if not is_of(value, float) or not isfinite(value):
             raise OptionError(f"{name} must be a finite number; got {value!r}")
     # The request itself checks the larger one.
-    is_asked = cast(int, min_tokens) > 0
-    if (
-        is_asked
-        and is_of(max_new_tokens, int)
-        and cast(int, min_tokens) > cast(int, max_new_tokens)
-    ):
+    if is_of(max_new_tokens, int) and min_tokens > max(max_new_tokens, 0):
         raise OptionError(f"min_tokens={min_tokens} is more than max_new_tokens={max_new_tokens}")
 
 

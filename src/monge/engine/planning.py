@@ -22,7 +22,7 @@ def plan_round(
         if not session.drafts:
             continue
         if session.request.adaptive:
-            controller = components.planner(session.request.controller).controller
+            controller = components.controller_for(session.request.controller)
             groups.setdefault(id(controller), (controller, []))[1].append(session)
         else:
             plans[session.request_id] = DraftPlan()
@@ -56,7 +56,7 @@ def learn(
     _learn_latency(records, components)
     for session, record in zip(sessions, records, strict=True):
         if session.request.adaptive and session.drafts:
-            controller = components.planner(session.request.controller).controller
+            controller = components.controller_for(session.request.controller)
             session.controller_state = controller.update(session.controller_state, record)
 
 

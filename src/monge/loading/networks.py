@@ -17,8 +17,7 @@ from transformers import (
 )
 from transformers.distributed.configuration_utils import DistributedConfig
 
-from monge.backends.base import Backend
-from monge.backends.registry import BACKENDS
+from monge.backends.registry import BACKENDS, Backend
 from monge.core.errors import (
     ModelLoadError,
     OptionError,
@@ -33,7 +32,7 @@ from monge.engine.models.cross_tokenizer import (
     ResizedVocabulary,
     map_vocabulary,
 )
-from monge.engine.models.forward_program import make_programs
+from monge.engine.models.hf_tree import make_programs
 from monge.engine.notices import waiting
 from monge.loading.hub import check_model_name, nearest
 from monge.loading.sources import NAMED, no_tokenizer_reason, resolve

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from monge.engine.process import release_openmp_pool, run_in_thread
 
-from monge.engine import threads
+from monge.engine import process
 from monge.engine.clock import measured_by, now
-from monge.engine.threads import release_openmp_pool, run_in_thread
 
 
 def test_it_runs_elsewhere_and_nothing_stays():
@@ -39,7 +39,7 @@ def num_os_threads():
 
 def test_the_callers_pool_of_openmp_threads_ends():
     """A pool beside that of the thread that decodes makes every forward wake its threads."""
-    if not threads._runtimes():
+    if not process._runtimes():
         pytest.skip("no GNU OpenMP is loaded")
     before, values = torch.get_num_threads(), torch.ones(1 << 22)
     torch.set_num_threads(3)
