@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from monge.core.errors import OptionError
-from monge.engine.penalties import MinTokens
+from monge.engine.penalties import Penalties
 from tests.serve.served import toy_decoder
 
 PROMPT = "once upon a time"
@@ -47,7 +47,9 @@ def test_fewest_tokens():
 @pytest.mark.parametrize("num_tokens", [0, 1, 2])
 def test_ends_have_no_mass_before_the_fewest_tokens(num_tokens):
     """The law: that of the target without the ends, scaled to one."""
-    processor = MinTokens(num_prompt_tokens=3, count=2, end_ids=frozenset({1, 4}))
+    processor = Penalties(
+        num_prompt_tokens=3, vocab_size=6, min_tokens=2, end_ids=frozenset({1, 4})
+    )
     logits = torch.randn(1, 6, generator=torch.Generator().manual_seed(0))
     law = processor(torch.zeros(1, 3 + num_tokens, dtype=torch.long), logits.clone()).softmax(1)
     expected = logits.softmax(1)

@@ -14,6 +14,7 @@ from monge.backends.cpu import compiled as backend
 from monge.backends.cpu.compiled import CompiledForward, traced_forward
 from monge.backends.cpu.program_cache import FOLDER_VARIABLE, cache_folder
 from monge.backends.parity_check import check_forward, program_spec
+from monge.backends.traced import tensors_of
 from monge.core.errors import BackendError, OptionError
 from monge.core.model import NodeBlock
 from monge.engine.models.forward_program import ForwardOutput
@@ -94,7 +95,7 @@ class TestSteps:
             )
         kinds = {
             tensor.dtype
-            for name, tensor in traced_forward(other, program_spec(other)).tensors().items()
+            for name, tensor in tensors_of(traced_forward(other, program_spec(other))).items()
             if "panels" in name
         }
         assert kinds == {torch.int32 if is_narrow else torch.float32}

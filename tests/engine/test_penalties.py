@@ -5,13 +5,14 @@ Decoding with them has the law of plain decoding with them.
 
 import pytest
 import torch
+from transformers import RepetitionPenaltyLogitsProcessor
 
 from monge.api import make_components
 from monge.core.errors import OptionError
 from monge.core.model import NodeBlock
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.engine.batch import decode
-from monge.engine.penalties import CountPenalty, LogitBias, RepetitionPenalty, text_processors
+from monge.engine.penalties import text_processors
 from monge.engine.session import Request, Session
 from monge.testing.oracle import exact_law, law_error
 from monge.testing.tabular import RandomTable, TabularModel
@@ -90,21 +91,27 @@ def test_every_setting_changes_the_law(name):
     )
 
 
+def penalised(token_ids, scores, num_prompt_tokens=1, **settings):
+    (processor,) = text_processors(num_prompt_tokens, scores.shape[1], **settings)
+    return processor(token_ids, scores)
+
+
 def test_formulas():
-    token_ids, scores = torch.tensor([[0, 1, 2, 2]]), torch.tensor([[2.0, -2.0, 1.0, 4.0]])
-    assert RepetitionPenalty(2.0)(token_ids, scores).tolist() == [[1.0, -4.0, 0.5, 4.0]]
-    counted = CountPenalty(num_prompt_tokens=1, presence=0.5, frequency=0.25)(token_ids, scores)
-    assert counted.tolist() == [[2.0, -2.75, 0.0, 4.0]]
-    assert LogitBias({3: -1, 0: 2.5}, 4)(token_ids, scores).tolist() == [[4.5, -2.0, 1.0, 3.0]]
+    texts, scores = torch.tensor([[0, 1, 2, 2]]), torch.tensor([[2.0, -2.0, 1.0, 4.0]])
+    for settings, expected in (
+        ({"repetition_penalty": 2.0}, [1.0, -4.0, 0.5, 4.0]),
+        ({"presence_penalty": 0.5, "frequency_penalty": 0.25}, [2.0, -2.75, 0.0, 4.0]),
+        ({"logit_bias": {3: -1, 0: 2.5}}, [4.5, -2.0, 1.0, 3.0]),
+    ):
+        assert penalised(texts, scores, **settings).tolist() == [expected]
     assert scores.tolist() == [[2.0, -2.0, 1.0, 4.0]], "the input was changed"
 
 
 def test_repetition_is_that_of_transformers():
-    from transformers import RepetitionPenaltyLogitsProcessor
-
     token_ids, scores = torch.tensor([[0, 4, 4, 2]]), torch.linspace(-2, 3, 6)[None]
     theirs = RepetitionPenaltyLogitsProcessor(1.3)(token_ids, scores.clone())
-    torch.testing.assert_close(RepetitionPenalty(1.3)(token_ids, scores), theirs, rtol=0, atol=0)
+    ours = penalised(token_ids, scores, repetition_penalty=1.3)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
 def test_refusals():

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from monge.engine.process import release_openmp_pool, run_in_thread
 
 from monge.engine import process
 from monge.engine.clock import measured_by, now
+from monge.engine.process import release_openmp_pool, run_in_thread
 
 
 def test_it_runs_elsewhere_and_nothing_stays():

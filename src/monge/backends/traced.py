@@ -1,7 +1,7 @@
 """A network's forward as one traceable module, compiled on the CPU and captured on the GPU."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -82,10 +82,6 @@ class TracedForward(torch.nn.Module):
             output_hidden_states=bool(self._layers),
         )
         return output.logits, *(output.hidden_states[layer] for layer in self._layers)
-
-    def tensors(self) -> Mapping[str, Tensor]:
-        """Return weights and buffers by name."""
-        return tensors_of(self)
 
 
 def tensors_of(module: torch.nn.Module) -> dict[str, Tensor]:

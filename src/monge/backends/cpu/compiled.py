@@ -101,7 +101,7 @@ class CompiledForward(ForwardProgram):
         prompt_tokens: int = 0,
         max_nodes: int = _NODES,
     ) -> None:
-        self._run = load_program(stored, module.tensors())
+        self._run = load_program(stored, tensors_of(module))
         self.module, self.spec = module, spec
         self.prompt_tokens, self.max_nodes = prompt_tokens, max_nodes
 
@@ -203,7 +203,7 @@ class PendingForward(PendingProgram):
                 )
         # A wrong trace is refused before it is compiled for minutes.
         run_in_thread(lambda: check_forward(network, UncompiledForward(step, spec), "traced"))
-        stored = compile_program(export_forward(step, spec), step.tensors(), self._key)
+        stored = compile_program(export_forward(step, spec), tensors_of(step), self._key)
         return CompiledForward(stored, step, spec, *limits)
 
 

@@ -18,19 +18,14 @@ from monge.engine.models.forward_program import (
     PendingProgram,
     ProgramMaker,
     ProgramSpec,
-    SourceWeights,
     backend_of,
     compiling,
 )
+from monge.engine.models.hf_model import HfModel
 from monge.engine.models.hidden_states import HiddenStateLog, HiddenStates
-from monge.engine.models.layer_subset import layer_subset
 from monge.engine.models.masks import MaskFormat, forward_inputs
 from monge.engine.models.network_facts import (
     OutputLayer,
-    cache_keyword,
-    check_causal,
-    chooses_logits,
-    context_length,
     layer_windows,
     no_tree_reason,
     num_weights,
@@ -54,7 +49,7 @@ ModuleMaker = Callable[[torch.nn.Module, Sequence[Tensor]], Forward]
 """Makes a program of a module for inputs of these widths and types; raises `BackendError`."""
 
 
-class HfTreeModel:
+class HfTreeModel(HfModel):
     """Reads trees for many sequences in one forward; a `ModuleHost` and a `LayeredModel`.
 
     Every node gets its own position (committed length + depth) and sees the committed text, its
@@ -75,8 +70,6 @@ class HfTreeModel:
 
     no_draft_reason: str | None = None
     no_tree_reason: str | None = None
-    source: SourceWeights | None = None
-    """Checked whenever texts are opened."""
 
     def __init__(
         self,
@@ -86,39 +79,28 @@ class HfTreeModel:
         module_maker: ModuleMaker | None = None,
         module_packer: Callable[[torch.nn.Module], None] | None = None,
     ) -> None:
-        check_causal(model)
+        super().__init__(model)
         reason = no_tree_reason(model)
         if reason is not None:
             raise UnsupportedModelError(reason)
-        self.network, self._program_maker = model, program_maker
+        self._program_maker = program_maker
         self._module_maker, self._module_packer = module_maker, module_packer
         self._output: Forward | None = None
         config = model.config.get_text_config()
-        self._device, self.dtype = model.device, model.dtype
         attention, windows = str(config._attn_implementation), layer_windows(config)
         self._form = MaskFormat(windows, attention, self.dtype, self._device)
         is_fixed = isinstance(program, ForwardProgram) and program.widths
         room = {"growth": _GROWTH, "least": _LEAST} if is_fixed else {}
         self._cache = TreeCache(config.num_hidden_layers, model.device, **room)
         self.use_program(program)
-        self._cache_keyword, self._chooses_logits = cache_keyword(model), chooses_logits(model)
-        self._forward_s = 0.0
-        self._subsets: list[HfTreeModel] = []
-        self.hidden_size, self.num_layers = int(config.hidden_size), int(config.num_hidden_layers)
+        self.hidden_size = int(config.hidden_size)
         self._states = HiddenStates(self.num_layers)
-        self.vocab_size = int(config.vocab_size)
-        self.max_length = context_length(config)
 
     def __repr__(self) -> str:
         size = num_weights(self.network) / 1e6
         backend = backend_of(self)
         how = self._form.attention + ("" if backend == "eager" else f", {backend}")
         return f"HfTreeModel({type(self.network).__name__}, {size:.1f}M parameters, {self.dtype}, {how})"
-
-    @property
-    def forward_s(self) -> float:
-        """Seconds spent inside the network's own forward."""
-        return self._forward_s + sum(model.forward_s for model in self._subsets)
 
     @property
     def cache_bytes(self) -> int:
@@ -235,11 +217,6 @@ class HfTreeModel:
         """See `ModuleHost`."""
         if self._module_packer is not None:
             self._module_packer(module)
-
-    def layer_subset(self, layers: Sequence[int]) -> "HfTreeModel":
-        """See `LayeredModel`."""
-        self._subsets.append(HfTreeModel(layer_subset(self.network, layers)))
-        return self._subsets[-1]
 
     def program_spec(self) -> ProgramSpec:
         """Return the inputs of a program for this network; known once a sequence was opened."""
