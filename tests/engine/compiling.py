@@ -48,3 +48,10 @@ def shared_programs(tmp_path_factory: pytest.TempPathFactory, make=None):
                 fcntl.flock(lock, fcntl.LOCK_UN)
 
         yield compiled
+
+
+def verdicts_of(decoder, texts, **options):
+    """How many tokens each round of some requests accepted, and which it wrote."""
+    results = decoder.generate(texts, **options)
+    rounds = [record for result in results for record in result.records]
+    return [(record.num_accepted, record.token_ids) for record in rounds]

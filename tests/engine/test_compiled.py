@@ -21,7 +21,7 @@ from monge.engine.models.forward_program import ForwardOutput
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.models.network_facts import OutputLayer
 from monge.loading.networks import as_draft_model, as_sequence_model
-from tests.engine.compiling import compile_forward, require, shared_programs
+from tests.engine.compiling import compile_forward, require, shared_programs, verdicts_of
 from tests.engine.tiny import network, perturbed, prompts
 from tests.parity.comparing import RandomGrowth, assert_same_tokens, plain_greedy
 
@@ -155,19 +155,17 @@ class TestTexts:
 
     def test_verdicts_are_those_of_the_eager_backend(self, compiled):
         compiled(target())
-        texts = prompts((9, 4), seed=6)
-        records = []
-        for name in ("eager", STAGES):
-            decoder = monge.load(target(), perturbed(target()), backend=name, controller="fixed")
-            results = decoder.generate(texts, max_new_tokens=40, temperature=1.0, seed=3)
-            records.append(
-                [
-                    (record.num_accepted, record.token_ids)
-                    for result in results
-                    for record in result.records
-                ]
+        eager, ours = (
+            verdicts_of(
+                monge.load(target(), perturbed(target()), backend=name, controller="fixed"),
+                prompts((9, 4), seed=6),
+                max_new_tokens=40,
+                temperature=1.0,
+                seed=3,
             )
-        assert records[0] == records[1]
+            for name in ("eager", STAGES)
+        )
+        assert eager == ours
 
 
 class TestStoredPrograms:

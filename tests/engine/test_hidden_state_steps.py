@@ -18,7 +18,7 @@ from monge.heads.shape.checkpoint import save_head
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
 from monge.loading.networks import as_sequence_model
 from monge.training.texts import feature_model
-from tests.engine.compiling import compile_forward, require, shared_programs
+from tests.engine.compiling import compile_forward, require, shared_programs, verdicts_of
 from tests.engine.tiny import COMMON, VOCAB, network, prompts
 from tests.heads.readers.published import eagle
 
@@ -123,13 +123,8 @@ def test_verdicts_of_heads_are_those_of_the_eager_backend(backend, read, heads, 
                 target(), heads[kind], tree="best_first(4, 2, 2)", backend=name, controller="fixed"
             )
         read.clear()
-        results = decoder.generate(texts, max_new_tokens=24, temperature=temperature, seed=3)
         records.append(
-            [
-                (record.num_accepted, record.token_ids)
-                for result in results
-                for record in result.records
-            ]
+            verdicts_of(decoder, texts, max_new_tokens=24, temperature=temperature, seed=3)
         )
         assert (len(read) > 0) is (name == backend)
     assert records[0] == records[1]
@@ -137,16 +132,14 @@ def test_verdicts_of_heads_are_those_of_the_eager_backend(backend, read, heads, 
 
 
 def test_other_states_are_refused(backend, monkeypatch):
-    kind = CompiledForward
-    run = kind.__call__
+    run = CompiledForward.__call__
 
     def other(*inputs):
         output = run(*inputs)
-        return ForwardOutput(
-            logits=output.logits, states=tuple(state * 1.01 for state in output.states)
-        )
+        wrong = tuple(state * 1.01 for state in output.states)
+        return ForwardOutput(logits=output.logits, states=wrong)
 
-    monkeypatch.setattr(kind, "__call__", other)
+    monkeypatch.setattr(CompiledForward, "__call__", other)
     with pytest.raises(BackendError, match="has other logits or hidden states than the network"):
         compile_forward(target(), LAST)
     model = load(backend)

@@ -3,10 +3,8 @@
 The numbers of the module itself, or the module itself with a reason.
 """
 
-import shutil
 import warnings
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,18 +12,13 @@ import torch
 import monge
 from monge.backends.cpu import compiled
 from monge.backends.cpu.compiled import compile_module
-from monge.backends.cpu.program_cache import (
-    FOLDER_VARIABLE,
-    cache_folder,
-    find_program,
-)
 from monge.core.errors import BackendError
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.models.network_facts import OutputLayer
 from monge.heads.shape.head import FirstStep, LaterStep, ShapeHead, TargetSizes, make_predictor
 from monge.loading.networks import as_sequence_model
 from monge.training.texts import feature_model
-from tests.engine.compiling import require, shared_programs
+from tests.engine.compiling import require, shared_programs, verdicts_of
 from tests.engine.tiny import COMMON, network, prompts
 
 LARGEST_DIFFERENCE = 5e-5
@@ -91,18 +84,6 @@ def assert_same(program, module, count):
             torch.testing.assert_close(ours, theirs, atol=LARGEST_DIFFERENCE, rtol=0)
 
 
-@pytest.fixture
-def own_folder(backend, monkeypatch, tmp_path):
-    """A copy of the stored programs that a test may spoil."""
-    folder = tmp_path / "programs"
-    folder.mkdir()
-    # Another worker may have a folder of its own there meanwhile.
-    for path in filter(Path.is_file, (cache_folder() / "programs").iterdir()):
-        shutil.copy(path, folder)
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    return folder
-
-
 @pytest.mark.parametrize("step", [FirstStep, partial(LaterStep, number=2)], ids=["first", "later"])
 def test_steps_give_the_head_s_numbers(backend, step):
     module = step(shape_head()).eval()
@@ -144,28 +125,6 @@ def test_heads_of_one_architecture_share_a_program_and_no_numbers(backend, monke
     assert not torch.allclose(programs[0](*inputs)[1], programs[1](*inputs)[1], atol=0.01)
 
 
-@pytest.mark.parametrize("suffix", [".pt2", ".constants"])
-def test_damaged_programs_are_made_again(backend, own_folder, monkeypatch, suffix):
-    module = FirstStep(shape_head()).eval()
-    kept = {path: path.read_bytes() for path in own_folder.iterdir()}
-    for path in own_folder.glob(f"*{suffix}"):
-        path.write_bytes(kept[path][:100])
-    told = []
-    monkeypatch.setattr(compiled, "notify", told.append)
-
-    def build(module, like, key):
-        for path, content in kept.items():
-            path.write_bytes(content)
-        return find_program(key, ".pt2")[0]
-
-    monkeypatch.setattr(compiled, "_compile_module", build)
-    program = compile_module(module, rows(1, HIDDEN, HIDDEN))
-    assert_same(program, module, 3)
-    assert "of FirstStep cannot be used: " in told[0]
-    monkeypatch.setattr(compiled, "_compile_module", no_building)
-    compile_module(module, rows(1, HIDDEN, HIDDEN))
-
-
 def test_other_numbers_are_refused(backend, monkeypatch):
     load = compiled.load_program
 
@@ -203,13 +162,8 @@ def test_verdicts_are_those_of_the_eager_head(backend, tree, temperature):
             decoder = monge.load(
                 target(), shape_head(), tree=tree, backend=name, controller="fixed"
             )
-        results = decoder.generate(texts, max_new_tokens=24, temperature=temperature, seed=3)
         records.append(
-            [
-                (record.num_accepted, record.token_ids)
-                for result in results
-                for record in result.records
-            ]
+            verdicts_of(decoder, texts, max_new_tokens=24, temperature=temperature, seed=3)
         )
     assert records[0] == records[1]
     assert sum(accepted for accepted, _ in records[0]) > 0

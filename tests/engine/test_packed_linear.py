@@ -46,22 +46,22 @@ def numbers(*shape, seed=1):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-class TestPanels:
-    @settings(deadline=None)
-    @given(st.integers(1, 3 * COLUMNS), st.integers(1, 70), st.sampled_from(KINDS))
-    def test_hold_the_matrix(self, width, depth, kind):
-        given = matrix(width, depth, kind)
-        panels = panels_of(given)
-        assert panels.dtype == (torch.int32 if kind == "bfloat16" else torch.float32)
-        assert torch.equal(matrix_of(panels, width), given)
+@settings(deadline=None)
+@given(st.integers(1, 3 * COLUMNS), st.integers(1, 70), st.sampled_from(KINDS))
+def test_panels_hold_the_matrix(width, depth, kind):
+    given = matrix(width, depth, kind)
+    panels = panels_of(given)
+    assert panels.dtype == (torch.int32 if kind == "bfloat16" else torch.float32)
+    assert torch.equal(matrix_of(panels, width), given)
 
-    def test_hold_every_kind_of_number(self):
-        given = torch.tensor(
-            [[0.0, -0.0, float("inf"), -float("inf"), 2.0**-133, -(2.0**-126), 3.3895314e38]]
-        )
-        found = matrix_of(panels_of(given), 1)
-        assert panels_of(given).dtype == torch.int32
-        assert torch.equal(found.view(torch.int32), given.view(torch.int32))
+
+def test_panels_hold_every_kind_of_number():
+    given = torch.tensor(
+        [[0.0, -0.0, float("inf"), -float("inf"), 2.0**-133, -(2.0**-126), 3.3895314e38]]
+    )
+    found = matrix_of(panels_of(given), 1)
+    assert panels_of(given).dtype == torch.int32
+    assert torch.equal(found.view(torch.int32), given.view(torch.int32))
 
 
 @pytest.fixture(scope="module")
@@ -96,12 +96,9 @@ def code(request, folder, tmp_path_factory):
         return function(native_library(packed_linear._SOURCE))
 
 
-def multiplied(code, rows, panels, width):
+def multiplied(code, rows, panels, *widths):
     """What the machine code makes of tensors, called as compiled programs call it."""
-    return multiplied_with_all(code, rows, [panels], [width])
-
-
-def multiplied_with_all(code, rows, panels, widths):
+    panels = panels if isinstance(panels, list) else [panels]
     owned = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors([rows, *panels])
     first, *others = map(_address, owned)
     out = ctypes.c_void_p()
@@ -246,7 +243,7 @@ class TestSeveralMatrices:
             for count in (1, 5, 13):
                 rows = numbers(count, 96)
                 alone = [multiplied(code, rows, *one) for one in zip(given, widths, strict=True)]
-                together = multiplied_with_all(code, rows, given, widths)
+                together = multiplied(code, rows, given, *widths)
                 assert torch.equal(together, torch.cat(alone, dim=-1))
                 twin = OPERATION(rows, given, list(widths))
                 torch.testing.assert_close(twin, together, rtol=1e-4, atol=1e-4)
@@ -262,7 +259,7 @@ class TestSeveralMatrices:
             "too few widths": (given, [40]),
         }[wrong]
         with pytest.raises(RuntimeError, match="refused"):
-            multiplied_with_all(code, numbers(2, 96), [given, other], widths)
+            multiplied(code, numbers(2, 96), [given, other], *widths)
 
 
 class TestMergedProducts:
@@ -306,45 +303,33 @@ class TestMergedProducts:
         assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
 
-class TestTwin:
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_gives_the_same_to_rounding(self, code, kind):
-        given, rows = matrix(90, 140, kind), numbers(2, 5, 140)
-        expected = OPERATION(rows, [panels_of(given)], [90])
-        torch.testing.assert_close(multiplied(code, rows, panels_of(given), 90), expected)
-        torch.testing.assert_close(expected, nn.functional.linear(rows, given))
-
-    def test_is_a_proper_operation(self):
-        panels = panels_of(matrix(40, 20, "float32")), panels_of(matrix(7, 20, "float32"))
-        torch.library.opcheck(OPERATION, (numbers(3, 20), list(panels), [40, 7]))
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_plain_twin_gives_the_same_to_rounding(code, kind):
+    given, rows = matrix(90, 140, kind), numbers(2, 5, 140)
+    expected = OPERATION(rows, [panels_of(given)], [90])
+    torch.testing.assert_close(multiplied(code, rows, panels_of(given), 90), expected)
+    torch.testing.assert_close(expected, nn.functional.linear(rows, given))
 
 
 class Maps(nn.Module):
-    def __init__(self, dtype):
+    def __init__(self):
         super().__init__()
-        self.first, self.second = (
-            nn.Linear(20, 40, dtype=dtype),
-            nn.Linear(40, 20, bias=False, dtype=dtype),
-        )
+        self.first, self.second = nn.Linear(20, 40), nn.Linear(40, 20, bias=False)
         self.again = nn.ModuleList([self.first])
-        self.turned = Conv1D(30, 20).to(dtype)
-        self.norm = nn.LayerNorm(20, dtype=dtype)
+        self.turned, self.norm = Conv1D(30, 20), nn.LayerNorm(20)
 
     def forward(self, rows):
         return self.turned(self.norm(self.second(self.again[0](rows))))
 
 
-class TestLayout:
-    def test_every_map_is_replaced_once(self):
-        module, rows = Maps(torch.float32), numbers(3, 20)
-        expected, before = module(rows), module.second.weight
-        pack_linears(module)
-        assert [type(one) for one in (module.first, module.second, module.turned)] == [
-            PackedLinear
-        ] * 3
-        assert module.again[0] is module.first
-        assert torch.equal(module.second.weight, before)
-        torch.testing.assert_close(module(rows), expected)
+def test_every_map_is_replaced_once():
+    module, rows = Maps(), numbers(3, 20)
+    expected, before = module(rows), module.second.weight
+    pack_linears(module)
+    assert all(type(one) is PackedLinear for one in (module.first, module.second, module.turned))
+    assert module.again[0] is module.first
+    assert torch.equal(module.second.weight, before)
+    torch.testing.assert_close(module(rows), expected)
 
 
 class TestOnDisk:
@@ -360,16 +345,13 @@ class TestOnDisk:
         path.write_text('extern "C" int one() { return 1; }\n')
         return path
 
-    def test_is_compiled_once(self, source, monkeypatch):
-        path = native_library(source)
-        monkeypatch.setattr(subprocess, "run", None)
-        assert native_library(source) == path
-
-    def test_is_compiled_again_if_damaged(self, source):
+    def test_is_compiled_once_unless_damaged(self, source, monkeypatch):
         path = native_library(source)
         whole = path.read_bytes()
         path.write_bytes(whole[:1000])
         assert native_library(source).stat().st_size == len(whole)
+        monkeypatch.setattr(subprocess, "run", None)
+        assert native_library(source) == path
 
     def test_a_compiler_that_refuses(self, tmp_path, monkeypatch):
         broken = tmp_path / "packed_linear.cpp"

@@ -11,11 +11,10 @@ from monge.api import make_components
 from monge.core.errors import OptionError
 from monge.core.model import NodeBlock
 from monge.core.sampling_rules import SamplingRules, law_from_logits
-from monge.engine.batch import decode
 from monge.engine.penalties import text_processors
-from monge.engine.session import Request, Session
-from monge.testing.oracle import exact_law, law_error
+from monge.testing.oracle import law_error
 from monge.testing.tabular import RandomTable, TabularModel
+from tests.engine.laws import loop_law, plain_law
 
 VOCAB, PROMPT = 3, (1, 2)
 CASES = [
@@ -41,54 +40,39 @@ SETTINGS = {
 }
 
 
-def plain_law(processors, length=2) -> dict[tuple[int, ...], float]:
+def law_of_plain_decoding(processors, length=2):
     """Token by token, each from a fresh reading of the whole text."""
-    laws: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(length):
-        longer = {}
-        for text, weight in laws.items():
-            model = TabularModel(RandomTable(VOCAB, 11), VOCAB)
-            model.open({0: (PROMPT + text)[:-1]})
-            scores = model.extend({0: NodeBlock.chain((PROMPT + text)[-1:])})[0].float()
-            for processor in processors:
-                scores = processor(torch.tensor([PROMPT + text]), scores)
-            law = law_from_logits(scores[0], RULES).sparse()
-            for token, prob in zip(law.token_ids.tolist(), law.probs.tolist(), strict=True):
-                longer[(*text, token)] = weight * prob
-        laws = longer
-    return laws
 
+    def law_after(text):
+        model = TabularModel(RandomTable(VOCAB, 11), VOCAB)
+        model.open({0: (PROMPT + text)[:-1]})
+        scores = model.extend({0: NodeBlock.chain((PROMPT + text)[-1:])})[0].float()
+        for processor in processors:
+            scores = processor(torch.tensor([PROMPT + text]), scores)
+        return law_from_logits(scores[0], RULES)
 
-def decoded(draws, processors, tree, length):
-    """A completion by the real loop."""
-    models = [TabularModel(RandomTable(VOCAB, seed), VOCAB) for seed in (11, 23)]
-    request = Request(
-        prompt_ids=PROMPT,
-        max_new_tokens=length,
-        rules=RULES,
-        seed=0,
-        processors=tuple(processors),
-        draws=draws,
-    )
-    session = Session(request, 0)
-    for _ in decode([session], make_components(*models, tree=tree), max_batch_size=1):
-        pass
-    return session.completion_ids
+    return plain_law(law_after, length)
 
 
 @pytest.mark.parametrize(("name", "tree", "length"), CASES)
 def test_speculation_keeps_the_law(name, tree, length):
     processors = text_processors(len(PROMPT), VOCAB, **SETTINGS[name])
-    written = exact_law(lambda draws: decoded(draws, processors, tree, length))
-    assert law_error(written, plain_law(processors, length)) < 1e-12
+    models = [TabularModel(RandomTable(VOCAB, seed), VOCAB) for seed in (11, 23)]
+    written = loop_law(
+        lambda: make_components(*models, tree=tree),
+        length,
+        prompt_ids=PROMPT,
+        max_new_tokens=length,
+        rules=RULES,
+        make_processors=lambda: processors,
+    )
+    assert law_error(written, law_of_plain_decoding(processors, length)) < 1e-12
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_setting_changes_the_law(name):
-    assert (
-        law_error(plain_law(text_processors(len(PROMPT), VOCAB, **SETTINGS[name])), plain_law(()))
-        > 1e-2
-    )
+    processors = text_processors(len(PROMPT), VOCAB, **SETTINGS[name])
+    assert law_error(law_of_plain_decoding(processors), law_of_plain_decoding(())) > 1e-2
 
 
 def penalised(token_ids, scores, num_prompt_tokens=1, **settings):

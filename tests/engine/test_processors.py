@@ -16,6 +16,7 @@ from monge.engine.processors import fork
 from monge.engine.session import Request, Session
 from monge.testing.oracle import exact_law, law_error
 from monge.testing.tabular import RandomTable, TabularModel
+from tests.engine.laws import loop_law, plain_law
 from tests.exact.test_loop import ENUMERABLE, legal
 
 VOCAB, PROMPT, HORIZON = 3, (2, 1), 2
@@ -106,22 +107,19 @@ def models():
     return TabularModel(RandomTable(VOCAB, 11), VOCAB), TabularModel(RandomTable(VOCAB, 23), VOCAB)
 
 
-def plain_law(make, horizon=HORIZON):
+def law_of_plain_decoding(make):
     """As plain decoding asks: a new processor for every text, once a token."""
-    table, law = RandomTable(VOCAB, 11), {(): 1.0}
-    for _ in range(horizon):
-        longer = {}
-        for text, weight in law.items():
-            processor = make()
-            for length in range(len(text) + 1):
-                whole = PROMPT + text[:length]
-                scores = torch.tensor([table(whole)], dtype=torch.float64).log().float()
-                scores = processor(torch.tensor([whole]), scores)
-            found = law_from_logits(scores[0], SamplingRules()).sparse()
-            for token, prob in zip(found.token_ids.tolist(), found.probs.tolist(), strict=True):
-                longer[(*text, token)] = weight * prob
-        law = longer
-    return law
+    table = RandomTable(VOCAB, 11)
+
+    def law_after(text):
+        processor, scores = make(), torch.empty(0)
+        for length in range(len(text) + 1):
+            whole = PROMPT + text[:length]
+            scores = torch.tensor([table(whole)], dtype=torch.float64).log().float()
+            scores = processor(torch.tensor([whole]), scores)
+        return law_from_logits(scores[0], SamplingRules())
+
+    return plain_law(law_after, HORIZON)
 
 
 def request(make, draws=None, **options):
@@ -130,21 +128,16 @@ def request(make, draws=None, **options):
 
 
 def output_law(make, tree, rule):
-    def run(draws):
-        components = make_components(*models(), tree=tree, verifier=rule)
-        session = Session(request(make, draws), 0)
-        for _ in decode([session], components, max_batch_size=1):
-            if session.num_generated >= HORIZON:
-                break
-        return session.completion_ids[:HORIZON]
+    def parts():
+        return make_components(*models(), tree=tree, verifier=rule)
 
-    return exact_law(run)
+    return loop_law(parts, HORIZON, make_processors=lambda: (make(),), prompt_ids=PROMPT)
 
 
 @pytest.mark.parametrize(("tree", "rule"), sorted(LOOPS))
 def test_exact_law(tree, rule):
     make = Counter if rule == "multipath_block" else Grammar
-    assert law_error(output_law(make, tree, rule), plain_law(make)) < 1e-12
+    assert law_error(output_law(make, tree, rule), law_of_plain_decoding(make)) < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -153,11 +146,15 @@ def test_exact_law(tree, rule):
     ids=["object", "closure", "method", "partial"],
 )
 def test_exact_law_of_other_kinds(make):
-    assert law_error(output_law(make, "chain(2)", "single_draft"), plain_law(make)) < 1e-12
+    assert (
+        law_error(output_law(make, "chain(2)", "single_draft"), law_of_plain_decoding(make)) < 1e-12
+    )
 
 
 def test_a_state_that_all_paths_share_is_seen():
-    assert law_error(output_law(Shared, TREES[0], "traversal"), plain_law(Counter)) > 1e-2
+    assert (
+        law_error(output_law(Shared, TREES[0], "traversal"), law_of_plain_decoding(Counter)) > 1e-2
+    )
 
 
 class Faulty:
@@ -185,7 +182,7 @@ def test_a_stage_that_runs_again_asks_no_token_twice(make):
         batch.close()
         return watched.completion_ids[:HORIZON]
 
-    assert law_error(exact_law(run), plain_law(Grammar)) < 1e-12
+    assert law_error(exact_law(run), law_of_plain_decoding(Grammar)) < 1e-12
 
 
 def test_sampled_texts_keep_to_a_grammar():
@@ -208,7 +205,7 @@ class TestWhatCannotBeCopied:
             return session.completion_ids[:HORIZON]
 
         with pytest.warns(UserWarning, match="request 7: the processor Locked cannot be copied"):
-            assert law_error(exact_law(run), plain_law(Grammar)) < 1e-12
+            assert law_error(exact_law(run), law_of_plain_decoding(Grammar)) < 1e-12
 
     def test_is_refused_for_several_texts(self):
         decoder = Decoder(make_components(*models()))

@@ -16,6 +16,7 @@ from monge.backends.registry import BACKENDS, Compiled
 from monge.core.errors import BackendError, OptionError
 from monge.engine.models.forward_program import SourceWeights, rounded_weights_of
 from monge.engine.models.hf_tree import HfTreeModel
+from monge.engine.models.network_facts import num_weights
 from monge.loading.networks import as_sequence_model
 from tests.engine.compiling import require, shared_programs
 from tests.engine.tiny import network, perturbed, prompts
@@ -62,6 +63,17 @@ class TestRounding:
         assert (ours - exact).norm() <= {"int4": 0.3}.get(kind, 0.05) * exact.norm()
         if (kind, dtype) != ("bfloat16", torch.bfloat16):  # bfloat16 numbers stay what they are
             assert not torch.equal(ours, exact)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rounded_weights_count_as_weights(kind, is_tied):
+    given = copy.deepcopy(target())
+    given.config.tie_word_embeddings = is_tied
+    if is_tied:
+        given.get_output_embeddings().weight = given.get_input_embeddings().weight
+    size = sum(weight.numel() for weight in given.parameters())
+    assert num_weights(given) == num_weights(round_weights(given, kind)) == size
 
 
 class TestFourBits:
@@ -177,12 +189,14 @@ class TestBadInput:
         with pytest.raises(BackendError, match="needs a C\\+\\+ compiler: no compiler"):
             round_weights(target(), "int8")
 
-    def test_weights_that_are_not_finite_are_refused(self):
+    def test_weights_of_other_types_or_not_finite_are_refused(self):
         given = copy.deepcopy(target())
         with torch.no_grad():
             given.lm_head.weight[3, 5] = torch.inf
         with pytest.raises(BackendError, match="lm_head.weight"):
             round_weights(given, "int8")
+        with pytest.raises(BackendError, match="float64"):
+            round_weights(given.double(), "int8")
 
     def test_a_rounded_network_that_runs_eagerly_says_that_it_is_rounded(self, monkeypatch):
         def fails(*_, **__):
@@ -199,10 +213,6 @@ class TestBadInput:
         round_weights(target(), "int8")  # loads the machine code
         with pytest.raises(ValueError, match="rows of 200 numbers"):
             linear(torch.ones(2, 200))
-
-    def test_other_types_of_weights_are_refused(self):
-        with pytest.raises(BackendError, match="float64"):
-            round_weights(copy.deepcopy(target()).double(), "int8")
 
 
 def trained(given):
