@@ -4,8 +4,6 @@ The law of each stays the target's.
 """
 
 import math
-from dataclasses import replace
-from typing import ClassVar
 
 import pytest
 from hypothesis import given
@@ -159,36 +157,25 @@ def test_a_piece_must_hold_something():
         Batch(parts, prefill_chunk=0)
 
 
-class Noting(ModelDrafter):
-    """Notes for how many requests it is asked for drafts."""
-
-    asked: ClassVar[list[int]] = []
-
-    def draft(self, contexts, states, plans, draws):
-        self.asked.append(len(contexts))
-        return super().draft(contexts, states, plans, draws)
-
-
-def test_a_drafter_is_not_asked_for_plain_rounds():
-    Noting.asked.clear()
+def test_a_drafter_is_not_asked_for_plain_rounds(monkeypatch):
     parts = make_components(
-        TabularModel(RandomTable(VOCAB, 11), VOCAB), TabularModel(RandomTable(VOCAB, 23), VOCAB)
-    )
-    parts = replace(
-        parts,
-        drafter=Noting(model=parts.drafter.model, tree=parts.drafter.tree),
+        TabularModel(RandomTable(VOCAB, 11), VOCAB),
+        TabularModel(RandomTable(VOCAB, 23), VOCAB),
         controller=Fixed(max_depth=1),
     )
+    asked, draft = [], ModelDrafter.draft
+    monkeypatch.setattr(
+        ModelDrafter,
+        "draft",
+        lambda self, contexts, *given: asked.append(len(contexts)) or draft(self, contexts, *given),
+    )
     batch = Batch(parts)
+    plain = {"max_new_tokens": 1}, {"limits": DraftPlan(max_depth=0)}
     batch.join(
-        [
-            session(1, (1, 0)),
-            session(2, (1, 0), max_new_tokens=1),
-            session(3, (2,), limits=DraftPlan(max_depth=0)),
-        ]
+        [session(1, (1, 0)), *(session(2 + i, (1, 0), **one) for i, one in enumerate(plain))]
     )
     batch.step()
-    assert Noting.asked == [1]
+    assert asked == [1]
     batch.close()
 
 

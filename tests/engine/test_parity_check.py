@@ -74,15 +74,8 @@ def test_rounded_networks(kind, is_small, monkeypatch):
     check_forward(model, trace(model), "traced")
     with pytest.raises(BackendError, match="has other logits than the network"):
         check_forward(model, noisy(trace(model), 0.5), "noisy")
-
-
-def test_large_rounded_networks_may_differ_by_integers(monkeypatch):
-    require("compiled")
-    monkeypatch.setattr(parity_check, "_is_small", lambda _: False)
-    rounded = round_weights(target(), "int8")
-    check_forward(rounded, noisy(trace(rounded), 0.02), "noisy")
-    with pytest.raises(BackendError, match="has other logits than the network"):
-        check_forward(target(), noisy(trace(target()), 0.02), "noisy")
+    if not is_small and kind == "int8":  # large ones may differ by integers
+        check_forward(model, noisy(trace(model), 0.02), "noisy")
 
 
 def test_the_mask_is_checked():

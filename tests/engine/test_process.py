@@ -1,4 +1,4 @@
-"""Work in a thread of its own."""
+"""Threads of this process."""
 
 import threading
 import time
@@ -12,18 +12,12 @@ from monge.engine.clock import measured_by, now
 from monge.engine.process import release_openmp_pool, run_in_thread
 
 
-def test_it_runs_elsewhere_and_nothing_stays():
+def test_work_in_a_thread_of_its_own():
     before = threading.active_count()
     assert run_in_thread(threading.get_ident) != threading.get_ident()
     assert threading.active_count() == before
-
-
-def test_the_callers_clock_holds():
     with measured_by(lambda: 7.0):
         assert run_in_thread(now) == 7.0
-
-
-def test_errors_reach_the_caller():
     with pytest.raises(ZeroDivisionError):
         run_in_thread(lambda: 1 / 0)
 

@@ -233,14 +233,13 @@ def test_scores_of_another_shape_are_refused_by_name(answer, got):
 
 class TestFork:
     def test_functions_go_on_sharing_a_variable_with_each_other_only(self):
-        count = 0
+        count = [0]
 
         def add():
-            nonlocal count
-            count += 1
+            count[0] += 1
 
         def read():
-            return count
+            return count[0]
 
         first, second = fork((add, read))
         first()
