@@ -95,11 +95,6 @@ class CudaGraphForward(ForwardProgram):
 
     A graph attends to all columns of the cache, because shapes are fixed; the mask hides unused
     columns. When the cache moves to other memory, graphs are captured anew.
-
-    Args:
-        module: The traced step.
-        spec: Shapes of inputs and outputs.
-        capture: Captures work on the network's device.
     """
 
     name = "cuda_graph"
@@ -165,12 +160,7 @@ class CudaGraphForward(ForwardProgram):
 
 
 class ModuleGraph:
-    """A small module beside a network, with one CUDA graph for each number of rows of `WIDTHS`, captured at first use.
-
-    Args:
-        module: Maps matrices with one row per node to others; see `ModuleHost.module_program`.
-        capture: Captures work on its device.
-    """
+    """A small module beside a network, with one CUDA graph for each number of rows of `WIDTHS`, captured at first use."""
 
     def __init__(self, module: torch.nn.Module, capture: Capture) -> None:
         self._module, self._capture = module, capture

@@ -28,7 +28,6 @@ class TracedForward(torch.nn.Module):
 
     Args:
         network: The network; it is left as it is.
-        spec: Shape of the inputs.
         adapt: Changes the copy for a device; heads that share keys are grouped by default.
     """
 
@@ -91,12 +90,7 @@ def tensors_of(module: torch.nn.Module) -> dict[str, Tensor]:
 
 
 class UncompiledForward(ForwardProgram):
-    """A traced step that runs as it is.
-
-    Args:
-        module: The traced step.
-        spec: Shapes of inputs and outputs.
-    """
+    """A traced step that runs as it is."""
 
     name = "uncompiled"
 
@@ -181,13 +175,7 @@ def export_forward(step: TracedForward, spec: ProgramSpec) -> ExportedProgram:
 def export_module(
     module: torch.nn.Module, inputs: tuple[Any, ...], shapes: tuple[Any, ...]
 ) -> ExportedProgram:
-    """Trace a module.
-
-    Args:
-        module: The module.
-        inputs: Its inputs.
-        shapes: Their variable sizes.
-    """
+    """Trace a module."""
     # Size-oblivious: otherwise a size of one would be a program of its own.
     with torch.no_grad(), _tracing.patch(backed_size_oblivious=True):
         return torch.export.export(module, inputs, dynamic_shapes=shapes, strict=False)

@@ -23,7 +23,6 @@ from monge.engine.chat_format import (
     Message,
     TemplateFormat,
     chat_format,
-    checked_messages,
 )
 from monge.engine.components import Components
 from monge.engine.logprobs import LogprobOptions, TokenLogprob
@@ -163,7 +162,7 @@ class Decoder:
         Raises:
             OptionError: As `chat`.
         """
-        return self.chat_format.encode(checked_messages(messages))
+        return self.chat_format.encode(messages)
 
     def stream(self, prompt: Prompt, **options: Any) -> Iterator[Piece]:
         """Complete one prompt, piece by piece: one piece a round.
@@ -199,7 +198,7 @@ class Decoder:
         session = Session(
             request, next(self._request_ids), self.tokenizer, keeps_records=keeps_records
         )
-        if not self.components.drafts:
+        if self.components.capabilities.max_depth == 0:
             session.drafts = False
         return session
 

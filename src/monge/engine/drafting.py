@@ -28,15 +28,7 @@ from monge.engine.session import Session, catch
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One request of a round, once its tree is verified.
-
-    Attributes:
-        session: The request.
-        plan: Limits of its draft.
-        draft: The draft.
-        laws: The target's laws at every node of the draft's tree.
-        verdict: The accepted path and the token after it.
-    """
+    """One request of a round, once its tree is verified."""
 
     session: Session
     plan: DraftPlan
@@ -99,7 +91,7 @@ def observe(rows: Sequence[Row], components: Components) -> None:
     rows = [row for row in rows if row.session.drafts]
     if not rows:
         return
-    count, verdicts = components.num_successors, [row.verdict for row in rows]
+    count, verdicts = components.capabilities.num_successors, [row.verdict for row in rows]
     if count:
         verdicts = [
             replace(row.verdict, successors=_successors(row.laws.logits, count)) for row in rows

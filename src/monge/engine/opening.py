@@ -89,7 +89,7 @@ class Prefill:
         if isinstance(controller, PromptReader):
             profile = session.prompt
             ending = ending_size(target, profile) if controller.reads_prompt_laws else 0
-        draft_length = self._components.draft_length or _UNBOUNDED
+        draft_length = self._components.capabilities.max_length or _UNBOUNDED
         session.drafts &= len(session.request.prompt_ids) <= draft_length
         num_read = 0 if session.continues is None else _continue(session, self._components)
         self._prompts.append(_Prompt(session, profile, 0 if num_read else ending, num_read))

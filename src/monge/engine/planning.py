@@ -36,7 +36,7 @@ def plan_round(
         found = controller.plan(states, info, [session.plan_draws for session in group])
         plans |= zip((session.request_id for session in group), found, strict=True)
     return [
-        session.limit(plans[session.request_id], components.draft_length)
+        session.limit(plans[session.request_id], components.capabilities.max_length)
         if session.drafts
         else plans[session.request_id]
         for session in sessions
@@ -46,13 +46,7 @@ def plan_round(
 def learn(
     sessions: Sequence[Session], records: Sequence[StepRecord], components: Components
 ) -> None:
-    """Let the latency and the controllers learn from a round.
-
-    Args:
-        sessions: The requests that completed the round.
-        records: The record of each.
-        components: The components.
-    """
+    """Let the latency and the controllers learn from a round."""
     _learn_latency(records, components)
     for session, record in zip(sessions, records, strict=True):
         if session.request.adaptive and session.drafts:

@@ -123,13 +123,7 @@ class GenerationResult:
 def result_of(
     session: Session, backend: str, logprobs: Sequence[TokenLogprob] = ()
 ) -> GenerationResult:
-    """The result of a finished session.
-
-    Args:
-        session: The session.
-        backend: What ran the target.
-        logprobs: Those of all its tokens, if they were asked for.
-    """
+    """The result of a finished session."""
     assert session.finish_reason is not None, "the session is not finished"
     if session.text is not None:
         session.text.finish()

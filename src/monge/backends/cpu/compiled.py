@@ -83,9 +83,7 @@ class CompiledForward(ForwardProgram):
     """A compiled step: one program serves all numbers of rows, nodes and columns.
 
     Args:
-        stored: The program.
         module: The traced module, which holds the weights.
-        spec: Shapes of inputs and outputs.
         prompt_tokens: See `ForwardProgram`; 0 if the program gives logits of all nodes.
         max_nodes: See `ForwardProgram`.
     """

@@ -55,11 +55,6 @@ def native_library(source: Path) -> Path:
 def native_function(source: Path, name: str, arguments: Sequence[Any]) -> Any:
     """Return a function of a source file; compiled programs that are loaded later find all of its functions.
 
-    Args:
-        source: The file.
-        name: Name of the function.
-        arguments: Types of its arguments.
-
     Raises:
         RuntimeError, OSError: As `native_library`; or the machine code cannot be loaded.
     """

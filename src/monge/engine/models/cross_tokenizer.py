@@ -43,10 +43,6 @@ class ResizedVocabulary(_DraftModel):
     Models of one family often share a tokenizer but pad its vocabulary to different sizes. Padding
     tokens that the target lacks are never drafted, and those that the draft model lacks have no
     draft mass.
-
-    Args:
-        model: The draft model.
-        vocab_size: The target's.
     """
 
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
@@ -96,12 +92,6 @@ def map_vocabulary(
 
     A token that the draft model lacks is written with its longest tokens, from the left; tokens
     without a spelling there (special tokens of another family) are written as its end of text.
-
-    Args:
-        target_tokenizer: The target's.
-        draft_tokenizer: The draft model's.
-        vocab_size: Tokens that have a logit in the target.
-        draft_vocab_size: Likewise in the draft model.
 
     Raises:
         VocabularyMismatchError: If a tokenizer does not say what its tokens spell, or no token is

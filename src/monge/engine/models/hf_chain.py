@@ -37,9 +37,6 @@ class CacheSnapshot:
 
     Keys and values of full attention grow with the text, and are cropped. Recurrent states and
     windows have a fixed size, and are copied.
-
-    Args:
-        cache: The cache; the network may go on with it.
     """
 
     @torch.inference_mode()
@@ -58,11 +55,7 @@ class CacheSnapshot:
 
     @torch.inference_mode()
     def restore(self, cache: DynamicCache) -> None:
-        """Return to this state, once; also after a forward that failed between two layers.
-
-        Args:
-            cache: The cache that the snapshot was taken of.
-        """
+        """Return to this state, once; also after a forward that failed between two layers."""
         for layer, length, copied in zip(cache.layers, self._lengths, self._copies, strict=True):
             if _grows(layer) and (added := layer.get_seq_length() - (length or 0)):
                 DynamicLayer.crop(layer, -added)

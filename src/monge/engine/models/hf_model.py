@@ -20,9 +20,6 @@ from monge.engine.models.network_facts import (
 class HfModel:
     """A causal language model in evaluation mode; a `LayeredModel` once it reads tokens.
 
-    Args:
-        model: The network.
-
     Attributes:
         source: Checked whenever texts are opened.
 
