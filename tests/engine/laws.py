@@ -1,4 +1,4 @@
-"""Laws of the first tokens of a text: by plain decoding, and by the real loop over every draw."""
+"""Requests, and laws of their first tokens: by plain decoding, and by the real loop over every draw."""
 
 from monge.core.sampling_rules import SamplingRules
 from monge.engine.batch import decode
@@ -19,15 +19,21 @@ def plain_law(law_after, horizon):
     return laws
 
 
-def loop_law(make_parts, horizon, *, make_processors=tuple, **options):
-    """The law of the loop's texts, of one request with these options."""
-    given = {"max_new_tokens": horizon + 1, "rules": SamplingRules(), "seed": 0, **options}
+def session(request_id, prompt, **options):
+    """An open request for a prompt of token ids."""
+    given = {"max_new_tokens": 9, "rules": SamplingRules(), "seed": request_id, **options}
+    return Session(Request(prompt_ids=prompt, **given), request_id)
+
+
+def loop_law(make_parts, horizon, prompt, *, make_processors=tuple, **options):
+    """The law of the loop's texts after a prompt, of one request with these options."""
+    given = {"max_new_tokens": horizon + 1, **options}
 
     def run(draws):
-        session = Session(Request(**given, processors=make_processors(), draws=draws), 0)
-        for _ in decode([session], make_parts(), max_batch_size=1):
-            if session.num_generated >= horizon:
+        one = session(0, prompt, draws=draws, processors=make_processors(), **given)
+        for _ in decode([one], make_parts(), max_batch_size=1):
+            if one.num_generated >= horizon:
                 break
-        return session.completion_ids[:horizon]
+        return one.completion_ids[:horizon]
 
     return exact_law(run)

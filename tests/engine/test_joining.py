@@ -13,37 +13,19 @@ from monge.api import make_components
 from monge.control.fixed import Fixed
 from monge.core.context import DraftPlan
 from monge.core.errors import OptionError
-from monge.core.sampling_rules import SamplingRules
 from monge.draft.model import ModelDrafter
 from monge.engine.batch import Batch
 from monge.engine.clock import measured_by
 from monge.engine.opening import equal_shares
 from monge.engine.result import result_of
-from monge.engine.session import Request, Session
 from monge.testing.decoding import Case, target_law
 from monge.testing.oracle import exact_law, law_error
 from monge.testing.tabular import RandomTable, TabularModel
+from tests.engine.laws import session
 from tests.engine.tiny import network, perturbed, prompts
 
 VOCAB = 3
 CASE = Case(prompt=(0, 1, 2), horizon=2, max_new_tokens=2)
-
-
-def session(request_id, prompt, draws=None, **options):
-    return Session(
-        Request(
-            **{
-                "prompt_ids": prompt,
-                "max_new_tokens": 9,
-                "rules": SamplingRules(),
-                "seed": request_id,
-                "draws": draws,
-            }
-            | options
-        ),
-        request_id,
-        keeps_records=False,
-    )
 
 
 def breaks(token_ids, scores):
@@ -61,7 +43,7 @@ def program(tree, trouble):
         )
         batch = Batch(parts, prefill_chunk=2, isolated=True)
         early, late = session(1, (1, 0)), session(2, (2, 2, 1), processors=trouble)
-        watched = session(0, CASE.prompt, draws, max_new_tokens=2)
+        watched = session(0, CASE.prompt, draws=draws, max_new_tokens=2)
         batch.join([early])
         batch.step()
         batch.join([watched, late])

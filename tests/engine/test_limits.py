@@ -3,8 +3,7 @@
 import pytest
 
 from monge.core.context import DraftPlan
-from monge.core.sampling_rules import SamplingRules
-from monge.engine.session import Request, Session
+from tests.engine.laws import session
 
 
 @pytest.mark.parametrize(
@@ -23,10 +22,6 @@ def test_a_plan_is_cut_to_limits(plan, limits, expected):
 @pytest.mark.parametrize(("depth", "expected"), [(None, 3), (9, 3), (3, 3), (2, 2), (0, 0)])
 def test_nothing_is_drafted_beyond_the_tokens_that_are_wanted(depth, expected):
     """A round commits one token more than it accepts."""
-    limits = DraftPlan(max_nodes=7)
-    request = Request(
-        prompt_ids=(1,), max_new_tokens=5, rules=SamplingRules(), seed=0, limits=limits
-    )
-    session = Session(request, 0)
-    session.context = session.context.append((2,))
-    assert session.limit(DraftPlan(max_depth=depth)) == DraftPlan(max_depth=expected, max_nodes=7)
+    one = session(0, (1,), max_new_tokens=5, limits=DraftPlan(max_nodes=7))
+    one.context = one.context.append((2,))
+    assert one.limit(DraftPlan(max_depth=depth)) == DraftPlan(max_depth=expected, max_nodes=7)

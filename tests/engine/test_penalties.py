@@ -61,7 +61,7 @@ def test_speculation_keeps_the_law(name, tree, length):
     written = loop_law(
         lambda: make_components(*models, tree=tree),
         length,
-        prompt_ids=PROMPT,
+        PROMPT,
         max_new_tokens=length,
         rules=RULES,
         make_processors=lambda: processors,

@@ -13,10 +13,9 @@ from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.engine.batch import Batch, decode
 from monge.engine.decoder import Decoder
 from monge.engine.processors import fork
-from monge.engine.session import Request, Session
 from monge.testing.oracle import exact_law, law_error
 from monge.testing.tabular import RandomTable, TabularModel
-from tests.engine.laws import loop_law, plain_law
+from tests.engine.laws import loop_law, plain_law, session
 from tests.exact.test_loop import ENUMERABLE, legal
 
 VOCAB, PROMPT, HORIZON = 3, (2, 1), 2
@@ -122,16 +121,11 @@ def law_of_plain_decoding(make):
     return plain_law(law_after, HORIZON)
 
 
-def request(make, draws=None, **options):
-    given = {"prompt_ids": PROMPT, "max_new_tokens": HORIZON + 1, "rules": SamplingRules()}
-    return Request(**given | {"seed": 0, "draws": draws, "processors": (make(),)} | options)
-
-
 def output_law(make, tree, rule):
     def parts():
         return make_components(*models(), tree=tree, verifier=rule)
 
-    return loop_law(parts, HORIZON, make_processors=lambda: (make(),), prompt_ids=PROMPT)
+    return loop_law(parts, HORIZON, PROMPT, make_processors=lambda: (make(),))
 
 
 @pytest.mark.parametrize(("tree", "rule"), sorted(LOOPS))
@@ -172,8 +166,8 @@ def test_a_stage_that_runs_again_asks_no_token_twice(make):
     def run(draws):
         components = make_components(*models(), tree="chain(2)")
         batch = Batch(components, isolated=True)
-        watched = Session(request(make, draws), 0)
-        faulty = Session(request(Faulty, seed=3), 1)
+        watched = session(0, PROMPT, draws=draws, processors=(make(),), max_new_tokens=3)
+        faulty = session(1, PROMPT, processors=(Faulty(),), seed=3, max_new_tokens=3)
         batch.join([watched, faulty])
         while watched.finish_reason is None:
             batch.step()
@@ -199,10 +193,10 @@ def test_sampled_texts_keep_to_a_grammar():
 class TestWhatCannotBeCopied:
     def test_is_decoded_plainly_and_says_so(self):
         def run(draws):
-            session = Session(request(Locked, draws), 7)
-            for _ in decode([session], make_components(*models()), max_batch_size=1):
-                assert session.records[-1].num_nodes == 0
-            return session.completion_ids[:HORIZON]
+            one = session(7, PROMPT, draws=draws, processors=(Locked(),), max_new_tokens=3)
+            for _ in decode([one], make_components(*models()), max_batch_size=1):
+                assert one.records[-1].num_nodes == 0
+            return one.completion_ids[:HORIZON]
 
         with pytest.warns(UserWarning, match="request 7: the processor Locked cannot be copied"):
             assert law_error(exact_law(run), law_of_plain_decoding(Grammar)) < 1e-12

@@ -124,7 +124,7 @@ def targets(tmp_path_factory):
 def output_law(target, tree, verifier):
     draft = TabularModel(TwoTokens(), VOCAB)
     parts = make_components(target, draft, tree=tree, verifier=verifier, controller="fixed")
-    return loop_law(lambda: parts, HORIZON, prompt_ids=PROMPT, rules=RULES)
+    return loop_law(lambda: parts, HORIZON, PROMPT, rules=RULES)
 
 
 def law_of_logits(logits_after):

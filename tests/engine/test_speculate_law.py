@@ -113,7 +113,7 @@ def test_exact_law_of_two_tokens(case, tree):
     found = loop_law(
         lambda: parts,
         2,
-        prompt_ids=PROMPT,
+        PROMPT,
         max_new_tokens=2,
         make_processors=lambda: row_processors(processors, 0, 1, torch.tensor([PAD_LEFT])),
     )

@@ -275,15 +275,13 @@ class Decoder:
         vocab_size = self.components.target.vocab_size
         stop_ids = _whole_numbers(stop_token_ids, "stop_token_ids")
         _check_tokens(stop_ids, vocab_size, "stop_token_ids")
-        check_numbers(
-            max_new_tokens=max_new_tokens,
-            min_tokens=min_tokens,
-            n=n,
-            logprobs=logprobs,
-            repetition_penalty=repetition_penalty,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
-        )
+        penalties = {
+            "repetition_penalty": repetition_penalty,
+            "presence_penalty": presence_penalty,
+            "frequency_penalty": frequency_penalty,
+        }
+        limits = {"max_new_tokens": max_new_tokens, "min_tokens": min_tokens}
+        check_numbers(**limits, n=n, logprobs=logprobs, **penalties)
         end_ids = (frozenset() if ignore_eos else self.eos_ids) | frozenset(stop_ids)
         encoded = [ids for prompt in _as_list(prompts) for ids in [self.encode(prompt)] * n]
         check_seed(0, row)  # before rows are counted on from it
@@ -309,9 +307,7 @@ class Decoder:
                         min_tokens=min_tokens,
                         end_ids=end_ids,
                         logit_bias=logit_bias,
-                        repetition_penalty=repetition_penalty,
-                        presence_penalty=presence_penalty,
-                        frequency_penalty=frequency_penalty,
+                        **penalties,
                     ),
                 ),
                 stop_check=stop_check,
