@@ -11,6 +11,7 @@ from torch._dynamo.utils import counters
 
 import monge
 from monge.backends.cpu import compiled as backend
+from monge.backends.cpu import program_cache
 from monge.backends.cpu.compiled import CompiledForward, traced_forward
 from monge.backends.cpu.program_cache import FOLDER_VARIABLE, cache_folder
 from monge.backends.parity_check import check_forward, program_spec
@@ -172,7 +173,8 @@ class TestStoredPrograms:
     @pytest.fixture
     def told(self, monkeypatch):
         said = []
-        monkeypatch.setattr(backend, "notify", said.append)
+        for module in (backend, program_cache):
+            monkeypatch.setattr(module, "notify", said.append)
         return said
 
     def test_are_found_again(self, own_folder, monkeypatch, told):
@@ -191,7 +193,7 @@ class TestStoredPrograms:
             built.append(key)
             for path, content in kept.items():
                 path.write_bytes(content)
-            return backend.find_program(key, ".pt2")[0]
+            return backend.find_program(key, ".pt2", "")
 
         monkeypatch.setattr(backend, "compile_program", build)
         assert isinstance(compile_forward(target()), CompiledForward)
@@ -209,7 +211,7 @@ class TestStoredPrograms:
             return step(*given)
 
         def found(program, tensors, key):
-            return backend.find_program(key, ".pt2")[0]
+            return backend.find_program(key, ".pt2", "")
 
         monkeypatch.setattr(backend, "CompiledForward", load)
         monkeypatch.setattr(backend, "compile_program", found)

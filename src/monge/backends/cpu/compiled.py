@@ -167,7 +167,7 @@ class PendingForward(PendingProgram):
         with as_backend_error(f"{self._name} cannot be compiled"):
             self._spec = program_spec(network, layers)
             self._key = program_key(network, *network_facts(network), self._spec)
-            self._stored = _stored(self._key, self._name)
+            self._stored = find_program(self._key, ".pt2", self._name)
         self._compile_s = _START_S + _LAYER_S * len(self._spec.cache_shapes) // 2
         self.expected_s = self._compile_s if self._stored is None else 0
 
@@ -253,13 +253,6 @@ def _grouped_attention(
     return grouped_attention.OPERATION(query, key, value, attention_mask, scale), None
 
 
-def _stored(key: str, name: str) -> StoredProgram | None:
-    stored, damage = find_program(key, ".pt2")
-    if damage is not None:
-        notify(f"the stored program of {name} cannot be used: {damage}")
-    return stored
-
-
 def compile_module(module: torch.nn.Module, like: Sequence[Tensor]) -> Forward:
     """Return the program of a module, compiled or loaded from the program cache; see `ModuleHost.module_program`.
 
@@ -274,7 +267,7 @@ def compile_module(module: torch.nn.Module, like: Sequence[Tensor]) -> Forward:
         packed = _packed(module)
         inputs = [(str(tensor.dtype), tensor.shape[1]) for tensor in like]
         key = program_key(packed, module_facts(packed), inputs)
-        stored = _stored(key, name)
+        stored = find_program(key, ".pt2", name)
         with compiling([0 if stored else _START_S]):
             run = load_program(stored or _compile_module(packed, like, key), tensors_of(packed))
 

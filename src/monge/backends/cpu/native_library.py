@@ -48,7 +48,7 @@ def native_library(source: Path) -> Path:
     key = hashlib.sha256(
         repr((torch.__version__, machine(), _FLAGS, source.read_text())).encode()
     ).hexdigest()[:32]
-    stored, _ = find_program(key, ".so")
+    stored = find_program(key, ".so", source.name)
     return stored.path if stored is not None else _build(source, key)
 
 

@@ -16,6 +16,8 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from monge.engine.notices import notify
+
 FOLDER_VARIABLE: Final = "MONGE_CACHE"
 _FORMAT: Final = 8  # raised whenever the traced step, its inputs or the files change
 
@@ -83,14 +85,16 @@ def module_facts(module: torch.nn.Module) -> list[tuple[object, ...]]:
     ]
 
 
-def find_program(key: str, suffix: str) -> tuple[StoredProgram | None, str | None]:
-    """Return the stored program, or `None` and, if there are unusable files, their damage."""
+def find_program(key: str, suffix: str, name: str) -> StoredProgram | None:
+    """Return the stored program, or `None`, with a message if its files cannot be used."""
     path, notes = _files(key, suffix)
     if not (path.exists() and notes.exists()):
-        return None, None
+        return None
+    damage = f"{path.name} is damaged"
     try:
         found = torch.load(notes, weights_only=True)
-        digest, constants = found["sha256"], found["constants"]
+        if hashlib.sha256(path.read_bytes()).hexdigest() == found["sha256"]:
+            return StoredProgram(path=path, constants=found["constants"])
     except (
         OSError,
         RuntimeError,
@@ -100,10 +104,9 @@ def find_program(key: str, suffix: str) -> tuple[StoredProgram | None, str | Non
         ValueError,
         PickleError,
     ) as error:
-        return None, f"{notes.name} is unreadable ({type(error).__name__})"
-    if hashlib.sha256(path.read_bytes()).hexdigest() != digest:
-        return None, f"{path.name} is damaged"
-    return StoredProgram(path=path, constants=constants), None
+        damage = f"{notes.name} is unreadable ({type(error).__name__})"
+    notify(f"the stored program of {name} cannot be used: {damage}")
+    return None
 
 
 def store_program(key: str, package: Path, constants: Mapping[str, Tensor]) -> StoredProgram:
