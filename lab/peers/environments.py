@@ -3,11 +3,11 @@
 import subprocess
 import sys
 import venv
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from lab.peers.engines import Peer
-from monge.backends.base import Notify
 from monge.core.errors import BackendError
 
 _READY: Final = "monge-peer.txt"  # what was installed, written last
@@ -33,7 +33,7 @@ def environment(peer: Peer, work: Path) -> Path:
     return work / "environments" / peer.name
 
 
-def install(peer: Peer, work: Path, notify: Notify) -> None:
+def install(peer: Peer, work: Path, notify: Callable[[str], None]) -> None:
     """Make a peer's environment, unless it is there.
 
     Args:

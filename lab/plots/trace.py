@@ -14,7 +14,7 @@ def write_trace_plot(requests: Sequence[Mapping[str, Any]], path: Path) -> Path:
     """Draw a column per request: drafted depth and accepted tokens.
 
     Args:
-        requests: Each with its `rounds`, as `monge.engine.trace.rounds_of` gives them.
+        requests: Each with its `rounds`, as `monge.engine.result.rounds_of` gives them.
         path: File to write.
     """
     figure = Figure(figsize=(max(6.4, 4.2 * len(requests)), 3.6), layout="constrained")

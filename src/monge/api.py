@@ -12,7 +12,7 @@ from typing import Any, Final, ParamSpec, cast
 import torch
 from transformers import PreTrainedModel
 
-from monge.backends.base import Backend
+from monge.backends.registry import Backend
 from monge.config import read_config
 from monge.control.base import AnyController, SharedState
 from monge.control.latency import Latency
@@ -42,7 +42,7 @@ from monge.engine.chat_format import chat_format
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder
 from monge.engine.exact_numerics import check_exact_numerics
-from monge.engine.models.forward_program import make_programs
+from monge.engine.models.hf_tree import make_programs
 from monge.engine.text import Tokenizer
 from monge.loading.networks import (
     AdaptedModel,
@@ -155,7 +155,7 @@ def load(
         attention: `eager`, `sdpa` or `flex_attention`.
         backend: `eager` runs the networks as `transformers` does; `compiled` compiles their steps
             for this machine, once. `compiled(weights='int4')` decodes a faster network with rounded
-            weights instead, on CPUs. An instance of `monge.backends.base.Backend` is accepted
+            weights instead, on CPUs. An instance of `monge.backends.registry.Backend` is accepted
             as well.
         draft_backend: The backend of the draft model; `None` for that of the target.
         max_batch_size: Requests decoded together.
@@ -309,8 +309,8 @@ def make_components(
     )
     make_programs((target, *drafts))
     # Every controller must be able to plan for the parts, before a request names it.
-    for planner in map(components.planner, components.controllers):
-        planner.controller.init(planner.shared)
+    for name in components.controllers:
+        components.controller_for(name).init(components.shared_for(name))
     return components
 
 

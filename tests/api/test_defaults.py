@@ -55,7 +55,7 @@ def test_both_can_be_named():
     parts = components()
     assert list(parts.controllers) == ["goodput", "fixed"]
     assert (parts.controller_name, parts.seeded) == ("goodput", "fixed")
-    assert parts.planner("goodput").shared is parts.shared, "named or not"
+    assert parts.shared_for("goodput") is parts.shared, "named or not"
     assert windows(write(parts, seed=3, controller="goodput")) != {3}
     assert windows(write(parts, controller="fixed")) == {3}
     with pytest.raises(OptionError, match="Known: fixed, goodput"):

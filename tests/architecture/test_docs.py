@@ -91,10 +91,6 @@ def test_the_picture_shows_every_room():
     assert rooms <= set(re.findall(r"\w+", picture))
 
 
-def test_missing_part_is_found():
-    assert missing_parts("# rrs\n\n## Law\n", ["# rrs", "## Law", "## Cost"]) == ["## Cost"]
-
-
 WITH_EXAMPLES = [path for path in modules() if ">>> " in path.read_text()]
 
 

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import monge
 from monge.control.latency import Latency
-from monge.core.errors import unknown_name
 from monge.engine.batch import decode
 from tests.architecture.sources import PACKAGE
 
@@ -46,7 +45,3 @@ def test_a_default_round_is_readable():
     assert len(entered[-1]) <= MAX_FILES, "\n".join([f"{len(entered[-1])} files:", *entered[-1]])
     usual = entered[ROUNDS // 2]
     assert len(usual) <= USUAL_FILES, "\n".join([f"{len(usual)} files:", *usual])
-
-
-def test_files_are_counted():
-    assert files_entered(lambda: unknown_name("verifier", "a", ["b"])) == ["core/errors.py"]

@@ -59,17 +59,13 @@ def test_style():
     ("name", "source", "count"),
     [
         ("verify/rule.py", "ratio = p / (q + 1e-9)\n", 1),
-        ("core/law.py", "def f(tolerance=1e-6): ...\n", 1),
         ("transport/bounds.py", "class C:\n    EPS = 1e-12\n", 1),
         ("core/law.py", "x = 1  # TODO: later\n", 1),
-        ("core/law.py", "x = 1  # FIXME\n", 1),
         ("engine/loop.py", "def f():\n    print('round')\n", 1),
         ("core/law.py", "MASS_TOLERANCE: Final = 1e-9\n", 0),
-        ("core/law.py", "x = 0.0 + 0.5\n", 0),
         ("bench/run.py", "x = 1e-9\n", 0),
         ("core/law.py", "x = 1  # TODO(#12): when torch has it\n", 0),
         ("cli/main.py", "print(1)\n", 0),
-        ("core/law.py", '"""print(1)"""\n', 0),
     ],
 )
 def test_rules_bite(name, source, count):

@@ -31,8 +31,7 @@ from tests.audit.certified import (
     tampered,
 )
 from tests.kit.banks import bank, law_of
-from tests.kit.known_bad import KNOWN_BAD_RULES, KNOWN_BAD_TREES
-from tests.kit.known_bad_blocks import TokenLevelResidual
+from tests.kit.known_bad import KNOWN_BAD_RULES, KNOWN_BAD_TREES, TokenLevelResidual
 from tests.kit.known_bad_nodes import KNOWN_BAD_NODES
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")

@@ -104,7 +104,7 @@ def test_plans_that_cannot_be_made_again_are_told(controller: str) -> None:
 def test_plans_within_limits_of_the_request() -> None:
     """Limits, fixed plans and plain decoding that a request asks for are in its record."""
     recorder = Recorder(Decoder(CHAIN()))
-    (usual,) = recorder.decoder.requests_of([[0, 1]], max_new_tokens=12, temperature=1.0, seed=2)
+    (usual,) = recorder.decoder.requests([[0, 1]], max_new_tokens=12, temperature=1.0, seed=2)
     for changes, planned in (
         ({"limits": DraftPlan(max_depth=1)}, "fixed"),
         ({"limits": DraftPlan(max_depth=2), "adaptive": False}, "fixed"),

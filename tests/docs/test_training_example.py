@@ -33,23 +33,3 @@ def test_new_models_have_the_targets_vocabulary_and_the_given_sizes(example, fam
     assert (own.vocab_size, own.eos_token_id) == (config.vocab_size, config.eos_token_id)
     assert first(torch.tensor([[1, 2, 3]])).logits.shape == (1, 3, config.vocab_size)
     assert all(map(torch.equal, first.parameters(), second.parameters()))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        ("target --init x --family gpt_neox", "--family is a new model's: it needs --fresh"),
-        (
-            "draft --target x --sequence 128",
-            "--sequence 128 leaves prompts of up to 128 tokens nothing",
-        ),
-    ],
-)
-def test_impossible_options_are_refused_before_anything_is_read(
-    example, monkeypatch, capsys, arguments, complaint
-):
-    words = ["train_default_pair.py", *arguments.split(), "--data", "x", "--out", "x"]
-    monkeypatch.setattr(sys, "argv", words)
-    with pytest.raises(SystemExit):
-        example.parse_arguments()
-    assert complaint in capsys.readouterr().err

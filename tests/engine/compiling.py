@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from monge.backends.cpu.compiled import PendingForward, PendingModule
+from monge.backends.cpu.compiled import PendingForward
 from monge.backends.cpu.program_cache import FOLDER_VARIABLE
 
 MISSING = {
@@ -20,12 +20,8 @@ MISSING = {
 }
 
 
-def compile_forward(network, notify, layers=()):
-    return PendingForward(network, notify, layers).make()
-
-
-def compile_module(notify, module, like):
-    return PendingModule(notify, module, like).make()
+def compile_forward(network, layers=()):
+    return PendingForward(network, layers).make()
 
 
 def require(backend: str) -> None:
@@ -47,10 +43,15 @@ def shared_programs(tmp_path_factory: pytest.TempPathFactory, make=None):
         def compiled(network, *layers):
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
-                if make is not None:
-                    return make(network)
-                return compile_forward(network, lambda _: None, layers)
+                return compile_forward(network, layers) if make is None else make(network)
             finally:
                 fcntl.flock(lock, fcntl.LOCK_UN)
 
         yield compiled
+
+
+def verdicts_of(decoder, texts, **options):
+    """How many tokens each round of some requests accepted, and which it wrote."""
+    results = decoder.generate(texts, **options)
+    rounds = [record for result in results for record in result.records]
+    return [(record.num_accepted, record.token_ids) for record in rounds]

@@ -84,7 +84,7 @@ def test_no_template():
 def test_a_template_cannot_reach_out_of_its_sandbox(tokenizer):
     template = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
     with pytest.raises(OptionError, match="does not work: SecurityError"):
-        TemplateFormat(tokenizer, template).check()
+        TemplateFormat(tokenizer, template).encode(TURNS[1:2])
 
 
 def test_choice(tokenizer, tmp_path):

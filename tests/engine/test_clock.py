@@ -39,6 +39,6 @@ def test_the_clock_is_put_back():
             assert now() == -1.0
             raise RuntimeError("late")
 
-    with pytest.raises(RuntimeError, match="late"):
+    with pytest.raises(RuntimeError):
         late()
     assert abs(now() - time.perf_counter()) < 60.0

@@ -4,7 +4,6 @@ import copy
 import re
 import resource
 import shutil
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,16 +11,18 @@ from torch._dynamo.utils import counters
 
 import monge
 from monge.backends.cpu import compiled as backend
+from monge.backends.cpu import program_cache
 from monge.backends.cpu.compiled import CompiledForward, traced_forward
-from monge.backends.cpu.packed_linear import matrix_of
 from monge.backends.cpu.program_cache import FOLDER_VARIABLE, cache_folder
 from monge.backends.parity_check import check_forward, program_spec
+from monge.backends.traced import tensors_of
 from monge.core.errors import BackendError, OptionError
 from monge.core.model import NodeBlock
 from monge.engine.models.forward_program import ForwardOutput
 from monge.engine.models.hf_tree import HfTreeModel
+from monge.engine.models.network_facts import OutputLayer
 from monge.loading.networks import as_draft_model, as_sequence_model
-from tests.engine.compiling import compile_forward, require, shared_programs
+from tests.engine.compiling import compile_forward, require, shared_programs, verdicts_of
 from tests.engine.tiny import network, perturbed, prompts
 from tests.parity.comparing import RandomGrowth, assert_same_tokens, plain_greedy
 
@@ -48,11 +49,14 @@ def own_folder(monkeypatch, tmp_path, compiled):
     folder = tmp_path / "programs"
     folder.mkdir()
     # Only its own files: another worker may write a program of its own meanwhile.
-    key = backend.program_key(target(), program_spec(target()))
-    for path in (cache_folder() / "programs").glob(f"{key}.*"):
+    for path in (cache_folder() / "programs").glob(f"{key_of(target())}.*"):
         shutil.copy(path, folder)
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     return folder
+
+
+def key_of(net):
+    return backend.program_key(net, *backend.network_facts(net), program_spec(net))
 
 
 def no_compiling(*_, **__):
@@ -79,47 +83,6 @@ class TestSteps:
         for row, expected in eager.items():
             torch.testing.assert_close(ours[row], expected, atol=LARGEST_DIFFERENCE, rtol=0)
 
-    @pytest.mark.parametrize("mask_dtype", [torch.bool, torch.float32])
-    @pytest.mark.parametrize("start", [0, 1, 700])
-    def test_a_chain_is_read_as_any_block(self, compiled, mask_dtype, start):
-        step, model = compiled(target()), HfTreeModel(target())
-        model.open({0: (5,) * start or (5,)})
-        cache, seen = model._cache, []
-        step._run = lambda inputs: seen.append(inputs) or [torch.zeros(1, 3, 2)]
-        step.spec = replace(step.spec, mask_dtype=mask_dtype)
-        cache.place(slice(0, 1), (start,), 3)
-        mask = torch.ones(3, start + 3, dtype=torch.bool).tril(start)[None, None]
-        form = (
-            mask
-            if mask_dtype == torch.bool
-            else torch.where(mask, 0.0, torch.finfo(mask_dtype).min)
-        )
-        step(torch.tensor([(7, 8, 9)]), torch.arange(start, start + 3)[None], (form,), cache)
-        step.read_chain((7, 8, 9), start, cache)
-        assert all(map(torch.equal, *seen))
-        assert [tensor.dtype for tensor in seen[0]] == [tensor.dtype for tensor in seen[1]]
-        assert all(tensor.is_contiguous() for tensor in seen[1][:4])
-
-    def test_chains_take_the_short_way(self, compiled, monkeypatch):
-        model = HfTreeModel(target(), compiled(target()))
-        model.open({0: (5, 6), 1: (7,)})
-        monkeypatch.setattr(CompiledForward, "__call__", no_compiling)
-        model.extend({0: NodeBlock.chain((7, 8))})
-        model.extend({0: NodeBlock.chain((9,), after=1)})
-        model.commit({0: (0, 1)})
-        with pytest.raises(AssertionError, match="nothing was to be compiled"):
-            model.extend({0: NodeBlock((7, 8), (-1, -1))})
-
-    def test_a_step_right_after_the_first_forward(self, compiled):
-        model = HfTreeModel(target(), compiled(target()))
-        model.open({0: (5,)})
-        eager = HfTreeModel(target())
-        eager.open({0: (5,)})
-        block = {0: NodeBlock.chain((7,))}
-        torch.testing.assert_close(
-            model.extend(block)[0], eager.extend(block)[0], atol=LARGEST_DIFFERENCE, rtol=0
-        )
-
     @pytest.mark.parametrize("is_narrow", [False, True])
     def test_other_weights_take_the_same_program(self, compiled, monkeypatch, is_narrow):
         """Those too that lie in panels of another type, since all of their numbers have 16 bits."""
@@ -133,7 +96,7 @@ class TestSteps:
             )
         kinds = {
             tensor.dtype
-            for name, tensor in traced_forward(other, program_spec(other)).tensors().items()
+            for name, tensor in tensors_of(traced_forward(other, program_spec(other))).items()
             if "panels" in name
         }
         assert kinds == {torch.int32 if is_narrow else torch.float32}
@@ -193,47 +156,53 @@ class TestTexts:
 
     def test_verdicts_are_those_of_the_eager_backend(self, compiled):
         compiled(target())
-        texts = prompts((9, 4), seed=6)
-        records = []
-        for name in ("eager", STAGES):
-            decoder = monge.load(target(), perturbed(target()), backend=name, controller="fixed")
-            results = decoder.generate(texts, max_new_tokens=40, temperature=1.0, seed=3)
-            records.append(
-                [
-                    (record.num_accepted, record.token_ids)
-                    for result in results
-                    for record in result.records
-                ]
+        eager, ours = (
+            verdicts_of(
+                monge.load(target(), perturbed(target()), backend=name, controller="fixed"),
+                prompts((9, 4), seed=6),
+                max_new_tokens=40,
+                temperature=1.0,
+                seed=3,
             )
-        assert records[0] == records[1]
+            for name in ("eager", STAGES)
+        )
+        assert eager == ours
 
 
 class TestStoredPrograms:
-    def test_are_found_again(self, own_folder, monkeypatch):
+    @pytest.fixture
+    def told(self, monkeypatch):
+        said = []
+        for module in (backend, program_cache):
+            monkeypatch.setattr(module, "notify", said.append)
+        return said
+
+    def test_are_found_again(self, own_folder, monkeypatch, told):
         monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", no_compiling)
-        compile_forward(target(), no_compiling)
+        compile_forward(target())
+        assert told == []
 
     @pytest.mark.parametrize("suffix", [".pt2", ".constants"])
-    def test_damaged_ones_are_made_again(self, own_folder, monkeypatch, suffix):
+    def test_damaged_ones_are_made_again(self, own_folder, monkeypatch, told, suffix):
         kept = {path: path.read_bytes() for path in own_folder.iterdir()}
-        spoilt = own_folder / f"{backend.program_key(target(), program_spec(target()))}{suffix}"
+        spoilt = own_folder / f"{key_of(target())}{suffix}"
         spoilt.write_bytes(kept[spoilt][: len(kept[spoilt]) // 2])
-        built, told = [], []
+        built = []
 
-        def build(step, spec, key):
+        def build(program, tensors, key):
             built.append(key)
             for path, content in kept.items():
                 path.write_bytes(content)
-            return backend.find_program(key, ".pt2")[0]
+            return backend.find_program(key, ".pt2", "")
 
-        monkeypatch.setattr(backend, "_compile", build)
-        assert isinstance(compile_forward(target(), told.append), CompiledForward)
+        monkeypatch.setattr(backend, "compile_program", build)
+        assert isinstance(compile_forward(target()), CompiledForward)
         assert len(built) == 1
         assert "cannot be used" in told[0]
         assert spoilt.name in told[0]
 
-    def test_one_that_cannot_be_loaded_is_made_again(self, own_folder, monkeypatch):
-        made, told, step = [], [], backend.CompiledForward
+    def test_one_that_cannot_be_loaded_is_made_again(self, own_folder, monkeypatch, told):
+        made, step = [], backend.CompiledForward
 
         def load(*given):
             made.append(1)
@@ -241,26 +210,27 @@ class TestStoredPrograms:
                 raise RuntimeError("undefined symbol")
             return step(*given)
 
+        def found(program, tensors, key):
+            return backend.find_program(key, ".pt2", "")
+
         monkeypatch.setattr(backend, "CompiledForward", load)
-        kept = {path: path.read_bytes() for path in own_folder.iterdir()}
-        key = backend.program_key(target(), program_spec(target()))
-        assert kept
-        monkeypatch.setattr(
-            backend, "_compile", lambda *given: backend.find_program(key, ".pt2")[0]
-        )
-        assert isinstance(compile_forward(target(), told.append), step)
+        monkeypatch.setattr(backend, "compile_program", found)
+        assert isinstance(compile_forward(target()), step)
         assert re.search("cannot be loaded, and is compiled again, .*: undefined symbol", told[0])
 
-    def test_another_architecture_has_another_name(self, compiled):
-        spec = program_spec(target())
-        wider = network("llama", "sdpa", intermediate_size=56)
-        assert backend.program_key(target(), spec) == backend.program_key(perturbed(target()), spec)
-        assert backend.program_key(target(), spec) != backend.program_key(wider, spec)
-
-    def test_another_folder_has_the_same_name(self):
-        spec, moved = program_spec(target()), copy.deepcopy(target())
+    def test_an_architecture_has_one_name(self):
+        wider, moved = network("llama", "sdpa", intermediate_size=56), copy.deepcopy(target())
         moved.config._name_or_path = "elsewhere"
-        assert backend.program_key(moved, spec) == backend.program_key(target(), spec)
+        assert key_of(target()) == key_of(perturbed(target())) == key_of(moved) != key_of(wider)
+
+    def test_plain_values_of_a_module_are_part_of_its_name(self):
+        def facts(**values):
+            layer = OutputLayer(target())
+            vars(layer).update(values)
+            return str(backend.module_facts(layer))
+
+        assert facts() == facts()
+        assert len({facts(), facts(cap=30.0), facts(factor=0.5), facts(divisor=2.0)}) == 4
 
     def test_a_program_with_other_logits_is_refused(self, compiled, monkeypatch):
         compiled(target())
@@ -271,85 +241,31 @@ class TestStoredPrograms:
             lambda *inputs: ForwardOutput(logits=run(*inputs).logits * 1.01),
         )
         with pytest.raises(BackendError, match="other logits than the network"):
-            compile_forward(target(), lambda _: None)
+            compile_forward(target())
 
 
-@pytest.fixture
-def seen(monkeypatch):
-    """Shapes of the logits that the program is asked for."""
-    shapes, run = [], CompiledForward._output
-
-    def noted(step, inputs):
-        output = run(step, inputs)
-        shapes.append(tuple(output.logits.shape[:2]))
-        return output
-
-    monkeypatch.setattr(CompiledForward, "_output", noted)
-    return shapes
-
-
-def opened(model):
-    """A model whose cache is laid out, as every first forward of the network does."""
-    model.open({-1: (5, 6)})
+def read_prompts(model, texts):
+    """Logits of a small tree behind some texts."""
+    model.open({-1: (5, 6)})  # which lays the cache out
     model.close(-1)
-    return model
+    model.open(texts)
+    return model.extend({row: NodeBlock((5, 6, 7), (-1, -1, 0)) for row in texts})
 
 
 @pytest.mark.parametrize("lengths", [(1,), (2,), (130,), (9, 4, 7), (100, 1, 60)])
-def test_what_follows_a_prompt(compiled, seen, lengths):
-    eager, ours = opened(HfTreeModel(target())), opened(HfTreeModel(target(), compiled(target())))
-    seen.clear()
-    texts = dict(enumerate(prompts(lengths, seed=4)))
-    for model in (eager, ours):
-        model.open(texts)
-    assert seen
-    assert {nodes for _, nodes in seen} == {1}
-    assert sum(rows for rows, _ in seen) >= len(lengths)
-    blocks = {row: NodeBlock((5, 6, 7), (-1, -1, 0)) for row in texts}
-    expected, found = eager.extend(blocks), ours.extend(blocks)
+@pytest.mark.parametrize("prompt_tokens", [None, 20], ids=["all", "short ones"])
+def test_what_follows_a_prompt(compiled, lengths, prompt_tokens):
+    step, texts = compiled(target()), dict(enumerate(prompts(lengths, seed=4)))
+    step.prompt_tokens = prompt_tokens or step.prompt_tokens
+    expected = read_prompts(HfTreeModel(target()), texts)
+    found = read_prompts(HfTreeModel(target(), step), texts)
     for row in texts:
         torch.testing.assert_close(found[row], expected[row], atol=LARGEST_DIFFERENCE, rtol=0)
 
 
-def test_hidden_states_of_whole_prompts_come(compiled, seen):
-    def watching(layers):
-        return compiled(target(), *layers)
-
-    models = HfTreeModel(target()), HfTreeModel(target(), compiled(target()), watching)
-    text = prompts((40,), seed=4)[0]
-    states = []
-    for model in models:
-        watched = model.watch((2,))
-        opened(model)
-        seen.clear()
-        model.open({0: text})
-        states.append(watched.take(0))
-    assert seen == [(1, 1)]
-    assert states[0].shape[0] == len(text)
-    torch.testing.assert_close(states[1], states[0], atol=LARGEST_DIFFERENCE, rtol=0)
-
-
-def test_programs_with_attention_of_their_own_read_prompts_of_all_lengths(compiled, seen):
-    model = HfTreeModel(target(), compiled(target()))
-    seen.clear()
-    model.open({0: prompts((400,), seed=4)[0]})
-    assert seen == [(1, 1)]
-
-
-def test_longer_prompts_are_the_networks(compiled, seen):
-    step = compiled(target())
-    step.prompt_tokens = step.max_nodes = 20
-    model = HfTreeModel(target(), step)
-    seen.clear()
-    model.open({0: prompts((21,), seed=4)[0]})
-    assert seen == []
-    model.open({1: prompts((20,), seed=4)[0]})
-    assert seen == [(1, 1)]
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # newer hosts call the argument `cache`
-def test_a_network_without_a_choice_of_logits(compiled, seen):
+def test_a_network_without_a_choice_of_logits(compiled):
     """Its program reads short prompts all the same, as any block."""
 
     class Plain(type(target())):
@@ -373,12 +289,11 @@ def test_a_network_without_a_choice_of_logits(compiled, seen):
 
     plain = copy.deepcopy(target())
     plain.__class__ = Plain
-    step = compiled(plain)
+    step, texts = compiled(plain), {0: (5, 6, 7)}
     assert step.prompt_tokens == 0
-    model = opened(HfTreeModel(plain, step))
-    seen.clear()
-    model.open({0: (5, 6, 7)})
-    assert seen == [(1, 3)]
+    expected = read_prompts(HfTreeModel(target()), texts)
+    found = read_prompts(HfTreeModel(plain, step), texts)
+    torch.testing.assert_close(found[0], expected[0], atol=LARGEST_DIFFERENCE, rtol=0)
 
 
 def test_a_program_that_reads_prompts_wrongly_is_refused(compiled, monkeypatch):
@@ -397,36 +312,16 @@ def test_a_program_that_reads_prompts_wrongly_is_refused(compiled, monkeypatch):
 
 def made_and_shown(model):
     made = as_sequence_model(model, backend="compiled")
-    return made, repr(made)
+    return made, repr(made)  # which makes a pending program
 
 
 def falls_back(model, reason):
-    with pytest.warns(
-        UserWarning, match=f"backend 'compiled' is not used, the network runs eagerly: {reason}"
-    ):
+    what = f"backend 'compiled' is not used, the network runs eagerly: {reason}"
+    with pytest.warns(UserWarning, match=what):
         made, shown = made_and_shown(model)
     assert "compiled" not in shown
     made.open({0: (5, 6)})
     assert made.extend({0: NodeBlock.chain((7,))})[0].shape == (1, made.vocab_size)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "is_transposed"), [(torch.float64, True), (torch.bfloat16, False)]
-)
-def test_only_types_with_a_kernel_for_it_are_laid_out_anew(dtype, is_transposed):
-    model = copy.deepcopy(target()).to(dtype)
-    weight = traced_forward(model, program_spec(model)).tensors()["_network.lm_head.weight"]
-    assert (weight.stride(0) == 1) is is_transposed
-    assert torch.equal(weight, model.lm_head.weight)
-
-
-def test_float32_lies_in_panels():
-    tensors = traced_forward(target(), program_spec(target())).tensors()
-    assert "_network.lm_head.weight" not in tensors
-    assert torch.equal(
-        matrix_of(tensors["_network.lm_head.panels"], target().config.vocab_size),
-        target().lm_head.weight,
-    )
 
 
 class TestFallback:

@@ -40,7 +40,7 @@ def placed(model, device):
 
 
 def captured_model(model, capture):
-    return HfTreeModel(model, capture_forward(model, capture, print))
+    return HfTreeModel(model, capture_forward(model, capture))
 
 
 def both(target, device, capture):
@@ -70,7 +70,7 @@ def assert_equal_rounds(models, blocks, kept):
 )
 def test_node_logits(device, name, attention):
     capture, own = pretend.Rerun(), placed(network(name, attention), device)
-    step = capture_forward(own, capture, print)
+    step = capture_forward(own, capture)
     growth = RandomGrowth(
         own, prompts((9, 4, 6), seed=1), seed=2, reference=network(name, attention), step=step
     )
@@ -95,21 +95,6 @@ def test_sizes(device, num_nodes, num_rows):
     assert capture.num_captured == before + (num_nodes + num_rows - 1 <= 64)
 
 
-def test_a_second_text_records_nothing(device):
-    """What is recorded for a text, long or short, serves the next ones."""
-    capture = pretend.Rerun()
-    model = captured_model(placed(network("llama", "sdpa"), device), capture)
-    counts = []
-    for sequence, length in enumerate((9, 200, 3, 60)):
-        model.open({sequence: prompts((length,), seed=sequence)[0]})
-        for width in (1, 2, 4, 1):
-            model.extend({sequence: NodeBlock.chain((5, 9, 4, 7)[:width])})
-            model.commit({sequence: (0,)})
-        model.close(sequence)
-        counts.append(capture.num_captured)
-    assert counts[0] == counts[-1]
-
-
 def test_decoding_records_nothing_that_it_has(device, monkeypatch):
     """Every width once, then only where the cache has moved."""
     monkeypatch.setattr(hf_tree, "_LEAST", 64)
@@ -132,7 +117,7 @@ def test_decoding_records_nothing_that_it_has(device, monkeypatch):
 def test_what_a_replay_reads_is_kept(device):
     """A replay reads the addresses of its recording: memory that nobody held would be somebody else's by then."""
     own, captures = placed(network("llama", "sdpa"), device), [pretend.Rerun()]
-    step = capture_forward(own, lambda work: captures[-1](work), print)  # noqa: PLW0108 (the last one then)
+    step = capture_forward(own, lambda work: captures[-1](work))  # noqa: PLW0108 (the last one then)
     captures.append(lambda work: (lambda: None, work()))  # keeps nothing of the work
     module, read = step.module, []
 
@@ -147,14 +132,6 @@ def test_what_a_replay_reads_is_kept(device):
     gc.collect()
     assert len(read) > 4
     assert all(one() is not None for one in read)
-
-
-def test_each_set_of_neighbouring_rows_has_its_own(device):
-    models = both(network("llama", "sdpa"), device, pretend.Rerun())
-    for model in models:
-        model.open({0: (5, 6), 1: (7,), 2: (8, 9, 4)})
-    for rows in ((0, 1, 2), (1, 2), (2,), (0, 2), (1,), (0, 1, 2)):
-        assert_equal_rounds(models, {row: NodeBlock((3, 4), (-1, -1)) for row in rows}, (1,))
 
 
 def test_few_are_kept(device, monkeypatch):
@@ -219,8 +196,8 @@ def test_hidden_states(device):
     own, capture = placed(target, device), pretend.Rerun()
     ours = HfTreeModel(
         own,
-        capture_forward(own, capture, print),
-        lambda layers: capture_forward(own, capture, print, layers),
+        capture_forward(own, capture),
+        lambda layers: capture_forward(own, capture, layers),
     )
     states = []
     for model in (HfTreeModel(target), ours):
@@ -248,7 +225,7 @@ class TestRefusals:
         with pytest.raises(
             BackendError, match="captured, has other logits than the network: .* from a float64 run"
         ):
-            capture_forward(placed(network("llama", "sdpa"), device), Deaf(), print)
+            capture_forward(placed(network("llama", "sdpa"), device), Deaf())
 
     def test_a_network_that_waits_for_a_number(self, device):
         own = placed(network("llama", "sdpa"), device)
@@ -260,23 +237,20 @@ class TestRefusals:
             match=r"LlamaForCausalLM cannot be captured: "
             r"RuntimeError: .* waits for a number",
         ):
-            capture_forward(own, pretend.Rerun(), print)
+            capture_forward(own, pretend.Rerun())
 
     @pytest.mark.parametrize(
         ("name", "attention", "reason"),
-        [("bloom", "eager", "only networks that read trees are captured")],
+        [
+            ("bloom", "eager", "only networks that read trees are captured"),
+            ("llama", "flex_attention", "runs attention 'flex_attention'; eager and sdpa are"),
+        ],
     )
-    def test_networks_that_read_no_trees(self, device, name, attention, reason):
+    def test_networks_that_cannot_be_captured(self, device, name, attention, reason):
+        own = placed(network(name, "eager"), device)
+        own.config._attn_implementation = attention
         with pytest.raises(BackendError, match=reason):
-            capture_forward(placed(network(name, attention), device), pretend.Rerun(), print)
-
-    def test_flex_attention(self, device):
-        own = placed(network("llama", "sdpa"), device)
-        own.config._attn_implementation = "flex_attention"
-        with pytest.raises(
-            BackendError, match="runs attention 'flex_attention'; eager and sdpa are captured"
-        ):
-            capture_forward(own, pretend.Rerun(), print)
+            capture_forward(own, pretend.Rerun())
 
     def test_a_device_without_graphs(self, device):
         with pytest.raises(BackendError, match="steps on meta are neither compiled nor captured"):
@@ -298,12 +272,8 @@ class TestModules:
 
     def test_wide_inputs_run_as_they_are(self, device):
         own = OutputLayer(placed(network("llama", "sdpa"), device))
-        program = ModuleGraph(own, no_capture)
+        program = ModuleGraph(own, pretend.Rerun())
         assert len(program(torch.zeros(65, 32).to(device))[0]) == 65
-
-
-def no_capture(_):
-    raise AssertionError("nothing is to be captured")
 
 
 class TestTexts:

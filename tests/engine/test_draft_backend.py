@@ -25,32 +25,22 @@ def compiled(tmp_path_factory):
 
 
 @pytest.mark.usefixtures("compiled")
-class TestDecoding:
-    def test_the_text_is_the_targets(self):
-        decoder = monge.load(
-            target(), perturbed(target()), draft_backend="compiled", controller="fixed"
-        )
-        assert repr(decoder.components.target).endswith("sdpa)")
-        assert repr(decoder.components.draft_models[0]).endswith("sdpa, compiled)")
-        texts = prompts((9, 4), seed=5)
-        for prompt, result in zip(
-            texts, decoder.generate(texts, max_new_tokens=40, ignore_eos=True), strict=True
-        ):
-            assert_same_tokens(
-                target(), prompt, result.token_ids, plain_greedy(target(), prompt, 40)
-            )
-            assert result.stats.block_efficiency > 1.05
-
-    def test_the_target_alone_may_be_fast(self):
-        decoder = monge.load(
-            target(),
-            perturbed(target()),
-            backend="compiled",
-            draft_backend="eager",
-            controller="fixed",
-        )
-        assert repr(decoder.components.target).endswith("sdpa, compiled)")
-        assert repr(decoder.components.draft_models[0]).endswith("sdpa)")
+@pytest.mark.parametrize(
+    ("backend", "draft_backend"), [("eager", "compiled"), ("compiled", "eager")]
+)
+def test_the_text_is_the_targets(backend, draft_backend):
+    options = {"backend": backend, "draft_backend": draft_backend, "controller": "fixed"}
+    decoder = monge.load(target(), perturbed(target()), **options)
+    for model, name in (
+        (decoder.components.target, backend),
+        (decoder.components.draft_models[0], draft_backend),
+    ):
+        assert repr(model).endswith("sdpa, compiled)" if name == "compiled" else "sdpa)")
+    texts = prompts((9, 4), seed=5)
+    results = decoder.generate(texts, max_new_tokens=40, ignore_eos=True)
+    for prompt, result in zip(texts, results, strict=True):
+        assert_same_tokens(target(), prompt, result.token_ids, plain_greedy(target(), prompt, 40))
+        assert result.stats.block_efficiency > 1.05
 
 
 class TestRefusals:

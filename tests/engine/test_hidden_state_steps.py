@@ -18,7 +18,7 @@ from monge.heads.shape.checkpoint import save_head
 from monge.heads.shape.head import ShapeHead, TargetSizes, make_predictor
 from monge.loading.networks import as_sequence_model
 from monge.training.texts import feature_model
-from tests.engine.compiling import compile_forward, require, shared_programs
+from tests.engine.compiling import compile_forward, require, shared_programs, verdicts_of
 from tests.engine.tiny import COMMON, VOCAB, network, prompts
 from tests.heads.readers.published import eagle
 
@@ -37,7 +37,7 @@ def backend(tmp_path_factory):
     require("compiled")
 
     def make(layers):
-        return compile_forward(target(), notify=lambda _: None, layers=layers)
+        return compile_forward(target(), layers)
 
     with shared_programs(tmp_path_factory, make) as made:
         for layers in ((), LAST):
@@ -110,19 +110,6 @@ def test_states_of_the_committed_text(backend, read, layers):
         torch.testing.assert_close(torch.cat(taken[seq]), expected, atol=LARGEST_DIFFERENCE, rtol=0)
 
 
-def test_states_of_one_step_survive_the_next(backend):
-    model = load(backend)
-    watched = model.watch(LAST)
-    model.open({0: (5, 6)})
-    watched.take(0)
-    model.extend({0: NodeBlock.chain((7,))})
-    model.commit({0: (0,)})
-    first = watched.take(0)
-    kept = first.clone()
-    model.extend({0: NodeBlock.chain((9,))})
-    assert torch.equal(first, kept)
-
-
 @pytest.mark.parametrize(
     ("kind", "temperature"), [pytest.param("shape", 0.0, marks=pytest.mark.slow), ("eagle", 1.0)]
 )
@@ -136,13 +123,8 @@ def test_verdicts_of_heads_are_those_of_the_eager_backend(backend, read, heads, 
                 target(), heads[kind], tree="best_first(4, 2, 2)", backend=name, controller="fixed"
             )
         read.clear()
-        results = decoder.generate(texts, max_new_tokens=24, temperature=temperature, seed=3)
         records.append(
-            [
-                (record.num_accepted, record.token_ids)
-                for result in results
-                for record in result.records
-            ]
+            verdicts_of(decoder, texts, max_new_tokens=24, temperature=temperature, seed=3)
         )
         assert (len(read) > 0) is (name == backend)
     assert records[0] == records[1]
@@ -150,18 +132,16 @@ def test_verdicts_of_heads_are_those_of_the_eager_backend(backend, read, heads, 
 
 
 def test_other_states_are_refused(backend, monkeypatch):
-    kind = CompiledForward
-    run = kind.__call__
+    run = CompiledForward.__call__
 
     def other(*inputs):
         output = run(*inputs)
-        return ForwardOutput(
-            logits=output.logits, states=tuple(state * 1.01 for state in output.states)
-        )
+        wrong = tuple(state * 1.01 for state in output.states)
+        return ForwardOutput(logits=output.logits, states=wrong)
 
-    monkeypatch.setattr(kind, "__call__", other)
+    monkeypatch.setattr(CompiledForward, "__call__", other)
     with pytest.raises(BackendError, match="has other logits or hidden states than the network"):
-        compile_forward(target(), notify=lambda _: None, layers=LAST)
+        compile_forward(target(), LAST)
     model = load(backend)
     model.watch(LAST)
     with pytest.warns(

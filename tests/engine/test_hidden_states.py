@@ -5,27 +5,11 @@ import gc
 import pytest
 import torch
 
-from monge.core.errors import OptionError
-from monge.core.model import FeatureModel, NodeBlock
+from monge.core.model import NodeBlock
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.models.hidden_states import HiddenStates
 from monge.testing.tabular import RandomTable, TabularModel
 from tests.engine.tiny import FAMILIES, network
-
-
-def test_tables_show_their_logits() -> None:
-    model = TabularModel(RandomTable(3, 1), 3)
-    assert isinstance(model, FeatureModel)
-    watched = model.watch((1,))
-    model.open({0: (0, 1)})
-    logits = model.extend({0: NodeBlock((2, 1, 0), (-1, 0, 0))})[0]
-    model.commit({0: (0, 2)})
-    features = watched.take(0)
-    assert features is not None
-    assert features.shape == (4, 3)
-    assert torch.equal(features[2:], logits[[0, 2]])
-    assert torch.equal(model.unembed(features), features)
-    assert watched.take(0) is None
 
 
 def test_where_the_last_state_is_enough_it_is_there_as_often_as_asked() -> None:
@@ -47,15 +31,6 @@ def test_where_the_last_state_is_enough_it_is_there_as_often_as_asked() -> None:
     assert last_state.take(0) is None
 
 
-def test_layers_that_do_not_exist_are_refused() -> None:
-    with pytest.raises(
-        OptionError,
-        match=r"layers \[3\] were asked for; this network has 0 "
-        r"\(embedding\) to 1",
-    ):
-        TabularModel(RandomTable(3, 1), 3).watch((3,))
-
-
 def shown(num_layers: int, layers: tuple[int, ...]) -> HiddenStates:
     """The states of a network that one head asked for."""
     states = HiddenStates(num_layers)
@@ -74,13 +49,6 @@ def test_the_last_state_alone_is_that_of_all(name: str) -> None:
     assert torch.equal(one.logits, two.logits)
     assert len(one.states) == 1
     assert torch.equal(one.states[0], two.states[1])
-    assert not held.get_decoder()._forward_hooks
-
-
-def test_no_hook_is_left_where_the_network_fails() -> None:
-    held = network("llama")
-    with pytest.raises(IndexError):
-        shown(2, (2,)).forward(held, {"input_ids": torch.tensor([[10**6]])})
     assert not held.get_decoder()._forward_hooks
 
 

@@ -4,8 +4,6 @@ The law of each stays the target's.
 """
 
 import math
-from dataclasses import replace
-from typing import ClassVar
 
 import pytest
 from hypothesis import given
@@ -15,37 +13,19 @@ from monge.api import make_components
 from monge.control.fixed import Fixed
 from monge.core.context import DraftPlan
 from monge.core.errors import OptionError
-from monge.core.sampling_rules import SamplingRules
 from monge.draft.model import ModelDrafter
 from monge.engine.batch import Batch
 from monge.engine.clock import measured_by
 from monge.engine.opening import equal_shares
 from monge.engine.result import result_of
-from monge.engine.session import Request, Session
 from monge.testing.decoding import Case, target_law
 from monge.testing.oracle import exact_law, law_error
 from monge.testing.tabular import RandomTable, TabularModel
+from tests.engine.laws import session
 from tests.engine.tiny import network, perturbed, prompts
 
 VOCAB = 3
 CASE = Case(prompt=(0, 1, 2), horizon=2, max_new_tokens=2)
-
-
-def session(request_id, prompt, draws=None, **options):
-    return Session(
-        Request(
-            **{
-                "prompt_ids": prompt,
-                "max_new_tokens": 9,
-                "rules": SamplingRules(),
-                "seed": request_id,
-                "draws": draws,
-            }
-            | options
-        ),
-        request_id,
-        keeps_records=False,
-    )
 
 
 def breaks(token_ids, scores):
@@ -63,7 +43,7 @@ def program(tree, trouble):
         )
         batch = Batch(parts, prefill_chunk=2, isolated=True)
         early, late = session(1, (1, 0)), session(2, (2, 2, 1), processors=trouble)
-        watched = session(0, CASE.prompt, draws, max_new_tokens=2)
+        watched = session(0, CASE.prompt, draws=draws, max_new_tokens=2)
         batch.join([early])
         batch.step()
         batch.join([watched, late])
@@ -109,19 +89,6 @@ def test_prompts_in_pieces_give_the_text_of_whole_ones(family, tree, chunk, draf
         result.token_ids for result in expected
     ]
     assert batch.num_prompt_tokens == sum(len(text) - 1 for text in texts)
-
-
-def test_a_network_that_cannot_take_tokens_back_reads_prompts_whole():
-    import monge
-
-    target = network("llama")
-    whole = monge.load(target, drafter="none")
-    whole.components.target.no_draft_reason = "for the sake of this test"
-    batch = Batch(whole.components, prefill_chunk=2)
-    batch.join(
-        [whole.session(request) for request in whole.requests(prompts((20, 9)), max_new_tokens=3)]
-    )
-    assert len(batch.step()) == 2
 
 
 def test_a_long_prompt_delays_neither_those_who_write_nor_short_prompts():
@@ -172,36 +139,25 @@ def test_a_piece_must_hold_something():
         Batch(parts, prefill_chunk=0)
 
 
-class Noting(ModelDrafter):
-    """Notes for how many requests it is asked for drafts."""
-
-    asked: ClassVar[list[int]] = []
-
-    def draft(self, contexts, states, plans, draws):
-        self.asked.append(len(contexts))
-        return super().draft(contexts, states, plans, draws)
-
-
-def test_a_drafter_is_not_asked_for_plain_rounds():
-    Noting.asked.clear()
+def test_a_drafter_is_not_asked_for_plain_rounds(monkeypatch):
     parts = make_components(
-        TabularModel(RandomTable(VOCAB, 11), VOCAB), TabularModel(RandomTable(VOCAB, 23), VOCAB)
-    )
-    parts = replace(
-        parts,
-        drafter=Noting(model=parts.drafter.model, tree=parts.drafter.tree),
+        TabularModel(RandomTable(VOCAB, 11), VOCAB),
+        TabularModel(RandomTable(VOCAB, 23), VOCAB),
         controller=Fixed(max_depth=1),
     )
+    asked, draft = [], ModelDrafter.draft
+    monkeypatch.setattr(
+        ModelDrafter,
+        "draft",
+        lambda self, contexts, *given: asked.append(len(contexts)) or draft(self, contexts, *given),
+    )
     batch = Batch(parts)
+    plain = {"max_new_tokens": 1}, {"limits": DraftPlan(max_depth=0)}
     batch.join(
-        [
-            session(1, (1, 0)),
-            session(2, (1, 0), max_new_tokens=1),
-            session(3, (2,), limits=DraftPlan(max_depth=0)),
-        ]
+        [session(1, (1, 0)), *(session(2 + i, (1, 0), **one) for i, one in enumerate(plain))]
     )
     batch.step()
-    assert Noting.asked == [1]
+    assert asked == [1]
     batch.close()
 
 

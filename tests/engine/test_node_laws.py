@@ -11,7 +11,6 @@ from monge.core.errors import NonFiniteLogitsError
 from monge.core.sampling_rules import SamplingRules
 from monge.core.tree import fixed_chain
 from monge.engine import sampling
-from monge.engine.processors import Stateless
 from monge.engine.sampling import NodeLaws
 
 TREE = fixed_chain(1, (2, 0, 1), TapeDraws([]))
@@ -42,15 +41,3 @@ def test_a_node_without_a_law_is_an_error_where_somebody_asks_for_it():
     assert laws[0].top(1) == laws[3].top(1) == (0,)
     with pytest.raises(NonFiniteLogitsError, match="1 of 9 are not finite"):
         laws[2]
-
-
-def test_processors_see_each_node_alone():
-    paths = []
-
-    def noting(token_ids, scores):
-        paths.append(tuple(token_ids[0].tolist()))
-        return scores
-
-    laws = laws_of(torch.zeros(4, 9), processors=(Stateless(noting),))
-    assert laws[2].top(1) == (0,)
-    assert paths == [(0, 1, 2, 0)]

@@ -6,16 +6,14 @@ import pytest
 import torch
 
 from monge.backends import parity_check
-from monge.backends.cpu import compiled
 from monge.backends.cpu.compiled import traced_forward
-from monge.backends.cpu.program_cache import FOLDER_VARIABLE
 from monge.backends.cpu.rounded_weights import round_weights
 from monge.backends.parity_check import check_forward, check_module, difference, program_spec
 from monge.backends.traced import UncompiledForward
 from monge.core.errors import BackendError
 from monge.engine.models.forward_program import ForwardOutput, ForwardProgram
 from monge.engine.models.network_facts import OutputLayer
-from tests.engine.compiling import compile_forward, require
+from tests.engine.compiling import require
 from tests.engine.tiny import network
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -76,25 +74,8 @@ def test_rounded_networks(kind, is_small, monkeypatch):
     check_forward(model, trace(model), "traced")
     with pytest.raises(BackendError, match="has other logits than the network"):
         check_forward(model, noisy(trace(model), 0.5), "noisy")
-
-
-def test_large_rounded_networks_may_differ_by_integers(monkeypatch):
-    require("compiled")
-    monkeypatch.setattr(parity_check, "_is_small", lambda _: False)
-    rounded = round_weights(target(), "int8")
-    check_forward(rounded, noisy(trace(rounded), 0.02), "noisy")
-    with pytest.raises(BackendError, match="has other logits than the network"):
-        check_forward(target(), noisy(trace(target()), 0.02), "noisy")
-
-
-def test_packed_maps_count_as_weights(monkeypatch):
-    require("compiled")
-    model = target()
-    num_bytes = 8 * sum(one.numel() for one in model.parameters())
-    monkeypatch.setattr(parity_check, "_MAX_BYTES", num_bytes)
-    assert parity_check._is_small(round_weights(model, "int8"))
-    monkeypatch.setattr(parity_check, "_MAX_BYTES", num_bytes - 1)
-    assert not parity_check._is_small(round_weights(model, "int8"))
+    if not is_small and kind == "int8":  # large ones may differ by integers
+        check_forward(model, noisy(trace(model), 0.02), "noisy")
 
 
 def test_the_mask_is_checked():
@@ -141,31 +122,6 @@ def test_not_a_number_is_refused():
     nan = torch.full((2, 3), float("nan"), dtype=torch.float64)
     for exact in (lambda: [torch.ones(2, 3, dtype=torch.float64)], lambda: None):
         assert difference([nan], [torch.ones(2, 3)], exact, torch.float32, 1e-3) is not None
-
-
-def test_rounding_needs_no_float64_copy():
-    def exact():
-        raise AssertionError("no copy was to be made")
-
-    eager = torch.linspace(-8, 8, 40).repeat(3, 1)
-    assert difference([eager * (1 + 5e-6)], [eager], exact, torch.float32, 1e-3) is None
-
-
-def test_nothing_is_compiled_that_is_refused(monkeypatch, tmp_path):
-    """Compiling takes minutes: a wrong trace is found before."""
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    monkeypatch.setattr(
-        compiled,
-        "UncompiledForward",
-        lambda module, spec: noisy(UncompiledForward(module, spec), 0.5),
-    )
-    monkeypatch.setattr(compiled, "compile_program", None)
-    told = []
-    with pytest.raises(
-        BackendError, match="LlamaForCausalLM, traced, has other logits than the network"
-    ):
-        compile_forward(target(), told.append)
-    assert told == []
 
 
 def test_modules():

@@ -5,16 +5,16 @@ Decoding with them has the law of plain decoding with them.
 
 import pytest
 import torch
+from transformers import RepetitionPenaltyLogitsProcessor
 
 from monge.api import make_components
 from monge.core.errors import OptionError
 from monge.core.model import NodeBlock
 from monge.core.sampling_rules import SamplingRules, law_from_logits
-from monge.engine.batch import decode
-from monge.engine.penalties import CountPenalty, LogitBias, RepetitionPenalty, text_processors
-from monge.engine.session import Request, Session
-from monge.testing.oracle import exact_law, law_error
+from monge.engine.penalties import text_processors
+from monge.testing.oracle import law_error
 from monge.testing.tabular import RandomTable, TabularModel
+from tests.engine.laws import loop_law, plain_law
 
 VOCAB, PROMPT = 3, (1, 2)
 CASES = [
@@ -40,85 +40,62 @@ SETTINGS = {
 }
 
 
-def plain_law(processors, length=2) -> dict[tuple[int, ...], float]:
+def law_of_plain_decoding(processors, length=2):
     """Token by token, each from a fresh reading of the whole text."""
-    laws: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(length):
-        longer = {}
-        for text, weight in laws.items():
-            model = TabularModel(RandomTable(VOCAB, 11), VOCAB)
-            model.open({0: (PROMPT + text)[:-1]})
-            scores = model.extend({0: NodeBlock.chain((PROMPT + text)[-1:])})[0].float()
-            for processor in processors:
-                scores = processor(torch.tensor([PROMPT + text]), scores)
-            law = law_from_logits(scores[0], RULES).sparse()
-            for token, prob in zip(law.token_ids.tolist(), law.probs.tolist(), strict=True):
-                longer[(*text, token)] = weight * prob
-        laws = longer
-    return laws
 
+    def law_after(text):
+        model = TabularModel(RandomTable(VOCAB, 11), VOCAB)
+        model.open({0: (PROMPT + text)[:-1]})
+        scores = model.extend({0: NodeBlock.chain((PROMPT + text)[-1:])})[0].float()
+        for processor in processors:
+            scores = processor(torch.tensor([PROMPT + text]), scores)
+        return law_from_logits(scores[0], RULES)
 
-def decoded(draws, processors, tree, length):
-    """A completion by the real loop."""
-    models = [TabularModel(RandomTable(VOCAB, seed), VOCAB) for seed in (11, 23)]
-    request = Request(
-        prompt_ids=PROMPT,
-        max_new_tokens=length,
-        rules=RULES,
-        seed=0,
-        processors=tuple(processors),
-        draws=draws,
-    )
-    session = Session(request, 0)
-    for _ in decode([session], make_components(*models, tree=tree), max_batch_size=1):
-        pass
-    return session.completion_ids
+    return plain_law(law_after, length)
 
 
 @pytest.mark.parametrize(("name", "tree", "length"), CASES)
 def test_speculation_keeps_the_law(name, tree, length):
     processors = text_processors(len(PROMPT), VOCAB, **SETTINGS[name])
-    written = exact_law(lambda draws: decoded(draws, processors, tree, length))
-    assert law_error(written, plain_law(processors, length)) < 1e-12
+    models = [TabularModel(RandomTable(VOCAB, seed), VOCAB) for seed in (11, 23)]
+    written = loop_law(
+        lambda: make_components(*models, tree=tree),
+        length,
+        PROMPT,
+        max_new_tokens=length,
+        rules=RULES,
+        make_processors=lambda: processors,
+    )
+    assert law_error(written, law_of_plain_decoding(processors, length)) < 1e-12
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_setting_changes_the_law(name):
-    assert (
-        law_error(plain_law(text_processors(len(PROMPT), VOCAB, **SETTINGS[name])), plain_law(()))
-        > 1e-2
-    )
+    processors = text_processors(len(PROMPT), VOCAB, **SETTINGS[name])
+    assert law_error(law_of_plain_decoding(processors), law_of_plain_decoding(())) > 1e-2
+
+
+def penalised(token_ids, scores, num_prompt_tokens=1, **settings):
+    (processor,) = text_processors(num_prompt_tokens, scores.shape[1], **settings)
+    return processor(token_ids, scores)
 
 
 def test_formulas():
-    token_ids, scores = torch.tensor([[0, 1, 2, 2]]), torch.tensor([[2.0, -2.0, 1.0, 4.0]])
-    assert RepetitionPenalty(2.0)(token_ids, scores).tolist() == [[1.0, -4.0, 0.5, 4.0]]
-    counted = CountPenalty(num_prompt_tokens=1, presence=0.5, frequency=0.25)(token_ids, scores)
-    assert counted.tolist() == [[2.0, -2.75, 0.0, 4.0]]
-    assert LogitBias({3: -1, 0: 2.5}, 4)(token_ids, scores).tolist() == [[4.5, -2.0, 1.0, 3.0]]
+    texts, scores = torch.tensor([[0, 1, 2, 2]]), torch.tensor([[2.0, -2.0, 1.0, 4.0]])
+    for settings, expected in (
+        ({"repetition_penalty": 2.0}, [1.0, -4.0, 0.5, 4.0]),
+        ({"presence_penalty": 0.5, "frequency_penalty": 0.25}, [2.0, -2.75, 0.0, 4.0]),
+        ({"logit_bias": {3: -1, 0: 2.5}}, [4.5, -2.0, 1.0, 3.0]),
+    ):
+        assert penalised(texts, scores, **settings).tolist() == [expected]
     assert scores.tolist() == [[2.0, -2.0, 1.0, 4.0]], "the input was changed"
 
 
 def test_repetition_is_that_of_transformers():
-    from transformers import RepetitionPenaltyLogitsProcessor
-
     token_ids, scores = torch.tensor([[0, 4, 4, 2]]), torch.linspace(-2, 3, 6)[None]
     theirs = RepetitionPenaltyLogitsProcessor(1.3)(token_ids, scores.clone())
-    torch.testing.assert_close(RepetitionPenalty(1.3)(token_ids, scores), theirs, rtol=0, atol=0)
-
-
-def test_neutral_values_cost_nothing():
-    assert (
-        text_processors(
-            3,
-            VOCAB,
-            logit_bias={},
-            repetition_penalty=1.0,
-            presence_penalty=0,
-            frequency_penalty=0.0,
-        )
-        == ()
-    )
+    ours = penalised(token_ids, scores, repetition_penalty=1.3)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
 def test_refusals():
@@ -126,9 +103,3 @@ def test_refusals():
         text_processors(1, VOCAB, logit_bias={3: 1.0})
     with pytest.raises(OptionError, match="repetition_penalty must be positive"):
         text_processors(1, VOCAB, repetition_penalty=0.0)
-
-
-def test_a_bias_keeps_no_row_of_the_vocabulary():
-    bias = LogitBias({7: 1.0, 3: -2.0}, 150_000)
-    kept = [getattr(bias, name) for name in bias.__slots__]
-    assert sum(one.numel() for one in kept if isinstance(one, torch.Tensor)) == 4

@@ -1,4 +1,4 @@
-"""Programs are compiled together, after one announcement, and only those that are used."""
+"""Programs of networks are compiled together, after one announcement, and only those that are used."""
 
 import logging
 from contextlib import contextmanager
@@ -7,15 +7,14 @@ import pytest
 import torch
 
 import monge
-from monge.backends.base import Backend
 from monge.backends.cpu.compiled import traced_forward
 from monge.backends.parity_check import program_spec
+from monge.backends.registry import Backend
 from monge.backends.traced import UncompiledForward
 from monge.core.errors import BackendError
 from monge.core.model import NodeBlock
 from monge.engine.models.forward_program import PendingProgram
 from monge.engine.models.hf_tree import HfTreeModel
-from monge.engine.models.network_facts import OutputLayer
 from monge.engine.notices import watched_by
 from tests.engine.tiny import network, perturbed
 
@@ -46,12 +45,12 @@ def refused(*_):
     raise BackendError("no compiler today")
 
 
-def model_of(of, *, make_step=step, make_module=lambda module: module, expected_s=20):
+def model_of(of, *, make_step=step, make_module=lambda module, like: module, expected_s=20):
     return HfTreeModel(
         of,
         Program("step", lambda: make_step(of), expected_s),
         lambda layers: Program("step with states", lambda: make_step(of, *layers), expected_s),
-        lambda module, _: Program("module", lambda: make_module(module), expected_s // 2),
+        make_module,
     )
 
 
@@ -74,47 +73,22 @@ def read(model):
     return model.extend({0: NodeBlock.chain((7,))})[0]
 
 
-def test_one_announcement_for_what_a_head_needs_and_nothing_else(said):
+def test_the_program_that_a_head_needs_is_announced_and_no_other(said):
     model = model_of(target())
     model.watch((model.num_layers,))
-    rows = torch.zeros(1, model.hidden_size)
-    model.module_program(OutputLayer(target()), [rows])
     assert Program.made == []
-    logits = read(model)
-    model.unembed(rows)
-    assert Program.made == ["step with states", "module", "module"]
-    eager = HfTreeModel(target())
-    torch.testing.assert_close(logits, read(eager), atol=5e-5, rtol=0)
-    told, shown = said()
-    what = "for this machine, about {} s in all; kept for later starts"
-    assert told == [
-        f"compiling 2 programs {what.format(30)}",
-        # The output layer was asked for when all was made.
-        f"compiling 1 program {what.format(10)}",
-    ]
-    assert shown == [("compiling 2 programs", 30), ("compiling 1 program", 10)]
-
-
-def test_a_module_that_runs_first_has_all_made(said):
-    model = model_of(target())
-    model.watch((model.num_layers,))
-    model.unembed(torch.zeros(1, model.hidden_size))
-    assert Program.made == ["step with states", "module"]
-    read(model)
-    assert len(said()[0]) == 1
+    torch.testing.assert_close(read(model), read(HfTreeModel(target())), atol=5e-5, rtol=0)
+    assert Program.made == ["step with states"]
+    what = "compiling 1 program for this machine, about 20 s in all; kept for later starts"
+    assert said() == ([what], [("compiling 1 program", 20)])
+    assert model.program.name == UncompiledForward.name
+    assert model.pending is None
 
 
 def test_stored_programs_are_loaded_without_a_word(said):
-    model = model_of(target(), expected_s=0)
-    read(model)
+    read(model_of(target(), expected_s=0))
     assert Program.made == ["step"]
     assert said() == ([], [])
-
-
-def test_who_asks_what_runs_has_it_made(said):
-    model = model_of(target())
-    assert model.program.name == UncompiledForward.name
-    assert model.pending() == ()
 
 
 def test_what_cannot_be_compiled_runs_eagerly(said):
@@ -129,16 +103,16 @@ def test_what_cannot_be_compiled_runs_eagerly(said):
 def test_an_interrupted_program_is_made_by_the_next_call(said):
     interrupts = [KeyboardInterrupt]
 
-    def make(module):
+    def make(of):
         if interrupts:
             raise interrupts.pop()
-        return module
+        return step(of)
 
-    model, rows = model_of(target(), make_module=make), torch.zeros(1, target().config.hidden_size)
+    model = model_of(target(), make_step=make)
     with pytest.raises(KeyboardInterrupt):
-        model.unembed(rows)
-    assert model.unembed(rows).shape == (1, model.vocab_size)
-    assert Program.made == ["step", "module", "module"]
+        read(model)
+    assert read(model).shape == (1, model.vocab_size)
+    assert Program.made == ["step", "step"]
 
 
 def test_loading_a_pair_announces_both_at_once_and_before_the_first_request(said):

@@ -12,10 +12,10 @@ from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.engine.batch import Batch, decode
 from monge.engine.decoder import Decoder
-from monge.engine.processors import OnePath, Stateless, fork, name_of
-from monge.engine.session import Request, Session
+from monge.engine.processors import fork
 from monge.testing.oracle import exact_law, law_error
 from monge.testing.tabular import RandomTable, TabularModel
+from tests.engine.laws import loop_law, plain_law, session
 from tests.exact.test_loop import ENUMERABLE, legal
 
 VOCAB, PROMPT, HORIZON = 3, (2, 1), 2
@@ -106,45 +106,32 @@ def models():
     return TabularModel(RandomTable(VOCAB, 11), VOCAB), TabularModel(RandomTable(VOCAB, 23), VOCAB)
 
 
-def plain_law(make, horizon=HORIZON):
+def law_of_plain_decoding(make):
     """As plain decoding asks: a new processor for every text, once a token."""
-    table, law = RandomTable(VOCAB, 11), {(): 1.0}
-    for _ in range(horizon):
-        longer = {}
-        for text, weight in law.items():
-            processor = make()
-            for length in range(len(text) + 1):
-                whole = PROMPT + text[:length]
-                scores = torch.tensor([table(whole)], dtype=torch.float64).log().float()
-                scores = processor(torch.tensor([whole]), scores)
-            found = law_from_logits(scores[0], SamplingRules()).sparse()
-            for token, prob in zip(found.token_ids.tolist(), found.probs.tolist(), strict=True):
-                longer[(*text, token)] = weight * prob
-        law = longer
-    return law
+    table = RandomTable(VOCAB, 11)
 
+    def law_after(text):
+        processor, scores = make(), torch.empty(0)
+        for length in range(len(text) + 1):
+            whole = PROMPT + text[:length]
+            scores = torch.tensor([table(whole)], dtype=torch.float64).log().float()
+            scores = processor(torch.tensor([whole]), scores)
+        return law_from_logits(scores[0], SamplingRules())
 
-def request(make, draws=None, **options):
-    given = {"prompt_ids": PROMPT, "max_new_tokens": HORIZON + 1, "rules": SamplingRules()}
-    return Request(**given | {"seed": 0, "draws": draws, "processors": (make(),)} | options)
+    return plain_law(law_after, HORIZON)
 
 
 def output_law(make, tree, rule):
-    def run(draws):
-        components = make_components(*models(), tree=tree, verifier=rule)
-        session = Session(request(make, draws), 0)
-        for _ in decode([session], components, max_batch_size=1):
-            if session.num_generated >= HORIZON:
-                break
-        return session.completion_ids[:HORIZON]
+    def parts():
+        return make_components(*models(), tree=tree, verifier=rule)
 
-    return exact_law(run)
+    return loop_law(parts, HORIZON, PROMPT, make_processors=lambda: (make(),))
 
 
 @pytest.mark.parametrize(("tree", "rule"), sorted(LOOPS))
 def test_exact_law(tree, rule):
     make = Counter if rule == "multipath_block" else Grammar
-    assert law_error(output_law(make, tree, rule), plain_law(make)) < 1e-12
+    assert law_error(output_law(make, tree, rule), law_of_plain_decoding(make)) < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -153,11 +140,15 @@ def test_exact_law(tree, rule):
     ids=["object", "closure", "method", "partial"],
 )
 def test_exact_law_of_other_kinds(make):
-    assert law_error(output_law(make, "chain(2)", "single_draft"), plain_law(make)) < 1e-12
+    assert (
+        law_error(output_law(make, "chain(2)", "single_draft"), law_of_plain_decoding(make)) < 1e-12
+    )
 
 
 def test_a_state_that_all_paths_share_is_seen():
-    assert law_error(output_law(Shared, TREES[0], "traversal"), plain_law(Counter)) > 1e-2
+    assert (
+        law_error(output_law(Shared, TREES[0], "traversal"), law_of_plain_decoding(Counter)) > 1e-2
+    )
 
 
 class Faulty:
@@ -175,8 +166,8 @@ def test_a_stage_that_runs_again_asks_no_token_twice(make):
     def run(draws):
         components = make_components(*models(), tree="chain(2)")
         batch = Batch(components, isolated=True)
-        watched = Session(request(make, draws), 0)
-        faulty = Session(request(Faulty, seed=3), 1)
+        watched = session(0, PROMPT, draws=draws, processors=(make(),), max_new_tokens=3)
+        faulty = session(1, PROMPT, processors=(Faulty(),), seed=3, max_new_tokens=3)
         batch.join([watched, faulty])
         while watched.finish_reason is None:
             batch.step()
@@ -185,7 +176,7 @@ def test_a_stage_that_runs_again_asks_no_token_twice(make):
         batch.close()
         return watched.completion_ids[:HORIZON]
 
-    assert law_error(exact_law(run), plain_law(Grammar)) < 1e-12
+    assert law_error(exact_law(run), law_of_plain_decoding(Grammar)) < 1e-12
 
 
 def test_sampled_texts_keep_to_a_grammar():
@@ -202,32 +193,18 @@ def test_sampled_texts_keep_to_a_grammar():
 class TestWhatCannotBeCopied:
     def test_is_decoded_plainly_and_says_so(self):
         def run(draws):
-            session = Session(request(Locked, draws), 7)
-            for _ in decode([session], make_components(*models()), max_batch_size=1):
-                assert session.records[-1].num_nodes == 0
-            return session.completion_ids[:HORIZON]
+            one = session(7, PROMPT, draws=draws, processors=(Locked(),), max_new_tokens=3)
+            for _ in decode([one], make_components(*models()), max_batch_size=1):
+                assert one.records[-1].num_nodes == 0
+            return one.completion_ids[:HORIZON]
 
         with pytest.warns(UserWarning, match="request 7: the processor Locked cannot be copied"):
-            assert law_error(exact_law(run), plain_law(Grammar)) < 1e-12
+            assert law_error(exact_law(run), law_of_plain_decoding(Grammar)) < 1e-12
 
     def test_is_refused_for_several_texts(self):
         decoder = Decoder(make_components(*models()))
         with pytest.raises(OptionError, match="processor Locked: several texts need a copy each"):
             decoder.generate([PROMPT, PROMPT], max_new_tokens=2, processors=[Locked()])
-
-    def test_its_error_is_that_of_the_first_time(self):
-        asked = []
-
-        class Once(Locked):
-            def __call__(self, token_ids, scores):
-                asked.append(token_ids)
-                raise KeyError("not in the grammar")
-
-        processor = OnePath(Once())
-        for _ in range(2):
-            with pytest.raises(KeyError, match="not in the grammar"):
-                processor(torch.tensor([[1]]), torch.zeros(1, VOCAB))
-        assert len(asked) == 1
 
 
 @pytest.mark.parametrize(
@@ -250,14 +227,13 @@ def test_scores_of_another_shape_are_refused_by_name(answer, got):
 
 class TestFork:
     def test_functions_go_on_sharing_a_variable_with_each_other_only(self):
-        count = 0
+        count = [0]
 
         def add():
-            nonlocal count
-            count += 1
+            count[0] += 1
 
         def read():
-            return count
+            return count[0]
 
         first, second = fork((add, read))
         first()
@@ -302,11 +278,3 @@ class TestFork:
     def test_what_cannot_be_copied_raises(self, part):
         with pytest.raises(TypeError):
             fork({"state": [part]})
-
-    def test_a_function_without_anything_of_its_own_is_itself(self):
-        assert fork(plain_law) is not None
-        assert fork(models) is models
-
-    def test_names(self):
-        assert name_of(OnePath(Stateless(Grammar()))) == "Grammar"
-        assert name_of(Part().apply) == "Part.apply"

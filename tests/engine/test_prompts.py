@@ -19,9 +19,10 @@ from monge.engine.components import Components
 from monge.engine.logprobs import LogprobOptions, TokenLogprob
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.opening import Prefill
-from monge.engine.session import Request, Session
+from monge.engine.session import Session
 from monge.loading.networks import as_sequence_model, load_network
 from monge.testing.tabular import RandomTable, TabularModel
+from tests.engine.laws import session
 from tests.engine.tiny import COMMON, STATEFUL, network, prompts, seeded
 
 VOCAB = 4
@@ -39,24 +40,15 @@ class Asks(Fixed, PromptReader):
 def profiles_of(target, *profiles: PromptProfile, chunk: int | None = None) -> list[PromptProfile]:
     components = make_components(target, drafter="none", controller=Asks())
     sessions = [
-        Session(
-            Request(
-                prompt_ids=profile.token_ids,
-                max_new_tokens=9,
-                rules=SamplingRules(),
-                seed=0,
-                profile=profile,
-            ),
-            request_id=number,
-        )
+        session(number, profile.token_ids, profile=profile)
         for number, profile in enumerate(profiles)
     ]
     prefill = Prefill(components)
-    for session in sessions:
-        prefill.join(session)
+    for one in sessions:
+        prefill.join(one)
     while len(prefill):
         prefill.read(chunk)
-    return [session.controller_state for session in sessions]
+    return [one.controller_state for one in sessions]
 
 
 @pytest.mark.parametrize("chunk", [None, 7])
@@ -142,23 +134,19 @@ def test_log_probabilities_of_prompts_are_those_of_a_plain_forward_however_they_
     )
     found: list[list[tuple[TokenLogprob, ...]]] = []
     for chunk in (None, 1, 3, 1000):
+        wanted = LogprobOptions(num_top=2, source="raw")
         sessions = [
-            Session(
-                Request(
-                    prompt_ids=ids,
-                    max_new_tokens=2,
-                    rules=SamplingRules(temperature=0.0),
-                    seed=0,
-                    prompt_logprobs=None
-                    if number == 3
-                    else LogprobOptions(num_top=2, source="raw"),
-                ),
-                request_id=number,
+            session(
+                number,
+                ids,
+                max_new_tokens=2,
+                rules=SamplingRules(temperature=0.0),
+                prompt_logprobs=None if number == 3 else wanted,
             )
             for number, ids in enumerate(texts)
         ]
         decode_all(sessions, components, chunk)
-        found.append([session.prompt_logprobs for session in sessions])
+        found.append([one.prompt_logprobs for one in sessions])
     for number, ids in enumerate(texts):
         if kind == "table":
             expected = [math.log(made.table(ids[:end])[ids[end]]) for end in range(1, len(ids))]

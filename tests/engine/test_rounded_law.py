@@ -14,12 +14,11 @@ import torch
 from monge.api import make_components
 from monge.backends.cpu.rounded_weights import round_weights
 from monge.core.sampling_rules import SamplingRules, law_from_logits
-from monge.engine.batch import decode
-from monge.engine.session import Request, Session
 from monge.loading.networks import as_sequence_model
-from monge.testing.oracle import exact_law, law_error
+from monge.testing.oracle import law_error
 from monge.testing.tabular import RandomTable, TabularModel
 from tests.engine.compiling import require, shared_programs
+from tests.engine.laws import loop_law, plain_law
 from tests.engine.tiny import network
 from tests.kit.known_bad import FirstRatioForAll, TargetAfterRejection
 
@@ -125,31 +124,20 @@ def targets(tmp_path_factory):
 def output_law(target, tree, verifier):
     draft = TabularModel(TwoTokens(), VOCAB)
     parts = make_components(target, draft, tree=tree, verifier=verifier, controller="fixed")
-
-    def program(draws):
-        request = Request(
-            prompt_ids=PROMPT, max_new_tokens=HORIZON + 1, rules=RULES, seed=0, draws=draws
-        )
-        session = Session(request, 0)
-        for _ in decode([session], parts, max_batch_size=1):
-            if session.num_generated >= HORIZON:
-                break
-        return session.completion_ids[:HORIZON]
-
-    return exact_law(program)
+    return loop_law(lambda: parts, HORIZON, PROMPT, rules=RULES)
 
 
-def plain_law(logits_after):
-    """The product of the laws of logits."""
-    laws = {(): 1.0}
-    for _ in range(HORIZON):
-        longer = {}
-        for text, weight in laws.items():
-            law = law_from_logits(logits_after(PROMPT + text), RULES).sparse()
-            for token, prob in zip(law.token_ids.tolist(), law.probs.tolist(), strict=True):
-                longer[(*text, token)] = weight * prob
-        laws = longer
-    return laws
+def law_of_logits(logits_after):
+    """The law of plain decoding from the logits after every text."""
+    return plain_law(lambda text: law_from_logits(logits_after(PROMPT + text), RULES), HORIZON)
+
+
+def logits_of(network):
+    def logits_after(text):
+        with torch.inference_mode():
+            return network(torch.tensor([text])).logits[0, -1]
+
+    return logits_after
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -173,17 +161,14 @@ def test_the_law_is_that_of_the_rounded_network(targets, kind, tree, verifier):
     target = FirstLogits(model)
     output = output_law(target, tree, verifier)
     assert len(output) == VOCAB**HORIZON
-    assert law_error(output, plain_law(target.given.__getitem__)) < EXACT
+    assert law_error(output, law_of_logits(target.given.__getitem__)) < EXACT
 
-    def eager(text):
-        with torch.inference_mode():
-            return rounded(torch.tensor([text])).logits[0, -1]
-
+    eager = logits_of(rounded)
     gap = max(float((kept - eager(text)).abs().max()) for text, kept in target.given.items())
     assert max(gap, target.gap) < BEYOND_ROUNDING
     # A logit that moves by d moves a probability by a factor of at most exp(2 d / temperature).
     largest = math.expm1(2 * HORIZON * gap / RULES.temperature)
-    assert law_error(output, plain_law(eager)) <= largest + EXACT
+    assert law_error(output, law_of_logits(eager)) <= largest + EXACT
 
 
 @pytest.mark.parametrize(
@@ -192,16 +177,11 @@ def test_the_law_is_that_of_the_rounded_network(targets, kind, tree, verifier):
 def test_a_wrong_rule_is_seen(targets, tree, wrong):
     target = FirstLogits(targets("int8")[0])
     output = output_law(target, tree, wrong)
-    assert law_error(output, plain_law(target.given.__getitem__)) > BEYOND_ROUNDING
+    assert law_error(output, law_of_logits(target.given.__getitem__)) > BEYOND_ROUNDING
 
 
 def test_the_law_of_exact_weights_is_another(targets):
     target = FirstLogits(targets("int8")[0])
     output = output_law(target, CHAIN, "block")
     exact = network("llama", "sdpa", vocab_size=VOCAB, num_hidden_layers=1)
-
-    def eager(text):
-        with torch.inference_mode():
-            return exact(torch.tensor([text])).logits[0, -1]
-
-    assert law_error(output, plain_law(eager)) > 1e-5
+    assert law_error(output, law_of_logits(logits_of(exact))) > 1e-5

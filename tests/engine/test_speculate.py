@@ -35,8 +35,7 @@ def both(rows=ROWS, *, fresh=dict, speculative=None, **settings):
         **settings,
         **fresh(),
         custom_generate=monge.speculate,
-        draft_model=perturbed(target),
-        **(speculative or {}),
+        **({"draft_model": perturbed(target)} | (speculative or {})),
     )
     return plain, ours
 
@@ -51,27 +50,25 @@ def token_after(row, index):
     )
 
 
-@pytest.mark.parametrize("tree", ["chain(4)", "fixed_width((3, 2))", "best_first", None])
-def test_trees(tree):
-    plain, ours = both(repetition_penalty=1.2, speculative={"tree": tree})
-    assert torch.equal(ours, plain)
-
-
 @pytest.mark.parametrize(
-    "settings", [{"drafter": "ngram(num_draft_tokens=4)"}, {"drafter": "none"}, {}]
+    "speculative",
+    [
+        *({"tree": tree} for tree in ("chain(4)", "fixed_width((3, 2))", "best_first", None)),
+        {
+            "draft_temperature": 0.7,
+            "draft_top_k": 5,
+            "tree": "fixed_width((2, 2))",
+            "verifier": "target_walk",
+        },
+        {"controller": "goodput"},
+        {"draft_model": None, "drafter": "ngram(num_draft_tokens=4)"},
+        {"draft_model": None, "drafter": "none"},
+        {"draft_model": None},
+    ],
+    ids=str,
 )
-def test_without_a_draft_model(settings):
-    target = network("llama")
-    inputs = {**padded(ROWS), "do_sample": False, "max_new_tokens": NUM_TOKENS}
-    assert torch.equal(
-        target.generate(**inputs, custom_generate=monge.speculate, **settings),
-        target.generate(**inputs),
-    )
-
-
-def test_draft_law_and_verifier_are_taken():
-    draft = {"draft_temperature": 0.7, "draft_top_k": 5, "tree": "fixed_width((2, 2))"}
-    plain, ours = both(speculative={**draft, "verifier": "target_walk"})
+def test_parts(speculative):
+    plain, ours = both(repetition_penalty=1.2, speculative=speculative)
     assert torch.equal(ours, plain)
 
 
@@ -113,22 +110,19 @@ def test_end_of_text_inside_a_block(rows, index):
     assert plain.shape[1] < max(map(len, rows)) + NUM_TOKENS or len(rows) > 1
 
 
-@pytest.mark.parametrize("max_new_tokens", [1, 2, 3, 5])
-def test_maximal_length_inside_a_block(max_new_tokens):
-    plain, ours = both(max_new_tokens=max_new_tokens)
+@pytest.mark.parametrize(
+    ("settings", "length"),
+    [
+        *(({"max_new_tokens": count}, 11 + count) for count in (1, 2, 3, 5)),
+        ({"max_new_tokens": None, "max_length": 19}, 19),  # counts the padded prompt
+        ({"max_time": 1e-9}, 12),  # the first look at the clock stops all rows
+    ],
+    ids=str,
+)
+def test_maximal_length_and_time(settings, length):
+    plain, ours = both(**settings)
     assert torch.equal(ours, plain)
-
-
-def test_max_length_counts_the_padded_prompt():
-    plain, ours = both(max_new_tokens=None, max_length=19)
-    assert torch.equal(ours, plain)
-    assert ours.shape[1] <= 19
-
-
-def test_maximal_time():
-    plain, ours = both(max_time=1e-9)
-    assert torch.equal(ours, plain)
-    assert ours.shape[1] == 12, "the first look at the clock was to stop all rows"
+    assert ours.shape[1] <= length
 
 
 def test_return_dict():
@@ -252,8 +246,6 @@ def letter_tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
-def test_controllers_decide():
-    plain, ours = both(speculative={"controller": "goodput"})
-    assert torch.equal(plain, ours)
+def test_an_unknown_controller_is_refused():
     with pytest.raises(OptionError, match="did you mean 'goodput'"):
         both(speculative={"controller": "goodputt"})

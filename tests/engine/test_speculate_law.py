@@ -13,12 +13,11 @@ from scipy import stats
 
 import monge
 from monge.api import make_components
-from monge.core.sampling_rules import SamplingRules
-from monge.engine.batch import decode
-from monge.engine.session import Request, Session
+from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.loading.networks import as_sequence_model
 from monge.plugins.transformers_processors import draft_rules, row_processors
-from monge.testing.oracle import exact_law, law_error
+from monge.testing.oracle import law_error
+from tests.engine.laws import loop_law, plain_law
 from tests.engine.tiny import network, perturbed
 
 VOCAB = 6
@@ -78,23 +77,17 @@ def processors_of(settings):
     return made[0]
 
 
-def plain_law(settings, horizon):
+def law_of_plain_forwards(settings, horizon):
     """Law of the next tokens by plain forwards, the padding seen by the processors as in `generate`."""
     processors = processors_of(settings)
-    law = {(): 1.0}
-    for _ in range(horizon):
-        longer = {}
-        for text, weight in law.items():
-            with torch.inference_mode():
-                logits = target()(torch.tensor([PROMPT + text])).logits[:, -1]
-            probs = torch.softmax(
-                processors(torch.tensor([PAD_LEFT + PROMPT + text]), logits).double(), -1
-            )[0]
-            longer |= {
-                (*text, token): weight * float(prob) for token, prob in enumerate(probs) if prob > 0
-            }
-        law = longer
-    return law
+
+    def law_after(text):
+        with torch.inference_mode():
+            logits = target()(torch.tensor([PROMPT + text])).logits[:, -1]
+        scores = processors(torch.tensor([PAD_LEFT + PROMPT + text]), logits)
+        return law_from_logits(scores[0], SamplingRules())
+
+    return plain_law(law_after, horizon)
 
 
 def marginal(law, place):
@@ -117,21 +110,14 @@ def test_exact_law_of_two_tokens(case, tree):
     verifier = "rrs" if "iid" in tree else None
     parts = make_components(model, draft, tree=tree, verifier=verifier)
 
-    def program(draws):
-        request = Request(
-            prompt_ids=PROMPT,
-            max_new_tokens=2,
-            rules=SamplingRules(),
-            seed=0,
-            processors=row_processors(processors, 0, 1, torch.tensor([PAD_LEFT])),
-            draws=draws,
-        )
-        session = Session(request, request_id=0)
-        for _ in decode([session], parts, max_batch_size=1):
-            pass
-        return session.completion_ids
-
-    assert law_error(exact_law(program, max_runs=6000), plain_law(settings, 2)) < ROUNDING
+    found = loop_law(
+        lambda: parts,
+        2,
+        PROMPT,
+        max_new_tokens=2,
+        make_processors=lambda: row_processors(processors, 0, 1, torch.tensor([PAD_LEFT])),
+    )
+    assert law_error(found, law_of_plain_forwards(settings, 2)) < ROUNDING
 
 
 def samples(settings, num_samples, seed, **options):
@@ -164,25 +150,8 @@ def pooled(law, num_samples):
     return [frozenset({text}) for text in law if text not in rare] + ([rare] if rare else [])
 
 
-def power(law, other, num_samples):
-    """Probability that the joint test rejects samples of `other`.
-
-    By an impossible outcome or, without one, by chi-square.
-    """
-    possible = math.fsum(other.get(text, 0.0) for text in law)
-    classes = pooled(law, num_samples)
-    expected = [math.fsum(law[text] for text in members) for members in classes]
-    actual = [math.fsum(other.get(text, 0.0) for text in members) / possible for members in classes]
-    distance = math.fsum((b - a) ** 2 / a for a, b in zip(expected, actual, strict=True))
-    critical = stats.chi2.isf(ALPHA, len(classes) - 1)
-    accepted = possible**num_samples * stats.ncx2.cdf(
-        critical, len(classes) - 1, num_samples * distance
-    )
-    return 1.0 - float(accepted)
-
-
 def check(case, num_samples, **options):
-    law = plain_law(CASES[case], HORIZON)
+    law = law_of_plain_forwards(CASES[case], HORIZON)
     found = samples(CASES[case], num_samples, seed=21, **options)
     values = [p_value(found, law)]
     for place in range(HORIZON):
@@ -205,21 +174,6 @@ def test_law_of_three_tokens(case):
 @pytest.mark.parametrize("case", CASES)
 def test_law_of_three_tokens_with_many_samples(case, tree):
     check(case, 5000, tree=tree)
-
-
-@pytest.mark.parametrize(("num_samples", "share"), [(400, 1.0), (5000, 0.3)])
-@pytest.mark.parametrize(
-    ("case", "wrong_case"),
-    [("plain", "temperature"), ("plain", "penalty"), ("all", "plain"), ("penalty", "plain")],
-)
-def test_power(case, wrong_case, num_samples, share):
-    """Samples that ignore a processor, in this share of the texts, are rejected with probability 0.99."""
-    law, wrong = plain_law(CASES[case], HORIZON), plain_law(CASES[wrong_case], HORIZON)
-    mixed = {
-        text: (1 - share) * law.get(text, 0.0) + share * wrong.get(text, 0.0)
-        for text in law | wrong
-    }
-    assert power(law, mixed, num_samples) > 0.99
 
 
 def test_draft_law_takes_the_warpers_that_both_libraries_have():

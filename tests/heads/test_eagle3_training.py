@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import monge
-from monge.backends.base import Backend
 from monge.backends.cpu.packed_linear import PackedLinear, pack_linears
+from monge.backends.registry import Backend
 from monge.core.errors import OptionError, UnsupportedModelError
 from monge.core.model import NodeBlock
 from monge.draft import eagle as eagle_run

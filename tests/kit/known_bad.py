@@ -19,6 +19,7 @@ from monge.core.tree import GrowingTree, TokenTree
 from monge.core.verdict import Verdict
 from monge.draft.tree.base import TreeBuilder, TreeLimits
 from monge.verify.base import NodeRule, Verifier, Walk
+from monge.verify.block import Block
 from monge.verify.rrs import Rrs
 from tests.kit.banks import OfIid
 
@@ -130,6 +131,45 @@ class BonusFromParent(Verifier):
             parent = tree.parents[verdict.path[-1]]
             return replace(verdict, next_token=draws.categorical(target_laws[parent]))
         return verdict
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLevelResidual(Verifier):
+    """Block acceptance with the residual of the token-level rule.
+
+    The first version of an engine's block verification.
+    """
+
+    accepts = Block.accepts
+    max_width = 1
+
+    def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
+        verdict = Block().verify(tree, target_laws, draws)
+        node = verdict.num_accepted
+        proposal = tree.proposals[node]
+        if verdict.next_kind == "bonus" or not isinstance(proposal, Iid):
+            return verdict
+        return replace(
+            verdict, next_token=draws.categorical(residual(target_laws[node], proposal.law))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BonusLeftOut(Verifier):
+    """No token after a wholly accepted chain, whose last token stands in for it.
+
+    Exact, and a token shorter.
+    """
+
+    accepts = Block.accepts
+    max_width = 1
+
+    def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
+        verdict = Block().verify(tree, target_laws, draws)
+        if verdict.next_kind != "bonus" or not verdict.path:
+            return verdict
+        *path, last = verdict.path
+        return replace(verdict, path=tuple(path), next_token=tree.token_ids[last])
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,15 +73,7 @@ class Engine(Protocol):
     def generate(
         self, prompt: Text, rules: SamplingRules, max_tokens: int, draws: Draws, *, num_at_once: int
     ) -> list[int]:
-        """Tokens after a prompt, up to an end of text or `max_tokens`.
-
-        Args:
-            prompt: The prompt.
-            rules: Sampling rules.
-            max_tokens: Most tokens.
-            draws: Randomness of this request.
-            num_at_once: Requests in work, this one included.
-        """
+        """Tokens after a prompt, up to an end of text or `max_tokens`; `num_at_once` requests are in work."""
         ...
 
 

@@ -57,13 +57,8 @@ class ToyServer:
         by_id: bool = False,
         table: ToyTable = TARGET,
     ) -> None:
-        self._engine, self._seed, self._latency_s, self._chunks, self._refused = (
-            engine,
-            seed,
-            latency_s,
-            chunks,
-            num_refused,
-        )
+        self._engine, self._seed, self._latency_s = engine, seed, latency_s
+        self._chunks, self._refused = chunks, num_refused
         self._logprobs, self._by_id, self._table = logprobs, by_id, table
         self._num_at_once, self.num_requests = 0, 0
 

@@ -23,7 +23,7 @@ from monge.verify.single_draft import SingleDraft
 from monge.verify.spechub import SpecHub
 from monge.verify.traversal import Traversal
 from tests.kit.banks import bank, certain_bank, near_bank
-from tests.kit.known_bad_blocks import BonusLeftOut, TokenLevelResidual
+from tests.kit.known_bad import BonusLeftOut, TokenLevelResidual
 from tests.kit.known_bad_nodes import (
     HARMLESS_NODES,
     KNOWN_BAD_NODES,

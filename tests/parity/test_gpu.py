@@ -77,7 +77,7 @@ def test_sampling_is_reproducible():
 @pytest.mark.parametrize("name", ["llama", "mistral_window", "gemma3", "gpt2"])
 def test_captured_node_logits(name):
     own = on_gpu(network(name, "sdpa"))
-    step = capture_forward(own, GraphCapture(own.device), print)
+    step = capture_forward(own, GraphCapture(own.device))
     growth = RandomGrowth(own, ROWS[:3], seed=2, reference=network(name), step=step)
     assert max(growth.round(compare=True) for _ in range(6)) < LARGEST_DIFFERENCE
 

@@ -191,7 +191,7 @@ class Recorder:
 
     def sessions(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> list[Session]:
         """Return recorded sessions; arguments and errors as for `Decoder.sessions` and `recorded`."""
-        requests = self.decoder.requests_of(prompts, **options)
+        requests = self.decoder.requests(prompts, **options)
         made = [self.decoder.session(self.recorded(request)) for request in requests]
         self._sessions += made
         return made
@@ -225,7 +225,7 @@ class Recorder:
             return PLAIN
         if not request.adaptive:
             return "fixed"
-        return part_text(CONTROLLERS, self._parts.planner(request.controller).controller)
+        return part_text(CONTROLLERS, self._parts.controller_for(request.controller))
 
     def _request(self, session: Session, arrays: Arrays) -> dict[str, Any]:
         request = session.request

@@ -92,7 +92,7 @@ class Redrafter:
 
         error: Exception | None = None
         try:
-            tape.draft_length = components.draft_length
+            tape.draft_length = components.capabilities.max_length
             tape.session = Decoder(components).session(asked)
             for session in decode([tape.session], components, max_batch_size=1):
                 error = session.error

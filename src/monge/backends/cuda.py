@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from monge.backends.base import Notify
 from monge.backends.parity_check import (
     as_backend_error,
     check_forward,
@@ -23,6 +22,7 @@ from monge.core.errors import BackendError
 from monge.core.model import Forward
 from monge.engine.models.forward_program import ForwardOutput, ForwardProgram, ProgramSpec
 from monge.engine.models.tree_cache import TreeCache
+from monge.engine.notices import notify
 
 WIDTHS: Final = (1, 2, 4, 8, 16, 32, 64)
 """Nodes a row for which graphs are captured."""
@@ -95,11 +95,6 @@ class CudaGraphForward(ForwardProgram):
 
     A graph attends to all columns of the cache, because shapes are fixed; the mask hides unused
     columns. When the cache moves to other memory, graphs are captured anew.
-
-    Args:
-        module: The traced step.
-        spec: Shapes of inputs and outputs.
-        capture: Captures work on the network's device.
     """
 
     name = "cuda_graph"
@@ -165,12 +160,7 @@ class CudaGraphForward(ForwardProgram):
 
 
 class ModuleGraph:
-    """A small module beside a network, with one CUDA graph for each number of rows of `WIDTHS`, captured at first use.
-
-    Args:
-        module: Maps matrices with one row per node to others; see `ModuleHost.module_program`.
-        capture: Captures work on its device.
-    """
+    """A small module beside a network, with one CUDA graph for each number of rows of `WIDTHS`, captured at first use."""
 
     def __init__(self, module: torch.nn.Module, capture: Capture) -> None:
         self._module, self._capture = module, capture
@@ -209,14 +199,13 @@ def capture_module(capture: Capture, module: torch.nn.Module, like: Sequence[Ten
 
 
 def capture_forward(
-    network: PreTrainedModel, capture: Capture, notify: Notify, layers: tuple[int, ...] = ()
+    network: PreTrainedModel, capture: Capture, layers: tuple[int, ...] = ()
 ) -> CudaGraphForward:
     """Make the forward of a network whose graphs are captured while decoding, and check it against the network.
 
     Args:
         network: A network in evaluation mode.
         capture: Captures work on its device.
-        notify: Receives messages about slow work.
         layers: Hidden states that come with the logits.
 
     Raises:

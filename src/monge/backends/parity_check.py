@@ -59,12 +59,7 @@ def program_spec(network: PreTrainedModel, layers: tuple[int, ...] = ()) -> Prog
 
 
 def program_obstacle(network: PreTrainedModel, done: str) -> str | None:
-    """Return the reason why a network's forward cannot be replaced, if that is known before trying.
-
-    Args:
-        network: The network.
-        done: Participle for messages: "compiled".
-    """
+    """Return the reason why a network's forward cannot be replaced, if that is known before trying."""
     if (reason := no_tree_reason(network)) is not None:
         return f"{reason}; only networks that read trees are {done}"
     if (reason := no_copy_reason(network)) is not None:
@@ -94,11 +89,6 @@ def as_backend_error(what: str) -> Iterator[None]:
 
 def check_forward(network: PreTrainedModel, step: ForwardProgram, how: str) -> None:
     """Compare a step with its network on small trees, chains and prompts.
-
-    Args:
-        network: The network.
-        step: The step.
-        how: Participle for messages: "compiled".
 
     Raises:
         BackendError: If logits or hidden states differ by more than rounding.

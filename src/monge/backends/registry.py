@@ -1,13 +1,13 @@
-"""The backends by name."""
+"""The interface of backends, and the backends by name."""
 
 import warnings
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import ClassVar, Final
 
 from transformers import PreTrainedModel
 
-from monge.backends.base import Backend
 from monge.core.errors import BackendError
 from monge.core.model import SequenceModel
 from monge.core.registry import Registry
@@ -15,7 +15,24 @@ from monge.engine.models.forward_program import SourceWeights
 from monge.engine.models.hf_chain import HfChainModel
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.models.network_facts import no_tree_reason
-from monge.engine.notices import notify
+
+
+class Backend(ABC):
+    """Runs networks.
+
+    Attributes:
+        reads_shards: True if it runs networks whose weights lie in several processes.
+    """
+
+    reads_shards: ClassVar[bool] = False
+
+    @abstractmethod
+    def sequence_model(self, network: PreTrainedModel) -> SequenceModel:
+        """Return the model of a network: one that reads trees if it can, chains otherwise.
+
+        Args:
+            network: A causal language model in evaluation mode.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +87,17 @@ class Compiled(Backend):
 
     def _on_cpu(self, network: PreTrainedModel) -> HfTreeModel:
         # The compiler is slow to import.
-        from monge.backends.cpu.compiled import PendingForward, PendingModule
+        from monge.backends.cpu.compiled import PendingForward, compile_module
         from monge.backends.cpu.packed_linear import pack_draft_module
 
-        make_step = partial(PendingForward, network, notify)
-        return HfTreeModel(
-            network, make_step(), make_step, partial(PendingModule, notify), pack_draft_module
-        )
+        make_step = partial(PendingForward, network)
+        return HfTreeModel(network, make_step(), make_step, compile_module, pack_draft_module)
 
     def _on_gpu(self, network: PreTrainedModel) -> HfTreeModel:
         from monge.backends.cuda import GraphCapture, capture_forward, capture_module
 
         capture = GraphCapture(network.device)
-        make_step = partial(capture_forward, network, capture, notify)
+        make_step = partial(capture_forward, network, capture)
         return HfTreeModel(network, make_step(), make_step, partial(capture_module, capture))
 
 

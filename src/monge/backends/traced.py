@@ -1,7 +1,7 @@
 """A network's forward as one traceable module, compiled on the CPU and captured on the GPU."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -28,7 +28,6 @@ class TracedForward(torch.nn.Module):
 
     Args:
         network: The network; it is left as it is.
-        spec: Shape of the inputs.
         adapt: Changes the copy for a device; heads that share keys are grouped by default.
     """
 
@@ -83,10 +82,6 @@ class TracedForward(torch.nn.Module):
         )
         return output.logits, *(output.hidden_states[layer] for layer in self._layers)
 
-    def tensors(self) -> Mapping[str, Tensor]:
-        """Return weights and buffers by name."""
-        return tensors_of(self)
-
 
 def tensors_of(module: torch.nn.Module) -> dict[str, Tensor]:
     """Return the weights and buffers of a module by name."""
@@ -95,12 +90,7 @@ def tensors_of(module: torch.nn.Module) -> dict[str, Tensor]:
 
 
 class UncompiledForward(ForwardProgram):
-    """A traced step that runs as it is.
-
-    Args:
-        module: The traced step.
-        spec: Shapes of inputs and outputs.
-    """
+    """A traced step that runs as it is."""
 
     name = "uncompiled"
 
@@ -185,13 +175,7 @@ def export_forward(step: TracedForward, spec: ProgramSpec) -> ExportedProgram:
 def export_module(
     module: torch.nn.Module, inputs: tuple[Any, ...], shapes: tuple[Any, ...]
 ) -> ExportedProgram:
-    """Trace a module.
-
-    Args:
-        module: The module.
-        inputs: Its inputs.
-        shapes: Their variable sizes.
-    """
+    """Trace a module."""
     # Size-oblivious: otherwise a size of one would be a program of its own.
     with torch.no_grad(), _tracing.patch(backed_size_oblivious=True):
         return torch.export.export(module, inputs, dynamic_shapes=shapes, strict=False)

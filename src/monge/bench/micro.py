@@ -23,7 +23,7 @@ from monge.bench.statistics import Summary, paired_ratios
 from monge.core.errors import BackendError, OptionError
 from monge.core.model import NodeBlock, SequenceModel
 from monge.core.words import counted
-from monge.engine.models.forward_program import make_programs
+from monge.engine.models.hf_tree import make_programs
 from monge.loading.networks import as_sequence_model
 from monge.options import MEASURING, option
 

@@ -11,7 +11,7 @@ from monge.api import built_in, check_draft_backend, one_or_several
 from monge.core.errors import OptionError
 from monge.core.model import SequenceModel
 from monge.draft.by_name import head_drafter, with_head
-from monge.engine.models.forward_program import make_programs
+from monge.engine.models.hf_tree import make_programs
 from monge.loading.networks import as_draft_model, as_sequence_model, load_network, load_tokenizer
 
 

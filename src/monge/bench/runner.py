@@ -14,7 +14,7 @@ from monge.core.errors import MongeError, OptionError, unknown_name
 from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import StepRecord
 from monge.engine.clock import measured_by
-from monge.engine.garbage import settle_objects
+from monge.engine.process import settle_objects
 from monge.options import MEASURING, option
 
 OnCall = Callable[..., None]

@@ -28,9 +28,8 @@ from monge.core.errors import OptionError
 from monge.core.words import counted
 from monge.engine.batch import decode
 from monge.engine.decoder import Decoder, piece_of
-from monge.engine.result import GenerationStats
+from monge.engine.result import GenerationStats, rounds_of
 from monge.engine.session import Session
-from monge.engine.trace import rounds_of
 from monge.options import OUTPUT, LoadOptions, SamplingOptions, changed
 from monge.prompts import Prompt, as_message, read_prompts, written
 
@@ -157,7 +156,7 @@ def loaded(load: LoadOptions, *, tensor_parallel: bool = False) -> Iterator[Deco
 def say_parts(decoder: Decoder, controller: str | None = None) -> None:
     """Print the components; the controller is that of requests which name this one, or the usual one."""
     parts = decoder.components
-    planner = parts.planner(controller).controller
+    planner = parts.controller_for(controller)
     drafter = repr(parts.drafter).replace("\n", " ")
     say(f"drafter {drafter}\nverifier {parts.rule!r}\ncontroller {planner!r}")
     if len(parts.controllers) > 1:

@@ -13,7 +13,7 @@ from monge.distributed.batch import load_decoder
 from monge.distributed.ray_cluster import require_ray
 from monge.distributed.shared_metrics import SharedMetrics
 from monge.engine.chat_format import chat_format
-from monge.engine.garbage import settle_objects
+from monge.engine.process import settle_objects
 from monge.options import LoadOptions, Option, ServeOptions, changed, options_of
 from monge.serve.app import create_app
 from monge.serve.metrics import Gather, ServerMetrics

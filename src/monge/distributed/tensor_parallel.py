@@ -14,8 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from monge.api import built_in, default_draft, load
-from monge.backends.base import Backend
-from monge.backends.registry import Eager
+from monge.backends.registry import Backend, Eager
 from monge.core.errors import OptionError, OutOfStepError
 from monge.core.extras import require
 from monge.core.model import NodeBlock, SequenceModel, dtype_of

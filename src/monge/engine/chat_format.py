@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol, cast, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 from jinja2 import TemplateError
 
@@ -41,17 +41,13 @@ class InstructionFormat:
 
     System messages come first, as they are. An empty line separates turns, and the text ends with
     `Response:`.
-
-    Args:
-        tokenizer: Turns the text into ids.
     """
 
     tokenizer: Any
 
     def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        check_contents(messages)
         written: list[str] = []
-        for message in messages:
+        for message in checked_messages(messages):
             role, text = message["role"], message["content"]
             if role == "user":
                 written.append(f"Instruction: {text}\n")
@@ -64,27 +60,13 @@ class InstructionFormat:
 
 @dataclass(frozen=True, slots=True)
 class TemplateFormat:
-    """A Jinja template, run in the sandbox of `transformers`.
-
-    Args:
-        tokenizer: The tokenizer, whose own template is used where none is given.
-        template: Another template.
-    """
+    """A Jinja template, run in the sandbox of `transformers`."""
 
     tokenizer: Any
     template: str | None = None
 
-    def check(self) -> None:
-        """Write the plainest conversation.
-
-        Raises:
-            OptionError: If the template cannot.
-        """
-        self.encode([{"role": "user", "content": "Hello"}])
-
     def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        check_contents(messages)
-        return self._ids(self.written(messages))
+        return self._ids(self.written(checked_messages(messages)))
 
     def opening(self, before: Sequence[Message] = ()) -> tuple[int, ...]:
         """Tokens of a conversation up to where the user's turn after `before` starts.
@@ -194,45 +176,31 @@ def chat_format(
             f"--chat-template: {wanted!r} is neither {INSTRUCTION!r} nor a readable file: {error}"
         ) from error
     found = TemplateFormat(tokenizer, template)
-    found.check()
+    found.encode([{"role": "user", "content": "Hello"}])
     return found
-
-
-def check_contents(messages: Sequence[Message]) -> None:
-    """Refuse messages that are no text.
-
-    Raises:
-        OptionError: With the place of the message.
-    """
-    for place, message in enumerate(messages):
-        check_text(message["content"], f"messages[{place}]")
 
 
 def checked_messages(messages: object) -> list[Message]:
     """Messages, if they are some.
 
     Raises:
-        OptionError: If they are no list of a `role` and a `content` each, or a role is unknown.
+        OptionError: If they are no list of a `role` and a `content` each, a role is unknown, or a
+            content is no text.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise OptionError(
             f"messages must be a list of {{'role': ..., 'content': ...}}; got "
             f"{type(messages).__name__}"
         )
-    for place, message in enumerate(cast(Sequence[object], messages)):
-        if not isinstance(message, Mapping) or {"role", "content"} - set(
-            cast(Mapping[str, object], message)
-        ):
-            raise OptionError(
-                f"messages[{place}] must have a 'role' and a 'content'; got {message!r}"
-            )
-        role, content = (cast(Mapping[str, object], message)[name] for name in ("role", "content"))
+    found: Sequence[Any] = messages
+    for place, message in enumerate(found):
+        where = f"messages[{place}]"
+        if not isinstance(message, Mapping) or {"role", "content"} - set(message):
+            raise OptionError(f"{where} must have a 'role' and a 'content'; got {message!r}")
+        role, content = message["role"], message["content"]
         if role not in ROLES:
-            raise OptionError(
-                f"messages[{place}]: the role must be one of {', '.join(ROLES)}; got {role!r}"
-            )
+            raise OptionError(f"{where}: the role must be one of {', '.join(ROLES)}; got {role!r}")
         if not isinstance(content, str):
-            raise OptionError(
-                f"messages[{place}]: the content must be text; got {type(content).__name__}"
-            )
-    return list(cast(Sequence[Message], messages))
+            raise OptionError(f"{where}: the content must be text; got {type(content).__name__}")
+        check_text(content, where)
+    return list(found)

@@ -32,11 +32,7 @@ def measured_by(clock: Clock) -> Iterator[None]:
 
 @dataclass(slots=True)
 class StageTimer:
-    """Seconds by stage.
-
-    Attributes:
-        stages: Seconds of each stage that has ended.
-    """
+    """Seconds by stage."""
 
     stages: dict[str, float] = field(default_factory=dict[str, float])
     _last: float = field(default_factory=now)
@@ -47,9 +43,5 @@ class StageTimer:
         self.stages[stage] = self.stages.get(stage, 0.0) + self._last - before
 
     def times(self, forward_s: float) -> StageTimes:
-        """Return the times of the stages that have ended.
-
-        Args:
-            forward_s: Seconds inside the networks' forwards.
-        """
+        """Return the times of the stages that have ended."""
         return StageTimes(total_s=sum(self.stages.values()), forward_s=forward_s, **self.stages)

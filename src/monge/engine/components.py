@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final
 
 import torch
@@ -18,7 +19,7 @@ from monge.core.errors import (
 from monge.core.model import SequenceModel, dtype_of
 from monge.core.sampling_rules import SamplingRules
 from monge.core.selection import CounterfactualDraft
-from monge.draft.base import AnyDrafter, DrafterPool
+from monge.draft.base import AnyDrafter, Capabilities, DrafterPool
 from monge.verify.base import Rule, Verifier, as_verifier, unsupported_reason
 
 _FLOAT32_BYTES: Final = 4
@@ -26,15 +27,7 @@ _FLOAT32_BYTES: Final = 4
 _UNSTEADY: Final = frozenset({Reads.LATENCY, Reads.NOTES})
 
 
-@dataclass(frozen=True, slots=True)
-class Planner:
-    """A controller, and what it knows beyond a request."""
-
-    controller: AnyController
-    shared: SharedState
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Components:
     """Target, drafter, verifier and controller, checked against each other.
 
@@ -51,11 +44,6 @@ class Components:
         draft_models: Networks that the drafter runs, for the accounting of forward times.
         alternatives: Verifiers by name, to be named where `rule` does not fit the drafter.
         shared: What controllers keep beyond a request; the one component that changes.
-
-    Attributes:
-        num_successors: As the drafter's capabilities say.
-        drafts: Whether the drafter may propose anything at all, by its capabilities.
-        draft_length: Longest text that the drafter drafts for, by its capabilities.
 
     Raises:
         OptionError: If a controller says that it reads something unknown.
@@ -74,38 +62,11 @@ class Components:
     shared: SharedState = field(default_factory=SharedState)
     controllers: Mapping[str, AnyController] = field(default_factory=dict[str, AnyController])
     seeded: str | None = None
-    # Asked for in every round, and capabilities may take long to tell.
-    num_successors: int = field(init=False)
-    drafts: bool = field(init=False)
-    draft_length: int | None = field(init=False)
-    greedy_verifier: Verifier = field(init=False, repr=False)
-    _usual: Planner = field(init=False, repr=False)
-    # Of a pool; asked about in every round.
-    _networks: frozenset[str] | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.shared.members = self.drafter.members if isinstance(self.drafter, DrafterPool) else ()
-        members, can = self.shared.members, self.drafter.capabilities
+        can = self.capabilities
         self.shared.max_depth = can.max_depth
-        networks = (
-            frozenset(member.name for member in members if member.runs_network) if members else None
-        )
-        object.__setattr__(self, "_networks", networks)
-        object.__setattr__(self, "num_successors", can.num_successors)
-        object.__setattr__(self, "drafts", can.max_depth > 0)
-        object.__setattr__(self, "draft_length", can.max_length)
-        # Where the target's laws are point masses all lossless rules give the same text, and none
-        # keeps more than a walk.
-        greedy = self.greedy_rule if self.rule.is_lossless else None
-        fits = (
-            greedy is not None and unsupported_reason(greedy, can.proposes, can.max_width) is None
-        )
-        object.__setattr__(
-            self,
-            "greedy_verifier",
-            as_verifier(greedy if greedy is not None and fits else self.rule),
-        )
-        object.__setattr__(self, "_usual", Planner(self.controller, self.shared))
         reason = unsupported_reason(self.rule, can.proposes, can.max_width)
         if reason is not None:
             legal = [
@@ -141,10 +102,30 @@ class Components:
                     "share the target's tokenizer and vocabulary"
                 )
 
+    @cached_property
+    def capabilities(self) -> Capabilities:
+        """Capabilities of the drafter, which may take long to tell."""
+        return self.drafter.capabilities
+
     @property
     def verifier(self) -> Verifier:
         """The whole-tree form of the rule."""
         return as_verifier(self.rule)
+
+    @cached_property
+    def greedy_verifier(self) -> Verifier:
+        """The verifier of greedy requests.
+
+        Where the target's laws are point masses all lossless rules give the same text, and none
+        keeps more than a walk.
+        """
+        rule, can = self.greedy_rule, self.capabilities
+        fits = (
+            rule is not None
+            and self.rule.is_lossless
+            and unsupported_reason(rule, can.proposes, can.max_width) is None
+        )
+        return as_verifier(rule if rule is not None and fits else self.rule)
 
     @property
     def reads(self) -> frozenset[Reads]:
@@ -200,13 +181,13 @@ class Components:
         if not is_planned:
             return True
         return (
-            self.planner(name).controller.reads.isdisjoint(_UNSTEADY)
+            self.controller_for(name).reads.isdisjoint(_UNSTEADY)
             or rules.temperature == 0
-            or self.drafter.capabilities.proposes <= self.rule.invariant_for
+            or self.capabilities.proposes <= self.rule.invariant_for
         )
 
-    def planner(self, name: str | None) -> Planner:
-        """Return the controller of a request, with its shared state.
+    def controller_for(self, name: str | None) -> AnyController:
+        """Return the controller of a request.
 
         Args:
             name: The controller that it names; `None` for the one that serves those that name none.
@@ -214,14 +195,14 @@ class Components:
         Raises:
             OptionError: If no controller has this name.
         """
-        if name is None:
-            return self._usual
-        if name not in self.controllers:
+        if name is not None and name not in self.controllers:
             raise unknown_name("controller", name, self.controllers)
-        controller = self.controllers[name]
-        return Planner(
-            controller, self.shared if controller is self.controller else self.shared.beside(name)
-        )
+        return self.controller if name is None else self.controllers[name]
+
+    def shared_for(self, name: str | None) -> SharedState:
+        """Return what a controller keeps beyond a request, by the name as in `controller_for`."""
+        is_usual = self.controller_for(name) is self.controller
+        return self.shared if name is None or is_usual else self.shared.beside(name)
 
     def counterfactuals(self, drafter_state: Any) -> tuple[CounterfactualDraft, ...]:
         """Return the results of shadow drafts of a pool in earlier rounds of a request.
@@ -234,7 +215,8 @@ class Components:
 
     def runs_network(self, name: str | None) -> bool:
         """Return whether a drafter runs a network, by its name in the pool; without a pool, `True`."""
-        return self._networks is None or name in self._networks
+        members = self.shared.members
+        return not members or any(one.runs_network and one.name == name for one in members)
 
     @property
     def forward_s(self) -> float:

@@ -23,7 +23,6 @@ from monge.engine.chat_format import (
     Message,
     TemplateFormat,
     chat_format,
-    checked_messages,
 )
 from monge.engine.components import Components
 from monge.engine.logprobs import LogprobOptions, TokenLogprob
@@ -163,7 +162,7 @@ class Decoder:
         Raises:
             OptionError: As `chat`.
         """
-        return self.chat_format.encode(checked_messages(messages))
+        return self.chat_format.encode(messages)
 
     def stream(self, prompt: Prompt, **options: Any) -> Iterator[Piece]:
         """Complete one prompt, piece by piece: one piece a round.
@@ -183,11 +182,7 @@ class Decoder:
 
     def sessions(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> list[Session]:
         """Sessions for `monge.engine.batch.decode`, checked against the target's context."""
-        return [self.session(request) for request in self.requests_of(prompts, **options)]
-
-    def requests_of(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> list[Request]:
-        """As `requests`, for one prompt or several."""
-        return self.requests(_as_list(prompts), **options)
+        return [self.session(request) for request in self.requests(prompts, **options)]
 
     def session(self, request: Request, *, keeps_records: bool = True) -> Session:
         """A session for one request, checked against the models.
@@ -199,17 +194,17 @@ class Decoder:
         """
         _check_tokens(request.prompt_ids, self.components.target.vocab_size)
         check_length(request, self.components.target.max_length, "target")
-        self.components.planner(request.controller)  # which refuses names that nobody has
+        self.components.controller_for(request.controller)  # which refuses names that nobody has
         session = Session(
             request, next(self._request_ids), self.tokenizer, keeps_records=keeps_records
         )
-        if not self.components.drafts:
+        if self.components.capabilities.max_depth == 0:
             session.drafts = False
         return session
 
     def requests(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Prompt | Sequence[Prompt],
         *,
         max_new_tokens: int = 128,
         min_tokens: int = 0,
@@ -236,7 +231,7 @@ class Decoder:
         """Requests for prompts that share their options.
 
         Args:
-            prompts: Text or token ids.
+            prompts: Text or token ids, one or a list.
             max_new_tokens: Most tokens to generate.
             min_tokens: Fewest tokens to generate: before them, neither an end-of-text token nor one
                 of `stop_token_ids` comes.
@@ -280,17 +275,15 @@ class Decoder:
         vocab_size = self.components.target.vocab_size
         stop_ids = _whole_numbers(stop_token_ids, "stop_token_ids")
         _check_tokens(stop_ids, vocab_size, "stop_token_ids")
-        check_numbers(
-            max_new_tokens=max_new_tokens,
-            min_tokens=min_tokens,
-            n=n,
-            logprobs=logprobs,
-            repetition_penalty=repetition_penalty,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
-        )
+        penalties = {
+            "repetition_penalty": repetition_penalty,
+            "presence_penalty": presence_penalty,
+            "frequency_penalty": frequency_penalty,
+        }
+        limits = {"max_new_tokens": max_new_tokens, "min_tokens": min_tokens}
+        check_numbers(**limits, n=n, logprobs=logprobs, **penalties)
         end_ids = (frozenset() if ignore_eos else self.eos_ids) | frozenset(stop_ids)
-        encoded = [ids for prompt in prompts for ids in [self.encode(prompt)] * n]
+        encoded = [ids for prompt in _as_list(prompts) for ids in [self.encode(prompt)] * n]
         check_seed(0, row)  # before rows are counted on from it
         if len(encoded) > 1:
             check_shared(processors)
@@ -314,9 +307,7 @@ class Decoder:
                         min_tokens=min_tokens,
                         end_ids=end_ids,
                         logit_bias=logit_bias,
-                        repetition_penalty=repetition_penalty,
-                        presence_penalty=presence_penalty,
-                        frequency_penalty=frequency_penalty,
+                        **penalties,
                     ),
                 ),
                 stop_check=stop_check,
@@ -385,11 +376,11 @@ def _unknown_option(name: str) -> OptionError:
 
 def check_numbers(
     *,
-    max_new_tokens: object = 128,
-    min_tokens: object = 0,
-    n: object = 1,
-    logprobs: object = None,
-    **real: object,
+    max_new_tokens: Any = 128,
+    min_tokens: Any = 0,
+    n: Any = 1,
+    logprobs: Any = None,
+    **real: Any,
 ) -> None:
     """Refuse options of `Decoder.requests` that are no numbers, or none for any prompt.
 
@@ -401,18 +392,13 @@ def check_numbers(
         ("min_tokens", min_tokens, 0),
         ("logprobs", logprobs or 0, 0),
     ):
-        if not is_of(value, int) or operator.index(cast(int, value)) < least:
+        if not is_of(value, int) or operator.index(value) < least:
             raise OptionError(f"{name} must be a whole number of at least {least}; got {value!r}")
     for name, value in real.items():
-        if not is_of(value, float) or not isfinite(cast(float, value)):
+        if not is_of(value, float) or not isfinite(value):
             raise OptionError(f"{name} must be a finite number; got {value!r}")
     # The request itself checks the larger one.
-    is_asked = cast(int, min_tokens) > 0
-    if (
-        is_asked
-        and is_of(max_new_tokens, int)
-        and cast(int, min_tokens) > cast(int, max_new_tokens)
-    ):
+    if is_of(max_new_tokens, int) and min_tokens > max(max_new_tokens, 0):
         raise OptionError(f"min_tokens={min_tokens} is more than max_new_tokens={max_new_tokens}")
 
 

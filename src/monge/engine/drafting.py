@@ -8,7 +8,7 @@ the text.
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,15 +28,7 @@ from monge.engine.session import Session, catch
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One request of a round, once its tree is verified.
-
-    Attributes:
-        session: The request.
-        plan: Limits of its draft.
-        draft: The draft.
-        laws: The target's laws at every node of the draft's tree.
-        verdict: The accepted path and the token after it.
-    """
+    """One request of a round, once its tree is verified."""
 
     session: Session
     plan: DraftPlan
@@ -99,35 +91,25 @@ def observe(rows: Sequence[Row], components: Components) -> None:
     rows = [row for row in rows if row.session.drafts]
     if not rows:
         return
-    count, verdicts = components.num_successors, [row.verdict for row in rows]
+    count, verdicts = components.capabilities.num_successors, [row.verdict for row in rows]
     if count:
         verdicts = [
             replace(row.verdict, successors=_successors(row.laws.logits, count)) for row in rows
         ]
-    sessions = [row.session for row in rows]
-    contexts = [session.context for session in sessions]
-
-    def work() -> None:
-        states = components.drafter.observe(contexts, [row.draft for row in rows], verdicts)
-        for session, state in zip(sessions, states, strict=True):
-            session.drafter_state = state
-
-    if (error := catch(work)) is not None:
-        _reopen(sessions, components, error)
+    contexts = [row.session.context for row in rows]
+    drafts = [row.draft for row in rows]
+    _ask(
+        [row.session for row in rows],
+        components,
+        lambda: components.drafter.observe(contexts, drafts, verdicts),
+    )
 
 
 def open_drafter(
     sessions: Sequence[Session], contexts: Sequence[Context], components: Components
 ) -> None:
     """Show the drafter new requests, as far as their prompts are read."""
-
-    def work() -> None:
-        states = components.drafter.open(contexts)
-        for session, state in zip(sessions, states, strict=True):
-            session.drafter_state = state
-
-    if (error := catch(work)) is not None:
-        _reopen(sessions, components, error, contexts)
+    _ask(sessions, components, lambda: components.drafter.open(contexts), contexts)
 
 
 def read_pieces(
@@ -137,7 +119,23 @@ def read_pieces(
     components: Components,
 ) -> None:
     """Show the drafter more of the prompts of open requests."""
-    if (error := catch(lambda: drafter.read(contexts))) is not None:
+    _ask(sessions, components, lambda: drafter.read(contexts), contexts)
+
+
+def _ask(
+    sessions: Sequence[Session],
+    components: Components,
+    work: Callable[[], Sequence[Any] | None],
+    contexts: Sequence[Context] = (),
+) -> None:
+    """Let the drafter work, and note the states of the requests that it returns, if any."""
+
+    def noted() -> None:
+        if (states := work()) is not None:
+            for session, state in zip(sessions, states, strict=True):
+                session.drafter_state = state
+
+    if (error := catch(noted)) is not None:
         _reopen(sessions, components, error, contexts)
 
 

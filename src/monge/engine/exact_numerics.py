@@ -20,9 +20,6 @@ def check_exact_numerics(model: SequenceModel) -> None:
 
     Every second block is a tree if the network reads trees.
 
-    Args:
-        model: A network.
-
     Raises:
         UnsupportedModelError: If a logit differs in any bit.
     """

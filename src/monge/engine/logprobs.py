@@ -60,15 +60,7 @@ def along(
     path: Sequence[int],
     token_ids: Sequence[int],
 ) -> tuple[TokenLogprob, ...]:
-    """Log-probabilities of the tokens that follow a path's nodes, one by one.
-
-    Args:
-        options: What is wanted.
-        laws: The laws that tokens are drawn from, by node.
-        logits: The target's logits, by node.
-        path: Nodes.
-        token_ids: The token after each of them.
-    """
+    """Log-probabilities of the tokens that follow a path's nodes, one by one."""
     if options.source == "raw":
         return of_logits(logits[list(path)], token_ids, options.num_top)
     return tuple(

@@ -4,18 +4,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
 from monge.control.base import PromptReader
 from monge.core.context import Context
-from monge.core.model import ReopenableModel
+from monge.core.model import NodeBlock, ReopenableModel, SequenceModel
 from monge.core.prompt import PromptProfile
 from monge.draft.base import piece_reader
 from monge.engine.clock import now
 from monge.engine.components import Components
 from monge.engine.drafting import open_drafter, read_pieces
-from monge.engine.prompts import ending_size, profiled, score
+from monge.engine.logprobs import of_logits
 from monge.engine.session import Session
 
 _UNBOUNDED: Final = 1 << 62
+_LAST: Final = 32
+"""Tokens whose laws are looked at.
+
+A forward of that many nodes is a fraction of the prompt's own, and their mean is steady.
+"""
+
+_SCORED: Final = 64
+"""Tokens whose logits are held at a time where log-probabilities are wanted; at least `_LAST`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -73,11 +85,11 @@ class Prefill:
     def join(self, session: Session) -> None:
         """Add a request, which is read from the next call of `read` on."""
         target, profile, ending = self._components.target, None, 0
-        controller = self._components.planner(session.request.controller).controller
+        controller = self._components.controller_for(session.request.controller)
         if isinstance(controller, PromptReader):
             profile = session.prompt
             ending = ending_size(target, profile) if controller.reads_prompt_laws else 0
-        draft_length = self._components.draft_length or _UNBOUNDED
+        draft_length = self._components.capabilities.max_length or _UNBOUNDED
         session.drafts &= len(session.request.prompt_ids) <= draft_length
         num_read = 0 if session.continues is None else _continue(session, self._components)
         self._prompts.append(_Prompt(session, profile, 0 if num_read else ending, num_read))
@@ -188,8 +200,8 @@ class Prefill:
         """Return whether the drafter's network reads the prompt only when its first draft is due."""
         if not session.request.adaptive:
             return False
-        planner = self._components.planner(session.request.controller)
-        return not planner.controller.drafts_at_once(planner.shared)
+        parts, name = self._components, session.request.controller
+        return not parts.controller_for(name).drafts_at_once(parts.shared_for(name))
 
 
 def open_sessions(sessions: Sequence[Session], components: Components) -> None:
@@ -211,10 +223,11 @@ def equal_shares(sizes: Sequence[int], total: int) -> list[int]:
 
 def _first_state(prompt: _Prompt, components: Components) -> Any:
     """Return the controller's state for a new request."""
-    planner = components.planner(prompt.session.request.controller)
-    state = planner.controller.init(planner.shared)
-    if isinstance(planner.controller, PromptReader) and prompt.profile is not None:
-        return planner.controller.read(state, prompt.profile)
+    name = prompt.session.request.controller
+    controller = components.controller_for(name)
+    state = controller.init(components.shared_for(name))
+    if isinstance(controller, PromptReader) and prompt.profile is not None:
+        return controller.read(state, prompt.profile)
     return state
 
 
@@ -234,3 +247,53 @@ def _continue(session: Session, components: Components) -> int:
         return length
     target.close(earlier)
     return 0
+
+
+def score(
+    session: Session, target: SequenceModel, first: int, size: int
+) -> Float[Tensor, "nodes vocab"]:
+    """Read and commit tokens of a prompt; the log-probabilities of those after them are noted if requested.
+
+    Args:
+        session: Of the prompt; its sequence holds the first tokens.
+        target: The target.
+        first: How many tokens it holds.
+        size: How many more are read, at least one.
+
+    Returns:
+        The logits after the tokens that were read last, all of them if they are few.
+    """
+    text, number = session.request.prompt_ids, session.context.request_id
+    wanted, end = session.request.prompt_logprobs, first + size
+    step = size if target.no_draft_reason is not None else _SCORED
+    while True:
+        count = min(step, end - first)
+        logits = target.extend({number: NodeBlock.chain(text[first : first + count])})[number]
+        target.commit({number: range(count)})
+        first += count
+        if wanted is not None:
+            following = text[first - count + 1 : first + 1]
+            session.prompt_logprobs += of_logits(logits, following, wanted.num_top)
+        if first == end:
+            return logits
+
+
+def ending_size(target: SequenceModel, prompt: PromptProfile) -> int:
+    """Return how many tokens before a prompt's last one are read with their laws.
+
+    0 if these are known, or cannot be.
+    """
+    if prompt.surprisal is not None or target.no_draft_reason is not None:
+        return 0
+    return min(_LAST, len(prompt.token_ids) - 1)
+
+
+def profiled(prompt: PromptProfile, logits: Float[Tensor, "nodes vocab"]) -> PromptProfile:
+    """The prompt with its surprisal and entropy, from the logits at the tokens before its last one."""
+    following = prompt.token_ids[-len(logits) :]
+    logs = torch.log_softmax(logits.double(), dim=-1)
+    own = logs[torch.arange(len(following)), torch.tensor(following, device=logs.device)]
+    # Tokens of mass zero add nothing to the entropy; one that is read all the same is infinitely
+    # surprising.
+    terms = torch.where(logs.isfinite(), logs.exp() * logs, 0.0)
+    return replace(prompt, surprisal=float(-own.mean()), entropy=float(-terms.sum(dim=-1).mean()))

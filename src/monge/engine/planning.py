@@ -22,7 +22,7 @@ def plan_round(
         if not session.drafts:
             continue
         if session.request.adaptive:
-            controller = components.planner(session.request.controller).controller
+            controller = components.controller_for(session.request.controller)
             groups.setdefault(id(controller), (controller, []))[1].append(session)
         else:
             plans[session.request_id] = DraftPlan()
@@ -36,7 +36,7 @@ def plan_round(
         found = controller.plan(states, info, [session.plan_draws for session in group])
         plans |= zip((session.request_id for session in group), found, strict=True)
     return [
-        session.limit(plans[session.request_id], components.draft_length)
+        session.limit(plans[session.request_id], components.capabilities.max_length)
         if session.drafts
         else plans[session.request_id]
         for session in sessions
@@ -46,17 +46,11 @@ def plan_round(
 def learn(
     sessions: Sequence[Session], records: Sequence[StepRecord], components: Components
 ) -> None:
-    """Let the latency and the controllers learn from a round.
-
-    Args:
-        sessions: The requests that completed the round.
-        records: The record of each.
-        components: The components.
-    """
+    """Let the latency and the controllers learn from a round."""
     _learn_latency(records, components)
     for session, record in zip(sessions, records, strict=True):
         if session.request.adaptive and session.drafts:
-            controller = components.planner(session.request.controller).controller
+            controller = components.controller_for(session.request.controller)
             session.controller_state = controller.update(session.controller_state, record)
 
 

@@ -32,11 +32,7 @@ _OWN_METHODS: Final = ("fork", "deep_copy")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stateless:
-    """A processor that is known to be a function of its arguments, so it is never copied.
-
-    Args:
-        function: The processor.
-    """
+    """A processor that is known to be a function of its arguments, so it is never copied."""
 
     function: Processor
 
@@ -49,11 +45,7 @@ class Stateless:
 
 
 class OnePath:
-    """A processor that cannot be copied: asked once after every token of one text, in order.
-
-    Args:
-        processor: The processor.
-    """
+    """A processor that cannot be copied: asked once after every token of one text, in order."""
 
     def __init__(self, processor: Processor) -> None:
         self.__wrapped__ = processor
@@ -131,10 +123,6 @@ def fork(value: Any, memo: dict[int, Any] | None = None) -> Any:
 
     `copy.deepcopy`, which also copies the variables of closures, shares what is known to hold no
     state, and asks an object for its own `fork` or `deep_copy` where it cannot be copied otherwise.
-
-    Args:
-        value: A processor, several, or a part of one.
-        memo: Parts that have been copied already, by id.
 
     Raises:
         Exception: Anything, if it cannot be copied.

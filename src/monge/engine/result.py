@@ -64,6 +64,7 @@ class GenerationStats:
         stages = {name: math.fsum(getattr(time, name) for time in times) for name in names}
         decode_s = math.fsum(time.total_s for time in times)
         passed_s = prefill_s + decode_s
+        drafters = tuple(record.drafter for record in records)
         return cls(
             num_tokens=num_tokens,
             num_rounds=len(records),
@@ -76,18 +77,13 @@ class GenerationStats:
             decode_s=decode_s,
             tokens_per_s=num_tokens / passed_s if records and passed_s else 0.0,
             engine_efficiency=engine_efficiency(records) if records else 0.0,
-            drafters=_drafters(records),
+            drafters=drafters if any(drafters) else (),
             acceptance_histogram=acceptance_histogram(records) if records else (),
         )
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, for JSON."""
         return asdict(self)
-
-
-def _drafters(records: Sequence[StepRecord]) -> tuple[str | None, ...]:
-    names = tuple(record.drafter for record in records)
-    return names if any(names) else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,13 +123,7 @@ class GenerationResult:
 def result_of(
     session: Session, backend: str, logprobs: Sequence[TokenLogprob] = ()
 ) -> GenerationResult:
-    """The result of a finished session.
-
-    Args:
-        session: The session.
-        backend: What ran the target.
-        logprobs: Those of all its tokens, if they were asked for.
-    """
+    """The result of a finished session."""
     assert session.finish_reason is not None, "the session is not finished"
     if session.text is not None:
         session.text.finish()
@@ -151,3 +141,31 @@ def result_of(
         logprobs=None if session.request.logprobs is None else tuple(logprobs),
         backend=backend,
     )
+
+
+def rounds_of(records: Sequence[StepRecord]) -> list[dict[str, Any]]:
+    """Return one entry per round.
+
+    Returns:
+        Of every round `at` (tokens generated before it), `window` (largest depth that the plan
+        allowed), `depth` and `nodes` (what was drafted within it), `accepted`, `tokens`
+        (committed), `drafter` of a pool, `batch_size` and `seconds`.
+    """
+    entries: list[dict[str, Any]] = []
+    at = 0
+    for record in records:
+        entries.append(
+            {
+                "at": at,
+                "window": record.plan.max_depth,
+                "depth": record.depth,
+                "nodes": record.num_nodes,
+                "accepted": record.num_accepted,
+                "tokens": len(record.token_ids),
+                "drafter": record.drafter,
+                "batch_size": record.batch_size,
+                "seconds": record.times.total_s,
+            }
+        )
+        at += len(record.token_ids)
+    return entries

@@ -17,8 +17,7 @@ from transformers import (
 )
 from transformers.distributed.configuration_utils import DistributedConfig
 
-from monge.backends.base import Backend
-from monge.backends.registry import BACKENDS
+from monge.backends.registry import BACKENDS, Backend
 from monge.core.errors import (
     ModelLoadError,
     OptionError,
@@ -33,9 +32,9 @@ from monge.engine.models.cross_tokenizer import (
     ResizedVocabulary,
     map_vocabulary,
 )
-from monge.engine.models.forward_program import make_programs
+from monge.engine.models.hf_tree import make_programs
 from monge.engine.notices import waiting
-from monge.loading.hub import check_model_name, nearest
+from monge.loading.hub import check_model_name
 from monge.loading.sources import NAMED, no_tokenizer_reason, resolve
 
 DTYPES: Final = ("float32", "float16", "bfloat16", "float64")
@@ -275,18 +274,13 @@ def as_draft_model(
 
 def _check_folder(source: str | Path) -> None:
     path = Path(source).expanduser()
-    is_local = isinstance(source, Path) or str(source).startswith((".", "/", "~"))
-    if not (is_local or path.exists()):
-        check_model_name(str(source), NAMED)
+    if not path.exists():
+        # A `Path` is no name, wherever it points.
+        check_model_name(str(path.absolute() if isinstance(source, Path) else source), NAMED)
     elif path.is_file():
         raise ModelLoadError(
             f"{str(source)!r} is a file; give the folder of a checkpoint (config.json and "
             "weights), or a *.gguf file"
-        )
-    elif not path.is_dir():
-        raise ModelLoadError(
-            f"no folder {str(source)!r}{nearest(source)}; give the folder of a checkpoint "
-            "(config.json and weights)"
         )
     elif not (path / "config.json").is_file():
         raise ModelLoadError(

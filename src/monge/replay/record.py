@@ -16,7 +16,7 @@ from monge.core.model import NodeBlock, SequenceModel
 from monge.core.prompt import PromptProfile
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.engine.decoder import Decoder
-from monge.engine.prompts import ending_size, profiled
+from monge.engine.opening import ending_size, profiled
 from monge.replay.log import LawLog, LoggedText, Masses, ModelIdentity
 
 _PART = 256  # tokens of a text that one forward reads: bounds its logits, not the text

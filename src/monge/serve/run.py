@@ -15,7 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from monge.core.errors import OptionError
-from monge.engine.garbage import settle_objects
+from monge.engine.process import settle_objects
 from monge.options import ServeOptions
 from monge.serve.connections import (
     Connection,

@@ -15,9 +15,8 @@ from monge.core.errors import ContextLengthError, OptionError, OutOfStepError
 from monge.engine.batch import Batch
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder
-from monge.engine.garbage import trim_heap
+from monge.engine.process import release_openmp_pool, trim_heap
 from monge.engine.session import Request, Session
-from monge.engine.threads import release_openmp_pool
 from monge.options import ServeOptions
 from monge.serve.generation import (
     Generation,

@@ -168,6 +168,6 @@ def _status(*, is_well: bool) -> Response:
 def _fingerprint(decoder: Decoder) -> str:
     parts = decoder.components
     names = [f"{name} {version(name)}" for name in ("monge", "torch", "transformers")]
-    seeded = parts.planner(parts.seeded).controller
+    seeded = parts.controller_for(parts.seeded)
     what = [*names, *map(repr, (parts.target, parts.drafter, parts.rule, parts.controller, seeded))]
     return "monge-" + hashlib.blake2b("\n".join(what).encode(), digest_size=6).hexdigest()

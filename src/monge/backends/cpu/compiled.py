@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.export import Dim, ExportedProgram
 from transformers import AttentionInterface, PreTrainedModel
 
-from monge.backends.base import Notify
 from monge.backends.cpu import grouped_attention, packed_linear
 from monge.backends.cpu.grouped_attention import load_grouped_attention
 from monge.backends.cpu.native_library import compiler_obstacle
@@ -21,7 +20,8 @@ from monge.backends.cpu.packed_linear import load_packed_linear, merge_products,
 from monge.backends.cpu.program_cache import (
     StoredProgram,
     find_program,
-    module_key,
+    module_facts,
+    network_facts,
     program_key,
     scratch_folder,
     store_program,
@@ -43,16 +43,19 @@ from monge.backends.traced import (
     tensors_of,
 )
 from monge.core.errors import BackendError
+from monge.core.model import Forward
 from monge.engine.models.forward_program import (
     ForwardOutput,
     ForwardProgram,
     PendingProgram,
     ProgramSpec,
+    compiling,
 )
 from monge.engine.models.masks import chain_visibility
 from monge.engine.models.network_facts import chooses_logits
 from monge.engine.models.tree_cache import TreeCache
-from monge.engine.threads import run_in_thread
+from monge.engine.notices import notify
+from monge.engine.process import run_in_thread
 
 # With attention that is not our own, more tokens of a prompt or nodes of a row run in the network:
 # between products a program has one thread.
@@ -60,7 +63,6 @@ _PROMPT, _NODES = 384, 64
 _ALL: Final = 1 << 40
 _START_S, _LAYER_S = 10, 3  # seconds of compiling: a constant, and for each layer of a network
 _ATTENTION: Final = "monge_grouped"
-_MODULE_FORMAT: Final = "compiled module 4"  # raised whenever the trace or the files change
 _OPTIONS: Final = {
     # Weights are not stored: a program receives them when it is loaded.
     "aot_inductor.package_constants_in_so": False,
@@ -81,9 +83,7 @@ class CompiledForward(ForwardProgram):
     """A compiled step: one program serves all numbers of rows, nodes and columns.
 
     Args:
-        stored: The program.
         module: The traced module, which holds the weights.
-        spec: Shapes of inputs and outputs.
         prompt_tokens: See `ForwardProgram`; 0 if the program gives logits of all nodes.
         max_nodes: See `ForwardProgram`.
     """
@@ -99,7 +99,7 @@ class CompiledForward(ForwardProgram):
         prompt_tokens: int = 0,
         max_nodes: int = _NODES,
     ) -> None:
-        self._run = load_program(stored, module.tensors())
+        self._run = load_program(stored, tensors_of(module))
         self.module, self.spec = module, spec
         self.prompt_tokens, self.max_nodes = prompt_tokens, max_nodes
 
@@ -149,28 +149,25 @@ def _first(count: int) -> Tensor:
     return torch.arange(count)
 
 
-class PendingForward(PendingProgram[CompiledForward]):
+class PendingForward(PendingProgram):
     """A network's step, compiled or loaded from the program cache when it is needed.
 
     Args:
         network: A network in evaluation mode.
-        notify: Receives messages about slow work.
         layers: Hidden states that come with the logits.
 
     Raises:
         BackendError: If it is known before trying that the network cannot be compiled here.
     """
 
-    def __init__(
-        self, network: PreTrainedModel, notify: Notify, layers: tuple[int, ...] = ()
-    ) -> None:
+    def __init__(self, network: PreTrainedModel, layers: tuple[int, ...] = ()) -> None:
         if (reason := obstacle(network)) is not None:
             raise BackendError(reason)
-        self._network, self._notify, self._name = network, notify, type(network).__name__
+        self._network, self._name = network, type(network).__name__
         with as_backend_error(f"{self._name} cannot be compiled"):
             self._spec = program_spec(network, layers)
-            self._key = program_key(network, self._spec)
-            self._stored = _stored(self._key, self._name, notify)
+            self._key = program_key(network, *network_facts(network), self._spec)
+            self._stored = find_program(self._key, ".pt2", self._name)
         self._compile_s = _START_S + _LAYER_S * len(self._spec.cache_shapes) // 2
         self.expected_s = self._compile_s if self._stored is None else 0
 
@@ -186,7 +183,7 @@ class PendingForward(PendingProgram[CompiledForward]):
         network, spec = self._network, self._spec
         step = traced_forward(network, spec)
         if network.dtype == torch.bfloat16 and torch.backends.cpu.get_cpu_capability() == "AVX2":
-            self._notify(
+            notify(
                 f"this processor has no bfloat16 instructions: {self._name} is several times "
                 "faster with dtype='float32'"
             )
@@ -198,13 +195,14 @@ class PendingForward(PendingProgram[CompiledForward]):
                 return CompiledForward(self._stored, step, spec, *limits)
             except RuntimeError as error:  # of the loader: the program needs missing libraries
                 reason = str(error).splitlines()[0]
-                self._notify(
+                notify(
                     f"the stored program of {self._name} cannot be loaded, and is compiled again, "
                     f"about {self._compile_s} s: {reason}"
                 )
         # A wrong trace is refused before it is compiled for minutes.
         run_in_thread(lambda: check_forward(network, UncompiledForward(step, spec), "traced"))
-        return CompiledForward(_compile(step, spec, self._key), step, spec, *limits)
+        stored = compile_program(export_forward(step, spec), tensors_of(step), self._key)
+        return CompiledForward(stored, step, spec, *limits)
 
 
 def obstacle(network: PreTrainedModel) -> str | None:
@@ -255,52 +253,29 @@ def _grouped_attention(
     return grouped_attention.OPERATION(query, key, value, attention_mask, scale), None
 
 
-def _compile(step: TracedForward, spec: ProgramSpec, key: str) -> StoredProgram:
-    return compile_program(export_forward(step, spec), step.tensors(), key)
+def compile_module(module: torch.nn.Module, like: Sequence[Tensor]) -> Forward:
+    """Return the program of a module, compiled or loaded from the program cache; see `ModuleHost.module_program`.
 
+    One program serves all batch sizes and all weights. It is checked against the module.
 
-def _stored(key: str, name: str, notify: Notify) -> StoredProgram | None:
-    stored, damage = find_program(key, ".pt2")
-    if damage is not None:
-        notify(f"the stored program of {name} cannot be used: {damage}")
-    return stored
-
-
-class CompiledModule:
-    """A compiled module beside a network, such as a head; one program serves all batch sizes and all weights.
-
-    Args:
-        stored: The program.
-        tensors: Weights and buffers by name.
+    Raises:
+        BackendError: If the module cannot be compiled; the message gives the reason.
     """
+    name = type(module).__name__
+    with as_backend_error(f"{name} cannot be compiled"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the tracer and the compiler warn about themselves
+        packed = _packed(module)
+        inputs = [(str(tensor.dtype), tensor.shape[1]) for tensor in like]
+        key = program_key(packed, module_facts(packed), inputs)
+        stored = find_program(key, ".pt2", name)
+        with compiling([0 if stored else _START_S]):
+            run = load_program(stored or _compile_module(packed, like, key), tensors_of(packed))
 
-    def __init__(self, stored: StoredProgram, tensors: Mapping[str, Tensor]) -> None:
-        self._run = load_program(stored, tensors)
+            def program(*inputs: Tensor) -> tuple[Tensor, ...]:
+                return tuple(run([tensor.contiguous() for tensor in inputs]))
 
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        # Programs ignore strides.
-        return tuple(self._run([tensor.contiguous() for tensor in inputs]))
-
-
-class PendingModule(PendingProgram[CompiledModule]):
-    """A module's program, compiled or loaded from the program cache when needed; see `ModuleHost.module_program`."""
-
-    def __init__(self, notify: Notify, module: torch.nn.Module, like: Sequence[Tensor]) -> None:
-        self._module, self._like, self._name = module, like, type(module).__name__
-        with as_backend_error(f"{self._name} cannot be compiled"):
-            self._packed = _packed(module)
-            self._key = module_key(self._packed, like, _MODULE_FORMAT)
-            self._stored = _stored(self._key, self._name, notify)
-        self.expected_s = _START_S if self._stored is None else 0
-
-    def make(self) -> CompiledModule:
-        """See `PendingProgram`; the program is checked against the module."""
-        with as_backend_error(f"{self._name} cannot be compiled"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the tracer and the compiler warn about themselves
-            stored = self._stored or _compile_module(self._packed, self._like, self._key)
-            program = CompiledModule(stored, tensors_of(self._packed))
-            run_in_thread(lambda: check_module(self._module, program, self._like, "compiled"))
-        return program
+            run_in_thread(lambda: check_module(module, program, like, "compiled"))
+    return program
 
 
 def _compile_module(module: torch.nn.Module, like: Sequence[Tensor], key: str) -> StoredProgram:

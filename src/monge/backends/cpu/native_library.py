@@ -48,17 +48,12 @@ def native_library(source: Path) -> Path:
     key = hashlib.sha256(
         repr((torch.__version__, machine(), _FLAGS, source.read_text())).encode()
     ).hexdigest()[:32]
-    stored, _ = find_program(key, ".so")
+    stored = find_program(key, ".so", source.name)
     return stored.path if stored is not None else _build(source, key)
 
 
 def native_function(source: Path, name: str, arguments: Sequence[Any]) -> Any:
     """Return a function of a source file; compiled programs that are loaded later find all of its functions.
-
-    Args:
-        source: The file.
-        name: Name of the function.
-        arguments: Types of its arguments.
 
     Raises:
         RuntimeError, OSError: As `native_library`; or the machine code cannot be loaded.

@@ -87,12 +87,7 @@ class PackedLinear(PackedLayer):
 
 
 class PlainLinear(torch.nn.Module):
-    """A `PackedLinear` with a plain matrix, for many reads in another type.
-
-    Args:
-        packed: The layer.
-        dtype: Type of the rows.
-    """
+    """A `PackedLinear` with a plain matrix, for many reads in another type."""
 
     def __init__(self, packed: PackedLinear, dtype: torch.dtype) -> None:
         super().__init__()
@@ -140,9 +135,6 @@ def eight_bit_panels_of(matrix: Tensor) -> Tensor:
     A group is 64 numbers of each of 32 rows: 32 bfloat16 scales, in the order of a bfloat16 line,
     then the numbers divided by their scale and rounded, four of each row side by side. A scale is
     the largest number of its group divided by 127, rounded up to bfloat16.
-
-    Args:
-        matrix: `[width, depth]`, float32.
     """
     groups = _groups_of(matrix, GROUPS["int8"])
     scales = groups.abs().amax(dim=-1) / _LARGEST
@@ -252,10 +244,6 @@ def rounded_rows(rows: Tensor, size: int) -> Tensor:
 
     The numbers of a group are multiples of their largest one / 127, or zeros if 127 / the largest
     one is not finite.
-
-    Args:
-        rows: `[..., depth]`.
-        size: Numbers of a group.
     """
     depth = rows.shape[-1]
     groups = torch.nn.functional.pad(rows, (0, -depth % size)).unflatten(-1, (-1, size))
@@ -321,9 +309,6 @@ def merge_products(graph: Graph) -> None:
     """Make one operation of the products that read the same rows, such as queries, keys and values.
 
     The rows are rounded once, and threads start once.
-
-    Args:
-        graph: A traced program, which is changed.
     """
     same_rows = defaultdict[tuple[Any, ...], list[Any]](list)
     for node in graph.find_nodes(op="call_function", target=OPERATION):
@@ -395,11 +380,7 @@ def _lay_together(layers: Sequence[PackedLinear]) -> None:
 
 
 def pack_draft_module(module: torch.nn.Module) -> None:
-    """Store the float32 maps of a module that only drafts in 8 bits, in place.
-
-    Args:
-        module: A module; itself no linear map.
-    """
+    """Store the float32 maps of a module that only drafts in 8 bits, in place."""
     load_packed_linear()
     pack_linears(module, "int8")
 

@@ -5,7 +5,7 @@ import json
 import os
 import platform
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import PickleError
@@ -16,10 +16,10 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from monge.engine.models.forward_program import ProgramSpec
+from monge.engine.notices import notify
 
 FOLDER_VARIABLE: Final = "MONGE_CACHE"
-_FORMAT: Final = 7  # raised whenever the traced step, its inputs or the files change
+_FORMAT: Final = 8  # raised whenever the traced step, its inputs or the files change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,72 +42,59 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "monge"
 
 
-def program_key(network: PreTrainedModel, spec: ProgramSpec, *versions: str) -> str:
-    """Return the name of a network's program: equal for equal architectures, else different.
+def program_key(module: torch.nn.Module, *facts: object) -> str:
+    """Return the name of a program: equal for equal architectures, else different.
 
     Values of weights do not count, since a program gets them when it is loaded.
 
     Args:
-        network: The network.
-        spec: Inputs of its step.
-        *versions: Further facts that the program depends on.
+        module: The network or small module.
+        *facts: Whatever else the program depends on.
     """
-    return _digest(
-        _FORMAT,
-        torch.__version__,
-        transformers.__version__,
-        machine(),
-        type(network).__module__,
-        type(network).__qualname__,
-        _settings(network),
-        str(network.config.get_text_config()._attn_implementation),
-        spec,
-        _tensor_types(network),
-        *versions,
-    )
-
-
-def module_key(module: torch.nn.Module, like: Sequence[Tensor], *versions: str) -> str:
-    """Return the name of the program of a small module, as `program_key`.
-
-    Args:
-        module: The module; plain values that its modules keep count.
-        like: Its inputs.
-        *versions: Further facts that the program depends on.
-    """
-    return _digest(
-        torch.__version__,
-        transformers.__version__,
-        machine(),
-        [
-            (name, type(one).__module__, type(one).__qualname__, _plain_values(one))
-            for name, one in module.named_modules()
-        ],
-        _tensor_types(module),
-        [(str(tensor.dtype), tensor.shape[1]) for tensor in like],
-        *versions,
-    )
-
-
-def _tensor_types(module: torch.nn.Module) -> list[tuple[str, str, tuple[int, ...]]]:
-    return [
+    weights = [
         (name, str(tensor.dtype), tuple(tensor.shape))
         for name, tensor in module.state_dict().items()
     ]
+    known = (_FORMAT, torch.__version__, transformers.__version__, machine(), weights, *facts)
+    return hashlib.sha256(repr(known).encode()).hexdigest()[:32]
 
 
-def _digest(*parts: object) -> str:
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+def network_facts(network: PreTrainedModel) -> tuple[object, ...]:
+    """Return what a network's program depends on, without the folder that the network was read from."""
+    settings = network.config.to_dict()
+    settings.pop("_name_or_path", None)
+    attention = str(network.config.get_text_config()._attn_implementation)
+    kind = type(network)
+    return kind.__module__, kind.__qualname__, json.dumps(settings, default=str), attention
 
 
-def find_program(key: str, suffix: str) -> tuple[StoredProgram | None, str | None]:
-    """Return the stored program, or `None` and, if there are unusable files, their damage."""
+def module_facts(module: torch.nn.Module) -> list[tuple[object, ...]]:
+    """Return the classes inside a module, and the plain values that a trace takes for constant."""
+    return [
+        (
+            name,
+            type(one).__module__,
+            type(one).__qualname__,
+            sorted(
+                (key, value)
+                for key, value in vars(one).items()
+                if isinstance(value, int | float | str | None)
+            ),
+        )
+        for name, one in module.named_modules()
+    ]
+
+
+def find_program(key: str, suffix: str, name: str) -> StoredProgram | None:
+    """Return the stored program, or `None`, with a message if its files cannot be used."""
     path, notes = _files(key, suffix)
     if not (path.exists() and notes.exists()):
-        return None, None
+        return None
+    damage = f"{path.name} is damaged"
     try:
         found = torch.load(notes, weights_only=True)
-        digest, constants = found["sha256"], found["constants"]
+        if hashlib.sha256(path.read_bytes()).hexdigest() == found["sha256"]:
+            return StoredProgram(path=path, constants=found["constants"])
     except (
         OSError,
         RuntimeError,
@@ -117,10 +104,9 @@ def find_program(key: str, suffix: str) -> tuple[StoredProgram | None, str | Non
         ValueError,
         PickleError,
     ) as error:
-        return None, f"{notes.name} is unreadable ({type(error).__name__})"
-    if hashlib.sha256(path.read_bytes()).hexdigest() != digest:
-        return None, f"{path.name} is damaged"
-    return StoredProgram(path=path, constants=constants), None
+        damage = f"{notes.name} is unreadable ({type(error).__name__})"
+    notify(f"the stored program of {name} cannot be used: {damage}")
+    return None
 
 
 def store_program(key: str, package: Path, constants: Mapping[str, Tensor]) -> StoredProgram:
@@ -140,22 +126,6 @@ def scratch_folder() -> Path:
     folder = cache_folder() / "programs"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-def _settings(network: PreTrainedModel) -> str:
-    """The configuration without the folder that it was read from: a copy holds the same architecture."""
-    settings = network.config.to_dict()
-    settings.pop("_name_or_path", None)
-    return json.dumps(settings, default=str)
-
-
-def _plain_values(module: torch.nn.Module) -> list[tuple[str, object]]:
-    """Return the values that a trace takes for constant."""
-    return sorted(
-        (name, value)
-        for name, value in vars(module).items()
-        if isinstance(value, int | float | str | None)
-    )
 
 
 def _files(key: str, suffix: str) -> tuple[Path, Path]:

@@ -23,29 +23,27 @@ _SPACE: Final = "\N{LOWER ONE EIGHTH BLOCK}"
 """The space of SentencePiece."""
 
 
-class ResizedVocabulary:
-    """A model whose logits are cut or padded to another number of tokens; a `SequenceModel`.
-
-    Models of one family often share a tokenizer but pad its vocabulary to different sizes. Padding
-    tokens that the target lacks are never drafted, and those that the draft model lacks have no
-    draft mass.
-
-    Args:
-        model: The draft model.
-        vocab_size: The target's.
-    """
+class _DraftModel:
+    """A draft model around another one, in a vocabulary of another size."""
 
     def __init__(self, model: SequenceModel, vocab_size: int) -> None:
-        self._model = model
-        self.vocab_size = vocab_size
+        self._model, self.vocab_size, self.dtype = model, vocab_size, dtype_of(model)
         self.max_length = model.max_length
-        self.no_tree_reason = model.no_tree_reason
-        self.no_draft_reason = model.no_draft_reason
+        self.no_tree_reason, self.no_draft_reason = model.no_tree_reason, model.no_draft_reason
 
     @property
     def forward_s(self) -> float:
         """Seconds spent inside the network's own forward."""
         return self._model.forward_s
+
+
+class ResizedVocabulary(_DraftModel):
+    """A model whose logits are cut or padded to another number of tokens; a `SequenceModel`.
+
+    Models of one family often share a tokenizer but pad its vocabulary to different sizes. Padding
+    tokens that the target lacks are never drafted, and those that the draft model lacks have no
+    draft mass.
+    """
 
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
         self._model.open(prefixes)
@@ -94,12 +92,6 @@ def map_vocabulary(
 
     A token that the draft model lacks is written with its longest tokens, from the left; tokens
     without a spelling there (special tokens of another family) are written as its end of text.
-
-    Args:
-        target_tokenizer: The target's.
-        draft_tokenizer: The draft model's.
-        vocab_size: Tokens that have a logit in the target.
-        draft_vocab_size: Likewise in the draft model.
 
     Raises:
         VocabularyMismatchError: If a tokenizer does not say what its tokens spell, or no token is
@@ -209,7 +201,7 @@ class _Row:
     logits: Tensor | None = None
 
 
-class CrossTokenizerModel:
+class CrossTokenizerModel(_DraftModel):
     """A draft model that reads target tokens as the draft tokens that spell them; a `ForeignModel`.
 
     A node of the target's tree becomes a chain of draft nodes. Its logits are those after the last
@@ -234,19 +226,11 @@ class CrossTokenizerModel:
         draft_tokenizer: Any,
         target_tokenizer: Any,
     ) -> None:
-        self._model, self._mapping = model, mapping
+        super().__init__(model, len(mapping.written))
+        self._mapping = mapping
         self._draft_tokenizer, self._target_tokenizer = draft_tokenizer, target_tokenizer
         self._shared = torch.tensor(mapping.shared).T
         self._rows: dict[int, _Row] = {}
-        self.vocab_size, self.dtype = len(mapping.written), dtype_of(model)
-        self.max_length = model.max_length
-        self.no_tree_reason = model.no_tree_reason
-        self.no_draft_reason = model.no_draft_reason
-
-    @property
-    def forward_s(self) -> float:
-        """Seconds spent inside the network's own forward."""
-        return self._model.forward_s
 
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
         own = {sequence: self._mapping.read(tokens) for sequence, tokens in prefixes.items()}

@@ -1,10 +1,10 @@
 """Programs that replace forwards of a network over few tree nodes."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -15,8 +15,6 @@ from monge.core.model import SequenceModel
 from monge.engine.models.network_facts import WEIGHTS, packed_layers
 from monge.engine.models.tree_cache import TreeCache
 from monge.engine.notices import notify, waiting
-
-Made_co = TypeVar("Made_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +109,7 @@ class ForwardProgram(ABC):
         raise NotImplementedError
 
 
-class PendingProgram(ABC, Generic[Made_co]):
+class PendingProgram(ABC):
     """A program that is compiled when it is needed, or with others before.
 
     Attributes:
@@ -121,7 +119,7 @@ class PendingProgram(ABC, Generic[Made_co]):
     expected_s: int
 
     @abstractmethod
-    def make(self) -> Made_co:
+    def make(self) -> ForwardProgram:
         """Compile the program, or load the stored one.
 
         Raises:
@@ -129,36 +127,21 @@ class PendingProgram(ABC, Generic[Made_co]):
         """
 
 
-@runtime_checkable
-class PendingHost(Protocol):
-    """A model with programs that may be pending."""
-
-    def pending(self) -> Sequence[PendingProgram[Any]]:
-        """Programs that are not made yet."""
-        ...
-
-    def make_programs(self) -> None:
-        """Make them; what cannot be made runs eagerly, with a warning."""
-        ...
-
-
-def make_programs(models: Iterable[object]) -> None:
-    """Make the pending programs of models; one message says how long all of them take."""
-    hosts = [model for model in models if isinstance(model, PendingHost)]
-    seconds = [one.expected_s for host in hosts for one in host.pending() if one.expected_s]
-    what, total = "1 program" if len(seconds) == 1 else f"{len(seconds)} programs", sum(seconds)
-    if seconds:
+@contextmanager
+def compiling(seconds: Sequence[int]) -> Iterator[None]:
+    """Announce programs by the seconds that each takes, and leave inference mode, in which nothing is traced."""
+    needed = [one for one in seconds if one]
+    what, total = "1 program" if len(needed) == 1 else f"{len(needed)} programs", sum(needed)
+    if needed:
         notify(f"compiling {what} for this machine, about {total} s in all; kept for later starts")
-    # A program may be needed in the middle of decoding, where tensors cannot be traced.
     with (
-        waiting(f"compiling {what}", total) if seconds else nullcontext(),
+        waiting(f"compiling {what}", total) if needed else nullcontext(),
         torch.inference_mode(mode=False),
     ):
-        for host in hosts:
-            host.make_programs()
+        yield
 
 
-ProgramMaker = Callable[[tuple[int, ...]], ForwardProgram | PendingProgram[ForwardProgram]]
+ProgramMaker = Callable[[tuple[int, ...]], ForwardProgram | PendingProgram]
 """Makes the program that gives these hidden states; raises `BackendError` if there is none."""
 
 

@@ -14,13 +14,8 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from monge.core.errors import MongeError, UnsupportedModelError
 from monge.core.model import NodeBlock
 from monge.engine.clock import now
-from monge.engine.models.forward_program import SourceWeights
-from monge.engine.models.layer_subset import layer_subset
+from monge.engine.models.hf_model import HfModel
 from monge.engine.models.network_facts import (
-    cache_keyword,
-    check_causal,
-    chooses_logits,
-    context_length,
     forward_parameters,
     no_rollback_reason,
     no_tree_reason,
@@ -42,9 +37,6 @@ class CacheSnapshot:
 
     Keys and values of full attention grow with the text, and are cropped. Recurrent states and
     windows have a fixed size, and are copied.
-
-    Args:
-        cache: The cache; the network may go on with it.
     """
 
     @torch.inference_mode()
@@ -63,11 +55,7 @@ class CacheSnapshot:
 
     @torch.inference_mode()
     def restore(self, cache: DynamicCache) -> None:
-        """Return to this state, once; also after a forward that failed between two layers.
-
-        Args:
-            cache: The cache that the snapshot was taken of.
-        """
+        """Return to this state, once; also after a forward that failed between two layers."""
         for layer, length, copied in zip(cache.layers, self._lengths, self._copies, strict=True):
             if _grows(layer) and (added := layer.get_seq_length() - (length or 0)):
                 DynamicLayer.crop(layer, -added)
@@ -97,7 +85,7 @@ class _Row:
     snapshot: CacheSnapshot | None = None
 
 
-class HfChainModel:
+class HfChainModel(HfModel):
     """Reads chains, one sequence per forward, each with its own cache; a `LayeredModel`.
 
     For networks that cannot read trees. ALiBi models, whose positions are the order of the tokens,
@@ -113,24 +101,10 @@ class HfChainModel:
         UnsupportedModelError: If it is not causal, or cannot read token after token behind a cache.
     """
 
-    source: SourceWeights | None = None
-    """Checked whenever texts are opened."""
-
     def __init__(self, model: PreTrainedModel) -> None:
-        check_causal(model)
-        config = model.config.get_text_config()
-        self.network = model
-        self._device = model.device
-        self._cache_keyword = cache_keyword(model)
+        super().__init__(model)
         self._takes_position_ids = "position_ids" in forward_parameters(model)
-        self._chooses_logits = chooses_logits(model)
         self._rows: dict[int, _Row] = {}
-        self._forward_s = 0.0
-        self._subsets: list[HfChainModel] = []
-        self.dtype: torch.dtype = model.dtype
-        self.num_layers = int(config.num_hidden_layers)
-        self.vocab_size = int(config.vocab_size)
-        self.max_length = context_length(config)
         self.no_tree_reason = no_tree_reason(model)
         self.no_draft_reason: str | None = None
         self._crops = no_rollback_reason(model) is None
@@ -146,11 +120,6 @@ class HfChainModel:
     def __repr__(self) -> str:
         size = num_weights(self.network) / 1e6
         return f"HfChainModel({type(self.network).__name__}, {size:.1f}M parameters, {self.dtype})"
-
-    @property
-    def forward_s(self) -> float:
-        """Seconds spent inside the network's own forward."""
-        return self._forward_s + sum(model.forward_s for model in self._subsets)
 
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
         if self.source is not None:
@@ -212,11 +181,6 @@ class HfChainModel:
 
     def close(self, sequence: int) -> None:
         del self._rows[sequence]
-
-    def layer_subset(self, layers: Sequence[int]) -> "HfChainModel":
-        """See `LayeredModel`."""
-        self._subsets.append(HfChainModel(layer_subset(self.network, layers)))
-        return self._subsets[-1]
 
     def _no_chain_reason(self) -> str | None:
         """Return why several tokens behind the cache cannot be read at once, or `None`."""

@@ -1,7 +1,7 @@
 """A `transformers` network as a model that reads trees."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -18,19 +18,14 @@ from monge.engine.models.forward_program import (
     PendingProgram,
     ProgramMaker,
     ProgramSpec,
-    SourceWeights,
     backend_of,
-    make_programs,
+    compiling,
 )
+from monge.engine.models.hf_model import HfModel
 from monge.engine.models.hidden_states import HiddenStateLog, HiddenStates
-from monge.engine.models.layer_subset import layer_subset
 from monge.engine.models.masks import MaskFormat, forward_inputs
-from monge.engine.models.module_runner import ModuleMaker, ModuleRunner
 from monge.engine.models.network_facts import (
-    cache_keyword,
-    check_causal,
-    chooses_logits,
-    context_length,
+    OutputLayer,
     layer_windows,
     no_tree_reason,
     num_weights,
@@ -47,9 +42,14 @@ _UNWANTED: Final = 1 << 20
 """Most logits that a program may compute without need, for a short prompt and a small vocabulary."""
 _FORWARD: Final = 32
 """Tokens whose reading takes as long as the fixed cost of a forward."""
+_ROWS: Final = 64
+"""Rows that the program of a module reads: with more, arithmetic counts, and the module does as well."""
+
+ModuleMaker = Callable[[torch.nn.Module, Sequence[Tensor]], Forward]
+"""Makes a program of a module for inputs of these widths and types; raises `BackendError`."""
 
 
-class HfTreeModel:
+class HfTreeModel(HfModel):
     """Reads trees for many sequences in one forward; a `ModuleHost` and a `LayeredModel`.
 
     Every node gets its own position (committed length + depth) and sees the committed text, its
@@ -70,50 +70,37 @@ class HfTreeModel:
 
     no_draft_reason: str | None = None
     no_tree_reason: str | None = None
-    source: SourceWeights | None = None
-    """Checked whenever texts are opened."""
 
     def __init__(
         self,
         model: PreTrainedModel,
-        program: ForwardProgram | PendingProgram[ForwardProgram] | None = None,
+        program: ForwardProgram | PendingProgram | None = None,
         program_maker: ProgramMaker | None = None,
         module_maker: ModuleMaker | None = None,
         module_packer: Callable[[torch.nn.Module], None] | None = None,
     ) -> None:
-        check_causal(model)
+        super().__init__(model)
         reason = no_tree_reason(model)
         if reason is not None:
             raise UnsupportedModelError(reason)
-        self.network, self._program_maker = model, program_maker
-        self._modules = ModuleRunner(model, module_maker, self)
-        self._module_packer = module_packer
+        self._program_maker = program_maker
+        self._module_maker, self._module_packer = module_maker, module_packer
+        self._output: Forward | None = None
         config = model.config.get_text_config()
-        self._device, self.dtype = model.device, model.dtype
         attention, windows = str(config._attn_implementation), layer_windows(config)
         self._form = MaskFormat(windows, attention, self.dtype, self._device)
         is_fixed = isinstance(program, ForwardProgram) and program.widths
         room = {"growth": _GROWTH, "least": _LEAST} if is_fixed else {}
         self._cache = TreeCache(config.num_hidden_layers, model.device, **room)
-        self._use_program(program)
-        self._cache_keyword, self._chooses_logits = cache_keyword(model), chooses_logits(model)
-        self._forward_s = 0.0
-        self._subsets: list[HfTreeModel] = []
-        self.hidden_size, self.num_layers = int(config.hidden_size), int(config.num_hidden_layers)
+        self.use_program(program)
+        self.hidden_size = int(config.hidden_size)
         self._states = HiddenStates(self.num_layers)
-        self.vocab_size = int(config.vocab_size)
-        self.max_length = context_length(config)
 
     def __repr__(self) -> str:
         size = num_weights(self.network) / 1e6
         backend = backend_of(self)
         how = self._form.attention + ("" if backend == "eager" else f", {backend}")
         return f"HfTreeModel({type(self.network).__name__}, {size:.1f}M parameters, {self.dtype}, {how})"
-
-    @property
-    def forward_s(self) -> float:
-        """Seconds spent inside the network's own forward."""
-        return self._forward_s + sum(model.forward_s for model in self._subsets)
 
     @property
     def cache_bytes(self) -> int:
@@ -123,29 +110,13 @@ class HfTreeModel:
     @property
     def program(self) -> ForwardProgram | None:
         """The program that reads small blocks in the network's place; a pending one is made."""
-        if self._pending_program is not None:
-            make_programs((self,))
+        make_programs((self,))
         return self._program
-
-    def pending(self) -> Sequence[PendingProgram[Any]]:
-        """See `PendingHost`."""
-        program = () if self._pending_program is None else (self._pending_program,)
-        return (*program, *self._modules.pending())
-
-    def make_programs(self) -> None:
-        """See `PendingHost`."""
-        if self._pending_program is not None:
-            try:
-                self._use_program(self._pending_program.make())
-            except BackendError as error:
-                self._use_program(self._no_program(error))
-        self._modules.make_programs()
 
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
         if self.source is not None:
             self.source.check()
-        if self._pending_program is not None:
-            make_programs((self,))
+        make_programs((self,))
         for sequence in prefixes:
             self._cache.open(sequence)
         self.append(prefixes)
@@ -217,12 +188,14 @@ class HfTreeModel:
                 f"{self._cache.num_open} are"
             )
         log = self._states.watch(layers, only_last=only_last)
-        self._use_program(self._watching_program(self._states.layers))
+        self.use_program(self._watching_program(self._states.layers))
         return log
 
     def unembed(self, states: Float[Tensor, "nodes hidden"]) -> Float[Tensor, "nodes vocab"]:
         with torch.inference_mode():
-            return self._modules.logits(states)
+            if self._output is None:
+                self._output = self.module_program(OutputLayer(self.network), (states[:1],))
+            return self._output(states)[0]
 
     def embed(self, token_ids: Sequence[int]) -> Float[Tensor, "nodes hidden"]:
         embedding = self.network.get_input_embeddings()
@@ -231,17 +204,19 @@ class HfTreeModel:
 
     def module_program(self, module: torch.nn.Module, like: Sequence[Tensor]) -> Forward:
         """See `ModuleHost`."""
-        return self._modules.run(module, like)
+        if self._module_maker is None:
+            return module
+        try:
+            program = self._module_maker(module, like)
+        except BackendError as error:
+            warnings.warn(f"part of a head runs eagerly: {error}", stacklevel=3)
+            return module
+        return lambda *inputs: (program if len(inputs[0]) <= _ROWS else module)(*inputs)
 
     def pack_module(self, module: torch.nn.Module) -> None:
         """See `ModuleHost`."""
         if self._module_packer is not None:
             self._module_packer(module)
-
-    def layer_subset(self, layers: Sequence[int]) -> "HfTreeModel":
-        """See `LayeredModel`."""
-        self._subsets.append(HfTreeModel(layer_subset(self.network, layers)))
-        return self._subsets[-1]
 
     def program_spec(self) -> ProgramSpec:
         """Return the inputs of a program for this network; known once a sequence was opened."""
@@ -309,9 +284,9 @@ class HfTreeModel:
         self._forward_s += now() - start
         return logits
 
-    def _use_program(self, program: ForwardProgram | PendingProgram[ForwardProgram] | None) -> None:
+    def use_program(self, program: ForwardProgram | PendingProgram | None) -> None:
         """Read small blocks by this program from now on."""
-        self._pending_program = program if isinstance(program, PendingProgram) else None
+        self.pending = program if isinstance(program, PendingProgram) else None
         program = None if isinstance(program, PendingProgram) else program
         self._program = program
         sees_all = all(window is None for window in self._form.windows.values())
@@ -344,27 +319,45 @@ class HfTreeModel:
             return ForwardOutput(logits=self.network(**inputs).logits)
         return self._states.forward(self.network, inputs)
 
-    def _watching_program(
-        self, layers: tuple[int, ...]
-    ) -> ForwardProgram | PendingProgram[ForwardProgram] | None:
+    def _watching_program(self, layers: tuple[int, ...]) -> ForwardProgram | PendingProgram | None:
         """Return the program that gives these hidden states, or `None` with a warning."""
         program = self._program
-        if self._pending_program is None and (program is None or program.layers == layers):
+        if self.pending is None and (program is None or program.layers == layers):
             return program
         if self._program_maker is None:
             assert program is not None
-            return self._no_program(f"a program of kind {program.name!r} was given that shows none")
+            return self.no_program(f"a program of kind {program.name!r} was given that shows none")
         try:
             return self._program_maker(layers)
         except BackendError as error:
-            return self._no_program(error)
+            return self.no_program(error)
 
-    def _no_program(self, reason: object) -> None:
+    def no_program(self, reason: object) -> None:
         """Warn that the network itself reads all blocks."""
         what = "backend 'compiled' is not used, the network runs eagerly"
         if self._states.layers:
             what = "hidden states are watched, so every step of the target runs eagerly"
         warnings.warn(f"{what}: {reason}", stacklevel=4)
+
+
+def make_programs(models: Iterable[object]) -> None:
+    """Make the pending programs of models; one message says how long all of them take.
+
+    Whatever cannot be made runs eagerly, with a warning.
+    """
+    waiting = {
+        model: model.pending
+        for model in models
+        if isinstance(model, HfTreeModel) and model.pending is not None
+    }
+    if not waiting:
+        return
+    with compiling([program.expected_s for program in waiting.values()]):
+        for model, program in waiting.items():
+            try:
+                model.use_program(program.make())
+            except BackendError as error:
+                model.use_program(model.no_program(error))
 
 
 def group_by_length(sizes: Mapping[int, int]) -> list[list[int]]:

@@ -16,9 +16,6 @@ from monge.engine.models.forward_program import ForwardOutput
 class HiddenStates:
     """Hidden states that a network shows to all heads that asked for some, each with a log of its own.
 
-    Args:
-        num_layers: Layers of the network.
-
     Attributes:
         layers: Indices of the states that a forward must give, ascending; 0 is the embedding's
             output, i that of layer i, the last one after the final norm.

@@ -65,12 +65,6 @@ def forward_inputs(
 ]:
     """Token ids, positions and visibility of the blocks' nodes, padded to one shape.
 
-    Args:
-        lengths: Committed tokens of every row.
-        nodes: Uncommitted nodes of every row, the new ones included.
-        blocks: The new nodes.
-        width: Nodes of every row, padding included.
-
     Returns:
         Token ids and positions; padding has token 0. Visibility over the columns of the cache, up
         to the end of the widest row; padding sees its own column only, since a query that sees

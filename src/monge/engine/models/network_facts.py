@@ -3,7 +3,7 @@
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -41,20 +41,11 @@ def no_tree_reason(model: PreTrainedModel) -> str | None:
     return None
 
 
-@runtime_checkable
-class AdapterLayer(Protocol):
-    """A layer with adapters that can be switched, such as those of PEFT."""
-
-    def set_adapter(self, *names: Any, **options: Any) -> Any:
-        """Choose the adapters that the layer applies."""
-        ...
-
-
 def no_copy_reason(network: PreTrainedModel) -> str | None:
     """Return why the weights of a network must not be copied, or `None` if they may."""
     for name, module in network.named_modules():
         # Networks of transformers take adapters too, and have none for that.
-        if isinstance(module, AdapterLayer) and not isinstance(module, PreTrainedModel):
+        if hasattr(module, "set_adapter") and not isinstance(module, PreTrainedModel):
             return (
                 f"{type(network).__name__} has adapters that can be switched or trained ({name}), "
                 "and a copy of its weights would keep those of now; merge them first: "

@@ -247,13 +247,7 @@ class TreeCache(Cache):
         return views
 
     def place(self, rows: slice, starts: Sequence[int], width: int) -> None:
-        """Set where the next forward writes.
-
-        Args:
-            rows: Rows of the forward.
-            starts: First column of each.
-            width: Columns that each row writes.
-        """
+        """Set where the next forward writes."""
         place = self._placement
         if not place.settled:
             # A first forward that failed half-way has laid out nothing that can be used.

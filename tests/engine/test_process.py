@@ -1,4 +1,4 @@
-"""Work in a thread of its own."""
+"""Threads of this process."""
 
 import threading
 import time
@@ -7,23 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from monge.engine import threads
+from monge.engine import process
 from monge.engine.clock import measured_by, now
-from monge.engine.threads import release_openmp_pool, run_in_thread
+from monge.engine.process import release_openmp_pool, run_in_thread
 
 
-def test_it_runs_elsewhere_and_nothing_stays():
+def test_work_in_a_thread_of_its_own():
     before = threading.active_count()
     assert run_in_thread(threading.get_ident) != threading.get_ident()
     assert threading.active_count() == before
-
-
-def test_the_callers_clock_holds():
     with measured_by(lambda: 7.0):
         assert run_in_thread(now) == 7.0
-
-
-def test_errors_reach_the_caller():
     with pytest.raises(ZeroDivisionError):
         run_in_thread(lambda: 1 / 0)
 
@@ -39,7 +33,7 @@ def num_os_threads():
 
 def test_the_callers_pool_of_openmp_threads_ends():
     """A pool beside that of the thread that decodes makes every forward wake its threads."""
-    if not threads._runtimes():
+    if not process._runtimes():
         pytest.skip("no GNU OpenMP is loaded")
     before, values = torch.get_num_threads(), torch.ones(1 << 22)
     torch.set_num_threads(3)

@@ -3,29 +3,22 @@
 The numbers of the module itself, or the module itself with a reason.
 """
 
-import shutil
 import warnings
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 
 import monge
 from monge.backends.cpu import compiled
-from monge.backends.cpu.program_cache import (
-    FOLDER_VARIABLE,
-    cache_folder,
-    find_program,
-    module_key,
-)
+from monge.backends.cpu.compiled import compile_module
 from monge.core.errors import BackendError
-from monge.engine.models.module_runner import ModuleRunner
+from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.models.network_facts import OutputLayer
 from monge.heads.shape.head import FirstStep, LaterStep, ShapeHead, TargetSizes, make_predictor
 from monge.loading.networks import as_sequence_model
 from monge.training.texts import feature_model
-from tests.engine.compiling import compile_module, require, shared_programs
+from tests.engine.compiling import require, shared_programs, verdicts_of
 from tests.engine.tiny import COMMON, network, prompts
 
 LARGEST_DIFFERENCE = 5e-5
@@ -35,10 +28,6 @@ HIDDEN = COMMON["hidden_size"]
 
 def target():
     return network("llama", "sdpa")
-
-
-def silent(_):
-    pass
 
 
 def no_building(*_, **__):
@@ -69,7 +58,7 @@ def backend(tmp_path_factory):
     require("compiled")
 
     def make(module):
-        return compile_module(silent, module, rows(1, *widths(module)))
+        return compile_module(module, rows(1, *widths(module)))
 
     with shared_programs(tmp_path_factory, make) as made:
         for module in (
@@ -95,37 +84,14 @@ def assert_same(program, module, count):
             torch.testing.assert_close(ours, theirs, atol=LARGEST_DIFFERENCE, rtol=0)
 
 
-@pytest.fixture
-def own_folder(backend, monkeypatch, tmp_path):
-    """A copy of the stored programs that a test may spoil."""
-    folder = tmp_path / "programs"
-    folder.mkdir()
-    # Another worker may have a folder of its own there meanwhile.
-    for path in filter(Path.is_file, (cache_folder() / "programs").iterdir()):
-        shutil.copy(path, folder)
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    return folder
-
-
 @pytest.mark.parametrize("step", [FirstStep, partial(LaterStep, number=2)], ids=["first", "later"])
 def test_steps_give_the_head_s_numbers(backend, step):
     module = step(shape_head()).eval()
-    program = ModuleRunner(target(), partial(compile_module, silent)).run(
-        module, rows(1, *widths(module))
-    )
+    host = HfTreeModel(target(), module_maker=compile_module)
+    program = host.module_program(module, rows(1, *widths(module)))
     assert program is not module
     for count in (1, 3, 64, 65, 1):
         assert_same(program, module, count)
-
-
-def test_what_was_given_survives_the_next_call(backend):
-    module = FirstStep(shape_head()).eval()
-    program = compile_module(silent, module, rows(1, HIDDEN, HIDDEN))
-    with torch.inference_mode():
-        given = program(*rows(2, HIDDEN, HIDDEN, seed=1))
-        kept = [tensor.clone() for tensor in given]
-        program(*rows(2, HIDDEN, HIDDEN, seed=2))
-    assert all(map(torch.equal, given, kept))
 
 
 def test_the_output_layer_is_the_network_s(backend):
@@ -146,52 +112,32 @@ def test_every_kind_of_head(backend, kind, alignment, is_branched):
         for step in head.alignments:
             step.strength.fill_(0.5)
     for module in (FirstStep(head).eval(), LaterStep(head, 2).eval()):
-        assert_same(compile_module(silent, module, rows(1, *widths(module))), module, 3)
+        assert_same(compile_module(module, rows(1, *widths(module))), module, 3)
 
 
 def test_heads_of_one_architecture_share_a_program_and_no_numbers(backend, monkeypatch):
     monkeypatch.setattr(compiled, "_compile_module", no_building)
     modules = [FirstStep(shape_head(seed)).eval() for seed in (0, 1)]
-    programs = [compile_module(no_building, module, rows(1, HIDDEN, HIDDEN)) for module in modules]
+    programs = [compile_module(module, rows(1, HIDDEN, HIDDEN)) for module in modules]
     for program, module in zip(programs, modules, strict=True):
         assert_same(program, module, 3)
     inputs = rows(1, HIDDEN, HIDDEN)
     assert not torch.allclose(programs[0](*inputs)[1], programs[1](*inputs)[1], atol=0.01)
 
 
-@pytest.mark.parametrize("suffix", [".pt2", ".constants"])
-def test_damaged_programs_are_made_again(backend, own_folder, monkeypatch, suffix):
-    module = FirstStep(shape_head()).eval()
-    kept = {path: path.read_bytes() for path in own_folder.iterdir()}
-    for path in own_folder.glob(f"*{suffix}"):
-        path.write_bytes(kept[path][:100])
-    told = []
-
-    def build(module, like, key):
-        for path, content in kept.items():
-            path.write_bytes(content)
-        return find_program(key, ".pt2")[0]
-
-    monkeypatch.setattr(compiled, "_compile_module", build)
-    program = compile_module(told.append, module, rows(1, HIDDEN, HIDDEN))
-    assert_same(program, module, 3)
-    assert "of FirstStep cannot be used: " in told[0]
-    monkeypatch.setattr(compiled, "_compile_module", no_building)
-    compile_module(no_building, module, rows(1, HIDDEN, HIDDEN))
-
-
 def test_other_numbers_are_refused(backend, monkeypatch):
-    call = compiled.CompiledModule.__call__
-    monkeypatch.setattr(
-        compiled.CompiledModule,
-        "__call__",
-        lambda self, *inputs: tuple(one * 1.01 for one in call(self, *inputs)),
-    )
+    load = compiled.load_program
+
+    def spoilt(*given):
+        run = load(*given)
+        return lambda inputs: [one * 1.01 for one in run(inputs)]
+
+    monkeypatch.setattr(compiled, "load_program", spoilt)
     module = FirstStep(shape_head()).eval()
     with pytest.raises(
         BackendError, match="FirstStep, .* gives other numbers: .* from a float64 run"
     ):
-        compile_module(silent, module, rows(1, HIDDEN, HIDDEN))
+        compile_module(module, rows(1, HIDDEN, HIDDEN))
 
 
 def test_what_cannot_be_traced_runs_as_it_is(backend):
@@ -200,11 +146,9 @@ def test_what_cannot_be_traced_runs_as_it_is(backend):
             return (states if bool(states.sum() > 0) else -states,)
 
     module = Branching().eval()
+    host = HfTreeModel(target(), module_maker=compile_module)
     with pytest.warns(UserWarning, match="part of a head runs eagerly: Branching cannot .*"):
-        assert (
-            ModuleRunner(target(), partial(compile_module, silent)).run(module, rows(1, HIDDEN))
-            is module
-        )
+        assert host.module_program(module, rows(1, HIDDEN)) is module
 
 
 @pytest.mark.parametrize(
@@ -218,30 +162,8 @@ def test_verdicts_are_those_of_the_eager_head(backend, tree, temperature):
             decoder = monge.load(
                 target(), shape_head(), tree=tree, backend=name, controller="fixed"
             )
-        results = decoder.generate(texts, max_new_tokens=24, temperature=temperature, seed=3)
         records.append(
-            [
-                (record.num_accepted, record.token_ids)
-                for result in results
-                for record in result.records
-            ]
+            verdicts_of(decoder, texts, max_new_tokens=24, temperature=temperature, seed=3)
         )
     assert records[0] == records[1]
     assert sum(accepted for accepted, _ in records[0]) > 0
-
-
-def test_what_a_trace_takes_for_constant_is_part_of_the_name():
-    def key(**values):
-        layer = OutputLayer(target())
-        vars(layer).update(values)
-        return module_key(layer, rows(1, HIDDEN), "1")
-
-    assert key() == key()
-    assert len({key(), key(cap=30.0), key(factor=0.5), key(divisor=2.0)}) == 4
-    head = shape_head()
-    assert module_key(FirstStep(head), rows(1, 2), "1") == module_key(
-        FirstStep(shape_head(1)), rows(1, 2), "1"
-    )
-    assert module_key(LaterStep(head, 2), rows(1, 2), "1") != module_key(
-        LaterStep(head, 3), rows(1, 2), "1"
-    )
