@@ -1,5 +1,6 @@
 """The default controller: depth, model-free drafters, cooldown and probes, batches."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +11,6 @@ from monge.control.fixed import Fixed
 from monge.control.goodput import Goodput
 from monge.control.latency import Latency
 from monge.core.draws import TapeDraws
-from monge.core.errors import OptionError
 from monge.core.selection import Member
 from monge.core.verdict import RoundTiming
 from tests.control.scripts import chain_round, draws, latency_of_rounds, plan_one, shared_of
@@ -170,27 +170,56 @@ def test_without_a_pool_no_lookups_are_planned() -> None:
     assert plan_one(Goodput(), Goodput().init(shared_of())).model_free_depth is None
 
 
-def test_a_batch_shares_one_decision() -> None:
+def in_batch(
+    shared: SharedState,
+    outcome: Callable[[int, int, int], tuple[int, int]],
+    *,
+    count: int = 16,
+    batch_size: int = 16,
+    recorded_size: int | None = None,
+    rounds: int = 200,
+) -> list[int]:
+    """Depths of rounds of `count` requests; all of a round share one.
+
+    `outcome` says how many tokens a request drafts and gets accepted, by the number of the round,
+    the request, and the planned depth.
+    """
+    controller = Goodput()
+    states, depths = [controller.init(shared) for _ in range(count)], list[int]()
+    for number in range(rounds):
+        info = RoundInfo(context_lengths=(20,) * count, batch_size=batch_size)
+        plans = controller.plan(states, info, [TapeDraws([])] * count)
+        assert len({plan.max_depth for plan in plans}) == 1
+        depths.append(plans[0].max_depth or 0)
+        states = [
+            controller.update(
+                state,
+                chain_round(
+                    *outcome(number, place, depths[-1]),
+                    plan=plan,
+                    batch_size=recorded_size or batch_size,
+                ),
+            )
+            for place, (state, plan) in enumerate(zip(states, plans, strict=True))
+        ]
+    return depths
+
+
+@pytest.mark.parametrize(("batch_size", "drafts"), [(2, True), (16, False)])
+def test_a_batch_shares_one_decision(batch_size: int, drafts: bool) -> None:
     """Two requests that accept everything.
 
     Alone their drafts pay, in a batch of sixteen that wait for them they do not.
     """
     latency = latency_of_rounds((0, 1, 1.0), (8, 1, 1.6), (0, 16, 1.5), (8, 16, 8.0))
-    for batch_size, drafts in ((2, True), (16, False)):
-        controller, shared = Goodput(), SharedState(latency)
-        states = [controller.init(shared) for _ in range(2)]
-        for _ in range(100):
-            info = RoundInfo(context_lengths=(10, 20), batch_size=batch_size)
-            plans = controller.plan(states, info, [TapeDraws([])] * 2)
-            windows = [plan.max_depth or 0 for plan in plans]
-            states = [
-                controller.update(
-                    state, chain_round(window, window, plan=plan, batch_size=batch_size)
-                )
-                for state, window, plan in zip(states, windows, plans, strict=True)
-            ]
-        assert all(windows) == drafts
-        assert any(windows) == drafts
+    depths = in_batch(
+        SharedState(latency),
+        lambda _, __, depth: (depth, depth),
+        count=2,
+        rounds=100,
+        batch_size=batch_size,
+    )
+    assert (depths[-1] > 0) == drafts
 
 
 @pytest.mark.parametrize(
@@ -211,63 +240,26 @@ def test_a_useless_draft_costs_three_percent_at_most() -> None:
     assert speed(Goodput(max_window=16), world, rounds, draws(1)) > 0.97
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"probe": 0},
-        {"first_cooldown": 0},
-        {"first_cooldown": 9, "last_cooldown": 8},
-        {"margin": -0.1},
-        {"max_window": 0},
-    ],
-)
-def test_impossible_settings(settings: dict[str, Any]) -> None:
-    with pytest.raises(OptionError):
-        Goodput(**settings)
-
-
 @pytest.mark.parametrize(("node", "pays"), [(0.1, False), (0.02, True)])
 def test_a_batch_waits_for_drafts_that_few_requests_have_only_where_they_pay(
     node: float, pays: bool
 ) -> None:
     """Matches are good, but only one request of sixteen has one."""
-    controller, shared = Goodput(), shared_of(node=node, draft=0.0)
-    states = [controller.init(shared) for _ in range(16)]
-    drafted = []
-    for _ in range(200):
-        info = RoundInfo(context_lengths=(20,) * 16, batch_size=16, num_waiting=0)
-        plans = controller.plan(states, info, [draws()] * 16)
-        drafted.append(plans[0].max_depth or 0)
-        states = [
-            controller.update(
-                state,
-                chain_round(
-                    window := (plan.max_depth or 0) if place == 0 else 0,
-                    window,
-                    plan=plan,
-                    batch_size=16,
-                ),
-            )
-            for place, (state, plan) in enumerate(zip(states, plans, strict=True))
-        ]
-    share = sum(depth > 0 for depth in drafted[20:]) / 180
+    depths = in_batch(
+        shared_of(node=node, draft=0.0),
+        lambda _, place, depth: (depth, depth) if place == 0 else (0, 0),
+    )
+    share = sum(depth > 0 for depth in depths[20:]) / 180
     assert share > 0.8 if pays else share < 0.2
 
 
 def test_a_batch_counts_gains_of_the_requests_that_draft() -> None:
     """One request always has a good match; the others seldom have one, and it is wrong."""
-    controller, shared = Goodput(), shared_of(node=0.06, draft=0.0)
-    states = [controller.init(shared) for _ in range(16)]
-    drafted = []
-    for number in range(200):
-        info = RoundInfo(context_lengths=(20,) * 16, batch_size=16, num_waiting=0)
-        plans = controller.plan(states, info, [draws()] * 16)
-        drafted.append(plans[0].max_depth or 0)
-        rounds = []
-        for place, plan in enumerate(plans):
-            window = plan.max_depth or 0 if place == 0 or (number + place) % 16 == 0 else 0
-            rounds.append(chain_round(window, window if place == 0 else 0, plan=plan))
-        states = [
-            controller.update(state, record) for state, record in zip(states, rounds, strict=True)
-        ]
-    assert sum(depth > 0 for depth in drafted[100:]) > 80
+
+    def outcome(number: int, place: int, depth: int) -> tuple[int, int]:
+        has_match = place == 0 or (number + place) % 16 == 0
+        return (depth if has_match else 0), (depth if place == 0 else 0)
+
+    # Records of single requests: as one of sixteen, a gain of 1.4 % is below the margin, and pauses.
+    depths = in_batch(shared_of(node=0.06, draft=0.0), outcome, recorded_size=1)
+    assert sum(depth > 0 for depth in depths[100:]) > 80

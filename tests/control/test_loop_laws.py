@@ -88,16 +88,17 @@ def error(case: Case, **settings: Any) -> float:
 
 
 @pytest.mark.parametrize("text", [text for name in WINDOWS for text in SETTINGS.get(name, (name,))])
-def test_every_controller(text: str) -> None:
+@pytest.mark.parametrize(
+    ("tree", "horizon"),
+    [
+        ("chain(2)", 2),
+        pytest.param("chain(2)", 3, marks=pytest.mark.slow),
+        pytest.param("best_first(3, 2, 2, 2)", 3, marks=pytest.mark.slow),
+    ],
+)
+def test_every_controller(text: str, tree: str, horizon: int) -> None:
     """Over two rounds at least, the second planned from what the first accepted."""
-    assert error(Case(horizon=2, max_new_tokens=3), controller=text, tree="chain(2)") < 1e-12
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("text", [text for name in WINDOWS for text in SETTINGS.get(name, (name,))])
-@pytest.mark.parametrize("tree", ["chain(2)", "best_first(3, 2, 2, 2)"])
-def test_every_controller_over_more_rounds(text: str, tree: str) -> None:
-    assert error(Case(horizon=3, max_new_tokens=3), controller=text, tree=tree) < 1e-12
+    assert error(Case(horizon=horizon, max_new_tokens=3), controller=text, tree=tree) < 1e-12
 
 
 def stopping_combinations() -> list[tuple[str, str]]:

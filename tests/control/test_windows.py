@@ -7,9 +7,8 @@ import torch
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
 from monge.control.base import PromptReader, RoundInfo, SharedState
-from monge.control.cached_fsm import CachedFsm
 from monge.control.confidence_threshold import ConfidenceThreshold, best_threshold
-from monge.control.fsm import Fsm
+from monge.control.fsm import CachedFsm, Fsm
 from monge.control.latency import Latency
 from monge.control.registry import CONTROLLERS
 from monge.control.transformers_heuristic import TransformersHeuristic
@@ -125,6 +124,9 @@ def test_costs_are_asked_for(name: str) -> None:
         ("q_learning(windows=())", "windows must be different numbers"),
         ("goodput(max_window=0)", r"the largest \(0\)"),
         ("goodput(first_cooldown=64, last_cooldown=32)", "first_cooldown <= last_cooldown"),
+        ("goodput(first_cooldown=0)", "1 <= first_cooldown"),
+        ("goodput(probe=0)", "probe >= 1"),
+        ("goodput(margin=-0.1)", "margin >= 0"),
     ],
 )
 def test_impossible_settings(text: str, message: str) -> None:

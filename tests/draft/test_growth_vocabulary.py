@@ -5,7 +5,6 @@ import torch
 
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import SeededDraws
-from monge.core.law import DenseLaw, SparseLaw, one_hot, renamed
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.growth import TreeExpansion
 from monge.draft.tree.registry import TREES
@@ -43,13 +42,3 @@ def test_trees_are_equal(rules):
     whole.grow(wide)
     assert narrow.draft(None).tree.token_ids == whole.draft(None).tree.token_ids
     assert narrow.token_probs == whole.token_probs
-
-
-def test_a_law_under_other_names():
-    places = torch.tensor([0.25, 0.0, 0.5, 0.25], dtype=torch.float64)
-    found = renamed(DenseLaw(places), IDS)
-    assert found.token_ids.tolist() == [1, 5, 9]
-    assert found.probs.tolist() == [0.25, 0.5, 0.25]
-    assert renamed(one_hot(2), IDS).token_id == 5
-    part = SparseLaw(torch.tensor([1, 3]), torch.tensor([0.5, 0.5], dtype=torch.float64))
-    assert renamed(part, IDS).token_ids.tolist() == [4, 9]

@@ -60,12 +60,6 @@ def test_a_text_that_went_in_a_circle_twice_is_expected_to_go_on(
     assert drafted(NgramDrafter(), text) == expected
 
 
-def test_a_longer_ending_beats_a_later_occurrence() -> None:
-    text = (1, 2, 3, 40, 2, 3, 50, 1, 2, 3)
-    assert drafted(NgramDrafter(max_ngram=3), text)[0] == 40
-    assert drafted(NgramDrafter(max_ngram=2), text)[0] == 50
-
-
 def test_no_more_is_copied_than_the_plan_asks_for() -> None:
     assert drafted(NgramDrafter(), (5, 5, 5), DraftPlan(max_depth=2)) == (5, 5)
     assert drafted(NgramDrafter(), (5, 5, 5), DraftPlan(max_depth=0)) == ()

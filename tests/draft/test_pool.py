@@ -12,9 +12,9 @@ from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError, ProposalMismatchError
 from monge.core.verdict import StepRecord
+from monge.draft.base import NoDrafter
 from monge.draft.by_name import drafters_in
 from monge.draft.ngram import NgramDrafter
-from monge.draft.none import NoDrafter
 from monge.draft.pool import PoolDrafter
 from monge.engine.batch import decode
 from monge.engine.decoder import Decoder
@@ -80,6 +80,12 @@ def small() -> tuple[TabularModel, TabularModel]:
     return TabularModel(RandomTable(3, 11), 3), TabularModel(RandomTable(3, 23), 3)
 
 
+def decoded(parts: Any, prompt: tuple[int, ...], count: int, seed: int = 0) -> Any:
+    """The result of one sampled request."""
+    (result,) = Decoder(parts).generate([prompt], max_new_tokens=count, temperature=1.0, seed=seed)
+    return result
+
+
 @pytest.mark.parametrize(
     "tree", ["chain(3)", "fixed_width((3, 2), 'iid')", "best_first(4, 3, 3, 3)"]
 )
@@ -121,9 +127,7 @@ def test_a_draft_model_that_is_not_used_reads_at_most_the_prompt(
     controller = scripted("ngram")
     monkeypatch.setattr(Script, "drafts_at_once", lambda *_: at_once)
     components = make_components(target, draft, drafter=POOL, controller=controller)
-    (result,) = Decoder(components).generate(
-        [(0, 1, 2)], max_new_tokens=20, temperature=1.0, seed=0
-    )
+    result = decoded(components, (0, 1, 2), 20)
     assert result.error is None
     assert draft.tokens_read == (2 if at_once else 0)
     assert result.stats.drafters == ("ngram",) * result.stats.num_rounds
@@ -135,11 +139,11 @@ def test_one_batch_may_use_several_drafters() -> None:
         target, draft, drafter=POOL, controller=by_acceptance("ngram", "suffix", "model")
     )
     prompts = [(0, 1, 0, 1), (2, 3), (4,)]
-    together = Decoder(components, max_batch_size=3).generate(
-        prompts, max_new_tokens=24, temperature=1.0, seed=5
-    )
-    alone = Decoder(components, max_batch_size=1).generate(
-        prompts, max_new_tokens=24, temperature=1.0, seed=5
+    together, alone = (
+        Decoder(components, max_batch_size=size).generate(
+            prompts, max_new_tokens=24, temperature=1.0, seed=5
+        )
+        for size in (3, 1)
     )
     assert [one.token_ids for one in together] == [one.token_ids for one in alone]
     assert [one.stats.drafters for one in together] == [one.stats.drafters for one in alone]
@@ -149,9 +153,7 @@ def test_one_batch_may_use_several_drafters() -> None:
 def test_without_a_name_the_first_that_proposes_drafts() -> None:
     target, draft = pair()
     components = make_components(target, draft, drafter="pool('ngram(min_ngram=2)', 'model')")
-    (result,) = Decoder(components).generate(
-        [(0, 1, 2, 3, 4, 0, 1)], max_new_tokens=12, temperature=1.0, seed=0
-    )
+    result = decoded(components, (0, 1, 2, 3, 4, 0, 1), 12)
     assert result.stats.drafters[0] == "ngram"
     assert "model" in result.stats.drafters
     assert all(record.depth > 0 for record in result.records[:-1])
@@ -161,17 +163,15 @@ def test_a_model_free_drafter_needs_min_nodes_unless_it_is_the_last_or_named() -
     prompt = (1, 2, 3, 1)  # the lookup finds (2, 3, 1)
 
     def first(drafter: str, **parts: Any) -> str | None:
-        target, draft = pair()
-        components = make_components(target, draft, drafter=drafter, **parts)
+        models = pair()[: 1 + ("model" in drafter)]
+        components = make_components(*models, drafter=drafter, **parts)
         (result,) = Decoder(components).generate([prompt], max_new_tokens=4)
         return result.records[0].drafter
 
     assert first("pool('ngram', 'model', min_nodes=3)") == "ngram"
     assert first("pool('ngram', 'model', min_nodes=4)") == "model"
     assert first("pool('model', 'ngram', min_nodes=9)") == "model"
-    with_last = make_components(pair()[0], drafter="pool('none', 'ngram', min_nodes=9)")
-    (result,) = Decoder(with_last).generate([prompt], max_new_tokens=4)
-    assert result.records[0].drafter == "ngram"
+    assert first("pool('none', 'ngram', min_nodes=9)") == "ngram"
     named = scripted("ngram")
     assert first("pool('ngram', 'model', min_nodes=4)", controller=named) == "ngram"
 
@@ -212,7 +212,7 @@ def test_counterfactuals_come_for_every_round_once_the_text_decides() -> None:
     target, draft = pair(3)
     components = make_components(target, draft, drafter=POOL, controller=scripted("model", "none"))
     prompt = (0, 1, 2, 0, 1)
-    (result,) = Decoder(components).generate([prompt], max_new_tokens=80, temperature=1.0, seed=1)
+    result = decoded(components, prompt, 80, seed=1)
     text, ngram = prompt + result.token_ids, NgramDrafter()
     seen = {
         entry.position: entry
@@ -303,9 +303,7 @@ def test_an_unknown_drafter_in_a_plan_costs_the_speculation_and_says_so() -> Non
         pair()[0], drafter="pool('ngram', 'none')", controller=scripted("engram")
     )
     with pytest.warns(UserWarning, match="did you mean 'ngram'"):
-        (result,) = Decoder(components).generate(
-            [(0, 1)], max_new_tokens=4, temperature=1.0, seed=0
-        )
+        result = decoded(components, (0, 1), 4)
     assert len(result.token_ids) == 4
 
 
@@ -324,9 +322,7 @@ def test_a_member_that_says_that_it_failed_is_believed() -> None:
         pair()[0], drafter=PoolDrafter(drafters={"broken": Failing(), "ngram": NgramDrafter()})
     )
     with pytest.warns(UserWarning, match="the drafter failed .RuntimeError: out of order"):
-        (result,) = Decoder(components).generate(
-            [(1, 2, 1, 2)], max_new_tokens=20, temperature=1.0, seed=0
-        )
+        result = decoded(components, (1, 2, 1, 2), 20)
     assert len(result.token_ids) == 20
     assert not any(record.depth for record in result.records)
 
@@ -351,9 +347,7 @@ def test_lookups_may_have_a_limit_of_their_own(
         tree="chain(4)",
         controller=Script((DraftPlan(**limits),)),
     )
-    (result,) = Decoder(parts).generate(
-        [(0, 1, 2, 0, 1)], max_new_tokens=80, temperature=1.0, seed=1
-    )
+    result = decoded(parts, (0, 1, 2, 0, 1), 80, seed=1)
     records = result.records[:-8]  # the room for tokens shortens the last ones
     deepest = {
         name: max((one.depth for one in records if one.drafter == name), default=0)
@@ -376,8 +370,6 @@ def test_a_lookup_that_fails_costs_its_request_the_speculation(
     monkeypatch.setattr(NgramDrafter, "draft", fail)
     parts = make_components(*pair(), drafter="pool('ngram', 'model')", controller=scripted(names))
     with pytest.warns(UserWarning, match="the drafter failed"):
-        (result,) = Decoder(parts).generate(
-            [(1, 2, 1, 2)], max_new_tokens=60, temperature=1.0, seed=7
-        )
+        result = decoded(parts, (1, 2, 1, 2), 60, seed=7)
     assert len(result.token_ids) == 60
     assert not any(record.depth for record in result.records)

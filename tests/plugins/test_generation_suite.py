@@ -101,26 +101,3 @@ def test_embeddings_for_a_prompt_are_refused():
     _, ours = pair("llama")
     with pytest.raises(OptionError):
         ours.generate(**padded(ROWS), **SETTINGS, inputs_embeds=torch.zeros(2, 9, 32))
-
-
-@pytest.mark.parametrize("family", ARCHITECTURES)
-def test_left_padding_does_not_change_the_text(family):
-    _, ours = pair(family)
-    alone = padded(ROWS[1:])
-    settings = SETTINGS | {"eos_token_id": None}
-    wide = padded(ROWS)
-    found = ours.generate(**wide, **settings)[1, wide["input_ids"].shape[1] :]
-    expected = ours.generate(**alone, **settings)[0, alone["input_ids"].shape[1] :]
-    assert found.tolist() == expected.tolist()
-
-
-@pytest.mark.parametrize("family", ARCHITECTURES)
-def test_the_fields_of_a_result(family):
-    plain, ours = pair(family)
-    outputs = ("return_dict_in_generate", "output_scores", "output_logits")
-    settings = SETTINGS | dict.fromkeys(outputs, True)
-    expected, found = (model.generate(**padded(ROWS), **settings) for model in (plain, ours))
-    assert torch.equal(found.sequences, expected.sequences)
-    assert len(found.scores) == len(expected.scores)
-    assert len(found.logits) == len(expected.logits)
-    torch.testing.assert_close(found.scores[0], expected.scores[0], atol=2e-4, rtol=1e-4)

@@ -1,12 +1,14 @@
-"""A window that grows after full acceptance and shrinks after a rejection."""
+"""State machines: the window grows after full acceptance and shrinks after a rejection."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from monge.control.base import Reads, RoundInfo, SharedState, SoloController, check_windows
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.verdict import StepRecord
+
+Ending = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +56,87 @@ class Fsm(SoloController[int]):
         if record.num_accepted == record.depth:
             return min(state + self.up, self.max_window)
         return max(state - self.down, self.min_window)
+
+
+@dataclass(frozen=True, slots=True)
+class CachedState:
+    """State of one request.
+
+    Args:
+        window: The state machine's window.
+        ending: The last committed tokens.
+        accepted: Average accepted length after an ending, least recently used first.
+    """
+
+    window: int
+    ending: Ending = ()
+    accepted: dict[Ending, float] = field(default_factory=dict[Ending, float])
+
+
+@dataclass(frozen=True, slots=True)
+class CachedFsm(SoloController[CachedState]):
+    """Draft one token more than was accepted after the same ending; else a state machine.
+
+    The longest known ending wins. Averages are exponential, with weight `rate` for the last round.
+
+    Args:
+        machine: Settings of the state machine: first window, up, down, smallest and largest window.
+        max_ending: Longest ending, in tokens.
+        min_ending: Shortest ending.
+        capacity: Largest number of endings; the least recently used one is dropped first.
+        rate: Weight of the last round in an average.
+
+    Reference:
+        Liu, Park and Shen, ACL 2025, paper 482, names a cache-enhanced state machine without
+        specifying it; this is our design.
+    """
+
+    machine: tuple[int, int, int, int, int] = (4, 1, 1, 1, 8)
+    max_ending: int = 4
+    min_ending: int = 2
+    capacity: int = 256
+    rate: float | int = 0.5
+
+    reads = frozenset({Reads.ACCEPTED, Reads.TOKENS})
+
+    def __post_init__(self) -> None:
+        self._fsm()
+        are_endings = 1 <= self.min_ending <= self.max_ending
+        if not are_endings or self.capacity < 1 or not 0.0 < self.rate <= 1.0:
+            raise OptionError(
+                "cached_fsm: need 1 <= min_ending <= max_ending, capacity >= 1 and 0 < rate <= 1; got "
+                f"{self.min_ending}, {self.max_ending}, {self.capacity}, {self.rate}"
+            )
+
+    def init(self, shared: SharedState) -> CachedState:
+        return CachedState(self._fsm().init(shared))
+
+    def plan_one(
+        self, state: CachedState, info: RoundInfo, context_length: int, draws: Draws
+    ) -> DraftPlan:
+        fsm, window = self._fsm(), state.window
+        known = [state.accepted[key] for key in self._keys(state.ending) if key in state.accepted]
+        if known:
+            window = max(fsm.min_window, min(round(known[0]) + 1, fsm.max_window))
+        return DraftPlan(max_depth=window)
+
+    def update(self, state: CachedState, record: StepRecord) -> CachedState:
+        accepted = dict(state.accepted)
+        if record.depth > 0:
+            for key in self._keys(state.ending):
+                old = accepted.pop(key, float(record.num_accepted))
+                accepted[key] = old + self.rate * (record.num_accepted - old)
+            while len(accepted) > self.capacity:
+                del accepted[next(iter(accepted))]
+        ending = (*state.ending, *record.token_ids)[-self.max_ending :]
+        return CachedState(self._fsm().update(state.window, record), ending, accepted)
+
+    def _keys(self, ending: Ending) -> list[Ending]:
+        """Return the endings of the text, the longest first."""
+        return [
+            ending[-size:]
+            for size in range(min(self.max_ending, len(ending)), self.min_ending - 1, -1)
+        ]
+
+    def _fsm(self) -> Fsm:
+        return Fsm(*self.machine)

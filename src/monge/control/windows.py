@@ -3,10 +3,9 @@
 from typing import Final
 
 from monge.control.base import AnyController
-from monge.control.cached_fsm import CachedFsm
 from monge.control.confidence_threshold import ConfidenceThreshold
 from monge.control.fixed import Fixed
-from monge.control.fsm import Fsm
+from monge.control.fsm import CachedFsm, Fsm
 from monge.control.goodput import Goodput
 from monge.control.on_the_fly import OnTheFly
 from monge.control.q_learning import QLearning

@@ -9,7 +9,7 @@ from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.proposal import Deterministic, Proposal
 from monge.core.selection import CounterfactualDraft, Member
-from monge.core.tree import TokenTree
+from monge.core.tree import TokenTree, root_only
 from monge.core.verdict import Verdict
 
 State = TypeVar("State")
@@ -177,6 +177,21 @@ def model_free(*, max_depth: int, max_width: int = 1, num_successors: int = 0) -
         num_successors=num_successors,
         runs_network=False,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class NoDrafter(ModelFreeDrafter[None]):
+    """Propose nothing: every round is one plain step of the target."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return model_free(max_depth=0, max_width=0)
+
+    def start(self, context: Context) -> None:
+        return None
+
+    def tree(self, context: Context, state: None, plan: DraftPlan, draws: Draws) -> TokenTree:
+        return root_only(context.token_ids[-1])
 
 
 class DelegatingDrafter(Drafter[State]):

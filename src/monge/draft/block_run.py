@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from monge.core.model import NodeBlock
-from monge.draft.head_run import HeadRun, Pairs, TargetEnds
+from monge.draft.head_run import HeadRun, Pairs, TargetEnds, known
 from monge.heads.readers.block import DFlashHead
 from monge.heads.readers.reading import Reading
 
@@ -29,10 +29,6 @@ class BlockRun(HeadRun[_Text]):
     The target's states at committed tokens are the context, at their positions. The last committed
     token, whose state is not known yet, is the anchor of the block at the next position; masks
     follow it.
-
-    Args:
-        head: The head.
-        ends: The target's ends.
     """
 
     def __init__(self, head: DFlashHead, ends: TargetEnds) -> None:
@@ -100,11 +96,10 @@ class BlockRun(HeadRun[_Text]):
         rows, scores, memories, counts = [], [], [], []
         for request, (tokens, depths, parents) in asked.items():
             text = self._texts[request]
-            assert text.rows is not None and text.logits is not None and text.root is not None
-            rows.append(text.rows[list(depths)])
-            scores.append(text.logits[list(depths)])
+            rows.append(known(text.rows)[list(depths)])
+            scores.append(known(text.logits)[list(depths)])
             memories.extend(
-                text.root if parent < 0 else text.memories[parent] for parent in parents
+                known(text.root) if parent < 0 else text.memories[parent] for parent in parents
             )
             counts.append(len(tokens))
         tokens = self._ends.ids([token for own, _, _ in asked.values() for token in own])

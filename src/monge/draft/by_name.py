@@ -33,8 +33,13 @@ def drafters_in(text: str) -> tuple[str, ...]:
     Raises:
         OptionError: If a pool cannot be read, has fewer than two drafters, or the same one twice.
     """
+    return _read(text)[0]
+
+
+def _read(text: str) -> tuple[tuple[str, ...], dict[str, Any] | None]:
+    """Return the drafters of a text, and the settings of their pool; `None` if there is no pool."""
     if _name(text) != "pool":
-        return (text,)
+        return (text,), None
     _, listed, settings = DRAFTERS.split(text)
     are_names = all(isinstance(one, str) for one in listed) and "drafters" not in settings
     if len(listed) < 2 or not are_names or len(set(listed)) < len(listed):
@@ -46,7 +51,7 @@ def drafters_in(text: str) -> tuple[str, ...]:
         raise OptionError(
             f"drafter {text!r}: a pool cannot be in a pool; list its drafters instead"
         )
-    return tuple(listed)
+    return tuple(listed), settings
 
 
 def options_of(text: str) -> Mapping[str, Any]:
@@ -105,10 +110,10 @@ def with_head(text: str, head: str | None) -> str:
     """
     if head is None:
         return text
-    filled = [head if one.strip() == _name(head) else one for one in drafters_in(text)]
-    if _name(text) != "pool":
+    texts, settings = _read(text)
+    filled = [head if one.strip() == _name(head) else one for one in texts]
+    if settings is None:
         return filled[0]
-    _, _, settings = DRAFTERS.split(text)
     arguments = [*map(repr, filled), *(f"{name}={value!r}" for name, value in settings.items())]
     return f"pool({', '.join(arguments)})"
 
@@ -130,7 +135,7 @@ def make_drafter(text: str, resources: Mapping[str, Any]) -> AnyDrafter:
     Raises:
         OptionError: If no drafter takes a given resource, or one needs a missing resource.
     """
-    texts = drafters_in(text)
+    texts, settings = _read(text)
     taken = {one: options_of(one).keys() & resources.keys() for one in texts}
     for key, value in resources.items():
         if value is not None and not any(key in own for own in taken.values()):
@@ -144,12 +149,11 @@ def make_drafter(text: str, resources: Mapping[str, Any]) -> AnyDrafter:
                     f"drafter {one!r} needs a {_WORDS[key]}; give one, or use drafter='ngram'"
                 )
     made = [DRAFTERS.parse(one, **{key: resources[key] for key in taken[one]}) for one in texts]
-    if _name(text) != "pool":
+    if settings is None:
         return made[0]
     # A name that occurs twice is told apart by its settings.
     count = Counter(map(_name, texts))
     labels = [one if count[_name(one)] > 1 else _name(one) for one in texts]
-    _, _, settings = DRAFTERS.split(text)
     return DRAFTERS.make("pool", drafters=dict(zip(labels, made, strict=True)), **settings)
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from monge.core.model import ModuleHost, NodeBlock
-from monge.draft.head_run import HeadRun, Pairs, TargetEnds
+from monge.draft.head_run import HeadRun, Pairs, TargetEnds, known
 from monge.heads.readers.attention import GroupedAttention, read_segments
 from monge.heads.readers.base import ChainHead
 from monge.heads.readers.decoder import DecoderLayer
@@ -34,8 +34,6 @@ class _SplitStep:
     """A step of a head of one layer as two programs, see `monge.heads.readers.eagle3`.
 
     Args:
-        head: The head.
-        layer: Its layer.
         host: The target, whose backend runs the programs.
         like: An embedding `[1, hidden]`, for its width, type and device.
     """
@@ -85,8 +83,6 @@ class ChainRun(HeadRun[_Text]):
     depends on the target's states only.
 
     Args:
-        head: The head.
-        ends: The target's ends.
         host: The target, if its backend runs modules beside it.
     """
 
@@ -127,11 +123,11 @@ class ChainRun(HeadRun[_Text]):
         unknown = [request for request in roots if self._texts[request].last_logits is None]
         if unknown:
             logits = self._head.logits(
-                torch.cat([self._last(request) for request in unknown]), self._ends.unembed
+                torch.cat([self._state(request) for request in unknown]), self._ends.unembed
             )
             for request, row in zip(unknown, logits.split(1), strict=True):
                 self._texts[request].last_logits = row
-        return {request: self._logits(request) for request in roots}
+        return {request: known(self._texts[request].last_logits) for request in roots}
 
     def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes some"]]:
         segments = [self._texts[request].reading.extend(block) for request, block in blocks.items()]
@@ -141,12 +137,12 @@ class ChainRun(HeadRun[_Text]):
             for parent in block.parents
         ]
         tokens = [token for block in blocks.values() for token in block.token_ids]
-        embedded, known = self._embedded(tokens), torch.cat(above)
+        embedded, parents = self._embedded(tokens), torch.cat(above)
         if self._split is None:
-            states = self._head.advance(embedded, known, segments)
+            states = self._head.advance(embedded, parents, segments)
             logits = self._head.logits(states, self._ends.unembed)
         else:
-            states, logits = self._split(embedded, known, segments)
+            states, logits = self._split(embedded, parents, segments)
         counts = [len(block.token_ids) for block in blocks.values()]
         for request, part in zip(blocks, states.split(counts), strict=True):
             self._texts[request].states.extend(part.split(1))
@@ -157,18 +153,9 @@ class ChainRun(HeadRun[_Text]):
             self._texts[request].reading.drop()
             self._texts[request].states.clear()
 
-    def _state(self, request: int, node: int) -> Tensor:
-        return self._last(request) if node < 0 else self._texts[request].states[node]
-
-    def _last(self, request: int) -> Tensor:
-        last = self._texts[request].last
-        assert last is not None
-        return last
-
-    def _logits(self, request: int) -> Tensor:
-        logits = self._texts[request].last_logits
-        assert logits is not None
-        return logits
+    def _state(self, request: int, node: int = -1) -> Tensor:
+        text = self._texts[request]
+        return known(text.last) if node < 0 else text.states[node]
 
     def _embedded(self, token_ids: Sequence[int]) -> Tensor:
         own = self._head.embed(self._ends.ids(token_ids))

@@ -54,9 +54,6 @@ def tree_capabilities(limits: TreeLimits, **more: Any) -> Capabilities:
 class ReadNodes:
     """The nodes of a growing tree that a network has read below the root.
 
-    Args:
-        tree: The tree.
-
     Attributes:
         blocks: The levels, as they were read.
         paths: Tokens on the path to each node, in reading order.
@@ -89,10 +86,6 @@ class TreeExpansion:
     """The tree of one request, level by level.
 
     Args:
-        context: The request.
-        plan: Its limits.
-        draws: Its randomness.
-        builder: Shapes the tree.
         rules: How logits become draft laws.
         network: Name of the network, for warnings.
         draft_ids: The tokens that logits are about, ascending; `None` for all of the target's.

@@ -95,6 +95,12 @@ class HeadRun(ABC, Generic[Text]):
         """Forget what was drafted in this round."""
 
 
+def known(tensor: Tensor | None) -> Tensor:
+    """Return a tensor that was computed before; see `HeadRun.knows`."""
+    assert tensor is not None
+    return tensor
+
+
 def check_shows_states(drafter: str, target: SequenceModel) -> FeatureModel:
     """Return the target if it shows its hidden states.
 
@@ -223,11 +229,7 @@ class RunDrafter(Drafter[tuple[Pairs, ...]]):
 
 
 class TargetEnds:
-    """The target's embedding and output layer, in the type in which a head computes.
-
-    Args:
-        target: The target.
-    """
+    """The target's embedding and output layer, in the type in which a head computes."""
 
     def __init__(self, target: FeatureModel) -> None:
         self._target = target

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from monge.core.model import NodeBlock
-from monge.draft.head_run import HeadRun, Pairs, TargetEnds
+from monge.draft.head_run import HeadRun, Pairs, TargetEnds, known
 from monge.heads.readers.base import StepHead
 from monge.heads.readers.reading import Reading
 
@@ -26,10 +26,6 @@ class StepRun(HeadRun[_Text]):
 
     Step i, from 0, predicts the (i + 1)-th token after the last committed one. The target has not
     computed the state of the last committed token yet, so the state is that of the token before.
-
-    Args:
-        head: The head.
-        ends: The target's ends.
     """
 
     def __init__(self, head: StepHead, ends: TargetEnds) -> None:
@@ -81,23 +77,21 @@ class StepRun(HeadRun[_Text]):
         )
         counts = [len(own) for own in asked.values()]
         values = torch.cat(
-            [self._base(request).expand(len(own), -1) for request, own in asked.items()]
+            [
+                known(self._texts[request].base).expand(len(own), -1)
+                for request, own in asked.items()
+            ]
         )
         if self._head.reads_tokens:
             tokens = [
                 (self._texts[request].root, *path) for request, own in asked.items() for path in own
             ]
-            known = [
+            embedded = [
                 self._ends.embed([path[place] for path in tokens]) for place in range(index + 1)
             ]
-            values = torch.cat([values, *known], dim=-1)
+            values = torch.cat([values, *embedded], dim=-1)
         logits = self._head.step(index, values).split(counts)
         return {
             request: one.expand(len(paths[request]), -1)
             for request, one in zip(paths, logits, strict=True)
         }
-
-    def _base(self, request: int) -> Tensor:
-        base = self._texts[request].base
-        assert base is not None
-        return base

@@ -3,14 +3,13 @@
 from typing import Final
 
 from monge.core.registry import Registry
-from monge.draft.base import AnyDrafter
+from monge.draft.base import AnyDrafter, NoDrafter
 from monge.draft.ensemble import EnsembleDrafter
 from monge.draft.jacobi import JacobiDrafter
 from monge.draft.layer_skip import LayerSkipDrafter
 from monge.draft.lookahead import LookaheadDrafter
 from monge.draft.model import ModelDrafter
 from monge.draft.ngram import NgramDrafter
-from monge.draft.none import NoDrafter
 from monge.draft.pool import PoolDrafter
 from monge.draft.published_heads import HeadDrafter
 from monge.draft.retokenize import RetokenizeDrafter

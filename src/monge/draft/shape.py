@@ -13,7 +13,14 @@ from monge.core.model import FeatureModel, Forward, ModuleHost, NodeBlock, Seque
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.base import DelegatingDrafter
 from monge.draft.growth import check_top_k, tree_capabilities
-from monge.draft.head_run import HeadRun, Pairs, RunDrafter, TargetEnds, check_shows_states
+from monge.draft.head_run import (
+    HeadRun,
+    Pairs,
+    RunDrafter,
+    TargetEnds,
+    check_shows_states,
+    known,
+)
 from monge.draft.tree.base import ByRequest, TreeBuilder
 from monge.draft.tree.best_first import BestFirst
 from monge.draft.tree.fixed_width import Chain
@@ -111,9 +118,7 @@ class ShapeRun(HeadRun[_Text]):
     """Runs a `ShapeHead`: a predicted state and a token give the next state.
 
     Args:
-        head: The head.
         target: The target, whose backend runs the steps if it runs modules.
-        ends: The target's ends.
     """
 
     def __init__(self, head: ShapeHead, target: FeatureModel, ends: TargetEnds) -> None:
@@ -136,7 +141,7 @@ class ShapeRun(HeadRun[_Text]):
             self._texts[request].last = one.features[-1:].to(self._dtype)
 
     def begin(self, roots: Mapping[int, int]) -> Mapping[int, Float[Tensor, "one vocab"]]:
-        last = _rows_of([_known(self._texts[request].last) for request in roots])
+        last = _rows_of([known(self._texts[request].last) for request in roots])
         start, predicted = self._steps[0](last, self._embedded(list(roots.values())))
         for request, own, state in zip(roots, start.split(1), predicted.split(1), strict=True):
             self._texts[request].start, self._texts[request].root = own, state
@@ -151,9 +156,9 @@ class ShapeRun(HeadRun[_Text]):
             for parent in block.parents:
                 text.depths.append(1 if parent < 0 else text.depths[parent] + 1)
             number = text.depths[-1] + 1
-            start += [_known(text.start)] * count
+            start += [known(text.start)] * count
             previous += [
-                _known(text.root) if parent < 0 else text.states[parent]
+                known(text.root) if parent < 0 else text.states[parent]
                 for parent in block.parents[:count]
             ]
             tokens += block.token_ids[:count]
@@ -197,11 +202,6 @@ def _programs(head: ShapeHead, target: FeatureModel) -> tuple[Forward, ...]:
         target.module_program(first, [state, state]),
         *(target.module_program(step, [start, state, state]) for step in later),
     )
-
-
-def _known(tensor: Tensor | None) -> Tensor:
-    assert tensor is not None
-    return tensor
 
 
 def _rows_of(tensors: Sequence[Tensor]) -> Tensor:

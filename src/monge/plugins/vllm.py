@@ -36,11 +36,7 @@ class HostRow:
     """One request, which the host identifies by its text alone.
 
     Args:
-        context: Context for drafters.
-        draws: Randomness of the request.
         text: Text by which it is recognised.
-        drafter_state: State of the drafter.
-        controller_state: State of the controller.
         plan: Plan of the last step.
         draft: Proposal of the last step.
         last_step: Last step with this request.
@@ -293,17 +289,15 @@ def _drafter(text: str) -> AnyDrafter:
             f"target alone; {_WORKING}"
         )
     drafter = make_drafter(text, {})
-    can, reason = drafter.capabilities, None
-    if can.reads_states:
-        reason = "reads the target's hidden states"
-    elif can.num_successors > 0:
-        reason = "needs the target's most probable tokens, which vLLM does not pass on"
-    elif can.needs_trees:
-        reason = (
-            "drafts trees, and vLLM verifies single chains; make it a chain, as in suffix(width=1)"
-        )
-    if reason is not None:
-        raise OptionError(f"vllm: drafter {text!r} {reason}; {_WORKING}")
+    can = drafter.capabilities
+    refusals = {
+        "reads the target's hidden states": can.reads_states,
+        "needs the target's most probable tokens, which vLLM does not pass on": can.num_successors,
+        "drafts trees, and vLLM verifies single chains; make it a chain, as in suffix(width=1)": can.needs_trees,
+    }
+    for reason, applies in refusals.items():
+        if applies:
+            raise OptionError(f"vllm: drafter {text!r} {reason}; {_WORKING}")
     return drafter
 
 

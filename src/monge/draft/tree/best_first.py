@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from monge.core.context import DraftPlan
@@ -117,7 +117,7 @@ class Eagle2(BestFirst):
 
 
 @dataclass(frozen=True, slots=True)
-class OptTree(TreeBuilder):
+class OptTree(BestFirst):
     """The `num_nodes` nodes of largest path probability, as deep as a level adds at least `min_gain` expected tokens.
 
     The sum of the path probabilities of the nodes kept is the expected number of accepted tokens if
@@ -136,22 +136,19 @@ class OptTree(TreeBuilder):
         (theorem 3.2 there).
     """
 
-    num_nodes: int = 16
     depth: int = 6
-    width: int = 4
+    beam: int = field(init=False, repr=False, compare=False)
     min_gain: float = 0.2
+    _name: ClassVar[str] = "opt_tree"
 
     def __post_init__(self) -> None:
-        self._ranking()
+        object.__setattr__(self, "beam", self.num_nodes)
+        BestFirst.__post_init__(self)
         if not self.min_gain >= 0.0:
             raise OptionError(
                 "opt_tree: min_gain must be at least 0 (0 grows to the full "
                 f"depth); got {self.min_gain}"
             )
-
-    @property
-    def limits(self) -> TreeLimits:
-        return self._ranking().limits
 
     def expand(
         self,
@@ -162,17 +159,11 @@ class OptTree(TreeBuilder):
         draws: Draws,
     ) -> Sequence[int]:
         before = self._expected(tree, plan)
-        following = self._ranking().expand(tree, frontier, laws, plan, draws)
+        following = BestFirst.expand(self, tree, frontier, laws, plan, draws)
         return following if self._expected(tree, plan) - before >= self.min_gain else ()
-
-    def finish(self, tree: GrowingTree, plan: DraftPlan) -> TokenTree:
-        return self._ranking().finish(tree, plan)
 
     def _expected(self, tree: GrowingTree, plan: DraftPlan) -> float:
         return math.fsum(sorted(tree.path_probs[1:], reverse=True)[: plan.nodes(self.num_nodes)])
-
-    def _ranking(self) -> BestFirst:
-        return BestFirst(self.num_nodes, self.depth, self.width, beam=self.num_nodes)
 
 
 @dataclass(frozen=True, slots=True)
