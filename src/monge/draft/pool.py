@@ -11,7 +11,7 @@ from monge.core.proposal import Deterministic
 from monge.core.selection import CounterfactualDraft, Member
 from monge.core.tree import TokenTree, root_only
 from monge.core.verdict import Verdict
-from monge.draft.base import AnyDrafter, Capabilities, Draft, DrafterPool, PieceReader, piece_reader
+from monge.draft.base import AnyDrafter, Capabilities, Draft, PieceReader, piece_reader
 from monge.draft.tree.base import check_sizes
 
 # Model-free drafters propose deterministic candidates, which draw nothing.
@@ -71,7 +71,7 @@ class PoolState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
+class PoolDrafter(PieceReader[PoolState]):
     """Several drafters; a round uses the one that its plan names, else the first with a proposal.
 
     The choice depends on the plan and on committed text only, so every verifier stays exact. A
@@ -96,6 +96,8 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
     min_nodes: int = 1
     _all: tuple[AnyDrafter, ...] = field(init=False, repr=False, compare=False)
     _can: tuple[Capabilities, ...] = field(init=False, repr=False, compare=False)
+    # Indices of the drafters whose networks read prompts in chunks.
+    _readers: tuple[int, ...] = field(init=False, repr=False, compare=False)
     _opened: dict[int, set[int]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -105,13 +107,15 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
                 "drafter by its own name"
             )
         for name, drafter in self.drafters.items():
-            if isinstance(drafter, DrafterPool):
+            if isinstance(drafter, PoolDrafter):
                 raise OptionError(
                     f"pool: drafter {name!r} is a pool itself; list its drafters instead"
                 )
         check_sizes("pool", min_nodes=self.min_nodes)
         object.__setattr__(self, "_all", tuple(self.drafters.values()))
         object.__setattr__(self, "_can", tuple(own.capabilities for own in self._all))
+        readers = (i for i in self._networks if piece_reader(self._all[i]) is not None)
+        object.__setattr__(self, "_readers", tuple(readers))
         object.__setattr__(self, "_opened", {})
 
     @property
@@ -133,6 +137,7 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
 
     @property
     def members(self) -> tuple[Member, ...]:
+        """The drafters, in their order in the pool."""
         return tuple(
             Member(
                 name=name,
@@ -145,11 +150,7 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
 
     @property
     def reads_pieces(self) -> bool:
-        networks = [own for own, can in zip(self._all, self._can, strict=True) if can.runs_network]
-        return bool(networks) and all(piece_reader(own) is not None for own in networks)
-
-    def counterfactuals(self, state: PoolState) -> tuple[CounterfactualDraft, ...]:
-        return state.counterfactuals
+        return bool(self._readers) and len(self._readers) == len(self._networks)
 
     def open(self, contexts: Sequence[Context]) -> Sequence[PoolState]:
         for context in contexts:
@@ -157,10 +158,9 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         rows = [(context, list[Any]([None] * len(self._all))) for context in contexts]
         # Model-free drafters need whole prompts: chunked prompts open them at the first draft.
         whole = [row for row in rows if len(row[0].token_ids) >= row[0].num_prompt_tokens]
-        readers = self._readers
         for index in range(len(self._all)):
-            if index not in readers[1:]:
-                self._open(index, rows if index in readers else whole)
+            if index not in self._readers[1:]:
+                self._open(index, rows if index in self._readers else whole)
         return [PoolState(tuple(states)) for _, states in rows]
 
     def read(self, contexts: Sequence[Context]) -> None:
@@ -242,13 +242,8 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
             self._all[index].close(context)
 
     @property
-    def _readers(self) -> list[int]:
-        """Indices of the drafters whose networks read prompts in chunks."""
-        return [
-            index
-            for index, (own, can) in enumerate(zip(self._all, self._can, strict=True))
-            if can.runs_network and piece_reader(own) is not None
-        ]
+    def _networks(self) -> list[int]:
+        return [index for index, can in enumerate(self._can) if can.runs_network]
 
     def _named(self, context: Context, plan: DraftPlan) -> int | None:
         """Return the drafter that a plan names, unless its context has ended."""

@@ -27,7 +27,6 @@ DEFAULTS: Final[Mapping[str, str]] = {"drafter": "suffix(width=1)", "controller"
 PATIENCE: Final = 16
 """Steps for which a request that is not scheduled is remembered: it waits, or has ended."""
 
-_TAIL: Final = 32
 _WORKING: Final = "ngram, suffix(width=1) and none work, alone or in a pool"
 
 
@@ -38,7 +37,6 @@ class HostRow:
     Args:
         context: Context for drafters.
         draws: Randomness of the request.
-        text: Text by which it is recognised.
         drafter_state: State of the drafter.
         controller_state: State of the controller.
         plan: Plan of the last step.
@@ -48,7 +46,6 @@ class HostRow:
 
     context: Context
     draws: RequestDraws
-    text: np.ndarray
     drafter_state: Any
     controller_state: Any
     plan: DraftPlan = DraftPlan(max_depth=0)
@@ -94,38 +91,32 @@ class Rows:
     """Recent requests by text: the host reorders rows between steps and passes no ids."""
 
     def __init__(self) -> None:
-        self._waiting: dict[tuple[int, bytes], list[HostRow]] = {}
+        self._waiting: dict[bytes, list[HostRow]] = {}
         self._step = 0
 
-    def put(self, row: HostRow) -> None:
+    def put(self, row: HostRow, text: np.ndarray) -> None:
         """Store a row until its text has grown."""
         row.last_step = self._step
-        self._waiting.setdefault(_key(row.text), []).append(row)
+        self._waiting.setdefault(text.tobytes(), []).append(row)
 
     def take(self, text: np.ndarray) -> HostRow | None:
         """Remove and return a row with this text. Rows with equal texts are interchangeable."""
-        found = self._waiting.get(_key(text), [])
-        for place, row in enumerate(found):
-            if np.array_equal(row.text, text):
-                return found.pop(place)
-        return None
+        rows = self._waiting.get(text.tobytes())
+        return rows.pop(0) if rows else None
 
-    def forgotten(self) -> Iterator[HostRow]:
+    def forgotten(self) -> list[HostRow]:
         """End the step; drop and return rows that have not been seen recently."""
         self._step += 1
-        for key, rows in list(self._waiting.items()):
-            kept = [row for row in rows if self._step - row.last_step <= PATIENCE]
-            yield from (row for row in rows if row not in kept)
-            self._waiting[key] = kept
-            if not kept:
-                del self._waiting[key]
+        late = [row for row in self if self._step - row.last_step > PATIENCE]
+        self._waiting = {
+            text: kept
+            for text, rows in self._waiting.items()
+            if (kept := [row for row in rows if row not in late])
+        }
+        return late
 
     def __iter__(self) -> Iterator[HostRow]:
         return (row for rows in self._waiting.values() for row in rows)
-
-
-def _key(text: np.ndarray) -> tuple[int, bytes]:
-    return len(text), text[-_TAIL:].tobytes()
 
 
 class Proposer:
@@ -192,7 +183,8 @@ class Proposer:
         rows = self._follow(texts, [tuple(map(int, sampled_token_ids[place])) for place in places])
         if rows:
             self._draft(rows)
-        for place, row in zip(places, rows, strict=True):
+        for place, row, text in zip(places, rows, texts, strict=True):
+            self._rows.put(row, text)
             proposed[place] = row.draft_tokens
         for row in self._rows.forgotten():
             self._drafter.close(row.context)
@@ -216,7 +208,6 @@ class Proposer:
             else:
                 row = self._new_row(text)
                 new.append(row)
-            row.text = text
             rows.append(row)
         if new:
             states = self._drafter.open([row.context for row in new])
@@ -237,7 +228,7 @@ class Proposer:
         )
         # No time and no counter in the seed: all ranks of a tensor-parallel group must draw alike.
         draws = RequestDraws(len(token_ids))
-        return HostRow(context, draws, text, None, self._controller.init(self._shared))
+        return HostRow(context, draws, None, self._controller.init(self._shared))
 
     def _learn(self, rows: Sequence[tuple[HostRow, tuple[int, ...]]]) -> None:
         drafts, verdicts, records = zip(
@@ -249,15 +240,15 @@ class Proposer:
             row.controller_state = self._controller.update(row.controller_state, record)
 
     def _draft(self, rows: Sequence[HostRow]) -> None:
-        info = RoundInfo(context_lengths=tuple(len(row.text) for row in rows), batch_size=len(rows))
+        contexts, states = [row.context for row in rows], [row.drafter_state for row in rows]
+        lengths = tuple(len(context.token_ids) for context in contexts)
+        info = RoundInfo(context_lengths=lengths, batch_size=len(rows))
         draws = [row.draws for row in rows]
         plans = self._controller.plan([row.controller_state for row in rows], info, draws)
-        plans = [self._bounded(plan, len(row.text)) for row, plan in zip(rows, plans, strict=True)]
-        contexts, states = [row.context for row in rows], [row.drafter_state for row in rows]
+        plans = [self._bounded(plan, length) for plan, length in zip(plans, lengths, strict=True)]
         drafts = self._drafter.draft(contexts, states, plans, draws)
         for row, plan, draft in zip(rows, plans, drafts, strict=True):
             row.plan, row.draft = plan, draft
-            self._rows.put(row)
 
     def _bounded(self, plan: DraftPlan, length: int) -> DraftPlan:
         # A draft of n tokens commits up to n + 1, and a text at the model's length takes none.
