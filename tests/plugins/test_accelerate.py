@@ -78,9 +78,8 @@ class TestOutputs:
         model = accelerated(target, tree=tree, seed=3)
         sampled = {"do_sample": True, "max_new_tokens": 12, "eos_token_id": None}
         output = model.generate(**padded(ROWS[:2]), **sampled, **OUTPUTS, **settings)
-        mask = torch.cat(
-            [padded(ROWS[:2])["attention_mask"], torch.ones(2, 12, dtype=torch.long)], 1
-        )
+        given = padded(ROWS[:2])["attention_mask"]
+        mask = torch.cat([given, torch.ones(2, 12, dtype=torch.long)], 1)
         positions = (mask.cumsum(1) - 1).clamp_min(0)
         with torch.no_grad():
             logits = target(
@@ -154,9 +153,8 @@ class TestArguments:
             accelerated(target).generate(**padded(ROWS), **GREEDY, **settings)
 
     def test_unknown_options(self, target):
-        with pytest.raises(
-            OptionError, match=r"unknown options trees.*expected some of controller"
-        ):
+        refusal = r"unknown options trees.*expected some of controller"
+        with pytest.raises(OptionError, match=refusal):
             monge.accelerate(target, trees="chain(3)")
         with pytest.raises(OptionError, match=r"got int.*pipe\.model"):
             monge.accelerate(3)

@@ -205,19 +205,7 @@ class EnsembleDrafter(PieceReader[States]):
 
 @dataclass(slots=True, kw_only=True)
 class _Row:
-    """One request while its tree grows.
-
-    Args:
-        context: The request.
-        tree: Its tree.
-        draws: Its randomness.
-        rules: How logits become draft laws.
-        depth: Deepest node.
-        num_nodes: Most drafted nodes.
-        read: By model, the nodes that it has read.
-        frontier: Nodes whose children are drawn next, each with its models.
-        error: Why the frontier could not be read, if so.
-    """
+    """One request while its tree grows; the frontier has the models that draw at each node."""
 
     context: Context
     tree: GrowingTree
