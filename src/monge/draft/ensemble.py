@@ -205,7 +205,13 @@ class EnsembleDrafter(PieceReader[States]):
 
 @dataclass(slots=True, kw_only=True)
 class _Row:
-    """One request while its tree grows; the frontier has the models that draw at each node."""
+    """One request while its tree grows.
+
+    Args:
+        read: By model, the nodes that it has read.
+        frontier: Nodes whose children are drawn next, each with its models.
+        error: Why the frontier could not be read, if so.
+    """
 
     context: Context
     tree: GrowingTree

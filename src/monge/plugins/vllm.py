@@ -37,6 +37,7 @@ class HostRow:
     Args:
         context: Context for drafters.
         draws: Randomness of the request.
+        text: Text by which it is recognised.
         drafter_state: State of the drafter.
         controller_state: State of the controller.
         plan: Plan of the last step.
@@ -46,6 +47,7 @@ class HostRow:
 
     context: Context
     draws: RequestDraws
+    text: np.ndarray
     drafter_state: Any
     controller_state: Any
     plan: DraftPlan = DraftPlan(max_depth=0)
@@ -94,10 +96,10 @@ class Rows:
         self._waiting: dict[bytes, list[HostRow]] = {}
         self._step = 0
 
-    def put(self, row: HostRow, text: np.ndarray) -> None:
+    def put(self, row: HostRow) -> None:
         """Store a row until its text has grown."""
         row.last_step = self._step
-        self._waiting.setdefault(text.tobytes(), []).append(row)
+        self._waiting.setdefault(row.text.tobytes(), []).append(row)
 
     def take(self, text: np.ndarray) -> HostRow | None:
         """Remove and return a row with this text. Rows with equal texts are interchangeable."""
@@ -183,8 +185,7 @@ class Proposer:
         rows = self._follow(texts, [tuple(map(int, sampled_token_ids[place])) for place in places])
         if rows:
             self._draft(rows)
-        for place, row, text in zip(places, rows, texts, strict=True):
-            self._rows.put(row, text)
+        for place, row in zip(places, rows, strict=True):
             proposed[place] = row.draft_tokens
         for row in self._rows.forgotten():
             self._drafter.close(row.context)
@@ -208,6 +209,7 @@ class Proposer:
             else:
                 row = self._new_row(text)
                 new.append(row)
+            row.text = text
             rows.append(row)
         if new:
             states = self._drafter.open([row.context for row in new])
@@ -228,7 +230,7 @@ class Proposer:
         )
         # No time and no counter in the seed: all ranks of a tensor-parallel group must draw alike.
         draws = RequestDraws(len(token_ids))
-        return HostRow(context, draws, None, self._controller.init(self._shared))
+        return HostRow(context, draws, text, None, self._controller.init(self._shared))
 
     def _learn(self, rows: Sequence[tuple[HostRow, tuple[int, ...]]]) -> None:
         drafts, verdicts, records = zip(
@@ -240,15 +242,15 @@ class Proposer:
             row.controller_state = self._controller.update(row.controller_state, record)
 
     def _draft(self, rows: Sequence[HostRow]) -> None:
-        contexts, states = [row.context for row in rows], [row.drafter_state for row in rows]
-        lengths = tuple(len(context.token_ids) for context in contexts)
-        info = RoundInfo(context_lengths=lengths, batch_size=len(rows))
+        info = RoundInfo(context_lengths=tuple(len(row.text) for row in rows), batch_size=len(rows))
         draws = [row.draws for row in rows]
         plans = self._controller.plan([row.controller_state for row in rows], info, draws)
-        plans = [self._bounded(plan, length) for plan, length in zip(plans, lengths, strict=True)]
+        plans = [self._bounded(plan, len(row.text)) for row, plan in zip(rows, plans, strict=True)]
+        contexts, states = [row.context for row in rows], [row.drafter_state for row in rows]
         drafts = self._drafter.draft(contexts, states, plans, draws)
         for row, plan, draft in zip(rows, plans, drafts, strict=True):
             row.plan, row.draft = plan, draft
+            self._rows.put(row)
 
     def _bounded(self, plan: DraftPlan, length: int) -> DraftPlan:
         # A draft of n tokens commits up to n + 1, and a text at the model's length takes none.
