@@ -57,15 +57,11 @@ class PoolState:
 
     Args:
         states: States of the drafters; `None` for one that has not been opened.
-        chosen: Index of the drafter of the present round, until it has observed the verdict.
-        draft: Its draft.
         shadows: Shadow drafts of earlier rounds that the text has not decided yet.
         counterfactuals: Results of shadow drafts that the text of the last round decided.
     """
 
     states: tuple[Any, ...]
-    chosen: int | None = None
-    draft: Draft[Any] | None = None
     shadows: tuple[ShadowDraft, ...] = ()
     counterfactuals: tuple[CounterfactualDraft, ...] = ()
 
@@ -184,8 +180,8 @@ class PoolDrafter(PieceReader[PoolState]):
             self._shadows(contexts[row], known[row]) if plans[row].drafter is not None else ()
             for row in rows
         ]
-        chosen: dict[int, tuple[int, Draft[Any]]] = {}
-        for index, drafter in enumerate(self._all):
+        chosen: dict[int, Draft[Any]] = {}
+        for index, (name, drafter) in enumerate(self.drafters.items()):
             free = [row for row in rows if row not in chosen and named[row] in {None, index}]
             own = {row: self._own_plan(index, contexts[row], plans[row]) for row in free}
             own = {row: plan for row, plan in own.items() if plan.nodes(plan.depth(1)) > 0}
@@ -202,15 +198,15 @@ class PoolDrafter(PieceReader[PoolState]):
                 # Model-free candidates are not random, so a small tree drops no draw.
                 least = self._least_nodes(index) if named[row] is None else 1
                 if draft.tree.num_nodes > least or draft.error is not None:
-                    chosen[row] = index, draft
+                    known[row][index] = draft.state
+                    chosen[row] = replace(draft, drafter=name)
         drafts: list[Draft[PoolState]] = []
         for row, context in enumerate(contexts):
-            nothing: Draft[Any] = Draft(root_only(context.token_ids[-1]), None)
-            index, draft = chosen.get(row, (named[row], None))
+            name = None if named[row] is None else plans[row].drafter
+            nothing: Draft[Any] = Draft(root_only(context.token_ids[-1]), None, drafter=name)
             waiting = (*states[row].shadows, *shadows[row])
-            state = PoolState(tuple(known[row]), index, draft, waiting)
-            name = None if index is None else tuple(self.drafters)[index]
-            drafts.append(replace(draft or nothing, state=state, drafter=name))
+            state = PoolState(tuple(known[row]), waiting)
+            drafts.append(replace(chosen.get(row, nothing), state=state))
         return drafts
 
     def observe(
@@ -227,7 +223,7 @@ class PoolDrafter(PieceReader[PoolState]):
             if rows:
                 new = drafter.observe(
                     [contexts[row] for row in rows],
-                    [_own_draft(drafts[row], index) for row in rows],
+                    [replace(drafts[row], state=states[row][index]) for row in rows],
                     [verdicts[row] for row in rows],
                 )
                 for row, state in zip(rows, new, strict=True):
@@ -293,14 +289,6 @@ class PoolDrafter(PieceReader[PoolState]):
         opened = self._all[index].open([context for context, _ in new])
         for (_, states), state in zip(new, opened, strict=True):
             states[index] = state
-
-
-def _own_draft(draft: Draft[PoolState], index: int) -> Draft[Any]:
-    """Return the draft of a drafter, with the tree of the drafter that was used."""
-    state = draft.state
-    if state.draft is not None and state.chosen == index:
-        return state.draft
-    return Draft(draft.tree, state.states[index])
 
 
 def _settled(
