@@ -12,8 +12,7 @@ from monge.control.registry import CONTROLLERS
 from monge.core.errors import OptionError
 from monge.core.model import SequenceModel
 from monge.core.proposal import Arbitrary, Deterministic, Proposal, WithoutReplacement
-from monge.draft.base import AnyDrafter
-from monge.draft.pool import PoolDrafter
+from monge.draft.base import AnyDrafter, DrafterPool
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.children import CHILDREN
 from monge.draft.tree.fixed_width import Chain, FixedWidth
@@ -120,7 +119,7 @@ def default_controllers(
     can = drafter.capabilities
     if can.max_depth == 0:
         return controllers_of(STEADY)
-    leaves_out = is_usual and isinstance(drafter, PoolDrafter)
+    leaves_out = is_usual and isinstance(drafter, DrafterPool)
     steady = Fixed(
         max_depth=Chain().depth if is_shortened else None,
         model_free_depth=0 if leaves_out else None,

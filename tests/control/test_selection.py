@@ -92,7 +92,7 @@ def test_forgetting_follows_a_change() -> None:
 
 def test_the_factor_is_unbiased_on_the_text_and_averaged_factors_are_not() -> None:
     """Length of a round of single-draft verification, against the mean of `expected_length` over texts of the target."""
-    target, draft = tables(3, 5, 8)
+    target, draft = TabularModel(RandomTable(3, 5), 3), TabularModel(RandomTable(3, 8), 3)
     texts = [(), *((token,) for token in range(3))]
     p, q = ({text: law_at(model, text) for text in texts} for model in (target, draft))
     overlaps = {text: sum(map(min, p[text], q[text])) for text in p}

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.proposal import Deterministic, Proposal
+from monge.core.selection import CounterfactualDraft, Member
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 
@@ -225,6 +226,19 @@ class PieceReader(Drafter[State]):
     @abstractmethod
     def read(self, contexts: Sequence[Context]) -> None:
         """Read the new prompt tokens of open requests, except the last token of each context."""
+
+
+class DrafterPool(Drafter[State]):
+    """Several drafters; the plan of a round names one of them."""
+
+    @property
+    @abstractmethod
+    def members(self) -> tuple[Member, ...]:
+        """The drafters, in their order in the pool."""
+
+    @abstractmethod
+    def counterfactuals(self, state: State) -> tuple[CounterfactualDraft, ...]:
+        """Return the results of shadow drafts; see `StepRecord.counterfactuals`."""
 
 
 AnyDrafter = Drafter[Any]

@@ -11,7 +11,7 @@ from monge.core.proposal import Deterministic
 from monge.core.selection import CounterfactualDraft, Member
 from monge.core.tree import TokenTree, root_only
 from monge.core.verdict import Verdict
-from monge.draft.base import AnyDrafter, Capabilities, Draft, PieceReader, piece_reader
+from monge.draft.base import AnyDrafter, Capabilities, Draft, DrafterPool, PieceReader, piece_reader
 from monge.draft.tree.base import check_sizes
 
 # Model-free drafters propose deterministic candidates, which draw nothing.
@@ -67,7 +67,7 @@ class PoolState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolDrafter(PieceReader[PoolState]):
+class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
     """Several drafters; a round uses the one that its plan names, else the first with a proposal.
 
     The choice depends on the plan and on committed text only, so every verifier stays exact. A
@@ -103,7 +103,7 @@ class PoolDrafter(PieceReader[PoolState]):
                 "drafter by its own name"
             )
         for name, drafter in self.drafters.items():
-            if isinstance(drafter, PoolDrafter):
+            if isinstance(drafter, DrafterPool):
                 raise OptionError(
                     f"pool: drafter {name!r} is a pool itself; list its drafters instead"
                 )
@@ -133,7 +133,6 @@ class PoolDrafter(PieceReader[PoolState]):
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """The drafters, in their order in the pool."""
         return tuple(
             Member(
                 name=name,
@@ -147,6 +146,9 @@ class PoolDrafter(PieceReader[PoolState]):
     @property
     def reads_pieces(self) -> bool:
         return bool(self._readers) and len(self._readers) == len(self._networks)
+
+    def counterfactuals(self, state: PoolState) -> tuple[CounterfactualDraft, ...]:
+        return state.counterfactuals
 
     def open(self, contexts: Sequence[Context]) -> Sequence[PoolState]:
         for context in contexts:

@@ -18,8 +18,7 @@ from monge.core.errors import (
 from monge.core.model import SequenceModel, dtype_of
 from monge.core.sampling_rules import SamplingRules
 from monge.core.selection import CounterfactualDraft
-from monge.draft.base import AnyDrafter
-from monge.draft.pool import PoolDrafter
+from monge.draft.base import AnyDrafter, DrafterPool
 from monge.verify.base import Rule, Verifier, as_verifier, unsupported_reason
 
 _FLOAT32_BYTES: Final = 4
@@ -85,7 +84,7 @@ class Components:
     _networks: frozenset[str] | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.shared.members = self.drafter.members if isinstance(self.drafter, PoolDrafter) else ()
+        self.shared.members = self.drafter.members if isinstance(self.drafter, DrafterPool) else ()
         members, can = self.shared.members, self.drafter.capabilities
         self.shared.max_depth = can.max_depth
         networks = (
@@ -229,8 +228,8 @@ class Components:
 
         Nothing without a pool, or without state.
         """
-        if isinstance(self.drafter, PoolDrafter) and drafter_state is not None:
-            return drafter_state.counterfactuals
+        if isinstance(self.drafter, DrafterPool) and drafter_state is not None:
+            return self.drafter.counterfactuals(drafter_state)
         return ()
 
     def runs_network(self, name: str | None) -> bool:
