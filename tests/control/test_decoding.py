@@ -36,10 +36,13 @@ def target() -> TabularModel:
     return TabularModel(RandomTable(VOCAB, 3), VOCAB)
 
 
+def draft_model() -> Counting:
+    return Counting(RandomTable(VOCAB, 4), VOCAB)
+
+
 def results_of(parts: Any, prompts: Any, count: int) -> Any:
-    results = Decoder(parts, max_batch_size=4).generate(
-        list(prompts), max_new_tokens=count, temperature=0.0, seed=0
-    )
+    options = {"max_new_tokens": count, "temperature": 0.0, "seed": 0}
+    results = Decoder(parts, max_batch_size=4).generate(list(prompts), **options)
     assert all(result.error is None for result in results)
     return results
 
@@ -54,14 +57,14 @@ def plain(prompts: Any = ((1, 2, 1, 2, 1),), count: int = 24) -> list[tuple[int,
 
 @pytest.mark.parametrize("controller", ["fixed(max_depth=0)", "fixed(max_nodes=0)"])
 def test_no_speculation_runs_no_draft_forward(controller: str) -> None:
-    draft = Counting(RandomTable(VOCAB, 4), VOCAB)
+    draft = draft_model()
     assert greedy(make_components(target(), draft, controller=controller)) == plain()
     assert draft.forwards == 0
 
 
 def test_goodput_pauses_without_forwards_and_catches_up() -> None:
     """A slow, useless drafter: after a few rounds it is not run, and reads the text it missed when it is probed."""
-    draft = Counting(RandomTable(VOCAB, 4), VOCAB)
+    draft = draft_model()
     parts = make_components(target(), draft, drafter="model", controller=Goodput(), latency=SLOW)
     (result,) = results_of(parts, [(1, 2)], 90)
     rests = [record.plan.max_depth == 0 for record in result.records]
@@ -74,7 +77,7 @@ def test_goodput_pauses_without_forwards_and_catches_up() -> None:
 @pytest.mark.parametrize("num_prompts", [1, 3])
 def test_prompts_of_requests_that_rest_are_not_read_by_the_drafter(num_prompts: int) -> None:
     """A dear, useless drafter rests for longer than these requests; one that drafts again reads what it has missed."""
-    draft = Counting(RandomTable(VOCAB, 4), VOCAB)
+    draft = draft_model()
     controller = "goodput(last_cooldown=8192)"
     parts = make_components(target(), draft, drafter="model", controller=controller, latency=SLOW)
     prompts = [(1, 2, row) for row in range(num_prompts)]
@@ -133,7 +136,7 @@ def test_a_failing_drafter_costs_its_request_the_speculation_only(method: str) -
 
 
 def test_nothing_is_measured_before_the_first_round() -> None:
-    draft = Counting(RandomTable(VOCAB, 4), VOCAB)
+    draft = draft_model()
     assert make_components(target(), draft, controller="fsm").shared.latency is None
     latency = make_components(target(), draft, controller="goodput").shared.latency
     assert latency is not None
@@ -185,17 +188,15 @@ def test_a_round_counts_for_the_one_network_that_drafted_in_it(
     drafted: list[tuple[str | None, int]], networks: set[str], taught: tuple[int, str] | None
 ) -> None:
     told: list[RoundTiming] = []
-    draft = TabularModel(RandomTable(VOCAB, 4), VOCAB)
-    parts = make_components(target(), draft, drafter="pool('ngram', 'model')", controller="goodput")
+    pool = "pool('ngram', 'model')"
+    parts = make_components(target(), draft_model(), drafter=pool, controller="goodput")
     object.__setattr__(parts, "_networks", frozenset(networks))
     latency = Latency()
     latency.observe = told.append  # type: ignore[method-assign]
     parts.shared.latency = latency
     times = StageTimes(total_s=2.0)
-    records = [
-        replace(chain_round(depth, 0), drafter=name, batch_size=2, times=times)
-        for name, depth in drafted
-    ]
+    facts = {"batch_size": 2, "times": times}
+    records = [replace(chain_round(depth, 0), drafter=name, **facts) for name, depth in drafted]
     _learn_latency(records, parts)
     assert [(one.depth, one.drafter) for one in told] == ([taught] if taught else [])
     assert all(one.seconds == 2.0 and one.batch_size == 2 for one in told)

@@ -1,13 +1,12 @@
 """Estimators of acceptance and seconds, and the windows that follow from them."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from monge.control.acceptance import DepthCounts, expected_tokens
+from monge.control.acceptance import DepthCounts
 from monge.control.base import SharedState
 from monge.control.latency import Latency
 from monge.control.on_the_fly import OnTheFly, best_window, censored_acceptance
@@ -16,8 +15,9 @@ from monge.core.draws import SeededDraws
 from tests.control.scripts import chain_round, draws, plan_one, shared_of
 
 
-def accepted_of(window: int, acceptance: float, source: SeededDraws) -> int:
-    return next((depth for depth in range(window) if not source.bernoulli(acceptance)), window)
+def accepted_of(window: int, acceptance: Sequence[float], source: SeededDraws) -> int:
+    """Draft tokens that are accepted, given the acceptance of every depth."""
+    return next((at for at in range(window) if not source.bernoulli(acceptance[at])), window)
 
 
 @pytest.mark.parametrize("acceptance", [0.05, 0.3, 0.6, 0.8, 0.95, 0.98])
@@ -27,7 +27,7 @@ def test_the_censored_estimate_recovers_acceptance(acceptance: float, largest: i
     source, rounds = draws(largest), []
     for index in range(4000):
         window = 1 + index % largest
-        rounds.append((window, accepted_of(window, acceptance, source)))
+        rounds.append((window, accepted_of(window, (acceptance,) * largest, source)))
     tried = sum(min(window, count + 1) for window, count in rounds)
     deviation = (acceptance * (1 - acceptance) / tried) ** 0.5
     assert abs(censored_acceptance(rounds) - acceptance) < 3 * deviation
@@ -85,30 +85,14 @@ def test_a_path_accepted_to_its_end_rejects_nothing() -> None:
     assert censored_acceptance(state.rounds) == pytest.approx(3 / 4)
 
 
-@given(st.lists(st.integers(0, 4), max_size=30))
-def test_depth_counts_are_shares_of_what_was_reached(script: list[int]) -> None:
-    counts = DepthCounts()
-    for accepted in script:
-        counts = counts.update(min(4, accepted + 1), accepted, keep=1.0)
-    for depth, (reached, accepted) in enumerate(zip(counts.reached, counts.accepted, strict=True)):
-        assert reached == sum(count >= depth for count in script)
-        assert accepted == sum(count > depth for count in script)
-
-
 def test_depth_counts_are_unbiased_while_windows_vary() -> None:
     """Windows that depend on the past only: acceptance by depth is recovered, deep ones too."""
     truth, source, counts, window = (0.9, 0.5, 0.7), draws(), DepthCounts(), 3
     for _ in range(6000):
-        accepted = next(
-            (depth for depth in range(window) if not source.bernoulli(truth[depth])), window
-        )
+        accepted = accepted_of(window, truth, source)
         counts = counts.update(min(window, accepted + 1), accepted, keep=1.0)
         window = 1 + (accepted + window) % 3
     assert counts.acceptance(3) == pytest.approx(truth, abs=0.06)
-
-
-def test_expected_tokens() -> None:
-    assert expected_tokens((0.5, 0.5)) == [1.0, 1.5, 1.75]
 
 
 def test_q_learning_does_not_settle_on_one_token() -> None:
@@ -119,7 +103,6 @@ def test_q_learning_does_not_settle_on_one_token() -> None:
         plan = plan_one(controller, state, source)
         window = plan.max_depth or 0
         chosen.append(window)
-        state = controller.update(
-            state, chain_round(window, accepted_of(window, 0.8, source), plan=plan)
-        )
+        accepted = accepted_of(window, (0.8,) * 4, source)
+        state = controller.update(state, chain_round(window, accepted, plan=plan))
     assert chosen[-500:].count(4) > 400

@@ -28,17 +28,13 @@ COSTS = {
 
 
 class Clock:
-    """Seconds that pass where `spend` is called, and a little whenever it is read."""
+    """Seconds that networks spend, and a few more whenever it is read."""
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
+    seconds = 0.0
 
     def __call__(self) -> float:
         self.seconds += 0.01
         return self.seconds
-
-    def spend(self, seconds: float) -> None:
-        self.seconds += seconds
 
 
 class Timed(TabularModel):
@@ -51,9 +47,8 @@ class Timed(TabularModel):
     def extend(self, blocks: Any) -> Any:
         for block in blocks.values():
             self._sizes.add(len(block.token_ids))
-            self._clock.spend(
-                self._weight * (1.0 + 0.1 * len(block.token_ids) + 0.5 * sum(block.token_ids))
-            )
+            work = 1.0 + 0.1 * len(block.token_ids) + 0.5 * sum(block.token_ids)
+            self._clock.seconds += self._weight * work
         return super().extend(blocks)
 
 
@@ -80,19 +75,12 @@ def test_plans_that_follow_the_clock_leave_the_law_alone(
     tree: str, verifier: str, controller: str, horizon: int, costs: str
 ) -> None:
     clock, sizes = Clock(), set[int]()
+    parts = {"drafter": POOL, "tree": tree, "verifier": verifier, "controller": controller}
 
     def components() -> Components:
         clock.seconds = 0.0
         target, draft = Timed(5, clock, 1.0, sizes), Timed(17, clock, 0.2, set())
-        return make_components(
-            target,
-            draft,
-            drafter=POOL,
-            tree=tree,
-            verifier=verifier,
-            controller=controller,
-            latency=COSTS[costs],
-        )
+        return make_components(target, draft, **parts, latency=COSTS[costs])
 
     case = Case(prompt=(0, 1, 0, 1, 0), horizon=horizon, max_new_tokens=horizon + 2)
     with measured_by(clock):

@@ -36,18 +36,10 @@ def clock(steps: tuple[float, ...]) -> Iterator[None]:
 
 
 def decoder(name: str, verifier: str | None) -> Decoder:
-    target, draft = (TabularModel(RandomTable(VOCAB, seed), VOCAB) for seed in (1, 2))
-    controller = CONTROLLERS[name]
-    return Decoder(
-        make_components(
-            target,
-            draft,
-            drafter="pool('ngram(2)', 'model')" if controller.selects else "model",
-            tree="chain(6)",
-            verifier=verifier,
-            controller=name,
-        )
-    )
+    models = (TabularModel(RandomTable(VOCAB, seed), VOCAB) for seed in (1, 2))
+    drafter = "pool('ngram(2)', 'model')" if CONTROLLERS[name].selects else "model"
+    parts = {"drafter": drafter, "verifier": verifier, "controller": name}
+    return Decoder(make_components(*models, tree="chain(6)", **parts))
 
 
 def write(made: Decoder, **options: object):

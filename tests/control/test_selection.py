@@ -10,7 +10,7 @@ import torch
 
 from monge.api import make_components
 from monge.control.base import SharedState
-from monge.control.hedge import AdaHedge, Hedge, HedgeState
+from monge.control.hedge import AdaHedge, Hedge
 from monge.control.latency import Latency
 from monge.control.linear_selection import FEATURES, LinearSelection, Ridge
 from monge.core.context import DraftPlan
@@ -47,17 +47,15 @@ def seen(drafter: str, position: int, *factors: float, num_nodes: int = 4) -> Co
 
 
 def round_of(
-    drafter: str, position: int, accepted: int, window: int, *counterfactuals: CounterfactualDraft
+    drafter: str, position: int, accepted: int, window: int, *found: CounterfactualDraft
 ) -> Any:
     plan = DraftPlan(max_depth=window, drafter=drafter)
-    return chain_round(
-        window,
-        accepted,
-        plan=plan,
-        drafter=drafter,
-        context_length=position,
-        counterfactuals=counterfactuals,
-    )
+    facts = {"context_length": position, "counterfactuals": found}
+    return chain_round(window, accepted, plan=plan, drafter=drafter, **facts)
+
+
+def tables(vocab: int, *seeds: int) -> list[TabularModel]:
+    return [TabularModel(RandomTable(vocab, seed), vocab) for seed in seeds]
 
 
 # Weights and estimates.
@@ -150,66 +148,31 @@ def test_bandit_feedback_is_unbiased() -> None:
 # Choice.
 
 
-def settle(
-    hedge: Hedge,
-    state: HedgeState,
-    rounds: int,
-    chosen: str,
-    accepted: int,
-    factors: tuple[float, ...],
-) -> HedgeState:
-    for number in range(rounds):
-        position = 10 + 5 * number
-        found = (
-            seen("ngram", position, *factors, num_nodes=len(factors)),
-            seen("none", position, num_nodes=0),
-        )
-        state = hedge.update(state, round_of(chosen, position, accepted, 4, *found))
-    return state
-
-
-def test_full_information_finds_a_drafter_that_was_never_used() -> None:
+@pytest.mark.parametrize(
+    ("factors", "least", "most"),
+    [((1.0,) * 4, 0.9, 1.0), ((), 0.5 - 1e-6, 0.5 + 1e-6), ((0.0,), 0.0, 0.1)],
+    ids=["finds a drafter that was never used", "finding nothing costs nothing", "errors cost"],
+)
+def test_full_information(factors: tuple[float, ...], least: float, most: float) -> None:
     hedge = Hedge(inner="fixed", explore=0.0)
-    state = settle(
-        hedge, hedge.init(shared_of(NOTHING, LOOKUP)), 12, "none", 0, (1.0, 1.0, 1.0, 1.0)
-    )
-    assert hedge.probs(state)[1] > 0.9
+    state = hedge.init(shared_of(NOTHING, LOOKUP))
+    for position in range(10, 22):
+        lookup = seen("ngram", position, *factors, num_nodes=4 * bool(factors))
+        found = lookup, seen("none", position, num_nodes=0)
+        state = hedge.update(state, round_of("none", position, 0, 0, *found))
+    assert least <= hedge.probs(state)[1] <= most
 
 
-def test_a_lookup_that_finds_nothing_costs_nothing_and_one_that_errs_is_left() -> None:
-    hedge = Hedge(inner="fixed", explore=0.0)
-    start = hedge.init(shared_of(NOTHING, LOOKUP))
-    assert hedge.probs(settle(hedge, start, 12, "none", 0, ()))[1] == pytest.approx(0.5)
-    wrong = [seen("ngram", 10, 0.0), seen("none", 10, num_nodes=0)]
-    for number in range(12):
-        start = hedge.update(start, round_of("none", 10 + number, 0, 0, *wrong))
-        wrong = [seen("ngram", 11 + number, 0.0), seen("none", 11 + number, num_nodes=0)]
-    assert hedge.probs(start)[1] < 0.1
-
-
-def test_a_drafter_that_accepts_more_and_takes_longer_is_left() -> None:
+@pytest.mark.parametrize(("draft", "least", "most"), [(2.0, 0.0, 0.2), (0.05, 0.8, 1.0)])
+def test_a_drafter_that_accepts_more_and_takes_longer_is_left(
+    draft: float, least: float, most: float
+) -> None:
     hedge = Hedge(inner="fixed", explore=0.1)
-    dear = shared_of(SMALL, NOTHING, draft=2.0)
-    cheap = shared_of(SMALL, NOTHING, draft=0.05)
-    probs = []
-    for shared in (dear, cheap):
-        state = hedge.init(shared)
-        for number in range(40):
-            chosen = "small" if number % 4 == 0 else "none"
-            found = seen("none", 10 + number, num_nodes=0)
-            state = hedge.update(
-                state,
-                round_of(
-                    chosen,
-                    10 + number,
-                    2 if chosen == "small" else 0,
-                    4 if chosen == "small" else 0,
-                    found,
-                ),
-            )
-        probs.append(hedge.probs(state)[0])
-    assert probs[0] < 0.2
-    assert probs[1] > 0.8
+    state = hedge.init(shared_of(SMALL, NOTHING, draft=draft))
+    for position in range(10, 50):
+        drafted = ("small", position, 2, 4) if position % 4 == 2 else ("none", position, 0, 0)
+        state = hedge.update(state, round_of(*drafted, seen("none", position, num_nodes=0)))
+    assert least <= hedge.probs(state)[0] <= most
 
 
 def test_late_feedback_is_settled_in_order_and_not_dropped() -> None:
@@ -269,10 +232,8 @@ def test_features_of_prompts() -> None:
 
 def test_the_prompt_chooses_who_begins() -> None:
     """Lookups that worked on repetitive prompts, and failed on others, begin on repetitive prompts only."""
-    shared, selection = (
-        shared_of(LOOKUP, SMALL),
-        LinearSelection(inner="fixed", bonus=0.0, opening=4),
-    )
+    shared = shared_of(LOOKUP, SMALL)
+    selection = LinearSelection(inner="fixed", bonus=0.0, opening=4)
     repetitive, free = (1, 2, 3, 4) * 8, tuple(range(32))
     for number in range(60):
         prompt, works = ((repetitive, True), (free, False))[number % 2]
@@ -300,10 +261,8 @@ def test_the_prompt_chooses_who_begins() -> None:
 
 def test_a_path_of_a_tree_that_ends_above_its_deepest_node_is_no_rejection():
     """The model learns from rounds that rejected something."""
-    shared, selection = (
-        shared_of(LOOKUP, SMALL),
-        LinearSelection(inner="fixed", bonus=0.0, opening=4),
-    )
+    shared = shared_of(LOOKUP, SMALL)
+    selection = LinearSelection(inner="fixed", bonus=0.0, opening=4)
     learnt = []
     # All two tokens of the path were accepted; in the second case another path was deeper.
     for depth in (2, 4):
@@ -338,13 +297,10 @@ def test_the_law_is_the_targets(controller: str, pool: str, case: Case) -> None:
     """All draws enumerated, those of the selection and of neighbours too; the drafter depends on what was accepted."""
 
     def components() -> Any:
-        models = TabularModel(RandomTable(2, 11), 2), TabularModel(RandomTable(2, 23), 2)
-        costs = Latency.linear(plain=1.0, node=0.1, draft=0.2)
-        return make_components(
-            *models, drafter=pool, tree="chain(1)", controller=controller, latency=costs
-        )
+        parts = {"drafter": pool, "tree": "chain(1)", "controller": controller}
+        return make_components(*tables(2, 11, 23), **parts, latency=shared_of().latency)
 
-    target = target_law(TabularModel(RandomTable(2, 11), 2), case)
+    target = target_law(*tables(2, 11), case)
     assert law_error(output_law(components, case), target) < 1e-12
 
 
@@ -354,25 +310,15 @@ def test_by_name_with_measured_choice(controller: str) -> None:
 
     The text stays that of plain decoding.
     """
-    target, draft = TabularModel(RandomTable(5, 1), 5), TabularModel(RandomTable(5, 1), 5)
     costs = Latency.linear(plain=1.0, node=0.01, draft=0.01)
-    components = make_components(
-        target,
-        draft,
-        drafter="pool('none', 'ngram', 'model')",
-        controller=controller,
-        latency=costs,
+    parts = {"drafter": "pool('none', 'ngram', 'model')", "controller": controller}
+    selecting = make_components(*tables(5, 1, 1), **parts, latency=costs)
+    plain = make_components(*tables(5, 1), drafter="none")
+    expected, results = (
+        Decoder(one).generate([(0, 1), (3,)], max_new_tokens=150, temperature=0.0, seed=2)
+        for one in (plain, selecting)
     )
-    results = Decoder(components, max_batch_size=2).generate(
-        [(0, 1), (3,)], max_new_tokens=150, temperature=0.0, seed=2
-    )
-    plain = make_components(TabularModel(RandomTable(5, 1), 5), drafter="none")
-    assert [one.token_ids for one in results] == [
-        one.token_ids
-        for one in Decoder(plain).generate(
-            [(0, 1), (3,)], max_new_tokens=150, temperature=0.0, seed=2
-        )
-    ]
+    assert [one.token_ids for one in results] == [one.token_ids for one in expected]
     assert all(name is not None for one in results for name in one.stats.drafters)
     assert max(one.stats.block_efficiency for one in results) > 2.0
 
@@ -392,14 +338,9 @@ def test_by_name_with_measured_choice(controller: str) -> None:
 )
 def test_bad_settings_are_refused(text: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        make_components(
-            TabularModel(RandomTable(5, 1), 5), drafter="pool('ngram', 'none')", controller=text
-        )
+        make_components(*tables(5, 1), drafter="pool('ngram', 'none')", controller=text)
 
 
 def test_there_must_be_something_to_choose_from() -> None:
-    costs = Latency.linear(plain=1.0, node=0.1, draft=0.2)
     with pytest.raises(OptionError, match="chooses between drafters"):
-        make_components(
-            TabularModel(RandomTable(5, 1), 5), drafter="ngram", controller="hedge", latency=costs
-        )
+        make_components(*tables(5, 1), drafter="ngram", controller="hedge")

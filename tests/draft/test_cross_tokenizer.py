@@ -88,16 +88,10 @@ def test_the_declared_law_is_the_draft_law_given_that_the_token_is_shared() -> N
 def test_lossless(parts: dict[str, str], temperature: float) -> None:
     """Alone, and beside another request."""
     rules = SamplingRules(temperature=temperature)
+    beside = {"neighbours": ((0, 2, 2),), "slot": 1, "rules": rules}
     for case in (
         Case(prompt=(0, 2, 0), horizon=2, max_new_tokens=3, rules=rules),
-        Case(
-            prompt=(2, 1),
-            horizon=2,
-            max_new_tokens=2,
-            neighbours=((0, 2, 2),),
-            slot=1,
-            rules=rules,
-        ),
+        Case(prompt=(2, 1), horizon=2, max_new_tokens=2, **beside),
     ):
         found = output_law(lambda: make_components(target(), foreign(), **parts), case)
         assert law_error(found, target_law(target(), case)) < 1e-12
@@ -135,10 +129,8 @@ def test_a_continuation_is_the_greedy_text_in_the_targets_tokens() -> None:
 
 
 def test_strings_need_a_foreign_model_and_sizes() -> None:
-    with pytest.raises(
-        OptionError,
-        match="for a draft model with another tokenizer, loaded with cross_tokenizer=True",
-    ):
+    refusal = "for a draft model with another tokenizer, loaded with cross_tokenizer=True"
+    with pytest.raises(OptionError, match=refusal):
         make_components(target(), target(), drafter="retokenize")
     with pytest.raises(OptionError, match="retokenize: num_own_tokens must be at least 1; got 0"):
         RetokenizeDrafter(model=foreign(), num_own_tokens=0)
@@ -147,9 +139,8 @@ def test_strings_need_a_foreign_model_and_sizes() -> None:
 def test_a_text_too_long_for_the_draft_model_says_so() -> None:
     model = foreign(TabularModel(RandomTable(4, 23), 4, max_length=4))
     model.open({0: (2, 2)})
-    with pytest.raises(
-        ContextLengthError, match="2 tokens are 5 of the draft model's, which reads 4"
-    ):
+    refusal = "2 tokens are 5 of the draft model's, which reads 4"
+    with pytest.raises(ContextLengthError, match=refusal):
         model.extend({0: NodeBlock((0,), (-1,))})
 
 
@@ -162,56 +153,34 @@ def sentence_piece(pieces: list[str]) -> PreTrainedTokenizerFast:
 
 
 def test_kinds_of_tokenizers_are_compared_by_bytes() -> None:
-    pieces = sentence_piece(
-        [
-            "<unk>",
-            "\N{LOWER ONE EIGHTH BLOCK}a",
-            "b",
-            "<0x41>",
-            "\N{LATIN SMALL LETTER E WITH ACUTE}",
-        ]
-    )
-    assert spellings(pieces, "target") | {0: b""} == {
-        0: b"",
-        1: b" a",
-        2: b"b",
-        3: b"A",
-        4: b"\xc3\xa9",
-    }
+    words = ["\N{LOWER ONE EIGHTH BLOCK}a", "b", "<0x41>", "\N{LATIN SMALL LETTER E WITH ACUTE}"]
+    pieces = sentence_piece(["<unk>", *words])
+    spelt = dict(enumerate((b"", b" a", b"b", b"A", b"\xc3\xa9")))
+    assert spellings(pieces, "target") | {0: b""} == spelt
     signs = byte_level(["\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}a", "b", "A"], [])
     assert map_vocabulary(pieces, signs, 5, 3).shared == ((1, 0), (2, 1), (3, 2))
-    assert map_vocabulary(pieces, signs, 6, 3).written[4:] == (
-        (0,),
-        (0,),
-    )  # no byte of the letter is known: any token does
+    # No byte of the letter is known: any token does.
+    assert map_vocabulary(pieces, signs, 6, 3).written[4:] == ((0,), (0,))
 
 
 def test_vocabularies_that_do_not_meet_are_refused() -> None:
     with pytest.raises(VocabularyMismatchError, match=r"share no token \(2 and 1 are known\)"):
         map_vocabulary(byte_level(["a", "b"], []), byte_level(["c"], []), 2, 1)
     slow: Any = object()
-    with pytest.raises(
-        VocabularyMismatchError,
-        match=r"the draft model's tokenizer \(object\) "
-        r"does not say how its tokens",
-    ):
+    refusal = r"the draft model's tokenizer \(object\) does not say how its tokens"
+    with pytest.raises(VocabularyMismatchError, match=refusal):
         map_vocabulary(byte_level(["a"], []), slow, 1, 1)
     words = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     )
-    with pytest.raises(
-        VocabularyMismatchError, match="neither byte-level nor of SentencePiece's kind"
-    ):
+    refusal = "neither byte-level nor of SentencePiece's kind"
+    with pytest.raises(VocabularyMismatchError, match=refusal):
         spellings(words, "target")
 
 
 def save(folder: Path, pieces: list[str], merges: list[tuple[str, str]], seed: int) -> str:
-    sizes: dict[str, Any] = {
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-    }
+    sizes: dict[str, Any] = dict.fromkeys(("hidden_size", "intermediate_size"), 16)
+    sizes |= {"num_hidden_layers": 1, "num_attention_heads": 2}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # of a network, not of a draw
         LlamaForCausalLM(LlamaConfig(vocab_size=len(pieces), **sizes)).save_pretrained(folder)

@@ -50,11 +50,9 @@ def error(case, **settings):
 @pytest.mark.parametrize("paths", [False, True])
 def test_text_has_the_targets_law(paths, verifier, style):
     drafter = f"ensemble(depth=2, paths={paths})"
-    assert error(TWO_LEVELS, drafter=drafter, verifier=verifier, style=style, vocab=2) < EXACT
-    assert (
-        error(Case(horizon=2, max_new_tokens=2), drafter=drafter, verifier=verifier, style=style)
-        < EXACT
-    )
+    for case, vocab in ((TWO_LEVELS, 2), (Case(horizon=2, max_new_tokens=2), VOCAB)):
+        parts = {"drafter": drafter, "verifier": verifier, "style": style, "vocab": vocab}
+        assert error(case, **parts) < EXACT
 
 
 @pytest.mark.parametrize("num_nodes", [2, 3, 4, 5])
@@ -64,19 +62,11 @@ def test_limits_that_bind_leave_the_law(verifier, num_nodes):
 
     Which nodes below them have candidates must not depend on that.
     """
-    assert (
-        error(
-            TWO_LEVELS,
-            drafter=f"ensemble(depth=2, num_nodes={num_nodes})",
-            verifier=verifier,
-            vocab=2,
-        )
-        < EXACT
-    )
-    assert (
-        error(TWO_LEVELS, controller=f"fixed(max_nodes={num_nodes})", verifier=verifier, vocab=2)
-        < EXACT
-    )
+    for limit in (
+        {"drafter": f"ensemble(depth=2, num_nodes={num_nodes})"},
+        {"controller": f"fixed(max_nodes={num_nodes})"},
+    ):
+        assert error(TWO_LEVELS, verifier=verifier, vocab=2, **limit) < EXACT
 
 
 @pytest.mark.parametrize(
@@ -93,11 +83,7 @@ def test_three_models_and_neighbours_in_the_batch():
     assert error(Case(horizon=2, max_new_tokens=2, neighbours=((1, 2), (2,)), slot=1)) < EXACT
 
 
-def drawn(drafter, seed=0, **limits):
-    return grown(drafter, SeededDraws(seed), **limits)
-
-
-def grown(drafter, draws, **limits):
+def drawn(drafter, draws, **limits):
     context = Context(request_id=0, token_ids=(0, 1), num_prompt_tokens=2, rules=SamplingRules())
     (state,) = drafter.open([context])
     (draft,) = drafter.draft([context], [state], [DraftPlan(**limits)], [draws])
@@ -108,13 +94,11 @@ def grown(drafter, draws, **limits):
 @pytest.mark.parametrize("num_nodes", [3, 4, 5, 6])
 def test_which_nodes_have_candidates_is_decided_before_their_level_is_drawn(num_nodes):
     def level(draws):
-        tree = grown(
-            EnsembleDrafter(models=(table(23), table(5)), depth=2, num_nodes=num_nodes), draws
-        )
+        models = (table(23), table(5))
+        tree = drawn(EnsembleDrafter(models=models, depth=2, num_nodes=num_nodes), draws)
         upper = [node for node, depth in enumerate(tree.depths) if depth == 1]
-        return tuple(tree.token_ids[node] for node in upper), tuple(
-            bool(tree.candidates[node]) for node in upper
-        )
+        tokens = tuple(tree.token_ids[node] for node in upper)
+        return tokens, tuple(bool(tree.candidates[node]) for node in upper)
 
     found = exact_law(level)
     assert len({above for above, _ in found}) == len(found) > 3
@@ -123,7 +107,7 @@ def test_which_nodes_have_candidates_is_decided_before_their_level_is_drawn(num_
 @pytest.mark.parametrize("seed", range(8))
 def test_every_node_has_one_draw_of_each_model(seed):
     models = (table(23), table(5))
-    tree = drawn(EnsembleDrafter(models=models, depth=2), seed)
+    tree = drawn(EnsembleDrafter(models=models, depth=2), SeededDraws(seed))
     for node, depth in enumerate(tree.depths):
         assert len(tree.candidates[node]) == (2 if depth < 2 else 0)
         if depth < 2:
@@ -139,7 +123,8 @@ def test_every_node_has_one_draw_of_each_model(seed):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_one_path_a_model(seed):
-    tree = drawn(EnsembleDrafter(models=(table(23), table(5)), depth=3, paths=True), seed)
+    drafter = EnsembleDrafter(models=(table(23), table(5)), depth=3, paths=True)
+    tree = drawn(drafter, SeededDraws(seed))
     first, second = (0,), (0,)
     for _ in range(3):
         ends = {first[-1]: tree.candidates[first[-1]], second[-1]: tree.candidates[second[-1]]}
@@ -150,11 +135,11 @@ def test_one_path_a_model(seed):
 
 def test_limits_of_a_plan():
     drafter = EnsembleDrafter(models=(table(23), table(5)), depth=4, num_nodes=30)
-    for seed in range(5):
-        assert max(drawn(drafter, seed, max_depth=2).depths) == 2
-        assert drawn(drafter, seed, max_nodes=5).num_nodes - 1 <= 5
-        assert drawn(drafter, seed, max_depth=0).num_nodes == 1
-        assert drawn(drafter, seed, max_nodes=1).num_nodes == 1
+    for draws in map(SeededDraws, range(5)):
+        assert max(drawn(drafter, draws, max_depth=2).depths) == 2
+        assert drawn(drafter, draws, max_nodes=5).num_nodes - 1 <= 5
+        assert drawn(drafter, draws, max_depth=0).num_nodes == 1
+        assert drawn(drafter, draws, max_nodes=1).num_nodes == 1
 
 
 def test_defaults_for_several_draft_models():
@@ -168,13 +153,8 @@ def test_defaults_for_several_draft_models():
 def test_beside_a_lookup():
     made = components("pool('ngram', 'ensemble')")
     assert [member.runs_network for member in made.shared.members] == [False, True]
-    assert (
-        error(
-            Case(prompt=(0, 1, 0), horizon=2, max_new_tokens=2),
-            drafter="pool('ngram(2)', 'ensemble(depth=1)')",
-        )
-        < EXACT
-    )
+    case = Case(prompt=(0, 1, 0), horizon=2, max_new_tokens=2)
+    assert error(case, drafter="pool('ngram(2)', 'ensemble(depth=1)')") < EXACT
 
 
 def test_a_draft_model_with_another_tokenizer():
@@ -224,10 +204,7 @@ def test_models_that_do_not_fit_are_refused():
         make_components(table(11), [model, TabularModel(RandomTable(4, 5), 4)])
     chains_only = table(5)
     chains_only.no_tree_reason = "it keeps recurrent state"
-    with pytest.raises(
-        UnsupportedModelError,
-        match=r"draft model 2 cannot read trees.*use "
-        r"ensemble\(paths=True\)",
-    ):
+    refusal = r"draft model 2 cannot read trees.*use ensemble\(paths=True\)"
+    with pytest.raises(UnsupportedModelError, match=refusal):
         make_components(table(11), [model, chains_only])
     make_components(table(11), [model, chains_only], drafter="ensemble(paths=True)")

@@ -10,8 +10,6 @@ from monge.api import make_components
 from monge.core.errors import OptionError, UnsupportedModelError
 from monge.core.model import LayeredModel, NodeBlock
 from monge.core.sampling_rules import SamplingRules
-from monge.draft.layer_skip import LayerSkipDrafter
-from monge.draft.tree.fixed_width import Chain
 from monge.engine.decoder import Decoder
 from monge.engine.models.layer_subset import layer_subset
 from monge.loading.networks import as_sequence_model
@@ -106,21 +104,19 @@ def test_greedy_text_is_the_plain_one(family: str) -> None:
     """On a target that reads trees, and on one that reads chains only."""
     network = make_network(family)
     prompts = [(5, 6, 7), (9, 8)]
-    plain = Decoder(make_components(as_sequence_model(network), drafter="none")).generate(
-        prompts, max_new_tokens=12
-    )
     target = as_sequence_model(network)
-    parts = make_components(target, drafter="layer_skip(num_layers=1)", tree="chain(3)")
-    drafted = Decoder(parts).generate(prompts, max_new_tokens=12)
+    plain, drafted, whole = (
+        Decoder(make_components(target, drafter=drafter, tree=tree)).generate(
+            prompts, max_new_tokens=12
+        )
+        for drafter, tree in (
+            ("none", None),
+            ("layer_skip(num_layers=1)", "chain(3)"),
+            ("layer_skip(num_layers=2)", "chain(3)"),
+        )
+    )
     assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
-    whole = make_components(
-        target, drafter=LayerSkipDrafter(target=target, tree=Chain(3), num_layers=2)
-    )
-    assert all(
-        record.num_accepted == record.depth
-        for one in Decoder(whole).generate(prompts, max_new_tokens=9)
-        for record in one.records
-    )
+    assert all(record.num_accepted == record.depth for one in whole for record in one.records)
     assert target.forward_s > 0.0
 
 

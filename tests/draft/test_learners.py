@@ -195,8 +195,7 @@ class TestTokenRecycling:
         known = opened(TokenRecyclingDrafter(acceptance=(0.5, 0.2)), [1, 2, 1, 3, 1, 4, 1])
         assert known[1] == (4, 3)
         assert known[2] == (1,)
-        assert known[9] == ()
-        assert len(known) == 4
+        assert set(known) == {1, 2, 3, 4}
 
     def test_rankings_replace_rows_and_the_text_prevails(self) -> None:
         drafter = TokenRecyclingDrafter(num_nodes=4, depth=2, acceptance=(0.5, 0.2))
@@ -222,7 +221,7 @@ class TestTokenRecycling:
         drafter = TokenRecyclingDrafter(num_nodes=6, depth=3, acceptance=(0.6, 0.2))
         known = opened(drafter, [0])
         for token in range(10):
-            known.rank(token, ((token + 1) % 10, (token + 5) % 10))
+            known[token] = (token + 1) % 10, (token + 5) % 10
         assert paths(drafted(drafter, known, [0]).tree) == {
             (1,),
             (1, 2),

@@ -6,29 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monge.core.context import Context, DraftPlan
-from monge.core.draws import TapeDraws
+from monge.core.context import DraftPlan
 from monge.core.errors import OptionError
-from monge.core.sampling_rules import SamplingRules
 from monge.core.tree import TokenTree
 from monge.draft.suffix import SuffixDrafter, SuffixIndex
+from tests.draft.test_learners import context, opened
+from tests.draft.test_learners import drafted as drafted_from
 
 TEXTS = st.lists(st.integers(0, 2), min_size=2, max_size=24)
-
-
-def context(tokens: Sequence[int], request_id: int = 0) -> Context:
-    return Context(
-        request_id=request_id, token_ids=tuple(tokens), num_prompt_tokens=1, rules=SamplingRules()
-    )
 
 
 def drafted(
     drafter: SuffixDrafter, tokens: Sequence[int], plan: DraftPlan | None = None
 ) -> TokenTree:
-    here = context(tokens, 9)
-    (state,) = drafter.open([here])
-    (draft,) = drafter.draft([here], [state], [plan or DraftPlan()], [TapeDraws([])])
-    return draft.tree
+    return drafted_from(drafter, opened(drafter, tokens), tokens, plan).tree
 
 
 def paths(tree: TokenTree) -> list[tuple[int, ...]]:
@@ -42,11 +33,8 @@ def test_matches_are_the_earlier_occurrences_of_the_ending(text: list[int], max_
     expected: list[tuple[int, list[int]]] = []
     for length in range(1, min(max_match, len(text)) + 1):
         ending = text[-length:]
-        places = [
-            end
-            for end in range(len(text) - 1, length - 1, -1)
-            if text[end - length : end] == ending
-        ]
+        ends = range(len(text) - 1, length - 1, -1)
+        places = [end for end in ends if text[end - length : end] == ending]
         if places and expected and len(expected[-1][1]) == len(places):
             expected.pop()
         if places:
@@ -66,9 +54,8 @@ def test_shares_are_counts_of_what_followed(text: list[int], depth: int) -> None
                 if place + size <= len(text):
                     path = tuple(text[place : place + size])
                     counts[path] = counts.get(path, 0) + 1
-        assert found == pytest.approx(
-            {path: count / len(places) for path, count in counts.items()}
-        ), length
+        shares = {path: count / len(places) for path, count in counts.items()}
+        assert found == pytest.approx(shares), length
         assert list(found.values()) == sorted(found.values(), reverse=True)
 
 
@@ -89,14 +76,10 @@ def test_long_matches_earn_long_drafts() -> None:
     text = [7, 1, 2, 3, 4, 5, 6, 8, 9, 1, 2, 3]
     assert drafted(SuffixDrafter(nodes_per_token=1.0), text).num_nodes == 1 + 3
     assert drafted(SuffixDrafter(nodes_per_token=2.0), text).num_nodes == 1 + 6
-    assert (
-        drafted(SuffixDrafter(nodes_per_token=2.0), text, DraftPlan(max_nodes=2)).num_nodes == 1 + 2
-    )
+    limited = drafted(SuffixDrafter(nodes_per_token=2.0), text, DraftPlan(max_nodes=2))
+    assert limited.num_nodes == 1 + 2
     assert drafted(SuffixDrafter(), text, DraftPlan(max_depth=0)).num_nodes == 1
-
-
-def test_nothing_is_drafted_without_a_match() -> None:
-    assert drafted(SuffixDrafter(), [1, 2, 3]).num_nodes == 1
+    assert drafted(SuffixDrafter(), [1, 2, 3]).num_nodes == 1, "there is no match"
 
 
 def test_earlier_requests_are_remembered_only_if_asked_and_the_oldest_go_first() -> None:
@@ -128,11 +111,8 @@ def test_texts_do_not_run_into_each_other() -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        {"num_nodes": 0},
-        {"width": 0},
-        {"min_share": 1.5},
-        {"nodes_per_token": 0.0},
-        {"max_history": -1},
+        *({"num_nodes": 0}, {"width": 0}, {"min_share": 1.5}),
+        *({"nodes_per_token": 0.0}, {"max_history": -1}),
     ],
 )
 def test_bad_sizes_are_refused(bad: dict[str, float]) -> None:

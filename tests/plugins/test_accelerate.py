@@ -4,12 +4,13 @@ import copy
 
 import pytest
 import torch
-from transformers import GenerationConfig, pipeline
+from transformers import GenerationConfig, pipeline, set_seed
 from transformers.generation.streamers import BaseStreamer
 
 import monge
 from monge.api import built_in
 from monge.core.errors import OptionError
+from monge.plugins import transformers_generate
 from tests.engine.tiny import PAD, network, padded, perturbed, prompts
 
 ROWS = prompts((9, 4, 7, 11), seed=7)
@@ -77,9 +78,8 @@ class TestOutputs:
         model = accelerated(target, tree=tree, seed=3)
         sampled = {"do_sample": True, "max_new_tokens": 12, "eos_token_id": None}
         output = model.generate(**padded(ROWS[:2]), **sampled, **OUTPUTS, **settings)
-        mask = torch.cat(
-            [padded(ROWS[:2])["attention_mask"], torch.ones(2, 12, dtype=torch.long)], 1
-        )
+        given = padded(ROWS[:2])["attention_mask"]
+        mask = torch.cat([given, torch.ones(2, 12, dtype=torch.long)], 1)
         positions = (mask.cumsum(1) - 1).clamp_min(0)
         with torch.no_grad():
             logits = target(
@@ -153,9 +153,8 @@ class TestArguments:
             accelerated(target).generate(**padded(ROWS), **GREEDY, **settings)
 
     def test_unknown_options(self, target):
-        with pytest.raises(
-            OptionError, match=r"unknown options trees.*expected some of controller"
-        ):
+        refusal = r"unknown options trees.*expected some of controller"
+        with pytest.raises(OptionError, match=refusal):
             monge.accelerate(target, trees="chain(3)")
         with pytest.raises(OptionError, match=r"got int.*pipe\.model"):
             monge.accelerate(3)
@@ -219,3 +218,55 @@ def test_a_head_is_read_once(built_in_pair):
     assert not isinstance(model.generate.draft, str)
     expected = target.generate(**inputs, **GREEDY)
     assert torch.equal(model.generate(**inputs, **GREEDY), expected)
+
+
+PAIR, SHORT = padded(prompts((9, 4), seed=3)), {"max_new_tokens": 8, "eos_token_id": None}
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """Components and requests of the calls, as they are decoded."""
+    seen, decode = [], transformers_generate.decode
+
+    def noting(sessions, components, **options):
+        seen.append((components, [session.request for session in sessions]))
+        return decode(sessions, components, **options)
+
+    monkeypatch.setattr(transformers_generate, "decode", noting)
+    return seen
+
+
+@pytest.mark.parametrize("has_draft", [True, False])
+def test_the_default_controller_is_that_of_load(decoded, has_draft):
+    target = network("llama")
+    draft = perturbed(target) if has_draft else None
+    target.generate(
+        **PAIR, **SHORT, do_sample=False, custom_generate=monge.speculate, draft_model=draft
+    )
+    ((found, requests),) = decoded
+    expected = monge.load(target, draft).components
+    assert found.controllers == expected.controllers
+    assert (found.controller, found.seeded) == (expected.controller, expected.seeded)
+    assert found.shared.members == expected.shared.members
+    assert type(found.rule) is type(expected.rule)
+    assert [request.controller for request in requests] == [None, None]
+
+
+def test_sampled_calls_keep_a_plan_that_a_seed_repeats(decoded):
+    target = network("llama")
+    texts, draft = [], perturbed(target)
+    for _ in range(2):
+        set_seed(5)
+        ours = {"custom_generate": monge.speculate, "draft_model": draft}
+        texts.append(target.generate(**PAIR, **SHORT, **ours, do_sample=True))
+    assert torch.equal(*texts)
+    assert {request.controller for _, requests in decoded for request in requests} == {"fixed"}
+
+
+def test_what_is_learned_of_a_model_is_kept_for_its_next_calls(decoded):
+    made = monge.accelerate(copy.deepcopy(network("llama")), perturbed(network("llama")))
+    for options in ({}, {}, {"tree": "chain(2)"}):
+        made.generate(**PAIR, **SHORT, do_sample=False, **options)
+    shared = [components.shared for components, _ in decoded]
+    assert shared[0] is shared[1]
+    assert shared[2] is not shared[0], "another tree has other times"

@@ -57,15 +57,11 @@ class PoolState:
 
     Args:
         states: States of the drafters; `None` for one that has not been opened.
-        chosen: Index of the drafter of the present round, until it has observed the verdict.
-        draft: Its draft.
         shadows: Shadow drafts of earlier rounds that the text has not decided yet.
         counterfactuals: Results of shadow drafts that the text of the last round decided.
     """
 
     states: tuple[Any, ...]
-    chosen: int | None = None
-    draft: Draft[Any] | None = None
     shadows: tuple[ShadowDraft, ...] = ()
     counterfactuals: tuple[CounterfactualDraft, ...] = ()
 
@@ -96,6 +92,8 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
     min_nodes: int = 1
     _all: tuple[AnyDrafter, ...] = field(init=False, repr=False, compare=False)
     _can: tuple[Capabilities, ...] = field(init=False, repr=False, compare=False)
+    # Indices of the drafters whose networks read prompts in chunks.
+    _readers: tuple[int, ...] = field(init=False, repr=False, compare=False)
     _opened: dict[int, set[int]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -112,6 +110,8 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         check_sizes("pool", min_nodes=self.min_nodes)
         object.__setattr__(self, "_all", tuple(self.drafters.values()))
         object.__setattr__(self, "_can", tuple(own.capabilities for own in self._all))
+        readers = (i for i in self._networks if piece_reader(self._all[i]) is not None)
+        object.__setattr__(self, "_readers", tuple(readers))
         object.__setattr__(self, "_opened", {})
 
     @property
@@ -145,8 +145,7 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
 
     @property
     def reads_pieces(self) -> bool:
-        networks = [own for own, can in zip(self._all, self._can, strict=True) if can.runs_network]
-        return bool(networks) and all(piece_reader(own) is not None for own in networks)
+        return bool(self._readers) and len(self._readers) == len(self._networks)
 
     def counterfactuals(self, state: PoolState) -> tuple[CounterfactualDraft, ...]:
         return state.counterfactuals
@@ -157,10 +156,9 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         rows = [(context, list[Any]([None] * len(self._all))) for context in contexts]
         # Model-free drafters need whole prompts: chunked prompts open them at the first draft.
         whole = [row for row in rows if len(row[0].token_ids) >= row[0].num_prompt_tokens]
-        readers = self._readers
         for index in range(len(self._all)):
-            if index not in readers[1:]:
-                self._open(index, rows if index in readers else whole)
+            if index not in self._readers[1:]:
+                self._open(index, rows if index in self._readers else whole)
         return [PoolState(tuple(states)) for _, states in rows]
 
     def read(self, contexts: Sequence[Context]) -> None:
@@ -184,8 +182,8 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
             self._shadows(contexts[row], known[row]) if plans[row].drafter is not None else ()
             for row in rows
         ]
-        chosen: dict[int, tuple[int, Draft[Any]]] = {}
-        for index, drafter in enumerate(self._all):
+        chosen: dict[int, Draft[Any]] = {}
+        for index, (name, drafter) in enumerate(self.drafters.items()):
             free = [row for row in rows if row not in chosen and named[row] in {None, index}]
             own = {row: self._own_plan(index, contexts[row], plans[row]) for row in free}
             own = {row: plan for row, plan in own.items() if plan.nodes(plan.depth(1)) > 0}
@@ -202,15 +200,15 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
                 # Model-free candidates are not random, so a small tree drops no draw.
                 least = self._least_nodes(index) if named[row] is None else 1
                 if draft.tree.num_nodes > least or draft.error is not None:
-                    chosen[row] = index, draft
+                    known[row][index] = draft.state
+                    chosen[row] = replace(draft, drafter=name)
         drafts: list[Draft[PoolState]] = []
         for row, context in enumerate(contexts):
-            nothing: Draft[Any] = Draft(root_only(context.token_ids[-1]), None)
-            index, draft = chosen.get(row, (named[row], None))
+            name = None if named[row] is None else plans[row].drafter
+            nothing: Draft[Any] = Draft(root_only(context.token_ids[-1]), None, drafter=name)
             waiting = (*states[row].shadows, *shadows[row])
-            state = PoolState(tuple(known[row]), index, draft, waiting)
-            name = None if index is None else tuple(self.drafters)[index]
-            drafts.append(replace(draft or nothing, state=state, drafter=name))
+            state = PoolState(tuple(known[row]), waiting)
+            drafts.append(replace(chosen.get(row, nothing), state=state))
         return drafts
 
     def observe(
@@ -227,7 +225,7 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
             if rows:
                 new = drafter.observe(
                     [contexts[row] for row in rows],
-                    [_own_draft(drafts[row], index) for row in rows],
+                    [replace(drafts[row], state=states[row][index]) for row in rows],
                     [verdicts[row] for row in rows],
                 )
                 for row, state in zip(rows, new, strict=True):
@@ -242,13 +240,8 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
             self._all[index].close(context)
 
     @property
-    def _readers(self) -> list[int]:
-        """Indices of the drafters whose networks read prompts in chunks."""
-        return [
-            index
-            for index, (own, can) in enumerate(zip(self._all, self._can, strict=True))
-            if can.runs_network and piece_reader(own) is not None
-        ]
+    def _networks(self) -> list[int]:
+        return [index for index, can in enumerate(self._can) if can.runs_network]
 
     def _named(self, context: Context, plan: DraftPlan) -> int | None:
         """Return the drafter that a plan names, unless its context has ended."""
@@ -298,14 +291,6 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         opened = self._all[index].open([context for context, _ in new])
         for (_, states), state in zip(new, opened, strict=True):
             states[index] = state
-
-
-def _own_draft(draft: Draft[PoolState], index: int) -> Draft[Any]:
-    """Return the draft of a drafter, with the tree of the drafter that was used."""
-    state = draft.state
-    if state.draft is not None and state.chosen == index:
-        return state.draft
-    return Draft(draft.tree, state.states[index])
 
 
 def _settled(

@@ -1,7 +1,7 @@
 """Token recycling: propose the tokens that the target last ranked highest after the same token."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
@@ -12,38 +12,12 @@ from monge.draft.base import Capabilities, Draft, ModelFreeDrafter, model_free
 from monge.draft.tree.base import check_sizes
 from monge.draft.tree.sequoia import Shape, best_shape, check_acceptance
 
-
-class SuccessorTable:
-    """For every seen token, its likely successors, most probable first.
-
-    Args:
-        width: Most successors of a token.
-    """
-
-    def __init__(self, width: int) -> None:
-        self._width = width
-        self._rows: dict[int, tuple[int, ...]] = {}
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, token: int) -> tuple[int, ...]:
-        """Return the successors of a token; empty for an unseen token."""
-        return self._rows.get(token, ())
-
-    def rank(self, token: int, successors: Sequence[int]) -> None:
-        """Replace a row."""
-        self._rows[token] = tuple(successors[: self._width])
-
-    def read(self, text: Sequence[int]) -> None:
-        """Put the successors in a text first, the latest in front."""
-        for token, follower in zip(text, text[1:], strict=False):
-            others = [other for other in self[token] if other != follower]
-            self.rank(token, (follower, *others))
+Successors = dict[int, tuple[int, ...]]
+"""For every seen token, its likely successors, most probable first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenRecyclingDrafter(ModelFreeDrafter[SuccessorTable]):
+class TokenRecyclingDrafter(ModelFreeDrafter[Successors]):
     """A tree of the tokens that the target ranked highest in earlier rounds, each after its parent's token.
 
     A table has the last known successors of every token. At first they come from the prompt. After
@@ -72,12 +46,11 @@ class TokenRecyclingDrafter(ModelFreeDrafter[SuccessorTable]):
     depth: int = 6
     acceptance: tuple[float | int, ...] = (0.5, 0.12, 0.06, 0.04, 0.03, 0.02, 0.015, 0.01)
     keep: bool = False
-    _shared: SuccessorTable = field(init=False, repr=False, compare=False)
+    _shared: Successors = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_sizes("token_recycling", num_nodes=self.num_nodes, depth=self.depth)
         check_acceptance("token_recycling", self.acceptance)
-        object.__setattr__(self, "_shared", SuccessorTable(len(self.acceptance)))
 
     @property
     def capabilities(self) -> Capabilities:
@@ -86,36 +59,35 @@ class TokenRecyclingDrafter(ModelFreeDrafter[SuccessorTable]):
             max_depth=shape.depth, max_width=shape.width, num_successors=len(self.acceptance)
         )
 
-    def start(self, context: Context) -> SuccessorTable:
-        table = self._shared if self.keep else SuccessorTable(len(self.acceptance))
-        table.read(context.token_ids)
+    def start(self, context: Context) -> Successors:
+        table = self._shared if self.keep else Successors()
+        for token, follower in pairwise(context.token_ids):
+            others = (other for other in table.get(token, ()) if other != follower)
+            table[token] = (follower, *others)[: len(self.acceptance)]
         return table
 
-    def tree(
-        self, context: Context, state: SuccessorTable, plan: DraftPlan, draws: Draws
-    ) -> TokenTree:
+    def tree(self, context: Context, state: Successors, plan: DraftPlan, draws: Draws) -> TokenTree:
         shape = self._shape(plan.nodes(self.num_nodes), plan.depth(self.depth))
         return _tree(context.token_ids[-1], shape, state, draws)
 
-    def follow(
-        self, context: Context, draft: Draft[SuccessorTable], verdict: Verdict
-    ) -> SuccessorTable:
+    def follow(self, context: Context, draft: Draft[Successors], verdict: Verdict) -> Successors:
         tree, text = draft.tree, (0, *verdict.path)
         # The nodes on the text come last, so that their rankings stay.
         for node in (*(node for node in range(tree.num_nodes) if node not in text), *text):
-            draft.state.rank(tree.token_ids[node], verdict.successors[node])
+            ranked = verdict.successors[node][: len(self.acceptance)]
+            draft.state[tree.token_ids[node]] = tuple(ranked)
         return draft.state
 
     def _shape(self, num_nodes: int, depth: int) -> Shape:
         return best_shape(num_nodes, depth, tuple(float(chance) for chance in self.acceptance))
 
 
-def _tree(root: int, shape: Shape, table: SuccessorTable, draws: Draws) -> TokenTree:
+def _tree(root: int, shape: Shape, table: Successors, draws: Draws) -> TokenTree:
     tree, level = GrowingTree(root), [(0, shape)]
     while level:
         below: list[tuple[int, Shape]] = []
         for node, own in level:
-            tokens = table[tree.token_ids[node]][: len(own.children)]
+            tokens = table.get(tree.token_ids[node], ())[: len(own.children)]
             if tokens:
                 grown = tree.grow(node, Deterministic(tokens), draws)
                 # A short row leaves the last subtrees out.

@@ -133,21 +133,25 @@ def speculate(
         shows_scores=bool(keeps_rows and config.output_scores),
     )
     learned, key = _LEARNED.setdefault(model, {}), _key(model, draft_model, parts)
-    rules = draft_rules(logits_processor) if config.do_sample else None
-    components = _components(model, draft_model, draft_rules=rules, **parts)
+    drafts_by = draft_rules(logits_processor) if config.do_sample else None
+    components = _components(model, draft_model, draft_rules=drafts_by, **parts)
     if (shared := learned.pop(key, None)) is not None:
         components = replace(components, shared=shared)
     if seed is None:
         # The host's users seed torch's global generator, and expect `generate` to follow.
         seed = int(torch.randint(2**63 - 1, (1,))) if config.do_sample else 0  # noqa: TID251
-    make = _RequestMaker(input_ids, config, logits_processor, stopping_criteria, replay)
-    controller = components.named_for(None, make.rules, is_seeded=True)
-    sessions = [
-        Session(make(row, start, seed=seed, controller=controller), request_id=row)
-        for row, start in enumerate(starts)
-    ]
-    for session in sessions:
-        check_length(session.request, components.target.max_length, "target")
+    # The processors hold the temperature already: what is left is the softmax, or the argmax.
+    rules = SamplingRules(temperature=1 if config.do_sample else 0)
+    usual = {
+        "rules": rules,
+        "seed": seed,
+        "controller": components.named_for(None, rules, is_seeded=True),
+    }
+    sessions: list[Session] = []
+    for row, start in enumerate(starts):
+        request = _request(row, start, logits_processor, stopping_criteria, replay, **usual)
+        check_length(request, components.target.max_length, "target")
+        sessions.append(Session(request, request_id=row))
     if token_streamer is not None:
         token_streamer.put(input_ids.cpu())
     try:
@@ -193,48 +197,37 @@ def _row_starts(input_ids: Tensor, model_kwargs: dict[str, Any]) -> list[int]:
     return starts.tolist()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _RequestMaker:
-    """Makes the request of one row from the arguments of `generate`."""
+def _request(
+    row: int,
+    start: int,
+    processors: LogitsProcessorList,
+    criteria: StoppingCriteriaList,
+    replay: Replay,
+    **usual: Any,
+) -> Request:
+    """Return the request of one row, whose prompt begins at `start`, from arguments of `generate`."""
+    batch_size, length = replay.text.shape
+    lengths = [one.max_length for one in criteria if isinstance(one, MaxLengthCriteria)]
+    ends = [one.eos_token_id for one in criteria if isinstance(one, EosTokenCriteria)]
+    padding = replay.text[row : row + 1, :start]
+    own: tuple[Processor, ...] = row_processors(processors, row, batch_size, padding)
+    if replay.visited:
+        note = Stateless(replay.visited[row].note)
+        own = (note, *own, note)
 
-    input_ids: Tensor
-    config: GenerationConfig
-    processors: LogitsProcessorList
-    criteria: StoppingCriteriaList
-    replay: Replay
+    def stop_check(token_ids: Sequence[int]) -> bool:
+        replay.grow(row, token_ids[length - start :])
+        return not replay.needs(row)
 
-    @property
-    def rules(self) -> SamplingRules:
-        # The processors hold the temperature already: what is left is the softmax, or the argmax.
-        return SamplingRules(temperature=1 if self.config.do_sample else 0)
-
-    def __call__(self, row: int, start: int, *, seed: int, controller: str | None) -> Request:
-        batch_size, length = self.input_ids.shape
-        lengths = [one.max_length for one in self.criteria if isinstance(one, MaxLengthCriteria)]
-        ends = [one.eos_token_id for one in self.criteria if isinstance(one, EosTokenCriteria)]
-        padding = self.input_ids[row : row + 1, :start]
-        processors: tuple[Processor, ...] = row_processors(
-            self.processors, row, batch_size, padding
-        )
-        if visited := self.replay.visited:
-            note = Stateless(visited[row].note)
-            processors = (note, *processors, note)
-
-        def stop_check(token_ids: Sequence[int]) -> bool:
-            self.replay.grow(row, token_ids[length - start :])
-            return not self.replay.needs(row)
-
-        return Request(
-            prompt_ids=tuple(self.input_ids[row, start:].tolist()),
-            max_new_tokens=min(lengths) - length,
-            rules=self.rules,
-            seed=seed,
-            row=row,
-            eos_ids=frozenset(int(token) for tokens in ends for token in tokens),
-            processors=processors,
-            controller=controller,
-            stop_check=stop_check,
-        )
+    return Request(
+        prompt_ids=tuple(replay.text[row, start:].tolist()),
+        max_new_tokens=min(lengths) - length,
+        row=row,
+        eos_ids=frozenset(int(token) for tokens in ends for token in tokens),
+        processors=own,
+        stop_check=stop_check,
+        **usual,
+    )
 
 
 def _components(model: Any, draft: Draft, *, drafter: Any = None, **parts: Any) -> Components:

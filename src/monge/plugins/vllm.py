@@ -27,7 +27,6 @@ DEFAULTS: Final[Mapping[str, str]] = {"drafter": "suffix(width=1)", "controller"
 PATIENCE: Final = 16
 """Steps for which a request that is not scheduled is remembered: it waits, or has ended."""
 
-_TAIL: Final = 32
 _WORKING: Final = "ngram, suffix(width=1) and none work, alone or in a pool"
 
 
@@ -90,38 +89,32 @@ class Rows:
     """Recent requests by text: the host reorders rows between steps and passes no ids."""
 
     def __init__(self) -> None:
-        self._waiting: dict[tuple[int, bytes], list[HostRow]] = {}
+        self._waiting: dict[bytes, list[HostRow]] = {}
         self._step = 0
 
     def put(self, row: HostRow) -> None:
         """Store a row until its text has grown."""
         row.last_step = self._step
-        self._waiting.setdefault(_key(row.text), []).append(row)
+        self._waiting.setdefault(row.text.tobytes(), []).append(row)
 
     def take(self, text: np.ndarray) -> HostRow | None:
         """Remove and return a row with this text. Rows with equal texts are interchangeable."""
-        found = self._waiting.get(_key(text), [])
-        for place, row in enumerate(found):
-            if np.array_equal(row.text, text):
-                return found.pop(place)
-        return None
+        rows = self._waiting.get(text.tobytes())
+        return rows.pop(0) if rows else None
 
-    def forgotten(self) -> Iterator[HostRow]:
+    def forgotten(self) -> list[HostRow]:
         """End the step; drop and return rows that have not been seen recently."""
         self._step += 1
-        for key, rows in list(self._waiting.items()):
-            kept = [row for row in rows if self._step - row.last_step <= PATIENCE]
-            yield from (row for row in rows if row not in kept)
-            self._waiting[key] = kept
-            if not kept:
-                del self._waiting[key]
+        late = [row for row in self if self._step - row.last_step > PATIENCE]
+        self._waiting = {
+            text: kept
+            for text, rows in self._waiting.items()
+            if (kept := [row for row in rows if row not in late])
+        }
+        return late
 
     def __iter__(self) -> Iterator[HostRow]:
         return (row for rows in self._waiting.values() for row in rows)
-
-
-def _key(text: np.ndarray) -> tuple[int, bytes]:
-    return len(text), text[-_TAIL:].tobytes()
 
 
 class Proposer:

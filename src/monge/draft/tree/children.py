@@ -1,10 +1,9 @@
 """The ways of drawing children that tree builders offer by name."""
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from monge.core.clocks import SharedClocks
 from monge.core.errors import OptionError
@@ -22,8 +21,8 @@ from monge.core.registry import Registry
 from monge.core.systematic import Systematic, SystematicDesign
 
 
-class Children(ABC):
-    """A way of drawing the children of a node.
+class Children:
+    """A way of drawing the children of a node; by default, `proposes` of the law and the width.
 
     Attributes:
         proposes: The kind of proposal it makes.
@@ -36,9 +35,10 @@ class Children(ABC):
         """The least width that the widest node of a tree must have."""
         return 1
 
-    @abstractmethod
     def propose(self, law: Law, width: int) -> Proposal:
         """Return a proposal of at most `width` children, or of all tokens if the law has fewer."""
+        kind: Any = self.proposes
+        return kind(law, width)
 
 
 class IidChildren(Children):
@@ -46,17 +46,11 @@ class IidChildren(Children):
 
     proposes = Iid
 
-    def propose(self, law: Law, width: int) -> Proposal:
-        return Iid(law, width)
-
 
 class WithoutReplacementChildren(Children):
     """Draws without replacement."""
 
     proposes = WithoutReplacement
-
-    def propose(self, law: Law, width: int) -> Proposal:
-        return WithoutReplacement(law, width)
 
 
 class TopChildren(Children):
@@ -183,9 +177,6 @@ class SharedChildren(Children):
     """Races of clocks that the verifier `gumbel` knows; the k-th child wins the k-th race."""
 
     proposes = SharedClocks
-
-    def propose(self, law: Law, width: int) -> Proposal:
-        return SharedClocks(law, width)
 
 
 def _beside(fixed: tuple[int, ...], law: Law, width: int) -> Mixed:
