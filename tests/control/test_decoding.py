@@ -9,6 +9,7 @@ import pytest
 from monge.api import make_components
 from monge.control.goodput import Goodput
 from monge.control.latency import Latency
+from monge.core.selection import Member
 from monge.core.verdict import RoundTiming, StageTimes
 from monge.draft.ngram import NgramDrafter
 from monge.engine.batch import decode
@@ -190,7 +191,10 @@ def test_a_round_counts_for_the_one_network_that_drafted_in_it(
     told: list[RoundTiming] = []
     pool = "pool('ngram', 'model')"
     parts = make_components(target(), draft_model(), drafter=pool, controller="goodput")
-    object.__setattr__(parts, "_networks", frozenset(networks))
+    parts.shared.members = tuple(
+        Member(name=name, max_depth=8, runs_network=name in networks)
+        for name in ("ngram", "model", "head")
+    )
     latency = Latency()
     latency.observe = told.append  # type: ignore[method-assign]
     parts.shared.latency = latency

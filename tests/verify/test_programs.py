@@ -33,8 +33,11 @@ class Laws:
         return law_from_logits(self._logits[node], SamplingRules())
 
     @property
-    def probs(self):
-        return None if self._logits.is_cpu else probs_from_logits(self._logits[None])[0]
+    def is_stacked(self):
+        return not self._logits.is_cpu
+
+    def stacked(self):
+        return probs_from_logits(self._logits[None])[0]
 
 
 def proposal(kind: type, law: Law, width: int) -> Proposal:

@@ -306,8 +306,10 @@ def expand_trees(
         together = [
             row for row in active if row.draft_ids is None and not logits[row.request_id].is_cpu
         ]
-        drawn = draw_levels([row.level(logits[row.request_id]) for row in together])
-        ready = {row.request_id: own for row, own in zip(together, drawn, strict=True)}
+        ready: dict[int, DrawnLevel | None] = {}
+        if together:
+            drawn = draw_levels([row.level(logits[row.request_id]) for row in together])
+            ready |= zip((row.request_id for row in together), drawn, strict=True)
         for row in active:
             row.grow(logits[row.request_id], ready.get(row.request_id))
         active, depth = [row for row in active if row.frontier], depth + 1

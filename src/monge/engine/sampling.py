@@ -69,11 +69,14 @@ class NodeLaws:
         return self._made[node]
 
     @property
-    def probs(self) -> Float64[Tensor, "nodes vocab"] | None:
-        """All laws of a sampled request on a device, for which the host need not wait; else `None`."""
+    def is_stacked(self) -> bool:
+        """True for a sampled request on a device, since the host need not wait for them."""
+        is_sampled = self._context.rules.temperature > 0
+        return is_sampled and not self._processors and not self._logits.is_cpu
+
+    def stacked(self) -> Float64[Tensor, "nodes vocab"]:
+        """Return all laws, without processors."""
         rules = self._context.rules
-        if self._processors or self._logits.is_cpu or rules.temperature == 0:
-            return None
         return probs_from_logits(
             self._logits[None],
             temperature=rules.temperature,

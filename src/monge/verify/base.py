@@ -10,7 +10,7 @@ from typing import ClassVar, TypeVar
 
 from monge.core.draws import Draws
 from monge.core.errors import ProposalMismatchError, RequestError
-from monge.core.law import Law, LawSequence
+from monge.core.law import Law, LawSequence, are_stacked
 from monge.core.proposal import Arbitrary, Proposal
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
@@ -94,7 +94,8 @@ class Verifier(_Declarations):
         are not finite, it gets the error instead of a verdict; the others are not affected.
         """
         programs = vars(type(self._rule)).get("programs")  # a subclass may decide differently
-        found = programs.verdicts(scored) if isinstance(programs, Programs) else {}
+        can_stack = any(are_stacked(one.target_laws) for one in scored)
+        found = programs.verdicts(scored) if can_stack and isinstance(programs, Programs) else {}
         return [
             found[row] if row in found else self.verify_one(one) for row, one in enumerate(scored)
         ]

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from monge.core.draws import PeekableDraws, can_peek
-from monge.core.law import DenseLaw, Law, SparseLaw, StackedLaws
+from monge.core.law import DenseLaw, Law, SparseLaw, are_stacked
 from monge.core.proposal import Arbitrary, Deterministic, Iid, Proposal, WithoutReplacement
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
@@ -78,15 +78,16 @@ class Programs:
 
     def _question(self, scored: ScoredTree) -> "_Question | None":
         laws, tree, draws = scored.target_laws, scored.tree, scored.draws
-        if not isinstance(laws, StackedLaws) or not can_peek(draws) or len(laws) != tree.num_nodes:
+        if not are_stacked(laws) or not can_peek(draws) or len(laws) != tree.num_nodes:
             return None
         pairs = zip(tree.proposals, tree.candidates, strict=True)
         kinds = {type(proposal) for proposal, own in pairs if own} - {Arbitrary}
         chosen = {self.by_kind.get(kind) for kind in kinds or {Deterministic}}
         if self.max_width is not None and max(map(len, tree.candidates)) > self.max_width:
             return None
-        if len(chosen) != 1 or (program := chosen.pop()) is None or (probs := laws.probs) is None:
+        if len(chosen) != 1 or (program := chosen.pop()) is None:
             return None
+        probs = laws.stacked()
         if program is walk:
             return _Question(scored, program, probs, tree.candidates, (), draws)
         drawn_laws = _draft_laws(tree)
@@ -95,9 +96,8 @@ class Programs:
         ):
             return None
         children = tree.candidates
-        if (
-            program is not recursive_rejection
-        ):  # the only one that tests a token as often as it was drawn
+        # Independent draws alone are tested as often as they were drawn.
+        if program is not recursive_rejection:
             children = tuple(tuple(dict.fromkeys(own)) for own in children)
         return _Question(scored, program, probs, children, drawn_laws, draws)
 
