@@ -28,12 +28,15 @@ class Draws(Protocol):
 
     def bernoulli(self, prob: float) -> bool:
         """True with probability `prob`; never true at 0, always true at 1."""
+        ...
 
     def categorical(self, law: Law) -> int:
         """A token drawn from `law`."""
+        ...
 
     def uniform(self) -> float:
         """A number in [0, 1). It is not enumerable: only rules that need a position may use it."""
+        ...
 
 
 def num_drawn(draws: Draws) -> int | None:
@@ -46,6 +49,7 @@ class PeekableDraws(Draws, Protocol):
 
     def peek(self, count: int) -> list[float]:
         """Return the next `count` uniforms without consuming them."""
+        ...
 
 
 def can_peek(draws: Draws) -> TypeGuard[PeekableDraws]:

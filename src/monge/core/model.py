@@ -48,22 +48,27 @@ class SequenceModel(Protocol):
     @property
     def vocab_size(self) -> int:
         """Number of token ids that have a logit."""
+        ...
 
     @property
     def max_length(self) -> int | None:
         """Longest sequence in tokens, if bounded."""
+        ...
 
     @property
     def no_tree_reason(self) -> str | None:
         """The reason why only chains can be read, or `None` if trees can."""
+        ...
 
     @property
     def no_draft_reason(self) -> str | None:
         """The reason why read tokens cannot be taken back, so nothing can be drafted, or `None` if they can."""
+        ...
 
     @property
     def forward_s(self) -> float:
         """Seconds spent inside the network's own forward since it was made."""
+        ...
 
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
         """Start sequences by id; their prefixes (possibly empty) are read and committed."""
@@ -76,12 +81,14 @@ class SequenceModel(Protocol):
 
     def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
         """Read new uncommitted nodes; return the next-token logits of each of them, by sequence."""
+        ...
 
     def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
         """Keep these uncommitted nodes, a path from the last committed token down; drop the sequence's others."""
 
     def length(self, sequence: int) -> int:
         """Number of committed tokens."""
+        ...
 
     def close(self, sequence: int) -> None:
         """Forget a sequence and give back its room."""
@@ -101,6 +108,7 @@ class WatchedStates(Protocol):
 
         If only the last one is kept, every call returns it.
         """
+        ...
 
 
 @runtime_checkable
@@ -115,10 +123,12 @@ class FeatureModel(SequenceModel, Protocol):
     @property
     def hidden_size(self) -> int:
         """Width of a hidden state."""
+        ...
 
     @property
     def num_layers(self) -> int:
         """Index of the last hidden state."""
+        ...
 
     def watch(self, layers: Sequence[int], *, only_last: bool = False) -> WatchedStates:
         """Keep these hidden states from now on, beside those of earlier calls; before any sequence is open.
@@ -130,12 +140,15 @@ class FeatureModel(SequenceModel, Protocol):
         Raises:
             OptionError: If an index is out of range.
         """
+        ...
 
     def unembed(self, states: Float[Tensor, "nodes hidden"]) -> Float[Tensor, "nodes vocab"]:
         """Logits that the network's output layer gives to last hidden states."""
+        ...
 
     def embed(self, token_ids: Sequence[int]) -> Float[Tensor, "nodes hidden"]:
         """The network's embeddings of tokens."""
+        ...
 
 
 @runtime_checkable
@@ -150,6 +163,7 @@ class ModuleHost(FeatureModel, Protocol):
                 such.
             like: Inputs of the widths and types that will come; the number of rows is free.
         """
+        ...
 
     def pack_module(self, module: nn.Module) -> None:
         """Store the matrices of a module beside the network in the backend's fastest form, in place.
@@ -169,6 +183,7 @@ class LayeredModel(SequenceModel, Protocol):
     @property
     def num_layers(self) -> int:
         """Number of layers."""
+        ...
 
     def layer_subset(self, layers: Sequence[int]) -> SequenceModel:
         """A model of the same weights that runs only these layers and keeps a cache of its own.
@@ -182,6 +197,7 @@ class LayeredModel(SequenceModel, Protocol):
             OptionError: If they are not such indices.
             UnsupportedModelError: If none of this network's layers can be left out.
         """
+        ...
 
 
 @runtime_checkable
@@ -200,6 +216,7 @@ class ReopenableModel(SequenceModel, Protocol):
             False if that is not possible, for example because hidden states of the kept tokens are
             needed again; nothing has changed then.
         """
+        ...
 
 
 @runtime_checkable
@@ -213,3 +230,4 @@ class ForeignModel(SequenceModel, Protocol):
             counts: Number of its own tokens to write, by sequence; the last committed token of each
                 was read by `extend`.
         """
+        ...

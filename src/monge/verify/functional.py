@@ -196,10 +196,10 @@ def recursive_rejection(
     law = _at_node(probs, walk.node)
     for _ in range(walk.depth):
         p, (q, ids) = law, _draft_at(draft, walk.node)
-        children = tensors.children[walk.node]
+        siblings = tensors.children[walk.node]
         token = torch.full_like(walk.node, -1)
-        for place in range(children.shape[1]):
-            child = children[:, place]
+        for place in range(siblings.shape[1]):
+            child = siblings[:, place]
             x = token_ids.gather(1, child.clamp_min(0)[:, None])
             is_tried = walk.is_open & (child >= 0) & (token < 0)
             ratio = p.gather(1, x).squeeze(1) / _mass(q, ids, x)
