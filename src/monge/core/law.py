@@ -77,7 +77,6 @@ class LawSequence(Protocol):
     def __getitem__(self, node: int, /) -> Law: ...
 
 
-@runtime_checkable
 class StackedLaws(LawSequence, Protocol):
     """Laws by node that may also be read together."""
 
@@ -93,7 +92,8 @@ class StackedLaws(LawSequence, Protocol):
 
 def are_stacked(laws: LawSequence) -> TypeGuard[StackedLaws]:
     """Return whether it pays to read laws together."""
-    return isinstance(laws, StackedLaws) and laws.is_stacked
+    # Every round asks, and `isinstance` of a protocol takes many times as long.
+    return bool(getattr(laws, "is_stacked", False))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

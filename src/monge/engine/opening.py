@@ -252,7 +252,7 @@ def _continue(session: Session, components: Components) -> int:
 def score(
     session: Session, target: SequenceModel, first: int, size: int
 ) -> Float[Tensor, "nodes vocab"]:
-    """Read and commit tokens of a prompt; the log-probabilities of those after them are noted if requested.
+    """Read and commit tokens of a prompt, and note log-probabilities of the tokens after them if requested.
 
     Args:
         session: Of the prompt; its sequence holds the first tokens.

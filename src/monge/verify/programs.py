@@ -129,7 +129,7 @@ class _Question:
 
 
 def _draft_laws(tree: TokenTree) -> tuple[Law, ...]:
-    """Q of every node; at leaves, which are not asked, that of another node."""
+    """Return the draft law of every node; at leaves, which are not asked, that of another node."""
     laws = [
         one.law if isinstance(one, Iid | WithoutReplacement) else None for one in tree.proposals
     ]
@@ -159,7 +159,7 @@ def _answers(questions: Sequence[_Question]) -> list[Verdict | None]:
         uniforms.to(device, non_blocking=True),
     )
     numbers = [verified.num_accepted, verified.next_token, verified.num_uniforms]
-    # The only number of the round's verdicts that the host waits for.
+    # The host waits here, and nowhere else.
     rows: list[list[int]] = torch.cat([torch.stack(numbers, 1), verified.path], 1).tolist()
     return [_verdict(one, row) for one, row in zip(questions, rows, strict=True)]
 
