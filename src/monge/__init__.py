@@ -20,6 +20,7 @@ if typing.TYPE_CHECKING:
     from monge.core.errors import ProposalMismatchError as ProposalMismatchError
     from monge.core.errors import UnsupportedModelError as UnsupportedModelError
     from monge.core.errors import VocabularyMismatchError as VocabularyMismatchError
+    from monge.core.grammar import Grammar as Grammar
     from monge.core.law import DenseLaw as DenseLaw
     from monge.core.law import SparseLaw as SparseLaw
     from monge.core.sampling_rules import SamplingRules as SamplingRules
@@ -44,6 +45,7 @@ _MODULES = {
     "monge.core.errors": "ContextLengthError LawError ModelLoadError MongeError "
     "NonFiniteLogitsError "
     "OptionError ProposalMismatchError UnsupportedModelError VocabularyMismatchError",
+    "monge.core.grammar": "Grammar",
     "monge.core.law": "DenseLaw SparseLaw",
     "monge.core.sampling_rules": "SamplingRules law_from_logits",
     "monge.core.tree": "TokenTree",
@@ -69,6 +71,7 @@ __all__ = [
     "DenseLaw",
     "GenerationResult",
     "GenerationStats",
+    "Grammar",
     "LawError",
     "ModelLoadError",
     "MongeError",

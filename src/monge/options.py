@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, TypeVar
 
 from monge.core.errors import OptionError, unknown_name
+from monge.core.grammar import Grammar, grammar_of
 
 MODELS: Final = "Models"
 SPECULATION: Final = "Speculation"
@@ -184,6 +185,17 @@ class SamplingOptions:
         flags=("--stop-token-id",),
     )
     ignore_eos: bool = option(False, SAMPLING, "Go on after an end-of-text token.")
+    grammar: Grammar | str | None = option(
+        None,
+        SAMPLING,
+        "What the completion must be: `json`, a file (*.json with a schema, *.lark or *.gbnf with "
+        "rules), `regex:[a-z]+` or `choice:yes|no`.",
+        "any text",
+    )
+
+    def __post_init__(self) -> None:
+        # Read here, before anything is loaded.
+        object.__setattr__(self, "grammar", grammar_of(self.grammar))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

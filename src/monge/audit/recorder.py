@@ -180,8 +180,10 @@ class Recorder:
         """Return the request with draws that record it.
 
         Raises:
-            OptionError: If it has logits processors, which no file can hold.
+            OptionError: If it has logits processors or a grammar, which no file can hold.
         """
+        if request.grammar is not None:
+            raise OptionError("a certificate cannot hold a grammar: leave one of them out")
         if request.processors:
             raise OptionError(
                 "a certificate cannot hold logits processors: leave them out, and penalties, logit_bias "

@@ -25,7 +25,7 @@ _QUOTES: Final = '"""'
 
 
 @options.command(
-    without=("max_batch_size", "stop", "stop_token_ids", "ignore_eos"),
+    without=("max_batch_size", "stop", "stop_token_ids", "ignore_eos", "grammar"),
     one=("controller",),
     defaults={"max_new_tokens": 512},
 )

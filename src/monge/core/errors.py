@@ -28,6 +28,10 @@ class ProcessorError(RequestError):
     """A logits processor of the request raised; its own error is the cause of this one."""
 
 
+class GrammarError(RequestError, ValueError):
+    """A grammar that no token of the vocabulary can continue, or that takes too long to follow."""
+
+
 class ProposalMismatchError(MongeError, ValueError):
     """A verifier was given candidates drawn in a way for which it is not exact."""
 

@@ -72,7 +72,8 @@ class StepRecord:
         context_length: Tokens of the text before the round.
         token_probs: Probabilities that the draft network gave to the tokens of the accepted path,
             and on through first candidates to a leaf; empty if the plan has no `min_token_prob`.
-        drafter: Drafter of a pool that drafted; `None` without a pool, or if none proposed anything.
+        drafter: Drafter of a pool that drafted; `None` without a pool, or if none proposed anything;
+            `grammar` for tokens that the request's grammar forced.
         counterfactuals: Tokens that other drafters of a pool would have had accepted in earlier
             rounds, as far as the text of this round decides it; all entries of a round together.
     """

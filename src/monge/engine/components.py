@@ -17,6 +17,7 @@ from monge.core.errors import (
     unknown_name,
 )
 from monge.core.model import SequenceModel, dtype_of
+from monge.core.proposal import Deterministic
 from monge.core.sampling_rules import SamplingRules
 from monge.core.selection import CounterfactualDraft
 from monge.draft.base import AnyDrafter, Capabilities, DrafterPool
@@ -126,6 +127,12 @@ class Components:
             and unsupported_reason(rule, can.proposes, can.max_width) is None
         )
         return as_verifier(rule if rule is not None and fits else self.rule)
+
+    @cached_property
+    def takes_forced(self) -> bool:
+        """True if a chain of deterministic candidates may stand in for a draft of the drafter."""
+        is_exact = unsupported_reason(self.rule, {Deterministic}, 1) is None
+        return is_exact and self.target.no_draft_reason is None
 
     @property
     def reads(self) -> frozenset[Reads]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from monge.core.draws import check_seed
 from monge.core.errors import OptionError, unknown_name
+from monge.core.grammar import Grammar, grammar_of
 from monge.core.sampling_rules import SamplingRules
 from monge.core.setting_types import is_of
 from monge.core.text import token_ids_of
@@ -25,6 +26,7 @@ from monge.engine.chat_format import (
     chat_format,
 )
 from monge.engine.components import Components
+from monge.engine.grammar import GrammarCompiler
 from monge.engine.logprobs import LogprobOptions, TokenLogprob
 from monge.engine.models.forward_program import backend_of
 from monge.engine.penalties import text_processors
@@ -101,6 +103,7 @@ class Decoder:
             # Not every checkpoint names the end of a turn among its ends of text.
             self.eos_ids |= self.chat_format.end_ids()
         self._request_ids = count()
+        self._grammars = GrammarCompiler(tokenizer, components.target.vocab_size, self.eos_ids)
 
     def __repr__(self) -> str:
         parts = self.components
@@ -224,6 +227,7 @@ class Decoder:
         stop_token_ids: Sequence[int] = (),
         ignore_eos: bool = False,
         processors: Sequence[Processor] = (),
+        grammar: Grammar | str | None = None,
         stop_check: StopCheck | None = None,
         controller: str | None = None,
         **unknown: Any,
@@ -262,6 +266,8 @@ class Decoder:
             processors: Prefix-dependent logits processors, `(token_ids [1, seq], scores [1, vocab])
                 -> scores`, applied before the penalties above. Each text decodes with copies of
                 them, so they may keep state; what they note is in the copies.
+            grammar: What the completion must be, as `monge.Grammar` or in the text form of
+                `Grammar.parse`. Applied last to the logits. Tokens that it forces are drafted.
             stop_check: Called with all token ids after every token; true stops.
             controller: Which of the controllers that `load` was given plans; absent, the first, or
                 that of `load`'s default.
@@ -282,6 +288,10 @@ class Decoder:
         }
         limits = {"max_new_tokens": max_new_tokens, "min_tokens": min_tokens}
         check_numbers(**limits, n=n, logprobs=logprobs, **penalties)
+        if grammar is not None and (ignore_eos or min_tokens):
+            name = "ignore_eos" if ignore_eos else "min_tokens"
+            raise OptionError(f"{name}: a grammar says where the text ends; leave one of them out")
+        start = None if grammar is None else self._grammars.compile(grammar_of(grammar))
         end_ids = (frozenset() if ignore_eos else self.eos_ids) | frozenset(stop_ids)
         encoded = [ids for prompt in _as_list(prompts) for ids in [self.encode(prompt)] * n]
         check_seed(0, row)  # before rows are counted on from it
@@ -310,6 +320,7 @@ class Decoder:
                         **penalties,
                     ),
                 ),
+                grammar=start,
                 stop_check=stop_check,
                 logprobs=None if logprobs is None else LogprobOptions(num_top=logprobs),
                 controller=controller,

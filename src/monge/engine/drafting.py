@@ -10,7 +10,7 @@ the text.
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from jaxtyping import Float
 from torch import Tensor
@@ -18,12 +18,16 @@ from torch import Tensor
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import num_drawn
 from monge.core.errors import DrafterError
-from monge.core.tree import root_only
+from monge.core.tree import fixed_chain, root_only
 from monge.core.verdict import Verdict
 from monge.draft.base import Draft, PieceReader
 from monge.engine.components import Components
+from monge.engine.grammar import FORCED
 from monge.engine.sampling import NodeLaws
 from monge.engine.session import Session, catch
+
+_FORCED_PLAN: Final = DraftPlan(max_depth=16, max_nodes=16)
+"""Most forced tokens of a round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +46,20 @@ def draft_trees(
 ) -> list[Draft[Any]]:
     """Return one draft per session, all drawn in one call of the drafter.
 
-    A session whose plan is plain decoding is not drafted for.
+    A session whose plan is plain decoding is not drafted for. One whose grammar forces tokens gets
+    these, and its drafter is not asked.
 
     Raises:
         DrafterError: If the drafter raises after it has drawn.
     """
+    given = [_forced(session, components) or nothing(session) for session in sessions]
     asked = [
         (session, plan)
-        for session, plan in zip(sessions, plans, strict=True)
-        if session.drafts and _is_asked(plan)
+        for session, plan, draft in zip(sessions, plans, given, strict=True)
+        if session.drafts and draft.drafter != FORCED and _is_asked(plan)
     ]
     if not asked:
-        return list(map(nothing, sessions))
+        return given
     members = [session for session, _ in asked]
     before = [num_drawn(session.draws) for session in members]
     drafts: dict[int, Draft[Any]] = {}
@@ -80,7 +86,10 @@ def draft_trees(
         made = drafts.get(session.request_id)
         if session.drafts and made is not None and made.error is not None:
             go_on_without(session, components, made.error)
-    return [drafts.get(session.request_id) or nothing(session) for session in sessions]
+    return [
+        drafts.get(session.request_id) or draft
+        for session, draft in zip(sessions, given, strict=True)
+    ]
 
 
 def observe(rows: Sequence[Row], components: Components) -> None:
@@ -183,6 +192,16 @@ def close_drafter(session: Session, components: Components) -> None:
 def nothing(session: Session) -> Draft[Any]:
     """A draft without candidates, whose state is the one before it."""
     return Draft(root_only(session.context.token_ids[-1]), session.drafter_state)
+
+
+def _forced(session: Session, components: Components) -> Draft[Any] | None:
+    """Return a draft of the tokens that the grammar forces next, if any: a function of the text alone."""
+    if session.grammar is None or not (session.drafts and components.takes_forced):
+        return None
+    plan = session.limit(_FORCED_PLAN)
+    tokens = session.grammar.forced(min(plan.depth(16), plan.nodes(16)))
+    tree = fixed_chain(session.context.token_ids[-1], tokens, session.draws)
+    return Draft(tree, session.drafter_state, drafter=FORCED) if tokens else None
 
 
 def token_probs(draft: Draft[Any], verdict: Verdict) -> tuple[float, ...]:

@@ -6,6 +6,7 @@ from monge.control.base import AnyController, RoundInfo
 from monge.core.context import DraftPlan
 from monge.core.verdict import RoundTiming, StepRecord
 from monge.engine.components import Components
+from monge.engine.grammar import FORCED
 from monge.engine.session import Session
 
 
@@ -46,10 +47,10 @@ def plan_round(
 def learn(
     sessions: Sequence[Session], records: Sequence[StepRecord], components: Components
 ) -> None:
-    """Let the latency and the controllers learn from a round."""
-    _learn_latency(records, components)
+    """Let the latency and the controllers learn from a round; forced tokens tell nothing about drafters."""
+    _learn_latency([record for record in records if record.drafter != FORCED], components)
     for session, record in zip(sessions, records, strict=True):
-        if session.request.adaptive and session.drafts:
+        if record.drafter != FORCED and session.request.adaptive and session.drafts:
             controller = components.controller_for(session.request.controller)
             session.controller_state = controller.update(session.controller_state, record)
 

@@ -1,6 +1,7 @@
 """From a node's logits to its law: processors that look at the text see that node's own path."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Final
 
 import torch
@@ -12,6 +13,7 @@ from monge.core.errors import ProcessorError
 from monge.core.law import Law
 from monge.core.sampling_rules import law_from_logits, laws_from_logits, probs_from_logits
 from monge.core.tree import TokenTree
+from monge.engine.grammar import GrammarState, TreeMask
 from monge.engine.processors import Processor, check_scores, fork, has_state, name_of
 
 _FEW: Final = 1 << 17
@@ -33,6 +35,8 @@ class NodeLaws:
         processors: Applied in order to the node's logits, each with the committed text and the
             node's own path. Those with state have been asked about the text without its last token;
             every node asks copies of its parent's.
+        grammar: Restricts the law of every node, after the processors; its state after the
+            committed text.
     """
 
     def __init__(
@@ -41,20 +45,25 @@ class NodeLaws:
         tree: TokenTree,
         context: Context,
         processors: Sequence[Processor],
+        grammar: GrammarState | None = None,
     ) -> None:
-        self._logits, self._tree, self._context, self._processors = (
-            logits,
-            tree,
-            context,
-            processors,
-        )
+        self._logits, self._tree, self._context = logits, tree, context
+        self._processors, self._grammar = processors, grammar
         self._made: dict[int, Law] = {}
         self._asked: dict[int, tuple[Processor, ...]] = {}
 
     @property
     def logits(self) -> Float[Tensor, "nodes vocab"]:
-        """Target logits of the nodes, before any processor."""
+        """Target logits of the nodes, before any processor and grammar."""
         return self._logits
+
+    @cached_property
+    def _mask(self) -> TreeMask | None:
+        return None if self._grammar is None else TreeMask(self._grammar, self._tree)
+
+    @property
+    def _allowed_logits(self) -> Float[Tensor, "nodes vocab"]:
+        return self._logits if self._mask is None else self._mask.apply_all(self._logits)
 
     def __len__(self) -> int:
         return self._logits.shape[0]
@@ -62,7 +71,7 @@ class NodeLaws:
     def __getitem__(self, node: int) -> Law:
         if node not in self._made:
             if not self._made and self._makes_all:
-                laws = laws_from_logits(self._logits, self._context.rules)
+                laws = laws_from_logits(self._allowed_logits, self._context.rules)
                 self._made |= {at: law for at, law in enumerate(laws) if law is not None}
             if node not in self._made:
                 self._made[node] = self._make(node)
@@ -78,7 +87,7 @@ class NodeLaws:
         """Return all laws, without processors."""
         rules = self._context.rules
         return probs_from_logits(
-            self._logits[None],
+            self._allowed_logits[None],
             temperature=rules.temperature,
             top_k=rules.top_k,
             top_p=rules.top_p if rules.top_p < 1 else None,
@@ -102,9 +111,10 @@ class NodeLaws:
         return self._asked[node]
 
     def _make(self, node: int) -> Law:
-        return law_from_logits(
-            self._scores(node) if self._processors else self._logits[node], self._context.rules
-        )
+        scores = self._scores(node) if self._processors else self._logits[node]
+        if self._mask is not None:
+            scores = self._mask.apply(scores, node)
+        return law_from_logits(scores, self._context.rules)
 
     def _scores(self, node: int) -> Float[Tensor, " vocab"]:
         processors = self._processors

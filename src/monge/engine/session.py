@@ -16,6 +16,7 @@ from monge.core.text import check_text
 from monge.core.tree import TokenTree
 from monge.core.verdict import StepRecord, Verdict
 from monge.core.words import counted
+from monge.engine.grammar import GrammarState
 from monge.engine.logprobs import LogprobOptions, TokenLogprob, along
 from monge.engine.processors import OnePath, Processor, copy_error, fork, name_of
 from monge.engine.sampling import NodeLaws
@@ -43,6 +44,7 @@ class Request:
             completes it.
         processors: Prefix-dependent logits processors. The request decodes with copies of them;
             with one that cannot be copied, it decodes without speculation, and a warning says so.
+        grammar: Its state before the first token, if the completion must be a text of one.
         stop_check: Asked after every token, in order.
         draws: Source of randomness; made of seed and row where absent.
         profile: What is known of the prompt already, for controllers that look at it.
@@ -67,6 +69,7 @@ class Request:
     eos_ids: frozenset[int] = frozenset()
     stop: tuple[str, ...] = ()
     processors: tuple[Processor, ...] = ()
+    grammar: GrammarState | None = None
     stop_check: StopCheck | None = None
     draws: Draws | None = None
     profile: PromptProfile | None = None
@@ -140,6 +143,8 @@ class Session:
         self.drafts = request.speculative
         """True while the request is drafted for; false once the drafter has failed."""
         self.processors = self._own_processors()
+        self.grammar = request.grammar
+        """After the committed text."""
         self.records: list[StepRecord] = []
         self.num_rounds = 0
         self.finish_reason: FinishReason | None = None
@@ -239,6 +244,8 @@ class Session:
             wanted = self.request.logprobs
             found = () if wanted is None else along(wanted, laws, laws.logits, (0, *path), tokens)
             self._append(tokens)
+            if self.grammar is not None and self.finish_reason is None:
+                self.grammar = self.grammar.after_all(self.new_ids)
         except Exception as error:  # noqa: BLE001  processors and stop checks may raise anything
             self.fail(error)
             return False
