@@ -305,7 +305,7 @@ REFUSED = [
     (CHAT | {"max_tokens": CONTEXT}, "max_tokens", LENGTH, "exceeds"),
     (CHAT | {"max_completion_tokens": CONTEXT}, "max_completion_tokens", LENGTH, "exceeds"),
     (CHAT | {"logit_bias": {"99": 1}}, "logit_bias", None, "token ids must lie"),
-    (CHAT | {"response_format": {"type": "x"}}, "response_format", None, "there is no grammar"),
+    (CHAT | {"response_format": {"type": "x"}}, "response_format.type", None, "should be"),
 ]
 
 

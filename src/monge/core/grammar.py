@@ -23,8 +23,8 @@ class Grammar:
     """A set of texts; a completion is one of them. Made by the class methods.
 
     The text is drawn token by token from the target's law, restricted to the tokens with which a
-    text of the grammar can go on, and renormalised. End-of-text tokens are allowed exactly where
-    the grammar may end.
+    text of the grammar can go on, and renormalised. Where one text alone can follow, it comes in
+    the tokens of the tokenizer. End-of-text tokens are allowed exactly where the grammar may end.
 
     Args:
         kind: The form of `text`.

@@ -12,7 +12,7 @@ from torch import Tensor
 from monge.core.errors import GrammarError, OptionError
 from monge.core.extras import require
 from monge.core.grammar import Grammar
-from monge.core.tree import TokenTree, root_only
+from monge.core.tree import TokenTree
 
 FORCED: Final = "grammar"
 """Name of the drafter in records of rounds that offered forced tokens."""
@@ -30,13 +30,13 @@ class GrammarCompiler:
         end_ids: End-of-text tokens, which come only where a grammar may end.
     """
 
-    def __init__(self, tokenizer: Any, vocab_size: int, end_ids: frozenset[int]) -> None:  # noqa: ANN401
+    def __init__(self, tokenizer: Any, vocab_size: int, end_ids: frozenset[int]) -> None:
         self._tokenizer, self._vocab_size, self._end_ids = tokenizer, vocab_size, end_ids
         # States never change, so that requests share them.
         self.compile = lru_cache(maxsize=32)(self._compile)
 
     @cached_property
-    def _vocabulary(self) -> Any:  # noqa: ANN401 (the library's tokenizer)
+    def _vocabulary(self) -> Any:
         from llguidance.hf import from_tokenizer
 
         if self._tokenizer is None or not self._end_ids:
@@ -76,14 +76,14 @@ class GrammarCompiler:
                 if grammar.kind == "json_schema"
                 else grammar_from(grammar.kind, grammar.text)
             )
-            matcher = LLMatcher(self._vocabulary, rules, log_level=0)
-            if matcher.is_error():
-                raise ValueError(matcher.get_error())
-            state = GrammarState(matcher, self._vocab_size, self._end_ids)
-            # At once, so that a grammar which no text fits is refused before it waits.
-            TreeMask(state, root_only(0)).apply(torch.zeros(self._vocab_size), 0)
-        except (ValueError, GrammarError) as error:
+        except ValueError as error:
             raise OptionError(f"grammar: {grammar.kind}: {_shortened(error)}") from error
+        # The library raises nothing: it keeps its errors.
+        matcher = LLMatcher(self._vocabulary, rules, log_level=0)
+        state = GrammarState(matcher, self._vocab_size, self._end_ids)
+        # Asked at once, so that a grammar without a text is refused before it waits.
+        if (error := state.write(state.new_words(1)[0])) is not None:
+            raise OptionError(f"grammar: {grammar.kind}: {error}")
         return state
 
 
@@ -100,7 +100,7 @@ class GrammarState:
 
     def __init__(
         self,
-        matcher: Any,  # noqa: ANN401
+        matcher: Any,
         vocab_size: int,
         end_ids: frozenset[int],
         *,
@@ -112,12 +112,17 @@ class GrammarState:
 
     def after(self, token: int) -> "GrammarState | None":
         """Return the state after one more token, or `None` where the grammar has no such text."""
+        if self._is_ended:
+            return None
         # The library's rollback is not an exact inverse; a copy is.
-        matcher = self._matcher.deep_copy()
-        if not matcher.try_consume_tokens([token]):
+        matcher, is_ended = self._matcher.deep_copy(), token in self._end_ids
+        # Where only the end may follow, `try_consume_tokens` takes nothing.
+        is_taken = (
+            matcher.consume_token(token) if is_ended else matcher.try_consume_tokens([token]) == 1
+        )
+        if not is_taken:
             return None
         run = self._run[1:] if self._run[:1] == (token,) else ()
-        is_ended = token in self._end_ids
         return GrammarState(matcher, self.vocab_size, self._end_ids, run=run, is_ended=is_ended)
 
     def after_all(self, token_ids: Iterable[int]) -> "GrammarState":
@@ -134,10 +139,10 @@ class GrammarState:
         return state
 
     def forced(self, most: int) -> tuple[int, ...]:
-        """Return the tokens that the grammar forces next, at most so many.
+        """Return the tokens that the grammar forces next, at most so many; each has probability one.
 
-        Either no other token is allowed, or all that are begin the same text: then these are the
-        tokens in which the tokenizer writes that text.
+        Where one text alone can follow, only the tokens in which the tokenizer writes it are
+        allowed.
         """
         state, found = self, list[int]()
         while state is not None and not state._is_ended and len(found) < most:
@@ -158,12 +163,17 @@ class GrammarState:
         allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
         return (int(allowed[0]),) if len(allowed) == 1 else ()
 
-    def new_words(self, count: int) -> Any:  # noqa: ANN401 (an array)
+    def new_words(self, count: int) -> Any:
         """Return masks of words of 32 tokens each, `[count, words]`, that allow all tokens."""
         return np.full((count, -(-self.vocab_size // 32)), 0xFFFFFFFF, dtype=np.uint32)
 
-    def write(self, row: Any) -> str | None:  # noqa: ANN401 (an array)
-        """Write the mask of the next token into a row of `new_words`; return why there is none, if so."""
+    def write(self, row: Any) -> str | None:
+        """Write the mask of the next token into a row of `new_words`; return why there is none, if so.
+
+        After the end of the text all tokens are allowed, since none is kept.
+        """
+        if self._is_ended:
+            return None
         self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         # In its error state, the library allows the end of the text.
         if self._matcher.is_error():

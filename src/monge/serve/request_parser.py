@@ -19,6 +19,7 @@ from monge.serve.bodies import checked
 from monge.serve.errors import TOO_LONG, ApiError, refused
 from monge.serve.schemas import (
     FIELD_NAMES,
+    MAX_GRAMMAR,
     ChatRequest,
     CompletionRequest,
     SamplingRequest,
@@ -235,8 +236,12 @@ class RequestParser:
         asked = body.speculation
         drafting = asked if isinstance(asked, SpeculationOptions) else SpeculationOptions()
         self._check_controller(drafting.controller)
-        options = {"max_new_tokens": limit, "controller": drafting.controller} | _sampling(body)
-        with _fields_named("prompt"):
+        options: dict[str, Any] = {"max_new_tokens": limit, "controller": drafting.controller}
+        form = "response_format" if body.structured_outputs is None else "structured_outputs"
+        with _fields_named("prompt", grammar=form):
+            options |= _sampling(body)
+            if (grammar := options.get("grammar")) and len(grammar.text) > MAX_GRAMMAR:
+                raise OptionError(f"grammar: {len(grammar.text)} characters; at most {MAX_GRAMMAR}")
             requests = self._decoder.requests(prompts, **options)
         for request in requests:
             self._check_room(request, body)
@@ -304,13 +309,15 @@ class RequestParser:
 
 
 @contextmanager
-def _fields_named(prompt: str) -> Iterator[None]:
+def _fields_named(prompt: str, grammar: str = "") -> Iterator[None]:
     """Add the name of a field to errors of the library, which begin with it unless the prompt is at fault."""
     try:
         yield
     except OptionError as error:
-        words = re.findall(r"\w+", str(error))
-        raise refused(str(error), words[0] if words[0] in FIELD_NAMES else prompt) from error
+        word = re.findall(r"\w+", str(error))[0]
+        if grammar and word == "grammar":
+            raise refused(f"{grammar}: {str(error).removeprefix('grammar: ')}", grammar) from error
+        raise refused(str(error), word if word in FIELD_NAMES else prompt) from error
 
 
 def _sampling(body: SamplingRequest) -> dict[str, Any]:

@@ -22,6 +22,9 @@ from pydantic import (
     model_validator,
 )
 
+from monge.core.errors import OptionError
+from monge.core.grammar import Grammar
+
 MAX_CHOICES: Final = 128
 MAX_STOPS: Final = 16
 MAX_STOP_LENGTH: Final = 1000
@@ -35,6 +38,7 @@ MIN_SEED: Final = -(1 << 63)
 MAX_SEED: Final = (1 << 64) - 1
 MAX_DRAFT: Final = 1024
 MAX_LABEL: Final = 512
+MAX_GRAMMAR: Final = 1 << 16
 MOST_SHOWN: Final = 5
 """Errors of one body that are spelled out."""
 
@@ -261,6 +265,36 @@ Speculation = Annotated[
 ]
 
 
+class JsonSchemaFormat(_Strict):
+    """The schema of a response format."""
+
+    # `schema` is a method of pydantic's models, so the field has another name here.
+    value: dict[str, Any] = Field(alias="schema")
+    name: str | None = label()
+    description: str | None = optional("Changes nothing.")
+    strict: bool | None = optional("The schema is always followed.")
+
+
+class ResponseFormat(_Strict):
+    """The form of an answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(_Strict):
+    """What a completion must be, as vLLM names it: one of the first five fields."""
+
+    value: dict[str, Any] | str | None = Field(default=None, alias="json", description="A schema.")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = optional("Rules in the notation of Lark, or in GBNF.")
+    json_object: bool | None = None
+    disable_any_whitespace: bool | None = optional(
+        "false leaves the whitespace of JSON to the model; absent means true."
+    )
+
+
 class SamplingRequest(_Strict):
     """Fields of both endpoints."""
 
@@ -294,10 +328,42 @@ class SamplingRequest(_Strict):
     spaces_between_special_tokens: Any = neutral("special tokens are not written out", True)
     truncate_prompt_tokens: Any = neutral("prompts are not cut")
     prompt_logprobs: Any = neutral("use `echo` with `logprobs` on /v1/completions")
-    response_format: Any = neutral(
-        "there is no grammar that would be exact under speculation", {"type": "text"}
-    )
+    response_format: ResponseFormat | None = optional("Absent means text.")
+    structured_outputs: StructuredOutputs | None = None
     priority: Any = neutral("requests are served in their order", 0)
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the completion must be.
+
+        Raises:
+            OptionError: If it is asked for twice, in no way, or in a malformed one.
+        """
+        form, outputs = self.response_format, self.structured_outputs
+        if form is not None and form.type != "text":
+            if outputs is not None:
+                raise OptionError("structured_outputs: response_format is sent too; send one")
+            if form.type == "json_object":
+                return Grammar.json_object()
+            if form.json_schema is None:
+                raise OptionError("response_format: json_schema is missing")
+            return Grammar.json_schema(form.json_schema.value)
+        if outputs is None:
+            return None
+        spaces = outputs.disable_any_whitespace is False
+        makers: dict[str, Callable[[Any], Grammar]] = {
+            "value": lambda schema: Grammar.json_schema(schema, any_whitespace=spaces),
+            "regex": Grammar.regex,
+            "choice": Grammar.choice,
+            "grammar": Grammar.ebnf,
+            "json_object": lambda _: Grammar.json_object(any_whitespace=spaces),
+        }
+        sent = {name: getattr(outputs, name) for name in makers}
+        given = [name for name, value in sent.items() if value is not None and value is not False]
+        if len(given) != 1:
+            known = "json, regex, choice, grammar, json_object"
+            raise OptionError(f"structured_outputs: send one of {known}; got {len(given)}")
+        return makers[given[0]](sent[given[0]])
 
     @property
     def asked(self) -> Asked:

@@ -1,0 +1,221 @@
+"""Structured output of the built-in pair: what a user asks for is what comes."""
+
+import json
+
+import jsonschema
+import pytest
+from fastapi.testclient import TestClient
+
+import monge
+from monge.core.errors import OptionError
+from monge.core.grammar import Grammar
+from monge.engine.grammar import FORCED
+from monge.options import SamplingOptions, ServeOptions
+from monge.serve.app import create_app
+
+SHORT = {"type": "string", "maxLength": 6}
+SCHEMAS = {
+    "nested": {
+        "type": "object",
+        "properties": {
+            "name": SHORT,
+            "size": {"type": "integer", "minimum": 0, "maximum": 99},
+            "kind": {"enum": ["red", "green", None]},
+            "place": {
+                "type": "object",
+                "properties": {"street": SHORT, "open": {"type": "boolean"}},
+                "required": ["street", "open"],
+                "additionalProperties": False,
+            },
+        },
+        "required": ["name", "size", "kind", "place"],
+        "additionalProperties": False,
+    },
+    "list": {
+        "type": "array",
+        "items": {"anyOf": [{"type": "boolean"}, {"$ref": "#/$defs/short"}]},
+        "minItems": 1,
+        "maxItems": 3,
+        "$defs": {"short": SHORT},
+    },
+    "pattern": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3}$"},
+    "date": {"type": "string", "format": "date"},
+}
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    return monge.load(controller="fixed")
+
+
+@pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
+def test_every_text_follows_its_schema(decoder, schema):
+    check = jsonschema.Draft202012Validator(
+        schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
+    )
+    options = {"n": 12, "max_new_tokens": 300, "grammar": Grammar.json_schema(schema)}
+    for temperature in (0, 1.3):
+        for result in decoder.generate("JSON:", temperature=temperature, seed=2, **options):
+            assert result.finish_reason == "eos"
+            check.validate(json.loads(result.text))
+
+
+def test_a_text_alone_in_a_batch_and_without_speculation_is_the_same(decoder):
+    options = {
+        "grammar": Grammar.json_schema(SCHEMAS["nested"]),
+        "seed": 5,
+        "temperature": 0,
+        "max_new_tokens": 300,
+    }
+    prompts = ["JSON:", "A town as JSON:", "An object:"]
+    together = decoder.generate(prompts, **options)
+    assert [decoder.generate(one, **options)[0].text for one in prompts] == [
+        one.text for one in together
+    ]
+    plain = monge.load(drafter="none").generate(prompts, **options)
+    assert [one.text for one in plain] == [one.text for one in together]
+
+
+def test_forced_tokens_save_forwards(decoder):
+    (result,) = decoder.generate(
+        "JSON:", grammar=Grammar.json_schema(SCHEMAS["nested"]), max_new_tokens=300
+    )
+    forced = [one for one in result.records if one.drafter == FORCED]
+    assert all(one.num_accepted == one.depth for one in forced)
+    assert sum(one.num_accepted for one in forced) > len(result.token_ids) / 3
+
+
+def test_the_text_forms(decoder, tmp_path):
+    (tmp_path / "schema.json").write_text('{"enum": ["yes", "no"]}')
+    (tmp_path / "rules.gbnf").write_text('root ::= "up" | "down"')
+    (tmp_path / "rules.lark").write_text('start: "left" | "right"')
+    forms = {
+        f"{tmp_path}/schema.json": {'"yes"', '"no"'},
+        f"{tmp_path}/rules.gbnf": {"up", "down"},
+        f"{tmp_path}/rules.lark": {"left", "right"},
+        'choice:é 😀|"|x': {"é 😀", '"', "x"},
+        "regex:[ab]c": {"ac", "bc"},
+    }
+    for text, allowed in forms.items():
+        found = decoder.generate("Say:", grammar=text, n=8, temperature=1.5, seed=1)
+        assert {one.text for one in found} <= allowed, text
+        assert SamplingOptions(grammar=text).grammar == Grammar.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Grammar.json_schema({"not": {}}), r'json_schema: Unimplemented keys: \["not"\]'),
+        (
+            lambda: Grammar.json_schema({"not": {}, "x-guidance": {"lenient": True}}),
+            r'Unimplemented keys: \["not"\]',
+        ),
+        (lambda: Grammar.json_schema({"type": "strin"}), "Invalid type: strin"),
+        (lambda: Grammar.json_schema("{"), "the JSON schema is not JSON"),
+        (lambda: Grammar.json_schema("[]"), "must be an object; got list"),
+        (lambda: Grammar.regex("(a"), "unclosed group"),
+        (lambda: Grammar.regex(r"(?=a)b"), "look-around"),
+        (lambda: Grammar.ebnf("root ::= foo"), "Rule 'foo' not found"),
+        (lambda: Grammar.choice([]), "at least one"),
+        (lambda: Grammar.regex("\ud800"), "half of a pair"),
+        (lambda: "schema.yaml", "grammar 'schema.yaml': expected `json`"),
+        (lambda: "missing.json", "cannot be read"),
+    ],
+)
+def test_bad_grammars_are_refused_in_words(decoder, make, message):
+    with pytest.raises(OptionError, match=message):
+        decoder.generate("a", grammar=make())
+
+
+@pytest.mark.parametrize("others", [{"ignore_eos": True}, {"min_tokens": 4}])
+def test_options_that_move_the_end_do_not_fit(decoder, others):
+    with pytest.raises(OptionError, match=f"{next(iter(others))}: a grammar says where"):
+        decoder.generate("a", grammar="json", **others)
+
+
+def test_the_extra_is_named_where_it_is_missing(decoder, without):
+    without("llguidance")
+    with pytest.raises(OptionError, match=r"a grammar needs llguidance.*monge\[grammar\]"):
+        decoder.generate("a", grammar="regex:xyz")
+
+
+@pytest.fixture(scope="module")
+def client(decoder):
+    with TestClient(
+        create_app(decoder, ServeOptions(served_model_name="toy"), decoder.chat_format)
+    ) as one:
+        yield one
+
+
+def ask(client, **fields):
+    body = {"prompt": "JSON:", "max_tokens": 300, "seed": 1} | fields
+    return client.post("/v1/completions", json=body)
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_right"),
+    [
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "strict": True, "schema": SCHEMAS["list"]},
+                }
+            },
+            lambda text: jsonschema.validate(json.loads(text), SCHEMAS["list"]) is None,
+        ),
+        ({"structured_outputs": {"json": SCHEMAS["date"]}}, lambda text: len(text) == 12),
+        (
+            {"structured_outputs": {"regex": "[0-9]{3}"}},
+            lambda text: len(text) == 3 and int(text) >= 0,
+        ),
+        ({"structured_outputs": {"choice": ["no", "yes"]}}, lambda text: text in {"no", "yes"}),
+        ({"structured_outputs": {"grammar": 'root ::= "up"'}}, lambda text: text == "up"),
+        ({"response_format": {"type": "json_object"}}, lambda text: text[:1] == "{"),
+        ({"structured_outputs": {"json_object": True}}, lambda text: text[:1] == "{"),
+        ({"response_format": {"type": "text"}}, lambda text: True),
+    ],
+    ids=repr,
+)
+def test_the_server_takes_the_fields_of_openai_and_of_vllm(client, fields, is_right):
+    answer = ask(client, **fields)
+    assert answer.status_code == 200, answer.text
+    assert is_right(answer.json()["choices"][0]["text"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        (
+            {"structured_outputs": {"json": {"not": {}}}},
+            "structured_outputs",
+            "structured_outputs: json_schema: Unimplemented keys",
+        ),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema is missing"),
+        ({"structured_outputs": {"regex": "(a"}}, "structured_outputs", "unclosed group"),
+        ({"structured_outputs": {"regex": "a" * 70000}}, "structured_outputs", "at most 65536"),
+        ({"structured_outputs": {}}, "structured_outputs", "send one of"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "got 2"),
+        (
+            {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+            "structured_outputs",
+            "send one",
+        ),
+        (
+            {"structured_outputs": {"regex": "a"}, "min_tokens": 3},
+            "min_tokens",
+            "where the text ends",
+        ),
+        (
+            {"structured_outputs": {"structural_tag": "a"}},
+            "structured_outputs.structural_tag",
+            "unknown",
+        ),
+    ],
+    ids=repr,
+)
+def test_the_server_refuses_in_words(client, fields, param, message):
+    answer = ask(client, **fields)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param), error
+    assert message in error["message"]
