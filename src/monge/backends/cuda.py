@@ -19,7 +19,7 @@ from monge.backends.parity_check import (
 )
 from monge.backends.traced import TracedForward, UncompiledForward, all_nodes
 from monge.core.errors import BackendError
-from monge.core.model import Forward
+from monge.core.model import CachedStep, Forward
 from monge.engine.models.forward_program import ForwardOutput, ForwardProgram, ProgramSpec
 from monge.engine.models.tree_cache import TreeCache
 from monge.engine.notices import notify
@@ -192,6 +192,8 @@ def capture_module(capture: Capture, module: torch.nn.Module, like: Sequence[Ten
     Raises:
         BackendError: If the module cannot be captured; the message gives the reason.
     """
+    if isinstance(module, CachedStep):
+        return module
     program = ModuleGraph(module, capture)
     with as_backend_error(f"{type(module).__name__} cannot be captured"):
         check_module(module, program, like, "captured")
