@@ -112,7 +112,8 @@ def test_steps_of_a_head_with_a_cache(backend, tmp_path):
     KINDS["eagle3"](HIDDEN, COMMON["vocab_size"]).write(tmp_path)
     model = as_sequence_model(network_, backend=backend)
     plain, compiled_head = (
-        one.head_model(*cached_steps(load_head(tmp_path))) for one in (HfTreeModel(network_), model)
+        one.head_model(*cached_steps(load_head(tmp_path).float()))
+        for one in (HfTreeModel(network_), model)
     )
     chains = {0: NodeBlock.chain((5, 6, 7)), 1: NodeBlock.chain((8,)), 2: NodeBlock.chain((9, 3))}
     blocks = {2: NodeBlock((1, 2, 3), (-1, -1, 1)), 0: NodeBlock.chain((4,))}

@@ -81,9 +81,10 @@ class CachedHead:
         self._cache.row(sequence).nodes.clear()
 
     def close(self, sequence: int) -> None:
-        self._cache.close(sequence)
-        if not self._cache.num_open:
-            self._cache.give_back()
+        with torch.inference_mode():  # in which the cache grew, so that it may be written
+            self._cache.close(sequence)
+            if not self._cache.num_open:
+                self._cache.give_back()
 
     def _run(
         self, run: StepRun, blocks: Mapping[int, NodeBlock], states: Tensor, *, only_last: bool
