@@ -9,7 +9,9 @@ import pytest
 import torch
 
 import monge
-from monge.engine.clock import measured_by
+from monge.backends import cuda
+from monge.engine.clock import measured_by, num_preparations
+from monge.engine.models import hf_tree
 from monge.engine.models.hf_tree import HfTreeModel
 from tests.engine import pretend
 from tests.engine.tiny import VOCAB, network, perturbed, prompts
@@ -140,6 +142,31 @@ def test_how_often_the_host_waits_in_greedy_rounds(device):
     greedy = {**GREEDY, "ignore_eos": True}
     _, rounds = written(target, draft, {"tree": "chain(3)"}, greedy, count=1)
     assert 3 * rounds <= sum(pretend.waits.values()) <= 4 * rounds, pretend.waits
+
+
+def test_rounds_in_which_something_is_captured_teach_nothing(device, monkeypatch):
+    """A text outgrows the cache: graphs are captured anew, in rounds that take absurdly long."""
+    monkeypatch.setattr(cuda, "GraphCapture", lambda _: pretend.Rerun())
+    monkeypatch.setattr(hf_tree, "_LEAST", 0)
+    target = placed(network("llama", "sdpa"), device)
+    decoder = monge.load(
+        target, drafter="ngram", backend="compiled", controller="goodput", max_batch_size=1
+    )
+    (prompt,) = prompts((9,), seed=5)
+    time = [0.0]
+
+    def clock():
+        time[0] = max(time[0] + 1e-3, 1e6 * num_preparations())
+        return time[0]
+
+    with measured_by(clock):
+        (result,) = decoder.generate([prompt], max_new_tokens=90, temperature=0, ignore_eos=True)
+    absurd = [record for record in result.records if record.times.is_warm_up]
+    assert absurd
+    assert all(record.times.total_s > 1e5 for record in absurd)
+    times = [one for kept in decoder.components.shared.latency.times.values() for one in kept]
+    assert times
+    assert max(times) < 1.0
 
 
 class TestTheDevice:

@@ -66,8 +66,7 @@ class Compiled(Backend):
 
     def sequence_model(self, network: PreTrainedModel) -> SequenceModel:
         name = "compiled" if self.weights == "exact" else f"compiled(weights={self.weights!r})"
-        is_on_cpu = network.device.type == "cpu"
-        source = SourceWeights(network, name, are_copied=is_on_cpu)
+        is_on_cpu, given = network.device.type == "cpu", network
         if self.weights != "exact":
             from monge.backends.cpu.rounded_weights import round_weights
 
@@ -82,7 +81,8 @@ class Compiled(Backend):
             model = Eager().sequence_model(network)
             if self.weights == "exact":
                 return model
-        model.source = source
+        # After a GPU's program has moved weights beside each other.
+        model.source = SourceWeights(given, name, are_copied=is_on_cpu)
         return model
 
     def _on_cpu(self, network: PreTrainedModel) -> HfTreeModel:
@@ -95,9 +95,10 @@ class Compiled(Backend):
 
     def _on_gpu(self, network: PreTrainedModel) -> HfTreeModel:
         from monge.backends.cuda import GraphCapture, capture_forward, capture_module
+        from monge.backends.fused_layers import compiler_for
 
-        capture = GraphCapture(network.device)
-        make_step = partial(capture_forward, network, capture)
+        capture, compiler = GraphCapture(network.device), compiler_for(network.device)
+        make_step = partial(capture_forward, network, capture, compiler=compiler)
         return HfTreeModel(network, make_step(), make_step, partial(capture_module, capture))
 
 

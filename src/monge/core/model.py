@@ -297,6 +297,17 @@ class ReopenableModel(SequenceModel, Protocol):
 
 
 @runtime_checkable
+class PreparedModel(SequenceModel, Protocol):
+    """A network whose programs can be made before there is a text."""
+
+    def prepare(self, num_rows: int, num_nodes: int) -> None:
+        """Make what reads blocks of up to so many sequences and nodes a sequence.
+
+        Nothing is done while sequences are open, or where programs take blocks of all sizes.
+        """
+
+
+@runtime_checkable
 class ForeignModel(SequenceModel, Protocol):
     """A draft model with another tokenizer, seen through the target's tokens."""
 

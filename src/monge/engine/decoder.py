@@ -101,6 +101,7 @@ class Decoder:
             # Not every checkpoint names the end of a turn among its ends of text.
             self.eos_ids |= self.chat_format.end_ids()
         self._request_ids = count()
+        components.prepare(max_batch_size)
 
     def __repr__(self) -> str:
         parts = self.components

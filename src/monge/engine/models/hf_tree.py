@@ -92,7 +92,9 @@ class HfTreeModel(HfModel):
         attention, windows = str(config._attn_implementation), layer_windows(config)
         self._form = MaskFormat(windows, attention, self.dtype, self._device)
         is_fixed = isinstance(program, ForwardProgram) and program.widths
-        room = {"growth": _GROWTH, "least": _LEAST} if is_fixed else {}
+        room: dict[str, Any] = {}
+        if is_fixed:
+            room = {"growth": _GROWTH, "least": _LEAST, "spare": program.widths[-1]}
         self._cache = TreeCache(config.num_hidden_layers, model.device, **room)
         self.use_program(program)
         self.hidden_size = int(config.hidden_size)
@@ -114,6 +116,16 @@ class HfTreeModel(HfModel):
         """The program that reads small blocks in the network's place; a pending one is made."""
         make_programs((self,))
         return self._program
+
+    def prepare(self, num_rows: int, num_nodes: int) -> None:
+        """See `PreparedModel`."""
+        program, cache = self._program, self._cache
+        if program is None or not program.widths or cache.num_open:
+            return
+        if not cache.is_settled:
+            cache.lay_out(program.spec.cache_shapes, self.dtype)
+        if cache.is_settled:
+            program.prepare(num_rows, num_nodes, cache)
 
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
         if self.source is not None:
