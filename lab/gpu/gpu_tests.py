@@ -15,7 +15,7 @@ from monge.core.errors import MongeError
 
 _ROOT: Final = Path(__file__).parents[2]
 _NAMED: Final = 5  # failed tests that are named
-_SHARE: Final = 0.35
+_SHARE: Final = 0.25
 """Most of the time that tests may take."""
 _OUTCOME: Final = re.compile(r"^\S+/(\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED)\b", re.MULTILINE)
 
