@@ -8,7 +8,7 @@ look-ups, residual and draw of the emitted token are inside. Yardstick and rules
 what slows the machine for a while slows both.
 
 A tree is drawn by its builder from such laws, one pair for every node. The target comes as logits,
-as in a round: a law is made when a rule asks for it, inside the clock.
+and several requests are verified together, as in a round: laws are made inside the clock.
 """
 
 import time
@@ -29,14 +29,13 @@ from monge.core.law import DenseLaw, SparseLaw
 from monge.core.proposal import Deterministic, Proposal
 from monge.core.sampling_rules import SamplingRules
 from monge.core.tree import GrowingTree, TokenTree
-from monge.core.verdict import Verdict
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.children import CHILDREN
 from monge.draft.tree.registry import TREES
 from monge.engine.sampling import NodeLaws
 from monge.verify.base import NodeRule, Rule, Verifier, as_verifier, unsupported_reason
 from monge.verify.flow import FlowRule
-from monge.verify.problem import NodeProblem
+from monge.verify.problem import NodeProblem, ScoredTree
 from monge.verify.registry import VERIFIERS
 
 FULL: Final = 0
@@ -70,7 +69,7 @@ class VerifySettings:
         supports: Tokens of the draft law; 0 is the full vocabulary.
         widths: K, candidates of the node.
         trees: Trees with settings; where there are any, they are measured in place of nodes.
-        batch_sizes: Nodes in one measurement, one request each.
+        batch_sizes: Nodes, or trees, in one measurement, one request each.
         repeats: Measurements of each cell.
         limit_s: A rule whose first measurement takes longer is skipped, there and at larger sizes.
         seed: Seed of laws and draws.
@@ -153,13 +152,13 @@ def _tree_records(
     names = settings.rules or tuple(VERIFIERS)
     for vocab in sorted(settings.vocab_sizes):
         sizes = sorted({min(support, vocab) or vocab for support in settings.supports})
-        for size, tree in product(sizes, settings.trees):
-            cell = {"vocab": vocab, "support": size, "tree": tree}
+        for size, tree, batch in product(sizes, settings.trees, settings.batch_sizes):
+            cell = {"vocab": vocab, "support": size, "tree": tree, "batch": batch}
             step(", ".join(f"{name} {value}" for name, value in cell.items()))
             trees = _Trees(TREES.parse(tree), vocab, size, settings, device)
             records += [
                 {"rule": name, **cell, "nodes": trees.num_nodes}
-                | trees.timed(VERIFIERS.parse(name))
+                | trees.timed(VERIFIERS.parse(name), batch)
                 for name in names
             ]
     return records
@@ -204,14 +203,14 @@ class _Trees:
         """Drafted nodes."""
         return self._tree.num_nodes - 1
 
-    def timed(self, rule: Rule) -> dict[str, Any]:
-        """Seconds a tree and their ratio to the yardstick, or the reason why there are none."""
+    def timed(self, rule: Rule, batch: int) -> dict[str, Any]:
+        """Seconds a tree of a batch and their ratio to the yardstick, or the reason why there are none."""
         reason = unsupported_reason(rule, self._limits.proposes, self._limits.max_width)
         if reason is not None:
             return {"skipped": reason}
         verifier, row = as_verifier(rule), self._logits[0]
-        work = lambda: [self._verdict(verifier, seed) for seed in range(VERDICTS)]  # noqa: E731
-        first = _clock(work, self._device) / VERDICTS
+        work = lambda: [self._verdicts(verifier, batch, seed) for seed in range(VERDICTS)]  # noqa: E731
+        first = _clock(work, self._device) / VERDICTS / batch
         if first > self._settings.limit_s:
             return {
                 "skipped": f"the tree took {first:.2g} s, longer than {self._settings.limit_s:g} s"
@@ -219,16 +218,24 @@ class _Trees:
         seconds, yardstick = [], []
         for _ in range(self._settings.repeats):
             yardstick.append(_clock(lambda: torch.multinomial(row.softmax(0), 1), self._device))  # noqa: TID251 (the yardstick)
-            seconds.append(_clock(work, self._device) / VERDICTS)
+            seconds.append(_clock(work, self._device) / VERDICTS / batch)
         return {
             "tree_s": asdict(Summary.of(seconds)),
             "yardstick_s": asdict(Summary.of(yardstick)),
             "ratio": asdict(Summary.of(paired_ratios(seconds, yardstick))),
         }
 
-    def _verdict(self, verifier: Verifier, seed: int) -> Verdict:
-        laws = NodeLaws(self._logits, self._tree, self._context, ())
-        return verifier.verify(self._tree, laws, RequestDraws(seed))
+    def _verdicts(self, verifier: Verifier, batch: int, seed: int) -> None:
+        verifier.verify_many(
+            [
+                ScoredTree(
+                    tree=self._tree,
+                    target_laws=NodeLaws(self._logits, self._tree, self._context, ()),
+                    draws=RequestDraws(seed * batch + row),
+                )
+                for row in range(batch)
+            ]
+        )
 
     def _normal(self, vocab: int, deviation: float) -> torch.Tensor:
         return torch.empty(vocab, dtype=torch.float64).normal_(

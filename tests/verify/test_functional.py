@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -41,6 +42,7 @@ from monge.verify.rrs_without_replacement import RrsWithoutReplacement
 from monge.verify.single_draft import SingleDraft
 from monge.verify.target_walk import TargetWalk
 from monge.verify.traversal import Traversal
+from tests.engine import cuda_waits
 
 VOCAB = 5
 BELOW_ONE = math.nextafter(1, 0)
@@ -105,17 +107,24 @@ class Problem:
     def run(
         self, program: Callable[..., Verified], uniforms: Sequence[Sequence[float]]
     ) -> Verified:
+        return self.call(program, uniforms, "cpu")()
+
+    def call(
+        self, program: Callable[..., Verified], uniforms: Sequence[Sequence[float]], device: str
+    ) -> Callable[[], Verified]:
+        """The program with these uniforms, on tensors that lie on a device already."""
         children = children_of(self.parents)
         size, width = len(uniforms), num_uniforms(children)
         table = torch.tensor(
             [[*row[:width], *[0.5] * (width - len(row))] for row in uniforms], dtype=torch.float64
         )
-        return program(
-            self.p.expand(size, -1, -1),
-            torch.tensor(self.token_ids).expand(size, -1),
+        return partial(
+            program,
+            self.p.to(device).expand(size, -1, -1),
+            torch.tensor(self.token_ids, device=device).expand(size, -1),
             children,
-            DraftLaws(self.q.expand(size, -1, -1)),
-            table,
+            DraftLaws(self.q.to(device).expand(size, -1, -1)),
+            table.to(device),
         )
 
 
@@ -489,6 +498,27 @@ def test_nothing_waits_and_no_shape_depends_on_data(name: str) -> None:
             torch.empty(3, num_nodes, dtype=torch.float64),
         )
     assert found.next_token.shape == (3,)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("regimes", [("rough", "rough"), ("zeros", "tiny masses")])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_cuda_device_gives_the_verdicts_of_the_cpu(name: str, regimes: tuple[str, str]) -> None:
+    """Without a wait, and from a captured graph as well."""
+    program, _, kind, shapes = PROGRAMS[name]
+    for shape in shapes:
+        one = problem(regimes, shape, kind, 1)
+        uniforms = np.random.default_rng(0).random((200, 2 * len(shape))).tolist()
+        call = one.call(program, uniforms, "cuda")
+        call()  # the tables of a shape are made once
+        with cuda_waits.counted() as waits:
+            found = call()
+            assert waits() == 0
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = call()
+        graph.replay()
+        assert told(found) == told(captured) == told(one.run(program, uniforms))
 
 
 def test_too_few_uniforms_and_wrong_shapes_are_refused() -> None:
