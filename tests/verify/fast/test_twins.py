@@ -92,7 +92,7 @@ def test_same_noise_same_verdict(regime: str) -> None:
     ]
     noise = [rng.random((width, 2)) for width in widths]
     lines = Lines.build(
-        rows([p for p, _ in pairs]), rows([q for _, q in pairs]), torch.tensor(widths)
+        rows([p for p, _ in pairs]), rows([q for _, q in pairs]), torch.tensor(widths), 16
     )
     scores = Scores.of(lines, rows(candidates, -1), rows([pair[:, 0] for pair in noise]))
     winners = scores.winners(rows([pair[:, 1] for pair in noise])).tolist()
@@ -127,7 +127,7 @@ def test_verdicts_of_small_laws(pair: tuple[list[int], list[int]], width: int, s
     rng = np.random.default_rng(seed)
     candidates, noise = rng.choice(q.size, size=(8, width), p=q), rng.random((8, width, 2))
     line = Lines.build(
-        *(torch.from_numpy(law).expand(8, -1) for law in (p, q)), torch.full((8,), width)
+        *(torch.from_numpy(law).expand(8, -1) for law in (p, q)), torch.full((8,), width), width
     )
     scores = Scores.of(line, torch.from_numpy(candidates), torch.from_numpy(noise[..., 0].copy()))
     winners = scores.winners(torch.from_numpy(noise[..., 1].copy())).tolist()
@@ -142,7 +142,7 @@ def test_partners_bring_what_positions_lack(regime: str, width: int) -> None:
     E[xt(score) | position] = g, and |dE| is equal at both ends.
     """
     p, q = laws(regime, width)
-    line = Lines.build(rows([p]), rows([q]), torch.tensor([width]))
+    line = Lines.build(rows([p]), rows([q]), torch.tensor([width]), width)
     support = np.flatnonzero(q)
     candidates = torch.from_numpy(np.repeat(support, 8))[None]
     positions = torch.rand(
