@@ -1,32 +1,27 @@
 """The fast twin of `verify/optimal.py`: laws in, decisions out.
 
-p = target (sub-)law, q = draft law, K = number of draws. Many nodes on a device are decided by
-`verify/fast/scores.py`. One node on the CPU has some tens of tokens and a few draws: the price of
-an operation on a vector is its call, so the line is built with numpy, and each draw is handled as
-plain numbers.
+p = target (sub-)law, q = draft law, K = number of draws. One node has some tens of tokens and a few
+draws, and the price of an operation on a vector is its call, so the line is built with numpy, and
+each draw is handled as plain numbers. Batches on a device are decided by `verify/fast/scores.py`,
+rounded alike.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 from jaxtyping import Float64, Int64
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from monge.core.draws import Draws
-from monge.core.law import Law, SparseLaw
-from monge.verify.fast.scores import SMALLEST_MASS, STEPS, Lines, Scores
+from monge.core.law import Law
+from monge.verify.fast.scores import SMALLEST_MASS, STEPS
 from monge.verify.flow import Flow, below
 from monge.verify.problem import NodeProblem
 
 Number = TypeVar("Number", float, np.ndarray)
-
-BEYOND: Final = 2**62
-"""Fills rows of increasing token ids, which stay increasing; exact also as the float it is passed on as."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -190,61 +185,20 @@ def decide(p: Law, q: Law, drawn: Sequence[int], draws: Draws) -> int:
     return draws.categorical(below(p, token_ids, masses))
 
 
-def chances(problems: Sequence[NodeProblem]) -> list[Flow]:
-    """Return the flows to the independent draws of many nodes, given their positions: one uniform a draw.
-
-    Nodes may differ in number, law and support of their draws; there is one transfer from the
-    device for all of them.
-    """
-    if not problems:
-        return []
-    parts = [problem.draft_law.sparse() for problem in problems]
-    # Where a vector's price is its call, and a long one's its length, padded rows gain nothing.
-    if parts[0].probs.is_cpu:
-        return [_chances(problem, part) for problem, part in zip(problems, parts, strict=True)]
-    p = [
-        problem.scale * problem.target_law.at(part.token_ids)
-        for problem, part in zip(problems, parts, strict=True)
-    ]
-    drawn = [problem.drawn for problem in problems]
-    positions = [
-        [problem.draws.uniform() for _ in tokens]
-        for problem, tokens in zip(problems, drawn, strict=True)
-    ]
-    device = parts[0].probs.device
-    lines = Lines.build(
-        padded(p),
-        padded([part.probs for part in parts]),
-        torch.tensor(list(map(len, drawn))).to(device, non_blocking=True),
-        max(map(len, drawn)),
-    )
-    tokens = padded([torch.tensor(row).to(device, non_blocking=True) for row in drawn], value=-1)
-    columns = _columns_of(padded([part.token_ids for part in parts], value=BEYOND), tokens)
-    uniforms = padded(
-        [torch.tensor(row, dtype=torch.float64).to(device, non_blocking=True) for row in positions]
-    )
-    probs = Scores.of(lines, columns, uniforms).win_probs().tolist()
-    return [
-        Flow(
-            accept_probs=_by_token(own, row),
-            token_ids=part.token_ids,
-            masses=masses[: part.token_ids.numel()],
-        )
-        for own, row, part, masses in zip(drawn, probs, parts, lines.masses, strict=True)
-    ]
-
-
-def _chances(problem: NodeProblem, part: SparseLaw) -> Flow:
-    """The same at one node on the CPU."""
-    drawn = problem.drawn
+def chances(problem: NodeProblem) -> Flow:
+    """Return the flow to the independent draws of a node, given their positions: one uniform a draw."""
+    part, drawn = problem.draft_law.sparse(), problem.drawn
     positions = [problem.draws.uniform() for _ in drawn]
-    p = (problem.scale * problem.target_law.at(part.token_ids)).numpy()
-    line = NodeLine.build(p, part.probs.numpy(), len(drawn))
-    probs = line.win_probs(_columns(part.token_ids.numpy(), drawn), positions)
+    p = (problem.scale * problem.target_law.at(part.token_ids)).cpu().numpy()
+    line = NodeLine.build(p, part.probs.cpu().numpy(), len(drawn))
+    probs = dict.fromkeys(drawn, 0.0)
+    columns = _columns(part.token_ids.cpu().numpy(), drawn)
+    for token, prob in zip(drawn, line.win_probs(columns, positions), strict=True):
+        probs[token] += prob
     return Flow(
-        accept_probs=_by_token(drawn, probs),
+        accept_probs=probs,
         token_ids=part.token_ids,
-        masses=torch.from_numpy(line.masses),
+        masses=torch.from_numpy(line.masses).to(part.probs.device),
     )
 
 
@@ -252,27 +206,6 @@ def _columns(token_ids: Int64[np.ndarray, " support"], drawn: Sequence[int]) -> 
     """Places of drawn tokens in the support, -1 for one outside it."""
     found = np.minimum(np.searchsorted(token_ids, drawn), token_ids.size - 1)
     return np.where(token_ids[found] == drawn, found, -1).tolist()
-
-
-def _columns_of(
-    token_ids: Int64[Tensor, "nodes support"], drawn: Int64[Tensor, "nodes draws"]
-) -> Int64[Tensor, "nodes draws"]:
-    """The same for many nodes, ids padded beyond all tokens."""
-    found = torch.searchsorted(token_ids, drawn).clamp_max(token_ids.shape[1] - 1)
-    return torch.where(token_ids.gather(1, found) == drawn, found, -1)
-
-
-def padded(rows: Sequence[Tensor], value: float | int = 0.0) -> Tensor:
-    """Rows `[length]` as `[rows, longest]`."""
-    return pad_sequence(list(rows), batch_first=True, padding_value=value)
-
-
-def _by_token(tokens: Sequence[int], probs: Sequence[float]) -> dict[int, float]:
-    """Probabilities of distinct tokens: the sum over a token's draws."""
-    total = dict.fromkeys(tokens, 0.0)
-    for token, prob in zip(tokens, probs, strict=False):  # rows are padded
-        total[token] += prob
-    return total
 
 
 def _powers(w: Number, width: int) -> tuple[Number, Number, Number]:

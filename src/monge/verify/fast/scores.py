@@ -69,7 +69,7 @@ class Degrees(NamedTuple):
         start = (x ** (1.0 / self.widths)).float().double()
         power = self.powers(start)[2]
         found = start * ((less * power + more * x) / (more * power + less * x))
-        return torch.where(start > 0.0, found, 0.0)
+        return torch.where(start == 0.0, 0.0, found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -196,8 +196,9 @@ class Scores:
 
     def winners(self, swaps: Float64[Tensor, "nodes draws"]) -> Int64[Tensor, " nodes"]:
         """Index of the accepted draw of each node, -1 for none; one uniform a draw decides its swap."""
-        best, draw = torch.where(swaps < self.swap_probs, self.swapped, self.own).max(1)
-        return torch.where(best > self.floors.squeeze(1), draw, -1)
+        scores = torch.where(swaps < self.swap_probs, self.swapped, self.own)
+        draw = scores.argmax(1, keepdim=True)  # the first of equal values
+        return torch.where(scores.gather(1, draw) > self.floors, draw, -1).squeeze(1)
 
     def win_probs(self) -> Float64[Tensor, "nodes draws"]:
         """Probability, over the swaps, that each draw is the accepted one given all positions."""
