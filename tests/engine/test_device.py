@@ -115,7 +115,9 @@ def test_families(device, name, rules):
     assert written(placed(target, device), placed(draft, device), {}, rules)[0] == expected
 
 
-@pytest.mark.parametrize("tree", ["chain(3)", "fixed_width((2, 2, 1))"])
+@pytest.mark.parametrize(
+    "tree", ["chain(3)", "fixed_width((2, 2, 1))", "fixed_width((2, 2, 1), 'iid')"]
+)
 @pytest.mark.parametrize("rules", [SAMPLED, TRUNCATED], ids=["sampled", "truncated"])
 def test_how_often_the_host_waits(device, rules, tree):
     """Once for each level of the draft, whatever the number of requests, and once for all verdicts of a shape.
@@ -132,6 +134,20 @@ def test_how_often_the_host_waits(device, rules, tree):
     assert 2 * rounds <= alone <= 4 * rounds, pretend.waits
     written(target, draft, {"tree": tree}, {**rules, "ignore_eos": True})
     assert sum(pretend.waits.values()) <= 0.8 * alone, pretend.waits
+
+
+def test_how_often_the_host_waits_where_nothing_is_chosen(device):
+    """A draft model, lookups and a head, each with its default tree and verifier."""
+    target = placed(network("llama", "sdpa"), device)
+    draft = placed(perturbed(network("llama", "sdpa")), device)
+    rules = {**SAMPLED, "ignore_eos": True}
+    for given, settings, levels in (
+        (draft, {"drafter": "model"}, 3),
+        (None, {}, 0),
+        (random_head(HfTreeModel(network("llama", "sdpa"))), {}, 2),
+    ):
+        _, rounds = written(target, given, settings, rules, count=1)
+        assert sum(pretend.waits.values()) <= (levels + 1) * rounds, pretend.waits
 
 
 def test_how_often_the_host_waits_in_greedy_rounds(device):
