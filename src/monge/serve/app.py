@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -20,12 +19,12 @@ from monge.engine.decoder import Decoder
 from monge.options import ServeOptions
 from monge.serve.errors import ApiError, internal, of_monge
 from monge.serve.metrics import ServerMetrics
-from monge.serve.middleware import BoundedBodies, Gate
+from monge.serve.middleware import REQUEST_ID, BoundedBodies, Gate
 from monge.serve.request_parser import Recorder
 from monge.serve.scheduler import Scheduler
 from monge.serve.schemas import ChatRequest, CompletionRequest
 from monge.serve.service import Service
-from monge.serve.settings import checked_options
+from monge.serve.settings import checked_options, keys_of
 
 _LONGEST_PATH: Final = 100
 _WATCH_S: Final = 1.0
@@ -136,7 +135,7 @@ def create_app(
     app.state.snapshot, app.state.leave = scheduler.snapshot, service.leave
     app.state.end_generations = partial(scheduler.close, drain=False)
     _add_routes(app, service)
-    _add_errors(app, metrics)
+    _add_errors(app)
     # The last one added is the first one asked.
     app.add_middleware(
         BoundedBodies,
@@ -146,9 +145,9 @@ def create_app(
     )
     app.add_middleware(
         Gate,
-        keys=options.api_keys,
+        keys=keys_of(options),
         hosts=options.allowed_hosts,
-        count=metrics.count_answer,
+        metrics=metrics,
         endpoints=[str(getattr(route, "path", "")) for route in app.routes],
     )
     return app
@@ -197,8 +196,8 @@ async def _watch(scheduler: Scheduler) -> None:
             _LOG.warning("serving again")
 
 
-def _add_errors(app: FastAPI, metrics: ServerMetrics) -> None:
-    """Give every error one shape; one that is not the client's fault gets an id, under which it is logged."""
+def _add_errors(app: FastAPI) -> None:
+    """Give every error one shape; one that is not the client's fault is logged under the request's id."""
 
     async def expected(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException):
@@ -212,10 +211,11 @@ def _add_errors(app: FastAPI, metrics: ServerMetrics) -> None:
         return told.response()
 
     async def unexpected(request: Request, error: Exception) -> Response:
-        error_id = secrets.token_hex(8)
-        _LOG.error("internal error %s at %s", error_id, request.url.path, exc_info=error)
-        metrics.count_answer(request.url.path, 500, "internal_error")
-        return internal(error_id).response()
+        name = request.state.request_id
+        _LOG.error("internal error %s at %s", name, request.url.path, exc_info=error)
+        told = internal(name)
+        told.headers[REQUEST_ID] = name
+        return told.response()
 
     for kind in (ApiError, HTTPException, MongeError):
         app.add_exception_handler(kind, expected)

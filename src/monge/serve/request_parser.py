@@ -1,7 +1,6 @@
 """Turns a body into requests of the engine."""
 
 import re
-import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -122,8 +121,8 @@ class RequestParser:
         vocabulary = getattr(decoder.tokenizer, "get_vocab", None)
         self._longest_token = None if vocabulary is None else max(map(len, vocabulary()))
 
-    def parse(self, content: bytes, model: Body) -> ParsedRequest:
-        """Parse a body.
+    def parse(self, content: bytes, model: Body, request_id: str) -> ParsedRequest:
+        """Parse a body; the id of the answer has that of the request.
 
         Raises:
             ApiError, MongeError: If it does not fit the model, or cannot be honoured.
@@ -171,7 +170,7 @@ class RequestParser:
         texts = "messages" if isinstance(body, ChatRequest) else "prompt"
         return ParsedRequest(
             body=body.model_copy(update={texts: ()}),
-            response_id=prefix + secrets.token_hex(16),
+            response_id=prefix + request_id,
             created=int(time.time()),
             choices=tuple(self._recorded(choices) if body.certificate else choices),
             echoes=tuple(text for text in echoes for _ in range(each)),

@@ -102,14 +102,17 @@ class Service:
     async def _answer(self, request: Request, model: Body) -> Response:
         arrived = time.perf_counter()
         asked = await self._parsed(request, model)
+        address = "" if request.client is None else request.client.host
         outputs = Outputs(
             asked,
             self._scheduler,
             arrived=arrived,
-            client=self._client_of(request),
+            client=request.state.key or address,
             deadline_s=self._options.request_timeout_s or math.inf,
             is_oversized=self._record_check(asked),
         )
+        request.state.figures.update(prompt_tokens=asked.num_prompt_tokens)
+        outputs.figures = request.state.figures
         self._metrics.count_request(
             asked.body.asked, controller_of(asked.choices[0], self._components)
         )
@@ -134,7 +137,8 @@ class Service:
         check_headers(request.headers)
         try:
             content = request.scope["state"].pop("body")
-            reading = self._worker.do(partial(self._parser.parse, content, model))
+            parse = partial(self._parser.parse, content, model, request.state.request_id)
+            reading = self._worker.do(parse)
             timeout_s = self._options.request_timeout_s or None
             return await unless_disconnected(request, asyncio.ensure_future(reading), timeout_s)
         finally:
@@ -153,11 +157,6 @@ class Service:
             sessions = [one.recorded for one in outputs if one.recorded is not None]
             whole["certificate"] = self._recorder.certificate(sessions).document()
         return dumped(whole).encode()
-
-    def _client_of(self, request: Request) -> str:
-        """Return the key that a request brings, or else the address that it comes from."""
-        address = "" if request.client is None else request.client.host
-        return request.headers["authorization"] if self._options.api_keys else address
 
 
 def _status(*, is_well: bool) -> Response:
