@@ -213,6 +213,13 @@ class ServeOptions:
         "on loopback without a key: its own names; else any",
         flags=("--allowed-host",),
     )
+    allowed_origins: tuple[str, ...] = option(
+        (),
+        SERVER,
+        "Site whose pages may send requests, as `https://my.site`, or `*`; may be repeated.",
+        "none",
+        flags=("--allowed-origin",),
+    )
     root_path: str = option("", SERVER, "Path that a proxy takes off before it passes requests on.")
     ssl_keyfile: str | None = option(None, SERVER, "Private key for TLS.", "no TLS")
     ssl_certfile: str | None = option(None, SERVER, "Certificate chain for TLS.", "no TLS")
@@ -255,6 +262,9 @@ class ServeOptions:
         flags=("--kv-budget",),
     )
     prefill_chunk: int = option(512, LIMITS, "Prompt tokens that are read between two rounds.")
+    cut_max_tokens: bool = option(
+        False, LIMITS, "Cut a `max_tokens` beyond the context, instead of a 400."
+    )
     max_choices: int = option(32, LIMITS, "Completions of one request: prompts times n.")
     max_logprobs: int = option(
         1 << 19, LIMITS, "Log-probabilities of one answer: choices x tokens x (1 + top ones)."

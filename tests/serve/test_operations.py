@@ -144,9 +144,34 @@ def test_a_stream_that_waits_has_comments(monkeypatch):
     assert app.state.snapshot().finished == {"cancelled": 1, "length": 1}
 
 
+def test_pages_of_a_site_may_be_allowed():
+    origin, key = {"origin": "https://my.site"}, {"authorization": "Bearer secret"}
+    asks = {
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization, content-type",
+    }
+    path, allowed = "/v1/completions", "access-control-allow-origin"
+    options = {"api_keys": ("secret",), "allowed_hosts": ("testserver",)}
+    with TestClient(toy_app(allowed_origins=("https://my.site",), **options)) as client:
+        preflight = client.options(path, headers=origin | asks)
+        assert preflight.status_code == 200
+        assert "authorization" in preflight.headers["access-control-allow-headers"]
+        for headers, status in ((key, 200), ({}, 401)):
+            answer = client.post(path, json=BODY, headers=origin | headers)
+            assert (answer.status_code, answer.headers[allowed]) == (status, "https://my.site")
+        assert (
+            allowed not in client.post(path, json=BODY, headers=key | {"origin": "a://b"}).headers
+        )
+    with TestClient(toy_app(**options)) as client:
+        assert client.options(path, headers=origin | asks | key).status_code == 405
+        assert allowed not in client.post(path, json=BODY, headers=origin | key).headers
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"allowed_origins": ("my.site",)}, "an allowed origin is a scheme and a host"),
+        ({"allowed_origins": ("https://my.site/",)}, "an allowed origin is a scheme and a host"),
         ({"ssl_keyfile": "key.pem"}, "TLS needs both"),
         ({"ssl_keyfile": "no", "ssl_certfile": "no"}, "no certificate with its key"),
         ({"root_path": "models"}, "root_path must be a path"),

@@ -12,6 +12,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from monge.core.errors import MongeError
 from monge.engine.chat_format import ChatFormat
@@ -22,7 +23,12 @@ from monge.serve.metrics import ServerMetrics
 from monge.serve.middleware import REQUEST_ID, BoundedBodies, Gate
 from monge.serve.request_parser import Recorder
 from monge.serve.scheduler import Scheduler
-from monge.serve.schemas import ChatRequest, CompletionRequest
+from monge.serve.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
 from monge.serve.service import Service
 from monge.serve.settings import checked_options, keys_of
 
@@ -68,13 +74,16 @@ _ERRORS: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
+_BODIES: Final = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
+
+
 class _Described(FastAPI):
     """An application whose description has the bodies that `Service` reads itself."""
 
     def openapi(self) -> dict[str, Any]:
         """Return the description."""
         if self.openapi_schema is None:
-            bodies = [(CompletionRequest, "validation"), (ChatRequest, "validation")]
+            bodies = [(model, "validation") for model in _BODIES]
             _, models = models_json_schema(bodies, ref_template=_MODEL)
             super().openapi()["components"]["schemas"] |= models["$defs"]
         return super().openapi()
@@ -150,14 +159,25 @@ def create_app(
         metrics=metrics,
         endpoints=[str(getattr(route, "path", "")) for route in app.routes],
     )
+    if options.allowed_origins:  # first, since a preflight brings no key
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=options.allowed_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=(REQUEST_ID, "retry-after"),
+        )
     return app
 
 
 def _add_routes(app: FastAPI, service: Service) -> None:
-    for path, endpoint, model in (
-        ("/v1/completions", service.completions, CompletionRequest),
-        ("/v1/chat/completions", service.chat_completions, ChatRequest),
-    ):
+    endpoints = (
+        ("/v1/completions", service.completions),
+        ("/v1/chat/completions", service.chat_completions),
+        ("/tokenize", service.tokenize),
+        ("/detokenize", service.detokenize),
+    )
+    for (path, endpoint), model in zip(endpoints, _BODIES, strict=True):
         content = {"application/json": {"schema": {"$ref": _MODEL.format(model=model.__name__)}}}
         app.add_api_route(
             path,

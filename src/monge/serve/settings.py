@@ -40,6 +40,11 @@ def checked_options(options: ServeOptions, target: str | None = None) -> ServeOp
             raise OptionError(
                 f"an allowed host is a name or an address without a port, as in my.machine; got {host!r}"
             )
+    for origin in options.allowed_origins:
+        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/@]+", origin, re.ASCII):
+            raise OptionError(
+                f"an allowed origin is a scheme and a host, as in https://my.site, or *; got {origin!r}"
+            )
     if options.logprobs_of not in get_args(LogprobSource):
         known = ", ".join(get_args(LogprobSource))
         raise OptionError(f"logprobs_of must be one of {known}; got {options.logprobs_of!r}")
