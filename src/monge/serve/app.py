@@ -83,7 +83,7 @@ class _Described(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """Return the description."""
         if self.openapi_schema is None:
-            bodies = [(model, "validation") for model in _BODIES]
+            bodies: list[Any] = [(model, "validation") for model in _BODIES]
             _, models = models_json_schema(bodies, ref_template=_MODEL)
             super().openapi()["components"]["schemas"] |= models["$defs"]
         return super().openapi()
