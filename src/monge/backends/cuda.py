@@ -305,18 +305,74 @@ class ModuleGraph:
         return CapturedGraph(own, (), replay, outputs, ())
 
 
+class StepGraph:
+    """A `CachedStep` with one CUDA graph for each number of texts and of nodes, captured at first use.
+
+    Graphs give logits of all nodes, and see all columns of the cache. They are captured anew when
+    it moves.
+    """
+
+    def __init__(self, module: CachedStep, capture: Capture) -> None:
+        self._module, self._capture = module, capture
+        self._capacity = 0
+        self._graphs: OrderedDict[tuple[int, ...], CapturedGraph] = OrderedDict()
+
+    def __call__(
+        self,
+        token_ids: Tensor,
+        states: Tensor,
+        places: tuple[Tensor, Tensor, Tensor],
+        mask: Tensor,
+        kept: Sequence[Tensor],
+    ) -> Outputs:
+        positions, columns, shown = places
+        if kept[0].shape[2] != self._capacity:
+            self._graphs.clear()
+            self._capacity = kept[0].shape[2]
+        # A cache gives the same tensors while it stays; graphs hold theirs, so no name comes twice.
+        key = (*token_ids.shape, id(kept[0]))
+        inputs = token_ids, states, positions, columns
+        with torch.inference_mode():
+            if key not in self._graphs:
+                self._graphs[key] = self._captured(inputs, kept)
+                if len(self._graphs) > _MAX_GRAPHS:
+                    self._graphs.popitem(last=False)
+            self._graphs.move_to_end(key)
+            graph = self._graphs[key]
+            for own, given in zip(graph.inputs, inputs, strict=True):
+                own.copy_(given, non_blocking=True)
+            (seen,) = graph.masks
+            seen.fill_(False)
+            seen[..., : mask.shape[-1]] = mask
+            graph.replay()
+            found, logits = graph.outputs
+            return found.clone(), logits[shown]
+
+    def _captured(self, inputs: Sequence[Tensor], kept: Sequence[Tensor]) -> CapturedGraph:
+        token_ids, states, positions, columns = (one.clone() for one in inputs)
+        (batch, nodes), device = token_ids.shape, token_ids.device
+        every = torch.arange(batch * nodes, device=device)
+        mask = torch.ones(batch, 1, nodes, kept[0].shape[2], dtype=torch.bool, device=device)
+        places = positions, columns, every
+        replay, outputs = _captured(
+            self._capture, lambda: self._module(token_ids, states, places, mask, kept)
+        )
+        own = token_ids, states, positions, columns
+        return CapturedGraph(own, (mask,), replay, outputs, (every, *kept))
+
+
 def capture_module(capture: Capture, module: torch.nn.Module, like: Sequence[Tensor]) -> Forward:
     """Make a module's graphs, and check them against the module; see `ModuleHost.module_program`.
 
     Raises:
         BackendError: If the module cannot be captured; the message gives the reason.
     """
-    if isinstance(module, CachedStep):
-        return module
-    program = ModuleGraph(module, capture)
+    is_step = isinstance(module, CachedStep)
+    program = StepGraph(module, capture) if is_step else ModuleGraph(module, capture)
     with as_backend_error(f"{type(module).__name__} cannot be captured"):
         check_module(module, program, like, "captured")
-        program.prepare(like)
+        if isinstance(program, ModuleGraph):
+            program.prepare(like)
     return program
 
 

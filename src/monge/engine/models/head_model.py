@@ -56,7 +56,9 @@ class CachedHead:
         self._reader, self._step, self._device = read, step, like.device
         shapes = step.module.cache_shapes
         self._form = MaskFormat({"all": step.module.window}, "sdpa", like.dtype, like.device)
-        self._cache = TreeCache(len(shapes) // 2, like.device)
+        # Graphs of a device are captured for its memory, so that it is to move seldom.
+        room = {} if like.is_cpu else {"growth": 1.5, "least": 512}
+        self._cache = TreeCache(len(shapes) // 2, like.device, **room)
         self._cache.lay_out(shapes, like.dtype)
 
     def open(self, sequence: int) -> None:
@@ -153,13 +155,13 @@ def step_inputs(step: CachedStep, like: Tensor, batch: int, nodes: int, logits: 
         count = torch.Size(shape).numel()
         return (2 * torch.sin(1.3 * torch.arange(count, dtype=torch.float64))).view(shape).to(like)
 
-    width, capacity = 8 + nodes, 16
-    columns = torch.arange(8, 8 + nodes).repeat(batch, 1)
+    capacity, device = 16, like.device
+    columns = torch.arange(8, 8 + nodes).repeat(batch, 1).to(device)
     return (
-        torch.arange(batch * nodes).view(batch, nodes),
+        torch.arange(batch * nodes).view(batch, nodes).to(device),
         wave(batch, nodes, step.width),
-        (columns, columns.clone(), torch.arange(logits) % (batch * nodes)),
-        chain_visibility(nodes, 8)[None].repeat(batch, 1, 1, 1)[..., :width].contiguous(),
+        (columns, columns.clone(), (torch.arange(logits) % (batch * nodes)).to(device)),
+        chain_visibility(nodes, 8)[None].repeat(batch, 1, 1, 1).to(device),
         [wave(batch, heads, capacity, dim) for heads, dim in step.cache_shapes],
     )
 
