@@ -103,7 +103,9 @@ class _CompiledLayer:
         for one in (*given, *named.values()):
             _mark_sizes(one, len(states))
         with _torch._dynamo.config.patch(
-            recompile_limit=_MOST_PROGRAMS, accumulated_recompile_limit=_MOST_PROGRAMS
+            recompile_limit=_MOST_PROGRAMS,
+            accumulated_recompile_limit=_MOST_PROGRAMS,
+            skip_nnmodule_hook_guards=False,  # a hook on one layer makes it a kind of its own
         ):
             return self._run(self._layer, given, named)
 
@@ -125,6 +127,7 @@ def _mark_sizes(value: Any, batch: int) -> None:
         (layer,) = value.layers
         assert isinstance(layer, CacheLayer)
         for tensor in (layer.keys, layer.values):
+            assert tensor is not None
             _torch._dynamo.maybe_mark_dynamic(tensor, 2)
         _mark_sizes([layer.keys, layer.values, layer.rows, layer.columns], batch)
     elif isinstance(value, list | tuple):
@@ -190,7 +193,8 @@ def _merge_products(network: PreTrainedModel, layers: Sequence[torch.nn.Module])
         if is_once and len({(one.weight.dtype, one.bias is None) for one in found}) == 1:
             product = _Product(found)
             for place, one in enumerate(found):
-                one.forward = product.later if place else product.first
+                layer: Any = one
+                layer.forward = product.later if place else product.first
 
 
 def _noter(read: dict[Any, Any], parent: int) -> Callable[..., None]:

@@ -125,8 +125,6 @@ class CacheLayer(CacheLayerMixin):
     """
 
     is_sliding = False
-    keys: Tensor
-    values: Tensor
 
     def __init__(
         self, keys: Tensor, values: Tensor, rows: Tensor, columns: Tensor, width: Size | None
@@ -137,6 +135,7 @@ class CacheLayer(CacheLayerMixin):
 
     def alone(self) -> Cache:
         """Return a cache of this layer alone, all of whose columns are read."""
+        assert self.keys is not None and self.values is not None
         return Cache(layers=[CacheLayer(self.keys, self.values, self.rows, self.columns, None)])
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -147,6 +146,7 @@ class CacheLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
+        assert self.keys is not None and self.values is not None
         self.keys[self.rows, :, self.columns] = key_states.transpose(1, 2)
         self.values[self.rows, :, self.columns] = value_states.transpose(1, 2)
         if self._width is None:

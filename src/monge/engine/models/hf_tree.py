@@ -91,9 +91,8 @@ class HfTreeModel(HfModel):
         config = model.config.get_text_config()
         attention, windows = str(config._attn_implementation), layer_windows(config)
         self._form = MaskFormat(windows, attention, self.dtype, self._device)
-        is_fixed = isinstance(program, ForwardProgram) and program.widths
         room: dict[str, Any] = {}
-        if is_fixed:
+        if isinstance(program, ForwardProgram) and program.widths:
             room = {"growth": _GROWTH, "least": _LEAST, "spare": program.widths[-1]}
         self._cache = TreeCache(config.num_hidden_layers, model.device, **room)
         self.use_program(program)
