@@ -34,7 +34,6 @@ from monge.draft.tree.children import CHILDREN
 from monge.draft.tree.registry import TREES
 from monge.engine.sampling import NodeLaws
 from monge.verify.base import NodeRule, Rule, Verifier, as_verifier, unsupported_reason
-from monge.verify.flow import FlowRule
 from monge.verify.problem import NodeProblem, ScoredTree
 from monge.verify.registry import VERIFIERS
 
@@ -276,8 +275,8 @@ class _Nodes:
         self._q = [_cut(law.softmax(0), cell["support"]) for law in (logits + noise).to(device)]
         self._draws = RequestDraws(settings.seed)
 
-    def works(self, name: str) -> list[tuple[str, Work | str]]:
-        """Return the works that are timed under a rule's name, or why nothing is."""
+    def work(self, name: str) -> Work | str:
+        """Return the work that is timed under a rule's name, or why nothing is."""
         rule, width = VERIFIERS.parse(name), self._cell["width"]
         # Deterministic candidates are left to the target walk, so they show nothing of a rule that
         # is exact for draws.
@@ -292,13 +291,8 @@ class _Nodes:
                 reason = f"children {kind!r} start at width {children.min_width}"
             if not reason:
                 proposals = [children.propose(q, width) for q in self._q]
-                works: list[tuple[str, Work | str]] = [(name, self._one_by_one(rule, proposals))]
-                if isinstance(rule, FlowRule):
-                    works.append(
-                        (name + FLOWS, partial(rule.flows, self._problems(proposals, scale=0.9)))
-                    )
-                return works
-        return [(name, reason)]
+                return self._one_by_one(rule, proposals)
+        return reason
 
     def timed(
         self, label: str, work: Work | str, slow: set[tuple[str, int, int]]
