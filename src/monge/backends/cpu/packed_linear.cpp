@@ -173,10 +173,20 @@ struct Block {
 
 // The numbers of one group of lanes, which are integers of 8 bits.
 inline Floats byte_floats(const char* from) {
-  typedef int8_t Bytes __attribute__((vector_size(lanes)));
-  Bytes bytes;
-  std::memcpy(&bytes, from, sizeof bytes);
-  return __builtin_convertvector(__builtin_convertvector(bytes, Ints), Floats);
+#if defined(__AVX512F__)
+  return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#else
+  Floats floats;
+#if defined(__AVX2__)
+  for (int lane = 0; lane < lanes; lane += 8) {
+    const __m256 some = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + lane))));
+    std::memcpy(reinterpret_cast<char*>(&floats) + 4 * lane, &some, sizeof some);
+  }
+#else
+  for (int lane = 0; lane < lanes; lane++) floats[lane] = static_cast<signed char>(from[lane]);
+#endif
+  return floats;
+#endif
 }
 
 constexpr int most_rounded_rows = lanes == 16 ? 8 : 4;
