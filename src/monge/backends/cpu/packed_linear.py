@@ -114,14 +114,13 @@ class PackedEmbedding(PackedLayer):
         weights: How it is stored, one of `WEIGHTS`.
     """
 
-    rounds_inputs = False
-
     def __init__(self, embedding: torch.nn.Embedding, panels: Tensor, weights: str) -> None:
         super().__init__()
         self.width, self.depth = embedding.weight.shape
         self.weights = weights
         self._rest = embedding
         embedding.weight = None  # pyright: ignore[reportAttributeAccessIssue]
+        embedding.padding_idx = None  # of gradients
         self.register_buffer("panels", panels)
 
     def forward(self, token_ids: Tensor) -> Tensor:
@@ -134,6 +133,11 @@ class PackedEmbedding(PackedLayer):
     def weight(self) -> Tensor:
         """The matrix, for networks that look at it."""
         return matrix_of(self.panels, self.width, self.depth)
+
+    @property
+    def rounds_inputs(self) -> bool:
+        """False: tokens have none."""
+        return False
 
     def unpacked(self, dtype: torch.dtype) -> torch.nn.Module:
         """Return the embedding with the same numbers in a plain matrix."""
