@@ -14,7 +14,6 @@ and several requests are verified together, as in a round: laws are made inside 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import product
 from typing import Any, Final
 
@@ -34,14 +33,11 @@ from monge.draft.tree.children import CHILDREN
 from monge.draft.tree.registry import TREES
 from monge.engine.sampling import NodeLaws
 from monge.verify.base import NodeRule, Rule, Verifier, as_verifier, unsupported_reason
-from monge.verify.problem import NodeProblem, ScoredTree
+from monge.verify.problem import ScoredTree
 from monge.verify.registry import VERIFIERS
 
 FULL: Final = 0
 """A support as large as the vocabulary."""
-
-FLOWS: Final = " (flows)"
-"""Added to the name of a rule that answers for a whole batch at once, with probabilities, as Layer Verification asks it."""
 
 MAX_DIFFERENT: Final = 8
 """Most different laws of one cell.
@@ -139,8 +135,8 @@ def _node_records(
             step(", ".join(f"{name} {value}" for name, value in cell.items()))
             nodes = _Nodes(cell, settings, device)
             for name in names:
-                for label, work in nodes.works(name):
-                    records.append({"rule": label, **cell} | nodes.timed(label, work, slow))
+                timing = nodes.timed(name, nodes.work(name), slow)
+                records.append({"rule": name, **cell} | timing)
     return records
 
 
@@ -332,19 +328,6 @@ class _Nodes:
             ]
         laws = [[self._p[i]] * tree.num_nodes for i, tree in enumerate(trees)]
         return lambda: [rule.verify(trees[i], laws[i], self._draws) for i in which]
-
-    def _problems(self, proposals: Sequence[Proposal], scale: float = 1.0) -> list[NodeProblem]:
-        trees = [self._tree(proposal) for proposal in proposals]
-        return [
-            NodeProblem(
-                target_law=self._p[i],
-                scale=scale,
-                proposal=proposals[i],
-                candidates=tuple(trees[i].token_ids[child] for child in trees[i].candidates[0]),
-                draws=RequestDraws(node),
-            )
-            for node, i in ((node, node % len(trees)) for node in range(self._cell["batch"]))
-        ]
 
     def _tree(self, proposal: Proposal) -> TokenTree:
         growing = GrowingTree(0)

@@ -26,6 +26,11 @@ class Backend(ABC):
 
     reads_shards: ClassVar[bool] = False
 
+    @property
+    def keeps_file_types(self) -> bool:
+        """True if it runs networks of GGUF files whose matrices keep the types of the file."""
+        return False
+
     @abstractmethod
     def sequence_model(self, network: PreTrainedModel) -> SequenceModel:
         """Return the model of a network: one that reads trees if it can, chains otherwise.
@@ -50,8 +55,9 @@ class Compiled(Backend):
     A network that supports neither runs eagerly, with a warning.
 
     Args:
-        weights: Storage of linear layers' weights on a CPU: `exact`, or rounded to `bfloat16`,
-            `int8` or `int4`, which is faster. Decoding keeps the distribution of the rounded network.
+        weights: Storage of linear layers' weights on a CPU: `exact`; `file`, the types of a GGUF
+            file, with inputs of quantised layers rounded to 8 bits; or rounded to `bfloat16`, `int8`
+            or `int4`. Decoding keeps the distribution of that network.
 
     Raises:
         OptionError: If there is no such kind of weights.
@@ -64,10 +70,16 @@ class Compiled(Backend):
 
         check_weights(self.weights)
 
+    @property
+    def keeps_file_types(self) -> bool:
+        """See `Backend`."""
+        return self.weights == "file"
+
     def sequence_model(self, network: PreTrainedModel) -> SequenceModel:
         name = "compiled" if self.weights == "exact" else f"compiled(weights={self.weights!r})"
         is_on_cpu, given = network.device.type == "cpu", network
-        if self.weights != "exact":
+        # Matrices of files are packed when they are read.
+        if self.weights not in {"exact", "file"}:
             from monge.backends.cpu.rounded_weights import round_weights
 
             # What cannot be rounded is refused: other weights are another distribution.

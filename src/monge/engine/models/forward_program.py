@@ -207,9 +207,9 @@ class SourceWeights:
 
 
 def backend_of(model: SequenceModel) -> str:
-    """Return the backend of a model: `eager`, `compiled`, `compiled, int8 weights`, ...
+    """Return the backend of a model: `eager`, `compiled`, `compiled, file weights`, `compiled, int8 weights`, ...
 
-    Rounded weights are part of it, since they change the distribution that is decoded.
+    Such weights are part of it, since they change the distribution that is decoded.
     """
     program: ForwardProgram | None = getattr(model, "program", None)
     name = "eager" if program is None else program.name
@@ -219,7 +219,10 @@ def backend_of(model: SequenceModel) -> str:
 
 
 def rounded_weights_of(model: SequenceModel) -> str | None:
-    """Return the kind of a model's rounded weights, or `None` if it has those of its checkpoint."""
+    """Return the kind of a model's packed weights, or `None` if it has those of its checkpoint.
+
+    It is `file` for the types of a GGUF file, whose numbers are kept while inputs are rounded.
+    """
     if not isinstance(model, NetworkModel):
         return None
     kinds = {layer.weights for layer in packed_layers(model.network)}
