@@ -102,11 +102,13 @@ class _CompiledLayer:
         named = {name: self._own(one) for name, one in named.items()}
         for one in (*given, *named.values()):
             _mark_sizes(one, len(states))
-        with _torch._dynamo.config.patch(
+        settings = _torch._dynamo.config.patch(
             recompile_limit=_MOST_PROGRAMS,
             accumulated_recompile_limit=_MOST_PROGRAMS,
             skip_nnmodule_hook_guards=False,  # a hook on one layer makes it a kind of its own
-        ):
+        )
+        with settings, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the compiler warns about itself
             return self._run(self._layer, given, named)
 
     def _own(self, value: Any) -> Any:
@@ -214,7 +216,7 @@ def _can_merge(module: torch.nn.Module) -> bool:
     )
 
 
-def _joined(weights: Sequence[torch.nn.Parameter]) -> Tensor:
+def _joined(weights: Sequence[Tensor]) -> Tensor:
     """One tensor of several, of which these become views: no number is stored twice."""
     rows = [len(weight) for weight in weights]
     with torch.inference_mode(mode=False), torch.no_grad():
