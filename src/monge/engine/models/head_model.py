@@ -40,7 +40,8 @@ class StepRun:
     ) -> tuple[Tensor, Tensor]:
         """Run the step; see `CachedStep.forward`."""
         run = self.program if token_ids.numel() <= self.max_rows else self.module
-        return run(token_ids, states, places, mask, kept)
+        found, logits = run(token_ids, states, places, mask, kept)
+        return found, logits
 
 
 class CachedHead:
