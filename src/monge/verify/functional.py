@@ -499,8 +499,10 @@ def _weigh(tree: "_Nodes", ways: "_Ways", uniforms: Float64[Tensor, "batch unifo
             masses[node] = torch.where(is_here, rest, 0.0)
             scales[node], ceilings[node] = scale, flow.ceiling
         frees.append((1.0 - _in_order(below, one)).clamp_min(0.0))
-    tables = (torch.stack(list(one.values()), 1) for one in (weights, masses, scales, ceilings))
-    return _Weighed(*tables, torch.stack(frees, 1), used, is_bad)
+    weighed, kept, scaled, highest = (
+        torch.stack(list(one.values()), 1) for one in (weights, masses, scales, ceilings)
+    )
+    return _Weighed(weighed, kept, scaled, highest, torch.stack(frees, 1), used, is_bad)
 
 
 def _stop(
