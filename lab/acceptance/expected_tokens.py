@@ -42,7 +42,7 @@ def _walked(rule: FlowRule, scored: ScoredTree) -> float:
     tree, layer, total = scored.tree, {0: 1.0}, 0.0
     while parents := [node for node in layer if tree.candidates[node]]:
         below: dict[int, float] = {}
-        flows = rule.flows([scored.problem(node) for node in parents])
+        flows = [rule.flow(scored.problem(node)) for node in parents]
         for node, flow in zip(parents, flows, strict=True):
             children = list(dict.fromkeys(tree.candidates[node]))
             tokens = [tree.token_ids[child] for child in children]

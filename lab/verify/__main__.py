@@ -35,7 +35,7 @@ def main(
         None, "A tree, measured in place of nodes; may be repeated.", "none"
     ),
     batch: list[int] | None = options.measuring(
-        None, "Nodes of one measurement; may be repeated.", VerifySettings().batch_sizes
+        None, "Nodes or trees of one measurement; may be repeated.", VerifySettings().batch_sizes
     ),
     repeats: int | None = options.measuring(
         None, "Measurements of each cell.", VerifySettings().repeats
@@ -51,8 +51,8 @@ def main(
 
     The laws are synthetic and made outside the clock; what is timed is the rule with its look-ups,
     its residual and the draw of the emitted token. With `--tree` a whole tree is verified, and the
-    target's laws are made of its logits inside the clock; a time is the mean over eight verdicts,
-    each from other draws. A rule that is too slow at a size, or not exact for the candidates, is
+    target's laws are made of its logits inside the clock; a time is the mean over eight verdicts
+    of a batch, each from other draws. A rule that is too slow at a size, or not exact for the candidates, is
     listed with the reason. With `--json` the last line of standard output is one JSON object.
 
     **Examples**
@@ -94,7 +94,7 @@ def main(
 def _title(cell: dict[str, Any]) -> str:
     laws = f"vocabulary {cell['vocab']}, support {cell['support']}"
     if "tree" in cell:
-        return f"{laws}, {cell['tree']} of {cell['nodes']} nodes"
+        return f"{laws}, {cell['tree']} of {cell['nodes']} nodes, batch {cell['batch']}"
     return f"{laws}, {cell['width']} candidates, batch {cell['batch']}"
 
 

@@ -8,13 +8,12 @@ look-ups, residual and draw of the emitted token are inside. Yardstick and rules
 what slows the machine for a while slows both.
 
 A tree is drawn by its builder from such laws, one pair for every node. The target comes as logits,
-as in a round: a law is made when a rule asks for it, inside the clock.
+and several requests are verified together, as in a round: laws are made inside the clock.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import product
 from typing import Any, Final
 
@@ -29,21 +28,16 @@ from monge.core.law import DenseLaw, SparseLaw
 from monge.core.proposal import Deterministic, Proposal
 from monge.core.sampling_rules import SamplingRules
 from monge.core.tree import GrowingTree, TokenTree
-from monge.core.verdict import Verdict
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.children import CHILDREN
 from monge.draft.tree.registry import TREES
 from monge.engine.sampling import NodeLaws
 from monge.verify.base import NodeRule, Rule, Verifier, as_verifier, unsupported_reason
-from monge.verify.flow import FlowRule
-from monge.verify.problem import NodeProblem
+from monge.verify.problem import ScoredTree
 from monge.verify.registry import VERIFIERS
 
 FULL: Final = 0
 """A support as large as the vocabulary."""
-
-FLOWS: Final = " (flows)"
-"""Added to the name of a rule that answers for a whole batch at once, with probabilities, as Layer Verification asks it."""
 
 MAX_DIFFERENT: Final = 8
 """Most different laws of one cell.
@@ -70,7 +64,7 @@ class VerifySettings:
         supports: Tokens of the draft law; 0 is the full vocabulary.
         widths: K, candidates of the node.
         trees: Trees with settings; where there are any, they are measured in place of nodes.
-        batch_sizes: Nodes in one measurement, one request each.
+        batch_sizes: Nodes, or trees, in one measurement, one request each.
         repeats: Measurements of each cell.
         limit_s: A rule whose first measurement takes longer is skipped, there and at larger sizes.
         seed: Seed of laws and draws.
@@ -141,8 +135,8 @@ def _node_records(
             step(", ".join(f"{name} {value}" for name, value in cell.items()))
             nodes = _Nodes(cell, settings, device)
             for name in names:
-                for label, work in nodes.works(name):
-                    records.append({"rule": label, **cell} | nodes.timed(label, work, slow))
+                timing = nodes.timed(name, nodes.work(name), slow)
+                records.append({"rule": name, **cell} | timing)
     return records
 
 
@@ -153,13 +147,13 @@ def _tree_records(
     names = settings.rules or tuple(VERIFIERS)
     for vocab in sorted(settings.vocab_sizes):
         sizes = sorted({min(support, vocab) or vocab for support in settings.supports})
-        for size, tree in product(sizes, settings.trees):
-            cell = {"vocab": vocab, "support": size, "tree": tree}
+        for size, tree, batch in product(sizes, settings.trees, settings.batch_sizes):
+            cell = {"vocab": vocab, "support": size, "tree": tree, "batch": batch}
             step(", ".join(f"{name} {value}" for name, value in cell.items()))
             trees = _Trees(TREES.parse(tree), vocab, size, settings, device)
             records += [
                 {"rule": name, **cell, "nodes": trees.num_nodes}
-                | trees.timed(VERIFIERS.parse(name))
+                | trees.timed(VERIFIERS.parse(name), batch)
                 for name in names
             ]
     return records
@@ -204,14 +198,14 @@ class _Trees:
         """Drafted nodes."""
         return self._tree.num_nodes - 1
 
-    def timed(self, rule: Rule) -> dict[str, Any]:
-        """Seconds a tree and their ratio to the yardstick, or the reason why there are none."""
+    def timed(self, rule: Rule, batch: int) -> dict[str, Any]:
+        """Seconds a tree of a batch and their ratio to the yardstick, or the reason why there are none."""
         reason = unsupported_reason(rule, self._limits.proposes, self._limits.max_width)
         if reason is not None:
             return {"skipped": reason}
         verifier, row = as_verifier(rule), self._logits[0]
-        work = lambda: [self._verdict(verifier, seed) for seed in range(VERDICTS)]  # noqa: E731
-        first = _clock(work, self._device) / VERDICTS
+        work = lambda: [self._verdicts(verifier, batch, seed) for seed in range(VERDICTS)]  # noqa: E731
+        first = _clock(work, self._device) / VERDICTS / batch
         if first > self._settings.limit_s:
             return {
                 "skipped": f"the tree took {first:.2g} s, longer than {self._settings.limit_s:g} s"
@@ -219,16 +213,24 @@ class _Trees:
         seconds, yardstick = [], []
         for _ in range(self._settings.repeats):
             yardstick.append(_clock(lambda: torch.multinomial(row.softmax(0), 1), self._device))  # noqa: TID251 (the yardstick)
-            seconds.append(_clock(work, self._device) / VERDICTS)
+            seconds.append(_clock(work, self._device) / VERDICTS / batch)
         return {
             "tree_s": asdict(Summary.of(seconds)),
             "yardstick_s": asdict(Summary.of(yardstick)),
             "ratio": asdict(Summary.of(paired_ratios(seconds, yardstick))),
         }
 
-    def _verdict(self, verifier: Verifier, seed: int) -> Verdict:
-        laws = NodeLaws(self._logits, self._tree, self._context, ())
-        return verifier.verify(self._tree, laws, RequestDraws(seed))
+    def _verdicts(self, verifier: Verifier, batch: int, seed: int) -> None:
+        verifier.verify_many(
+            [
+                ScoredTree(
+                    tree=self._tree,
+                    target_laws=NodeLaws(self._logits, self._tree, self._context, ()),
+                    draws=RequestDraws(seed * batch + row),
+                )
+                for row in range(batch)
+            ]
+        )
 
     def _normal(self, vocab: int, deviation: float) -> torch.Tensor:
         return torch.empty(vocab, dtype=torch.float64).normal_(
@@ -269,8 +271,8 @@ class _Nodes:
         self._q = [_cut(law.softmax(0), cell["support"]) for law in (logits + noise).to(device)]
         self._draws = RequestDraws(settings.seed)
 
-    def works(self, name: str) -> list[tuple[str, Work | str]]:
-        """Return the works that are timed under a rule's name, or why nothing is."""
+    def work(self, name: str) -> Work | str:
+        """Return the work that is timed under a rule's name, or why nothing is."""
         rule, width = VERIFIERS.parse(name), self._cell["width"]
         # Deterministic candidates are left to the target walk, so they show nothing of a rule that
         # is exact for draws.
@@ -285,13 +287,8 @@ class _Nodes:
                 reason = f"children {kind!r} start at width {children.min_width}"
             if not reason:
                 proposals = [children.propose(q, width) for q in self._q]
-                works: list[tuple[str, Work | str]] = [(name, self._one_by_one(rule, proposals))]
-                if isinstance(rule, FlowRule):
-                    works.append(
-                        (name + FLOWS, partial(rule.flows, self._problems(proposals, scale=0.9)))
-                    )
-                return works
-        return [(name, reason)]
+                return self._one_by_one(rule, proposals)
+        return reason
 
     def timed(
         self, label: str, work: Work | str, slow: set[tuple[str, int, int]]
@@ -331,19 +328,6 @@ class _Nodes:
             ]
         laws = [[self._p[i]] * tree.num_nodes for i, tree in enumerate(trees)]
         return lambda: [rule.verify(trees[i], laws[i], self._draws) for i in which]
-
-    def _problems(self, proposals: Sequence[Proposal], scale: float = 1.0) -> list[NodeProblem]:
-        trees = [self._tree(proposal) for proposal in proposals]
-        return [
-            NodeProblem(
-                target_law=self._p[i],
-                scale=scale,
-                proposal=proposals[i],
-                candidates=tuple(trees[i].token_ids[child] for child in trees[i].candidates[0]),
-                draws=RequestDraws(node),
-            )
-            for node, i in ((node, node % len(trees)) for node in range(self._cell["batch"]))
-        ]
 
     def _tree(self, proposal: Proposal) -> TokenTree:
         growing = GrowingTree(0)

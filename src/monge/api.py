@@ -50,9 +50,10 @@ from monge.loading.networks import (
     as_sequence_model,
     load_network,
     load_tokenizer,
+    resolve_for,
     unwrapped,
 )
-from monge.loading.sources import NAMED, resolve
+from monge.loading.sources import NAMED
 from monge.options import PARTS, LoadOptions, checked
 from monge.verify.base import Rule
 from monge.verify.registry import VERIFIERS
@@ -155,8 +156,8 @@ def load(
         attention: `eager`, `sdpa` or `flex_attention`.
         backend: `eager` runs the networks as `transformers` does; `compiled` compiles their steps
             for this machine, once. `compiled(weights='int4')` decodes a faster network with rounded
-            weights instead, on CPUs. An instance of `monge.backends.registry.Backend` is accepted
-            as well.
+            weights instead, on CPUs, and `compiled(weights='file')` keeps a GGUF file's own numbers.
+            An instance of `monge.backends.registry.Backend` is accepted as well.
         draft_backend: The backend of the draft model; `None` for that of the target.
         max_batch_size: Requests decoded together.
         trust_remote_code: Run code that comes with a checkpoint.
@@ -180,8 +181,10 @@ def load(
     given: Source | None = unwrapped(target)
     draft = default_draft(given, one_or_several(unwrapped(draft)), drafter)
     is_built_in, target = given is None, built_in("target") if given is None else given
-    target = target if isinstance(target, PreTrainedModel) else resolve(target)
-    draft = resolve(draft) if isinstance(draft, str | Path) else draft
+    if not isinstance(target, PreTrainedModel):
+        target = resolve_for(target, backend)
+    if isinstance(draft, str | Path):
+        draft = resolve_for(draft, draft_backend or backend, is_draft=True)
     network = load_network(target, **loading)
     _say_unused_settings(network)
     if tokenizer is None and not isinstance(target, PreTrainedModel):
@@ -413,6 +416,8 @@ def _load_draft(
 ) -> SequenceModel:
     tokenizer = None
     try:
+        if not isinstance(draft, PreTrainedModel):
+            draft = resolve_for(draft, options["backend"], is_draft=True)
         network = load_network(draft, **loading)
         if not isinstance(draft, PreTrainedModel):
             tokenizer = load_tokenizer(draft, trust_remote_code=loading["trust_remote_code"])

@@ -212,6 +212,12 @@ class ServeOptions:
         flags=("--api-key",),
         envvar="MONGE_API_KEY",
     )
+    api_key_file: str | None = option(
+        None,
+        SERVER,
+        "File of further keys, one `name:key` a line; logs and metrics have the names.",
+        "none",
+    )
     allowed_hosts: tuple[str, ...] = option(
         (),
         SERVER,
@@ -219,6 +225,16 @@ class ServeOptions:
         "on loopback without a key: its own names; else any",
         flags=("--allowed-host",),
     )
+    allowed_origins: tuple[str, ...] = option(
+        (),
+        SERVER,
+        "Site whose pages may send requests, as `https://my.site`, or `*`; may be repeated.",
+        "none",
+        flags=("--allowed-origin",),
+    )
+    root_path: str = option("", SERVER, "Path that a proxy takes off before it passes requests on.")
+    ssl_keyfile: str | None = option(None, SERVER, "Private key for TLS.", "no TLS")
+    ssl_certfile: str | None = option(None, SERVER, "Certificate chain for TLS.", "no TLS")
     served_model_name: str | None = option(
         None, SERVER, "Name that clients ask for.", "the target's own"
     )
@@ -244,7 +260,10 @@ class ServeOptions:
         flags=("--lame-duck",),
         least=0,
     )
-    access_log: bool = option(False, SERVER, "Log every request.")
+    access_log: bool = option(False, SERVER, "Log every request, with its times and tokens.")
+    log_format: Literal["text", "json"] = option(
+        "text", SERVER, "Lines of the log: text or json.", kind=Literal["text", "json"]
+    )
     max_waiting: int = option(256, LIMITS, "Requests that may wait; one more gets a 429.", least=1)
     kv_budget_tokens: int | None = option(
         None,
@@ -255,6 +274,9 @@ class ServeOptions:
         flags=("--kv-budget",),
     )
     prefill_chunk: int = option(512, LIMITS, "Prompt tokens that are read between two rounds.")
+    cut_max_tokens: bool = option(
+        False, LIMITS, "Cut a `max_tokens` beyond the context, instead of a 400."
+    )
     max_choices: int = option(32, LIMITS, "Completions of one request: prompts times n.")
     max_logprobs: int = option(
         1 << 19, LIMITS, "Log-probabilities of one answer: choices x tokens x (1 + top ones)."
@@ -317,6 +339,11 @@ class ServeOptions:
     )
     cpus_per_replica: float | int = option(1, RAY, "Cores of a replica.", kind=float, least=0)
     gpus_per_replica: float | int = option(0, RAY, "GPUs of a replica.", kind=float, least=0)
+
+    @property
+    def has_keys(self) -> bool:
+        """True if requests need a key."""
+        return bool(self.api_keys) or self.api_key_file is not None
 
 
 def options_of(*groups: type) -> dict[str, Option]:

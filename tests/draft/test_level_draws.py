@@ -1,6 +1,8 @@
 """Levels that are drawn together: the children of the builder for equal draws, and when the builder draws itself."""
 
 import math
+from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from monge.core.tree import GrowingTree
 from monge.draft.level_draws import Level, draw_levels
 from monge.draft.tree.fixed_width import Chain, FixedWidth
 from monge.draft.tree.registry import TREES
+from tests.engine import cuda_waits
 
 VOCAB = 9
 
@@ -66,10 +69,15 @@ def grown(level, drawn=None):
     "rules", [SamplingRules(), SamplingRules(temperature=0.7, top_k=6, top_p=0.9)], ids=str
 )
 @pytest.mark.parametrize("plan", [DraftPlan(), DraftPlan(max_nodes=6)], ids=["whole", "cut"])
-def test_children_are_those_of_the_builder(builder, rules, plan) -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_children_are_those_of_the_builder(builder, rules, plan, device) -> None:
     expected = [grown(level) for level in levels(builder, rules, plan)]
-    together = list(levels(builder, rules, plan))
-    drawn = draw_levels(together)
+    together = [
+        replace(level, logits=level.logits.to(device)) for level in levels(builder, rules, plan)
+    ]
+    with cuda_waits.counted() if device == "cuda" else nullcontext(lambda: 1) as waits:
+        drawn = draw_levels(together)
+        assert waits() == 1
     assert any(one is not None for one in drawn)
     assert [grown(*pair) for pair in zip(together, drawn, strict=True)] == expected
 

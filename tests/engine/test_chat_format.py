@@ -156,3 +156,25 @@ def test_half_a_pair_of_surrogates_is_refused_by_its_message(tokenizer, template
         form.encode(broken)
     with pytest.raises(OptionError, match="chat template: character 0 is .*half of a pair"):
         TemplateFormat(tokenizer, "\ud83d{{ messages[0].content }}").encode(TURNS)
+
+
+SETTINGS = """{% for m in messages %}{{ m.role }}: {{ m.content }}{% if not loop.last %} / {% endif %}
+{%- endfor %}{% if mood %} ({{ mood + "" }}){% endif %}{% if add_generation_prompt %} > {% endif %}"""
+
+
+def test_settings_of_a_template_and_an_answer_that_goes_on(tokenizer):
+    form = TemplateFormat(tokenizer, SETTINGS)
+    assert tokenizer.decode(form.encode(TURNS[1:2], settings={"mood": "merry"})).endswith(
+        "colour. (merry) > "
+    )
+    for settings in ({}, {"mood": "merry"}):
+        ids = form.encode(TURNS[1:3], is_continued=True, settings=settings)
+        assert tokenizer.decode(ids) == "user: Name a colour. / assistant: Red."
+    for name in ("chat_template", "tokenize", "add_generation_prompt", "messages", "conversation"):
+        with pytest.raises(OptionError, match=f"chat_template_kwargs: '{name}' is not"):
+            form.encode(TURNS[1:2], settings={name: "x"})
+    for settings in ({"mood": 3}, {"self": 3}):
+        with pytest.raises(OptionError, match="does not work: TypeError"):
+            form.encode(TURNS[1:2], settings=settings)
+    with pytest.raises(OptionError, match="must be the assistant's text"):
+        form.encode(TURNS, is_continued=True)

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 import monge
-from monge.engine.clock import measured_by
+from monge.backends import cuda
+from monge.engine.clock import measured_by, num_preparations
+from monge.engine.models import hf_tree
 from monge.engine.models.hf_tree import HfTreeModel
 from tests.engine import pretend
 from tests.engine.tiny import VOCAB, network, perturbed, prompts
@@ -113,7 +115,9 @@ def test_families(device, name, rules):
     assert written(placed(target, device), placed(draft, device), {}, rules)[0] == expected
 
 
-@pytest.mark.parametrize("tree", ["chain(3)", "fixed_width((2, 2, 1))"])
+@pytest.mark.parametrize(
+    "tree", ["chain(3)", "fixed_width((2, 2, 1))", "fixed_width((2, 2, 1), 'iid')"]
+)
 @pytest.mark.parametrize("rules", [SAMPLED, TRUNCATED], ids=["sampled", "truncated"])
 def test_how_often_the_host_waits(device, rules, tree):
     """Once for each level of the draft, whatever the number of requests, and once for all verdicts of a shape.
@@ -132,6 +136,20 @@ def test_how_often_the_host_waits(device, rules, tree):
     assert sum(pretend.waits.values()) <= 0.8 * alone, pretend.waits
 
 
+def test_how_often_the_host_waits_where_nothing_is_chosen(device):
+    """A draft model, lookups and a head, each with its default tree and verifier."""
+    target = placed(network("llama", "sdpa"), device)
+    draft = placed(perturbed(network("llama", "sdpa")), device)
+    rules = {**SAMPLED, "ignore_eos": True}
+    for given, settings, levels in (
+        (draft, {"drafter": "model"}, 3),
+        (None, {}, 0),
+        (random_head(HfTreeModel(network("llama", "sdpa"))), {}, 2),
+    ):
+        _, rounds = written(target, given, settings, rules, count=1)
+        assert sum(pretend.waits.values()) <= (levels + 1) * rounds, pretend.waits
+
+
 def test_how_often_the_host_waits_in_greedy_rounds(device):
     target, draft = (
         placed(model, device)
@@ -140,6 +158,31 @@ def test_how_often_the_host_waits_in_greedy_rounds(device):
     greedy = {**GREEDY, "ignore_eos": True}
     _, rounds = written(target, draft, {"tree": "chain(3)"}, greedy, count=1)
     assert 3 * rounds <= sum(pretend.waits.values()) <= 4 * rounds, pretend.waits
+
+
+def test_rounds_in_which_something_is_captured_teach_nothing(device, monkeypatch):
+    """A text outgrows the cache: graphs are captured anew, in rounds that take absurdly long."""
+    monkeypatch.setattr(cuda, "GraphCapture", lambda _: pretend.Rerun())
+    monkeypatch.setattr(hf_tree, "_LEAST", 0)
+    target = placed(network("llama", "sdpa"), device)
+    decoder = monge.load(
+        target, drafter="ngram", backend="compiled", controller="goodput", max_batch_size=1
+    )
+    (prompt,) = prompts((9,), seed=5)
+    time = [0.0]
+
+    def clock():
+        time[0] = max(time[0] + 1e-3, 1e6 * num_preparations())
+        return time[0]
+
+    with measured_by(clock):
+        (result,) = decoder.generate([prompt], max_new_tokens=90, temperature=0, ignore_eos=True)
+    absurd = [record for record in result.records if record.times.is_warm_up]
+    assert absurd
+    assert all(record.times.total_s > 1e5 for record in absurd)
+    times = [one for kept in decoder.components.shared.latency.times.values() for one in kept]
+    assert times
+    assert max(times) < 1.0
 
 
 class TestTheDevice:

@@ -13,13 +13,17 @@ import monge
 from monge.backends.cpu import compiled
 from monge.backends.cpu.compiled import compile_module
 from monge.core.errors import BackendError
+from monge.core.model import NodeBlock
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.models.network_facts import OutputLayer
+from monge.heads.readers.eagle3 import cached_steps
+from monge.heads.readers.registry import load_head
 from monge.heads.shape.head import FirstStep, LaterStep, ShapeHead, TargetSizes, make_predictor
 from monge.loading.networks import as_sequence_model
 from monge.training.texts import feature_model
 from tests.engine.compiling import require, shared_programs, verdicts_of
 from tests.engine.tiny import COMMON, network, prompts
+from tests.heads.readers.published import KINDS
 
 LARGEST_DIFFERENCE = 5e-5
 """Allowed between float32 forwards in another order of summation; as for logits."""
@@ -100,6 +104,39 @@ def test_the_output_layer_is_the_network_s(backend):
     torch.testing.assert_close(
         model.unembed(states), eager.unembed(states), atol=LARGEST_DIFFERENCE, rtol=0
     )
+
+
+def test_steps_of_a_head_with_a_cache(backend, tmp_path):
+    """The program gives the head's numbers, and every text its own, whoever is read beside it."""
+    network_ = network("llama", "sdpa", num_hidden_layers=4)
+    KINDS["eagle3"](HIDDEN, COMMON["vocab_size"]).write(tmp_path)
+    model = as_sequence_model(network_, backend=backend)
+    plain, compiled_head = (
+        one.head_model(*cached_steps(load_head(tmp_path).float()))
+        for one in (HfTreeModel(network_), model)
+    )
+    chains = {0: NodeBlock.chain((5, 6, 7)), 1: NodeBlock.chain((8,)), 2: NodeBlock.chain((9, 3))}
+    blocks = {2: NodeBlock((1, 2, 3), (-1, -1, 1)), 0: NodeBlock.chain((4,))}
+    states, drafted = rows(6, 3 * HIDDEN)[0], rows(4, HIDDEN)[0]
+
+    def read(head, requests, chains, states, drafted):
+        for request in requests:
+            head.open(request)
+        first = head.read({one: chains[one] for one in requests}, states)
+        own = {one: block for one, block in blocks.items() if one in requests}
+        return [*first, *head.extend(own, drafted)]
+
+    found = read(compiled_head, (0, 1, 2), chains, states, drafted)
+    expected = read(plain, (0, 1, 2), chains, states, drafted)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=LARGEST_DIFFERENCE, rtol=0)
+    for request in (0, 1, 2):
+        compiled_head.close(request)
+    alone = read(compiled_head, (2,), chains, states[4:], drafted[:3])
+    for one, other in zip(
+        alone, (found[0][4:], found[1][2:], found[2][:3], found[3][:3]), strict=True
+    ):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.slow  # every one of them is another architecture

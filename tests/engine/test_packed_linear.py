@@ -13,9 +13,10 @@ from transformers.pytorch_utils import Conv1D
 
 from monge.backends.cpu import native_library as native
 from monge.backends.cpu import packed_linear
+from monge.backends.cpu.block_panels import COLUMNS
+from monge.backends.cpu.gguf_blocks import BLOCK_TYPES, panels_of_type
 from monge.backends.cpu.native_library import native_library
 from monge.backends.cpu.packed_linear import (
-    COLUMNS,
     OPERATION,
     PackedLinear,
     eight_bit_panels_of,
@@ -28,6 +29,7 @@ from monge.backends.cpu.packed_linear import (
 from monge.backends.cpu.program_cache import FOLDER_VARIABLE, StoredProgram, cache_folder
 from monge.core.errors import BackendError
 from tests.engine.compiling import compile_forward, require, shared_programs
+from tests.engine.test_gguf_blocks import random_rows
 from tests.engine.tiny import network
 
 KINDS = ("bfloat16", "float32")
@@ -228,6 +230,42 @@ class TestEveryBuild:
             found = multiplied(build, rows, panels, 40)
             assert not found[1].isfinite().any()
         assert torch.equal(multiplied(code, rows, panels, 40)[[0, 2]], alone[[0, 2]])
+
+
+@pytest.mark.parametrize("name", BLOCK_TYPES)
+class TestBlocksOfFiles:
+    """Panels of blocks of GGUF files, by every build."""
+
+    NUM_BLOCKS, WIDTH = 3, 70
+
+    @pytest.fixture
+    def panels(self, name):
+        return panels_of_type(name, random_rows(name, self.WIDTH, self.NUM_BLOCKS, largest=0.01))
+
+    @pytest.fixture
+    def rows(self, name):
+        return numbers(27, self.NUM_BLOCKS * BLOCK_TYPES[name][1].size)
+
+    def test_products_are_those_of_the_twin(self, code, portable_code, panels, rows):
+        read = packed_linear.rounded_rows(rows, packed_linear.group_size_of(panels)).double()
+        exact = read @ matrix_of(panels, self.WIDTH).double().T
+        twin = packed_linear.plain_packed_linear(rows, panels, self.WIDTH)
+        assert (twin - exact).abs().max() <= 1e-5 * exact.abs().max()
+        for count in (1, 2, 3, 5, 8, 13, 27):
+            for build in (code, portable_code):
+                found = multiplied(build, rows[:count], panels, self.WIDTH)
+                assert (found - exact[:count]).abs().max() <= 1e-5 * exact.abs().max()
+
+    def test_a_row_does_not_depend_on_its_neighbours(self, code, portable_code, panels, rows):
+        for build in (code, portable_code):
+            alone = torch.cat([multiplied(build, row[None], panels, self.WIDTH) for row in rows])
+            for count in range(1, 28):
+                found = multiplied(build, rows[:count], panels, self.WIDTH)
+                assert torch.equal(found, alone[:count])
+
+    def test_rows_of_another_depth_are_refused(self, code, panels, rows):
+        with pytest.raises(RuntimeError, match="refused"):
+            multiplied(code, numbers(2, rows.shape[1] + 1), panels, self.WIDTH)
 
 
 @pytest.mark.parametrize("kind", ["float32", *MAKERS])

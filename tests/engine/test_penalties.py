@@ -12,6 +12,8 @@ from monge.core.errors import OptionError
 from monge.core.model import NodeBlock
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.engine.penalties import text_processors
+from monge.engine.processors import Stateless
+from monge.engine.token_masks import BadWords, token_masks
 from monge.testing.oracle import law_error
 from monge.testing.tabular import RandomTable, TabularModel
 from tests.engine.laws import loop_law, plain_law
@@ -21,6 +23,9 @@ CASES = [
     *((name, "chain(2)", 2) for name in ("bias", "repetition", "presence", "frequency", "fewest")),
     ("all", "chain(2)", 3),
     ("all", "fixed_width((2,), 'without_replacement')", 2),
+    ("allowed", "chain(2)", 2),
+    ("bad words", "chain(2)", 3),
+    ("bad words", "fixed_width((2, 1), 'without_replacement')", 3),
 ]
 RULES = SamplingRules(temperature=0.9)
 SETTINGS = {
@@ -38,6 +43,16 @@ SETTINGS = {
         "frequency_penalty": 0.6,
     },
 }
+MASKS = {
+    "allowed": {"allowed_ids": (2, 0, 2)},
+    "bad words": {"bad_words": ((2, 0), (0, 2, 1), (1, 1))},
+}
+
+
+def processors_of(name):
+    if name in MASKS:
+        return token_masks(len(PROMPT), VOCAB, **MASKS[name])
+    return text_processors(len(PROMPT), VOCAB, **SETTINGS[name])
 
 
 def law_of_plain_decoding(processors, length=2):
@@ -54,11 +69,9 @@ def law_of_plain_decoding(processors, length=2):
     return plain_law(law_after, length)
 
 
-@pytest.mark.parametrize(("name", "tree", "length"), CASES)
-def test_speculation_keeps_the_law(name, tree, length):
-    processors = text_processors(len(PROMPT), VOCAB, **SETTINGS[name])
+def law_of_speculation(processors, tree, length):
     models = [TabularModel(RandomTable(VOCAB, seed), VOCAB) for seed in (11, 23)]
-    written = loop_law(
+    return loop_law(
         lambda: make_components(*models, tree=tree),
         length,
         PROMPT,
@@ -66,13 +79,39 @@ def test_speculation_keeps_the_law(name, tree, length):
         rules=RULES,
         make_processors=lambda: processors,
     )
+
+
+@pytest.mark.parametrize(("name", "tree", "length"), CASES)
+def test_speculation_keeps_the_law(name, tree, length):
+    processors = processors_of(name)
+    written = law_of_speculation(processors, tree, length)
     assert law_error(written, law_of_plain_decoding(processors, length)) < 1e-12
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", [*SETTINGS, *MASKS])
 def test_every_setting_changes_the_law(name):
-    processors = text_processors(len(PROMPT), VOCAB, **SETTINGS[name])
+    processors = processors_of(name)
     assert law_error(law_of_plain_decoding(processors), law_of_plain_decoding(())) > 1e-2
+
+
+def test_a_mask_that_sees_the_first_token_of_a_path_alone_is_noticed():
+    """A control: what a processor of one row a round would do."""
+    (mask,) = processors_of("bad words")
+    short = Stateless(lambda ids, scores: mask(ids[:, : len(PROMPT) + 1], scores))
+    written = law_of_speculation((short,), "chain(2)", 3)
+    assert law_error(written, law_of_plain_decoding((mask,), 3)) > 1e-2
+
+
+def test_bad_words_end_with_the_completion():
+    mask = BadWords(((3,), (1, 2), (5, 1, 2)), num_prompt_tokens=2)
+    for text, expected in (
+        ((0, 1), {3}),
+        ((0, 1, 1), {2, 3}),
+        ((0, 5, 1), {2, 3}),
+        ((0, 5, 1, 0), {3}),
+    ):
+        scores = mask(torch.tensor([text]), torch.zeros(1, 6))
+        assert set(torch.isinf(scores[0]).nonzero()[:, 0].tolist()) == expected
 
 
 def penalised(token_ids, scores, num_prompt_tokens=1, **settings):
@@ -103,3 +142,10 @@ def test_refusals():
         text_processors(1, VOCAB, logit_bias={3: 1.0})
     with pytest.raises(OptionError, match="repetition_penalty must be positive"):
         text_processors(1, VOCAB, repetition_penalty=0.0)
+    for options in (
+        {"allowed_ids": ()},
+        {"allowed_ids": (1, 2), "bad_words": ((0, 1),), "late_ids": frozenset({2})},
+        {"bad_words": ((0,), (1,), (2,))},
+    ):
+        with pytest.raises(OptionError, match="leave none of these tokens"):
+            token_masks(1, VOCAB, **options)

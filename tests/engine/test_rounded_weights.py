@@ -179,7 +179,7 @@ class TestCertificates:
 class TestBadInput:
     def test_an_unknown_kind_names_the_known_ones(self):
         with pytest.raises(
-            OptionError, match=r"kind of weights 'int7'.*bfloat16, exact, int4, int8"
+            OptionError, match=r"kind of weights 'int7'.*bfloat16, exact, file, int4, int8"
         ):
             BACKENDS.parse("compiled(weights='int7')")
 

@@ -11,7 +11,8 @@ from monge.backends.cpu.packed_linear import PackedLinear, pack_linears
 from monge.backends.registry import Backend
 from monge.core.errors import OptionError, UnsupportedModelError
 from monge.core.model import NodeBlock
-from monge.draft import eagle as eagle_run
+from monge.draft import published_heads
+from monge.engine.models.head_model import CachedHead
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.heads.readers.reading import Reading
 from monge.heads.readers.registry import load_head
@@ -230,37 +231,31 @@ def test_a_backend_stores_a_head_in_8_bits_and_leaves_a_loaded_one(target, head_
     assert packed == [head], "whoever loaded a head keeps it as it is"
 
 
+@pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize("tree", ["chain(3)", "fixed_width((2, 2))"])
-def test_parts_of_a_step_draft_what_the_whole_step_drafts(target, head_folder, tree, monkeypatch):
-    """A backend runs what comes before and after attention as two programs."""
-    ran = []
-
-    class Counting(HfTreeModel):
-        def module_program(self, module, like):
-            def run(*inputs):
-                ran.append(type(module).__name__)
-                return module(*inputs)
-
-            assert all(one.shape[0] == 1 for one in like)
-            return run
-
-    class Plain(Backend):
-        def sequence_model(self, network):
-            return Counting(network)
-
-    options = {"tree": tree, "controller": "fixed"}
-    head, texts = load_head(head_folder), [PROMPTS[0] * 6, PROMPTS[1]]
+def test_steps_with_a_shared_cache_draft_what_the_head_drafts(
+    target, head_folder, tree, window, monkeypatch
+):
+    """A backend keeps one cache for all texts, and gives it to the steps of a head."""
+    head, texts, ran = load_head(head_folder), [PROMPTS[0] * 6, *PROMPTS[1:3]], []
+    head.decoder[0].attention.window = window
+    extend = CachedHead.extend
+    monkeypatch.setattr(
+        CachedHead, "extend", lambda self, *given: ran.append(given) or extend(self, *given)
+    )
 
     def records():
-        # Long and short texts at once: prompts are read whole.
-        decoder = monge.load(target, head, backend=Plain(), **options)
+        # Long and short texts at once, which end after each other: prompts are read whole.
+        decoder = monge.load(target, head, tree=tree, controller="fixed")
         results = decoder.generate(texts, max_new_tokens=16, temperature=1, seed=3)
         return [(one.token_ids, one.stats.acceptance_histogram) for one in results]
 
-    in_parts = records()
-    assert set(ran) == {"BeforeAttention", "AfterAttention"}
-    monkeypatch.setattr(eagle_run, "split_layer", lambda head: None)
-    assert records() == in_parts
+    together = records()
+    assert ran
+    monkeypatch.setattr(published_heads, "cached_steps", lambda head: None)
+    ran.clear()
+    assert records() == together
+    assert not ran
 
 
 def test_short_answers_do_not_spoil_the_training(target, tmp_path):

@@ -17,6 +17,7 @@ import pytest
         ("heads --out FILE", "is a file; name a folder"),
         ("peers --out FILE", "is a file; name a folder"),
         ("acceptance --out FILE", "is a file; name a folder"),
+        ("gpu --out FILE", "is a file; name a folder"),
         ("shape --out FILE", "is a file; name a folder"),
         ("acceptance --temperature 0 --no-plots --out OUT", "needs temperatures above 0"),
         ("acceptance --candidates 0 --no-plots --out OUT", "--candidates must lie in 1..32; got 0"),

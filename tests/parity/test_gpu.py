@@ -11,6 +11,7 @@ import torch
 
 import monge
 from monge.backends.cuda import GraphCapture, capture_forward
+from tests.engine import cuda_waits
 from tests.engine.tiny import network, padded, perturbed, prompts
 from tests.heads.readers.published import eagle3
 from tests.parity.comparing import RandomGrowth
@@ -72,6 +73,25 @@ def test_sampling_is_reproducible():
     first, again, other = (target.generate(**inputs, **settings, seed=seed) for seed in (3, 3, 4))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("tree", ["chain(3)", "fixed_width((2, 2, 1))"])
+def test_sampled_texts_are_those_of_the_cpu_and_seldom_wait(tree):
+    """Once for each of three levels, and once for the verdicts of a round; a prompt may wait too."""
+    pair = network("llama", "sdpa"), perturbed(network("llama", "sdpa"))
+
+    def written(target, draft):
+        decoder = monge.load(target, draft, tree=tree, controller="fixed", max_batch_size=1)
+        results = decoder.generate(
+            list(ROWS), max_new_tokens=24, temperature=1.0, seed=3, ignore_eos=True
+        )
+        return [one.token_ids for one in results], sum(one.stats.num_rounds for one in results)
+
+    with cuda_waits.counted() as waits:
+        found, num_rounds = written(*map(on_gpu, pair))
+        num_waits = waits()
+    assert found == written(*pair)[0]
+    assert num_rounds <= num_waits <= 4 * num_rounds + len(ROWS)
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral_window", "gemma3", "gpt2"])

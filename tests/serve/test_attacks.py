@@ -24,10 +24,10 @@ from monge.serve import app as application
 from monge.serve.bodies import checked
 from monge.serve.connections import (
     ConnectionLimits,
-    RateLimited,
     log_exhaustion,
     raise_descriptor_limit,
 )
+from monge.serve.logs import RateLimited
 from monge.serve.schemas import MAX_MESSAGES, ChatRequest, CompletionRequest
 from tests.serve.attack import ATTACKS, table
 from tests.serve.process import served

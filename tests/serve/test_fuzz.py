@@ -86,11 +86,13 @@ def bodies(schema, components):
 
 def spoilt(body, junk):
     """A body with a few fields replaced."""
-    names = st.sampled_from(sorted(body)) | st.text(max_size=6)
+    names = st.sampled_from(sorted(body) or ["model"]) | st.text(max_size=6)
     return st.dictionaries(names, junk, max_size=2).map(lambda some: body | some)
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]
+)
 def test_no_body_is_answered_with_a_5xx(client, description, path):
     components, post = description["components"]["schemas"], description["paths"][path]["post"]
     schema = post["requestBody"]["content"]["application/json"]["schema"]

@@ -285,7 +285,7 @@ def test_choices_of_a_request_share_its_bias_and_hold_no_text():
     chat = InstructionFormat(whole.tokenizer)
     parser = RequestParser(whole, ServeOptions(), chat, max_sequence_tokens=400)
     body = json.dumps({"prompt": ["a", "b"], "n": 3, "logit_bias": bias}).encode()
-    parsed = parser.parse(body, CompletionRequest)
+    parsed = parser.parse(body, CompletionRequest, "name")
     made = parsed.choices
     assert parsed.body.prompt == (), "texts are not held while a request waits"
     assert [one.row for one in made] == list(range(6))

@@ -220,7 +220,7 @@ FOREIGN = (
 
 
 def test_a_page_that_gave_its_name_our_address_is_refused():
-    hosts = hosts_to_accept("127.0.0.1", (), ("my.machine",))
+    hosts = hosts_to_accept("127.0.0.1", ("my.machine",), has_keys=False)
     with TestClient(toy_app(allowed_hosts=hosts)) as client:
         for host in OWN:
             answer = client.post("/v1/completions", json=BODY, headers={"host": host})
@@ -238,20 +238,20 @@ LOOPBACK = {"localhost", "127.0.0.1", "[::1]"}
 
 
 @pytest.mark.parametrize(
-    ("host", "keys", "allowed", "expected"),
+    ("host", "has_keys", "allowed", "expected"),
     [
-        ("127.0.0.1", (), (), LOOPBACK),
-        ("127.0.0.2", (), (), {*LOOPBACK, "127.0.0.2"}),
-        ("::1", (), ("a.b",), {*LOOPBACK, "a.b"}),
-        ("localhost", ("key",), (), set()),
-        ("0.0.0.0", (), (), set()),
-        ("0.0.0.0", (), ("a.b",), {*LOOPBACK, "0.0.0.0", "a.b"}),
+        ("127.0.0.1", False, (), LOOPBACK),
+        ("127.0.0.2", False, (), {*LOOPBACK, "127.0.0.2"}),
+        ("::1", False, ("a.b",), {*LOOPBACK, "a.b"}),
+        ("localhost", True, (), set()),
+        ("0.0.0.0", False, (), set()),
+        ("0.0.0.0", False, ("a.b",), {*LOOPBACK, "0.0.0.0", "a.b"}),
     ],
 )
 def test_names_are_checked_on_loopback_without_a_key_and_where_some_are_allowed(
-    host, keys, allowed, expected
+    host, has_keys, allowed, expected
 ):
-    assert set(hosts_to_accept(host, keys, allowed)) == expected
+    assert set(hosts_to_accept(host, allowed, has_keys=has_keys)) == expected
 
 
 def test_a_taken_port_is_said_at_once():

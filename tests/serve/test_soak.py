@@ -1,6 +1,7 @@
 """A server that runs for long leaves nothing behind, and one that dies at once writes the same texts again."""
 
 import gc
+import logging
 import threading
 import time
 from collections import Counter
@@ -85,7 +86,15 @@ def test_no_object_outlives_its_generation():
     assert (target.cache_bytes, draft.cache_bytes) == (0, 0)
 
 
-@pytest.mark.usefixtures("unchecked_types")
+@pytest.fixture
+def no_records():
+    """No lines of requests: pytest keeps the records of a running test, whatever level others have set."""
+    logging.disable(logging.INFO)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.usefixtures("unchecked_types", "no_records")
 def test_no_object_outlives_its_answer():
     """The same behind the endpoints, with answers, streams and refusals of several kinds, which metrics count."""
     count = 30

@@ -103,7 +103,7 @@ def test_without_the_controller_a_seed_has_its_text_under_one_that_rests():
         ("fast", "speculation", "valid boolean"),
         ({"max_depth": -1}, "speculation.max_depth", "greater than or equal to 0"),
         ({"max_depth": MAX_DRAFT + 1}, "speculation.max_depth", f"or equal to {MAX_DRAFT}"),
-        ({"max_nodes": 2.0}, "speculation.max_nodes", "valid integer"),
+        ({"max_nodes": 2.5}, "speculation.max_nodes", "valid integer"),
         ({"max_nodes": True}, "speculation.max_nodes", "valid integer"),
         ({"adaptive": "yes"}, "speculation.adaptive", "valid boolean"),
         ({"max_deep": 2}, "speculation.max_deep", "did you mean 'max_depth'?"),

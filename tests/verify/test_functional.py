@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,15 +13,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from monge.core.draws import TapeDraws
+from monge.core.draws import Draws, TapeDraws
 from monge.core.errors import OptionError, ProposalMismatchError
-from monge.core.law import Law, trusted_law
-from monge.core.proposal import Deterministic, Iid, WithoutReplacement
+from monge.core.law import DenseLaw, Law, LawSequence, SparseLaw, trusted_law
+from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
+from monge.draft.tree.children import children_of as children_kind
 from monge.testing.oracle import ExactDraws, law_error
-from monge.verify.base import Rule, as_verifier
+from monge.verify.base import Rule, Verifier, as_verifier
 from monge.verify.block import Block
 from monge.verify.functional import (
     DraftLaws,
@@ -28,7 +30,9 @@ from monge.verify.functional import (
     block,
     children_of,
     exact_match,
+    layer,
     num_uniforms,
+    optimal,
     probs_from_logits,
     quantile,
     recursive_rejection,
@@ -36,11 +40,17 @@ from monge.verify.functional import (
     target_walk,
     traversal,
 )
+from monge.verify.layer import Layer
+from monge.verify.optimal import Optimal
+from monge.verify.problem import verdict_at
 from monge.verify.rrs import Rrs
 from monge.verify.rrs_without_replacement import RrsWithoutReplacement
 from monge.verify.single_draft import SingleDraft
 from monge.verify.target_walk import TargetWalk
 from monge.verify.traversal import Traversal
+from tests.engine import cuda_waits
+from tests.verify.whole_trees import random_tables
+from tests.verify.whole_trees import text_error as whole_text_error
 
 VOCAB = 5
 BELOW_ONE = math.nextafter(1, 0)
@@ -50,12 +60,12 @@ STAR = (-1, 0, 0, 0)
 REGIMES = ("rough", "ties", "zeros", "one-hot", "equal", "tiny masses")
 
 
-def without(probs, ids, children, draft, uniforms):
+def without(probs, ids, children, draft, uniforms, **_):
     return recursive_rejection(probs, ids, children, draft, uniforms, replacement=False)
 
 
 def on_chain(rule: Callable[..., Verified]) -> Callable[..., Verified]:
-    return lambda probs, ids, children, draft, uniforms: rule(probs, ids, draft, uniforms)
+    return lambda probs, ids, children, draft, uniforms, **_: rule(probs, ids, draft, uniforms)
 
 
 PROGRAMS: dict[str, tuple[Callable[..., Verified], Rule, type, tuple[tuple[int, ...], ...]]] = {
@@ -65,38 +75,63 @@ PROGRAMS: dict[str, tuple[Callable[..., Verified], Rule, type, tuple[tuple[int, 
     "without replacement": (without, RrsWithoutReplacement(), WithoutReplacement, (BUSH, STAR)),
     "traversal": (traversal, Traversal(), WithoutReplacement, (BUSH, STAR, CHAIN)),
     "target_walk": (
-        lambda probs, ids, children, draft, uniforms: target_walk(probs, ids, children, uniforms),
+        lambda probs, ids, children, draft, uniforms, **_: target_walk(
+            probs, ids, children, uniforms
+        ),
         TargetWalk(),
         Deterministic,
         (BUSH, CHAIN, (-1,)),
     ),
+    "mixed recursive_rejection": (recursive_rejection, Rrs(), Mixed, (BUSH, STAR)),
+    "mixed traversal": (traversal, Traversal(), Mixed, (BUSH, STAR)),
+    "optimal": (optimal, Optimal(), Iid, (BUSH, STAR, CHAIN)),
+    "mixed optimal": (optimal, Optimal(), Mixed, (BUSH, STAR)),
+    "layer": (layer, Layer(), Iid, (BUSH, STAR, CHAIN)),
+    "mixed layer": (layer, Layer(), Mixed, (BUSH, STAR)),
 }
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One scored tree, for the object and for the program."""
+    """One scored tree, for the object and for the program.
+
+    Args:
+        num_fixed: Deterministic candidates of each node; empty for none.
+        times: How often each other candidate was drawn.
+    """
 
     parents: tuple[int, ...]
     token_ids: tuple[int, ...]
     p: Tensor
     q: Tensor
     kind: type
+    num_fixed: tuple[int, ...] = ()
+    times: int = 1
+
+    @property
+    def children(self) -> tuple[tuple[int, ...], ...]:
+        fixed = self.num_fixed or (0,) * len(self.parents)
+        pairs = zip(children_of(self.parents), fixed, strict=True)
+        return tuple((*own[:count], *own[count:] * self.times) for own, count in pairs)
 
     @property
     def tree(self) -> TokenTree:
-        candidates = children_of(self.parents)
         return TokenTree(
             token_ids=self.token_ids,
             parents=self.parents,
-            candidates=candidates,
-            proposals=tuple(
-                Deterministic(tuple(self.token_ids[child] for child in own))
-                if self.kind is Deterministic or not own
-                else self.kind(trusted_law(self.q[node]), len(own))
-                for node, own in enumerate(candidates)
-            ),
+            candidates=self.children,
+            proposals=tuple(map(self._proposal, range(len(self.parents)))),
         )
+
+    def _proposal(self, node: int) -> Proposal:
+        tokens = tuple(self.token_ids[child] for child in self.children[node])
+        fixed = len(tokens) if self.kind is Deterministic else (self.num_fixed or {node: 0})[node]
+        if fixed == len(tokens):
+            return Deterministic(tokens)
+        law, count = trusted_law(self.q[node]), len(tokens) - fixed
+        if self.kind is Mixed:
+            return Mixed(tokens[:fixed], law, count)
+        return self.kind(law, count)
 
     @property
     def laws(self) -> list[Law]:
@@ -105,17 +140,25 @@ class Problem:
     def run(
         self, program: Callable[..., Verified], uniforms: Sequence[Sequence[float]]
     ) -> Verified:
-        children = children_of(self.parents)
+        return self.call(program, uniforms, "cpu")()
+
+    def call(
+        self, program: Callable[..., Verified], uniforms: Sequence[Sequence[float]], device: str
+    ) -> Callable[[], Verified]:
+        """The program with these uniforms, on tensors that lie on a device already."""
+        children = self.children
         size, width = len(uniforms), num_uniforms(children)
         table = torch.tensor(
             [[*row[:width], *[0.5] * (width - len(row))] for row in uniforms], dtype=torch.float64
         )
-        return program(
-            self.p.expand(size, -1, -1),
-            torch.tensor(self.token_ids).expand(size, -1),
+        return partial(
+            program,
+            self.p.to(device).expand(size, -1, -1),
+            torch.tensor(self.token_ids, device=device).expand(size, -1),
             children,
-            DraftLaws(self.q.expand(size, -1, -1)),
-            table,
+            DraftLaws(self.q.to(device).expand(size, -1, -1)),
+            table.to(device),
+            **({"num_fixed": self.num_fixed} if self.num_fixed else {}),
         )
 
 
@@ -135,23 +178,48 @@ def masses(regime: str, rng: np.random.Generator) -> np.ndarray:
     return weights / weights.sum()
 
 
-def problem(regimes: tuple[str, str], parents: tuple[int, ...], kind: type, seed: int) -> Problem:
+def problem(
+    regimes: tuple[str, str],
+    parents: tuple[int, ...],
+    kind: type,
+    seed: int,
+    *,
+    can_fix_all: bool = True,
+) -> Problem:
     """Laws that depend on the path, and candidates that their draft law can have drawn."""
     rng = np.random.default_rng(seed)
     p = np.stack([masses(regimes[0], rng) for _ in parents])
     q = np.stack([masses(regimes[1], rng) for _ in parents])
     if regimes[1] == "equal":
         q = p.copy()
-    tokens = [0] * len(parents)
+    tokens, num_fixed = [0] * len(parents), [0] * len(parents)
     for node in range(len(parents)):
         own = [child for child, parent in enumerate(parents) if parent == node]
-        if (q[node] > 0).sum() < len(own):
-            q[node] = np.ones(VOCAB) / VOCAB
+        fixed = list[int]()
+        if kind is Mixed and own:
+            takes_all = can_fix_all and node and rng.random() < 0.3
+            num_fixed[node] = len(own) if takes_all else len(own) // 2
+            fixed = rng.choice(VOCAB, num_fixed[node], replace=False).tolist()
+            q[node, fixed] = 0.0
+        num_drawn = len(own) - len(fixed)
+        if (q[node] > 0).sum() < num_drawn:
+            q[node] = np.isin(np.arange(VOCAB), fixed, invert=True) / (VOCAB - len(fixed))
+        if fixed and num_drawn:
+            q[node] /= q[node].sum()
         # Distinct, as trees of objects hold a token once.
-        drawn = rng.choice(VOCAB, len(own), replace=False, p=q[node])
-        for child, token in zip(own, drawn.tolist(), strict=True):
+        drawn = rng.choice(VOCAB, num_drawn, replace=False, p=q[node]).tolist() if num_drawn else []
+        for child, token in zip(own, fixed + drawn, strict=True):
             tokens[child] = token
-    return Problem(parents, tuple(tokens), torch.from_numpy(p), torch.from_numpy(q), kind)
+    is_sparing = kind is Iid and rng.random() < 0.3
+    return Problem(
+        parents,
+        tuple(tokens),
+        torch.from_numpy(p),
+        torch.from_numpy(q),
+        kind,
+        tuple(num_fixed) if any(num_fixed) else (),
+        2 if is_sparing and len(set(parents)) < len(parents) else 1,
+    )
 
 
 class Cells(ExactDraws):
@@ -161,6 +229,13 @@ class Cells(ExactDraws):
         super().__init__(script, arity)
         self.inside: list[float] = []
         self.borders: list[tuple[float, ...]] = []
+
+    def uniform(self) -> float:
+        """A position has no branches: it depends on its place."""
+        position = (0.5 + 0.6180339887 * len(self.inside)) % 1.0
+        self.inside.append(position)
+        self.borders.append(())
+        return position
 
     def bernoulli(self, prob: float) -> bool:
         found = super().bernoulli(prob)
@@ -189,7 +264,7 @@ def beside(edges: Sequence[float]) -> tuple[float, ...]:
     return tuple(value for value in near if 0.0 <= value < 1.0)
 
 
-def branches(one: Problem, rule: Rule) -> list[tuple[Cells, Verdict]]:
+def branches(one: "Problem | Drawn", rule: Rule) -> list[tuple[Cells, Verdict]]:
     found, script, arity = list[tuple[Cells, Verdict]](), list[int](), list[int]()
     verifier = as_verifier(rule)
     while True:
@@ -230,21 +305,45 @@ def test_equal_uniforms_give_the_verdict_of_the_object(name: str, chosen) -> Non
     """On, and one unit beside, every threshold of every branch."""
     program, rule, kind, shapes = PROGRAMS[name]
     *regimes, seed, shape = chosen
-    one = problem(tuple(regimes), shapes[shape % len(shapes)], kind, seed)
+    is_plain = kind is not Mixed or not isinstance(rule, Rrs)  # which draws once from p there
+    if not is_plain and regimes[1] == "equal":
+        regimes[1] = "rough"  # rejected by rounding alone, what is left of p may be a candidate
+    one = problem(tuple(regimes), shapes[shape % len(shapes)], kind, seed, can_fix_all=is_plain)
+    rng, verifier = np.random.default_rng(seed), as_verifier(rule)
+    rest = rng.random(num_uniforms(one.children)).tolist()
+
+    def decided(row: Sequence[float]) -> tuple[tuple[int, ...], int, int]:
+        draws = TapeDraws([*row, *rest])
+        verdict = verifier.verify(one.tree, one.laws, draws)
+        return verdict.path, verdict.next_token, draws.num_drawn
+
     tapes = list[list[float]]()
     for draws, _ in branches(one, rule):
-        for place, values in enumerate(draws.borders):
-            tapes += [
-                [*draws.inside[:place], value, *draws.inside[place + 1 :]] for value in values
-            ]
-    rng = np.random.default_rng(seed)
-    tapes = [[*row, *rng.random(len(one.parents) - len(row))] for row in tapes]
-    verifier, expected = as_verifier(rule), []
-    for row in tapes:
-        draws = TapeDraws(row)
-        verdict = verifier.verify(one.tree, one.laws, draws)
-        expected.append((verdict.path, verdict.next_token, draws.num_drawn))
-    assert told(one.run(program, tapes)) == expected
+        for place, borders in enumerate(draws.borders):
+            before, after = draws.inside[:place], draws.inside[place + 1 :]
+            is_position = not borders and len(tapes) < 100
+            values = (
+                jumps(lambda value: decided([*before, value, *after]), rng)  # noqa: B023
+                if is_position
+                else borders
+            )
+            tapes += [[*before, value, *after] for value in values]
+    tapes = [[*row, *rest] for row in tapes]
+    assert told(one.run(program, tapes)) == list(map(decided, tapes))
+
+
+def jumps(outcome: Callable[[float], object], rng: np.random.Generator) -> list[float]:
+    """Uniforms at both sides of places where the outcome changes, to the last bit."""
+    points = [0.0, *sorted(rng.random(3).tolist()), BELOW_ONE]
+    found = list(points)
+    for ends in zip(points[:-1], points[1:], strict=True):
+        low, high = ends
+        first = outcome(low)
+        if outcome(high) != first:
+            while low < (middle := (low + high) / 2) < high:
+                low, high = (middle, high) if outcome(middle) == first else (low, middle)
+            found += [low, high, math.nextafter(low, 0.0), math.nextafter(high, 1.0)]
+    return [value for value in found if value < 1.0]
 
 
 def output_law(one: Problem, rule: Rule, program: Callable[..., Verified]) -> dict[tuple, float]:
@@ -323,6 +422,97 @@ def test_wrong_programs_are_rejected(wrong) -> None:
     assert text_error(fixed_laws(3, 2), wrong, rule, 2) > 1e-3
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """A drawn tree, with the laws of the target."""
+
+    tree: TokenTree
+    laws: Sequence[DenseLaw]
+
+
+class ByProgram(Verifier):
+    """Decides as a program does on a uniform inside each branch of its rule."""
+
+    accepts = frozenset[type[Proposal]]({Mixed})
+
+    def __init__(self, program: Callable[..., Verified], rule: Rule) -> None:
+        self._program, self._own, self._known = program, rule, dict[tuple[int, ...], tuple]()
+
+    def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
+        if tree.token_ids not in self._known:
+            laws = [target_laws[node] for node in range(tree.num_nodes)]
+            cells = [draws for draws, _ in branches(Drawn(tree, laws), self._own)]
+            weights = torch.tensor([math.prod(one.weights) for one in cells], dtype=torch.float64)
+            self._known[tree.token_ids] = (
+                SparseLaw(torch.arange(len(cells)), weights / weights.sum()),
+                self._run(tree, laws, [one.inside for one in cells]),
+            )
+        law, verdicts = self._known[tree.token_ids]
+        path, token, _ = verdicts[draws.categorical(law)]
+        return verdict_at(tree, path[-1] if path else 0, token)
+
+    def _run(self, tree: TokenTree, laws: list[DenseLaw], tapes: list[list[float]]):
+        size, width = len(tapes), num_uniforms(tree.candidates)
+        q = [
+            one.law.probs if isinstance(one, Mixed) else torch.zeros(len(laws[0].probs)).double()
+            for one in tree.proposals
+        ]
+        fixed = [len(one.fixed) if isinstance(one, Mixed) else 0 for one in tree.proposals]
+        table = [[*row, *[0.5] * (width - len(row))] for row in tapes]
+        return told(
+            self._program(
+                torch.stack([law.probs for law in laws]).expand(size, -1, -1),
+                torch.tensor(tree.token_ids).expand(size, -1),
+                tree.candidates,
+                DraftLaws(torch.stack(q).expand(size, -1, -1)),
+                torch.tensor(table, dtype=torch.float64),
+                num_fixed=fixed,
+            )
+        )
+
+
+def whole_error(program: Callable[..., Verified], rule: Rule) -> float:
+    tables = random_tables(vocab=3, depth=2, seed=4)
+
+    def children(path: tuple[int, ...]) -> Proposal | None:
+        width = (2, 1)[len(path)] if len(path) < 2 else 0
+        return children_kind("greedy_plus_one", tables.draft(path), width) if width else None
+
+    return whole_text_error(ByProgram(program, rule), tables, children, 3)
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name.startswith("mixed")])
+def test_the_law_of_texts_of_trees_is_the_target_s(name: str) -> None:
+    program, rule, _, _ = PROGRAMS[name]
+    assert whole_error(program, rule) < 1e-12
+
+
+def _whole_target(probs, ids, children, draft, uniforms, **fixed):
+    """What a node keeps is not all of p."""
+    found = layer(probs, ids, children, draft, uniforms, **fixed)
+    node = torch.cat([torch.zeros_like(ids[:, :1]), found.path], 1)
+    node = node.gather(1, found.num_accepted[:, None])
+    p = probs.gather(1, node[:, :, None].expand(-1, 1, probs.shape[2])).squeeze(1)
+    last = uniforms.gather(1, found.num_uniforms[:, None] - 1).squeeze(1)
+    return found._replace(next_token=quantile(p, last))
+
+
+def _all_drawn(probs, ids, children, draft, uniforms, **_):
+    return traversal(probs, ids, children, DraftLaws(draft.probs + 1e-3), uniforms)
+
+
+def _other_drafts(probs, ids, children, draft, uniforms, **fixed):
+    return optimal(probs, ids, children, DraftLaws(draft.probs.flip(2)), uniforms, **fixed)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "rule"),
+    [(_whole_target, Layer()), (_all_drawn, Traversal()), (_other_drafts, Optimal())],
+)
+def test_wrong_programs_for_trees_are_rejected(wrong, rule: Rule) -> None:
+    assert whole_error(wrong, rule) > 1e-3
+
+
 @given(seed=st.integers(0, 2**32 - 1))
 def test_a_token_drawn_twice_is_tested_twice(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -355,7 +545,7 @@ def test_laws_of_a_few_tokens_give_the_verdicts_of_whole_laws(name: str) -> None
     rng = np.random.default_rng(5)
     for seed in range(40):
         one = problem(("rough", "zeros"), shapes[seed % len(shapes)], kind, seed)
-        uniforms = torch.from_numpy(rng.random((30, len(one.parents))))
+        uniforms = torch.from_numpy(rng.random((30, 3 * len(one.parents))))
         size = len(uniforms)
         q = one.q.scatter(1, one.q.argmin(1, keepdim=True), 0.0)
         q = q / q.sum(1, keepdim=True)
@@ -450,7 +640,7 @@ def test_logits_that_are_not_finite_give_no_token(name: str, bad: float) -> None
     logits = one.p.log()
     logits[0, 2] = bad
     broken = Problem(one.parents, one.token_ids, probs_from_logits(logits[None])[0], one.q, kind)
-    uniforms = np.random.default_rng(0).random((50, len(shape))).tolist()
+    uniforms = np.random.default_rng(0).random((50, 3 * len(shape))).tolist()
     assert set(broken.run(program, uniforms).next_token.tolist()) == {-1}
     greedy = exact_match(logits[None], torch.tensor([one.token_ids]), children_of(shape))
     assert greedy.next_token.tolist() == [-1]
@@ -477,7 +667,7 @@ def test_nothing_waits_and_no_shape_depends_on_data(name: str) -> None:
         torch.zeros(1, num_nodes, dtype=torch.int64),
         children_of(shape),
         DraftLaws(torch.full((1, num_nodes, VOCAB), 1 / VOCAB, dtype=torch.float64)),
-        torch.zeros(1, num_nodes, dtype=torch.float64),
+        torch.zeros(1, 3 * num_nodes, dtype=torch.float64),
     )
     with FakeTensorMode(allow_non_fake_inputs=True):
         logits = torch.empty(3, num_nodes, VOCAB)
@@ -486,9 +676,30 @@ def test_nothing_waits_and_no_shape_depends_on_data(name: str) -> None:
             torch.empty(3, num_nodes, dtype=torch.int64),
             children_of(shape),
             DraftLaws(torch.empty(3, num_nodes, VOCAB, dtype=torch.float64)),
-            torch.empty(3, num_nodes, dtype=torch.float64),
+            torch.empty(3, 3 * num_nodes, dtype=torch.float64),
         )
     assert found.next_token.shape == (3,)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("regimes", [("rough", "rough"), ("zeros", "tiny masses")])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_cuda_device_gives_the_verdicts_of_the_cpu(name: str, regimes: tuple[str, str]) -> None:
+    """Without a wait, and from a captured graph as well."""
+    program, _, kind, shapes = PROGRAMS[name]
+    for shape in shapes:
+        one = problem(regimes, shape, kind, 1)
+        uniforms = np.random.default_rng(0).random((200, 2 * len(shape))).tolist()
+        call = one.call(program, uniforms, "cuda")
+        call()  # the tables of a shape are made once
+        with cuda_waits.counted() as waits:
+            found = call()
+            assert waits() == 0
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = call()
+        graph.replay()
+        assert told(found) == told(captured) == told(one.run(program, uniforms))
 
 
 def test_too_few_uniforms_and_wrong_shapes_are_refused() -> None:

@@ -236,7 +236,7 @@ def weighed(rule: Layer, tables: Tables, children: Children) -> float:
             ScoredTree(tree=tree, target_laws=tables.laws(tree), draws=TapeDraws(()))
         )
         while layers.is_open:
-            layers.descend(rule.flows(layers.problems()))
+            layers.descend([rule.flow(problem) for problem in layers.problems()])
             total += prob * sum(layers._weights.values())
     return total
 

@@ -9,7 +9,14 @@ import torch
 from monge.core.draws import SeededDraws
 from monge.core.errors import NonFiniteLogitsError
 from monge.core.law import Law, SparseLaw, trusted_law
-from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
+from monge.core.proposal import (
+    Deterministic,
+    Iid,
+    Mixed,
+    PathDraws,
+    Proposal,
+    WithoutReplacement,
+)
 from monge.core.sampling_rules import SamplingRules, law_from_logits, probs_from_logits
 from monge.core.tree import GrowingTree, TokenTree
 from monge.verify.base import as_verifier
@@ -98,7 +105,16 @@ def verdicts(rule: str, scored: list[tuple[TokenTree, torch.Tensor]]):
         ("traversal", WithoutReplacement, (2, 2, 1), True),
         ("traversal", Iid, (3, 2), True),
         ("target_walk", Iid, (3, 2), True),
-        ("rrs", Mixed, (2, 2), False),
+        ("rrs", Mixed, (2, 2), True),
+        ("traversal", Mixed, (2, 2), True),
+        ("optimal", Iid, (3, 1, 2), True),
+        ("optimal", Mixed, (2, 1), True),
+        ("layer", Iid, (3, 1, 2), True),
+        ("layer", Iid, (1, 1, 1), True),
+        ("layer", PathDraws, (2, 2), True),
+        ("layer", Mixed, (2, 1), True),
+        ("layer('optimal')", Iid, (3, 2), False),
+        ("layer", WithoutReplacement, (3, 2), False),
         ("k_seq", Iid, (3, 2), False),
     ],
 )

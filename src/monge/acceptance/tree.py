@@ -218,5 +218,5 @@ def expected_by_layers(rule: Layer, scored: ScoredTree) -> float:
     """Return the weights of the first pass of Layer Verification, added up: their mean is E[accepted tokens]."""
     layers = LayerPass(scored)
     while layers.is_open:
-        layers.descend(rule.flows(layers.problems()))
+        layers.descend([rule.flow(problem) for problem in layers.problems()])
     return layers.expected_accepted

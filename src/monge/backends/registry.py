@@ -26,6 +26,11 @@ class Backend(ABC):
 
     reads_shards: ClassVar[bool] = False
 
+    @property
+    def keeps_file_types(self) -> bool:
+        """True if it runs networks of GGUF files whose matrices keep the types of the file."""
+        return False
+
     @abstractmethod
     def sequence_model(self, network: PreTrainedModel) -> SequenceModel:
         """Return the model of a network: one that reads trees if it can, chains otherwise.
@@ -50,8 +55,9 @@ class Compiled(Backend):
     A network that supports neither runs eagerly, with a warning.
 
     Args:
-        weights: Storage of linear layers' weights on a CPU: `exact`, or rounded to `bfloat16`,
-            `int8` or `int4`, which is faster. Decoding keeps the distribution of the rounded network.
+        weights: Storage of linear layers' weights on a CPU: `exact`; `file`, the types of a GGUF
+            file, with inputs of quantised layers rounded to 8 bits; or rounded to `bfloat16`, `int8`
+            or `int4`. Decoding keeps the distribution of that network.
 
     Raises:
         OptionError: If there is no such kind of weights.
@@ -64,11 +70,16 @@ class Compiled(Backend):
 
         check_weights(self.weights)
 
+    @property
+    def keeps_file_types(self) -> bool:
+        """See `Backend`."""
+        return self.weights == "file"
+
     def sequence_model(self, network: PreTrainedModel) -> SequenceModel:
         name = "compiled" if self.weights == "exact" else f"compiled(weights={self.weights!r})"
-        is_on_cpu = network.device.type == "cpu"
-        source = SourceWeights(network, name, are_copied=is_on_cpu)
-        if self.weights != "exact":
+        is_on_cpu, given = network.device.type == "cpu", network
+        # Matrices of files are packed when they are read.
+        if self.weights not in {"exact", "file"}:
             from monge.backends.cpu.rounded_weights import round_weights
 
             # What cannot be rounded is refused: other weights are another distribution.
@@ -82,7 +93,8 @@ class Compiled(Backend):
             model = Eager().sequence_model(network)
             if self.weights == "exact":
                 return model
-        model.source = source
+        # After a GPU's program has moved weights beside each other.
+        model.source = SourceWeights(given, name, are_copied=is_on_cpu)
         return model
 
     def _on_cpu(self, network: PreTrainedModel) -> HfTreeModel:
@@ -95,9 +107,10 @@ class Compiled(Backend):
 
     def _on_gpu(self, network: PreTrainedModel) -> HfTreeModel:
         from monge.backends.cuda import GraphCapture, capture_forward, capture_module
+        from monge.backends.fused_layers import compiler_for
 
-        capture = GraphCapture(network.device)
-        make_step = partial(capture_forward, network, capture)
+        capture, compiler = GraphCapture(network.device), compiler_for(network.device)
+        make_step = partial(capture_forward, network, capture, compiler=compiler)
         return HfTreeModel(network, make_step(), make_step, partial(capture_module, capture))
 
 

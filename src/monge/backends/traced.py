@@ -16,6 +16,9 @@ from monge.engine.models.network_facts import cache_keyword, chooses_logits
 from monge.engine.models.tree_cache import TreeCache
 
 _GROUPED_ATTENTION: Final = "monge_shared_heads"
+_PRODUCT_ATTENTION: Final = "monge_products"
+_FEW_QUERIES: Final = 4096
+"""Queries of all heads and rows for which scores are written out; more are left to `sdpa`."""
 _tracing: Any = _config  # its `patch` is installed at run time, out of sight of type checkers
 
 Size = int | torch.SymInt
@@ -65,7 +68,7 @@ class TracedForward(torch.nn.Module):
         rows = torch.arange(token_ids.shape[0], device=token_ids.device)[:, None]
         width = masks[0].shape[-1]
         layers = [
-            _CacheLayer(keys, values, rows, columns, width)
+            CacheLayer(keys, values, rows, columns, width)
             for keys, values in zip(kept[::2], kept[1::2], strict=True)
         ]
         varying: dict[str, Any] = {self._cache_keyword: Cache(layers=list(layers))}
@@ -110,17 +113,30 @@ def all_nodes(token_ids: Tensor) -> Tensor:
     return torch.arange(token_ids.shape[1], device=token_ids.device)
 
 
-class _CacheLayer(CacheLayerMixin):
-    """Keys and values of one layer during a trace."""
+class CacheLayer(CacheLayerMixin):
+    """Keys and values of one layer during a trace.
+
+    Args:
+        keys: `[batch, heads, capacity, head_dim]`, written in place.
+        values: The same.
+        rows: Rows that are written, `[batch, 1]`.
+        columns: Columns that are written, `[batch, nodes]`.
+        width: Columns that are read; `None` for all.
+    """
 
     is_sliding = False
 
     def __init__(
-        self, keys: Tensor, values: Tensor, rows: Tensor, columns: Tensor, width: Size
+        self, keys: Tensor, values: Tensor, rows: Tensor, columns: Tensor, width: Size | None
     ) -> None:
         super().__init__()
         self.keys, self.values, self.is_initialized = keys, values, True
-        self._rows, self._columns, self._width = rows, columns, width
+        self.rows, self.columns, self._width = rows, columns, width
+
+    def alone(self) -> Cache:
+        """Return a cache of this layer alone, all of whose columns are read."""
+        assert self.keys is not None and self.values is not None
+        return Cache(layers=[CacheLayer(self.keys, self.values, self.rows, self.columns, None)])
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         raise AssertionError(
@@ -131,8 +147,10 @@ class _CacheLayer(CacheLayerMixin):
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         assert self.keys is not None and self.values is not None
-        self.keys[self._rows, :, self._columns] = key_states.transpose(1, 2)
-        self.values[self._rows, :, self._columns] = value_states.transpose(1, 2)
+        self.keys[self.rows, :, self.columns] = key_states.transpose(1, 2)
+        self.values[self.rows, :, self.columns] = value_states.transpose(1, 2)
+        if self._width is None:
+            return self.keys, self.values
         return self.keys[:, :, : self._width], self.values[:, :, : self._width]
 
     def get_mask_sizes(self, query_length: Size) -> Any:
@@ -212,4 +230,37 @@ def _grouped_attention(
     attended = torch.nn.functional.scaled_dot_product_attention(
         queries, key, value, attn_mask=mask, scale=1.0
     )
+    return attended.reshape(batch, heads, nodes, value.shape[-1]).transpose(1, 2).contiguous(), None
+
+
+def attend_by_products(network: PreTrainedModel) -> None:
+    """Make `sdpa` attention of a network attend by two batched products, which a compiler fuses with what is around them."""
+    if runs_sdpa(network):
+        AttentionInterface.register(_PRODUCT_ATTENTION, _product_attention)
+        network.set_attn_implementation(_PRODUCT_ATTENTION)
+
+
+def _product_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    *,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """`_grouped_attention` with its scores written out, and a softmax in at least float32."""
+    batch, heads, nodes, size = query.shape
+    if batch * heads * nodes > _FEW_QUERIES:
+        return _grouped_attention(module, query, key, value, attention_mask, scaling=scaling)
+    shared = key.shape[1]
+    scaled = query * (size**-0.5 if scaling is None else scaling)
+    queries = scaled.reshape(batch, shared, heads // shared * nodes, size)
+    scores = queries @ key.transpose(-1, -2)
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    mask = attention_mask.repeat(1, 1, heads // shared, 1)
+    is_shown = mask.dtype == torch.bool
+    scores = scores.masked_fill(~mask, float("-inf")) if is_shown else scores + mask
+    attended = torch.softmax(scores, dim=-1).to(value.dtype) @ value
     return attended.reshape(batch, heads, nodes, value.shape[-1]).transpose(1, 2).contiguous(), None

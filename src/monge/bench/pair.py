@@ -12,7 +12,13 @@ from monge.core.errors import OptionError
 from monge.core.model import SequenceModel
 from monge.draft.by_name import head_drafter, with_head
 from monge.engine.models.hf_tree import make_programs
-from monge.loading.networks import as_draft_model, as_sequence_model, load_network, load_tokenizer
+from monge.loading.networks import (
+    as_draft_model,
+    as_sequence_model,
+    load_network,
+    load_tokenizer,
+    resolve_for,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +82,8 @@ def load_pair(
         if not places:
             raise OptionError("a useless draft needs a draft model to spoil; give --draft")
         names["draft"] = f"{names['draft']}, output shifted"
-    network, tokenizer = load_network(target, **loading), load_tokenizer(target)
+    source = resolve_for(target, backend)
+    network, tokenizer = load_network(source, **loading), load_tokenizer(source)
     target_model = as_sequence_model(network, backend=backend)
     networks = [load_network(one, **loading) for one in places]
     tokenizers = [load_tokenizer(one) for one in places]

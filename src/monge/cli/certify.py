@@ -15,7 +15,7 @@ from monge.cli.progress import working
 from monge.core.errors import MongeError, OptionError
 from monge.core.model import dtype_of
 from monge.core.words import counted
-from monge.loading.networks import as_sequence_model, load_network, load_tokenizer
+from monge.loading.networks import as_sequence_model, load_network, load_tokenizer, resolve_for
 
 if TYPE_CHECKING:
     from monge.audit.certificate import Certificate
@@ -106,7 +106,6 @@ def _target(certificate: "Certificate", target: str | None) -> Any:  # noqa: ANN
     stated = _fields(certificate.header, "target")
     if target is None and stated.get("name") != BUILT_IN:
         raise OptionError(f"the record names the target {stated.get('name')!r}; give --target")
-    network = load_network(_source(target), dtype=str(stated.get("dtype", "auto")))
     weights = stated.get("weights", "exact")
     if weights != "exact" and certificate.header.get("processor") != processor_digest():
         raise CertificateError(
@@ -114,6 +113,8 @@ def _target(certificate: "Certificate", target: str | None) -> Any:  # noqa: ANN
             "depend on its instructions, so they can be computed again on the same kind only"
         )
     backend = "eager" if weights == "exact" else f"compiled(weights={weights!r})"
+    source = resolve_for(_source(target), backend)
+    network = load_network(source, dtype=str(stated.get("dtype", "auto")))
     model = as_sequence_model(network, backend=backend)
     assert isinstance(model, NetworkModel)
     digest = weights_digest(model.network)

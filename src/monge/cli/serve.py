@@ -19,7 +19,10 @@ from monge.options import RAY, LoadOptions, ServeOptions, changed, flag_of, opti
 if TYPE_CHECKING:
     from monge.audit.recorder import Recorder
 
-_HERE_ONLY: Final = ("access_log", "verbose", "lame_duck_s")
+_HERE_ONLY: Final = (
+    *("access_log", "log_format", "verbose", "lame_duck_s"),
+    *("root_path", "ssl_keyfile", "ssl_certfile"),
+)
 _APPLICATION: Final = "monge"
 
 
@@ -70,8 +73,8 @@ def _serve_here(load: LoadOptions, options: ServeOptions) -> None:
     from monge.serve.app import create_app
     from monge.serve.settings import checked_options, hosts_to_accept, is_loopback
 
-    is_open = not (options.api_keys or is_loopback(options.host))
-    hosts = hosts_to_accept(options.host, options.api_keys, options.allowed_hosts)
+    is_open = not (options.has_keys or is_loopback(options.host))
+    hosts = hosts_to_accept(options.host, options.allowed_hosts, has_keys=options.has_keys)
     options = checked_options(replace(options, allowed_hosts=hosts), load.target)
     set_threads(options.threads)
     if options.tensor_parallel and os.environ.get("RANK", "0") != "0":
@@ -87,7 +90,8 @@ def _serve_here(load: LoadOptions, options: ServeOptions) -> None:
         chat = chat_format(decoder.tokenizer, load.chat_template, is_built_in=load.target is None)
         recorder = _recorder(decoder, load) if options.certificates else None
         app = create_app(decoder, options, chat, recorder=recorder)
-        where = f"serving {options.served_model_name} at {run.url_of(listener)}/v1"
+        url = run.url_of(listener, is_secure=options.ssl_certfile is not None)
+        where = f"serving {options.served_model_name} at {url}/v1"
         _say(decoder, where, verbose=options.verbose, is_open=is_open)
         run.serve_until_signal(app, listener, options)
 
@@ -136,8 +140,8 @@ def _check_ray(settings: ServeOptions) -> None:
     for name in _HERE_ONLY:
         if name in given:
             raise OptionError(
-                f"{flags[name]} is not for --ray: Ray keeps the replicas' logs, and moves requests "
-                "to other replicas before one leaves"
+                f"{flags[name]} is not for --ray: Ray has its own proxy and logs, and moves "
+                "requests to other replicas before one leaves"
             )
     if "autoscale" in given and "num_replicas" in given:
         raise OptionError("give --replicas or --autoscale, not both")
@@ -159,7 +163,7 @@ def _serve_with_ray(load: LoadOptions, settings: ServeOptions) -> None:
     from monge.distributed.retry_proxy import CONTROLLER_OPTIONS
     from monge.serve.settings import hosts_to_accept
 
-    hosts = hosts_to_accept(settings.host, settings.api_keys, settings.allowed_hosts)
+    hosts = hosts_to_accept(settings.host, settings.allowed_hosts, has_keys=settings.has_keys)
     given = changed(load) | changed(settings) | {"allowed_hosts": hosts}
     if settings.autoscale is not None:
         given["autoscale"] = range_of(settings.autoscale)

@@ -1,11 +1,12 @@
 """The interface of a network: read nodes, and keep a path."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 Forward = Callable[..., tuple[Tensor, ...]]
@@ -151,6 +152,73 @@ class FeatureModel(SequenceModel, Protocol):
         ...
 
 
+class CachedStep(nn.Module, ABC):
+    """A step of a head that attends to what it has read; a backend keeps its cache and runs it.
+
+    Attributes:
+        embedding: Embeds tokens; `None` for the network's own embeddings, which the backend sets.
+        width: Width of the states that it reads.
+        cache_shapes: `(heads, head_dim)` of keys and values, layer by layer, keys first.
+        window: Size of the sliding window of all layers; `None` for full attention.
+    """
+
+    embedding: nn.Module | None
+    width: int
+    cache_shapes: tuple[tuple[int, int], ...]
+    window: int | None
+
+    @abstractmethod
+    def forward(
+        self,
+        token_ids: Int64[Tensor, "batch nodes"],
+        states: Float[Tensor, "batch nodes width"],
+        places: tuple[Tensor, Tensor, Tensor],
+        mask: Bool[Tensor, "batch one nodes seq"],
+        kept: Sequence[Float[Tensor, "batch heads capacity dim"]],
+    ) -> tuple[Float[Tensor, "batch nodes hidden"], Float[Tensor, "some vocab"]]:
+        """Return the next states, and the logits of some of them.
+
+        Args:
+            token_ids: Tokens of the nodes.
+            states: States beside them.
+            places: Positions and cache columns, `[batch, nodes]`, and the nodes that get logits, as
+                indices of `[batch * nodes]`.
+            mask: Columns that every node sees.
+            kept: Keys and values, changed in place.
+        """
+
+
+@runtime_checkable
+class HeadModel(Protocol):
+    """A head beside a network: a cache row for each sequence, as in `SequenceModel`."""
+
+    def open(self, sequence: int) -> None:
+        """Start a sequence of no tokens."""
+
+    def read(
+        self, blocks: Mapping[int, NodeBlock], states: Float[Tensor, "nodes width"]
+    ) -> tuple[Float[Tensor, "nodes hidden"], Float[Tensor, "sequences vocab"]]:
+        """Read and commit chains; return the next states of all nodes and the logits after each chain.
+
+        Args:
+            blocks: The chains.
+            states: States beside their tokens, block after block.
+        """
+        ...
+
+    def extend(
+        self, blocks: Mapping[int, NodeBlock], states: Float[Tensor, "nodes width"]
+    ) -> tuple[Float[Tensor, "nodes hidden"], Float[Tensor, "nodes vocab"]]:
+        """Read new uncommitted nodes; return the next state and the logits of each, block after block."""
+        ...
+
+    def drop(self, sequence: int) -> None:
+        """Drop the uncommitted nodes of a sequence."""
+
+    def close(self, sequence: int) -> None:
+        """Forget a sequence and give back its room."""
+
+
 @runtime_checkable
 class ModuleHost(FeatureModel, Protocol):
     """A network whose backend also runs small modules beside it, such as the steps of a head."""
@@ -162,6 +230,15 @@ class ModuleHost(FeatureModel, Protocol):
             module: In evaluation mode; takes matrices with one row a node, and gives a tuple of
                 such.
             like: Inputs of the widths and types that will come; the number of rows is free.
+        """
+        ...
+
+    def head_model(self, read: CachedStep, step: CachedStep) -> HeadModel:
+        """Return a head with a cache and programs of the backend.
+
+        Args:
+            read: Reads committed tokens and the network's states.
+            step: Reads drafted tokens and the head's own states; keeps the same keys and values.
         """
         ...
 
@@ -217,6 +294,17 @@ class ReopenableModel(SequenceModel, Protocol):
             needed again; nothing has changed then.
         """
         ...
+
+
+@runtime_checkable
+class PreparedModel(SequenceModel, Protocol):
+    """A network whose programs can be made before there is a text."""
+
+    def prepare(self, num_rows: int, num_nodes: int) -> None:
+        """Make what reads blocks of up to so many sequences and nodes a sequence.
+
+        Nothing is done while sequences are open, or where programs take blocks of all sizes.
+        """
 
 
 @runtime_checkable

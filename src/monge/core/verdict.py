@@ -37,6 +37,9 @@ class Verdict:
 class StageTimes:
     """Wall-clock seconds of one round by stage, for the whole batch that shared it.
 
+    On a device the stages are those of the host, which goes on while the device works; `total_s` is
+    the round's own, because every round waits for its verdicts.
+
     Args:
         draft_s: Drafting, the draft model's forwards included.
         score_s: The target's forward.
@@ -44,6 +47,8 @@ class StageTimes:
         commit_s: Keeping the accepted path in the caches, and finding stops.
         total_s: The whole round; what the stages leave is the loop's own.
         forward_s: Inside the networks' forwards only (target and draft model).
+        is_warm_up: True if something was compiled or captured meanwhile, so that later rounds are
+            shorter; controllers do not learn from these times.
     """
 
     draft_s: float = 0.0
@@ -52,6 +57,7 @@ class StageTimes:
     commit_s: float = 0.0
     total_s: float = 0.0
     forward_s: float = 0.0
+    is_warm_up: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

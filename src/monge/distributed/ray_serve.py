@@ -20,7 +20,8 @@ from monge.serve.metrics import Gather, ServerMetrics
 from monge.serve.settings import checked_options, served_name
 
 _NOT_OF_A_REPLICA: Final = (
-    *("host", "port", "lame_duck_s", "access_log", "verbose"),
+    *("host", "port", "lame_duck_s", "access_log", "log_format", "verbose"),
+    *("root_path", "ssl_keyfile", "ssl_certfile"),
     *("tensor_parallel", "use_ray", "address"),
 )
 _DEFAULTS: Final = asdict(LoadOptions()) | asdict(ServeOptions())

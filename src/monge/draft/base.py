@@ -47,6 +47,7 @@ class Capabilities:
         max_width: Most candidates of one node; `None` for unbounded.
         max_depth: Deepest node it may draft.
         needs_trees: Whether it may draw more than a chain, so that the target must read trees.
+        max_nodes: Most nodes that it may draft; `None` if that is not known.
         max_length: Longest text that it reads, in tokens; `None` for unbounded. Trees become less
             deep as it ends, and a longer text is decoded plainly.
         num_parameters: Parameters that it has beside the networks, such as those of a head.
@@ -63,6 +64,7 @@ class Capabilities:
     max_width: int | None
     max_depth: int
     needs_trees: bool
+    max_nodes: int | None = None
     max_length: int | None = None
     num_parameters: int = 0
     num_bytes: int = 0
@@ -167,13 +169,20 @@ class ModelFreeDrafter(Drafter[State]):
         return [self.follow(*row) for row in zip(contexts, drafts, verdicts, strict=True)]
 
 
-def model_free(*, max_depth: int, max_width: int = 1, num_successors: int = 0) -> Capabilities:
+def model_free(
+    *,
+    max_depth: int,
+    max_width: int = 1,
+    max_nodes: int | None = None,
+    num_successors: int = 0,
+) -> Capabilities:
     """Return the capabilities of a model-free drafter; see `Capabilities`."""
     return Capabilities(
         proposes=frozenset({Deterministic}),
         max_width=max_width,
         max_depth=max_depth,
         needs_trees=max_width > 1,
+        max_nodes=max_depth if max_width == 1 else max_nodes,
         num_successors=num_successors,
         runs_network=False,
     )

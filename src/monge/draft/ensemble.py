@@ -94,6 +94,7 @@ class EnsembleDrafter(PieceReader[States]):
             max_width=len(self.models),
             max_depth=self.depth,
             needs_trees=True,
+            max_nodes=self.num_nodes,
             max_length=min(lengths, default=None),
         )
 

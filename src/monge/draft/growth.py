@@ -46,6 +46,7 @@ def tree_capabilities(limits: TreeLimits, **more: Any) -> Capabilities:
         max_width=limits.max_width,
         max_depth=min(limits.max_depth, more.pop("max_depth", None) or limits.max_depth),
         needs_trees=limits.max_width > 1,
+        max_nodes=limits.max_nodes,
         **more,
     )
 

@@ -122,6 +122,7 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
             max_width=_largest(can.max_width for can in every),
             max_depth=max(can.max_depth for can in every),
             needs_trees=any(can.needs_trees for can in every),
+            max_nodes=_largest(can.max_nodes for can in every),
             max_length=_largest(can.max_length for can in every),
             num_parameters=sum(can.num_parameters for can in every),
             num_bytes=sum(can.num_bytes for can in every),

@@ -9,13 +9,14 @@ from monge.core.model import ModuleHost, SequenceModel
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.base import DelegatingDrafter
 from monge.draft.block_run import BlockRun
-from monge.draft.eagle import ChainRun
+from monge.draft.eagle import CachedRun, ChainRun
 from monge.draft.growth import check_top_k, tree_capabilities
 from monge.draft.head_run import HeadRun, Pairs, RunDrafter, TargetEnds, check_shows_states
 from monge.draft.medusa import StepRun
 from monge.draft.tree.base import TreeBuilder
 from monge.heads.readers.base import ChainHead, PublishedHead, StepHead
 from monge.heads.readers.block import DFlashHead
+from monge.heads.readers.eagle3 import cached_steps
 from monge.heads.readers.registry import load_head
 
 
@@ -93,6 +94,9 @@ def run_of(head: PublishedHead, ends: TargetEnds, host: ModuleHost | None = None
     if isinstance(head, StepHead):
         return StepRun(head, ends)
     if isinstance(head, ChainHead):
-        return ChainRun(head, ends, host)
+        steps = None if host is None else cached_steps(head)
+        if host is None or steps is None:
+            return ChainRun(head, ends)
+        return CachedRun(host.head_model(*steps))
     assert isinstance(head, DFlashHead), f"{type(head).__name__} is of no known kind"
     return BlockRun(head, ends)

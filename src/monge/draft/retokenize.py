@@ -56,6 +56,7 @@ class RetokenizeDrafter(Drafter[None]):
             max_width=1,
             max_depth=self.num_draft_tokens,
             needs_trees=False,
+            max_nodes=self.num_draft_tokens,
             max_length=self.model.max_length,
         )
 

@@ -183,7 +183,8 @@ class SuffixDrafter(ModelFreeDrafter[SuffixIndex]):
 
     @property
     def capabilities(self) -> Capabilities:
-        return model_free(max_depth=self.depth, max_width=min(self.width, self.num_nodes))
+        width = min(self.width, self.num_nodes)
+        return model_free(max_depth=self.depth, max_width=width, max_nodes=self.num_nodes)
 
     def start(self, context: Context) -> SuffixIndex:
         index = SuffixIndex()

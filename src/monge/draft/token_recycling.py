@@ -56,7 +56,10 @@ class TokenRecyclingDrafter(ModelFreeDrafter[Successors]):
     def capabilities(self) -> Capabilities:
         shape = self._shape(self.num_nodes, self.depth)
         return model_free(
-            max_depth=shape.depth, max_width=shape.width, num_successors=len(self.acceptance)
+            max_depth=shape.depth,
+            max_width=shape.width,
+            max_nodes=self.num_nodes,
+            num_successors=len(self.acceptance),
         )
 
     def start(self, context: Context) -> Successors:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -26,8 +27,19 @@ Message = Mapping[str, str]
 class ChatFormat(Protocol):
     """A way of writing conversations down."""
 
-    def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
+    def encode(
+        self,
+        messages: Sequence[Message],
+        *,
+        is_continued: bool = False,
+        settings: Mapping[str, Any] | None = None,
+    ) -> tuple[int, ...]:
         """Tokens of a conversation, up to where the assistant's answer starts.
+
+        Args:
+            messages: The turns.
+            is_continued: Whether the last turn, the assistant's, is the start of the answer.
+            settings: Variables of a template.
 
         Raises:
             OptionError: If it cannot be written in this format.
@@ -45,9 +57,17 @@ class InstructionFormat:
 
     tokenizer: Any
 
-    def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
+    def encode(
+        self,
+        messages: Sequence[Message],
+        *,
+        is_continued: bool = False,
+        settings: Mapping[str, Any] | None = None,
+    ) -> tuple[int, ...]:
+        if settings:
+            raise OptionError("chat_template_kwargs: this model has no template that takes any")
         written: list[str] = []
-        for message in checked_messages(messages):
+        for message in checked_messages(messages, is_continued=is_continued):
             role, text = message["role"], message["content"]
             if role == "user":
                 written.append(f"Instruction: {text}\n")
@@ -55,7 +75,9 @@ class InstructionFormat:
                 written.append(f"Response: {text}\n\n")
             else:
                 written.append(f"{text}\n\n")
-        return token_ids_of(self.tokenizer, "".join(written) + "Response:")
+        text = "".join(written)
+        end = text.removesuffix("\n\n") if is_continued else f"{text}Response:"
+        return token_ids_of(self.tokenizer, end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +87,18 @@ class TemplateFormat:
     tokenizer: Any
     template: str | None = None
 
-    def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        return self._ids(self.written(checked_messages(messages)))
+    def encode(
+        self,
+        messages: Sequence[Message],
+        *,
+        is_continued: bool = False,
+        settings: Mapping[str, Any] | None = None,
+    ) -> tuple[int, ...]:
+        own = {*signature(self.tokenizer.apply_chat_template).parameters, "messages"}
+        for name in own.intersection(settings or ()):
+            raise OptionError(f"chat_template_kwargs: {name!r} is not the template's; leave it out")
+        turns = checked_messages(messages, is_continued=is_continued)
+        return self._ids(self.written(turns, is_continued=is_continued, settings=settings))
 
     def opening(self, before: Sequence[Message] = ()) -> tuple[int, ...]:
         """Tokens of a conversation up to where the user's turn after `before` starts.
@@ -92,15 +124,24 @@ class TemplateFormat:
         ids = self._ids(after.strip()) if found else ()
         return frozenset(ids[:1]) & frozenset(getattr(self.tokenizer, "added_tokens_decoder", ()))
 
-    def written(self, messages: Sequence[Message]) -> str:
-        """Return the text of a conversation, up to where the assistant's answer starts.
+    def written(
+        self,
+        messages: Sequence[Message],
+        *,
+        is_continued: bool = False,
+        settings: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return the text of a conversation, as `ChatFormat.encode` says.
 
         Raises:
             OptionError: If the template refuses it, or does not work.
         """
+        options = {**(settings or {}), "add_generation_prompt": not is_continued}
+        if is_continued:
+            options["continue_final_message"] = True
         try:
-            text = self._rendered([dict(message) for message in messages])
-        except TemplateError as error:
+            text = self._rendered([dict(message) for message in messages], **options)
+        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
             if type(error) is TemplateError:  # by its `raise_exception`
                 raise OptionError(
                     f"the model's chat template refuses this conversation: {error}"
@@ -117,20 +158,19 @@ class TemplateFormat:
                 [
                     {**message, "content": [{"type": "text", "text": message["content"]}]}
                     for message in messages
-                ]
+                ],
+                **options,
             )
         except (TemplateError, TypeError):
             return text
         return in_parts if last in in_parts else text
 
-    def _rendered(
-        self, conversation: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
-    ) -> str:
+    def _rendered(self, conversation: Sequence[Mapping[str, Any]], **options: Any) -> str:
         return self.tokenizer.apply_chat_template(
             conversation,
             chat_template=self.template,
             tokenize=False,
-            add_generation_prompt=add_generation_prompt,
+            **options,
         )
 
     def _ids(self, text: str) -> tuple[int, ...]:
@@ -142,7 +182,13 @@ class TemplateFormat:
 class NoFormat:
     """A model without a template: conversations are refused."""
 
-    def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
+    def encode(
+        self,
+        messages: Sequence[Message],
+        *,
+        is_continued: bool = False,
+        settings: Mapping[str, Any] | None = None,
+    ) -> tuple[int, ...]:
         raise OptionError(
             "this model has no chat template; complete a plain prompt instead, or give a "
             "template: --chat-template"
@@ -180,12 +226,12 @@ def chat_format(
     return found
 
 
-def checked_messages(messages: object) -> list[Message]:
+def checked_messages(messages: object, *, is_continued: bool = False) -> list[Message]:
     """Messages, if they are some.
 
     Raises:
-        OptionError: If they are no list of a `role` and a `content` each, a role is unknown, or a
-            content is no text.
+        OptionError: If they are no list of a `role` and a `content` each, a role is unknown, a
+            content is no text, or a continued one is not the assistant's.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise OptionError(
@@ -203,4 +249,6 @@ def checked_messages(messages: object) -> list[Message]:
         if not isinstance(content, str):
             raise OptionError(f"{where}: the content must be text; got {type(content).__name__}")
         check_text(content, where)
+    if is_continued and not (found[-1]["role"] == "assistant" and found[-1]["content"]):
+        raise OptionError("messages: the last one, to be continued, must be the assistant's text")
     return list(found)

@@ -30,12 +30,26 @@ def measured_by(clock: Clock) -> Iterator[None]:
         _CLOCK.reset(token)
 
 
+_prepared: Final = list[str]()
+
+
+def note_preparation(what: str) -> None:
+    """Note that something was compiled or captured: nobody learns from times in which that happened."""
+    _prepared.append(what)
+
+
+def num_preparations() -> int:
+    """Return how often something was compiled or captured so far, in any thread."""
+    return len(_prepared)
+
+
 @dataclass(slots=True)
 class StageTimer:
     """Seconds by stage."""
 
     stages: dict[str, float] = field(default_factory=dict[str, float])
     _last: float = field(default_factory=now)
+    _num_preparations: int = field(default_factory=num_preparations)
 
     def lap(self, stage: str) -> None:
         """End a stage; a stage that ends several times counts in sum."""
@@ -44,4 +58,9 @@ class StageTimer:
 
     def times(self, forward_s: float) -> StageTimes:
         """Return the times of the stages that have ended."""
-        return StageTimes(total_s=sum(self.stages.values()), forward_s=forward_s, **self.stages)
+        return StageTimes(
+            total_s=sum(self.stages.values()),
+            forward_s=forward_s,
+            is_warm_up=num_preparations() > self._num_preparations,
+            **self.stages,
+        )

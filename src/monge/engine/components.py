@@ -16,7 +16,7 @@ from monge.core.errors import (
     VocabularyMismatchError,
     unknown_name,
 )
-from monge.core.model import SequenceModel, dtype_of
+from monge.core.model import PreparedModel, SequenceModel, dtype_of
 from monge.core.proposal import Deterministic
 from monge.core.sampling_rules import SamplingRules
 from monge.core.selection import CounterfactualDraft
@@ -24,6 +24,10 @@ from monge.draft.base import AnyDrafter, Capabilities, DrafterPool
 from monge.verify.base import Rule, Verifier, as_verifier, unsupported_reason
 
 _FLOAT32_BYTES: Final = 4
+_MOST_NODES: Final = 63
+"""Nodes of a drafted tree for which the target is prepared, if the drafter does not tell."""
+_LEVEL: Final = 16
+"""Nodes of a level of a drafted tree for which draft models are prepared."""
 # A plan that depends on these may differ when its seed comes again.
 _UNSTEADY: Final = frozenset({Reads.LATENCY, Reads.NOTES})
 
@@ -224,6 +228,17 @@ class Components:
         """Return whether a drafter runs a network, by its name in the pool; without a pool, `True`."""
         members = self.shared.members
         return not members or any(one.runs_network and one.name == name for one in members)
+
+    def prepare(self, max_batch_size: int) -> None:
+        """Let networks make the programs that rounds of up to so many requests need, before any text."""
+        can = self.capabilities
+        most = _MOST_NODES if can.max_nodes is None else can.max_nodes
+        # A draft model reads a level at a time, and two tokens where all drafts were accepted.
+        level = min(most, _LEVEL) if can.needs_trees else 2
+        widths = [(self.target, 1 + most), *((model, level) for model in self.draft_models)]
+        for model, num_nodes in widths:
+            if isinstance(model, PreparedModel):
+                model.prepare(max_batch_size, num_nodes)
 
     @property
     def forward_s(self) -> float:

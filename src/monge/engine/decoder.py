@@ -34,6 +34,7 @@ from monge.engine.processors import check_shared
 from monge.engine.result import GenerationResult, result_of
 from monge.engine.sampling import Processor
 from monge.engine.session import FinishReason, Request, Session, StopCheck, check_length
+from monge.engine.token_masks import token_masks
 
 Prompt = str | Sequence[int]
 _NO_OPTIONS: Final = {"self", "prompts", "unknown"}
@@ -104,6 +105,7 @@ class Decoder:
             self.eos_ids |= self.chat_format.end_ids()
         self._request_ids = count()
         self._grammars = GrammarCompiler(tokenizer, components.target.vocab_size, self.eos_ids)
+        components.prepare(max_batch_size)
 
     def __repr__(self) -> str:
         parts = self.components
@@ -225,6 +227,8 @@ class Decoder:
         row: int = 0,
         stop: str | Sequence[str] = (),
         stop_token_ids: Sequence[int] = (),
+        allowed_token_ids: Sequence[int] | None = None,
+        bad_words: Sequence[str] = (),
         ignore_eos: bool = False,
         processors: Sequence[Processor] = (),
         grammar: Grammar | str | None = None,
@@ -262,6 +266,9 @@ class Decoder:
                 text of one row of a batch again.
             stop: One stop string or several.
             stop_token_ids: Tokens that end the text beside the tokenizer's own.
+            allowed_token_ids: The only tokens that may be generated; absent, all.
+            bad_words: Words that are not written. Their tokens, with and without a space before
+                them, may not come in this order; other tokens that spell them may.
             ignore_eos: Go on after an end-of-text token of the tokenizer.
             processors: Prefix-dependent logits processors, `(token_ids [1, seq], scores [1, vocab])
                 -> scores`, applied before the penalties above. Each text decodes with copies of
@@ -286,6 +293,10 @@ class Decoder:
             "presence_penalty": presence_penalty,
             "frequency_penalty": frequency_penalty,
         }
+        if allowed_token_ids is not None:
+            allowed_token_ids = _whole_numbers(allowed_token_ids, "allowed_token_ids")
+            _check_tokens(allowed_token_ids, vocab_size, "allowed_token_ids")
+        bad_ids = self._spelled(bad_words)
         limits = {"max_new_tokens": max_new_tokens, "min_tokens": min_tokens}
         check_numbers(**limits, n=n, logprobs=logprobs, **penalties)
         if grammar is not None and (ignore_eos or min_tokens):
@@ -319,6 +330,13 @@ class Decoder:
                         logit_bias=logit_bias,
                         **penalties,
                     ),
+                    *token_masks(
+                        len(ids),
+                        vocab_size,
+                        allowed_ids=allowed_token_ids,
+                        bad_words=bad_ids,
+                        late_ids=end_ids if min_tokens else frozenset(),
+                    ),
                 ),
                 grammar=start,
                 stop_check=stop_check,
@@ -328,6 +346,20 @@ class Decoder:
             )
             for number, ids in enumerate(encoded)
         ]
+
+    def _spelled(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Token ids of words, with and without a space before them."""
+        if words and self.tokenizer is None:
+            raise OptionError("bad_words: this decoder has no tokenizer; load with tokenizer=...")
+        found = dict[tuple[int, ...], None]()
+        for place, word in enumerate([words] if isinstance(words, str) else words):
+            where = f"bad_words[{place}]"
+            if not word.strip():
+                raise OptionError(f"{where}: expected a word; got {word!r}")
+            for text in (word, f" {word.lstrip()}"):
+                ids = token_ids_of(self.tokenizer, text, where, add_special_tokens=False)
+                found[ids] = None
+        return tuple(found)
 
     @property
     def backend(self) -> str:

@@ -13,7 +13,7 @@ from monge.core.context import Context
 from monge.core.model import NodeBlock, ReopenableModel, SequenceModel
 from monge.core.prompt import PromptProfile
 from monge.draft.base import piece_reader
-from monge.engine.clock import now
+from monge.engine.clock import now, num_preparations
 from monge.engine.components import Components
 from monge.engine.drafting import open_drafter, read_pieces
 from monge.engine.logprobs import of_logits
@@ -108,7 +108,7 @@ class Prefill:
         Returns:
             The requests that are ready for rounds.
         """
-        began = now()
+        began, num_prepared = now(), num_preparations()
         jobs = [
             (prompt, size)
             for prompt, size in zip(self._prompts, self._sizes(most, is_awaited), strict=True)
@@ -123,7 +123,7 @@ class Prefill:
         passed = now() - began
         for prompt, _ in jobs:
             prompt.session.prefill_s += passed
-        if self.num_tokens > before:
+        if self.num_tokens > before and num_preparations() == num_prepared:
             self._token_s = passed / (self.num_tokens - before)
         self._prompts = [prompt for prompt in self._prompts if not prompt.is_read]
         return [prompt.session for prompt in done]

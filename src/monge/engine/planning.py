@@ -56,12 +56,15 @@ def learn(
 
 
 def _learn_latency(records: Sequence[StepRecord], components: Components) -> None:
-    """Note the time of a round; drafts of lookups count only where no network drafted."""
+    """Note the time of a round, unless something was prepared in it.
+
+    Drafts of lookups count only where no network drafted.
+    """
     latency = components.shared.latency
     drafted = [record for record in records if record.depth]
     networks = {record.drafter for record in drafted if components.runs_network(record.drafter)}
     # Where two networks drafted for one batch, their times cannot be told apart.
-    if latency is None or not records or len(networks) > 1:
+    if latency is None or not records or len(networks) > 1 or records[0].times.is_warm_up:
         return
     by_network = [record for record in drafted if record.drafter in networks]
     deepest = max(by_network or drafted or records, key=lambda record: record.depth)

@@ -45,28 +45,31 @@ class TextStream:
         self._shown = self._decode(self._ids).rstrip("\N{REPLACEMENT CHARACTER}")
         self._sent = 0
         self.text = ""
-        self.stopped = False
+        self.stop_string: str | None = None
+        """The stop string before which the text ends, once it has come."""
 
     def push(self, token_id: int) -> bool:
         """Add one token; true if it completes a stop string, and the text then ends before it."""
         self._ids.append(token_id)
-        if not self._stop or self.stopped:
+        if not self._stop or self.stop_string is not None:
             return False
         start = max(0, len(self.text) - self._longest_stop)
         self._advance(last=False)
-        found = [position for stop in self._stop if (position := self.text.find(stop, start)) >= 0]
+        places = {stop: self.text.find(stop, start) for stop in self._stop}
+        found = {stop: place for stop, place in places.items() if place >= 0}
         if found:
-            self.text, self.stopped = self.text[: min(found)], True
-        return self.stopped
+            self.stop_string = min(found, key=found.__getitem__)
+            self.text = self.text[: found[self.stop_string]]
+        return bool(found)
 
     def finish(self) -> None:
         """No token follows: what waited for the rest of a character is decoded as it is."""
-        if not self.stopped:
+        if self.stop_string is None:
             self._advance(last=True)
 
     def take(self, *, last: bool) -> str:
         """Text not handed out yet; what might become a stop string is held back until `last`."""
-        if not self.stopped:
+        if self.stop_string is None:
             self._advance(last=last)
         end = len(self.text) if last else len(self.text) - self._held()
         piece = self.text[self._sent : end]

@@ -17,8 +17,10 @@ from transformers import (
 )
 from transformers.distributed.configuration_utils import DistributedConfig
 
+from monge.backends.cpu.native_library import compiler_obstacle
 from monge.backends.registry import BACKENDS, Backend
 from monge.core.errors import (
+    BackendError,
     ModelLoadError,
     OptionError,
     UnsupportedModelError,
@@ -35,10 +37,11 @@ from monge.engine.models.cross_tokenizer import (
 from monge.engine.models.hf_tree import make_programs
 from monge.engine.notices import waiting
 from monge.loading.hub import check_model_name
-from monge.loading.sources import NAMED, no_tokenizer_reason, resolve
+from monge.loading.sources import NAMED, PANELS_FILE, is_gguf, no_tokenizer_reason, resolve
 
 DTYPES: Final = ("float32", "float16", "bfloat16", "float64")
 """Types of weights by name."""
+_COMPUTED: Final = frozenset({"auto", "float32", "torch.float32"})
 _BYTES_PER_S: Final = 5e8  # of weights, by the slower disks of today
 
 
@@ -74,6 +77,35 @@ def unwrapped(source: Any) -> Any:
     return network
 
 
+def resolve_for(
+    source: str | Path, backend: str | Backend, *, is_draft: bool = False
+) -> str | Path:
+    """Return a source that `load_network` loads in the form that a backend runs.
+
+    Args:
+        source: As for `resolve`.
+        backend: The backend.
+        is_draft: Whether the source may be another than a GGUF file where the backend keeps the
+            types of one, since draft models take the target's backend.
+
+    Raises:
+        OptionError: If the backend keeps the types of a GGUF file, and the source is none.
+        BackendError: If there is no compiler.
+        ModelLoadError: As `resolve`.
+    """
+    chosen = BACKENDS.parse(backend) if isinstance(backend, str) else backend
+    if not chosen.keeps_file_types:
+        return resolve(source)
+    if not is_draft and not is_gguf(source):
+        raise OptionError(
+            f"weights='file' keeps the types of a GGUF file, and {str(source)!r} is none; use "
+            "weights='exact', 'int8' or 'int4'"
+        )
+    if is_gguf(source) and (reason := compiler_obstacle()) is not None:
+        raise BackendError(f"weights='file' needs a C++ compiler: {reason}")
+    return resolve(source, file_weights=True)
+
+
 def load_network(
     source: str | Path | PreTrainedModel,
     *,
@@ -104,6 +136,8 @@ def load_network(
         return source.eval()
     source = resolve(source)
     _check_folder(source)
+    if (Path(source) / PANELS_FILE).is_file():
+        return _load_packed(Path(source), str(dtype), device, attention, tensor_parallel)
     if isinstance(dtype, str) and dtype not in ("auto", *DTYPES):
         raise unknown_name("dtype", dtype, ("auto", *DTYPES))
     device = None if device is None else usable_device(device)
@@ -136,6 +170,27 @@ def load_network(
     if device is not None:
         torch.nn.Module.to(model, device)
     return model.eval()
+
+
+def _load_packed(
+    folder: Path, dtype: str, device: object, attention: str | None, tensor_parallel: int | None
+) -> PreTrainedModel:
+    from monge.loading.packed_files import read_packed
+
+    given = {"dtype": dtype, "device": device, "tensor_parallel": tensor_parallel}
+    fits = {"dtype": _COMPUTED, "device": {"None", "cpu"}, "tensor_parallel": {"None"}}
+    if wrong := [name for name, value in given.items() if str(value) not in fits[name]]:
+        raise OptionError(
+            f"{wrong[0]}={str(given[wrong[0]])!r}: weights='file' computes in float32 on one CPU; "
+            "leave it out, or use backend='eager'"
+        )
+    try:
+        return read_packed(folder, attention)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ModelLoadError(
+            f"cannot load a model from {str(folder)!r}: {type(error).__name__}: {error}; delete the "
+            "folder, and load the file again"
+        ) from error
 
 
 def _class_for(config: Any, source: str | Path) -> Any:

@@ -6,6 +6,7 @@ import shutil
 import struct
 import tempfile
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, distribution
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from monge.backends.cpu.program_cache import cache_folder
 from monge.core.errors import ModelLoadError, MongeError, OptionError
@@ -21,10 +22,15 @@ from monge.core.extras import require
 from monge.engine.chat_format import TemplateFormat
 from monge.engine.notices import notify, waiting
 
+PANELS_FILE: Final = "panels.safetensors"
+"""The tensors of a GGUF file in their own types, in the folder of a converted file."""
 _FORMAT: Final = 2  # raised whenever what is written from a GGUF file changes
 _SAMPLES: Final = 64  # blocks of a file that its digest reads, spread over it
 _BLOCK: Final = 1 << 16
+_PACKED_FORMAT: Final = 1  # the same for panels
 _BYTES_PER_S: Final = 4e6  # of a file that is dequantised and written, on two cores
+_PACKED_BYTES_PER_S: Final = 6e7  # of a file whose types are kept
+_MOST_PACKED: Final = 3  # of the bytes of a file: those of F16 become float32
 _NO_TOKENIZER: Final = "no_tokenizer.txt"
 _NARROW: Final = (torch.bfloat16, torch.float16)
 _END_OF_TURN: Final = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
@@ -89,14 +95,24 @@ NAMED: Final = {
 """Models by name."""
 
 
-def resolve(source: str | Path) -> str | Path:
-    """Return a source that `transformers` can load.
+def is_gguf(source: object) -> bool:
+    """Return whether a source is a GGUF file, or the name of one."""
+    if isinstance(source, str) and source in NAMED:
+        return True
+    return isinstance(source, str | Path) and Path(source).suffix.lower() == ".gguf"
+
+
+def resolve(source: str | Path, *, file_weights: bool = False) -> str | Path:
+    """Return a source that `load_network` can load.
 
     A GGUF file is converted once: its weights are dequantised and kept with its tokenizer in the
     cache folder (`$MONGE_CACHE`), each tensor in the narrowest type that holds it exactly.
 
     Args:
         source: A folder, a model's name, the path of a GGUF file, or a name in `NAMED`.
+        file_weights: Keep matrices of a GGUF file in the types of the file, for the backend
+            `compiled(weights='file')`. A file for which that is not known to be exact is dequantised,
+            with a warning that says why.
 
     Returns:
         The folder of the converted file, or the source as it is.
@@ -113,12 +129,23 @@ def resolve(source: str | Path) -> str | Path:
             f"{compiled}"
         )
     if isinstance(source, str) and source in NAMED:
-        return _converted(NAMED[source].path())
-    path = Path(source).expanduser()
-    if path.suffix.lower() != ".gguf":
+        path = NAMED[source].path()
+    elif not is_gguf(source):
         return source
+    else:
+        path = Path(source).expanduser()
     if not path.is_file():
         raise ModelLoadError(f"no file {str(source)!r}; give the path of a GGUF file")
+    if file_weights:
+        from monge.loading.packed_files import CannotPackError
+
+        try:
+            return _converted(path, packs=True)
+        except CannotPackError as error:
+            warnings.warn(
+                f"{path.name} is dequantised, which takes more memory and time: {error}",
+                stacklevel=3,
+            )
     return _converted(path)
 
 
@@ -138,8 +165,9 @@ def no_tokenizer_reason(folder: str | Path) -> str | None:
     return note.read_text(encoding="utf-8") if note.is_file() else None
 
 
-def _converted(path: Path) -> Path:
-    folder = cache_folder() / "gguf" / f"{path.stem}-{_digest(path)}"
+def _converted(path: Path, *, packs: bool = False) -> Path:
+    kind = f"file{_PACKED_FORMAT}-" if packs else ""
+    folder = cache_folder() / "gguf" / f"{path.stem}-{kind}{_digest(path)}"
     if (folder / "config.json").is_file():
         return folder
     with path.open("rb") as file:
@@ -148,18 +176,16 @@ def _converted(path: Path) -> Path:
         raise ModelLoadError(f"{str(path)!r} is no GGUF file: it starts with {magic!r}")
     require("gguf", f"reading {path.name}")
     size = path.stat().st_size
-    notify(
-        f"reading {path.name} ({size / 1e6:.0f} MB) and writing its dequantised weights to "
-        f"{folder}, once"
-    )
+    written = "weights in their own types" if packs else "dequantised weights"
+    notify(f"reading {path.name} ({size / 1e6:.0f} MB) and writing its {written} to {folder}, once")
     began = time.perf_counter()
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Another process that reads at the same time finds the whole folder or none.
     with (
-        waiting(f"reading {path.name}", size / _BYTES_PER_S),
+        waiting(f"reading {path.name}", size / (_PACKED_BYTES_PER_S if packs else _BYTES_PER_S)),
         tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing-") as temporary,
     ):
-        _write(path, Path(temporary))
+        _write(path, Path(temporary), packs=packs)
         try:
             Path(temporary).rename(folder)
         except OSError:
@@ -180,22 +206,27 @@ def _digest(path: Path) -> str:
     return found.hexdigest()[:16]
 
 
-def _write(path: Path, folder: Path) -> None:
-    fields, num_weights = _header(path)
-    needed, free = 4 * num_weights, shutil.disk_usage(folder).free
+def _write(path: Path, folder: Path, *, packs: bool) -> None:
+    reader, fields = _header(path)
+    num_weights = sum(int(tensor.n_elements) for tensor in reader.tensors)
+    needed = _MOST_PACKED * path.stat().st_size if packs else 4 * num_weights
+    free = shutil.disk_usage(folder).free
     if needed > free:
         raise ModelLoadError(
             f"{path.name}: its weights take up to {needed / 1e9:.1f} GB, and {folder.parent} has "
             f"{free / 1e9:.1f} GB; make room, or set MONGE_CACHE to another folder"
         )
-    network = _dequantised(path)
-    for weights in network.parameters():
-        narrow = (weights.to(dtype) for dtype in _NARROW)
-        weights.data = next(
-            (one for one in narrow if torch.equal(one.to(weights.dtype), weights)), weights
-        ).data
-    _set_ends(network, fields)
-    network.save_pretrained(folder)
+    if packs:
+        _write_packed(path, reader, fields, folder)
+    else:
+        network = _dequantised(path)
+        for weights in network.parameters():
+            narrow = (weights.to(dtype) for dtype in _NARROW)
+            weights.data = next(
+                (one for one in narrow if torch.equal(one.to(weights.dtype), weights)), weights
+            ).data
+        _set_ends(network, fields)
+        network.save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     # That of the computation, not of the first tensor.
     config |= {"dtype": "float32", "_name_or_path": path.name}
@@ -209,15 +240,35 @@ def _write(path: Path, folder: Path) -> None:
         (folder / _NO_TOKENIZER).write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
 
 
-def _header(path: Path) -> tuple[dict[str, Any], int]:
-    """Return the fields about the beginning and the end of texts, and the number of weights."""
+def _write_packed(path: Path, reader: Any, fields: dict[str, Any], folder: Path) -> None:
+    from monge.loading.packed_files import CannotPackError, empty_network, write_panels
+
+    try:
+        network = empty_network(AutoConfig.from_pretrained(path.parent, gguf_file=path.name))
+        write_panels(reader, path, network, folder)
+    except (CannotPackError, MemoryError):
+        raise
+    except Exception as error:
+        raise ModelLoadError(
+            f"{path.name} cannot be read: {type(error).__name__}: {error}"
+        ) from error
+    _set_ends(network, fields)
+    network.config.architectures = [type(network).__name__]
+    network.config.save_pretrained(folder)
+    if network.generation_config is not None:
+        network.generation_config.save_pretrained(folder)
+
+
+def _header(path: Path) -> tuple[Any, dict[str, Any]]:
+    """Return a reader of the file, and the fields about the beginning and the end of texts."""
     from gguf import GGUFReader
 
     try:
         reader = GGUFReader(path)
         names = (*_END_OF_TURN, _ADD_BOS, _TOKENIZER)
-        fields = {name: reader.fields[name].contents() for name in names if name in reader.fields}
-        return fields, sum(int(tensor.n_elements) for tensor in reader.tensors)
+        return reader, {
+            name: reader.fields[name].contents() for name in names if name in reader.fields
+        }
     except (ValueError, KeyError, IndexError, OverflowError, MemoryError, struct.error) as error:
         raise ModelLoadError(
             f"{str(path)!r} cannot be read: {type(error).__name__}: {error}; it may be truncated, "

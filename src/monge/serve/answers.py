@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Final
 
@@ -114,7 +114,8 @@ class Answers:
             ApiError: If a generation ended in an error.
         """
         choices = [self._choice(index, output) for index, output in enumerate(outputs)]
-        return self._envelope(choices) | self._figures(outputs)
+        prompt = self._of_prompt(0, outputs[0]) if self.request.is_chat else {}
+        return self._envelope(choices) | prompt | self._figures(outputs)
 
     def opening(self) -> list[dict[str, Any]]:
         """Return the chunks before any output: in a chat, the role of every choice."""
@@ -122,8 +123,8 @@ class Answers:
             return []
         delta = {"delta": {"role": "assistant", "content": ""}}
         end = {"logprobs": None, "finish_reason": None}
-        indices = range(len(self.request.choices))
-        return [self._envelope([{"index": index, **delta, **end}]) for index in indices]
+        prompt, indices = self._of_prompt(0, Output()), range(len(self.request.choices))
+        return [self._envelope([{"index": index, **delta, **end}]) | prompt for index in indices]
 
     def chunk(self, index: int, output: Output, *, is_first: bool) -> dict[str, Any] | None:
         """Return what an output adds to a choice; `None` if that is nothing, since text is held back.
@@ -133,7 +134,8 @@ class Answers:
         """
         choice = self._choice(index, output, is_first=is_first)
         text = choice["text"] if not self.request.is_chat else choice["delta"]
-        if not text and choice["logprobs"] is None and output.finish_reason is None:
+        has_more = choice["logprobs"] is not None or choice.get("token_ids")
+        if not (text or has_more or output.finish_reason is not None):
             return None
         return self._envelope([choice])
 
@@ -159,13 +161,44 @@ class Answers:
         text = "" if request.hides_completion else output.text
         finish = self._finish(output)
         end = {"logprobs": self._logprobs(index, output), "finish_reason": finish}
+        end["stop_reason"] = self._stop_reason(output)
+        if request.body.return_token_ids:
+            end["token_ids"] = [] if request.hides_completion else list(output.token_ids)
         if not request.is_chat:
             echo = request.echoes[index] if is_first and request.echoes else ""
-            return {"index": index, "text": echo + text, **end}
+            prompt = self._of_prompt(index, output) if is_first else {}
+            return {"index": index, "text": echo + text, **end, **prompt}
         if request.body.stream:
             return {"index": index, "delta": {"content": text} if text else {}, **end}
         message = {"role": "assistant", "content": text, "refusal": None}
         return {"index": index, "message": message, **end}
+
+    def _of_prompt(self, index: int, output: Output) -> dict[str, Any]:
+        """Return tokens of a prompt and their log-probabilities, if asked for, as vLLM does."""
+        found, body = dict[str, Any](), self.request.body
+        if body.return_token_ids:
+            found["prompt_token_ids"] = list(self.request.choices[index].prompt_ids)
+        if body.prompt_logprobs is not None:
+            places = ["null"]
+            for entry in output.prompt_logprobs or ():
+                best = [(rank, *pair) for rank, pair in enumerate(entry.top, start=1)]
+                best = [*best[: body.prompt_logprobs], (entry.rank, entry.token_id, entry.logprob)]
+                named = {token: self._ranked(*one) for one in best for token in one[1:2]}
+                places.append(f"{{{','.join(named.values())}}}")
+            found["prompt_logprobs"] = Json(f"[{','.join(places)}]")
+        return found
+
+    def _ranked(self, rank: int, token: int, logprob: float) -> str:
+        text = self.texts.json(token)[0]
+        return f'"{token}":{{"logprob":{_number(logprob)!r},"rank":{rank},"decoded_token":{text}}}'
+
+    def _stop_reason(self, output: Output) -> int | str | None:
+        """Return the stop string, or the one of `stop_token_ids`, that ends a completion."""
+        if output.finish_reason == "stop" and not self.request.hides_completion:
+            return output.stop_string
+        is_token = output.finish_reason == "eos" and not self.request.hides_completion
+        last = output.token_ids[-1] if is_token else None
+        return last if last in (self.request.body.stop_token_ids or ()) else None
 
     def _finish(self, output: Output) -> str | None:
         if output.finish_reason is None:
@@ -180,25 +213,28 @@ class Answers:
     def _logprobs(self, index: int, output: Output) -> dict[str, Any] | None:
         request = self.request.choices[index]
         entries = () if self.request.hides_completion else output.logprobs
-        if request.logprobs is None or not (entries or output.prompt_logprobs is not None):
+        scores = output.prompt_logprobs if self.request.echoes else None
+        if request.logprobs is None or not (entries or scores is not None):
             return None
         if self.request.is_chat:
             return self._chat_logprobs(entries)
-        return self._completion_logprobs(index, request.prompt_ids[0], entries, output)
+        if scores is None:
+            return self._completion_logprobs(index, entries)
+        scores = [replace(one, top=one.top[: request.logprobs.num_top]) for one in scores]
+        return self._completion_logprobs(index, [*scores, *entries], request.prompt_ids[0])
 
     def _completion_logprobs(
-        self, index: int, first: int, entries: Sequence[TokenLogprob], output: Output
+        self, index: int, entries: Sequence[TokenLogprob], first: int | None = None
     ) -> dict[str, Any]:
         """Return the lists of `/v1/completions`: one entry a token; offsets add up the token texts.
 
         The first token of an echoed prompt has no log-probability.
         """
         tokens, logprobs, top, offsets = list[int](), list[float | None](), list[str](), list[int]()
-        if output.prompt_logprobs is not None:
+        if first is not None:
             tokens.append(first)
             logprobs.append(None)
             top.append("null")
-            entries = [*output.prompt_logprobs, *entries]
         for entry in entries:
             tokens.append(entry.token_id)
             logprobs.append(_number(entry.logprob))

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -13,6 +12,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from monge.core.errors import MongeError
 from monge.engine.chat_format import ChatFormat
@@ -20,12 +20,17 @@ from monge.engine.decoder import Decoder
 from monge.options import ServeOptions
 from monge.serve.errors import ApiError, internal, of_monge
 from monge.serve.metrics import ServerMetrics
-from monge.serve.middleware import BoundedBodies, Gate
+from monge.serve.middleware import REQUEST_ID, BoundedBodies, Gate
 from monge.serve.request_parser import Recorder
 from monge.serve.scheduler import Scheduler
-from monge.serve.schemas import ChatRequest, CompletionRequest
+from monge.serve.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
 from monge.serve.service import Service
-from monge.serve.settings import checked_options
+from monge.serve.settings import checked_options, keys_of
 
 _LONGEST_PATH: Final = 100
 _WATCH_S: Final = 1.0
@@ -69,13 +74,16 @@ _ERRORS: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
+_BODIES: Final = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
+
+
 class _Described(FastAPI):
     """An application whose description has the bodies that `Service` reads itself."""
 
     def openapi(self) -> dict[str, Any]:
         """Return the description."""
         if self.openapi_schema is None:
-            bodies = [(CompletionRequest, "validation"), (ChatRequest, "validation")]
+            bodies: list[Any] = [(model, "validation") for model in _BODIES]
             _, models = models_json_schema(bodies, ref_template=_MODEL)
             super().openapi()["components"]["schemas"] |= models["$defs"]
         return super().openapi()
@@ -136,7 +144,7 @@ def create_app(
     app.state.snapshot, app.state.leave = scheduler.snapshot, service.leave
     app.state.end_generations = partial(scheduler.close, drain=False)
     _add_routes(app, service)
-    _add_errors(app, metrics)
+    _add_errors(app)
     # The last one added is the first one asked.
     app.add_middleware(
         BoundedBodies,
@@ -146,19 +154,30 @@ def create_app(
     )
     app.add_middleware(
         Gate,
-        keys=options.api_keys,
+        keys=keys_of(options),
         hosts=options.allowed_hosts,
-        count=metrics.count_answer,
+        metrics=metrics,
         endpoints=[str(getattr(route, "path", "")) for route in app.routes],
     )
+    if options.allowed_origins:  # first, since a preflight brings no key
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=options.allowed_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=(REQUEST_ID, "retry-after"),
+        )
     return app
 
 
 def _add_routes(app: FastAPI, service: Service) -> None:
-    for path, endpoint, model in (
-        ("/v1/completions", service.completions, CompletionRequest),
-        ("/v1/chat/completions", service.chat_completions, ChatRequest),
-    ):
+    endpoints = (
+        ("/v1/completions", service.completions),
+        ("/v1/chat/completions", service.chat_completions),
+        ("/tokenize", service.tokenize),
+        ("/detokenize", service.detokenize),
+    )
+    for (path, endpoint), model in zip(endpoints, _BODIES, strict=True):
         content = {"application/json": {"schema": {"$ref": _MODEL.format(model=model.__name__)}}}
         app.add_api_route(
             path,
@@ -197,8 +216,8 @@ async def _watch(scheduler: Scheduler) -> None:
             _LOG.warning("serving again")
 
 
-def _add_errors(app: FastAPI, metrics: ServerMetrics) -> None:
-    """Give every error one shape; one that is not the client's fault gets an id, under which it is logged."""
+def _add_errors(app: FastAPI) -> None:
+    """Give every error one shape; one that is not the client's fault is logged under the request's id."""
 
     async def expected(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException):
@@ -212,10 +231,11 @@ def _add_errors(app: FastAPI, metrics: ServerMetrics) -> None:
         return told.response()
 
     async def unexpected(request: Request, error: Exception) -> Response:
-        error_id = secrets.token_hex(8)
-        _LOG.error("internal error %s at %s", error_id, request.url.path, exc_info=error)
-        metrics.count_answer(request.url.path, 500, "internal_error")
-        return internal(error_id).response()
+        name = request.state.request_id
+        _LOG.error("internal error %s at %s", name, request.url.path, exc_info=error)
+        told = internal(name)
+        told.headers[REQUEST_ID] = name
+        return told.response()
 
     for kind in (ApiError, HTTPException, MongeError):
         app.add_exception_handler(kind, expected)

@@ -21,6 +21,8 @@ A message has nine fields, and a part has two.
 MAX_ITEMS: Final = 1 << 19
 """Largest number of items in all lists and objects of one body, mostly token ids."""
 
+_FIRST_GAP: Final = float(1 << 53)
+"""Above it, a float does not say which integer was written."""
 _UNREADABLE: Final = (
     "the body cannot be read; JSON in UTF-8 is expected, without absurd numbers or nesting"
 )
@@ -74,7 +76,7 @@ def _fields(content: bytes) -> Any:  # noqa: ANN401 (any JSON)
     was_on = gc.isenabled()
     gc.disable()  # a parser makes no garbage, and each collection would visit a million lists
     try:
-        return json.loads(text)
+        return json.loads(text, parse_float=_number)
     except json.JSONDecodeError as error:
         text = f"the body is not JSON: {error.msg} at position {error.pos}"
         raise refused(text, code="invalid_json") from error
@@ -84,6 +86,12 @@ def _fields(content: bytes) -> Any:  # noqa: ANN401 (any JSON)
     finally:
         if was_on:
             gc.enable()
+
+
+def _number(text: str) -> float | int:
+    """Return a number; JSON has one type of them, and some clients write 16.0 for 16."""
+    value = float(text)
+    return int(value) if value.is_integer() and abs(value) < _FIRST_GAP else value
 
 
 def _check_counts(content: bytes) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import errno
 import logging
 import resource
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +14,13 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from monge.serve.errors import RETRY, ApiError
-from monge.serve.middleware import CLOSE, OPEN_PATHS
+from monge.serve.middleware import CLOSE, OPEN_PATHS, path_of
 
 _LOG: Final = logging.getLogger(__name__)
 _MOST: Final = 4096
 _FREE_CHUNKS: Final = 256
 _BYTES_PER_CHUNK: Final = 256
 _NO_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-_QUIET_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +123,7 @@ class Connection(H11Protocol):
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_full = self._is_beyond and len(self.connections) > self._limits.max_connections
-        if is_full and scope["path"] not in OPEN_PATHS:
+        if is_full and path_of(scope) not in OPEN_PATHS:
             text = "all connections of this server are in use; retry later"
             error = ApiError(503, text, code="too_many_connections", headers=RETRY | CLOSE)
             await error.response()(scope, receive, send)
@@ -217,22 +215,6 @@ class Connection(H11Protocol):
         else:
             self._header_timer.cancel()
             self._header_timer = None
-
-
-class RateLimited(logging.Filter):
-    """Passes each warning once a minute, since clients can cause any number of them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._told = dict[str, float]()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to write the record."""
-        now, text = time.monotonic(), str(record.msg)
-        if record.levelno == logging.WARNING and now - self._told.get(text, -_QUIET_S) < _QUIET_S:
-            return False
-        self._told[text] = now
-        return True
 
 
 def log_exhaustion(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:

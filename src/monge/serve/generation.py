@@ -114,6 +114,7 @@ class Output:
         prompt_logprobs: In the first output, if requested: one entry per prompt token from the
             second on.
         finish_reason: Set in the last output.
+        stop_string: In the last output, the stop string that ends the text, if one does.
         summary: Set in the last output.
         recorded: In the last output, the session with its record, if one is kept.
     """
@@ -123,6 +124,7 @@ class Output:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     finish_reason: GenerationFinish | None = None
+    stop_string: str | None = None
     summary: Summary | None = None
     recorded: Session | None = None
 
@@ -204,6 +206,7 @@ class Generation:
             logprobs=session.logprobs if token_ids else (),
             prompt_logprobs=session.prompt_logprobs if has_scores else None,
             finish_reason=session.finish_reason,
+            stop_string=None if session.text is None else session.text.stop_string,
             summary=self._summary(now) if is_last else None,
             recorded=session if is_last and self.check_record is not None else None,
         )

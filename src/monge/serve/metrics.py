@@ -3,7 +3,15 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -82,6 +90,9 @@ class ServerMetrics:
     def __init__(self, model_name: str, *, engine: str = "0", gather: Gather | None = None) -> None:
         self._registry, self._gather = CollectorRegistry(), gather
         self._labels = (engine, model_name)
+        if gather is None:  # the names of these have no label for several servers
+            ProcessCollector(registry=self._registry)
+            GCCollector(registry=self._registry)
 
         def made(kind: Any, name: str, text: str, *labels: str, **options: Any) -> Any:  # noqa: ANN401 (a metric)
             return kind(name, text, labels, registry=self._registry, **options)
@@ -95,9 +106,11 @@ class ServerMetrics:
         self._answers = made(
             Counter,
             "monge:http_requests",
-            "Answers, by endpoint, status and error code.",
-            *("engine", "endpoint", "status", "code"),
+            "Answers, by endpoint, status, error code and name of the key.",
+            *("engine", "endpoint", "status", "code", "key"),
         )
+        text = "Tokens of prompts and completions, by name of the key."
+        self._tokens = made(Counter, "monge:tokens_by_key", text, *_LABELS, "key", "kind")
         text = "Requests taken, by what they say about speculation."
         self._asked = made(Counter, "monge:requests_by_speculation", text, *_LABELS, "speculation")
         text = "Requests taken, by the controller that plans for them."
@@ -111,9 +124,15 @@ class ServerMetrics:
         """Record one observation; this is the sink of the scheduler."""
         self._histograms[measure].observe(value)
 
-    def count_answer(self, endpoint: str, status: int, code: str) -> None:
+    def count_answer(self, endpoint: str, status: int, code: str, key: str) -> None:
         """Count one HTTP answer."""
-        self._answers.labels(self._labels[0], endpoint, str(status), code).inc()
+        self._answers.labels(self._labels[0], endpoint, str(status), code, key).inc()
+
+    def count_tokens(self, key: str, figures: Mapping[str, Any]) -> None:
+        """Count `prompt_tokens` and `completion_tokens` of a request that brings a key."""
+        for kind in ("prompt", "completion"):
+            if key and (number := figures.get(f"{kind}_tokens")):
+                self._tokens.labels(*self._labels, key, kind).inc(number)
 
     def count_request(self, asked: Asked, controller: str) -> None:
         """Count one accepted request."""

@@ -1,14 +1,20 @@
-"""Middleware: keys, host names, the size and the time of bodies, and a counter of answers."""
+"""Middleware: keys, host names, ids and figures of requests, the size and the time of bodies."""
 
 import asyncio
 import hmac
+import logging
+import re
+import secrets
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from monge.serve.errors import RETRY, ApiError
+from monge.serve.logs import REQUESTS
+from monge.serve.metrics import ServerMetrics
 
 OPEN_PATHS: Final = frozenset({"/health", "/ready", "/metrics", "/version"})
 """Paths for monitoring. If there are keys, all other paths need one, unknown paths included."""
@@ -17,19 +23,26 @@ _HEADER_BYTES: Final = 4096
 _FREE_BYTES: Final = 1 << 16
 CLOSE: Final = {"connection": "close"}
 """Closes the connection, so that the rest of a body is not read."""
+REQUEST_ID: Final = "x-request-id"
+_ID: Final = re.compile(r"[\w.:+/=@-]{1,128}", re.ASCII)
+_LONGEST_PATH: Final = 100
+_LOG: Final = logging.getLogger(REQUESTS)
 
 
 class Gate:
-    """Refuses requests without a valid key, in constant time, or sent to a name that is not served; counts answers.
+    """Refuses requests without a valid key, in constant time, or sent to a name that is not served.
+
+    It names, counts and logs the others, too. The application finds `request_id` and the name of
+    the `key` in `scope["state"]`, and writes into its `figures`, which the log shows.
 
     A web page can point its own name to the address of this machine after it is loaded (DNS
     rebinding). Its scripts can then reach a server on loopback, but they cannot hide the name.
 
     Args:
         app: The application behind it.
-        keys: The keys; without keys, none is needed.
+        keys: Names and keys; without keys, none is needed.
         hosts: Allowed names and addresses, without ports, IPv6 in brackets. If empty, any.
-        count: Called with endpoint, status and error code of every answer.
+        metrics: Counts answers and tokens.
         endpoints: Known paths. All others count as `other`, so that clients cannot create label
             values.
     """
@@ -38,30 +51,57 @@ class Gate:
         self,
         app: ASGIApp,
         *,
-        keys: Sequence[str],
+        keys: Sequence[tuple[str, str]],
         hosts: Sequence[str],
-        count: Callable[[str, int, str], None],
+        metrics: ServerMetrics,
         endpoints: Sequence[str],
     ) -> None:
-        self._app, self._keys = app, tuple(key.encode() for key in keys)
+        self._app, self._metrics, self._endpoints = app, metrics, frozenset(endpoints)
+        self._keys = tuple((name, key.encode()) for name, key in keys)
         self._hosts = frozenset(host.lower().encode() for host in hosts)
-        self._count, self._endpoints = count, frozenset(endpoints)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        arrived, state, status = time.perf_counter(), scope.setdefault("state", {}), 0
+        sent = _header(scope, b"x-request-id").decode("latin-1")
+        state["request_id"] = name = sent if _ID.fullmatch(sent) else secrets.token_hex(16)
+        state["key"], state["figures"] = self._key_of(scope), dict[str, Any]()
+
+        def count(code: str | None) -> None:
+            path = path_of(scope)
+            endpoint = path if path in self._endpoints else "other"
+            self._metrics.count_answer(endpoint, status, code or "none", state["key"] or "none")
 
         async def counted(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
-                endpoint = scope["path"] if scope["path"] in self._endpoints else "other"
-                code = scope.get("state", {}).get("error_code") or "none"
-                self._count(endpoint, int(message["status"]), str(code))
+                status = int(message["status"])
+                count(state.get("error_code"))
+                header = REQUEST_ID.encode(), name.encode()
+                message = {**message, "headers": [*message.get("headers", ()), header]}
             await send(message)
 
-        error = self._error(scope) if scope["type"] == "http" else None
-        if error is None:
-            await self._app(scope, receive, counted)
-        else:
-            await _refuse(error, scope, receive, counted)
+        try:
+            if (error := self._error(scope)) is not None:
+                await _refuse(error, scope, receive, counted)
+            else:
+                await self._app(scope, receive, counted)
+        except Exception:
+            if status == 0:
+                status = 500
+                count("internal_error")
+            raise
+        finally:
+            figures = state["figures"]
+            self._metrics.count_tokens(state["key"], figures)
+            target = scope.get("raw_path", b"")[:_LONGEST_PATH].decode("ascii", "replace")
+            fields = {"request_id": name, "key": state["key"], "code": state.get("error_code")}
+            fields |= {"duration_s": round(time.perf_counter() - arrived, 4)} | figures
+            shown = {field: value for field, value in fields.items() if value not in {None, ""}}
+            _LOG.info("%s %s %d", scope["method"], target, status, extra={"fields": shown})
 
     def _error(self, scope: Scope) -> ApiError | None:
         sent = {_without_port(value) for name, value in scope["headers"] if name == b"host"}
@@ -71,18 +111,20 @@ class Gate:
                 "or 127.0.0.1, or start the server with --allowed-host NAME or with an API key"
             )
             return ApiError(403, text, code="host_not_allowed", headers=CLOSE)
-        if self._keys and scope["path"] not in OPEN_PATHS and not self._brings_key(scope):
+        if self._keys and path_of(scope) not in OPEN_PATHS and not scope["state"]["key"]:
             text = "this server needs an API key; send the header `Authorization: Bearer KEY`"
             bearer = {"www-authenticate": "Bearer"}
             return ApiError(401, text, code="invalid_api_key", headers=bearer)
         return None
 
-    def _brings_key(self, scope: Scope) -> bool:
+    def _key_of(self, scope: Scope) -> str:
+        """Return the name of the key that a request brings; empty if it brings none."""
         scheme, _, key = _header(scope, b"authorization")[:_HEADER_BYTES].partition(b" ")
-        found = False
-        for known in self._keys:  # all keys, so that the time reveals nothing
-            found |= hmac.compare_digest(key.strip(), known)
-        return found and scheme.lower() == b"bearer"
+        found = ""
+        for name, known in self._keys:  # all keys, so that the time reveals nothing
+            if hmac.compare_digest(key.strip(), known):
+                found = name
+        return found if scheme.lower() == b"bearer" else ""
 
 
 class BoundedBodies:
@@ -164,6 +206,11 @@ class BoundedBodies:
         if size > self._max_bytes:
             text = f"the body is larger than {self._max_bytes} bytes, this server's limit"
             raise ApiError(413, text, code="request_too_large", headers=CLOSE)
+
+
+def path_of(scope: Scope) -> str:
+    """Return the path of a request, without the root path that a proxy takes off."""
+    return scope["path"].removeprefix(scope.get("root_path", ""))
 
 
 def _header(scope: Scope, name: bytes) -> bytes:

@@ -1,7 +1,6 @@
 """Turns a body into requests of the engine."""
 
 import re
-import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from monge.core.context import DraftPlan
 from monge.core.errors import OptionError
+from monge.core.text import token_ids_of
 from monge.engine.chat_format import ChatFormat
 from monge.engine.decoder import Decoder
 from monge.engine.logprobs import LogprobOptions
@@ -21,9 +21,13 @@ from monge.serve.schemas import (
     FIELD_NAMES,
     MAX_GRAMMAR,
     ChatRequest,
+    ChatSettings,
     CompletionRequest,
+    DetokenizeRequest,
+    Message,
     SamplingRequest,
     SpeculationOptions,
+    TokenizeRequest,
 )
 
 DEFAULT_MAX_TOKENS: Final = 16
@@ -123,18 +127,17 @@ class RequestParser:
         vocabulary = getattr(decoder.tokenizer, "get_vocab", None)
         self._longest_token = None if vocabulary is None else max(map(len, vocabulary()))
 
-    def parse(self, content: bytes, model: Body) -> ParsedRequest:
-        """Parse a body.
+    def parse(self, content: bytes, model: Body, request_id: str) -> ParsedRequest:
+        """Parse a body; the id of the answer has that of the request.
 
         Raises:
             ApiError, MongeError: If it does not fit the model, or cannot be honoured.
         """
         body: CompletionRequest | ChatRequest = checked(content, model)
-        if body.model is not None:
-            self.check_name(body.model)
+        self.check_name(body.model)
         prompts: Sequence[Prompt]
         if isinstance(body, ChatRequest):
-            prompts, is_echoed = [self._conversation(body)], False
+            prompts, is_echoed = [self._conversation(body, body.messages)], False
             room = self._max_sequence_tokens - len(prompts[0])
             wanted = body.max_completion_tokens or body.max_tokens or room
             logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -156,8 +159,7 @@ class RequestParser:
             body, prompts, max(1, wanted), logprobs=logprobs, is_echoed=is_echoed
         )
         echoes = map(self._text, prompts) if is_echoed else ()
-        num_scored = sum(one.max_new_tokens + len(one.prompt_ids) * is_echoed for one in requests)
-        self._check_logprobs(each * num_scored, logprobs)
+        self._check_logprobs(requests, each)
         # The choices of a prompt share what they can, and its scores come with the first.
         choices = [
             replace(
@@ -172,30 +174,74 @@ class RequestParser:
         texts = "messages" if isinstance(body, ChatRequest) else "prompt"
         return ParsedRequest(
             body=body.model_copy(update={texts: ()}),
-            response_id=prefix + secrets.token_hex(16),
+            response_id=prefix + request_id,
             created=int(time.time()),
             choices=tuple(self._recorded(choices) if body.certificate else choices),
             echoes=tuple(text for text in echoes for _ in range(each)),
         )
 
-    def check_name(self, name: str) -> None:
+    def tokenized(self, content: bytes) -> dict[str, Any]:
+        """Return the answer to `POST /tokenize`.
+
+        Raises:
+            ApiError, MongeError: As `parse`.
+        """
+        body = checked(content, TokenizeRequest)
+        self.check_name(body.model)
+        tokenizer = self._tokenizer
+        if body.messages is not None:
+            ids = self._encoded(body, body.messages)
+        elif body.prompt is not None:
+            self._check_size("prompt", [body.prompt])
+            is_whole = body.add_special_tokens is not False
+            ids = token_ids_of(tokenizer, body.prompt, add_special_tokens=is_whole)
+        else:
+            raise refused("send prompt or messages", "prompt")
+        spelled = tokenizer.convert_ids_to_tokens
+        return {
+            "count": len(ids),
+            "max_model_len": self._max_sequence_tokens,
+            "tokens": list(ids),
+            "token_strs": [str(spelled(one)) for one in ids] if body.return_token_strs else None,
+        }
+
+    def detokenized(self, content: bytes) -> dict[str, Any]:
+        """Return the answer to `POST /detokenize`.
+
+        Raises:
+            ApiError, MongeError: As `parse`.
+        """
+        body = checked(content, DetokenizeRequest)
+        self.check_name(body.model)
+        self._check_size("tokens", [body.tokens])
+        last = self._decoder.components.target.vocab_size - 1
+        if max(body.tokens) > last:
+            raise refused(f"tokens: token ids must lie in 0..{last}", "tokens")
+        return {"prompt": self._tokenizer.decode(body.tokens, skip_special_tokens=False)}
+
+    def check_name(self, name: str | None) -> None:
         """Refuse the name of another model.
 
         Raises:
             ApiError: If it is one.
         """
         own = self._options.served_model_name
-        if name != own:
+        if name not in {None, own}:
             text = (
                 f"this server serves {own!r} and nothing else; leave `model` out or send that name"
             )
             raise ApiError(404, text, param="model", code="model_not_found")
 
-    def _conversation(self, body: ChatRequest) -> tuple[int, ...]:
-        self._check_size("messages", [message.text for message in body.messages])
-        turns = [{"role": message.role, "content": message.text} for message in body.messages]
+    def _encoded(self, body: ChatSettings, messages: Sequence[Message]) -> tuple[int, ...]:
+        self._check_size("messages", [message.text for message in messages])
+        turns = [{"role": message.role, "content": message.text} for message in messages]
+        is_continued = bool(body.continue_final_message)
         with _fields_named("messages"):
-            prompt = self._chat.encode(turns)
+            settings = body.chat_template_kwargs
+            return self._chat.encode(turns, is_continued=is_continued, settings=settings)
+
+    def _conversation(self, body: ChatSettings, messages: Sequence[Message]) -> tuple[int, ...]:
+        prompt = self._encoded(body, messages)
         if len(prompt) >= self._max_sequence_tokens:
             raise refused(
                 f"the conversation has {len(prompt)} tokens; with an answer it may have "
@@ -243,8 +289,7 @@ class RequestParser:
             if (grammar := options.get("grammar")) and len(grammar.text) > MAX_GRAMMAR:
                 raise OptionError(f"grammar: {len(grammar.text)} characters; at most {MAX_GRAMMAR}")
             requests = self._decoder.requests(prompts, **options)
-        for request in requests:
-            self._check_room(request, body)
+        requests = [self._fitting(request, body) for request in requests]
         # Without candidates, the drafter does not need to read the prompt.
         speculative = asked is not False and 0 not in {drafting.max_depth, drafting.max_nodes}
         changes: dict[str, Any] = {
@@ -257,17 +302,21 @@ class RequestParser:
         if logprobs is not None:
             source = self._options.logprobs_of
             changes["logprobs"] = LogprobOptions(num_top=logprobs, source=source)
-            raw = LogprobOptions(num_top=logprobs, source="raw")
-            changes["prompt_logprobs"] = raw if is_echoed else None
+        of_prompt = [body.prompt_logprobs, logprobs if is_echoed else None]
+        if wanted := [number for number in of_prompt if number is not None]:
+            changes["prompt_logprobs"] = LogprobOptions(num_top=max(wanted), source="raw")
         return [replace(request, **changes) for request in requests]
 
-    def _check_room(self, request: Request, body: SamplingRequest) -> None:
+    def _fitting(self, request: Request, body: SamplingRequest) -> Request:
+        """Return the request, if it fits or may be cut."""
         num, limit, most = (
             len(request.prompt_ids),
             request.max_new_tokens,
             self._max_sequence_tokens,
         )
         if num + limit > most:
+            if self._options.cut_max_tokens and num + max(1, body.min_tokens or 0) <= most:
+                return replace(request, max_new_tokens=most - num)
             is_newer = "max_completion_tokens" in body.model_fields_set
             field = "max_completion_tokens" if is_newer else "max_tokens"
             raise refused(
@@ -276,10 +325,14 @@ class RequestParser:
                 "prompt" if num >= most else field,
                 TOO_LONG,
             )
+        return request
 
-    def _check_logprobs(self, num_tokens: int, logprobs: int | None) -> None:
-        num, most = num_tokens * (1 + (logprobs or 0)), self._options.max_logprobs
-        if logprobs is not None and num > most:
+    def _check_logprobs(self, requests: Sequence[Request], each: int) -> None:
+        wanted = [(one.logprobs, one.max_new_tokens) for one in requests]
+        wanted += [(one.prompt_logprobs, len(one.prompt_ids)) for one in requests]
+        num = each * sum(size * (1 + asked.num_top) for asked, size in wanted if asked is not None)
+        most = self._options.max_logprobs
+        if num > most:
             raise refused(
                 f"logprobs: choices x tokens x (1 + top log-probabilities) = {num}; this server "
                 f"gives at most {most} in an answer; ask for fewer tokens, choices or logprobs",
@@ -303,9 +356,13 @@ class RequestParser:
     def _text(self, prompt: Prompt) -> str:
         if isinstance(prompt, str):
             return prompt
+        return self._tokenizer.decode(prompt, skip_special_tokens=True)
+
+    @property
+    def _tokenizer(self) -> Any:  # noqa: ANN401 (the host's)
         if self._decoder.tokenizer is None:
-            raise refused("echo: this server has no tokenizer, so token ids have no text", "echo")
-        return self._decoder.tokenizer.decode(prompt, skip_special_tokens=True)
+            raise refused("this server has no tokenizer, so token ids have no text")
+        return self._decoder.tokenizer
 
 
 @contextmanager
@@ -324,6 +381,7 @@ def _sampling(body: SamplingRequest) -> dict[str, Any]:
     """Return the options of `Decoder.requests` that the body has."""
     given = {one.name: getattr(body, one.name, None) for one in fields(SamplingOptions)}
     given["logit_bias"] = {int(token): one for token, one in (body.logit_bias or {}).items()}
+    given |= {"allowed_token_ids": body.allowed_token_ids, "bad_words": body.bad_words}
     if given["top_k"] in {-1, 0}:
         del given["top_k"]
     return {"temperature": 1.0} | {name: one for name, one in given.items() if one is not None}

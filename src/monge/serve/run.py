@@ -20,11 +20,11 @@ from monge.options import ServeOptions
 from monge.serve.connections import (
     Connection,
     ConnectionLimits,
-    RateLimited,
     limits_of_process,
     log_exhaustion,
     raise_descriptor_limit,
 )
+from monge.serve.logs import log_config_of
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -37,19 +37,6 @@ _TELL_S: Final = 10
 _HUNG_S: Final = 15
 """Seconds after which a server that was to have ended by then hangs."""
 
-_LOGGING: Final[dict[str, Any]] = {
-    "version": 1,
-    "disable_existing_loggers": False,
-    "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
-    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
-    "filters": {"rate": {"()": RateLimited}},  # of warnings that clients can cause
-    "loggers": {
-        name: {"handlers": ["stderr"], "propagate": False}
-        for name in ("uvicorn", "uvicorn.access", "monge")
-    }
-    | {name: {"filters": ["rate"]} for name in ("uvicorn.error", Connection.__module__)},
-}
-
 
 class DrainingServer(uvicorn.Server):
     """Ends the remaining generations after the drain period, so that their clients get an error.
@@ -58,7 +45,7 @@ class DrainingServer(uvicorn.Server):
 
     Args:
         app: The application, made by `create_app`.
-        options: `drain_s`, `lame_duck_s` and `access_log` are read.
+        options: Of the process: its times, root path and TLS.
         exits: Whether the process ends, with status 1, if the server does not.
         limits: Of its connections; `None` for those of this process.
         **config: Further options of `uvicorn.Config`.
@@ -77,8 +64,11 @@ class DrainingServer(uvicorn.Server):
         own: dict[str, Any] = {
             "http": partial(Connection, limits=limits),  # h11's, which bounds the size of headers
             "ws": "none",
-            "log_level": logging.INFO if options.access_log else logging.WARNING,
-            "access_log": options.access_log,
+            "log_level": logging.WARNING,
+            "access_log": False,  # `Gate` logs requests
+            "root_path": options.root_path,
+            "ssl_keyfile": options.ssl_keyfile,
+            "ssl_certfile": options.ssl_certfile,
             "server_header": False,
             "backlog": limits.backlog,
             "timeout_keep_alive": _KEEP_ALIVE_S,
@@ -153,10 +143,11 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, *, is_secure: bool = False) -> str:
     """Return the URL of a listening socket."""
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if is_secure else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def serve_until_signal(app: FastAPI, listener: socket.socket, options: ServeOptions) -> None:
@@ -168,7 +159,8 @@ def serve_until_signal(app: FastAPI, listener: socket.socket, options: ServeOpti
         options: As for `DrainingServer`.
     """
     raise_descriptor_limit()
-    server = DrainingServer(app, options, exits=True, log_config=_LOGGING)
+    log_config = log_config_of(options.log_format, logs_requests=options.access_log)
+    server = DrainingServer(app, options, exits=True, log_config=log_config)
     # uvicorn raises the signal once more when it is done; having drained is no failure.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     settle_objects()

@@ -29,6 +29,7 @@ MAX_CHOICES: Final = 128
 MAX_STOPS: Final = 16
 MAX_STOP_LENGTH: Final = 1000
 MAX_STOP_IDS: Final = 64
+MAX_BAD_WORDS: Final = 256
 MAX_LOGPROBS: Final = 20
 MAX_BIASES: Final = 1024
 MAX_LABELS: Final = 16
@@ -92,6 +93,12 @@ def _token_ids(value: list[Any]) -> tuple[int, ...]:
             "stand beside them"
         )
     return tuple(value)
+
+
+def _some_ids(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list) or not value:
+        raise ValueError("must be a non-empty list of token ids")
+    return _token_ids(value)
 
 
 def _stop(value: object) -> tuple[str, ...]:
@@ -160,6 +167,10 @@ _FEW_BIASES = Field(max_length=MAX_BIASES), at_most(MAX_BIASES)
 Labels = Annotated[dict[str, str], AfterValidator(_labels), *_FEW_LABELS]
 Biases = Annotated[dict[str, float], AfterValidator(_bias), *_FEW_BIASES]
 StopIds = Annotated[list[NumTokens], Field(max_length=MAX_STOP_IDS), at_most(MAX_STOP_IDS)]
+TokenIds = Annotated[Any, AfterValidator(_some_ids), WithJsonSchema(_IDS)]
+_WORD = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+Words = Annotated[list[_WORD], Field(max_length=MAX_BAD_WORDS), at_most(MAX_BAD_WORDS)]
+Settings = Annotated[dict[str, JsonValue], *_FEW_LABELS]
 
 
 def neutral(why: str, *values: JsonValue) -> Any:  # noqa: ANN401 (as pydantic's own `Field`)
@@ -223,6 +234,12 @@ _CONFLICTS: Final[dict[str, Callable[[Any, dict[str, Any]], Any]]] = {
     "certificate": lambda is_on, others: (
         is_on and others.get("stream") and "a stream carries none; leave stream out"
     ),
+    "prompt_logprobs": lambda _, others: others.get("stream") and "not with stream=true",
+    "add_generation_prompt": lambda is_on, others: (
+        is_on is bool(others.get("continue_final_message"))
+        and "must be the opposite of continue_final_message"
+    ),
+    "prompt": lambda _, others: others.get("messages") and "send it or messages",
     "controller": lambda _, others: (
         others.get("adaptive") is False and "adaptive=false asks for none; send one of them"
     ),
@@ -313,11 +330,19 @@ class SamplingRequest(_Strict):
     stop: Stops = Field(default=(), description="Texts before which the completion ends.")
     stop_token_ids: StopIds | None = optional("End the completion, as the model's own do.")
     min_tokens: NumTokens | None = optional("Fewest tokens before one that ends the completion.")
+    allowed_token_ids: TokenIds | None = optional("The only tokens that may come.")
+    bad_words: Words | None = optional("Words whose tokens may not come in their order.")
     n: int | None = optional(ge=1, le=MAX_CHOICES)
     ignore_eos: bool | None = None
     speculation: Speculation | None = optional("Whether to draft, or how; absent means true.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = optional("Return the tokens of prompt and completion.")
+    prompt_logprobs: int | None = optional(
+        "Log-probabilities of the prompt: so many of the most probable tokens at each place.",
+        ge=0,
+        le=MAX_LOGPROBS,
+    )
     certificate: bool | None = optional("Return the record of the rounds, for `monge certify`.")
     user: str | None = label()
     best_of: Any = neutral("completions are not ranked against each other", 1)
@@ -327,7 +352,6 @@ class SamplingRequest(_Strict):
     skip_special_tokens: Any = neutral("special tokens are not written out", True)
     spaces_between_special_tokens: Any = neutral("special tokens are not written out", True)
     truncate_prompt_tokens: Any = neutral("prompts are not cut")
-    prompt_logprobs: Any = neutral("use `echo` with `logprobs` on /v1/completions")
     response_format: ResponseFormat | None = optional("Absent means text.")
     structured_outputs: StructuredOutputs | None = None
     priority: Any = neutral("requests are served in their order", 0)
@@ -411,12 +435,28 @@ class Message(_Strict):
         return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-class ChatRequest(SamplingRequest):
+Messages = Annotated[
+    list[Message],
+    Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
+    BeforeValidator(few_parts),
+    at_most(MAX_MESSAGES),
+]
+
+
+class ChatSettings(_Strict):
+    """Fields about the template of a conversation."""
+
+    chat_template_kwargs: Settings | None = optional("Variables of the chat template.")
+    continue_final_message: bool | None = optional(
+        "Whether the last message is the start of the answer."
+    )
+    add_generation_prompt: bool | None = optional("The opposite of continue_final_message.")
+
+
+class ChatRequest(SamplingRequest, ChatSettings):
     """Body of `POST /v1/chat/completions`."""
 
-    messages: Annotated[list[Message], BeforeValidator(few_parts), at_most(MAX_MESSAGES)] = Field(
-        min_length=1, max_length=MAX_MESSAGES, fail_fast=True
-    )
+    messages: Messages
     max_completion_tokens: int | None = optional(ge=1, le=MAX_TOKEN_ID)
     max_tokens: int | None = optional("The older name.", ge=1, le=MAX_TOKEN_ID)
     logprobs: bool | None = None
@@ -438,15 +478,32 @@ class ChatRequest(SamplingRequest):
     store: Any = neutral("nothing is stored", False)
     web_search_options: Any = neutral("nothing is searched")
     chat_template: Any = neutral("templates come from the server, never from a request")
-    chat_template_kwargs: Any = neutral("the template takes no settings from requests", {})
-    add_generation_prompt: Any = neutral("the answer is always the assistant's", True)
-    continue_final_message: Any = neutral("the answer is a message of its own", False)
     add_special_tokens: Any = neutral("the template writes them", False)
+
+
+class TokenizeRequest(ChatSettings):
+    """Body of `POST /tokenize`."""
+
+    model: str | None = optional("The served model; it may be left out.")
+    messages: Messages | None = optional("A conversation.")
+    prompt: str | None = optional("Or a text.")
+    add_special_tokens: bool | None = optional("Those around a text; absent means true.")
+    return_token_strs: bool | None = optional("Return tokens as the tokenizer spells them, too.")
+
+
+class DetokenizeRequest(_Strict):
+    """Body of `POST /detokenize`."""
+
+    model: str | None = optional("The served model; it may be left out.")
+    tokens: TokenIds
 
 
 FIELD_NAMES: Final = frozenset(
     name
-    for model in (CompletionRequest, ChatRequest, *_Strict.__subclasses__())
+    for model in (
+        *(CompletionRequest, ChatRequest, TokenizeRequest),
+        *_Strict.__subclasses__(),
+    )
     for name in model.model_fields
 )
 """Names of all fields at any depth. Other words in the place of an error name branches of a union."""

@@ -22,7 +22,7 @@ from monge.serve.bodies import check_headers
 from monge.serve.generation import Output
 from monge.serve.metrics import ServerMetrics
 from monge.serve.request_parser import Body, ParsedRequest, Recorder, RequestParser
-from monge.serve.request_worker import RequestWorker, unless_disconnected
+from monge.serve.request_worker import RequestWorker, Result, unless_disconnected
 from monge.serve.scheduler import Scheduler, controller_of
 from monge.serve.schemas import ChatRequest, CompletionRequest
 from monge.serve.streaming import EventStream, Outputs
@@ -70,6 +70,14 @@ class Service:
         """Answer `POST /v1/chat/completions`."""
         return await self._answer(request, ChatRequest)
 
+    async def tokenize(self, request: Request) -> Response:
+        """Answer `POST /tokenize`."""
+        return JSONResponse(await self._read(request, self._parser.tokenized))
+
+    async def detokenize(self, request: Request) -> Response:
+        """Answer `POST /detokenize`."""
+        return JSONResponse(await self._read(request, self._parser.detokenized))
+
     async def models(self) -> dict[str, Any]:
         """Return the served model, in a list."""
         return {"object": "list", "data": [self._card]}
@@ -101,15 +109,19 @@ class Service:
 
     async def _answer(self, request: Request, model: Body) -> Response:
         arrived = time.perf_counter()
-        asked = await self._parsed(request, model)
+        parse = partial(self._parser.parse, model=model, request_id=request.state.request_id)
+        asked = await self._read(request, parse)
+        address = "" if request.client is None else request.client.host
         outputs = Outputs(
             asked,
             self._scheduler,
             arrived=arrived,
-            client=self._client_of(request),
+            client=request.state.key or address,
             deadline_s=self._options.request_timeout_s or math.inf,
             is_oversized=self._record_check(asked),
         )
+        request.state.figures.update(prompt_tokens=asked.num_prompt_tokens)
+        outputs.figures = request.state.figures
         self._metrics.count_request(
             asked.body.asked, controller_of(asked.choices[0], self._components)
         )
@@ -129,12 +141,12 @@ class Service:
         finally:
             outputs.cancel()
 
-    async def _parsed(self, request: Request, model: Body) -> ParsedRequest:
-        """Read a request; its body is not held any longer than that."""
+    async def _read(self, request: Request, parse: Callable[[bytes], Result]) -> Result:
+        """Parse the body of a request, which is not held any longer than that."""
         check_headers(request.headers)
         try:
             content = request.scope["state"].pop("body")
-            reading = self._worker.do(partial(self._parser.parse, content, model))
+            reading = self._worker.do(partial(parse, content))
             timeout_s = self._options.request_timeout_s or None
             return await unless_disconnected(request, asyncio.ensure_future(reading), timeout_s)
         finally:
@@ -153,11 +165,6 @@ class Service:
             sessions = [one.recorded for one in outputs if one.recorded is not None]
             whole["certificate"] = self._recorder.certificate(sessions).document()
         return dumped(whole).encode()
-
-    def _client_of(self, request: Request) -> str:
-        """Return the key that a request brings, or else the address that it comes from."""
-        address = "" if request.client is None else request.client.host
-        return request.headers["authorization"] if self._options.api_keys else address
 
 
 def _status(*, is_well: bool) -> Response:

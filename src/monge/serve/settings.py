@@ -2,6 +2,8 @@
 
 import ipaddress
 import math
+import re
+import ssl
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,16 +33,17 @@ def checked_options(options: ServeOptions, target: str | None = None) -> ServeOp
             "the served model's name must be one word, since clients split metrics at "
             f"blanks; got {name!r}"
         )
-    for key in options.api_keys:
-        if not (key.isascii() and key.isprintable() and key.strip() == key != ""):
-            raise OptionError(
-                "an API key must be printable ASCII, without blanks at its ends, and not empty"
-            )
+    keys_of(options)
     for host in options.allowed_hosts:
         has_port = ":" in host and host[0] != "["
         if not host.isascii() or not host.strip("[]") or set(host) & set("/@ ") or has_port:
             raise OptionError(
                 f"an allowed host is a name or an address without a port, as in my.machine; got {host!r}"
+            )
+    for origin in options.allowed_origins:
+        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/@]+", origin, re.ASCII):
+            raise OptionError(
+                f"an allowed origin is a scheme and a host, as in https://my.site, or *; got {origin!r}"
             )
     if options.logprobs_of not in get_args(LogprobSource):
         known = ", ".join(get_args(LogprobSource))
@@ -51,7 +54,48 @@ def checked_options(options: ServeOptions, target: str | None = None) -> ServeOp
         is_never = value == 0 and field == "request_timeout_s"
         if not (is_never or (value > 0 and math.isfinite(value))):
             raise OptionError(f"{field} must be positive; got {value}")
+    if (options.ssl_keyfile is None) != (options.ssl_certfile is None):
+        raise OptionError("TLS needs both: give ssl_keyfile and ssl_certfile, or neither")
+    if options.ssl_certfile is not None:
+        try:
+            chain = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            chain.load_cert_chain(options.ssl_certfile, options.ssl_keyfile)
+        except OSError as error:  # those of ssl, too
+            files = f"ssl_certfile {options.ssl_certfile!r}, ssl_keyfile {options.ssl_keyfile!r}"
+            raise OptionError(f"{files}: no certificate with its key: {error}") from error
+    if options.root_path and not re.fullmatch(r"(/[\w.~-]+)+", options.root_path, re.ASCII):
+        raise OptionError(f"root_path must be a path such as /models; got {options.root_path!r}")
     return replace(options, served_model_name=name)
+
+
+def keys_of(options: ServeOptions) -> tuple[tuple[str, str], ...]:
+    """Return pairs of a name and a key; those of `api_keys` are called by their numbers.
+
+    Raises:
+        OptionError: If the file cannot be read, or a key or a name is invalid.
+    """
+    pairs = [("api_keys", str(at), key) for at, key in enumerate(options.api_keys, start=1)]
+    if (file := options.api_key_file) is not None:
+        try:
+            lines = Path(file).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise OptionError(f"api_key_file: cannot read {file!r}: {error}") from error
+        for number, line in enumerate(lines, start=1):
+            if line.strip() and not line.startswith("#"):
+                name, _, key = line.partition(":")
+                pairs.append((f"api_key_file {file!r}, line {number}", name.strip(), key.strip()))
+        if not pairs:
+            raise OptionError(f"api_key_file: {file!r} has no key; write one `name:key` a line")
+    names = dict[str, str]()
+    for where, name, key in pairs:
+        if not (key.isascii() and key.isprintable() and key.strip() == key != ""):
+            text = "an API key must be printable ASCII, without blanks at its ends, and not empty"
+            raise OptionError(f"{where}: {text}")
+        if not re.fullmatch(r"[\w.@-]+", name):
+            raise OptionError(f"{where}: expected `name:key`, the name in letters, digits and .@_-")
+        if names.setdefault(key, name) != name:
+            raise OptionError(f"{where}: this key has the name {names[key]!r} already")
+    return tuple((name, key) for key, name in names.items())
 
 
 def is_loopback(host: str) -> bool:
@@ -62,7 +106,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def hosts_to_accept(host: str, api_keys: Sequence[str], allowed: Sequence[str]) -> tuple[str, ...]:
+def hosts_to_accept(host: str, allowed: Sequence[str], *, has_keys: bool) -> tuple[str, ...]:
     """Return the names that the `Host` header may have; empty for any.
 
     Without a key, a server on loopback is open to every page in a browser on its machine, unless it
@@ -70,10 +114,10 @@ def hosts_to_accept(host: str, api_keys: Sequence[str], allowed: Sequence[str]) 
 
     Args:
         host: Address that it listens on.
-        api_keys: Its keys.
         allowed: Further names that the operator allows. If there are any, names are always checked.
+        has_keys: Whether requests need a key.
     """
-    if not allowed and (api_keys or not is_loopback(host)):
+    if not allowed and (has_keys or not is_loopback(host)):
         return ()
     bound = f"[{host}]" if ":" in host else host
     return tuple(dict.fromkeys(("localhost", "127.0.0.1", "[::1]", bound, *allowed)))

@@ -21,6 +21,8 @@ from monge.serve.scheduler import Scheduler
 from monge.serve.schemas import StreamOptions
 
 DONE: Final = "data: [DONE]\n\n"
+_SILENT_S: Final = 15.0
+"""Seconds after which a stream that waits has a comment."""
 _HEADERS: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
@@ -46,6 +48,8 @@ class Outputs:
                 loop.call_soon_threadsafe(self._arrived.put_nowait, (index, output))
 
         self._ids = scheduler.submit(request.choices, put, **options)
+        self.figures = dict[str, Any]()
+        """Tokens and times of what was read so far, for the log."""
 
     def cancel(self) -> None:
         """End the choices that have not ended."""
@@ -68,6 +72,7 @@ class Outputs:
         while num_left:
             index, output = await self._arrived.get()
             num_left -= output.finish_reason is not None
+            self._note(output)
             first = self._request.first_choice(index)
             if index == first or self._request.choices[first].prompt_logprobs is None:
                 scores.setdefault(first, output.prompt_logprobs)
@@ -76,6 +81,15 @@ class Outputs:
                 for one, its in held.pop(first):
                     yield one, its if one in begun else replace(its, prompt_logprobs=scores[first])
                     begun.add(one)
+
+    def _note(self, output: Output) -> None:
+        now, summary = self.figures, output.summary
+        num_new = 0 if self._request.hides_completion else len(output.token_ids)
+        now["completion_tokens"] = now.get("completion_tokens", 0) + num_new
+        if summary is not None:
+            now["finish_reason"] = output.finish_reason
+            for name in ("queue_s", "first_token_s"):
+                now[name] = max(now.get(name, 0.0), round(getattr(summary, name), 4))
 
 
 def merged(outputs: Sequence[Output]) -> Output:
@@ -96,7 +110,7 @@ class EventStream(StreamingResponse):
     """
 
     def __init__(self, answers: Answers, outputs: Outputs, writer: RequestWorker) -> None:
-        events = _events(answers, outputs, writer)
+        events = _kept_alive(_events(answers, outputs, writer))
         super().__init__(events, media_type="text/event-stream", headers=_HEADERS)
         self._outputs = outputs
 
@@ -106,6 +120,22 @@ class EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._outputs.cancel()
+
+
+async def _kept_alive(events: AsyncIterator[str]) -> AsyncIterator[str]:
+    """Yield events, and a comment whenever none came for a while: proxies cut silent connections."""
+    event: asyncio.Future[str] | None = None
+    try:
+        while True:
+            event = asyncio.ensure_future(anext(events))
+            while not (await asyncio.wait({event}, timeout=_SILENT_S))[0]:
+                yield ": waiting\n\n"
+            yield event.result()
+    except StopAsyncIteration:
+        pass
+    finally:
+        if event is not None:
+            event.cancel()
 
 
 async def _events(answers: Answers, outputs: Outputs, writer: RequestWorker) -> AsyncIterator[str]:

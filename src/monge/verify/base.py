@@ -4,9 +4,9 @@ p = target law, q = draft law.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 from monge.core.draws import Draws
 from monge.core.errors import ProposalMismatchError, RequestError
@@ -39,7 +39,7 @@ class _Declarations(ABC):
     max_width: int | None = None
     is_lossless: bool = True
     is_enumerable: bool = True
-    programs: ClassVar[Programs | None] = None
+    programs: Programs | None = None
     invariant_for: frozenset[type[Proposal]] = frozenset()
 
     @property
@@ -93,12 +93,18 @@ class Verifier(_Declarations):
         A request draws from its own source only, in the same order as alone. If its target logits
         are not finite, it gets the error instead of a verdict; the others are not affected.
         """
-        programs = vars(type(self._rule)).get("programs")  # a subclass may decide differently
-        can_stack = any(are_stacked(one.target_laws) for one in scored)
-        found = programs.verdicts(scored) if can_stack and isinstance(programs, Programs) else {}
+        found = self.by_programs(scored)
         return [
             found[row] if row in found else self.verify_one(one) for row, one in enumerate(scored)
         ]
+
+    def by_programs(self, scored: Sequence[ScoredTree]) -> Mapping[int, Verdict]:
+        """Return the verdicts that tensor programs give, by place."""
+        rule = self._rule
+        # A subclass may decide differently.
+        programs = rule.programs if "programs" in vars(type(rule)) else None
+        can_stack = programs is not None and any(are_stacked(one.target_laws) for one in scored)
+        return programs.verdicts(scored) if programs is not None and can_stack else {}
 
     @property
     def _rule(self) -> "Rule":

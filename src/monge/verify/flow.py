@@ -4,8 +4,10 @@ p = target law, q = draft law, s = scale in (0, 1].
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import ClassVar
 
 import torch
@@ -68,9 +70,12 @@ class FlowRule(NodeRule):
     def flow(self, problem: NodeProblem) -> Flow | Emission:
         """The flow at one node."""
 
-    def flows(self, problems: Sequence[NodeProblem]) -> Sequence[Flow | Emission]:
-        """The flows at many nodes, of one layer or of many requests; a rule with a batched twin overrides this."""
-        return [self.flow(problem) for problem in problems]
+
+def total_of(masses: Iterable[float] | Float64[Tensor, " masses"]) -> float:
+    """Return the sum, in order, as programs for many requests add: zeros between masses do not change it."""
+    if isinstance(masses, Tensor):
+        return float(masses.cumsum(0)[-1:].sum())
+    return reduce(add, masses, 0.0)  # `sum` of newer Pythons compensates
 
 
 def walked(problem: NodeProblem) -> Flow:

@@ -22,7 +22,6 @@ from typing import Final
 import torch
 
 from monge.core.draws import Draws
-from monge.core.errors import RequestError
 from monge.core.law import Law, LawSequence, SparseLaw
 from monge.core.proposal import (
     Deterministic,
@@ -39,13 +38,16 @@ from monge.core.systematic import Systematic
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 from monge.verify.base import Verifier
+from monge.verify.block import Block
 from monge.verify.canonical import Canonical
-from monge.verify.flow import Emission, Flow, FlowRule, below
+from monge.verify.flow import Emission, Flow, FlowRule, below, total_of
+from monge.verify.functional import layer
 from monge.verify.greedy import Greedy
 from monge.verify.k_seq import KSeq
 from monge.verify.naive_tree import NaiveTree
 from monge.verify.optimal import Optimal
 from monge.verify.problem import NodeProblem, ScoredTree, verdict_at
+from monge.verify.programs import Programs, walk
 from monge.verify.rrs import Rrs
 from monge.verify.rrs_without_replacement import RrsWithoutReplacement
 from monge.verify.single_draft import SingleDraft
@@ -89,6 +91,10 @@ ONE_DRAW: Final = SingleDraft()
 ONE_DRAW_BESIDE: Final = Greedy()
 """Optimal for a single draw beside deterministic candidates."""
 
+_PROGRAMS: Final = Programs(
+    by_kind={Iid: layer, Mixed: layer, Deterministic: walk}, takes_fixed_nodes=True
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Layer(Verifier):
@@ -116,8 +122,8 @@ class Layer(Verifier):
 
     Cost:
         One flow for every node with candidates and w > 0; the target's laws at the other nodes are
-        not looked at, except at the one that is stopped at. All requests of a round are weighed
-        together, a layer at a time.
+        not looked at, except at the one that is stopped at. A chain of single draws is decided by
+        `block`, the same rule.
 
     Reference:
         Layer Verification (Cha, Cho, Yun, AdaptFM workshop at ICML 2026), from its abstract: the
@@ -135,6 +141,7 @@ class Layer(Verifier):
     max_width: int | None = field(init=False, repr=False, compare=False)
     is_lossless: bool = field(init=False, repr=False, compare=False)
     is_enumerable: bool = field(init=False, repr=False, compare=False)
+    programs: Programs | None = field(init=False, repr=False, compare=False)
     _rules: tuple[FlowRule, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -150,6 +157,7 @@ class Layer(Verifier):
             "max_width": None if rule is None else rule.max_width,
             "is_lossless": all(one.is_lossless for one in rules),
             "is_enumerable": all(one.is_enumerable for one in rules),
+            "programs": _PROGRAMS if rule is None else None,
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
@@ -159,48 +167,24 @@ class Layer(Verifier):
         return "Layer" if self.inner is None else f"Layer({type(self._rules[0]).__name__})"
 
     def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
-        (outcome,) = self.verify_many([ScoredTree(tree=tree, target_laws=target_laws, draws=draws)])
-        if isinstance(outcome, RequestError):
-            raise outcome
-        return outcome
+        if self.inner is None and _is_block(tree):
+            return Block().verify(tree, target_laws, draws)
+        scored = ScoredTree(tree=tree, target_laws=target_laws, draws=draws)
+        layers = LayerPass(replace(scored, tree=decided_part(self, tree, target_laws)))
+        while layers.is_open:
+            layers.descend([self.flow(problem) for problem in layers.problems()])
+        return walk_on(scored, layers.ascend())
 
-    def verify_many(self, scored: Sequence[ScoredTree]) -> Sequence[Verdict | RequestError]:
-        outcomes: dict[int, Verdict | RequestError] = {}
-        passes = {
-            row: LayerPass(replace(one, tree=decided_part(self, one.tree, one.target_laws)))
-            for row, one in enumerate(scored)
-        }
-        while open_rows := [row for row in passes if row not in outcomes and passes[row].is_open]:
-            problems: dict[int, Sequence[NodeProblem]] = {}
-            for row in open_rows:
-                try:
-                    problems[row] = passes[row].problems()
-                except RequestError as error:
-                    outcomes[row] = error
-            flows = iter(self.flows([problem for part in problems.values() for problem in part]))
-            for row, part in problems.items():
-                passes[row].descend([next(flows) for _ in part])
-        for row, layers in passes.items():
-            if row not in outcomes:
-                try:
-                    outcomes[row] = walk_on(scored[row], layers.ascend())
-                except RequestError as error:
-                    outcomes[row] = error
-        return [outcomes[row] for row in range(len(scored))]
+    def flow(self, problem: NodeProblem) -> Flow | Emission:
+        """The flow of the inner rule at one node."""
+        return (_best_rule(problem) if self.inner is None else self._rules[0]).flow(problem)
 
-    def flows(self, problems: Sequence[NodeProblem]) -> Sequence[Flow | Emission]:
-        """The flows of one layer, one call a rule, in the table's order.
 
-        A request's draws do not depend on the others.
-        """
-        if self.inner is not None:
-            return self._rules[0].flows(problems)
-        flows: dict[int, Flow | Emission] = {}
-        for rule in self._rules:
-            rows = [row for row, problem in enumerate(problems) if _best_rule(problem) == rule]
-            if rows:
-                flows |= zip(rows, rule.flows([problems[row] for row in rows]), strict=True)
-        return [flows[row] for row in range(len(problems))]
+def _is_block(tree: TokenTree) -> bool:
+    """Return whether a tree is a chain of one draw a node, whose widths are declared and not drawn."""
+    pairs = zip(tree.proposals, tree.candidates, strict=True)
+    drawn = [isinstance(proposal, Iid) and len(own) == 1 for proposal, own in pairs if own]
+    return bool(drawn) and all(drawn) and len(drawn) == tree.num_nodes - 1
 
 
 def _best_rule(problem: NodeProblem) -> FlowRule:
@@ -273,14 +257,12 @@ class LayerPass:
             if isinstance(flow, Emission):
                 from_above.append(NodeResidual(node=node, mass=part * flow.leftover, flow=flow))
             else:
-                mass = max(0.0, self._weights[node] - part * float(flow.masses.sum()))
+                mass = max(0.0, self._weights[node] - part * total_of(flow.masses))
                 self._kept[-1].append(NodeResidual(node=node, mass=mass, scale=scale, flow=flow))
-        self._weights = weights
-        self.expected_accepted += sum(weights.values())
+        self._weights, weight = weights, total_of(weights.values())
+        self.expected_accepted += weight
         self._kept.append(from_above)
-        self._free.append(
-            max(0.0, 1.0 - sum(weights.values()) - sum(kept.mass for kept in from_above))
-        )
+        self._free.append(max(0.0, 1.0 - weight - total_of(kept.mass for kept in from_above)))
 
     def ascend(self) -> Verdict:
         """Decide where to stop, and emit."""
@@ -294,7 +276,7 @@ class LayerPass:
         rows = masses.nonzero().squeeze(-1)
         # Where nothing is kept the layer is never reached, but for rounding.
         row = (
-            draws.categorical(SparseLaw(rows, masses[rows] / masses.sum()))
+            draws.categorical(SparseLaw(rows, masses[rows] / total_of(masses)))
             if rows.numel() > 1
             else int(masses.argmax())
         )
@@ -302,7 +284,7 @@ class LayerPass:
         return verdict_at(self._scored.tree, kept[row].node, token)
 
     def _stop_prob(self, layer: int) -> float:
-        mass = sum(kept.mass for kept in self._kept[layer])
+        mass = total_of(kept.mass for kept in self._kept[layer])
         return mass / (mass + self._free[layer]) if mass > 0.0 else 0.0
 
     def _parents(self) -> list[int]:
@@ -310,7 +292,7 @@ class LayerPass:
 
     def _scale(self) -> float:
         # Above one by rounding only.
-        return min(1.0, sum(self._weights[node] for node in self._parents()))
+        return min(1.0, total_of(self._weights[node] for node in self._parents()))
 
     def _keep_leaves(self) -> None:
         leaves = [node for node in self._weights if not self._scored.tree.candidates[node]]

@@ -18,11 +18,18 @@ from monge.transport.rearrangement import Rearrangement
 from monge.transport.rearrangement_law import ScoreTable
 from monge.verify.fast.optimal import chances, decide
 from monge.verify.fast.scores import SMALLEST_MASS
-from monge.verify.flow import Flow, FlowRule, below, walked, with_fixed
+from monge.verify.flow import Flow, FlowRule, below, total_of, walked, with_fixed
+from monge.verify.functional import optimal
 from monge.verify.problem import NodeProblem
+from monge.verify.programs import Programs, walk
 
 GIVEN: Final = ("positions", "candidates")
 """Arguments of the decision: positions that are drawn for the draws, or the draws alone."""
+
+
+_PROGRAMS: Final = Programs(
+    by_kind={Iid: optimal, Mixed: optimal, Deterministic: walk}, takes_fixed_nodes=True
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +69,14 @@ class Optimal(FlowRule):
 
     accepts = frozenset[type[Proposal]]({Iid, Mixed, Deterministic})
     is_enumerable: bool = field(init=False, repr=False)
+    programs: Programs | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.given not in GIVEN:
             raise unknown_name("what the optimal rule is given:", self.given, GIVEN)
-        object.__setattr__(self, "is_enumerable", self.given == "candidates")
+        is_enumerable = self.given == "candidates"
+        object.__setattr__(self, "is_enumerable", is_enumerable)
+        object.__setattr__(self, "programs", None if is_enumerable else _PROGRAMS)
 
     def emit(
         self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
@@ -88,19 +98,10 @@ class Optimal(FlowRule):
 
     def flow(self, problem: NodeProblem) -> Flow:
         """As emitted, given the positions or the candidates; the residual delivers deterministic candidates."""
-        return self.flows([problem])[0]
-
-    def flows(self, problems: Sequence[NodeProblem]) -> Sequence[Flow]:
-        """The flows at many nodes; given the positions, all nodes at once."""
-        drawn = [problem for problem in problems if isinstance(problem.proposal, Iid | Mixed)]
-        is_drawn = self.given == "positions"
-        found = iter(chances(drawn) if is_drawn else map(_enumerated, drawn))
-        return [
-            _completed(problem, next(found))
-            if isinstance(problem.proposal, Iid | Mixed)
-            else walked(problem)
-            for problem in problems
-        ]
+        if not isinstance(problem.proposal, Iid | Mixed):
+            return walked(problem)
+        found = chances(problem) if self.given == "positions" else _enumerated(problem)
+        return _completed(problem, found)
 
 
 def _enumerated(problem: NodeProblem) -> Flow:
@@ -117,8 +118,8 @@ def _completed(problem: NodeProblem, flow: Flow) -> Flow:
     """The flow with what the residual delivers to the deterministic candidates."""
     if not problem.fixed:
         return flow
-    rejected = max(0.0, 1.0 - sum(flow.accept_probs.values()))
-    refused = 1.0 - float(flow.masses.sum())
+    rejected = max(0.0, 1.0 - total_of(flow.accept_probs.values()))
+    refused = 1.0 - total_of(flow.masses)
     probs = dict(flow.accept_probs)
     for token in problem.fixed:
         due = problem.scale * problem.target_law.prob(token)

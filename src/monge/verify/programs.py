@@ -3,7 +3,9 @@
 The host waits once for all requests whose trees have one shape, where the objects wait at every
 node. What has no program is left to the objects: rules without `programs`, trees that mix ways of
 drawing, logits processors, draws that cannot be peeked, and everything on a CPU, where a vector's
-price is its call.
+price is its call. Likewise draws without replacement in layers, whose default rule is `traversal`,
+deterministic candidates of `block` and `rrs` beside nodes with drawn ones, which no tree has, and
+rules that solve a program or search at each node.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -18,7 +20,14 @@ from torch.nn.utils.rnn import pad_sequence
 
 from monge.core.draws import PeekableDraws, can_peek
 from monge.core.law import DenseLaw, Law, SparseLaw, are_stacked
-from monge.core.proposal import Arbitrary, Deterministic, Iid, Proposal, WithoutReplacement
+from monge.core.proposal import (
+    Arbitrary,
+    Deterministic,
+    Iid,
+    Mixed,
+    Proposal,
+    WithoutReplacement,
+)
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 from monge.verify.functional import (
@@ -26,29 +35,36 @@ from monge.verify.functional import (
     DraftLaws,
     Verified,
     block,
+    layer,
     num_uniforms,
+    optimal,
     recursive_rejection,
     target_walk,
 )
 from monge.verify.problem import ScoredTree, verdict_at
 
-Program = Callable[[Tensor, Tensor, Children, DraftLaws, Tensor], Verified]
-"""Target laws, tokens, children, draft laws and uniforms to verdicts."""
+Program = Callable[..., Verified]
+"""A function of `verify/functional.py` with the arguments of `recursive_rejection`."""
 
 
-def walk(p: Tensor, ids: Tensor, children: Children, q: DraftLaws, uniforms: Tensor) -> Verified:
+def walk(
+    p: Tensor, ids: Tensor, children: Children, q: DraftLaws, uniforms: Tensor, **_: object
+) -> Verified:
     """`target_walk`, which reads no draft laws."""
     return target_walk(p, ids, children, uniforms)
 
 
 def on_chain(
-    p: Tensor, ids: Tensor, children: Children, q: DraftLaws, uniforms: Tensor
+    p: Tensor, ids: Tensor, children: Children, q: DraftLaws, uniforms: Tensor, **_: object
 ) -> Verified:
     """`block`, whose trees are chains."""
     return block(p, ids, q, uniforms)
 
 
 without_replacement: Final = partial(recursive_rejection, replacement=False)
+
+_WITH_REPEATS: Final = (recursive_rejection, optimal, layer)
+"""Programs that read independent draws as often as they were drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +74,12 @@ class Programs:
     Args:
         by_kind: Program of the trees whose candidates are all drawn in one of some ways.
         max_width: Most candidates of one node, if bounded.
+        takes_fixed_nodes: Whether trees of drawn candidates may have nodes without any.
     """
 
     by_kind: Mapping[type[Proposal], Program]
     max_width: int | None = None
+    takes_fixed_nodes: bool = False
 
     def verdicts(self, scored: Sequence[ScoredTree]) -> dict[int, Verdict]:
         """Return the verdicts that programs can give, by place; they are those of the rule, up to rounding."""
@@ -82,24 +100,31 @@ class Programs:
             return None
         pairs = zip(tree.proposals, tree.candidates, strict=True)
         kinds = {type(proposal) for proposal, own in pairs if own} - {Arbitrary}
-        chosen = {self.by_kind.get(kind) for kind in kinds or {Deterministic}}
+        if self.takes_fixed_nodes and not kinds <= {Deterministic}:
+            kinds -= {Deterministic}
+        chosen = {self._program(kind) for kind in kinds or {Deterministic}}
         if self.max_width is not None and max(map(len, tree.candidates)) > self.max_width:
             return None
         if len(chosen) != 1 or (program := chosen.pop()) is None:
             return None
         probs = laws.stacked()
         if program is walk:
-            return _Question(scored, program, probs, tree.candidates, (), draws)
+            return _Question(scored, program, probs, tree.candidates, (), (), draws)
         drawn_laws = _draft_laws(tree)
         if any(Arbitrary is type(one) for one in tree.proposals) or not all(
             _is_readable(law, probs) for law in drawn_laws
         ):
             return None
         children = tree.candidates
-        # Independent draws alone are tested as often as they were drawn.
-        if program is not recursive_rejection:
+        if program not in _WITH_REPEATS:
             children = tuple(tuple(dict.fromkeys(own)) for own in children)
-        return _Question(scored, program, probs, children, drawn_laws, draws)
+        pairs = zip(tree.proposals, children, strict=True)
+        fixed = tuple(_num_fixed(proposal, own) for proposal, own in pairs)
+        return _Question(scored, program, probs, children, fixed, drawn_laws, draws)
+
+    def _program(self, kind: type[Proposal]) -> Program | None:
+        """The program of a kind of proposal, or of the nearest kind that it is a subclass of."""
+        return next(filter(None, map(self.by_kind.get, kind.__mro__)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +136,7 @@ class _Question:
         program: The program.
         probs: p after every node.
         children: Shape of the tree.
+        fixed: Number of deterministic candidates of each node beside drawn ones.
         laws: q of every node; empty if the program reads none.
         draws: The draws of the request.
     """
@@ -119,19 +145,28 @@ class _Question:
     program: Program
     probs: Float64[Tensor, "nodes vocab"]
     children: tuple[tuple[int, ...], ...]
+    fixed: tuple[int, ...]
     laws: tuple[Law, ...]
     draws: PeekableDraws
 
     @property
     def key(self) -> Hashable:
         """Equal for questions that one call answers."""
-        return self.program, self.children, self.probs.shape, all(map(_is_dense, self.laws))
+        is_dense = all(map(_is_dense, self.laws))
+        return self.program, self.children, self.fixed, self.probs.shape, is_dense
+
+
+def _num_fixed(proposal: Proposal, own: tuple[int, ...]) -> int:
+    if isinstance(proposal, Mixed):
+        return len(proposal.fixed)
+    return len(own) if isinstance(proposal, Deterministic) else 0
 
 
 def _draft_laws(tree: TokenTree) -> tuple[Law, ...]:
     """Return the draft law of every node; at leaves, which are not asked, that of another node."""
     laws = [
-        one.law if isinstance(one, Iid | WithoutReplacement) else None for one in tree.proposals
+        one.law if isinstance(one, Iid | WithoutReplacement | Mixed) else None
+        for one in tree.proposals
     ]
     known = next(law for law in laws if law is not None)
     return tuple(known if law is None else law for law in laws)
@@ -157,6 +192,7 @@ def _answers(questions: Sequence[_Question]) -> list[Verdict | None]:
         first.children,
         _stacked(questions),
         uniforms.to(device, non_blocking=True),
+        num_fixed=first.fixed,
     )
     numbers = [verified.num_accepted, verified.next_token, verified.num_uniforms]
     # The host waits here, and nowhere else.

@@ -40,7 +40,9 @@ class Rrs(FlowRule):
     """
 
     accepts = frozenset[type[Proposal]]({Iid, Mixed, Deterministic})
-    programs = Programs(by_kind={Iid: recursive_rejection, Deterministic: walk})
+    programs = Programs(
+        by_kind={Iid: recursive_rejection, Mixed: recursive_rejection, Deterministic: walk}
+    )
 
     def emit(
         self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws

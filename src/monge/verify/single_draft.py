@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from monge.core.draws import Draws
 from monge.core.law import Law, residual
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal
-from monge.verify.flow import Flow, FlowRule, walked, with_fixed
+from monge.verify.flow import Flow, FlowRule, total_of, walked, with_fixed
 from monge.verify.functional import recursive_rejection
 from monge.verify.problem import NodeProblem
 from monge.verify.programs import Programs, walk
@@ -65,7 +65,7 @@ class SingleDraft(FlowRule):
         part = q.sparse()
         wanted = scale * p.at(part.token_ids)
         masses = taken = wanted.minimum(part.probs)
-        refused = float((part.probs - taken).sum())  # 1 - |m|, never below zero
+        refused = total_of(part.probs - taken)  # 1 - |m|, never below zero
         accept = min(1.0, scale * p.prob(x) / q.prob(x))
         probs = dict.fromkeys(problem.candidates, 0.0) | {x: accept}
         for token in (*problem.fixed, *others):

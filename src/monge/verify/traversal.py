@@ -45,7 +45,13 @@ class Traversal(Verifier):
 
     accepts = frozenset[type[Proposal]]({WithoutReplacement, Iid, Mixed, Deterministic})
     programs = Programs(
-        by_kind={WithoutReplacement: traversal, Iid: traversal, Deterministic: walk}
+        by_kind={
+            WithoutReplacement: traversal,
+            Iid: traversal,
+            Mixed: traversal,
+            Deterministic: walk,
+        },
+        takes_fixed_nodes=True,
     )
 
     def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:

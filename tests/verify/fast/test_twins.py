@@ -92,7 +92,7 @@ def test_same_noise_same_verdict(regime: str) -> None:
     ]
     noise = [rng.random((width, 2)) for width in widths]
     lines = Lines.build(
-        rows([p for p, _ in pairs]), rows([q for _, q in pairs]), torch.tensor(widths)
+        rows([p for p, _ in pairs]), rows([q for _, q in pairs]), torch.tensor(widths), 16
     )
     scores = Scores.of(lines, rows(candidates, -1), rows([pair[:, 0] for pair in noise]))
     winners = scores.winners(rows([pair[:, 1] for pair in noise])).tolist()
@@ -127,7 +127,7 @@ def test_verdicts_of_small_laws(pair: tuple[list[int], list[int]], width: int, s
     rng = np.random.default_rng(seed)
     candidates, noise = rng.choice(q.size, size=(8, width), p=q), rng.random((8, width, 2))
     line = Lines.build(
-        *(torch.from_numpy(law).expand(8, -1) for law in (p, q)), torch.full((8,), width)
+        *(torch.from_numpy(law).expand(8, -1) for law in (p, q)), torch.full((8,), width), width
     )
     scores = Scores.of(line, torch.from_numpy(candidates), torch.from_numpy(noise[..., 0].copy()))
     winners = scores.winners(torch.from_numpy(noise[..., 1].copy())).tolist()
@@ -142,7 +142,7 @@ def test_partners_bring_what_positions_lack(regime: str, width: int) -> None:
     E[xt(score) | position] = g, and |dE| is equal at both ends.
     """
     p, q = laws(regime, width)
-    line = Lines.build(rows([p]), rows([q]), torch.tensor([width]))
+    line = Lines.build(rows([p]), rows([q]), torch.tensor([width]), width)
     support = np.flatnonzero(q)
     candidates = torch.from_numpy(np.repeat(support, 8))[None]
     positions = torch.rand(
@@ -189,7 +189,7 @@ def test_flows_of_many_nodes(fixed: tuple[int, ...]) -> None:
 
     draws = TapeDraws(tape)
     for (p, scale, drawn), flow, twin in zip(
-        nodes, Optimal().flows(problems()), chances(problems()), strict=True
+        nodes, map(Optimal().flow, problems()), map(chances, problems()), strict=True
     ):
         line = DraftLine.of_node(p, scale, q, len(drawn))
         expected = line.chances(drawn, draws)
@@ -199,33 +199,6 @@ def test_flows_of_many_nodes(fixed: tuple[int, ...]) -> None:
         torch.testing.assert_close(twin.masses, line.accepted, rtol=0, atol=EXACT)
         assert set(flow.accept_probs) == {*fixed, *drawn}
         assert sum(flow.accept_probs.values()) <= 1.0 + EXACT
-    assert Optimal().flows([]) == []
-
-
-def test_flows_of_supports_of_different_sizes() -> None:
-    """A short row of a batch is padded, and its draws are found all the same."""
-    short = SparseLaw(torch.tensor([1, 3]), torch.tensor([0.5, 0.5], dtype=torch.float64))
-    laws_ = [short, dense_law(range(1, 40)), short]
-    tape = [0.3, 0.8, 0.6, 0.1, 0.9, 0.4]
-    drawn = (1, 3)
-
-    def problems(part: slice) -> list[NodeProblem]:
-        draws = TapeDraws(tape[2 * part.start :])
-        return [
-            NodeProblem(
-                target_law=dense_law(range(40, 1, -1)),
-                proposal=Iid(q, 2),
-                candidates=drawn,
-                draws=draws,
-            )
-            for q in laws_[part]
-        ]
-
-    together = chances(problems(slice(0, 3)))
-    alone = [chances(problems(slice(node, node + 1)))[0] for node in range(3)]
-    for flow, expected in zip(together, alone, strict=True):
-        assert flow.accept_probs == pytest.approx(expected.accept_probs, abs=EXACT)
-    assert together[0].accept_probs != pytest.approx(dict.fromkeys(drawn, 0.0))
 
 
 def test_a_draw_outside_the_draft_law_is_refused() -> None:

@@ -30,6 +30,7 @@ from monge.backends.parity_check import (
     as_backend_error,
     check_forward,
     check_module,
+    example_inputs,
     program_obstacle,
     program_spec,
 )
@@ -43,7 +44,7 @@ from monge.backends.traced import (
     tensors_of,
 )
 from monge.core.errors import BackendError
-from monge.core.model import Forward
+from monge.core.model import CachedStep, Forward
 from monge.engine.models.forward_program import (
     ForwardOutput,
     ForwardProgram,
@@ -264,30 +265,59 @@ def compile_module(module: torch.nn.Module, like: Sequence[Tensor]) -> Forward:
     name = type(module).__name__
     with as_backend_error(f"{name} cannot be compiled"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the tracer and the compiler warn about themselves
-        packed = _packed(module)
+        packed = _packed(module, is_float32=like[0].dtype == torch.float32)
         inputs = [(str(tensor.dtype), tensor.shape[1]) for tensor in like]
         key = program_key(packed, module_facts(packed), inputs)
         stored = find_program(key, ".pt2", name)
         with compiling([0 if stored else _START_S]):
             run = load_program(stored or _compile_module(packed, like, key), tensors_of(packed))
-
-            def program(*inputs: Tensor) -> tuple[Tensor, ...]:
-                return tuple(run([tensor.contiguous() for tensor in inputs]))
-
+            program = _flat_step(run) if isinstance(module, CachedStep) else _flat(run)
             run_in_thread(lambda: check_module(module, program, like, "compiled"))
     return program
 
 
+def _flat(run: Run) -> Forward:
+    def program(*inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(run([tensor.contiguous() for tensor in inputs]))
+
+    return program
+
+
+def _flat_step(run: Run) -> Forward:
+    def program(
+        token_ids: Tensor,
+        states: Tensor,
+        places: Sequence[Tensor],
+        mask: Tensor,
+        kept: Sequence[Tensor],
+    ) -> tuple[Tensor, ...]:
+        return tuple(run([token_ids, states, *places, mask.contiguous(), *kept]))
+
+    return program
+
+
 def _compile_module(module: torch.nn.Module, like: Sequence[Tensor], key: str) -> StoredProgram:
-    inputs = tuple(tensor.new_zeros(3, tensor.shape[1]) for tensor in like)
-    program = export_module(module, inputs, tuple({0: Dim.DYNAMIC} for _ in inputs))
-    return compile_program(program, tensors_of(module), key)
+    example = example_inputs(module, like)[0]
+    if isinstance(module, CachedStep):
+        both, rows = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}, {0: Dim.DYNAMIC}
+        shapes: tuple[Any, ...] = (
+            both,
+            both,
+            (both, both, rows),
+            {0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC},
+            [{0: Dim.DYNAMIC, 2: Dim.DYNAMIC} for _ in example[-1]],
+        )
+    else:
+        example = tuple(tensor.new_zeros(3, tensor.shape[1]) for tensor in like)
+        shapes = tuple({0: Dim.DYNAMIC} for _ in example)
+    return compile_program(export_module(module, example, shapes), tensors_of(module), key)
 
 
-def _packed(module: torch.nn.Module) -> torch.nn.Module:
+def _packed(module: torch.nn.Module, *, is_float32: bool) -> torch.nn.Module:
     """A copy that shares its tensors, except for matrices, which lie in the order that products of a few rows read."""
     kept = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
-    layers = {id(one.weight) for one in module.modules() if isinstance(one, torch.nn.Linear)}
+    known = torch.nn.Linear | torch.nn.Embedding
+    layers = {id(one.weight) for one in module.modules() if isinstance(one, known)}
     for tensor in module.parameters():
         is_float = tensor.dtype in {torch.float32, torch.float64}
         if tensor.ndim == 2 and is_float and id(tensor) not in layers:
@@ -296,7 +326,19 @@ def _packed(module: torch.nn.Module) -> torch.nn.Module:
             )
     twin = copy.deepcopy(module, dict(kept))
     pack_linears(twin)
+    for parent in list(twin.modules()):
+        for name, child in parent.named_children():
+            if getattr(child, "is_cache_attention", False) and is_float32:
+                parent.add_module(name, _CacheAttention())
     return twin
+
+
+class _CacheAttention(torch.nn.Module):
+    """Attention whose result for a node depends on its own text alone."""
+
+    def forward(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        scale = queries.shape[-1] ** -0.5
+        return grouped_attention.OPERATION(queries, keys, values, mask, scale)
 
 
 def compile_program(

@@ -4,10 +4,9 @@
 // numbers is 16 words, column j in the lower half of word j and column 16 + j in the upper; one of float32 numbers is 32 of them.
 // A sum is taken in the order of the lines, whatever the number of rows: a row's result does not depend on its neighbours.
 //
-// Panels of 8 bits come in groups of 64 numbers of a row: a line of bfloat16 scales, then 16 lines of 32 columns with four numbers
-// each, stored as number + 128. Those of 4 bits come in groups of 32: 32 scales and 32 bases, all float16, then 4 lines of 32
-// columns with eight numbers each, stored as (number - base) / scale, the first four in the lower halves of the bytes. Rows are
-// rounded to 8 bits in groups of the same size, with one scale a group; a group's products are summed in integers.
+// Panels of integers come in groups of numbers of a row: 64 numbers of 8 bits with a line of bfloat16 scales, then 16 lines of 32
+// columns with four numbers each, stored as number + 128; or blocks of groups, see `block_panels.py`. Rows are rounded to 8 bits in
+// groups of the same size, with one scale a group; a group's products are summed in integers.
 
 #include <cfloat>
 #include <cmath>
@@ -126,17 +125,6 @@ void multiply_panel(const Product& all, int64_t panel) {
   }
 }
 
-// How a panel stores the groups of a row, each padded to its size; `parts` are the quads of numbers in a word.
-struct Eight {
-  static constexpr int64_t group_size = 64, quads = group_size / 4, parts = 1, header = 4 * words, bytes = header + 2 * words * group_size;
-  static Words part(const Words& line, int) { return line; }
-};
-
-struct Four {
-  static constexpr int64_t group_size = 32, quads = group_size / 4, parts = 2, header = 8 * words, bytes = header + words * group_size;
-  static Words part(const Words& line, int which) { return (which ? line >> 4 : line) & 0x0f0f0f0fu; }
-};
-
 // float16 numbers of one group of lanes, all finite.
 inline Floats half_floats(const char* from) {
 #if defined(__AVX512F__)
@@ -151,6 +139,56 @@ inline Floats half_floats(const char* from) {
 #endif
 }
 
+// What one group of lanes needs of a block: the scales and bases of both halves of its columns.
+struct Factors {
+  Floats scales[2], bases[2];
+};
+
+// How a panel stores the groups of a row; the last block is filled with zeros. `parts` are the quads of numbers in a word, `zero` is
+// what a number 0 is stored as.
+struct Eight {
+  static constexpr int64_t group_size = 64, quads = group_size / 4, parts = 1, num_groups = 1, zero = 128;
+  static constexpr int64_t head = 4 * words, factor_bytes = 0, group_bytes = 2 * words * group_size, bytes = head + group_bytes;
+  static constexpr bool has_base = false;
+  static Words part(const Words& line, int) { return line; }
+  static void load(const char* block, int lane_group, Factors& to) { Bfloat16::load(block, lane_group, to.scales[0], to.scales[1]); }
+};
+
+template <int bits, int64_t size, int64_t count, bool with_base>
+struct Block {
+  static constexpr int64_t group_size = size, quads = size / 4, parts = 8 / bits, num_groups = count;
+  static constexpr bool has_base = with_base;
+  static constexpr int64_t zero = has_base ? 0 : 1 << (bits - 1), factors = has_base ? 2 : 1;
+  static constexpr int64_t head = 4 * words * factors, factor_bytes = count > 1 ? 2 * words * factors : 0;
+  static constexpr int64_t group_bytes = factor_bytes + 2 * words * size * bits / 8, bytes = head + count * group_bytes;
+  static Words part(const Words& line, int which) { return bits == 8 ? line : (which ? line >> 4 : line) & 0x0f0f0f0fu; }
+  static void load(const char* block, int lane_group, Factors& to) {
+    for (int half = 0; half < 2; half++) {
+      const char* from = block + 2 * (half * words + lane_group * lanes);
+      to.scales[half] = half_floats(from);
+      if constexpr (has_base) to.bases[half] = half_floats(from + 4 * words);
+    }
+  }
+};
+
+// The numbers of one group of lanes, which are integers of 8 bits.
+inline Floats byte_floats(const char* from) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#else
+  Floats floats;
+#if defined(__AVX2__)
+  for (int lane = 0; lane < lanes; lane += 8) {
+    const __m256 some = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + lane))));
+    std::memcpy(reinterpret_cast<char*>(&floats) + 4 * lane, &some, sizeof some);
+  }
+#else
+  for (int lane = 0; lane < lanes; lane++) floats[lane] = static_cast<signed char>(from[lane]);
+#endif
+  return floats;
+#endif
+}
+
 constexpr int most_rounded_rows = lanes == 16 ? 8 : 4;
 
 // Rows that are multiplied together are a block. A block's numbers lie quad by quad, its scales and starts group by group, those of
@@ -158,8 +196,8 @@ constexpr int most_rounded_rows = lanes == 16 ? 8 : 4;
 struct RoundedRows {
   const int32_t* numbers;  // four to a word
   const float* scales;
-  const int32_t* starts;  // of 8 bits: -128 times the sum of a group, what products begin with, as the matrix stores number + 128
-  const float* totals;    // of 4 bits: the sum of a group times its scale
+  const int32_t* starts;  // without bases: what products begin with, as the matrix stores number + zero: -zero times the sum of a group
+  const float* totals;    // with bases: the sum of a group times its scale
   int64_t num_rows, num_groups;
   int64_t num_blocks() const { return (num_rows + most_rounded_rows - 1) / most_rounded_rows; }
   int64_t first_row(int64_t block) const { return num_rows * block / num_blocks(); }
@@ -256,16 +294,20 @@ struct RoundedProduct {
 // A block of R rows with one panel, for one group of lanes of both halves of its columns.
 template <typename Kind, int R>
 [[gnu::noinline]] void multiply_rounded_lanes(const RoundedProduct& all, int64_t row, int64_t panel, int lane_group) {
-  constexpr bool has_base = Kind::parts == 2;
   const RoundedRows& rows = *all.rows;
-  const char* from = all.matrix->panels + panel * rows.num_groups * Kind::bytes;
+  const char* from = all.matrix->panels + panel * (rows.num_groups / Kind::num_groups) * Kind::bytes;
   const int32_t* numbers = rows.numbers + row * rows.num_groups * Kind::quads;
   int64_t place = row * rows.num_groups;
+  Factors of_block;
   Floats sums[R][2] = {};
-  for (int64_t group = 0; group < rows.num_groups; group++, from += Kind::bytes, place += R) {
+  for (int64_t group = 0; group < rows.num_groups; group++, from += Kind::group_bytes, place += R) {
+    if (group % Kind::num_groups == 0) {
+      Kind::load(from, lane_group, of_block);
+      from += Kind::head;
+    }
     Ints products[R][2];
-    for (int r = 0; r < R; r++) products[r][0] = products[r][1] = has_base ? Ints{} : rows.starts[place + r] - Ints{};
-    const char* line = from + Kind::header + 4 * lanes * lane_group;
+    for (int r = 0; r < R; r++) products[r][0] = products[r][1] = Kind::has_base ? Ints{} : rows.starts[place + r] - Ints{};
+    const char* line = from + Kind::factor_bytes + 4 * lanes * lane_group;
     for (int64_t quad = 0; quad < Kind::quads; quad += Kind::parts, line += 8 * words) {
       Words first, second;
       std::memcpy(&first, line, sizeof first);
@@ -280,18 +322,17 @@ template <typename Kind, int R>
         }
       }
     }
-    Floats scales[2], bases[2];
-    if constexpr (has_base)
+    Factors factors = of_block;
+    if constexpr (Kind::num_groups > 1)
       for (int half = 0; half < 2; half++) {
-        const char* halves = from + 2 * (half * words + lane_group * lanes);
-        scales[half] = half_floats(halves), bases[half] = half_floats(halves + 4 * words);
+        const char* bytes = from + half * words + lane_group * lanes;
+        factors.scales[half] *= byte_floats(bytes);
+        if constexpr (Kind::has_base) factors.bases[half] *= byte_floats(bytes + 2 * words);
       }
-    else
-      Bfloat16::load(from, lane_group, scales[0], scales[1]);
     for (int r = 0; r < R; r++)
       for (int half = 0; half < 2; half++) {
-        sums[r][half] += __builtin_convertvector(products[r][half], Floats) * (scales[half] * rows.scales[place + r]);
-        if constexpr (has_base) sums[r][half] += bases[half] * rows.totals[place + r];
+        sums[r][half] += __builtin_convertvector(products[r][half], Floats) * (factors.scales[half] * rows.scales[place + r]);
+        if constexpr (Kind::has_base) sums[r][half] += factors.bases[half] * rows.totals[place + r];
       }
   }
   for (int r = 0; r < R; r++)
@@ -355,7 +396,8 @@ AOTITorchError multiply_all_rounded(const std::vector<Product>& all) {
   constexpr int64_t group_size = Kind::group_size, quads = Kind::quads;
   const float* from_rows = all.front().rows;
   const int64_t num_rows = all.front().num_rows, depth = all.front().depth;
-  const int64_t num_groups = (depth + group_size - 1) / group_size, places = num_rows * num_groups;
+  constexpr int64_t block_size = group_size * Kind::num_groups;
+  const int64_t num_groups = (depth + block_size - 1) / block_size * Kind::num_groups, places = num_rows * num_groups;
   thread_local std::vector<int32_t> numbers, starts;
   thread_local std::vector<float> scales, totals;
   numbers.resize(places * quads), starts.resize(places), scales.resize(places), totals.resize(places);
@@ -367,41 +409,62 @@ AOTITorchError multiply_all_rounded(const std::vector<Product>& all) {
         const float* from = from_rows + (first + r) * depth + group * group_size;
         const int64_t left = depth - group * group_size;
         alignas(64) float filled[group_size] = {};
-        if (left < group_size) from = static_cast<float*>(std::memcpy(filled, from, 4 * left));
+        if (left < group_size) from = left > 0 ? static_cast<float*>(std::memcpy(filled, from, 4 * left)) : filled;
         RoundedGroup<group_size> one;
         one.round(from);
         const int64_t place = (first * num_groups + group * count) + r;
         for (int64_t quad = 0; quad < quads; quad++)
           std::memcpy(&numbers[(first * num_groups + group * count) * quads + quad * count + r], one.numbers + 4 * quad, 4);
-        scales[place] = one.scale, starts[place] = -128 * one.sum, totals[place] = one.scale * one.sum;
+        scales[place] = one.scale, starts[place] = -Kind::zero * one.sum, totals[place] = one.scale * one.sum;
       }
   }
   std::vector<RoundedProduct> rounded;
   for (const Product& one : all) rounded.push_back({&rows, &one});
   // A product of 8 bits takes a quarter of the time of one of 32.
   return run_panels<RoundedProduct, multiply_rounded_panel<Kind>>(
-      rounded, words * group_size * num_groups * num_rows / 2, num_groups * Kind::bytes);
+      rounded, words * group_size * num_groups * num_rows / 2, num_groups / Kind::num_groups * Kind::bytes);
 }
 
-// The bytes of a line, or of a group, tell how panels store their numbers.
+// A kind of panels of integers: numbers of a line, and products with them.
+struct Integers {
+  int64_t bytes, size;
+  AOTITorchError (*multiply)(const std::vector<Product>&);
+};
+
+template <typename Kind>
+constexpr Integers integers = {Kind::bytes, Kind::group_size * Kind::num_groups, multiply_all_rounded<Kind>};
+
+constexpr Integers kinds[] = {integers<Eight>,
+                              integers<Block<4, 32, 1, false>>,
+                              integers<Block<4, 32, 1, true>>,
+                              integers<Block<8, 32, 1, false>>,
+                              integers<Block<8, 32, 1, true>>,
+                              integers<Block<4, 32, 8, true>>,
+                              integers<Block<8, 32, 8, true>>,
+                              integers<Block<8, 32, 8, false>>,
+                              integers<Block<4, 16, 16, false>>,
+                              integers<Block<8, 16, 16, false>>,
+                              integers<Block<4, 16, 16, true>>};
+
+// The bytes of a line, or of a block, tell how panels store their numbers.
 AOTITorchError multiply_kind(const std::vector<Product>& all, int64_t line_bytes) {
   if (all.front().num_rows == 0) return AOTI_TORCH_SUCCESS;
-  switch (line_bytes) {
-    case Bfloat16::bytes: return multiply_all<Bfloat16>(all);
-    case Float32::bytes: return multiply_all<Float32>(all);
-    case Eight::bytes: return multiply_all_rounded<Eight>(all);
-    case Four::bytes: return multiply_all_rounded<Four>(all);
-    default: return AOTI_TORCH_FAILURE;
-  }
+  if (line_bytes == Bfloat16::bytes) return multiply_all<Bfloat16>(all);
+  if (line_bytes == Float32::bytes) return multiply_all<Float32>(all);
+  for (const Integers& kind : kinds)
+    if (kind.bytes == line_bytes) return kind.multiply(all);
+  return AOTI_TORCH_FAILURE;
 }
 
-int64_t group_size_of(int64_t line_bytes) {
-  return line_bytes == Eight::bytes ? Eight::group_size : line_bytes == Four::bytes ? Four::group_size : 1;
+int64_t block_size_of(int64_t line_bytes) {
+  for (const Integers& kind : kinds)
+    if (kind.bytes == line_bytes) return kind.size;
+  return 1;
 }
 
 }  // namespace
 
-// rows [..., depth] float32 x panels [panels, depth, 16 words or 32 numbers], or [panels, groups, bytes], of one or several matrices
+// rows [..., depth] float32 x panels [panels, depth, 16 words or 32 numbers], or [panels, blocks, bytes], of one or several matrices
 // of one kind -> [..., sum of widths] float32
 extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_packed_linear(
     AtenTensorHandle rows, const AtenTensorHandle* panels, int64_t num_matrices, const int64_t* widths, int64_t num_widths,
@@ -428,8 +491,8 @@ extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_
     if (aoti_torch_get_sizes(panels[i], &shape) || aoti_torch_get_dtype(panels[i], &panels_type) ||
         aoti_torch_is_contiguous(panels[i], &panels_dense) || aoti_torch_get_data_ptr(panels[i], &matrix))
       return AOTI_TORCH_FAILURE;
-    const int64_t bytes = shape[2] * (panels_type == aoti_torch_dtype_uint8() ? 1 : 4), group_size = group_size_of(bytes);
-    if ((depth + group_size - 1) / group_size != shape[1] || !panels_dense || (i > 0 && bytes != line_bytes)) return AOTI_TORCH_FAILURE;
+    const int64_t bytes = shape[2] * (panels_type == aoti_torch_dtype_uint8() ? 1 : 4), block_size = block_size_of(bytes);
+    if ((depth + block_size - 1) / block_size != shape[1] || !panels_dense || (i > 0 && bytes != line_bytes)) return AOTI_TORCH_FAILURE;
     line_bytes = bytes;
     all.push_back({static_cast<float*>(from), static_cast<char*>(matrix), nullptr, num_rows, depth, widths[i], 0});
     width += widths[i];

@@ -1,9 +1,11 @@
 """Products of a few rows with a matrix whose numbers lie in panels: a torch operation, a module, and its machine code.
 
 A forward of a few tokens is bound by reading the weights, so their size decides how long it takes:
-panels hold float32 numbers, bfloat16 numbers, or integers of 8 or 4 bits with a scale for every 64 or 32.
+panels hold float32 numbers, bfloat16 numbers, integers of 8 bits with a scale for every 64, or blocks of integers
+(`block_panels`).
 """
 
+import copy
 import ctypes
 from collections import defaultdict
 from collections.abc import Sequence
@@ -13,19 +15,28 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 from torch.fx import Graph
 from transformers.pytorch_utils import Conv1D
 
+from monge.backends.cpu.block_panels import (
+    COLUMNS,
+    Blocks,
+    Layout,
+    layout_of,
+    matrix_of_blocks,
+    panels_of_blocks,
+    rows_of_blocks,
+)
 from monge.backends.cpu.native_library import OPERATIONS, native_function
 from monge.engine.models.network_facts import PackedLayer
 
-COLUMNS: Final = 32
-"""Columns of a panel, see `packed_linear.cpp`."""
 GROUPS: Final = {"int8": 64, "int4": 32}
 """Numbers of a row that share a scale, by kind of weights."""
 _SCALES: Final = 2 * COLUMNS  # bytes
 _ZERO: Final = 128  # what an integer 0 of 8 bits is stored as
 _LARGEST: Final = 127
+_FOUR_BITS: Final = Layout(4, GROUPS["int4"], has_base=True)
 _LARGEST_STORED: Final = 15  # in 4 bits
 _MIDDLE: Final = 8  # what 0 is stored as in Q4_0
 _MOST_LOST: Final = 0.1  # of the norm of a matrix, in 4 bits
@@ -55,16 +66,23 @@ class PackedLinear(PackedLayer):
         bias: `[width]`, if any.
         weights: One of `WEIGHTS`. With `int8` and `int4` the rows that are multiplied are rounded to
             8 bits. A matrix that `four_bit_panels_of` refuses has `int8`.
+        panels: The panels of a matrix that was packed before; then that one may be on the device
+            `meta`. Panels of integers round the rows.
     """
 
     def __init__(
-        self, matrix: Tensor, bias: Tensor | None = None, *, weights: str = "exact"
+        self,
+        matrix: Tensor,
+        bias: Tensor | None = None,
+        *,
+        weights: str = "exact",
+        panels: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.width, self.depth = matrix.shape
-        panels, self.weights = _rounded(matrix, weights)
+        made, self.weights = _rounded(matrix, weights) if panels is None else (panels, weights)
         self.bias = bias
-        self.register_buffer("panels", panels)
+        self.register_buffer("panels", made)
 
     def forward(self, rows: Tensor) -> Tensor:
         """`[..., depth]` -> `[..., width]`."""
@@ -79,11 +97,53 @@ class PackedLinear(PackedLayer):
     @property
     def rounds_inputs(self) -> bool:
         """True if the rows that are multiplied are rounded to 8 bits."""
-        return self.weights in GROUPS
+        return self.panels.dtype == torch.uint8
 
     def unpacked(self, dtype: torch.dtype) -> "PlainLinear":
         """Return a layer with the same numbers in a plain matrix, for many reads in another type."""
         return PlainLinear(self, dtype)
+
+
+class PackedEmbedding(PackedLayer):
+    """The embedding of tokens whose matrix lies in panels: rows are read from these when they are needed.
+
+    Args:
+        embedding: An embedding whose weights may be on the device `meta`. What a subclass does with a
+            row, such as scaling it, is done.
+        panels: The matrix.
+        weights: How it is stored, one of `WEIGHTS`.
+    """
+
+    def __init__(self, embedding: torch.nn.Embedding, panels: Tensor, weights: str) -> None:
+        super().__init__()
+        self.width, self.depth = embedding.weight.shape
+        self.weights = weights
+        self._rest = embedding
+        embedding.weight = None  # pyright: ignore[reportAttributeAccessIssue]
+        embedding.padding_idx = None  # of gradients
+        self.register_buffer("panels", panels)
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """Return embeddings, `[..., depth]` in float32."""
+        rows = rows_of(self.panels, token_ids.flatten(), self.depth)
+        places = torch.arange(len(rows), device=rows.device).view(token_ids.shape)
+        return functional_call(self._rest, {"weight": rows}, (places,))
+
+    @property
+    def weight(self) -> Tensor:
+        """The matrix, for networks that look at it."""
+        return matrix_of(self.panels, self.width, self.depth)
+
+    @property
+    def rounds_inputs(self) -> bool:
+        """False: tokens have none."""
+        return False
+
+    def unpacked(self, dtype: torch.dtype) -> torch.nn.Module:
+        """Return the embedding with the same numbers in a plain matrix."""
+        made = copy.deepcopy(self._rest)
+        made.weight = torch.nn.Parameter(self.weight.to(dtype), requires_grad=False)
+        return made
 
 
 class PlainLinear(torch.nn.Module):
@@ -179,11 +239,9 @@ def four_bit_panels_of(matrix: Tensor) -> Tensor | None:
     # An error is not a number where float16 is infinite.
     if not error.sum().sqrt() <= _MOST_LOST * matrix.norm():
         return None
-    # Bytes of two: number k of a quad, and number k of the next quad in the upper half.
-    lower, upper = integers.unflatten(-1, (-1, 2, 4)).unbind(dim=-2)
-    stored = (lower | upper << 4).transpose(2, 3).flatten(2)
-    head = torch.cat([scale, base], dim=-1).view(torch.uint8)
-    return torch.cat([head, stored], dim=-1)
+    halves = torch.stack([scale, base], dim=-1)
+    integers, halves = (one.transpose(1, 2).flatten(0, 1) for one in (integers, halves))
+    return panels_of_blocks(_FOUR_BITS, Blocks(integers[:, :, None], halves))
 
 
 def _groups_of(matrix: Tensor, size: int) -> Tensor:
@@ -206,37 +264,53 @@ def group_size_of(panels: Tensor) -> int | None:
     """Numbers of a row that share a scale, or `None` where panels hold floats."""
     if panels.dtype != torch.uint8:
         return None
-    eight = _SCALES + COLUMNS * GROUPS["int8"]
-    return GROUPS["int8" if panels.shape[2] == eight else "int4"]
+    layout = layout_of(panels)
+    return GROUPS["int8"] if layout is None else layout.group
+
+
+def _block_size_of(panels: Tensor) -> int:
+    """Numbers of a row in a line or block of panels."""
+    layout = layout_of(panels)
+    return (group_size_of(panels) or 1) if layout is None else layout.size
 
 
 def matrix_of(panels: Tensor, width: int, depth: int | None = None) -> Tensor:
     """The matrix that panels hold: `[width, depth]`, float32."""
-    size = group_size_of(panels)
-    if size is not None:
-        is_eight = size == GROUPS["int8"]
-        head = _SCALES if is_eight else 2 * _SCALES
-        stored = panels[..., head:].unflatten(-1, (-1, COLUMNS, 4)).transpose(2, 3)
-        read = _eight_bit_groups if is_eight else _four_bit_groups
-        groups = read(panels[..., :head].contiguous(), stored)
+    if (layout := layout_of(panels)) is not None:
+        return matrix_of_blocks(panels, layout)[:width, :depth]
+    if panels.dtype == torch.uint8:
+        raised = panels[..., :_SCALES].contiguous().view(torch.int16)
+        scales = raised.unflatten(-1, (COLUMNS // 2, 2)).transpose(2, 3).flatten(2)
+        stored = panels[..., _SCALES:].unflatten(-1, (-1, COLUMNS, 4)).transpose(2, 3)
+        numbers = stored.flatten(3).float() - _ZERO
+        groups = numbers * scales.contiguous().view(torch.bfloat16)[..., None]
         return groups.transpose(1, 2).flatten(2).flatten(0, 1)[:width, :depth]
-    if panels.dtype == torch.int32:
-        halves = panels << 16, panels & ~_LOWER
-        panels = torch.cat([half.view(torch.float32) for half in halves], dim=-1)
-    return panels.transpose(1, 2).reshape(-1, panels.shape[1])[:width]
+    return _floats_of(panels).transpose(1, 2).reshape(-1, panels.shape[1])[:width]
 
 
-def _eight_bit_groups(head: Tensor, stored: Tensor) -> Tensor:
-    raised = head.view(torch.int16)
-    scales = raised.unflatten(-1, (COLUMNS // 2, 2)).transpose(2, 3).flatten(2)
-    numbers = stored.flatten(3).float() - _ZERO
-    return numbers * scales.contiguous().view(torch.bfloat16)[..., None]
+def _floats_of(panels: Tensor) -> Tensor:
+    if panels.dtype != torch.int32:
+        return panels
+    halves = panels << 16, panels & ~_LOWER
+    return torch.cat([half.view(torch.float32) for half in halves], dim=-1)
 
 
-def _four_bit_groups(head: Tensor, stored: Tensor) -> Tensor:
-    scale, base = head.view(torch.float16).float()[..., None].split(COLUMNS, dim=2)
-    integers = torch.stack([stored & _LARGEST_STORED, stored >> 4], dim=-2).flatten(3)
-    return base + scale * integers
+def rows_of(panels: Tensor, row_ids: Tensor, depth: int) -> Tensor:
+    """Rows of the matrix that panels of floats or of blocks hold: `[rows, depth]`, float32.
+
+    Args:
+        panels: The panels.
+        row_ids: Numbers of the rows, `[rows]`.
+        depth: Numbers of a row.
+    """
+    if (layout := layout_of(panels)) is not None:
+        return rows_of_blocks(panels, layout, row_ids)[:, :depth]
+    panel, column = row_ids // COLUMNS, row_ids % COLUMNS
+    if panels.dtype != torch.int32:
+        return panels.transpose(1, 2)[panel, column]
+    words = panels.transpose(1, 2)[panel, column % (COLUMNS // 2)]
+    raised = torch.where(column[:, None] < COLUMNS // 2, words << 16, words & ~_LOWER)
+    return raised.view(torch.float32)
 
 
 def rounded_rows(rows: Tensor, size: int) -> Tensor:
@@ -261,7 +335,7 @@ def _packed_linear(rows: Tensor, panels: Sequence[Tensor], widths: Sequence[int]
 def _product(rows: Tensor, panels: Tensor, width: int) -> Tensor:
     depth = rows.shape[-1]
     # The machine code would read past the panels.
-    if panels.shape[1] != -(-depth // (group_size_of(panels) or 1)):
+    if panels.shape[1] != -(-depth // _block_size_of(panels)):
         raise ValueError(f"rows of {depth} numbers do not fit panels {tuple(panels.shape)}")
     if rows.dtype == torch.float32 and _LOADED:
         out = rows.new_empty(*rows.shape[:-1], width)
@@ -380,9 +454,9 @@ def _lay_together(layers: Sequence[PackedLinear]) -> None:
 
 
 def pack_draft_module(module: torch.nn.Module) -> None:
-    """Store the float32 maps of a module that only drafts in 8 bits, in place."""
+    """Store the float32 maps of a module that only drafts in 4 bits, or 8 where much is lost, in place."""
     load_packed_linear()
-    pack_linears(module, "int8")
+    pack_linears(module, "int4")
 
 
 def _packed(child: torch.nn.Module, weights: str) -> torch.nn.Module:

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from monge.core.errors import BackendError
 from monge.core.model import SequenceModel
+from monge.engine.clock import note_preparation
 from monge.engine.models.network_facts import WEIGHTS, packed_layers
 from monge.engine.models.tree_cache import TreeCache
 from monge.engine.notices import notify, waiting
@@ -57,7 +58,7 @@ class ForwardProgram(ABC):
         spec: Shapes and types of its inputs.
         max_nodes: Nodes a row that it reads; larger blocks are the network's.
         widths: Numbers of nodes a row, ascending, if it takes no others. Narrower blocks are padded
-            to the next width, and prompts are the network's. No program is made while decoding.
+            to the next width, prompts are the network's, and `prepare` is called before decoding.
         reads_prompts: True if it has `read_prompt`, and needs no first forward of the network to
             lay out the cache.
         prompt_tokens: Tokens of all rows that `read_prompt` reads; more are the network's.
@@ -90,6 +91,15 @@ class ForwardProgram(ABC):
             masks: For every kind of attention layer which columns a node sees, `[batch, 1, nodes,
                 seq]`.
             cache: The cache, placed.
+        """
+
+    def prepare(self, num_rows: int, num_nodes: int, cache: TreeCache) -> None:  # noqa: B027
+        """Make what reads blocks of up to so many rows and nodes a row; by default, nothing is made.
+
+        Args:
+            num_rows: Texts that are decoded together.
+            num_nodes: Most nodes of one text.
+            cache: The cache, without texts.
         """
 
     def read_prompt(
@@ -130,6 +140,7 @@ class PendingProgram(ABC):
 @contextmanager
 def compiling(seconds: Sequence[int]) -> Iterator[None]:
     """Announce programs by the seconds that each takes, and leave inference mode, in which nothing is traced."""
+    note_preparation("program")
     needed = [one for one in seconds if one]
     what, total = "1 program" if len(needed) == 1 else f"{len(needed)} programs", sum(needed)
     if needed:
@@ -196,9 +207,9 @@ class SourceWeights:
 
 
 def backend_of(model: SequenceModel) -> str:
-    """Return the backend of a model: `eager`, `compiled`, `compiled, int8 weights`, ...
+    """Return the backend of a model: `eager`, `compiled`, `compiled, file weights`, `compiled, int8 weights`, ...
 
-    Rounded weights are part of it, since they change the distribution that is decoded.
+    Such weights are part of it, since they change the distribution that is decoded.
     """
     program: ForwardProgram | None = getattr(model, "program", None)
     name = "eager" if program is None else program.name
@@ -208,7 +219,10 @@ def backend_of(model: SequenceModel) -> str:
 
 
 def rounded_weights_of(model: SequenceModel) -> str | None:
-    """Return the kind of a model's rounded weights, or `None` if it has those of its checkpoint."""
+    """Return the kind of a model's packed weights, or `None` if it has those of its checkpoint.
+
+    It is `file` for the types of a GGUF file, whose numbers are kept while inputs are rounded.
+    """
     if not isinstance(model, NetworkModel):
         return None
     kinds = {layer.weights for layer in packed_layers(model.network)}

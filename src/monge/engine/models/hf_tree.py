@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from monge.core.errors import BackendError, MongeError, UnsupportedModelError
-from monge.core.model import Forward, NodeBlock
+from monge.core.model import CachedStep, Forward, NodeBlock
 from monge.engine.clock import now
 from monge.engine.models.forward_program import (
     ForwardOutput,
@@ -21,6 +21,7 @@ from monge.engine.models.forward_program import (
     backend_of,
     compiling,
 )
+from monge.engine.models.head_model import CachedHead, StepRun
 from monge.engine.models.hf_model import HfModel
 from monge.engine.models.hidden_states import HiddenStateLog, HiddenStates
 from monge.engine.models.masks import MaskFormat, forward_inputs
@@ -46,7 +47,8 @@ _ROWS: Final = 64
 """Rows that the program of a module reads: with more, arithmetic counts, and the module does as well."""
 
 ModuleMaker = Callable[[torch.nn.Module, Sequence[Tensor]], Forward]
-"""Makes a program of a module for inputs of these widths and types; raises `BackendError`."""
+"""Makes a program of a module for inputs of these widths and types, or of a `CachedStep` for numbers of this type; raises
+`BackendError`."""
 
 
 class HfTreeModel(HfModel):
@@ -89,8 +91,9 @@ class HfTreeModel(HfModel):
         config = model.config.get_text_config()
         attention, windows = str(config._attn_implementation), layer_windows(config)
         self._form = MaskFormat(windows, attention, self.dtype, self._device)
-        is_fixed = isinstance(program, ForwardProgram) and program.widths
-        room = {"growth": _GROWTH, "least": _LEAST} if is_fixed else {}
+        room: dict[str, Any] = {}
+        if isinstance(program, ForwardProgram) and program.widths:
+            room = {"growth": _GROWTH, "least": _LEAST, "spare": program.widths[-1]}
         self._cache = TreeCache(config.num_hidden_layers, model.device, **room)
         self.use_program(program)
         self.hidden_size = int(config.hidden_size)
@@ -112,6 +115,16 @@ class HfTreeModel(HfModel):
         """The program that reads small blocks in the network's place; a pending one is made."""
         make_programs((self,))
         return self._program
+
+    def prepare(self, num_rows: int, num_nodes: int) -> None:
+        """See `PreparedModel`."""
+        program, cache = self._program, self._cache
+        if program is None or not program.widths or cache.num_open:
+            return
+        if not cache.is_settled:
+            cache.lay_out(program.spec.cache_shapes, self.dtype)
+        if cache.is_settled:
+            program.prepare(num_rows, num_nodes, cache)
 
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
         if self.source is not None:
@@ -204,14 +217,21 @@ class HfTreeModel(HfModel):
 
     def module_program(self, module: torch.nn.Module, like: Sequence[Tensor]) -> Forward:
         """See `ModuleHost`."""
-        if self._module_maker is None:
-            return module
-        try:
-            program = self._module_maker(module, like)
-        except BackendError as error:
-            warnings.warn(f"part of a head runs eagerly: {error}", stacklevel=3)
+        program = self._made(module, like)
+        if program is None:
             return module
         return lambda *inputs: (program if len(inputs[0]) <= _ROWS else module)(*inputs)
+
+    def head_model(self, read: CachedStep, step: CachedStep) -> CachedHead:
+        """See `ModuleHost`."""
+        like = self.embed((0,))
+        for module in (read, step):
+            if module.embedding is None:
+                module.embedding = self.network.get_input_embeddings()
+        read_run, step_run = (
+            StepRun(module, self._made(module, (like,)) or module, _ROWS) for module in (read, step)
+        )
+        return CachedHead(read_run, step_run, like)
 
     def pack_module(self, module: torch.nn.Module) -> None:
         """See `ModuleHost`."""
@@ -231,6 +251,16 @@ class HfTreeModel(HfModel):
     def check_integrity(self) -> None:
         """Raise `AssertionError` if the bookkeeping contradicts itself."""
         self._cache.check_integrity()
+
+    def _made(self, module: torch.nn.Module, like: Sequence[Tensor]) -> Forward | None:
+        """The program of a module, or `None` if there is none, with a warning if it failed."""
+        if self._module_maker is None:
+            return None
+        try:
+            return self._module_maker(module, like)
+        except BackendError as error:
+            warnings.warn(f"part of a head runs eagerly: {error}", stacklevel=4)
+            return None
 
     def _read(self, blocks: Mapping[int, NodeBlock], *, keep_logits: bool) -> Tensor:
         rows = self._cache.together(blocks)

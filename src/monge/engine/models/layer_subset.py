@@ -33,7 +33,7 @@ def layer_subset(network: PreTrainedModel, layers: Sequence[int]) -> PreTrainedM
             f"{type(network).__name__} has layers that read other layers' keys, so none can be "
             "left out"
         )
-    path = _path_of_layers(network, total)
+    path = path_of_layers(network)
     settings = copy.deepcopy(network.config)
     text = settings.get_text_config()
     text.num_hidden_layers = len(layers)
@@ -51,7 +51,13 @@ def layer_subset(network: PreTrainedModel, layers: Sequence[int]) -> PreTrainedM
     return top
 
 
-def _path_of_layers(network: PreTrainedModel, total: int) -> list[str]:
+def path_of_layers(network: PreTrainedModel) -> list[str]:
+    """Return the names of modules that lead to the list of a network's layers.
+
+    Raises:
+        UnsupportedModelError: If there is no such list, or several.
+    """
+    total = int(network.config.get_text_config().num_hidden_layers)
     found = [
         name
         for name, module in network.named_modules()
@@ -62,7 +68,7 @@ def _path_of_layers(network: PreTrainedModel, total: int) -> list[str]:
     if len(found) != 1:
         raise UnsupportedModelError(
             f"{type(network).__name__}: one list of {total} numbered layers was expected; found "
-            f"{len(found)}, so none can be left out"
+            f"{len(found)}, so layers cannot be told apart"
         )
     return found[0].split(".")
 

@@ -19,7 +19,7 @@ from monge.core.errors import UnsupportedModelError
 
 # Since transformers 5.24; before it, and in older code.
 CACHE_KEYWORDS: Final = ("cache", "past_key_values", "cache_params")
-WEIGHTS: Final = ("exact", "bfloat16", "int8", "int4")
+WEIGHTS: Final = ("exact", "file", "bfloat16", "int8", "int4")
 """Forms in which a linear layer may store its weights, from the finest to the coarsest."""
 
 

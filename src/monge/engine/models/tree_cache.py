@@ -107,15 +107,28 @@ class TreeCache(Cache):
         growth: Factor of room that is added where it runs out. Programs that were recorded for an
             address are recorded again then.
         least: Columns that a cache with rows keeps, so that short texts move it seldom.
+        spare: Columns behind all texts, in which a program may write for rows that it reads as
+            padding; the number of rows is then a power of two.
+
+    Attributes:
+        device: See above.
+        layout: Another object whenever keys and values have moved to other memory.
     """
 
     def __init__(
-        self, num_layers: int, device: torch.device, growth: float = 1.25, least: int = 0
+        self,
+        num_layers: int,
+        device: torch.device,
+        *,
+        growth: float = 1.25,
+        least: int = 0,
+        spare: int = 0,
     ) -> None:
         self._placement = _Placement()
         self._layers = [_Layer(self._placement) for _ in range(num_layers)]
         super().__init__(layers=list(self._layers))
-        self._device, self._growth, self._least = device, growth, least
+        self.device, self._growth, self._least, self._spare = device, growth, least, spare
+        self._least_rows = 0
         self._num_rows = self._num_columns = 0
         self._rows: list[CacheRow] = []
         self._index_of: dict[int, int] = {}
@@ -125,7 +138,6 @@ class TreeCache(Cache):
         self._slabs: list[Tensor] = []
         self._views: dict[tuple[int, int], list[Tensor]] = {}
         self.layout = object()
-        """Another object whenever keys and values have moved to other memory."""
 
     # The rows.
 
@@ -231,15 +243,15 @@ class TreeCache(Cache):
 
     def columns(self, width: int) -> Tensor:
         """Return the columns that the next forward writes, `[rows, width]`."""
-        starts = torch.tensor(self._placement.starts).to(self._device, non_blocking=True)
-        return starts[:, None] + torch.arange(width, device=self._device)
+        starts = torch.tensor(self._placement.starts).to(self.device, non_blocking=True)
+        return starts[:, None] + torch.arange(width, device=self.device)
 
-    def kept(self) -> list[Tensor]:
-        """Return keys and values of the next forward's rows, layer by layer, keys first.
+    def kept(self, rows: slice | None = None) -> list[Tensor]:
+        """Return keys and values of rows, by default the next forward's, layer by layer, keys first.
 
         The program writes into these tensors.
         """
-        rows = self._placement.rows
+        rows = self._placement.rows if rows is None else rows
         views = self._views.get((rows.start, rows.stop))
         if views is None:
             views = [tensor[rows] for tensor in self._tensors()]
@@ -255,16 +267,16 @@ class TreeCache(Cache):
                 layer.is_initialized = False
         end = max(starts) + width
         num_rows = max(rows.stop, len(self._rows))
-        num_columns = max(end, max((row.end for row in self._rows), default=0))
+        num_columns = self._spare + max(end, max((row.end for row in self._rows), default=0))
         # Some backends read every column there is: after a long text, a short one gets a short
         # cache.
-        is_long = max(2 * num_columns + _COLUMNS, self._least) < self._num_columns
+        is_long = max(2 * num_columns + _COLUMNS, self.least_columns) < self._num_columns
         if num_rows > self._num_rows or num_columns > self._num_columns or is_long:
             self._resize(num_rows, num_columns)
         place.rows, place.starts, place.end = rows, tuple(starts), end
         place.capacity, place.index = (self._num_rows, self._num_columns), None
         if len(set(starts)) > 1:
-            index = torch.arange(rows.start, rows.stop, device=self._device)[:, None]
+            index = torch.arange(rows.start, rows.stop, device=self.device)[:, None]
             place.index = index, self.columns(width)
 
     def lay_out(self, shapes: Sequence[tuple[int, int]], dtype: torch.dtype) -> None:
@@ -279,7 +291,7 @@ class TreeCache(Cache):
             return
         for layer, keys, values in zip(self._layers, shapes[::2], shapes[1::2], strict=True):
             layer.keys, layer.values = (
-                torch.zeros(0, heads, 0, size, dtype=dtype, device=self._device)
+                torch.zeros(0, heads, 0, size, dtype=dtype, device=self.device)
                 for heads, size in (keys, values)
             )
             layer.is_initialized = True
@@ -298,11 +310,22 @@ class TreeCache(Cache):
 
     def keep(self, row: int, start: int, columns: Sequence[int]) -> None:
         """Move these columns of a row together, from `start` on."""
-        index = torch.tensor(columns).to(self._device, non_blocking=True)
+        index = torch.tensor(columns).to(self.device, non_blocking=True)
         for slab in self._slabs:
             slab[:, row, :, start : start + len(columns)] = slab[:, row].index_select(2, index)
 
     # The memory.
+
+    @property
+    def least_columns(self) -> int:
+        """Columns of a cache of short texts."""
+        return self._least + self._spare
+
+    def reserve(self, rows: int) -> None:
+        """Keep room for so many rows from now on, in memory that does not move while texts are short."""
+        if rows > self._num_rows:
+            self._resize(rows, self._num_columns)
+        self._least_rows = max(self._least_rows, rows)
 
     @property
     def capacity(self) -> int:
@@ -325,7 +348,9 @@ class TreeCache(Cache):
             columns = max(columns, int(self._num_columns * self._growth))
         elif 2 * columns > self._num_columns:
             columns = self._num_columns
-        columns = -(-max(columns, self._least if rows else 0) // _COLUMNS) * _COLUMNS
+        columns = -(-max(columns, self.least_columns if rows else 0) // _COLUMNS) * _COLUMNS
+        if self._spare and rows:
+            rows = power_of_two(max(rows, self._least_rows))
         if not (rows > self._num_rows or 2 * rows <= self._num_rows):
             rows = self._num_rows
         resized: list[Tensor] = []
@@ -359,3 +384,8 @@ class TreeCache(Cache):
             for tensor in (layer.keys, layer.values)
             if layer.is_initialized and tensor is not None
         ]
+
+
+def power_of_two(count: int) -> int:
+    """Return the power of two at or above a positive number."""
+    return 1 << (count - 1).bit_length()

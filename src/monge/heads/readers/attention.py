@@ -1,6 +1,7 @@
 """Attention over a batch of texts: projections of all nodes at once, scores text by text."""
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool
@@ -153,6 +154,26 @@ class LatentAttention(nn.Module):
         still, turning = queries.split([self.plain, self.rope], dim=-1)
         queries = torch.cat([still, self.rotary.turn(turning, angles)], dim=-1)
         return self.o_proj(read_segments(queries, keys, found, segments, layer, scale=self.scale))
+
+
+class CacheAttention(nn.Module):
+    """Attention of `[batch, heads, nodes, dim]` queries to the columns of a cache that a mask shows.
+
+    Returns `[batch, nodes, heads, dim]`. A backend may replace it.
+    """
+
+    is_cache_attention: ClassVar = True
+
+    def forward(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        width = mask.shape[-1]
+        mixed = functional.scaled_dot_product_attention(
+            queries,
+            keys[:, :, :width],
+            values[:, :, :width],
+            attn_mask=mask,
+            enable_gqa=queries.shape[1] != keys.shape[1],
+        )
+        return mixed.transpose(1, 2)
 
 
 def read_segments(

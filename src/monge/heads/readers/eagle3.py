@@ -8,7 +8,8 @@ from jaxtyping import Float, Int64
 from torch import nn
 
 from monge.core.errors import OptionError
-from monge.heads.readers.attention import GroupedAttention
+from monge.core.model import CachedStep
+from monge.heads.readers.attention import CacheAttention, GroupedAttention
 from monge.heads.readers.base import ChainHead, Unembed, plain_names
 from monge.heads.readers.decoder import DecoderLayer, windows
 from monge.heads.readers.files import Checkpoint
@@ -48,6 +49,7 @@ class Eagle3Head(ChainHead):
         hidden, vocab = source.hidden, source.number("vocab_size")
         target = source.number("target_hidden_size", default=hidden)
         super().__init__(target, vocab)
+        self.width = target
         self.ids = source.numbers("eagle_aux_hidden_state_layer_ids")
         has_fusion = source.flag("use_aux_hidden_state", default=True)
         self.num_fused = (len(self.ids) if self.ids else 3) if has_fusion else 1
@@ -144,48 +146,73 @@ class Eagle3Head(ChainHead):
         return self.output(states if self.returns_normed else self.norm(states))
 
 
-# A step of a head of one layer can run as two programs, before and after attention. Each maps
-# matrices with one row per node, so a backend can compile it: with few rows, an eager step spends
-# most of its time launching operations.
-
-
-def split_layer(head: nn.Module) -> DecoderLayer | None:
-    """Return the layer of a head whose step can be split, else `None`."""
+def cached_steps(head: nn.Module) -> tuple["HeadStep", "HeadStep"] | None:
+    """Return the steps of a head of one plain layer on the target's states and on its own, else `None`."""
     if not isinstance(head, Eagle3Head) or len(head.decoder) != 1:
         return None
     layer = head.decoder[0]
     assert isinstance(layer, DecoderLayer)
     attention = layer.attention
     is_plain = isinstance(attention, GroupedAttention) and not attention.is_gated
-    return layer if is_plain and isinstance(layer.mlp, GatedMlp) else None
+    if not is_plain or not isinstance(layer.mlp, GatedMlp):
+        return None
+    return HeadStep(head, layer, fuses=True).eval(), HeadStep(head, layer, fuses=False).eval()
 
 
-class BeforeAttention(nn.Module):
-    """Maps embeddings, states, cosines and sines to residual, queries, keys and values."""
+class HeadStep(CachedStep):
+    """A step of a head of one layer over nodes of several texts.
 
-    def __init__(self, head: Eagle3Head, attention: GroupedAttention) -> None:
+    Args:
+        fuses: Whether states are those of the target, which are fused first.
+    """
+
+    frequencies: torch.Tensor
+
+    def __init__(self, head: Eagle3Head, layer: DecoderLayer, *, fuses: bool) -> None:
         super().__init__()
-        self.head, self.attention = head, attention
+        attention = layer.attention
+        assert isinstance(attention, GroupedAttention)
+        self.head, self.layer, self.attention, self.fuses = head, layer, attention, fuses
+        self.attend = CacheAttention()
+        self.embedding = None
+        if head.embedding is not None:
+            self.embedding = nn.Embedding.from_pretrained(head.embedding)
+        self.width = head.width * head.num_fused if fuses else attention.hidden
+        self.cache_shapes = ((attention.kv_heads, attention.head_dim),) * 2
+        self.window = attention.window
+        frequencies = attention.rotary.frequencies.to(head.norm.weight.device)
+        self.register_buffer("frequencies", frequencies, persistent=False)
 
     def forward(
-        self, embeddings: Nodes, states: Nodes, cos: Nodes, sin: Nodes
-    ) -> tuple[Nodes, Nodes, Nodes, Nodes]:
+        self,
+        token_ids: torch.Tensor,
+        states: torch.Tensor,
+        places: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        mask: torch.Tensor,
+        kept: Sequence[torch.Tensor],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        positions, columns, shown = places
+        (batch, nodes), (keys, values) = positions.shape, kept
+        assert self.embedding is not None, "the backend sets it"
+        embeddings, states = self.embedding(token_ids.flatten()), states.flatten(0, 1)
+        if self.fuses:
+            states = self.head.fuse(states)
         residual, read = self.head.enter(embeddings, states)
-        queries, keys, values, _ = self.attention.turned(read, (cos[:, None], sin[:, None]))
-        return residual, queries.flatten(1), keys.flatten(1), values.flatten(1)
-
-
-class AfterAttention(nn.Module):
-    """Maps residual and attention output to the next state and its logits."""
-
-    def __init__(self, head: Eagle3Head, layer: DecoderLayer) -> None:
-        super().__init__()
-        self.head, self.layer = head, layer
-
-    def forward(self, residual: Nodes, mixed: Nodes) -> tuple[Nodes, Nodes]:
-        values = residual + self.layer.attention.o_proj(mixed)
-        states = self.head.leave(values + self.layer.mlp(self.layer.second(values)))
-        return states, self.head.scores(states)
+        turned = positions.flatten()[:, None].float() * self.frequencies
+        cos, sin = (
+            (part * self.attention.rotary.scale).to(read.dtype)[:, None]
+            for part in (turned.cos(), turned.sin())
+        )
+        queries, *new, _ = self.attention.turned(read, (cos, sin))
+        rows = torch.arange(batch, device=columns.device)[:, None]
+        for memory, part in zip((keys, values), new, strict=True):
+            memory[rows, :, columns] = part.unflatten(0, (batch, nodes))
+        mixed = self.attend(
+            queries.unflatten(0, (batch, nodes)).transpose(1, 2), keys, values, mask
+        )
+        found = residual + self.attention.o_proj(mixed.flatten(2).flatten(0, 1))
+        states = self.head.leave(found + self.layer.mlp(self.layer.second(found)))
+        return states.unflatten(0, (batch, nodes)), self.head.scores(states[shown])
 
 
 def recognises(checkpoint: Checkpoint) -> bool:

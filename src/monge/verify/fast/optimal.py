@@ -1,30 +1,27 @@
 """The fast twin of `verify/optimal.py`: laws in, decisions out.
 
-p = target (sub-)law, q = draft law, K = number of draws. Many nodes on a device are decided by
-`verify/fast/scores.py`. One node on the CPU has some tens of tokens and a few draws: the price of
-an operation on a vector is its call, so the line is built with numpy, and each draw is handled as
-plain numbers.
+p = target (sub-)law, q = draft law, K = number of draws. One node has some tens of tokens and a few
+draws, and the price of an operation on a vector is its call, so the line is built with numpy, and
+each draw is handled as plain numbers. Batches on a device are decided by `verify/fast/scores.py`,
+rounded alike.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TypeVar
 
 import numpy as np
 import torch
 from jaxtyping import Float64, Int64
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from monge.core.draws import Draws
-from monge.core.law import Law, SparseLaw
-from monge.verify.fast.scores import NEWTON_STEPS, SMALLEST_MASS, Lines, Scores
+from monge.core.law import Law
+from monge.verify.fast.scores import SMALLEST_MASS, STEPS
 from monge.verify.flow import Flow, below
 from monge.verify.problem import NodeProblem
 
-BEYOND: Final = 2**62
-"""Fills rows of increasing token ids, which stay increasing; exact also as the float it is passed on as."""
+Number = TypeVar("Number", float, np.ndarray)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,12 +54,12 @@ class NodeLine:
         before = _running(kept)
         reaches = np.concatenate(((0.0,), _running(drawn)))
         reaches /= reaches[-1]
-        missed = max(0.0, float((reaches[1:] ** width - before).max()))
+        missed = max(0.0, float((_powers(reaches[1:], width)[2] - before).max()))
         others = _running(drawn[::-1].copy())[::-1]
         ceiling = max(
             0.0, float(np.minimum((1.0 - missed - (before - kept)) / others, ratios).max())
         )
-        floor = missed ** (1.0 / width)
+        floor = _root(missed, width)
         split = int(np.searchsorted(reaches, floor))
         gains = np.minimum(ratios, ceiling)
         borders = np.concatenate((reaches[:split], (floor,), reaches[split:]))
@@ -80,7 +77,7 @@ class NodeLine:
             reaches=reaches,
             borders=borders,
             gains=gains,
-            heights=received - np.maximum(borders**width - missed, 0.0),
+            heights=received - np.maximum(_powers(borders, width)[2] - missed, 0.0),
         )
 
     def winner(self, candidates: Sequence[int], draws: Draws) -> int | None:
@@ -125,7 +122,7 @@ class NodeLine:
         window = rank + (own > self.floor)
         gain, here = float(self.gains[window]), self._density(own)
         start = float(self.borders[window])
-        offered = own**self.width - start**self.width if own > self.floor else 0.0
+        offered = self._power(own) - self._power(start) if own > self.floor else 0.0
         level = float(self.heights[window]) + (gain * (own - start) - offered)
         is_left = here > gain
         side = self.heights[window::-1] if is_left else self.heights[window + 1 :]
@@ -143,44 +140,37 @@ class NodeLine:
         )
 
     def _crossing(self, level: float, window: int, is_left: bool) -> float:
-        """Solve E = level in a window, left or right of its peak.
-
-        See `_crossings` in `verify/fast/scores.py`.
-        """
+        """Solve E = level in a window, left or right of its peak; see `_crossings` in `verify/fast/scores.py`."""
         width, gain = self.width, float(self.gains[window])
         start, stop = self.borders[window : window + 2].tolist()
         base = float(self.heights[window]) - level
         if start < self.floor:  # below w0 the surplus is a line
             return min(max(start - base / gain, start), stop)
-        crest = (
-            (min(gain, width) / width) ** (1.0 / (width - 1)) if width > 1 else float(gain >= 1.0)
-        )
-        peak = max(start, min(crest, stop))
-        lead = base + start**width - gain * start
-        rise = lead + gain * peak - peak**width
-        if rise <= 0.0:
-            return peak
-        slope = abs(gain - width * peak ** (width - 1))
-        bend = width * (width - 1) * peak ** max(width - 2, 0)
-        span = 2.0 * rise / (slope + math.sqrt(slope * slope + 2.0 * bend * rise))
-        w = min(max(peak - span if is_left else peak + span, start), stop)
-        for _ in range(NEWTON_STEPS):
-            bound = lead + gain * w  # w^K + E - level
-            if is_left:
-                excess, tilt = bound - w**width, gain - width * w ** (width - 1)
+        lead = base + self._power(start) - gain * start
+        degree = 1.0 / (width - 1.0) if width > 1 else math.inf
+        w = min(max(_short(min(gain / width, 1.0) ** degree), start), stop)
+        for step in range(STEPS):
+            least, less, power = _powers(w, width)
+            excess, slope = lead + gain * w - power, gain - width * less
+            bend = width * (width - 1.0) * least
+            square = slope * slope + 2.0 * bend * excess
+            side = (1.0 if is_left else -1.0) * math.sqrt(max(square, 0.0))
+            if square <= 0.0:
+                way = slope / bend if bend > 0.0 else 0.0
+            elif is_left is not (slope < 0.0):
+                way = -2.0 * excess / (slope + side)
             else:
-                root = max(bound, 0.0) ** (1.0 / width)
-                excess, tilt = (
-                    w - root,
-                    1.0 - gain * root / (width * bound) if bound != 0.0 else 1.0,
-                )
-            if excess == 0.0 or tilt == 0.0:
-                break
-            w = min(max(w - excess / tilt, start), stop)
+                way = (slope - side) / bend if bend > 0.0 else math.inf
+            w = min(max(w + way, start), stop)
+            if step == 0 and not is_left:
+                w = min(max(_short(max(lead + gain * w, 0.0) ** (1.0 / width)), start), stop)
         return w
 
+    def _power(self, w: float) -> float:
+        return _powers(w, self.width)[2]
+
     def _density(self, w: float) -> float:
-        return self.width * w ** (self.width - 1) if w > self.floor else 0.0
+        return self.width * _powers(w, self.width)[1] if w > self.floor else 0.0
 
 
 def decide(p: Law, q: Law, drawn: Sequence[int], draws: Draws) -> int:
@@ -195,60 +185,20 @@ def decide(p: Law, q: Law, drawn: Sequence[int], draws: Draws) -> int:
     return draws.categorical(below(p, token_ids, masses))
 
 
-def chances(problems: Sequence[NodeProblem]) -> list[Flow]:
-    """Return the flows to the independent draws of many nodes, given their positions: one uniform a draw.
-
-    Nodes may differ in number, law and support of their draws; there is one transfer from the
-    device for all of them.
-    """
-    if not problems:
-        return []
-    parts = [problem.draft_law.sparse() for problem in problems]
-    # Where a vector's price is its call, and a long one's its length, padded rows gain nothing.
-    if parts[0].probs.is_cpu:
-        return [_chances(problem, part) for problem, part in zip(problems, parts, strict=True)]
-    p = [
-        problem.scale * problem.target_law.at(part.token_ids)
-        for problem, part in zip(problems, parts, strict=True)
-    ]
-    drawn = [problem.drawn for problem in problems]
-    positions = [
-        [problem.draws.uniform() for _ in tokens]
-        for problem, tokens in zip(problems, drawn, strict=True)
-    ]
-    device = parts[0].probs.device
-    lines = Lines.build(
-        padded(p),
-        padded([part.probs for part in parts]),
-        torch.tensor(list(map(len, drawn))).to(device, non_blocking=True),
-    )
-    tokens = padded([torch.tensor(row).to(device, non_blocking=True) for row in drawn], value=-1)
-    columns = _columns_of(padded([part.token_ids for part in parts], value=BEYOND), tokens)
-    uniforms = padded(
-        [torch.tensor(row, dtype=torch.float64).to(device, non_blocking=True) for row in positions]
-    )
-    probs = Scores.of(lines, columns, uniforms).win_probs().tolist()
-    return [
-        Flow(
-            accept_probs=_by_token(own, row),
-            token_ids=part.token_ids,
-            masses=masses[: part.token_ids.numel()],
-        )
-        for own, row, part, masses in zip(drawn, probs, parts, lines.masses, strict=True)
-    ]
-
-
-def _chances(problem: NodeProblem, part: SparseLaw) -> Flow:
-    """The same at one node on the CPU."""
-    drawn = problem.drawn
+def chances(problem: NodeProblem) -> Flow:
+    """Return the flow to the independent draws of a node, given their positions: one uniform a draw."""
+    part, drawn = problem.draft_law.sparse(), problem.drawn
     positions = [problem.draws.uniform() for _ in drawn]
-    p = (problem.scale * problem.target_law.at(part.token_ids)).numpy()
-    line = NodeLine.build(p, part.probs.numpy(), len(drawn))
-    probs = line.win_probs(_columns(part.token_ids.numpy(), drawn), positions)
+    p = (problem.scale * problem.target_law.at(part.token_ids)).cpu().numpy()
+    line = NodeLine.build(p, part.probs.cpu().numpy(), len(drawn))
+    probs = dict.fromkeys(drawn, 0.0)
+    columns = _columns(part.token_ids.cpu().numpy(), drawn)
+    for token, prob in zip(drawn, line.win_probs(columns, positions), strict=True):
+        probs[token] += prob
     return Flow(
-        accept_probs=_by_token(drawn, probs),
+        accept_probs=probs,
         token_ids=part.token_ids,
-        masses=torch.from_numpy(line.masses),
+        masses=torch.from_numpy(line.masses).to(part.probs.device),
     )
 
 
@@ -258,25 +208,26 @@ def _columns(token_ids: Int64[np.ndarray, " support"], drawn: Sequence[int]) -> 
     return np.where(token_ids[found] == drawn, found, -1).tolist()
 
 
-def _columns_of(
-    token_ids: Int64[Tensor, "nodes support"], drawn: Int64[Tensor, "nodes draws"]
-) -> Int64[Tensor, "nodes draws"]:
-    """The same for many nodes, ids padded beyond all tokens."""
-    found = torch.searchsorted(token_ids, drawn).clamp_max(token_ids.shape[1] - 1)
-    return torch.where(token_ids.gather(1, found) == drawn, found, -1)
+def _powers(w: Number, width: int) -> tuple[Number, Number, Number]:
+    """As `Degrees.powers`."""
+    found, square = w * 0.0 + 1.0, w
+    for place in range(max(width - 2, 0).bit_length()):
+        square = square * square if place else square
+        found = found * square if (width - 2) >> place & 1 else found
+    above = found * w if width > 1 else found
+    return found, above, above * w
 
 
-def padded(rows: Sequence[Tensor], value: float | int = 0.0) -> Tensor:
-    """Rows `[length]` as `[rows, longest]`."""
-    return pad_sequence(list(rows), batch_first=True, padding_value=value)
+def _root(x: float, width: int) -> float:
+    """As `Degrees.roots`."""
+    more, less, start = width + 1.0, width - 1.0, _short(x ** (1.0 / width))
+    power = _powers(start, width)[2]
+    return start * ((less * power + more * x) / (more * power + less * x)) if start > 0.0 else 0.0
 
 
-def _by_token(tokens: Sequence[int], probs: Sequence[float]) -> dict[int, float]:
-    """Probabilities of distinct tokens: the sum over a token's draws."""
-    total = dict.fromkeys(tokens, 0.0)
-    for token, prob in zip(tokens, probs, strict=False):  # rows are padded
-        total[token] += prob
-    return total
+def _short(x: float) -> float:
+    """The nearest number of 24 bits."""
+    return float(np.float32(x))
 
 
 def _running(masses: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:

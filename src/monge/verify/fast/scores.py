@@ -10,10 +10,14 @@ A the integral of g = min(p/q, mu) from 0 to w, the surplus is
 concave between neighbouring borders, without the difference of two numbers close to one. The
 partner of a position with a surplus, xt(w) > g(w), is the nearest w' < w with E(w') < E(w); of one
 with a deficit, the nearest w' > w.
+
+Sums run in order, powers are products, and a root is a start of few digits and a step from it.
+These are rounded alike for one node and for many, by numpy and torch, so that on a CPU all forms of
+the rule agree to the last bit. `**` is not.
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float64, Int64
@@ -26,8 +30,46 @@ Such a token has no place on the line and is never accepted as a draw: less than
 variation, for up to a million tokens.
 """
 
-NEWTON_STEPS: Final = 5
-"""Steps after the first guess: quadratic convergence, from a guess that is exact for two draws."""
+STEPS: Final = 4
+"""Steps to a crossing: enough for 32 draws, to the last bits."""
+
+
+class Degrees(NamedTuple):
+    """Exponents of some nodes.
+
+    Args:
+        widths: K of each node, `[nodes, 1]`.
+        bits: The binary digits of K - 2, the lowest first, each `[nodes, 1]`.
+    """
+
+    widths: Float64[Tensor, "nodes 1"]
+    bits: tuple[Bool[Tensor, "nodes 1"], ...]
+
+    @classmethod
+    def of(cls, widths: Int64[Tensor, " nodes"], most: int) -> "Degrees":
+        """Exponents of at most `most`."""
+        rest = (widths - 2).clamp_min(0).unsqueeze(1)
+        places = range(max(most - 2, 0).bit_length())
+        return cls(
+            widths.to(torch.float64).unsqueeze(1), tuple((rest >> n) % 2 == 1 for n in places)
+        )
+
+    def powers(self, w: Float64[Tensor, "nodes some"]) -> tuple[Tensor, Tensor, Tensor]:
+        """`w^(K - 2)`, or 1 for one draw, `w^(K - 1)` and `w^K`."""
+        found, square = torch.ones_like(w), w
+        for place, is_set in enumerate(self.bits):
+            square = square * square if place else square
+            found = torch.where(is_set, found * square, found)
+        above = torch.where(self.widths == 1.0, 1.0, found * w)
+        return found, above, above * w
+
+    def roots(self, x: Float64[Tensor, "nodes 1"]) -> Float64[Tensor, "nodes 1"]:
+        """`x^(1 / K)`, a step of Halley's method from the nearest number of 24 bits."""
+        more, less = self.widths + 1.0, self.widths - 1.0
+        start = (x ** (1.0 / self.widths)).float().double()
+        power = self.powers(start)[2]
+        found = start * ((less * power + more * x) / (more * power + less * x))
+        return torch.where(start == 0.0, 0.0, found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,8 +77,9 @@ class Lines:
     """The lines of some nodes.
 
     Args:
-        widths: K of each node, as float64, `[nodes, 1]`.
+        degrees: K of each node.
         floors: w0 = (1 - alpha)^(1/K), `[nodes, 1]`.
+        ceilings: mu, `[nodes, 1]`.
         masses: a = min(p, mu q), what the rule accepts of each token, `[nodes, support]`, tokens in
             the order of the input.
         ranks: Place of each token on the line, -1 for one without a place, `[nodes, support]`.
@@ -46,8 +89,9 @@ class Lines:
         heights: E at the borders, `[nodes, borders]`.
     """
 
-    widths: Float64[Tensor, "nodes 1"]
+    degrees: Degrees
     floors: Float64[Tensor, "nodes 1"]
+    ceilings: Float64[Tensor, "nodes 1"]
     masses: Float64[Tensor, "nodes support"]
     ranks: Int64[Tensor, "nodes support"]
     reaches: Float64[Tensor, "nodes edges"]
@@ -61,6 +105,7 @@ class Lines:
         p: Float64[Tensor, "nodes support"],
         q: Float64[Tensor, "nodes support"],
         widths: Int64[Tensor, " nodes"],
+        most: int,
     ) -> "Lines":
         """The lines of targets p, which may sum to less than one, and draft laws q; padding is zero.
 
@@ -70,8 +115,9 @@ class Lines:
             q: Draft masses, each row summing to one; tokens in the order in which ties of p/q are
                 to be laid.
             widths: Draws of each node, at least one.
+            most: No fewer than the most draws of a node.
         """
-        power = widths.to(torch.float64).unsqueeze(1)
+        degrees = Degrees.of(widths, most)
         has_place = q > SMALLEST_MASS
         ratios, order = torch.where(has_place, p / q, torch.inf).sort(dim=1, stable=True)
         on_line = has_place.gather(1, order)
@@ -83,23 +129,25 @@ class Lines:
         reaches = _led_by_zero(drawn.cumsum(1))
         # Takes the rounding of the sum away: the last window ends at one.
         reaches = reaches / reaches[:, -1:]
-        missed = (reaches[:, 1:] ** power - below).amax(1, keepdim=True).clamp_min(0.0)
+        within = degrees.powers(reaches[:, 1:])[2]
+        missed = (within - below).amax(1, keepdim=True).clamp_min(0.0)
         line = _ceilings(kept, drawn, torch.where(on_line, ratios, 0.0), 1.0 - missed)
-        floors = missed ** (1.0 / power)
+        floors = degrees.roots(missed)
         borders, gains = _split(
             reaches, torch.minimum(torch.where(on_line, ratios, 0.0), line), floors
         )
         received = _led_by_zero((borders.diff(dim=1) * gains).cumsum(1))
         places = torch.arange(order.shape[1], device=order.device).expand_as(order)
         return cls(
-            widths=power,
+            degrees=degrees,
             floors=floors,
+            ceilings=line,
             masses=torch.where(has_place, torch.minimum(p, line * q), 0.0),
             ranks=torch.empty_like(order).scatter_(1, order, torch.where(on_line, places, -1)),
             reaches=reaches,
             borders=borders,
             gains=gains,
-            heights=received - (borders**power - missed).clamp_min(0.0),
+            heights=received - (degrees.powers(borders)[2] - missed).clamp_min(0.0),
         )
 
 
@@ -148,25 +196,28 @@ class Scores:
 
     def winners(self, swaps: Float64[Tensor, "nodes draws"]) -> Int64[Tensor, " nodes"]:
         """Index of the accepted draw of each node, -1 for none; one uniform a draw decides its swap."""
-        best, draw = torch.where(swaps < self.swap_probs, self.swapped, self.own).max(1)
-        return torch.where(best > self.floors.squeeze(1), draw, -1)
+        scores = torch.where(swaps < self.swap_probs, self.swapped, self.own)
+        draw = scores.argmax(1, keepdim=True)  # the first of equal values
+        return torch.where(scores.gather(1, draw) > self.floors, draw, -1).squeeze(1)
 
     def win_probs(self) -> Float64[Tensor, "nodes draws"]:
         """Probability, over the swaps, that each draw is the accepted one given all positions."""
-        places = torch.stack([self.own, self.swapped], 2)  # [nodes, draws, 2]
-        weights = torch.stack([1.0 - self.swap_probs, self.swap_probs], 2)
-        mine, theirs = (
-            places[:, :, :, None, None],
-            places[:, None, None, :, :],
-        )  # [nodes, draws, 2, rivals, 2]
-        draw = torch.arange(self.own.shape[1], device=self.own.device)
-        # Of equal scores the earlier draw's counts as the larger.
-        is_earlier = (draw[:, None] < draw)[:, None, :, None]
-        beats = (
-            ((mine > theirs) | ((mine == theirs) & is_earlier)) * weights[:, None, None, :, :]
-        ).sum(4)
-        wins = torch.where((draw[:, None] == draw)[:, None, :], 1.0, beats).prod(3)
-        return (weights * wins * (places > self.floors.unsqueeze(2))).sum(2)
+        places = self.own, self.swapped
+        weights = 1.0 - self.swap_probs, self.swap_probs
+        draw, found = torch.arange(self.own.shape[1], device=self.own.device), 0.0
+        for place, weight in zip(places, weights, strict=True):
+            won = torch.ones_like(place)
+            for rival in range(place.shape[1]):
+                # Of equal scores the earlier draw's counts as the larger.
+                below, swapped = (
+                    ((theirs := one[:, rival, None]) < place) | ((theirs == place) & (draw < rival))
+                    for one in places
+                )
+                own, other = (one[:, rival, None] for one in weights)
+                won = torch.where(draw == rival, won, won * (below * own + swapped * other))
+            found = found + torch.where(place > self.floors, weight * won, 0.0)
+        assert isinstance(found, Tensor)
+        return found
 
 
 def _ceilings(kept: Tensor, drawn: Tensor, ratios: Tensor, totals: Tensor) -> Tensor:
@@ -201,7 +252,8 @@ def _partners(lines: Lines, own: Tensor, windows: Tensor) -> tuple[Tensor, Tenso
     """The partner of each position (its own if it has none), and the probability of scoring there."""
     gains, starts = lines.gains.gather(1, windows), lines.borders.gather(1, windows)
     is_above = own > lines.floors
-    offered = torch.where(is_above, own**lines.widths - starts**lines.widths, 0.0)
+    powers = lines.degrees.powers
+    offered = torch.where(is_above, powers(own)[2] - powers(starts)[2], 0.0)
     levels = lines.heights.gather(1, windows) + (gains * (own - starts) - offered)
     here = _densities(lines, own)
     is_left = here > gains
@@ -238,47 +290,35 @@ def _crossings(
 ) -> Float64[Tensor, "nodes draws"]:
     """Solve E = level for each draw in a window in which E is concave, left or right of its peak.
 
-    A quadratic at the peak gives the first guess. Then Newton's method, on E where E is steepest
-    (left), on `w - (w^K + E - level)^(1/K)` to the right, where w^K takes over and this is almost a
-    line. Both are concave or convex: from the second step on they approach the crossing from
-    outside.
+    Each step solves the quadratic with the value, slope and bend of E; the first one starts about
+    the peak. To the right, where w^K soon takes over, `(w^K + E - level)^(1/K)` is nearer.
     """
-    width, start, gain = (
-        lines.widths,
-        lines.borders.gather(1, windows),
-        lines.gains.gather(1, windows),
-    )
-    stop, base = lines.borders.gather(1, windows + 1), lines.heights.gather(1, windows) - levels
-    is_flat = start < lines.floors  # below w0 the surplus is a line
-    foot = torch.where(is_flat, 0.0, start**width)
-    peak = torch.where(
-        is_flat, stop, torch.minimum((gain / width).clamp(0.0, 1.0) ** (1.0 / (width - 1.0)), stop)
-    )
-    peak = torch.maximum(peak, start)
-    rise = (base + gain * (peak - start) - torch.where(is_flat, 0.0, peak**width - foot)).clamp_min(
-        0.0
-    )
-    slope = torch.where(is_flat, gain, gain - width * peak ** (width - 1.0)).abs()
-    bend = torch.where(is_flat, 0.0, width * (width - 1.0) * peak ** (width - 2.0).clamp_min(0.0))
-    span = 2.0 * rise / (slope + (slope * slope + 2.0 * bend * rise).sqrt())
-    guess = w = torch.where(
-        rise > 0.0, torch.clamp(torch.where(is_left, peak - span, peak + span), start, stop), peak
-    )
-    lead, degree, slant = base + foot - gain * start, width - 1.0, gain / width
-    for _ in range(NEWTON_STEPS):
-        bound = torch.addcmul(lead, gain, w)  # w^K + E - level
-        power = w**degree
-        risen = torch.addcmul(bound, power, w, value=-1.0) / torch.addcmul(
-            gain, power, width, value=-1.0
+    degrees, width = lines.degrees, lines.degrees.widths
+    start, stop = lines.borders.gather(1, windows), lines.borders.gather(1, windows + 1)
+    gain, base = lines.gains.gather(1, windows), lines.heights.gather(1, windows) - levels
+    lead = base + degrees.powers(start)[2] - gain * start
+    peak = (gain / width).clamp(0.0, 1.0) ** (1.0 / (width - 1.0))
+    w = torch.clamp(peak.float().double(), start, stop)
+    for step in range(STEPS):
+        least, less, power = degrees.powers(w)
+        excess, slope = lead + gain * w - power, gain - width * less
+        bend = width * (width - 1.0) * least
+        square = slope * slope + 2.0 * bend * excess
+        side = torch.where(is_left, 1.0, -1.0) * square.clamp_min(0.0).sqrt()
+        near = torch.where(
+            is_left ^ (slope < 0.0), -2.0 * excess / (slope + side), (slope - side) / bend
         )
-        root = bound.clamp_min(0.0) ** (1.0 / width)
-        fallen = (w - root) / (1.0 - slant * root / bound)
-        w = torch.clamp(w - torch.where(is_left, risen, fallen), start, stop)
-    # 0 / 0: the crossing is the peak itself, or (K = 1) the guess is exact and the step is
-    # undefined.
-    return torch.where(is_flat | w.isnan(), guess, w)
+        way = torch.where(square > 0.0, near, torch.where(bend > 0.0, slope / bend, 0.0))
+        w = torch.clamp(w + way, start, stop)
+        if step == 0:
+            root = (lead + gain * w).clamp_min(0.0) ** (1.0 / width)
+            root = torch.clamp(root.float().double(), start, stop)
+            w = torch.where(is_left, w, root)
+    # Below w0 the surplus is a line.
+    return torch.where(start < lines.floors, torch.clamp(start - base / gain, start, stop), w)
 
 
 def _densities(lines: Lines, w: Tensor) -> Tensor:
     """Density xt of the largest score, cut off at w0."""
-    return torch.where(w > lines.floors, lines.widths * w ** (lines.widths - 1.0), 0.0)
+    power = lines.degrees.powers(w)[1]
+    return torch.where(w > lines.floors, lines.degrees.widths * power, 0.0)

@@ -1,0 +1,1 @@
+"""The five-minute check of a machine with a GPU."""

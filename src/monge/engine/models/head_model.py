@@ -1,0 +1,172 @@
+"""A head that attends to what it has read: its cache, its masks and its programs, beside a target."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from monge.core.model import CachedStep, Forward, NodeBlock
+from monge.engine.models.masks import MaskFormat, chain_visibility, forward_inputs
+from monge.engine.models.tree_cache import TreeCache
+
+StepInputs = tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor], Tensor, Sequence[Tensor]]
+"""The arguments of a `CachedStep`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRun:
+    """A step of a head, and the program that runs few of its nodes.
+
+    Args:
+        module: The step.
+        program: Takes the arguments of the module, with a mask for any number of columns.
+        max_rows: Nodes that the program reads.
+    """
+
+    module: CachedStep
+    program: Forward
+    max_rows: int
+
+    def __call__(
+        self,
+        token_ids: Tensor,
+        states: Tensor,
+        places: tuple[Tensor, Tensor, Tensor],
+        mask: Tensor,
+        kept: Sequence[Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """Run the step; see `CachedStep.forward`."""
+        run = self.program if token_ids.numel() <= self.max_rows else self.module
+        found, logits = run(token_ids, states, places, mask, kept)
+        return found, logits
+
+
+class CachedHead:
+    """See `core.model.HeadModel`.
+
+    Args:
+        read: Reads committed tokens and the target's states.
+        step: Reads drafted tokens and the head's own states.
+        like: A tensor of the type of keys and values, on the head's device.
+    """
+
+    def __init__(self, read: StepRun, step: StepRun, like: Tensor) -> None:
+        self._reader, self._step, self._device = read, step, like.device
+        shapes = step.module.cache_shapes
+        self._form = MaskFormat({"all": step.module.window}, "sdpa", like.dtype, like.device)
+        # Graphs of a device are captured for its memory, so that it is to move seldom.
+        room = {} if like.is_cpu else {"growth": 1.5, "least": 512}
+        self._cache = TreeCache(len(shapes) // 2, like.device, **room)
+        self._cache.lay_out(shapes, like.dtype)
+
+    def open(self, sequence: int) -> None:
+        self._cache.open(sequence)
+
+    def read(
+        self, blocks: Mapping[int, NodeBlock], states: Float[Tensor, "nodes width"]
+    ) -> tuple[Float[Tensor, "nodes hidden"], Float[Tensor, "sequences vocab"]]:
+        found, logits = self._run(self._reader, blocks, states, only_last=True)
+        for sequence, block in blocks.items():
+            row = self._cache.row(sequence)
+            row.length += len(block.token_ids)
+            row.nodes.clear()
+        return found, logits
+
+    def extend(
+        self, blocks: Mapping[int, NodeBlock], states: Float[Tensor, "nodes width"]
+    ) -> tuple[Float[Tensor, "nodes hidden"], Float[Tensor, "nodes vocab"]]:
+        return self._run(self._step, blocks, states, only_last=False)
+
+    def drop(self, sequence: int) -> None:
+        self._cache.row(sequence).nodes.clear()
+
+    def close(self, sequence: int) -> None:
+        with torch.inference_mode():  # in which the cache grew, so that it may be written
+            self._cache.close(sequence)
+            if not self._cache.num_open:
+                self._cache.give_back()
+
+    def _run(
+        self, run: StepRun, blocks: Mapping[int, NodeBlock], states: Tensor, *, only_last: bool
+    ) -> tuple[Tensor, Tensor]:
+        cache = self._cache
+        where = cache.together(blocks)
+        rows = cache.rows_in(where)
+        starts = [row.end for row in rows]
+        for row in rows:
+            row.nodes.add(blocks[row.sequence])
+        counts = [len(block.token_ids) for block in blocks.values()]
+        batch, width = len(rows), max(counts)
+        cache.place(where, starts, width)
+        if batch == 1 and rows[0].nodes.is_chain and self._form.windows["all"] is None:
+            (block,) = blocks.values()
+            ids, positions = torch.tensor([block.token_ids]), _run_of(starts[0], width)[None]
+            columns, mask = positions, chain_visibility(width, starts[0])[None]
+        else:
+            lengths, nodes = [row.length for row in rows], [row.nodes for row in rows]
+            given = [blocks[row.sequence] for row in rows]
+            ids, positions, visible = forward_inputs(lengths, nodes, given, width)
+            mask = self._form.masks(visible, positions, lengths, nodes)["all"]
+            columns = cache.columns(width)
+        # Rows lie in the order of the cache, and blocks in the order of the requests.
+        firsts = [(cache.index(sequence) - where.start) * width for sequence in blocks]
+        is_dense = batch * width == sum(counts) and firsts == sorted(firsts)
+        shown = all_nodes = (
+            _run_of(0, batch * width)
+            if is_dense
+            else torch.cat([_run_of(*one) for one in zip(firsts, counts, strict=True)])
+        ).to(self._device, non_blocking=True)
+        if only_last:
+            ends = [first + count - 1 for first, count in zip(firsts, counts, strict=True)]
+            shown = torch.tensor(ends).to(self._device, non_blocking=True)
+        if not is_dense:
+            padded = states.new_zeros(batch * width, states.shape[1])
+            padded[all_nodes] = states
+            states = padded
+        ids, positions, columns, mask = (
+            one.to(self._device, non_blocking=True) for one in (ids, positions, columns, mask)
+        )
+        with torch.inference_mode():
+            found, logits = run(
+                ids,
+                states.unflatten(0, (batch, width)),
+                (positions, columns, shown),
+                mask,
+                cache.kept(),
+            )
+            found = found.flatten(0, 1)
+            return (found if is_dense else found[all_nodes]), logits
+
+
+def step_inputs(step: CachedStep, like: Tensor, batch: int, nodes: int, logits: int) -> StepInputs:
+    """Return inputs of a step with artificial numbers, no two rows alike; sizes all differ where `batch` is 2.
+
+    Args:
+        step: The step.
+        like: A tensor of the type of the step's numbers.
+        batch: Number of texts.
+        nodes: Nodes of each.
+        logits: Nodes with logits.
+    """
+
+    def wave(*shape: int) -> Tensor:
+        count = torch.Size(shape).numel()
+        return (2 * torch.sin(1.3 * torch.arange(count, dtype=torch.float64))).view(shape).to(like)
+
+    capacity, device = 16, like.device
+    columns = torch.arange(8, 8 + nodes).repeat(batch, 1).to(device)
+    return (
+        torch.arange(batch * nodes).view(batch, nodes).to(device),
+        wave(batch, nodes, step.width),
+        (columns, columns.clone(), (torch.arange(logits) % (batch * nodes)).to(device)),
+        chain_visibility(nodes, 8)[None].repeat(batch, 1, 1, 1).to(device),
+        [wave(batch, heads, capacity, dim) for heads, dim in step.cache_shapes],
+    )
+
+
+@lru_cache(maxsize=1024)
+def _run_of(start: int, count: int) -> Tensor:
+    return torch.arange(start, start + count)
