@@ -64,7 +64,7 @@ class GrammarCompiler:
         from llguidance import LLMatcher, grammar_from
 
         # A schema may bring options of the library, which must not win over these.
-        options = {
+        options: Any = {
             "whitespace_flexible": grammar.any_whitespace,
             "item_separator": "," if grammar.any_whitespace else ", ",
             "key_separator": ":" if grammar.any_whitespace else ": ",
