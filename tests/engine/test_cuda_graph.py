@@ -19,9 +19,9 @@ from monge.backends.cuda import (
 )
 from monge.core.errors import BackendError
 from monge.core.model import NodeBlock
-from monge.engine.models import hf_tree
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.models.network_facts import OutputLayer
+from monge.engine.models.tree_cache import RECORDED_ROOM, TreeCache
 from monge.heads.readers.eagle3 import cached_steps
 from monge.heads.readers.registry import load_head
 from tests.engine import pretend
@@ -101,7 +101,7 @@ def test_sizes(device, num_nodes, num_rows):
 
 def test_decoding_records_nothing_that_it_has(device, monkeypatch):
     """Every width once, then only where the cache has moved."""
-    monkeypatch.setattr(hf_tree, "_LEAST", 64)
+    monkeypatch.setitem(RECORDED_ROOM, "least", 64)
     capture = pretend.Rerun()
     models = both(network("llama", "sdpa"), device, capture)
     for model in models:
@@ -183,6 +183,58 @@ def test_without_room_other_sizes_run_as_they_are(device):
     text = "no memory for the CUDA graph of 1 requests by 2 nodes with 0 MiB of keys and values; 1 graphs are captured"
     assert str(warning.message).startswith(text)
     assert "tried to allocate 2 GiB" in str(warning.message)
+
+
+class TestPrepared:
+    """Graphs that are captured before there is a text."""
+
+    def test_more_requests_than_were_prepared(self, device):
+        capture = pretend.Rerun()
+        models = both(network("llama", "sdpa"), device, capture)
+        models[1].prepare(2, 4)
+        count = capture.num_captured
+        texts = dict(enumerate(prompts((5, 3, 8, 2, 6), seed=3)))
+        for model in models:
+            model.open(texts)
+        assert_equal_rounds(models, {row: NodeBlock.chain((5, 9)) for row in texts}, (0,))
+        assert capture.num_captured == count, "a batch of five runs as it is"
+        for model in models:
+            for row in (2, 3, 4):
+                model.close(row)
+        assert_equal_rounds(models, {row: NodeBlock.chain((7,)) for row in (0, 1)}, (0,))
+        assert capture.num_captured == count + 1, (
+            "the cache has moved, and two requests have a graph"
+        )
+
+    def test_without_room_for_all_graphs(self, device):
+        models = both(network("llama", "sdpa"), device, NoRoom(8))
+        with pytest.warns(UserWarning, match="no memory for the CUDA graph") as told:
+            models[1].prepare(4, 8)
+        assert len(told) == 1
+        texts = dict(enumerate(prompts((5, 3, 8), seed=3)))
+        for model in models:
+            model.open(texts)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for size in (1, 3, 6):
+                tokens = prompts((size,), seed=size)[0]
+                assert_equal_rounds(models, dict.fromkeys(texts, NodeBlock.chain(tokens)), (0,))
+
+    def test_without_room_for_keys_and_values(self, device, monkeypatch):
+        capture = pretend.Rerun()
+        models = both(network("llama", "sdpa"), device, capture)
+
+        def full(self, rows):
+            raise torch.OutOfMemoryError("full")
+
+        count = capture.num_captured
+        monkeypatch.setattr(TreeCache, "reserve", full)
+        with pytest.warns(UserWarning, match="no memory for keys and values of 4 requests"):
+            models[1].prepare(4, 8)
+        assert capture.num_captured == count
+        for model in models:
+            model.open({0: (5, 6)})
+        assert_equal_rounds(models, {0: NodeBlock.chain((5, 9))}, (0,))
 
 
 def test_what_a_step_gave_stays(device):

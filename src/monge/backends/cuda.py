@@ -247,7 +247,7 @@ class CudaGraphForward(ForwardProgram):
 
 
 def _captured(capture: Capture, work: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
-    note_preparation("CUDA graph")
+    note_preparation()
     # Also where graphs are captured outside of a forward.
     with torch.inference_mode():
         return capture(work)

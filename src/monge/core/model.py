@@ -301,7 +301,7 @@ class PreparedModel(SequenceModel, Protocol):
     """A network whose programs can be made before there is a text."""
 
     def prepare(self, num_rows: int, num_nodes: int) -> None:
-        """Make what reads blocks of up to so many sequences and nodes a sequence.
+        """Make the programs for blocks of up to `num_rows` sequences with `num_nodes` nodes each.
 
         Nothing is done while sequences are open, or where programs take blocks of all sizes.
         """

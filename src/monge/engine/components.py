@@ -223,7 +223,7 @@ class Components:
         return not members or any(one.runs_network and one.name == name for one in members)
 
     def prepare(self, max_batch_size: int) -> None:
-        """Let networks make the programs that rounds of up to so many requests need, before any text."""
+        """Let the networks make their programs for rounds of up to `max_batch_size` requests."""
         can = self.capabilities
         most = _MOST_NODES if can.max_nodes is None else can.max_nodes
         # A draft model reads a level at a time, and two tokens where all drafts were accepted.

@@ -94,7 +94,7 @@ class ForwardProgram(ABC):
         """
 
     def prepare(self, num_rows: int, num_nodes: int, cache: TreeCache) -> None:  # noqa: B027
-        """Make what reads blocks of up to so many rows and nodes a row; by default, nothing is made.
+        """Prepare for blocks of up to this number of rows and of nodes a row; by default, do nothing.
 
         Args:
             num_rows: Texts that are decoded together.
@@ -140,7 +140,7 @@ class PendingProgram(ABC):
 @contextmanager
 def compiling(seconds: Sequence[int]) -> Iterator[None]:
     """Announce programs by the seconds that each takes, and leave inference mode, in which nothing is traced."""
-    note_preparation("program")
+    note_preparation()
     needed = [one for one in seconds if one]
     what, total = "1 program" if len(needed) == 1 else f"{len(needed)} programs", sum(needed)
     if needed:

@@ -1,7 +1,6 @@
 """A head that attends to what it has read: its cache, its masks and its programs, beside a target."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -10,57 +9,32 @@ from torch import Tensor
 
 from monge.core.model import CachedStep, Forward, NodeBlock
 from monge.engine.models.masks import MaskFormat, chain_visibility, forward_inputs
-from monge.engine.models.tree_cache import TreeCache
+from monge.engine.models.tree_cache import RECORDED_ROOM, TreeCache
 
 StepInputs = tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor], Tensor, Sequence[Tensor]]
 """The arguments of a `CachedStep`."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepRun:
-    """A step of a head, and the program that runs few of its nodes.
-
-    Args:
-        module: The step.
-        program: Takes the arguments of the module, with a mask for any number of columns.
-        max_rows: Nodes that the program reads.
-    """
-
-    module: CachedStep
-    program: Forward
-    max_rows: int
-
-    def __call__(
-        self,
-        token_ids: Tensor,
-        states: Tensor,
-        places: tuple[Tensor, Tensor, Tensor],
-        mask: Tensor,
-        kept: Sequence[Tensor],
-    ) -> tuple[Tensor, Tensor]:
-        """Run the step; see `CachedStep.forward`."""
-        run = self.program if token_ids.numel() <= self.max_rows else self.module
-        found, logits = run(token_ids, states, places, mask, kept)
-        return found, logits
-
-
 class CachedHead:
     """See `core.model.HeadModel`.
 
+    Positions count from the first token that the head reads: rotary embeddings depend on differences
+    of positions only.
+
     Args:
-        read: Reads committed tokens and the target's states.
-        step: Reads drafted tokens and the head's own states.
+        read: Runs the step on committed tokens and the target's states.
+        extend: Runs the step on drafted tokens and the head's own states.
+        step: The step, for the shapes of its cache and its window.
         like: A tensor of the type of keys and values, on the head's device.
     """
 
-    def __init__(self, read: StepRun, step: StepRun, like: Tensor) -> None:
-        self._reader, self._step, self._device = read, step, like.device
-        shapes = step.module.cache_shapes
-        self._form = MaskFormat({"all": step.module.window}, "sdpa", like.dtype, like.device)
-        # Graphs of a device are captured for its memory, so that it is to move seldom.
-        room = {} if like.is_cpu else {"growth": 1.5, "least": 512}
-        self._cache = TreeCache(len(shapes) // 2, like.device, **room)
-        self._cache.lay_out(shapes, like.dtype)
+    def __init__(self, read: Forward, extend: Forward, step: CachedStep, like: Tensor) -> None:
+        self._read, self._extend, self._device = read, extend, like.device
+        self._form = MaskFormat({"all": step.window}, "sdpa", like.dtype, like.device)
+        # A device captures graphs for the memory of the cache.
+        room = {} if like.is_cpu else RECORDED_ROOM
+        self._cache = TreeCache(len(step.cache_shapes) // 2, like.device, **room)
+        self._cache.lay_out(step.cache_shapes, like.dtype)
 
     def open(self, sequence: int) -> None:
         self._cache.open(sequence)
@@ -68,7 +42,7 @@ class CachedHead:
     def read(
         self, blocks: Mapping[int, NodeBlock], states: Float[Tensor, "nodes width"]
     ) -> tuple[Float[Tensor, "nodes hidden"], Float[Tensor, "sequences vocab"]]:
-        found, logits = self._run(self._reader, blocks, states, only_last=True)
+        found, logits = self._run(self._read, blocks, states, only_last=True)
         for sequence, block in blocks.items():
             row = self._cache.row(sequence)
             row.length += len(block.token_ids)
@@ -78,7 +52,7 @@ class CachedHead:
     def extend(
         self, blocks: Mapping[int, NodeBlock], states: Float[Tensor, "nodes width"]
     ) -> tuple[Float[Tensor, "nodes hidden"], Float[Tensor, "nodes vocab"]]:
-        return self._run(self._step, blocks, states, only_last=False)
+        return self._run(self._extend, blocks, states, only_last=False)
 
     def drop(self, sequence: int) -> None:
         self._cache.row(sequence).nodes.clear()
@@ -90,7 +64,7 @@ class CachedHead:
                 self._cache.give_back()
 
     def _run(
-        self, run: StepRun, blocks: Mapping[int, NodeBlock], states: Tensor, *, only_last: bool
+        self, run: Forward, blocks: Mapping[int, NodeBlock], states: Tensor, *, only_last: bool
     ) -> tuple[Tensor, Tensor]:
         cache = self._cache
         where = cache.together(blocks)

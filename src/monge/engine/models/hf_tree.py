@@ -21,7 +21,7 @@ from monge.engine.models.forward_program import (
     backend_of,
     compiling,
 )
-from monge.engine.models.head_model import CachedHead, StepRun
+from monge.engine.models.head_model import CachedHead
 from monge.engine.models.hf_model import HfModel
 from monge.engine.models.hidden_states import HiddenStateLog, HiddenStates
 from monge.engine.models.masks import MaskFormat, forward_inputs
@@ -31,14 +31,10 @@ from monge.engine.models.network_facts import (
     no_tree_reason,
     num_weights,
 )
-from monge.engine.models.tree_cache import CacheRow, TreeCache
+from monge.engine.models.tree_cache import RECORDED_ROOM, CacheRow, TreeCache
 
 _PREFILL: Final = 1024
 """Tokens of a prompt that one forward reads: bounds the mask and the activations, not the prompt."""
-_GROWTH: Final = 1.5
-"""Growth of the cache of a program of fixed widths, which is prepared again when the cache moves."""
-_LEAST: Final = 512
-"""Columns that such a cache keeps: else every short text would prepare its programs anew."""
 _UNWANTED: Final = 1 << 20
 """Most logits that a program may compute without need, for a short prompt and a small vocabulary."""
 _FORWARD: Final = 32
@@ -93,7 +89,7 @@ class HfTreeModel(HfModel):
         self._form = MaskFormat(windows, attention, self.dtype, self._device)
         room: dict[str, Any] = {}
         if isinstance(program, ForwardProgram) and program.widths:
-            room = {"growth": _GROWTH, "least": _LEAST, "spare": program.widths[-1]}
+            room = {**RECORDED_ROOM, "spare": program.widths[-1]}
         self._cache = TreeCache(config.num_hidden_layers, model.device, **room)
         self.use_program(program)
         self.hidden_size = int(config.hidden_size)
@@ -228,10 +224,13 @@ class HfTreeModel(HfModel):
         for module in (read, step):
             if module.embedding is None:
                 module.embedding = self.network.get_input_embeddings()
-        read_run, step_run = (
-            StepRun(module, self._made(module, (like,)) or module, _ROWS) for module in (read, step)
-        )
-        return CachedHead(read_run, step_run, like)
+        return CachedHead(self._step_run(read, like), self._step_run(step, like), step, like)
+
+    def _step_run(self, step: CachedStep, like: Tensor) -> Forward:
+        program = self._made(step, (like,))
+        if program is None:
+            return step
+        return lambda ids, *inputs: (program if ids.numel() <= _ROWS else step)(ids, *inputs)
 
     def pack_module(self, module: torch.nn.Module) -> None:
         """See `ModuleHost`."""
