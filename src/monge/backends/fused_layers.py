@@ -163,7 +163,8 @@ class _Product:
         """Multiply for all layers; return what the first gives."""
         parts = torch.nn.functional.linear(rows, self._weight, self._bias)
         first, *rest = parts.split(self._widths, dim=-1)
-        self._parts = rest[::-1]
+        # A list, not a slice of what `*` gives: torch 2.11 compiles that as a tuple.
+        self._parts = list(rest)[::-1]
         return first
 
     def later(self, rows: Tensor) -> Tensor:

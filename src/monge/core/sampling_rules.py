@@ -162,6 +162,19 @@ def probs_from_logits(
     return probs
 
 
+def probs_under(
+    rules: SamplingRules, logits: Float[Tensor, "batch nodes vocab"]
+) -> Float64[Tensor, "batch nodes vocab"]:
+    """`probs_from_logits` for requests of the same rules."""
+    return probs_from_logits(
+        logits,
+        temperature=rules.temperature,
+        top_k=rules.top_k,
+        top_p=rules.top_p if rules.top_p < 1 else None,
+        min_p=rules.min_p or None,
+    )
+
+
 def _largest(logits: Float[Tensor, "nodes vocab"]) -> list[tuple[float, int]]:
     """The largest logit of every row, NaN where there is one, and the first place where it stands."""
     # Numpy takes a tenth of the time, and greedy rounds ask at every node.

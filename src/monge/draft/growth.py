@@ -1,8 +1,9 @@
 """Grows trees with a network: one request, or several requests together."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -10,9 +11,10 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from monge.core.context import Context, DraftPlan
-from monge.core.draws import Draws
+from monge.core.draws import Draws, can_peek
 from monge.core.errors import OptionError
 from monge.core.law import Law, renamed
+from monge.core.levels import DrawnTree, LevelShape
 from monge.core.model import NodeBlock
 from monge.core.proposal import Deterministic
 from monge.core.sampling_rules import SamplingRules, laws_from_logits
@@ -20,6 +22,13 @@ from monge.core.tree import GrowingTree
 from monge.draft.base import Capabilities, Draft, State
 from monge.draft.level_draws import DrawnLevel, Level, draw_levels
 from monge.draft.tree.base import TreeBuilder, TreeLimits
+from monge.draft.tree.fixed_width import LevelTree
+
+TreeDraws = Callable[
+    [Mapping[int, Tensor], Mapping[int, Sequence[float]], LevelShape, Tensor | None],
+    Mapping[int, DrawnTree],
+]
+"""Draws whole trees of one shape, and reads all levels but the last; see `core.model.LevelModel`."""
 
 
 def check_top_k(top_k: int | None) -> None:
@@ -146,13 +155,46 @@ class TreeExpansion:
             # These nodes get no candidates, which does not depend on draws below them.
             text = f"{self.network}, request {self.request_id}: logits are not finite; drafting stops here"
             warnings.warn(text, stacklevel=2)
-            logits = logits[[row for row, node in enumerate(laws) if node in finite]]
         if not finite:
             self.frontier = ()
             return
+        if len(finite) < len(laws):
+            logits = logits[[row for row, node in enumerate(laws) if node in finite]]
         if (ids := self.draft_ids) is not None:
             finite = {node: renamed(law, ids) for node, law in finite.items()}
         self._attach(tuple(finite), list(finite.values()), logits, self.draws)
+
+    def attach(self, shape: LevelShape, token_ids: Sequence[int], laws: Sequence[Law]) -> None:
+        """Attach levels that are drawn and read already.
+
+        Args:
+            shape: The levels.
+            token_ids: Tokens of their nodes.
+            laws: Draft laws of the nodes with children.
+        """
+        tokens, left, ends = iter(token_ids), iter(laws), len(shape.widths)
+        for level, width in enumerate(shape.widths):
+            nodes = self.frontier
+            drawn = DrawnLevel(
+                nodes=nodes,
+                laws=list(islice(left, len(nodes))),
+                tokens=(tuple(islice(tokens, width)) for _ in nodes),
+                draws=self.draws,
+            )
+            self.frontier = tuple(
+                self.builder.expand(self.tree, nodes, drawn.laws, self.plan, drawn)
+            )
+            if level + 1 < ends:
+                self.read.note(self.frontier)
+        self.frontier = ()
+
+    def shape(self, max_depth: int | None) -> LevelShape | None:
+        """Return the levels that can be drawn at once, or `None` if each is drawn by itself."""
+        builder = self.builder
+        is_free = self.plan.min_token_prob is None and can_peek(self.draws)
+        if not is_free or not isinstance(builder, LevelTree):
+            return None
+        return builder.shape(self.plan, self.rules, max_depth)
 
     def level(self, logits: Float[Tensor, "nodes some"]) -> Level:
         """Return what draws the children of the frontier."""
@@ -263,11 +305,13 @@ class LevelForward:
         extend: Read a block of nodes of each request, and return the logits at them.
         reset: Drop the nodes of a request that were read below the root.
         max_depth: Largest depth with a draft law; `None` for unbounded.
+        draw: Draws and reads whole trees; `None` if the network cannot.
     """
 
     extend: Callable[[Mapping[int, NodeBlock]], Mapping[int, Float[Tensor, "nodes some"]]]
     reset: Callable[[TreeExpansion], object]
     max_depth: int | None = None
+    draw: TreeDraws | None = None
 
     def read(self, rows: Sequence[TreeExpansion]) -> Mapping[int, Float[Tensor, "nodes some"]]:
         """Read the frontiers of these requests and return their logits."""
@@ -301,7 +345,8 @@ def expand_trees(
         logits: The network's logits at their roots, by request.
         forward: Reads the levels below.
     """
-    active, depth = list(rows), 1
+    drawn = _draw_trees(rows, logits, forward)
+    active, depth = [row for row in rows if row.request_id not in drawn], 1
     while active:
         # Tokens of a vocabulary of the draft's own are drawn one by one, as is all on a CPU.
         together = [
@@ -318,6 +363,46 @@ def expand_trees(
             return
         logits = _read(active, forward)
         active = [row for row in active if row.frontier]
+
+
+def _draw_trees(
+    rows: Sequence[TreeExpansion], logits: Mapping[int, Tensor], forward: LevelForward
+) -> set[int]:
+    """Draw whole trees without a wait between their levels; return the requests whose trees are drawn.
+
+    All others have drawn nothing: those whose trees are of another kind, those with a law that is
+    not finite, and all if the network raises.
+    """
+    groups: dict[Hashable, dict[int, tuple[TreeExpansion, LevelShape]]] = {}
+    for row in rows if forward.draw is not None else ():
+        request, shape = row.request_id, row.shape(forward.max_depth)
+        if shape is not None and not logits[request].is_cpu:
+            key = row.builder, shape.rules, logits[request].shape
+            groups.setdefault(key, {})[request] = row, shape
+    done = set[int]()
+    for group in groups.values():
+        assert forward.draw is not None
+        _, deepest = max(group.values(), key=lambda one: len(one[1].widths))
+        ids = next(row.draft_ids for row, _ in group.values())
+        count = sum(deepest.sizes)
+        uniforms = {
+            request: row.draws.peek(count)
+            for request, (row, _) in group.items()
+            if can_peek(row.draws)
+        }
+        try:
+            found = forward.draw({one: logits[one] for one in group}, uniforms, deepest, ids)
+        except Exception:  # noqa: BLE001  nothing is drawn yet, so each level is read with what is known of errors
+            found = {}
+        for request, (row, shape) in group.items():
+            token_ids, laws = found.get(request, ((-1,), ()))
+            own = token_ids[: sum(shape.sizes)]
+            if min(own) < 0:
+                forward.reset(row)
+            else:
+                row.attach(shape, own, laws)
+                done.add(request)
+    return done
 
 
 def _read(rows: Sequence[TreeExpansion], forward: LevelForward) -> Mapping[int, Tensor]:

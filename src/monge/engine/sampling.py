@@ -10,7 +10,7 @@ from torch import Tensor
 from monge.core.context import Context
 from monge.core.errors import ProcessorError
 from monge.core.law import Law
-from monge.core.sampling_rules import law_from_logits, laws_from_logits, probs_from_logits
+from monge.core.sampling_rules import law_from_logits, laws_from_logits, probs_under
 from monge.core.tree import TokenTree
 from monge.engine.processors import Processor, check_scores, fork, has_state, name_of
 
@@ -76,14 +76,7 @@ class NodeLaws:
 
     def stacked(self) -> Float64[Tensor, "nodes vocab"]:
         """Return all laws, without processors."""
-        rules = self._context.rules
-        return probs_from_logits(
-            self._logits[None],
-            temperature=rules.temperature,
-            top_k=rules.top_k,
-            top_p=rules.top_p if rules.top_p < 1 else None,
-            min_p=rules.min_p or None,
-        )[0]
+        return probs_under(self._context.rules, self._logits[None])[0]
 
     @property
     def _makes_all(self) -> bool:

@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
+from monge.core.levels import DrawnTree, LevelShape, draw_trees
 from monge.core.model import CachedStep, Forward, NodeBlock
 from monge.engine.models.masks import MaskFormat, chain_visibility, forward_inputs
 from monge.engine.models.tree_cache import RECORDED_ROOM, TreeCache
@@ -54,6 +55,32 @@ class CachedHead:
     ) -> tuple[Float[Tensor, "nodes hidden"], Float[Tensor, "nodes vocab"]]:
         return self._run(self._extend, blocks, states, only_last=False)
 
+    def draw_trees(
+        self,
+        logits: Mapping[int, Float[Tensor, "one vocab"]],
+        states: Mapping[int, Float[Tensor, "one hidden"]],
+        uniforms: Mapping[int, Sequence[float]],
+        shape: LevelShape,
+        draft_ids: Int64[Tensor, " vocab"] | None,
+    ) -> dict[int, DrawnTree]:
+        rows = self._cache.rows_in(self._cache.together(logits))
+        ordered = {row.sequence: logits[row.sequence] for row in rows}
+        above = torch.stack([states[sequence] for sequence in ordered])
+
+        def read(token_ids: Tensor, level: int) -> Tensor:
+            nonlocal above
+            block = NodeBlock((0,) * shape.sizes[level], shape.parents(level))
+            given = above.repeat_interleave(shape.widths[level], 1).flatten(0, 1)
+            blocks = dict.fromkeys(ordered, block)
+            found, scores = self._run(
+                self._extend, blocks, given, only_last=False, token_ids=token_ids
+            )
+            above = found.unflatten(0, token_ids.shape)
+            return scores.unflatten(0, token_ids.shape)
+
+        with torch.inference_mode():
+            return draw_trees(ordered, uniforms, shape, draft_ids, read)
+
     def drop(self, sequence: int) -> None:
         self._cache.row(sequence).nodes.clear()
 
@@ -64,8 +91,15 @@ class CachedHead:
                 self._cache.give_back()
 
     def _run(
-        self, run: Forward, blocks: Mapping[int, NodeBlock], states: Tensor, *, only_last: bool
+        self,
+        run: Forward,
+        blocks: Mapping[int, NodeBlock],
+        states: Tensor,
+        *,
+        only_last: bool,
+        token_ids: Int64[Tensor, "batch nodes"] | None = None,
     ) -> tuple[Tensor, Tensor]:
+        """Run a step on blocks; their tokens are those on the device, row by row, where they are given."""
         cache = self._cache
         where = cache.together(blocks)
         rows = cache.rows_in(where)
@@ -105,7 +139,7 @@ class CachedHead:
         )
         with torch.inference_mode():
             found, logits = run(
-                ids,
+                ids if token_ids is None else token_ids,
                 states.unflatten(0, (batch, width)),
                 (positions, columns, shown),
                 mask,

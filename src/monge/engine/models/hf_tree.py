@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from monge.core.errors import BackendError, MongeError, UnsupportedModelError
+from monge.core.levels import DrawnTree, LevelShape, draw_trees
 from monge.core.model import CachedStep, Forward, NodeBlock
 from monge.engine.clock import now
 from monge.engine.models.forward_program import (
@@ -168,6 +169,26 @@ class HfTreeModel(HfModel):
             for sequence, block in blocks.items()
         }
 
+    def draw_trees(
+        self,
+        logits: Mapping[int, Float[Tensor, "one vocab"]],
+        uniforms: Mapping[int, Sequence[float]],
+        shape: LevelShape,
+        draft_ids: Int64[Tensor, " vocab"] | None = None,
+    ) -> dict[int, DrawnTree]:
+        """See `LevelModel`."""
+        rows = self._cache.rows_in(self._cache.together(logits))
+        ordered = {row.sequence: logits[row.sequence] for row in rows}
+
+        def read(token_ids: Tensor, level: int) -> Tensor:
+            block = NodeBlock((0,) * shape.sizes[level], shape.parents(level))
+            blocks = dict.fromkeys(ordered, block)
+            found = self._read(blocks, keep_logits=True, token_ids=token_ids)
+            return found[:, : shape.sizes[level]]
+
+        with torch.inference_mode():
+            return draw_trees(ordered, uniforms, shape, draft_ids, read)
+
     def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
         for sequence, path in paths.items():
             row = self._cache.row(sequence)
@@ -261,7 +282,14 @@ class HfTreeModel(HfModel):
             warnings.warn(f"part of a head runs eagerly: {error}", stacklevel=4)
             return None
 
-    def _read(self, blocks: Mapping[int, NodeBlock], *, keep_logits: bool) -> Tensor:
+    def _read(
+        self,
+        blocks: Mapping[int, NodeBlock],
+        *,
+        keep_logits: bool,
+        token_ids: Int64[Tensor, "batch nodes"] | None = None,
+    ) -> Tensor:
+        """Read blocks; their tokens are those on the device, row by row, where they are given."""
         rows = self._cache.together(blocks)
         members = self._cache.rows_in(rows)
         row_blocks = [blocks[row.sequence] for row in members]
@@ -272,16 +300,16 @@ class HfTreeModel(HfModel):
         width = max(len(block.token_ids) for block in row_blocks)
         if keep_logits and self._cache.is_settled and self._program is not None:
             width = next((wide for wide in self._program.widths if wide >= width), width)
-        token_ids, positions, visible = forward_inputs(lengths, nodes, row_blocks, width)
+        ids, positions, visible = forward_inputs(lengths, nodes, row_blocks, width)
         self._cache.place(rows, starts, width)
         masks = self._form.masks(visible, positions, lengths, nodes)
-        token_ids, positions = (
-            tensor.to(self._device, non_blocking=True) for tensor in (token_ids, positions)
-        )
+        ids, positions = (tensor.to(self._device, non_blocking=True) for tensor in (ids, positions))
+        if token_ids is not None:
+            ids[:, : token_ids.shape[1]] = token_ids
         start = now()
         with torch.inference_mode():
             try:
-                output = self._forward(token_ids, positions, masks, keep_logits=keep_logits)
+                output = self._forward(ids, positions, masks, keep_logits=keep_logits)
             except (TypeError, ValueError, AttributeError) as error:
                 if self._cache.is_settled or isinstance(error, MongeError):
                     raise

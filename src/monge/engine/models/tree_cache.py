@@ -220,9 +220,9 @@ class TreeCache(Cache):
             if max(one, other) >= self._num_rows:
                 self._resize(max(one, other) + 1, self._num_columns)
             # All copies first: where memory runs out, no layer has been exchanged without the others.
-            copies = [slab[:, [other, one]] for slab in self._slabs]
-            for slab, copy in zip(self._slabs, copies, strict=True):
-                slab[:, one], slab[:, other] = copy[:, 0], copy[:, 1]
+            copies = [(slab[:, one].clone(), slab[:, other].clone()) for slab in self._slabs]
+            for slab, (first, second) in zip(self._slabs, copies, strict=True):
+                slab[:, one], slab[:, other] = second, first
         rows[one], rows[other] = rows[other], rows[one]
         index_of[rows[one].sequence], index_of[rows[other].sequence] = one, other
 

@@ -1,0 +1,140 @@
+"""Levels of trees that are drawn as tensors, without asking the host in between.
+
+Draws are functions of uniforms, so these are the draws of the objects: `Proposal.draw` with the same
+numbers gives the same tokens, up to rounding of running sums.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
+
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from monge.core.law import Law, one_hot, sparse_part, trusted_law
+from monge.core.sampling_rules import SamplingRules, probs_under
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevelShape:
+    """Trees whose nodes of one depth all have the same number of children.
+
+    Args:
+        widths: Children of every node, from the root downwards.
+        replacement: Whether children are independent draws. Levels wider than one are then drawn by
+            the objects, where a repeated token is one node.
+        rules: How logits become draft laws.
+    """
+
+    widths: tuple[int, ...]
+    replacement: bool
+    rules: SamplingRules
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Nodes of every level below the root."""
+        return tuple(accumulate(self.widths, mul))
+
+    def parents(self, level: int) -> tuple[int, ...]:
+        """Return the parent of every node of a level, counted among the drafted nodes; the root is -1."""
+        if level == 0:
+            return (-1,) * self.widths[0]
+        first = sum(self.sizes[: level - 1])
+        return tuple(first + node // self.widths[level] for node in range(self.sizes[level]))
+
+
+DrawnTree = tuple[Sequence[int], Sequence[Law]]
+"""Tokens of a tree below its root, level by level: -1 where a law is not finite or has too few tokens, and anything below such
+a node. And the draft laws of the nodes with children, level by level."""
+
+ReadLevel = Callable[[Int64[Tensor, "trees level"], int], Float[Tensor, "trees level vocab"]]
+"""Reads the nodes of a level, counted from 0, and returns their logits."""
+
+
+def draw_trees(
+    logits: Mapping[int, Float[Tensor, "one vocab"]],
+    uniforms: Mapping[int, Sequence[float]],
+    shape: LevelShape,
+    draft_ids: Int64[Tensor, " vocab"] | None,
+    read: ReadLevel,
+) -> dict[int, DrawnTree]:
+    """Draw trees level by level; the network reads every level but the last, and the host waits once.
+
+    Args:
+        logits: Logits at the roots, by request, in the order of the rows that are read.
+        uniforms: One a node, level by level.
+        shape: Shape of the trees.
+        draft_ids: The tokens that logits are about, ascending; `None` for all.
+        read: Reads a level.
+    """
+    roots = torch.stack(list(logits.values()))
+    positions = torch.tensor([uniforms[one] for one in logits], dtype=torch.float64)
+    positions = positions.to(roots.device, non_blocking=True)
+    nodes, probs = _levels(roots, positions, shape, draft_ids, read)
+    inner = sum(shape.sizes[:-1]) + 1
+    found: dict[int, DrawnTree] = {}
+    for row, (request, tokens) in enumerate(zip(logits, nodes.tolist(), strict=True)):
+        laws: list[Law]
+        if probs is None:
+            laws = [one_hot(token, roots.device) for token in tokens]
+        elif draft_ids is None:
+            laws = [*map(trusted_law, probs[row])]
+        else:
+            laws = [sparse_part(draft_ids, one) for one in probs[row]]
+        found[request] = tokens, laws[:inner]
+    return found
+
+
+def _levels(
+    logits: Float[Tensor, "trees one vocab"],
+    uniforms: Float64[Tensor, "trees nodes"],
+    shape: LevelShape,
+    draft_ids: Int64[Tensor, " vocab"] | None,
+    read: ReadLevel,
+) -> tuple[Int64[Tensor, "trees nodes"], Float64[Tensor, "trees inner vocab"] | None]:
+    """Return tokens and draft laws; no laws at temperature 0, where they are point masses."""
+    token_ids, laws, first = list[Tensor](), list[Tensor](), 0
+    for level, (width, size) in enumerate(zip(shape.widths, shape.sizes, strict=True)):
+        if shape.rules.temperature == 0:
+            largest, best = logits.max(-1)
+            drawn = torch.where(largest.isfinite(), best, -1)
+        else:
+            probs = probs_under(shape.rules, logits)
+            laws.append(probs)
+            positions = uniforms[:, first : first + size].reshape(-1, width)
+            draw = independent if shape.replacement else without_replacement
+            drawn = draw(probs.flatten(0, 1), positions).view(len(logits), size)
+        if draft_ids is not None:
+            drawn = torch.where(drawn < 0, -1, draft_ids[drawn.clamp_min(0)])
+        token_ids.append(drawn)
+        first += size
+        if level + 1 < len(shape.widths):
+            # What is drawn below a node without a token is not read.
+            logits = read(drawn.clamp_min(0), level)
+    return torch.cat(token_ids, 1), torch.cat(laws, 1) if laws else None
+
+
+def independent(
+    probs: Float64[Tensor, "nodes vocab"], positions: Float64[Tensor, "nodes width"]
+) -> Int64[Tensor, "nodes width"]:
+    """Return independent draws; -1 where a law is NaN."""
+    sums = probs.cumsum(1)
+    total = sums[:, -1:]
+    found = torch.searchsorted(sums, positions * total, right=True)
+    return torch.where(total.isnan(), -1, found)
+
+
+def without_replacement(
+    probs: Float64[Tensor, "nodes vocab"], positions: Float64[Tensor, "nodes width"]
+) -> Int64[Tensor, "nodes width"]:
+    """Return draws, each from the law without those before it; -1 where nothing is left of the law."""
+    tokens = list[Tensor]()
+    for place in range(positions.shape[1]):
+        token = independent(probs, positions[:, place, None])
+        tokens.append(token)
+        if place + 1 < positions.shape[1]:
+            probs = probs.scatter(1, token.clamp_min(0), 0.0)
+            probs = probs / probs.sum(1, keepdim=True)
+    return torch.cat(tokens, 1)
