@@ -4,10 +4,11 @@ Draws are functions of uniforms, so these are the draws of the objects: `Proposa
 numbers gives the same tokens, up to rounding of running sums.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -49,52 +50,49 @@ DrawnTree = tuple[Sequence[int], Sequence[Law]]
 """Tokens of a tree below its root, level by level: -1 where a law is not finite or has too few tokens, and anything below such
 a node. And the draft laws of the nodes with children, level by level."""
 
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LevelDraws:
+    """What trees are drawn from.
+
+    Args:
+        logits: Logits at the roots.
+        uniforms: One a node, level by level; not read at temperature 0.
+        shape: Shape of the trees.
+        draft_ids: The tokens that logits are about, ascending; `None` for all.
+    """
+
+    logits: Float[Tensor, "trees one vocab"]
+    uniforms: Float64[Tensor, "trees nodes"]
+    shape: LevelShape
+    draft_ids: Int64[Tensor, " vocab"] | None = None
+
+
+class DrawnLevels(NamedTuple):
+    """Drawn trees, level by level.
+
+    Attributes:
+        token_ids: Tokens below the roots; -1 where a law is not finite or has too few tokens.
+        probs: Draft laws of the nodes with children; `None` at temperature 0, where they are point
+            masses.
+    """
+
+    token_ids: Int64[Tensor, "trees nodes"]
+    probs: Float64[Tensor, "trees inner vocab"] | None
+
+
 ReadLevel = Callable[[Int64[Tensor, "trees level"], int], Float[Tensor, "trees level vocab"]]
 """Reads the nodes of a level, counted from 0, and returns their logits."""
 
 
-def draw_trees(
-    logits: Mapping[int, Float[Tensor, "one vocab"]],
-    uniforms: Mapping[int, Sequence[float]],
-    shape: LevelShape,
-    draft_ids: Int64[Tensor, " vocab"] | None,
-    read: ReadLevel,
-) -> dict[int, DrawnTree]:
-    """Draw trees level by level; the network reads every level but the last, and the host waits once.
+def draw_levels(given: LevelDraws, read: ReadLevel) -> DrawnLevels:
+    """Draw trees level by level; the network reads every level but the last.
 
     Args:
-        logits: Logits at the roots, by request, in the order of the rows that are read.
-        uniforms: One a node, level by level.
-        shape: Shape of the trees.
-        draft_ids: The tokens that logits are about, ascending; `None` for all.
+        given: What they are drawn from.
         read: Reads a level.
     """
-    roots = torch.stack(list(logits.values()))
-    positions = torch.tensor([uniforms[one] for one in logits], dtype=torch.float64)
-    positions = positions.to(roots.device, non_blocking=True)
-    nodes, probs = _levels(roots, positions, shape, draft_ids, read)
-    inner = sum(shape.sizes[:-1]) + 1
-    found: dict[int, DrawnTree] = {}
-    for row, (request, tokens) in enumerate(zip(logits, nodes.tolist(), strict=True)):
-        laws: list[Law]
-        if probs is None:
-            laws = [one_hot(token, roots.device) for token in tokens]
-        elif draft_ids is None:
-            laws = [*map(trusted_law, probs[row])]
-        else:
-            laws = [sparse_part(draft_ids, one) for one in probs[row]]
-        found[request] = tokens, laws[:inner]
-    return found
-
-
-def _levels(
-    logits: Float[Tensor, "trees one vocab"],
-    uniforms: Float64[Tensor, "trees nodes"],
-    shape: LevelShape,
-    draft_ids: Int64[Tensor, " vocab"] | None,
-    read: ReadLevel,
-) -> tuple[Int64[Tensor, "trees nodes"], Float64[Tensor, "trees inner vocab"] | None]:
-    """Return tokens and draft laws; no laws at temperature 0, where they are point masses."""
+    logits, shape, draft_ids = given.logits, given.shape, given.draft_ids
     token_ids, laws, first = list[Tensor](), list[Tensor](), 0
     for level, (width, size) in enumerate(zip(shape.widths, shape.sizes, strict=True)):
         if shape.rules.temperature == 0:
@@ -103,17 +101,43 @@ def _levels(
         else:
             probs = probs_under(shape.rules, logits)
             laws.append(probs)
-            positions = uniforms[:, first : first + size].reshape(-1, width)
+            positions = given.uniforms[:, first : first + size].reshape(-1, width)
             draw = independent if shape.replacement else without_replacement
             drawn = draw(probs.flatten(0, 1), positions).view(len(logits), size)
-        if draft_ids is not None:
-            drawn = torch.where(drawn < 0, -1, draft_ids[drawn.clamp_min(0)])
+        drawn = named_tokens(drawn, draft_ids)
         token_ids.append(drawn)
         first += size
         if level + 1 < len(shape.widths):
             # What is drawn below a node without a token is not read.
             logits = read(drawn.clamp_min(0), level)
-    return torch.cat(token_ids, 1), torch.cat(laws, 1) if laws else None
+    return DrawnLevels(torch.cat(token_ids, 1), torch.cat(laws, 1) if laws else None)
+
+
+def trees_of(
+    requests: Sequence[int], drawn: DrawnLevels, draft_ids: Int64[Tensor, " vocab"] | None
+) -> dict[int, DrawnTree]:
+    """Return drawn trees by request; the host waits here."""
+    token_ids, probs = drawn
+    found: dict[int, DrawnTree] = {}
+    for row, (request, tokens) in enumerate(zip(requests, token_ids.tolist(), strict=True)):
+        laws: list[Law]
+        if probs is None:
+            laws = [one_hot(token, token_ids.device) for token in tokens]
+        elif draft_ids is None:
+            laws = [*map(trusted_law, probs[row])]
+        else:
+            laws = [sparse_part(draft_ids, one) for one in probs[row]]
+        found[request] = tokens, laws
+    return found
+
+
+def named_tokens(
+    places: Int64[Tensor, "trees level"], draft_ids: Int64[Tensor, " vocab"] | None
+) -> Int64[Tensor, "trees level"]:
+    """Return the tokens at places of a vocabulary, -1 where there is none."""
+    if draft_ids is None:
+        return places
+    return torch.where(places < 0, -1, draft_ids[places.clamp_min(0)])
 
 
 def independent(

@@ -313,8 +313,8 @@ class ReopenableModel(SequenceModel, Protocol):
 class PreparedModel(SequenceModel, Protocol):
     """A network whose programs can be made before there is a text."""
 
-    def prepare(self, num_rows: int, num_nodes: int) -> None:
-        """Make the programs for blocks of up to `num_rows` sequences with `num_nodes` nodes each.
+    def prepare(self, num_rows: int, num_nodes: int, *, drafts: bool = False) -> None:
+        """Make the programs for blocks of up to `num_rows` sequences with `num_nodes` nodes each, and for drafts.
 
         Nothing is done while sequences are open, or where programs take blocks of all sizes.
         """

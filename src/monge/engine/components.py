@@ -228,10 +228,10 @@ class Components:
         most = _MOST_NODES if can.max_nodes is None else can.max_nodes
         # A draft model reads a level at a time, and two tokens where all drafts were accepted.
         level = min(most, _LEVEL) if can.needs_trees else 2
-        widths = [(self.target, 1 + most), *((model, level) for model in self.draft_models)]
-        for model, num_nodes in widths:
+        for model in (self.target, *self.draft_models):
             if isinstance(model, PreparedModel):
-                model.prepare(max_batch_size, num_nodes)
+                drafts = model is not self.target
+                model.prepare(max_batch_size, level if drafts else 1 + most, drafts=drafts)
 
     @property
     def forward_s(self) -> float:

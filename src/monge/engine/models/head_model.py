@@ -1,19 +1,26 @@
 """A head that attends to what it has read: its cache, its masks and its programs, beside a target."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from monge.core.levels import DrawnTree, LevelShape, draw_trees
+from monge.core.levels import DrawnLevels, DrawnTree, LevelDraws, LevelShape, draw_levels, trees_of
 from monge.core.model import CachedStep, Forward, NodeBlock
-from monge.engine.models.masks import MaskFormat, chain_visibility, forward_inputs
+from monge.engine.models.masks import (
+    MaskFormat,
+    chain_visibility,
+    forward_inputs,
+    level_blocks,
+)
 from monge.engine.models.tree_cache import RECORDED_ROOM, TreeCache
 
 StepInputs = tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor], Tensor, Sequence[Tensor]]
 """The arguments of a `CachedStep`."""
+DrawChains = Callable[[LevelDraws, Tensor, Sequence[int], Sequence[Tensor]], DrawnLevels | None]
+"""Draws chains from the head's states at the roots, lengths, keys and values; `None` for other trees."""
 
 
 class CachedHead:
@@ -27,10 +34,19 @@ class CachedHead:
         extend: Runs the step on drafted tokens and the head's own states.
         step: The step, for the shapes of its cache and its window.
         like: A tensor of the type of keys and values, on the head's device.
+        draw: Draws whole chains on a device; `None` if they are drawn level by level.
     """
 
-    def __init__(self, read: Forward, extend: Forward, step: CachedStep, like: Tensor) -> None:
+    def __init__(
+        self,
+        read: Forward,
+        extend: Forward,
+        step: CachedStep,
+        like: Tensor,
+        draw: DrawChains | None = None,
+    ) -> None:
         self._read, self._extend, self._device = read, extend, like.device
+        self._draw = draw
         self._form = MaskFormat({"all": step.window}, "sdpa", like.dtype, like.device)
         # A device captures graphs for the memory of the cache.
         room = {} if like.is_cpu else RECORDED_ROOM
@@ -63,15 +79,17 @@ class CachedHead:
         shape: LevelShape,
         draft_ids: Int64[Tensor, " vocab"] | None,
     ) -> dict[int, DrawnTree]:
-        rows = self._cache.rows_in(self._cache.together(logits))
-        ordered = {row.sequence: logits[row.sequence] for row in rows}
-        above = torch.stack([states[sequence] for sequence in ordered])
+        cache, depth = self._cache, len(shape.widths)
+        where = cache.together(logits)
+        rows = cache.rows_in(where)
+        requests = [row.sequence for row in rows]
+        above = torch.stack([states[one] for one in requests])
+        positions = torch.tensor([uniforms[one] for one in requests], dtype=torch.float64)
 
         def read(token_ids: Tensor, level: int) -> Tensor:
             nonlocal above
-            block = NodeBlock((0,) * shape.sizes[level], shape.parents(level))
             given = above.repeat_interleave(shape.widths[level], 1).flatten(0, 1)
-            blocks = dict.fromkeys(ordered, block)
+            blocks = dict.fromkeys(requests, level_blocks(shape)[level])
             found, scores = self._run(
                 self._extend, blocks, given, only_last=False, token_ids=token_ids
             )
@@ -79,7 +97,19 @@ class CachedHead:
             return scores.unflatten(0, token_ids.shape)
 
         with torch.inference_mode():
-            return draw_trees(ordered, uniforms, shape, draft_ids, read)
+            draws = LevelDraws(
+                torch.stack([logits[one] for one in requests]),
+                positions.to(self._device, non_blocking=True),
+                shape,
+                draft_ids,
+            )
+            drawn, lengths = None, [row.length for row in rows]
+            if self._draw is not None:
+                cache.place(where, lengths, depth)
+                drawn = self._draw(draws, above, lengths, cache.kept())
+            if drawn is None:
+                drawn = draw_levels(draws, read)
+            return trees_of(requests, drawn, draft_ids)
 
     def drop(self, sequence: int) -> None:
         self._cache.row(sequence).nodes.clear()
@@ -87,7 +117,8 @@ class CachedHead:
     def close(self, sequence: int) -> None:
         with torch.inference_mode():  # in which the cache grew, so that it may be written
             self._cache.close(sequence)
-            if not self._cache.num_open:
+            # On a device, graphs are captured for this memory.
+            if not self._cache.num_open and self._device.type == "cpu":
                 self._cache.give_back()
 
     def _run(

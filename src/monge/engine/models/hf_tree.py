@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from monge.core.errors import BackendError, MongeError, UnsupportedModelError
-from monge.core.levels import DrawnTree, LevelShape, draw_trees
+from monge.core.levels import DrawnTree, LevelDraws, LevelShape, draw_levels, trees_of
 from monge.core.model import CachedStep, Forward, NodeBlock
 from monge.engine.clock import now
 from monge.engine.models.forward_program import (
@@ -25,7 +25,7 @@ from monge.engine.models.forward_program import (
 from monge.engine.models.head_model import CachedHead
 from monge.engine.models.hf_model import HfModel
 from monge.engine.models.hidden_states import HiddenStateLog, HiddenStates
-from monge.engine.models.masks import MaskFormat, forward_inputs
+from monge.engine.models.masks import MaskFormat, forward_inputs, level_blocks
 from monge.engine.models.network_facts import (
     OutputLayer,
     layer_windows,
@@ -113,7 +113,7 @@ class HfTreeModel(HfModel):
         make_programs((self,))
         return self._program
 
-    def prepare(self, num_rows: int, num_nodes: int) -> None:
+    def prepare(self, num_rows: int, num_nodes: int, *, drafts: bool = False) -> None:
         """See `PreparedModel`."""
         program, cache = self._program, self._cache
         if program is None or not program.widths or cache.num_open:
@@ -121,7 +121,7 @@ class HfTreeModel(HfModel):
         if not cache.is_settled:
             cache.lay_out(program.spec.cache_shapes, self.dtype)
         if cache.is_settled:
-            program.prepare(num_rows, num_nodes, cache)
+            program.prepare(num_rows, num_nodes, cache, drafts=drafts)
 
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
         if self.source is not None:
@@ -177,17 +177,33 @@ class HfTreeModel(HfModel):
         draft_ids: Int64[Tensor, " vocab"] | None = None,
     ) -> dict[int, DrawnTree]:
         """See `LevelModel`."""
-        rows = self._cache.rows_in(self._cache.together(logits))
-        ordered = {row.sequence: logits[row.sequence] for row in rows}
+        cache, program = self._cache, self._program
+        where = cache.together(logits)
+        rows = cache.rows_in(where)
+        requests, blocks = [row.sequence for row in rows], level_blocks(shape)
+        positions = torch.tensor([uniforms[one] for one in requests], dtype=torch.float64)
 
         def read(token_ids: Tensor, level: int) -> Tensor:
-            block = NodeBlock((0,) * shape.sizes[level], shape.parents(level))
-            blocks = dict.fromkeys(ordered, block)
-            found = self._read(blocks, keep_logits=True, token_ids=token_ids)
-            return found[:, : shape.sizes[level]]
+            own = dict.fromkeys(requests, blocks[level])
+            return self._read(own, keep_logits=True, token_ids=token_ids)[:, : shape.sizes[level]]
 
         with torch.inference_mode():
-            return draw_trees(ordered, uniforms, shape, draft_ids, read)
+            given = LevelDraws(
+                torch.stack([logits[one] for one in requests]),
+                positions.to(self._device, non_blocking=True),
+                shape,
+                draft_ids,
+            )
+            lengths, drawn = [row.length for row in rows], None
+            if program is not None:
+                drawn = program.draw_levels(given, where, lengths, cache)
+            if drawn is None:
+                drawn = draw_levels(given, read)
+            else:
+                for row in rows:
+                    for block in blocks:
+                        row.nodes.add(block)
+            return trees_of(requests, drawn, draft_ids)
 
     def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
         for sequence, path in paths.items():
@@ -245,13 +261,12 @@ class HfTreeModel(HfModel):
         for module in (read, step):
             if module.embedding is None:
                 module.embedding = self.network.get_input_embeddings()
-        return CachedHead(self._step_run(read, like), self._step_run(step, like), step, like)
-
-    def _step_run(self, step: CachedStep, like: Tensor) -> Forward:
-        program = self._made(step, (like,))
-        if program is None:
-            return step
-        return lambda ids, *inputs: (program if ids.numel() <= _ROWS else step)(ids, *inputs)
+        runs, draw = list[Forward](), None
+        for module in (read, step):
+            program = self._made(module, (like,))
+            runs.append(module if program is None else _for_few(program, module))
+            draw = getattr(program, "draw_levels", None)
+        return CachedHead(*runs, step, like, draw)
 
     def pack_module(self, module: torch.nn.Module) -> None:
         """See `ModuleHost`."""
@@ -263,6 +278,7 @@ class HfTreeModel(HfModel):
         kept = self._cache.kept()
         return ProgramSpec(
             kinds=tuple(self._form.windows),
+            windows=tuple(self._form.windows.values()),
             mask_dtype=self.dtype if self._form.attention == "eager" else torch.bool,
             cache_shapes=tuple((tensor.shape[1], tensor.shape[3]) for tensor in kept),
             dtype=self.dtype,
@@ -395,6 +411,10 @@ class HfTreeModel(HfModel):
         if self._states.layers:
             what = "hidden states are watched, so every step of the target runs eagerly"
         warnings.warn(f"{what}: {reason}", stacklevel=4)
+
+
+def _for_few(program: Forward, step: CachedStep) -> Forward:
+    return lambda ids, *inputs: (program if ids.numel() <= _ROWS else step)(ids, *inputs)
 
 
 def make_programs(models: Iterable[object]) -> None:
