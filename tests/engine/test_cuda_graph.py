@@ -383,7 +383,10 @@ class TestTexts:
         )
         counts = [capture.num_captured for capture in captures]
         assert written(decoder, rules) == expected
-        assert counts == [capture.num_captured for capture in captures], "captured inside a text"
+        (before, *other), (after, *same) = counts, [one.num_captured for one in captures]
+        assert other == same, "captured inside a text"
+        # Verdicts are captured once they come again.
+        assert after - before <= 1
         assert len(captures) == 2
 
     def test_what_cannot_be_recorded_runs_as_it_is(self, device):

@@ -2,7 +2,7 @@
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -25,6 +25,7 @@ from monge.backends.traced import TracedForward, UncompiledForward, all_nodes
 from monge.core.errors import BackendError, UnsupportedModelError
 from monge.core.levels import DrawnLevels, LevelDraws
 from monge.core.model import CachedStep, Forward
+from monge.core.sampling_rules import Recordable
 from monge.engine.clock import note_preparation
 from monge.engine.models.forward_program import ForwardOutput, ForwardProgram, ProgramSpec
 from monge.engine.models.tree_cache import TreeCache, power_of_two
@@ -35,6 +36,10 @@ WIDTHS: Final = (1, 2, 4, 8, 16, 32, 64)
 _MAX_GRAPHS: Final = 64  # the least recently used graph is dropped
 _MOST_NODES: Final = 512
 """Nodes of all rows for which graphs are prepared: with more, arithmetic takes longer than launches."""
+_MAX_FUNCTIONS: Final = 256
+_FEW_CALLS: Final = 2  # of a function and shapes, before it is captured
+_MOST_NUMBERS: Final = 1 << 22
+"""Most numbers that a captured function reads."""
 _SHARE: Final = 0.25
 """Largest share of the free memory that keys and values take before there is a text."""
 
@@ -120,6 +125,50 @@ def _spare_columns(capacity: int, like: Tensor) -> Tensor:
     return torch.arange(capacity - width, capacity, device=like.device).expand_as(like)
 
 
+class FunctionGraphs:
+    """Runs functions of tensors, and those that come again as CUDA graphs; a `Recorder`.
+
+    Functions of many numbers run as they are: their arithmetic takes longer than launches.
+    """
+
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+        self._graphs: OrderedDict[Hashable, CapturedGraph | int] = OrderedDict()
+        self._has_memory = True
+
+    def __call__(self, function: Recordable, inputs: Sequence[Tensor]) -> Tensor:
+        if not self._has_memory or sum(one.numel() for one in inputs) > _MOST_NUMBERS:
+            return function(*inputs)
+        key = function, *((one.shape, one.dtype) for one in inputs)
+        graph = self._graphs.get(key, 0)
+        if isinstance(graph, int):
+            # What comes once or twice is not worth it.
+            graph = graph + 1 if graph < _FEW_CALLS else self._captured(function, inputs)
+            if graph is not None:
+                self._graphs[key] = graph
+        if len(self._graphs) > _MAX_FUNCTIONS:
+            self._graphs.popitem(last=False)
+        if not isinstance(graph, CapturedGraph):
+            return function(*inputs)
+        self._graphs.move_to_end(key)
+        for own, given in zip(graph.inputs, inputs, strict=True):
+            own.copy_(given, non_blocking=True)
+        graph.replay()
+        return graph.outputs[0].clone()
+
+    def _captured(self, function: Recordable, inputs: Sequence[Tensor]) -> CapturedGraph | None:
+        own, constants = tuple(one.clone() for one in inputs), function.constants(inputs[0].device)
+        try:
+            replay, outputs = _captured(self._capture, lambda: (function(*own),))
+        except torch.OutOfMemoryError as error:
+            self._has_memory = False
+            warnings.warn(
+                f"no memory for more CUDA graphs; verification is launched: {error}", stacklevel=6
+            )
+            return None
+        return CapturedGraph(own, (), replay, outputs, (constants,))
+
+
 class CudaGraphForward(ForwardProgram):
     """A step with one CUDA graph for each number of rows and of nodes, both padded to powers of two.
 
@@ -147,6 +196,7 @@ class CudaGraphForward(ForwardProgram):
         uncaptured: TracedForward | None = None,
     ) -> None:
         self.module, self.spec, self._capture = module, spec, capture
+        self.record = FunctionGraphs(capture)
         self._uncaptured = UncompiledForward(uncaptured or module, spec)
         self._layout: object = None
         self._chains: dict[tuple[int, str], ChainGraph] = {}

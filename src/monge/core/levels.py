@@ -6,6 +6,7 @@ numbers gives the same tokens, up to rounding of running sums.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from operator import mul
 from typing import NamedTuple
@@ -38,12 +39,28 @@ class LevelShape:
         """Nodes of every level below the root."""
         return tuple(accumulate(self.widths, mul))
 
+    @property
+    def num_read(self) -> int:
+        """Nodes below the root that a network reads: all but those of the last level."""
+        return sum(self.sizes[:-1])
+
     def parents(self, level: int) -> tuple[int, ...]:
         """Return the parent of every node of a level, counted among the drafted nodes; the root is -1."""
         if level == 0:
             return (-1,) * self.widths[0]
         first = sum(self.sizes[: level - 1])
         return tuple(first + node // self.widths[level] for node in range(self.sizes[level]))
+
+
+@lru_cache(maxsize=256)
+def relatives(shape: LevelShape) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """Return parent and children of every node, the root being node 0."""
+    levels = range(len(shape.widths))
+    parents = (-1, *(1 + parent for level in levels for parent in shape.parents(level)))
+    children = list[list[int]]([] for _ in parents)
+    for node, parent in enumerate(parents[1:], 1):
+        children[parent].append(node)
+    return parents, tuple(map(tuple, children))
 
 
 DrawnTree = tuple[Sequence[int], Sequence[Law]]

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 import torch
@@ -14,11 +13,11 @@ from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws, can_peek
 from monge.core.errors import OptionError
 from monge.core.law import Law, renamed
-from monge.core.levels import DrawnTree, LevelShape
+from monge.core.levels import DrawnTree, LevelShape, relatives
 from monge.core.model import NodeBlock
-from monge.core.proposal import Deterministic
+from monge.core.proposal import Deterministic, Iid, WithoutReplacement
 from monge.core.sampling_rules import SamplingRules, laws_from_logits
-from monge.core.tree import GrowingTree
+from monge.core.tree import GrowingTree, TokenTree
 from monge.draft.base import Capabilities, Draft, State
 from monge.draft.level_draws import DrawnLevel, Level, draw_levels
 from monge.draft.tree.base import TreeBuilder, TreeLimits
@@ -105,6 +104,7 @@ class TreeExpansion:
         read: The nodes that the network has read.
         error: Why the network could not read some drawn nodes, if so; see `expand_trees`.
         token_probs: See `Draft.token_probs`.
+        drawn: The finished tree, if it was drawn at once.
     """
 
     context: Context
@@ -117,6 +117,7 @@ class TreeExpansion:
     frontier: tuple[int, ...] = (0,)
     error: Exception | None = None
     token_probs: dict[tuple[int, ...], float] = field(default_factory=dict[tuple[int, ...], float])
+    drawn: TokenTree | None = None
     tree: GrowingTree = field(init=False)
     read: ReadNodes = field(init=False)
 
@@ -165,28 +166,30 @@ class TreeExpansion:
         self._attach(tuple(finite), list(finite.values()), logits, self.draws)
 
     def attach(self, shape: LevelShape, token_ids: Sequence[int], laws: Sequence[Law]) -> None:
-        """Attach levels that are drawn and read already.
+        """Take a tree that is drawn and read already.
 
         Args:
-            shape: The levels.
-            token_ids: Tokens of their nodes.
+            shape: Its shape.
+            token_ids: Tokens of its nodes.
             laws: Draft laws of the nodes with children.
         """
-        tokens, left, ends = iter(token_ids), iter(laws), len(shape.widths)
-        for level, width in enumerate(shape.widths):
-            nodes = self.frontier
-            drawn = DrawnLevel(
-                nodes=nodes,
-                laws=list(islice(left, len(nodes))),
-                tokens=(tuple(islice(tokens, width)) for _ in nodes),
-                draws=self.draws,
-            )
-            self.frontier = tuple(
-                self.builder.expand(self.tree, nodes, drawn.laws, self.plan, drawn)
-            )
-            if level + 1 < ends:
-                self.read.note(self.frontier)
-        self.frontier = ()
+        parents, candidates = relatives(shape)
+        for _ in token_ids:
+            self.draws.uniform()
+        kind = Iid if shape.replacement else WithoutReplacement
+        laws = laws[: 1 + shape.num_read]
+        drawn = [kind(law, len(own)) for law, own in zip(laws, candidates, strict=False)]
+        leaves = [Deterministic()] * (len(parents) - len(drawn))
+        self.drawn = TokenTree(
+            token_ids=(self.root, *token_ids),
+            parents=parents,
+            proposals=(*drawn, *leaves),
+            candidates=candidates,
+        )
+        paths: list[tuple[int, ...]] = [()]
+        for token, parent in zip(token_ids[: shape.num_read], parents[1:], strict=False):
+            paths.append((*paths[parent], token))
+        self.read.paths += paths[1:]
 
     def shape(self, max_depth: int | None) -> LevelShape | None:
         """Return the levels that can be drawn at once, or `None` if each is drawn by itself."""
@@ -248,7 +251,7 @@ class TreeExpansion:
         Args:
             state: The drafter's state after drawing it.
         """
-        tree = self.builder.finish(self.tree, self.plan)
+        tree = self.drawn or self.builder.finish(self.tree, self.plan)
         return Draft(tree, state, self.token_probs, error=self.error)
 
 

@@ -17,7 +17,7 @@ from monge.core.errors import (
     unknown_name,
 )
 from monge.core.model import PreparedModel, SequenceModel, dtype_of
-from monge.core.sampling_rules import SamplingRules
+from monge.core.sampling_rules import Recorder, SamplingRules
 from monge.core.selection import CounterfactualDraft
 from monge.draft.base import AnyDrafter, Capabilities, DrafterPool
 from monge.verify.base import Rule, Verifier, as_verifier, unsupported_reason
@@ -232,6 +232,11 @@ class Components:
             if isinstance(model, PreparedModel):
                 drafts = model is not self.target
                 model.prepare(max_batch_size, level if drafts else 1 + most, drafts=drafts)
+
+    @property
+    def record(self) -> Recorder | None:
+        """Runs functions of the target's logits, if its backend records them."""
+        return getattr(self.target, "record", None)
 
     @property
     def forward_s(self) -> float:

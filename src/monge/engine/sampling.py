@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import Final
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float
 from torch import Tensor
 
 from monge.core.context import Context
 from monge.core.errors import ProcessorError
 from monge.core.law import Law
-from monge.core.sampling_rules import law_from_logits, laws_from_logits, probs_under
+from monge.core.sampling_rules import Recorder, SamplingRules, law_from_logits, laws_from_logits
 from monge.core.tree import TokenTree
 from monge.engine.processors import Processor, check_scores, fork, has_state, name_of
 
@@ -33,6 +33,7 @@ class NodeLaws:
         processors: Applied in order to the node's logits, each with the committed text and the
             node's own path. Those with state have been asked about the text without its last token;
             every node asks copies of its parent's.
+        record: See `StackedLaws.record`.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class NodeLaws:
         tree: TokenTree,
         context: Context,
         processors: Sequence[Processor],
+        record: Recorder | None = None,
     ) -> None:
         self._logits, self._tree, self._context, self._processors = (
             logits,
@@ -48,6 +50,7 @@ class NodeLaws:
             context,
             processors,
         )
+        self._record = record
         self._made: dict[int, Law] = {}
         self._asked: dict[int, tuple[Processor, ...]] = {}
 
@@ -74,9 +77,15 @@ class NodeLaws:
         is_sampled = self._context.rules.temperature > 0
         return is_sampled and not self._processors and not self._logits.is_cpu
 
-    def stacked(self) -> Float64[Tensor, "nodes vocab"]:
-        """Return all laws, without processors."""
-        return probs_under(self._context.rules, self._logits[None])[0]
+    @property
+    def rules(self) -> SamplingRules:
+        """The request's rules."""
+        return self._context.rules
+
+    @property
+    def record(self) -> Recorder | None:
+        """See `StackedLaws`."""
+        return self._record
 
     @property
     def _makes_all(self) -> bool:

@@ -62,8 +62,9 @@ class LevelTree(TreeBuilder):
         is_known = self.children in {"iid", "without_replacement"} and (
             is_narrow or (not shape.replacement and rules.temperature > 0)
         )
+        is_own = (type(self).expand, type(self).finish) == (LevelTree.expand, TreeBuilder.finish)
         fits = sum(shape.sizes) <= plan.nodes(self.limits.max_nodes)
-        return shape if is_known and fits else None
+        return shape if is_known and is_own and fits else None
 
     def expand(
         self,

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from monge.core.errors import BackendError
 from monge.core.levels import DrawnLevels, LevelDraws
 from monge.core.model import SequenceModel
+from monge.core.sampling_rules import Recorder
 from monge.engine.clock import note_preparation
 from monge.engine.models.network_facts import WEIGHTS, packed_layers
 from monge.engine.models.tree_cache import TreeCache
@@ -66,6 +67,7 @@ class ForwardProgram(ABC):
             lay out the cache.
         prompt_tokens: Tokens of all rows that `read_prompt` reads; more are the network's.
         reads_chains: True if it has `read_chain`.
+        record: Runs other functions beside the network, if the backend records them.
     """
 
     name: ClassVar[str]
@@ -76,6 +78,7 @@ class ForwardProgram(ABC):
     spec: ProgramSpec
     max_nodes: int = 64
     prompt_tokens: int = 0
+    record: Recorder | None = None
 
     @property
     def layers(self) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from monge.core.errors import BackendError, MongeError, UnsupportedModelError
 from monge.core.levels import DrawnTree, LevelDraws, LevelShape, draw_levels, trees_of
 from monge.core.model import CachedStep, Forward, NodeBlock
+from monge.core.sampling_rules import Recorder
 from monge.engine.clock import now
 from monge.engine.models.forward_program import (
     ForwardOutput,
@@ -112,6 +113,11 @@ class HfTreeModel(HfModel):
         """The program that reads small blocks in the network's place; a pending one is made."""
         make_programs((self,))
         return self._program
+
+    @property
+    def record(self) -> Recorder | None:
+        """Runs functions of the logits, if the backend records them."""
+        return None if self._program is None else self._program.record
 
     def prepare(self, num_rows: int, num_nodes: int, *, drafts: bool = False) -> None:
         """See `PreparedModel`."""
