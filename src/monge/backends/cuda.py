@@ -172,8 +172,8 @@ class FunctionGraphs:
 class CudaGraphForward(ForwardProgram):
     """A step with one CUDA graph for each number of rows and of nodes, both padded to powers of two.
 
-    Until `prepare` is called, graphs are captured at first use; afterwards those that it named are,
-    and larger blocks run uncaptured. A graph attends to all columns of the cache, because shapes
+    Graphs are captured by `prepare`, and others at first use. Blocks of more nodes than
+    `_MOST_NODES` run uncaptured. A graph attends to all columns of the cache, because shapes
     are fixed; the mask hides unused columns. When the cache moves to other memory, as it does for a
     text that outgrows it, graphs are captured anew.
 
@@ -268,8 +268,8 @@ class CudaGraphForward(ForwardProgram):
         self._follow(cache)
         key = num_rows, num_nodes
         if key not in self._graphs and self._has_memory:
-            if self._prepared and key not in self._prepared:
-                self._tell(key)
+            self._tell(key)
+            if num_rows * num_nodes > _MOST_NODES:
                 return None
             self._add(key, cache, lambda: self._capture_forward(key, cache))
         if key in self._graphs:
@@ -282,12 +282,13 @@ class CudaGraphForward(ForwardProgram):
             self.clear()
             self._layout = cache.layout
 
-    def _tell(self, key: tuple[int, int]) -> None:
-        if not self._has_told:
+    def _tell(self, key: tuple[int, int | str]) -> None:
+        if self._prepared and key not in self._prepared and not self._has_told:
             self._has_told = True
+            what = f"{key[1]} nodes" if isinstance(key[1], int) else f"{key[1]} chains"
             notify(
-                f"a block of {key[0]} requests by {key[1]} nodes is larger than the captured CUDA "
-                "graphs; blocks of such sizes run uncaptured"
+                f"{key[0]} requests by {what}: this decoder was prepared for fewer, so more CUDA "
+                "graphs are captured while texts are written"
             )
 
     def _add(
@@ -331,8 +332,8 @@ class CudaGraphForward(ForwardProgram):
         self._follow(cache)
         chain = self._chains.get(key)
         is_known = chain is not None and chain.draft_ids is draft_ids
-        can_capture = self._has_memory and (not self._prepared or key in self._prepared)
-        if not is_known and can_capture:
+        if not is_known and self._has_memory:
+            self._tell(key)
             self._add(key, cache, lambda: self._capture_chain(key, cache, draft_ids))
             return self._chains.get(key)
         return chain if is_known else None
