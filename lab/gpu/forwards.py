@@ -24,9 +24,10 @@ def forwards(machine: Machine, until: float) -> list[Figure]:
     def copy_s() -> float:
         return machine.seconds(lambda: [other.copy_(block) for _ in range(_COPIES)])
 
-    with machine.forwards(pair.target_model, size.context) as forward:
-        works = {str(nodes): forward(nodes) for nodes in _GOALS}
-        found = in_turns({"copy": copy_s, **works}, size.repeats, until)
+    works = {
+        str(nodes): machine.forward(pair.target_model, size.context, nodes) for nodes in _GOALS
+    }
+    found = in_turns({"copy": copy_s, **works}, size.repeats, until)
     speeds, read = (
         [2e-12 * _COPIES * size.copied / one for one in found["copy"]],
         read_bytes(pair.target),

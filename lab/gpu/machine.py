@@ -3,10 +3,9 @@
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Final
 
 import torch
@@ -25,6 +24,7 @@ from monge.prompts import encode, interleaved, shipped
 
 _STRIDE: Final = 7919  # a prime, so that no token repeats
 _SEQUENCE: Final = -1  # requests of decoders count from 0
+_FORWARDS: Final = 3  # the last one is timed: the first one behind a text may move the cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +68,21 @@ class Machine:
         """The built-in pair, its target grown."""
         params = self.size.params
         names = (str(built_in(which)) for which in ("target" if params else "draft", "draft"))
-        pair = self._loaded(*names)
-        if params is None:
-            return pair
-        network = grown(pair.target, shape_for(pair.target, num_parameters(params)))
-        model = as_sequence_model(network, backend=pair.backend)
-        make_programs((model,))
-        return replace(pair, target=network, target_model=model)
+        pair, backend = self._loaded(*names, backend="eager"), self._backend
+        network = pair.target
+        if params is not None:
+            network = grown(network, shape_for(network, num_parameters(params)))
+        # The target is compiled once, at its own size.
+        models = [as_sequence_model(one, backend=backend) for one in (network, pair.draft) if one]
+        make_programs(models)
+        target_model, draft_model = models
+        return replace(
+            pair,
+            target=network,
+            target_model=target_model,
+            draft_model=draft_model,
+            backend=backend,
+        )
 
     @cached_property
     def headed(self) -> Pair:
@@ -84,12 +92,15 @@ class Machine:
             if self.size.params is None
             else ("smollm2", "smollm2-head")
         )
-        return self._loaded(*names)
+        return self._loaded(*names, backend=self._backend)
 
-    def _loaded(self, target: str | None, draft: str) -> Pair:
+    @property
+    def _backend(self) -> str:
         # Programs of a CPU would take minutes to compile.
-        is_cpu = self.device.type == "cpu"
-        backend, dtype = ("eager", "float32") if is_cpu else ("compiled", "bfloat16")
+        return "eager" if self.device.type == "cpu" else "compiled"
+
+    def _loaded(self, target: str | None, draft: str, *, backend: str) -> Pair:
+        dtype = "float32" if self.device.type == "cpu" else "bfloat16"
         return load_pair(target, draft, backend=backend, dtype=dtype, device=self.device)
 
     def prompts(self, pair: Pair, count: int) -> tuple[tuple[int, ...], ...]:
@@ -107,22 +118,23 @@ class Machine:
         wait(self.device)
         return time.perf_counter() - start
 
-    @contextmanager
-    def forwards(self, model: SequenceModel, context: int) -> Iterator[Callable[[int], Work]]:
-        """Give forwards of chains of so many nodes behind one text; what they read is forgotten again."""
-        text = distinct(model.vocab_size, 2 * context + 64)
+    def forward(self, model: SequenceModel, context: int, nodes: int) -> Work:
+        """Return forwards of a chain of so many nodes behind a text, which is forgotten again."""
+        text = distinct(model.vocab_size, context + nodes)
+        blocks = {_SEQUENCE: NodeBlock.chain(text[context:])}
 
-        def forward_s(nodes: int) -> float:
-            blocks = {_SEQUENCE: NodeBlock.chain(text[context : context + nodes])}
-            seconds = self.seconds(lambda: model.extend(blocks))
-            model.commit({_SEQUENCE: ()})
-            return seconds
+        def forward_s() -> float:
+            # Beside an open text, a request would be decoded with another number of rows.
+            model.open({_SEQUENCE: text[:context]})
+            try:
+                for _ in range(_FORWARDS):
+                    seconds = self.seconds(lambda: model.extend(blocks))
+                    model.commit({_SEQUENCE: ()})
+                return seconds
+            finally:
+                model.close(_SEQUENCE)
 
-        model.open({_SEQUENCE: text[:context]})
-        try:
-            yield lambda nodes: partial(forward_s, nodes)
-        finally:
-            model.close(_SEQUENCE)
+        return forward_s
 
     def described(self) -> dict[str, Any]:
         """Return commit, versions, card and driver, as plain values."""

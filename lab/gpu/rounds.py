@@ -1,10 +1,12 @@
 """Sampled rounds of a chain: their time over the forwards in them, and how often they wait."""
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from statistics import median
 from typing import Final
 
-from torch.profiler import ProfilerActivity, profile
+import torch
 
 from lab.gpu.figures import Figure
 from lab.gpu.machine import Machine
@@ -16,17 +18,6 @@ from monge.core.verdict import StepRecord
 
 _DEPTH: Final = 4
 _NAME: Final = f"sampled round of `chain({_DEPTH})`"
-_WAITS: Final = {
-    "cuda": (
-        "cudaStreamSynchronize",
-        "cudaEventSynchronize",
-        "cudaDeviceSynchronize",
-        "cudaMemcpy",
-    ),
-    "cpu": ("aten::_local_scalar_dense", "aten::nonzero"),
-}
-"""Calls in which the host waits for a device; on a CPU, those in which it would."""
-_LAUNCHES: Final = ("cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchKernelExC", "cudaGraphLaunch")
 
 
 def round_time(machine: Machine, until: float) -> list[Figure]:
@@ -34,16 +25,12 @@ def round_time(machine: Machine, until: float) -> list[Figure]:
     size, pair, decode = machine.size, machine.pair, _decoding(machine)
     assert pair.draft_model is not None, "every size has one"
     context = len(machine.prompts(pair, 1)[0]) + size.tokens // 2
-    with (
-        machine.forwards(pair.target_model, context) as forward,
-        machine.forwards(pair.draft_model, context) as step,
-    ):
-        works = {
-            "round": lambda: median(one.times.total_s for one in decode(size.tokens)),
-            "forward": forward(_DEPTH + 1),
-            "draft step": step(1),
-        }
-        found = in_turns(works, size.repeats, until)
+    works = {
+        "round": lambda: median(one.times.total_s for one in decode(size.tokens)),
+        "forward": machine.forward(pair.target_model, context, _DEPTH + 1),
+        "draft step": machine.forward(pair.draft_model, context, 1),
+    }
+    found = in_turns(works, size.repeats, until)
     pairs = zip(found["forward"], found["draft step"], strict=True)
     values = paired_ratios(found["round"], [one + _DEPTH * other for one, other in pairs])
     name = f"{_NAME} over a forward and {_DEPTH} draft steps"
@@ -52,27 +39,36 @@ def round_time(machine: Machine, until: float) -> list[Figure]:
 
 
 def waits(machine: Machine, until: float) -> list[Figure]:
-    """Return how often the host waits for the device in a round, as a profiler counts it.
+    """Return how often the host waits for the device in a round, as torch tells it.
 
-    Of two texts, one begins as the other does; their difference leaves out the prompt, and what the
-    profiler itself does.
+    Of two texts, one begins as the other does; their difference leaves out the prompt. A profiler
+    would slow every launch for the rest of the process.
     """
-    kind, decode, tokens = machine.device.type, _decoding(machine), machine.size.tokens
-    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA][: 1 + (kind == "cuda")]
-    seen = list[tuple[int, ...]]()
+    decode, tokens = _decoding(machine), machine.size.tokens
+    seen = list[tuple[int, int]]()
     for length in (tokens, 2 * tokens):
-        decode(length)  # captures its graphs
-        with profile(activities=activities) as profiler:
+        decode(length)  # what is captured at first use
+        with _counted_waits(machine.device) as counted:
             num_rounds = len(decode(length))
-        events = {event.key: event.count for event in profiler.key_averages()}
-        groups = (_WAITS[kind], _LAUNCHES)
-        counts = (sum(events.get(name, 0) for name in names) for names in groups)
-        seen.append((num_rounds, *counts))
-    rounds, waited, launched = (long - short for short, long in zip(*seen, strict=True))
-    if rounds < 1 or (kind == "cuda" and launched < 1):
-        raise MongeError("the profiler saw no rounds on the device; it may not be allowed to")
-    detail = f"{launched / rounds:.0f} launches"
-    return [Figure(name=f"waits in a {_NAME}", values=(waited / rounds,), goal=2, detail=detail)]
+            seen.append((num_rounds, counted()))
+    rounds, waited = (long - short for short, long in zip(*seen, strict=True))
+    if rounds < 1:
+        raise MongeError("the longer text has no more rounds than the shorter one")
+    return [Figure(name=f"waits in a {_NAME}", values=(waited / rounds,), goal=2)]
+
+
+@contextmanager
+def _counted_waits(device: torch.device) -> Iterator[Callable[[], int]]:
+    """Give how often the host has waited since; on a CPU it never does."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        if device.type == "cuda":
+            torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield lambda: sum("synchronizing CUDA operation" in str(one.message) for one in told)
+        finally:
+            if device.type == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
 
 
 def _decoding(machine: Machine) -> Callable[[int], tuple[StepRecord, ...]]:

@@ -12,6 +12,7 @@ import torch
 import monge
 from monge.backends import cuda as cuda_graph
 from monge.backends.cuda import (
+    FunctionGraphs,
     GraphCapture,
     ModuleGraph,
     capture_forward,
@@ -19,9 +20,9 @@ from monge.backends.cuda import (
 )
 from monge.core.errors import BackendError
 from monge.core.model import NodeBlock
-from monge.engine.models import hf_tree
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.models.network_facts import OutputLayer
+from monge.engine.models.tree_cache import RECORDED_ROOM, TreeCache
 from monge.heads.readers.eagle3 import cached_steps
 from monge.heads.readers.registry import load_head
 from tests.engine import pretend
@@ -29,6 +30,7 @@ from tests.engine.tiny import network, perturbed, prompts
 from tests.heads.readers.published import KINDS
 from tests.parity.comparing import RandomGrowth
 
+TRUNCATED = {"temperature": 0.8, "top_p": 0.9}
 LARGEST_DIFFERENCE = 5e-5
 """Allowed between float32 forwards in another order of summation; as for the eager backend."""
 
@@ -101,7 +103,7 @@ def test_sizes(device, num_nodes, num_rows):
 
 def test_decoding_records_nothing_that_it_has(device, monkeypatch):
     """Every width once, then only where the cache has moved."""
-    monkeypatch.setattr(hf_tree, "_LEAST", 64)
+    monkeypatch.setitem(RECORDED_ROOM, "least", 64)
     capture = pretend.Rerun()
     models = both(network("llama", "sdpa"), device, capture)
     for model in models:
@@ -183,6 +185,120 @@ def test_without_room_other_sizes_run_as_they_are(device):
     text = "no memory for the CUDA graph of 1 requests by 2 nodes with 0 MiB of keys and values; 1 graphs are captured"
     assert str(warning.message).startswith(text)
     assert "tried to allocate 2 GiB" in str(warning.message)
+
+
+class Sums:
+    """A function of tensors, with a constant."""
+
+    def __init__(self):
+        self.kept, self.num_calls = torch.ones(3), 0
+
+    def __call__(self, one, other):
+        self.num_calls += 1
+        return one.sum(1) + other.sum(1)
+
+    def constants(self, device):
+        return self.kept
+
+
+class TestFunctions:
+    """Functions beside a network, such as verdicts."""
+
+    def test_are_captured_when_they_come_again(self, device):
+        capture, sums = pretend.Rerun(), Sums()
+        graphs, kept = FunctionGraphs(capture), weakref.ref(sums.kept)
+        for number in range(6):
+            one, other = (torch.full((2, 3), number + part).to(device) for part in (0, 5))
+            assert graphs(sums, (one, other)).tolist() == [6 * number + 15] * 2
+            assert capture.num_captured == (number > 1)
+        assert graphs(sums, (one[:1], other[:1])).tolist() == [6 * number + 15]
+        assert capture.num_captured == 1, "another shape"
+        sums.kept = None
+        gc.collect()
+        assert kept() is not None, "a graph reads it"
+
+    def test_of_many_numbers_run_as_they_are(self, device, monkeypatch):
+        monkeypatch.setattr(cuda_graph, "_MOST_NUMBERS", 11)
+        capture, one = pretend.Rerun(), torch.ones(2, 3).to(device)
+        graphs = FunctionGraphs(capture)
+        assert [graphs(Sums(), (one, one)).tolist() for _ in range(4)] == [[6, 6]] * 4
+        assert capture.num_captured == 0
+
+    def test_without_room_run_as_they_are(self, device):
+        sums, one = Sums(), torch.ones(2, 3).to(device)
+        graphs = FunctionGraphs(NoRoom(0))
+        with pytest.warns(UserWarning, match="verification is launched") as told:
+            assert [graphs(sums, (one, one)).tolist() for _ in range(6)] == [[6, 6]] * 6
+        assert len(told) == 1
+
+    def test_of_a_few_shapes_are_kept(self, device, monkeypatch):
+        monkeypatch.setattr(cuda_graph, "_MAX_FUNCTIONS", 2)
+        capture, sums = pretend.Rerun(), Sums()
+        graphs = FunctionGraphs(capture)
+        for rows in (1, 2, 3, 1):
+            for _ in range(4):
+                one = torch.ones(rows, 3).to(device)
+                assert graphs(sums, (one, one)).tolist() == [6] * rows
+        assert capture.num_captured == 4
+
+
+class TestPrepared:
+    """Graphs that are captured before there is a text."""
+
+    def test_more_requests_than_were_prepared(self, device, caplog):
+        capture = pretend.Rerun()
+        models = both(network("llama", "sdpa"), device, capture)
+        models[1].prepare(2, 4)
+        count = capture.num_captured
+        texts = dict(enumerate(prompts((5, 3, 8, 2, 6), seed=3)))
+        for model in models:
+            model.open(texts)
+        with caplog.at_level("INFO", logger="monge"):
+            for _ in range(2):
+                assert_equal_rounds(models, {row: NodeBlock.chain((5, 9)) for row in texts}, (0,))
+        assert capture.num_captured == count + 1, "a batch of five is captured once"
+        (told,) = (one.message for one in caplog.records if "prepared for fewer" in one.message)
+        assert told.startswith("8 requests by 2 nodes: this decoder was prepared for fewer")
+
+    def test_so_many_requests_that_launches_do_not_count(self, device, monkeypatch):
+        monkeypatch.setattr(cuda_graph, "_MOST_NODES", 7)
+        capture = pretend.Rerun()
+        models = both(network("llama", "sdpa"), device, capture)
+        count, texts = capture.num_captured, dict(enumerate(prompts((5, 3, 8), seed=3)))
+        for model in models:
+            model.open(texts)
+        assert_equal_rounds(models, {row: NodeBlock.chain((5, 9)) for row in texts}, (0,))
+        assert capture.num_captured == count
+
+    def test_without_room_for_all_graphs(self, device):
+        models = both(network("llama", "sdpa"), device, NoRoom(8))
+        with pytest.warns(UserWarning, match="no memory for the CUDA graph") as told:
+            models[1].prepare(4, 8)
+        assert len(told) == 1
+        texts = dict(enumerate(prompts((5, 3, 8), seed=3)))
+        for model in models:
+            model.open(texts)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for size in (1, 3, 6):
+                tokens = prompts((size,), seed=size)[0]
+                assert_equal_rounds(models, dict.fromkeys(texts, NodeBlock.chain(tokens)), (0,))
+
+    def test_without_room_for_keys_and_values(self, device, monkeypatch):
+        capture = pretend.Rerun()
+        models = both(network("llama", "sdpa"), device, capture)
+
+        def full(self, rows):
+            raise torch.OutOfMemoryError("full")
+
+        count = capture.num_captured
+        monkeypatch.setattr(TreeCache, "reserve", full)
+        with pytest.warns(UserWarning, match="no memory for keys and values of 4 requests"):
+            models[1].prepare(4, 8)
+        assert capture.num_captured == count
+        for model in models:
+            model.open({0: (5, 6)})
+        assert_equal_rounds(models, {0: NodeBlock.chain((5, 9))}, (0,))
 
 
 def test_what_a_step_gave_stays(device):
@@ -331,8 +447,29 @@ class TestTexts:
         )
         counts = [capture.num_captured for capture in captures]
         assert written(decoder, rules) == expected
-        assert counts == [capture.num_captured for capture in captures], "captured inside a text"
+        (before, *other), (after, *same) = counts, [one.num_captured for one in captures]
+        assert other == same, "captured inside a text"
+        # Verdicts are captured once they come again.
+        assert after - before <= 1
         assert len(captures) == 2
+
+    @pytest.mark.parametrize("rules", [{"temperature": 0}, {"temperature": 1.0}, TRUNCATED])
+    def test_with_a_head_are_those_of_the_host(self, device, monkeypatch, tmp_path, rules):
+        captures = []
+        monkeypatch.setattr(
+            cuda_graph, "GraphCapture", lambda _: captures.append(pretend.Rerun()) or captures[-1]
+        )
+        target = network("llama", "sdpa")
+        KINDS["eagle3"](32, target.config.vocab_size).write(tmp_path)
+        settings = {"tree": "chain(3)", "controller": "fixed"}
+        expected = written(monge.load(target, str(tmp_path), **settings), rules)
+        decoder = monge.load(placed(target, device), str(tmp_path), backend="compiled", **settings)
+        assert written(decoder, rules) == expected
+        (capture,) = captures
+        count = capture.num_captured
+        assert written(decoder, rules) == expected
+        # The cache stays where it is, so its graphs do; verdicts are captured once they come again.
+        assert capture.num_captured - count <= 3
 
     def test_what_cannot_be_recorded_runs_as_it_is(self, device):
         target = network("llama", "sdpa")

@@ -11,11 +11,11 @@ import torch
 import monge
 from monge.backends import cuda
 from monge.engine.clock import measured_by, num_preparations
-from monge.engine.models import hf_tree
 from monge.engine.models.hf_tree import HfTreeModel
+from monge.engine.models.tree_cache import RECORDED_ROOM
 from tests.engine import pretend
 from tests.engine.tiny import VOCAB, network, perturbed, prompts
-from tests.heads.readers.published import KINDS
+from tests.heads.readers.published import KINDS, eagle3
 from tests.heads.toy import random_head
 
 GREEDY, SAMPLED = {"temperature": 0.0}, {"temperature": 1.0}
@@ -120,9 +120,10 @@ def test_families(device, name, rules):
 )
 @pytest.mark.parametrize("rules", [SAMPLED, TRUNCATED], ids=["sampled", "truncated"])
 def test_how_often_the_host_waits(device, rules, tree):
-    """Once for each level of the draft, whatever the number of requests, and once for all verdicts of a shape.
+    """Once for the draft, or for each level where repeated tokens decide its shape; and once for all verdicts of a shape.
 
-    Copies to the device that make the host wait for what is queued would count too.
+    That is whatever the number of requests. Copies to the device that make the host wait for what is
+    queued would count too.
     """
     target, draft = (
         placed(model, device)
@@ -131,23 +132,27 @@ def test_how_often_the_host_waits(device, rules, tree):
     settings = {"tree": tree, "max_batch_size": 1}  # one by one, to count rounds
     _, rounds = written(target, draft, settings, {**rules, "ignore_eos": True})
     alone = sum(pretend.waits.values())
-    assert 2 * rounds <= alone <= 4 * rounds, pretend.waits
+    most = 4 if "iid" in tree else 2
+    assert rounds < alone <= most * rounds, pretend.waits
     written(target, draft, {"tree": tree}, {**rules, "ignore_eos": True})
     assert sum(pretend.waits.values()) <= 0.8 * alone, pretend.waits
 
 
-def test_how_often_the_host_waits_where_nothing_is_chosen(device):
-    """A draft model, lookups and a head, each with its default tree and verifier."""
+def test_how_often_the_host_waits_where_nothing_is_chosen(device, tmp_path):
+    """A draft model, lookups and heads, each with its default verifier."""
     target = placed(network("llama", "sdpa"), device)
     draft = placed(perturbed(network("llama", "sdpa")), device)
     rules = {**SAMPLED, "ignore_eos": True}
-    for given, settings, levels in (
-        (draft, {"drafter": "model"}, 3),
-        (None, {}, 0),
-        (random_head(HfTreeModel(network("llama", "sdpa"))), {}, 2),
+    eagle3(target.config.hidden_size, VOCAB).write(tmp_path)
+    for given, settings, most in (
+        (draft, {"drafter": "model"}, 2),
+        (None, {}, 1),
+        (tmp_path, {"tree": "chain(3)"}, 2),
+        # Each of its levels is another program, and two are drafted.
+        (random_head(HfTreeModel(network("llama", "sdpa"))), {}, 3),
     ):
         _, rounds = written(target, given, settings, rules, count=1)
-        assert sum(pretend.waits.values()) <= (levels + 1) * rounds, pretend.waits
+        assert sum(pretend.waits.values()) <= most * rounds, pretend.waits
 
 
 def test_how_often_the_host_waits_in_greedy_rounds(device):
@@ -157,13 +162,13 @@ def test_how_often_the_host_waits_in_greedy_rounds(device):
     )
     greedy = {**GREEDY, "ignore_eos": True}
     _, rounds = written(target, draft, {"tree": "chain(3)"}, greedy, count=1)
-    assert 3 * rounds <= sum(pretend.waits.values()) <= 4 * rounds, pretend.waits
+    assert sum(pretend.waits.values()) <= 2 * rounds, pretend.waits
 
 
 def test_rounds_in_which_something_is_captured_teach_nothing(device, monkeypatch):
     """A text outgrows the cache: graphs are captured anew, in rounds that take absurdly long."""
     monkeypatch.setattr(cuda, "GraphCapture", lambda _: pretend.Rerun())
-    monkeypatch.setattr(hf_tree, "_LEAST", 0)
+    monkeypatch.setitem(RECORDED_ROOM, "least", 0)
     target = placed(network("llama", "sdpa"), device)
     decoder = monge.load(
         target, drafter="ngram", backend="compiled", controller="goodput", max_batch_size=1

@@ -17,7 +17,7 @@ from monge.core.proposal import (
     Proposal,
     WithoutReplacement,
 )
-from monge.core.sampling_rules import SamplingRules, law_from_logits, probs_from_logits
+from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.core.tree import GrowingTree, TokenTree
 from monge.verify.base import as_verifier
 from monge.verify.problem import ScoredTree
@@ -31,20 +31,17 @@ class Laws:
     """Laws of logits, one by one and together."""
 
     def __init__(self, logits: torch.Tensor) -> None:
-        self._logits = logits
+        self.scores, self.rules, self.record = logits, SamplingRules(), None
 
     def __len__(self) -> int:
-        return len(self._logits)
+        return len(self.scores)
 
     def __getitem__(self, node: int) -> Law:
-        return law_from_logits(self._logits[node], SamplingRules())
+        return law_from_logits(self.scores[node], self.rules)
 
     @property
     def is_stacked(self):
-        return not self._logits.is_cpu
-
-    def stacked(self):
-        return probs_from_logits(self._logits[None])[0]
+        return not self.scores.is_cpu
 
 
 def proposal(kind: type, law: Law, width: int) -> Proposal:

@@ -2,8 +2,9 @@
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from monge.backends.chain_graphs import KINDS, ChainGraph, is_chain, kind_of, masks_behind
 from monge.backends.fused_layers import LayerCompiler
 from monge.backends.parity_check import (
     as_backend_error,
@@ -21,7 +23,9 @@ from monge.backends.parity_check import (
 )
 from monge.backends.traced import TracedForward, UncompiledForward, all_nodes
 from monge.core.errors import BackendError, UnsupportedModelError
+from monge.core.levels import DrawnLevels, LevelDraws
 from monge.core.model import CachedStep, Forward
+from monge.core.sampling_rules import Recordable
 from monge.engine.clock import note_preparation
 from monge.engine.models.forward_program import ForwardOutput, ForwardProgram, ProgramSpec
 from monge.engine.models.tree_cache import TreeCache, power_of_two
@@ -32,6 +36,10 @@ WIDTHS: Final = (1, 2, 4, 8, 16, 32, 64)
 _MAX_GRAPHS: Final = 64  # the least recently used graph is dropped
 _MOST_NODES: Final = 512
 """Nodes of all rows for which graphs are prepared: with more, arithmetic takes longer than launches."""
+_MAX_FUNCTIONS: Final = 256
+_FEW_CALLS: Final = 2  # of a function and shapes, before it is captured
+_MOST_NUMBERS: Final = 1 << 22
+"""Most numbers that a captured function reads."""
 _SHARE: Final = 0.25
 """Largest share of the free memory that keys and values take before there is a text."""
 
@@ -117,11 +125,55 @@ def _spare_columns(capacity: int, like: Tensor) -> Tensor:
     return torch.arange(capacity - width, capacity, device=like.device).expand_as(like)
 
 
+class FunctionGraphs:
+    """Runs functions of tensors, and those that come again as CUDA graphs; a `Recorder`.
+
+    Functions of many numbers run as they are: their arithmetic takes longer than launches.
+    """
+
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+        self._graphs: OrderedDict[Hashable, CapturedGraph | int] = OrderedDict()
+        self._has_memory = True
+
+    def __call__(self, function: Recordable, inputs: Sequence[Tensor]) -> Tensor:
+        if not self._has_memory or sum(one.numel() for one in inputs) > _MOST_NUMBERS:
+            return function(*inputs)
+        key = function, *((one.shape, one.dtype) for one in inputs)
+        graph = self._graphs.get(key, 0)
+        if isinstance(graph, int):
+            # What comes once or twice is not worth it.
+            graph = graph + 1 if graph < _FEW_CALLS else self._captured(function, inputs)
+            if graph is not None:
+                self._graphs[key] = graph
+        if len(self._graphs) > _MAX_FUNCTIONS:
+            self._graphs.popitem(last=False)
+        if not isinstance(graph, CapturedGraph):
+            return function(*inputs)
+        self._graphs.move_to_end(key)
+        for own, given in zip(graph.inputs, inputs, strict=True):
+            own.copy_(given, non_blocking=True)
+        graph.replay()
+        return graph.outputs[0].clone()
+
+    def _captured(self, function: Recordable, inputs: Sequence[Tensor]) -> CapturedGraph | None:
+        own, constants = tuple(one.clone() for one in inputs), function.constants(inputs[0].device)
+        try:
+            replay, outputs = _captured(self._capture, lambda: (function(*own),))
+        except torch.OutOfMemoryError as error:
+            self._has_memory = False
+            warnings.warn(
+                f"no memory for more CUDA graphs; verification is launched: {error}", stacklevel=6
+            )
+            return None
+        return CapturedGraph(own, (), replay, outputs, (constants,))
+
+
 class CudaGraphForward(ForwardProgram):
     """A step with one CUDA graph for each number of rows and of nodes, both padded to powers of two.
 
-    Until `prepare` is called, graphs are captured at first use; afterwards those that it named are,
-    and larger blocks run uncaptured. A graph attends to all columns of the cache, because shapes
+    Graphs are captured by `prepare`, and others at first use. Blocks of more nodes than
+    `_MOST_NODES` run uncaptured. A graph attends to all columns of the cache, because shapes
     are fixed; the mask hides unused columns. When the cache moves to other memory, as it does for a
     text that outgrows it, graphs are captured anew.
 
@@ -144,10 +196,12 @@ class CudaGraphForward(ForwardProgram):
         uncaptured: TracedForward | None = None,
     ) -> None:
         self.module, self.spec, self._capture = module, spec, capture
+        self.record = FunctionGraphs(capture)
         self._uncaptured = UncompiledForward(uncaptured or module, spec)
         self._layout: object = None
+        self._chains: dict[tuple[int, str], ChainGraph] = {}
         self._graphs: OrderedDict[tuple[int, int], CapturedGraph] = OrderedDict()
-        self._prepared = set[tuple[int, int]]()
+        self._prepared = set[tuple[int, int | str]]()
         self._has_memory, self._has_told = True, False
 
     def __call__(
@@ -160,9 +214,11 @@ class CudaGraphForward(ForwardProgram):
         logits, *states = graph.run(cache.rows, inputs, masks)
         return ForwardOutput(logits=logits, states=tuple(states))
 
-    def prepare(self, num_rows: int, num_nodes: int, cache: TreeCache) -> None:
+    def prepare(
+        self, num_rows: int, num_nodes: int, cache: TreeCache, *, drafts: bool = False
+    ) -> None:
         """See `ForwardProgram`."""
-        device, count = cache.device, len(self._graphs)
+        device, count = cache.device, len(self._graphs) + len(self._chains)
         before = _reserved_bytes(device)
         num_rows = _affordable_rows(num_rows, self.spec, cache)
         try:
@@ -177,51 +233,75 @@ class CudaGraphForward(ForwardProgram):
         rows = [1 << power for power in range(num_rows.bit_length())]
         nodes = [width for width in WIDTHS if width < 2 * num_nodes]
         shapes = [one for one in product(rows, nodes) if one[0] * one[1] <= _MOST_NODES]
-        self._prepared |= set(shapes)
+        chains = list(product(rows, KINDS)) if drafts else []
+        self._prepared |= {*shapes, *chains}
         for shape in sorted(shapes, key=lambda shape: shape[0] * shape[1]):
             self._graph(*shape, cache)
-        if (made := len(self._graphs) - count) > 0:
+        for key in chains:
+            self._chain(key, cache, None)
+        if (made := len(self._graphs) + len(self._chains) - count) > 0:
             used = (_reserved_bytes(device) - before) / 2**20
             notify(
                 f"{made} CUDA graphs captured for up to {rows[-1]} requests and {nodes[-1]} nodes, "
                 f"{used:.0f} MiB with keys and values"
             )
 
+    def draw_levels(
+        self, given: LevelDraws, rows: slice, lengths: Sequence[int], cache: TreeCache
+    ) -> DrawnLevels | None:
+        """See `ForwardProgram`: chains, by one graph a number of rows and kind of sampling rules."""
+        if not is_chain(given.shape):
+            return None
+        # Padding too lies behind the texts.
+        cache.place(rows, lengths, len(given.shape.widths))
+        key = power_of_two(rows.stop), kind_of(given.shape.rules)
+        chain = self._chain(key, cache, given.draft_ids)
+        return None if chain is None else chain.draw(given, rows, lengths)
+
     def clear(self) -> None:
         """Drop all graphs."""
         self._graphs.clear()
+        self._chains.clear()
 
     def _graph(self, num_rows: int, num_nodes: int, cache: TreeCache) -> CapturedGraph | None:
         """Return the graph of a shape, captured if it is wanted and there is memory for it."""
-        if cache.layout is not self._layout:
-            self.clear()
-            self._layout = cache.layout
+        self._follow(cache)
         key = num_rows, num_nodes
         if key not in self._graphs and self._has_memory:
-            if self._prepared and key not in self._prepared:
-                self._tell(key)
+            self._tell(key)
+            if num_rows * num_nodes > _MOST_NODES:
                 return None
-            self._add(key, cache)
+            self._add(key, cache, lambda: self._capture_forward(key, cache))
         if key in self._graphs:
             self._graphs.move_to_end(key)
         return self._graphs.get(key)
 
-    def _tell(self, key: tuple[int, int]) -> None:
-        if not self._has_told:
+    def _follow(self, cache: TreeCache) -> None:
+        """Drop the graphs of a cache that has moved."""
+        if cache.layout is not self._layout:
+            self.clear()
+            self._layout = cache.layout
+
+    def _tell(self, key: tuple[int, int | str]) -> None:
+        if self._prepared and key not in self._prepared and not self._has_told:
             self._has_told = True
+            what = f"{key[1]} nodes" if isinstance(key[1], int) else f"{key[1]} chains"
             notify(
-                f"a block of {key[0]} requests by {key[1]} nodes is larger than the captured CUDA "
-                "graphs; blocks of such sizes run uncaptured"
+                f"{key[0]} requests by {what}: this decoder was prepared for fewer, so more CUDA "
+                "graphs are captured while texts are written"
             )
 
-    def _add(self, key: tuple[int, int], cache: TreeCache) -> None:
+    def _add(
+        self, key: tuple[int, int | str], cache: TreeCache, capture: Callable[[], None]
+    ) -> None:
         try:
-            self._graphs[key] = self._captured(key, cache)
+            capture()
         except torch.OutOfMemoryError as error:
             self._has_memory = False
             (rows, nodes), mebibytes = key, cache.num_bytes / 2**20
+            what = f"{nodes} nodes" if isinstance(nodes, int) else f"{nodes} chains"
             warnings.warn(
-                f"no memory for the CUDA graph of {rows} requests by {nodes} nodes with "
+                f"no memory for the CUDA graph of {rows} requests by {what} with "
                 f"{mebibytes:.0f} MiB of keys and values; {len(self._graphs)} graphs are captured, "
                 f"other sizes run eagerly: {error}",
                 stacklevel=7,
@@ -229,7 +309,7 @@ class CudaGraphForward(ForwardProgram):
         if len(self._graphs) > _MAX_GRAPHS:
             self._graphs.popitem(last=False)
 
-    def _captured(self, key: tuple[int, int], cache: TreeCache) -> CapturedGraph:
+    def _capture_forward(self, key: tuple[int, int], cache: TreeCache) -> None:
         (rows, nodes), kept = key, cache.kept(slice(0, key[0]))
         token_ids = torch.zeros(rows, nodes, dtype=torch.int64, device=cache.device)
         # What runs before it is captured writes where no text lies.
@@ -243,11 +323,42 @@ class CudaGraphForward(ForwardProgram):
         replay, outputs = _captured(
             self._capture, lambda: self.module(token_ids, places, masks, kept)
         )
-        return CapturedGraph((token_ids, *places[:2]), masks, replay, outputs, (*places, *kept))
+        own = token_ids, *places[:2]
+        self._graphs[key] = CapturedGraph(own, masks, replay, outputs, (*places, *kept))
+
+    def _chain(
+        self, key: tuple[int, str], cache: TreeCache, draft_ids: Tensor | None
+    ) -> ChainGraph | None:
+        self._follow(cache)
+        chain = self._chains.get(key)
+        is_known = chain is not None and chain.draft_ids is draft_ids
+        if not is_known and self._has_memory:
+            self._tell(key)
+            self._add(key, cache, lambda: self._capture_chain(key, cache, draft_ids))
+            return self._chains.get(key)
+        return chain if is_known else None
+
+    def _capture_chain(
+        self, key: tuple[int, str], cache: TreeCache, draft_ids: Tensor | None
+    ) -> None:
+        (rows, kind), kept = key, cache.kept(slice(0, key[0]))
+        columns = torch.arange(cache.capacity, device=cache.device)
+        starts, shown = columns[-self.widths[-1]].repeat(rows), columns[:1].clone()
+        dtype, windows = self.spec.mask_dtype, self.spec.windows
+
+        def read(token_ids: Tensor, lengths: Tensor) -> Tensor:
+            places, masks = lengths[:, None], masks_behind(lengths, columns, windows)
+            if dtype != torch.bool:
+                hidden = torch.finfo(dtype).min
+                masks = [torch.where(mask, 0.0, hidden).to(dtype) for mask in masks]
+            return self.module(token_ids, (places, places, shown), masks, kept)[0]
+
+        capture = partial(_captured, self._capture)
+        self._chains[key] = ChainGraph(capture, read, starts, kind, draft_ids)
 
 
 def _captured(capture: Capture, work: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
-    note_preparation("CUDA graph")
+    note_preparation()
     # Also where graphs are captured outside of a forward.
     with torch.inference_mode():
         return capture(work)
@@ -316,6 +427,7 @@ class StepGraph:
         self._module, self._capture = module, capture
         self._capacity = 0
         self._graphs: OrderedDict[tuple[int, ...], CapturedGraph] = OrderedDict()
+        self._chains: OrderedDict[tuple[Any, ...], tuple[ChainGraph, Tensor]] = OrderedDict()
 
     def __call__(
         self,
@@ -326,9 +438,7 @@ class StepGraph:
         kept: Sequence[Tensor],
     ) -> Outputs:
         positions, columns, shown = places
-        if kept[0].shape[2] != self._capacity:
-            self._graphs.clear()
-            self._capacity = kept[0].shape[2]
+        self._follow(kept)
         # A cache gives the same tensors while it stays; graphs hold theirs, so no name comes twice.
         key = (*token_ids.shape, id(kept[0]))
         inputs = token_ids, states, positions, columns
@@ -347,6 +457,57 @@ class StepGraph:
             graph.replay()
             found, logits = graph.outputs
             return found.clone(), logits[shown]
+
+    def draw_levels(
+        self, given: LevelDraws, states: Tensor, lengths: Sequence[int], kept: Sequence[Tensor]
+    ) -> DrawnLevels | None:
+        """Draw chains behind texts, by one graph a number of rows and kind of sampling rules; `None` for other trees.
+
+        Args:
+            given: What they are drawn from.
+            states: The head's states at the roots, `[rows, 1, width]`.
+            lengths: Committed tokens of the rows.
+            kept: Keys and values of the rows.
+        """
+        if not is_chain(given.shape):
+            return None
+        self._follow(kept)
+        kind = kind_of(given.shape.rules)
+        key = kind, id(kept[0]), id(given.draft_ids)
+        if key not in self._chains:
+            starts = torch.tensor(lengths).to(states.device)
+            self._chains[key] = self._captured_chain(given, states, starts, kept)
+            if len(self._chains) > _MAX_GRAPHS:
+                self._chains.popitem(last=False)
+        self._chains.move_to_end(key)
+        chain, own = self._chains[key]
+        own.copy_(states)
+        return chain.draw(given, slice(0, len(lengths)), lengths)
+
+    def _captured_chain(
+        self, given: LevelDraws, states: Tensor, starts: Tensor, kept: Sequence[Tensor]
+    ) -> tuple[ChainGraph, Tensor]:
+        own = states.clone()
+        columns = torch.arange(kept[0].shape[2], device=states.device)
+        every = torch.arange(len(starts), device=states.device)
+
+        def read(token_ids: Tensor, lengths: Tensor) -> Tensor:
+            (mask,) = masks_behind(lengths, columns, [self._module.window])
+            places = lengths[:, None], lengths[:, None], every
+            found, logits = self._module(token_ids, own, places, mask, kept)
+            own.copy_(found)
+            return logits[:, None]
+
+        capture = partial(_captured, self._capture)
+        kind = kind_of(given.shape.rules)
+        return ChainGraph(capture, read, starts, kind, given.draft_ids), own
+
+    def _follow(self, kept: Sequence[Tensor]) -> None:
+        """Drop the graphs of a cache that has moved."""
+        if kept[0].shape[2] != self._capacity:
+            self._graphs.clear()
+            self._chains.clear()
+            self._capacity = kept[0].shape[2]
 
     def _captured(self, inputs: Sequence[Tensor], kept: Sequence[Tensor]) -> CapturedGraph:
         token_ids, states, positions, columns = (one.clone() for one in inputs)

@@ -143,7 +143,7 @@ def _mark_sizes(value: Any, batch: int) -> None:
 
 
 def _drop_recorders(module: torch.nn.Module) -> None:
-    """Drop hooks by which the host records attention weights: they cannot be compiled, and nobody asks for any."""
+    """Drop the hooks with which the host records attention weights, since hooks cannot be compiled."""
     for key, hook in list(module._forward_hooks.items()):
         if str(getattr(hook, "__module__", "")).startswith("transformers."):
             del module._forward_hooks[key]
@@ -163,7 +163,8 @@ class _Product:
         """Multiply for all layers; return what the first gives."""
         parts = torch.nn.functional.linear(rows, self._weight, self._bias)
         first, *rest = parts.split(self._widths, dim=-1)
-        self._parts = rest[::-1]
+        # A list, not a slice of what `*` gives: torch 2.11 compiles that as a tuple.
+        self._parts = list(rest)[::-1]
         return first
 
     def later(self, rows: Tensor) -> Tensor:
@@ -217,7 +218,7 @@ def _can_merge(module: torch.nn.Module) -> bool:
 
 
 def _joined(weights: Sequence[Tensor]) -> Tensor:
-    """One tensor of several, of which these become views: no number is stored twice."""
+    """Join weights in one tensor, and make the weights views of it."""
     rows = [len(weight) for weight in weights]
     with torch.inference_mode(mode=False), torch.no_grad():
         first = weights[0].detach()

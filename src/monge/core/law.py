@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, Protocol, TypeGuard, TypeVar, runtime_checkable
+from typing import Final, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -75,25 +75,6 @@ class LawSequence(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, node: int, /) -> Law: ...
-
-
-class StackedLaws(LawSequence, Protocol):
-    """Laws by node that may also be read together."""
-
-    @property
-    def is_stacked(self) -> bool:
-        """True where it pays to read them together; else they are made one by one."""
-        ...
-
-    def stacked(self) -> Float64[Tensor, "nodes vocab"]:
-        """Return all laws, NaN for a node without one."""
-        ...
-
-
-def are_stacked(laws: LawSequence) -> TypeGuard[StackedLaws]:
-    """Return whether it pays to read laws together."""
-    # Every round asks, and `isinstance` of a protocol takes many times as long.
-    return bool(getattr(laws, "is_stacked", False))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
+from monge.core.levels import DrawnTree, LevelShape
+
 Forward = Callable[..., tuple[Tensor, ...]]
 """A computation of a module: tensors in, tensors out."""
 
@@ -212,6 +214,17 @@ class HeadModel(Protocol):
         """Read new uncommitted nodes; return the next state and the logits of each, block after block."""
         ...
 
+    def draw_trees(
+        self,
+        logits: Mapping[int, Float[Tensor, "one vocab"]],
+        states: Mapping[int, Float[Tensor, "one hidden"]],
+        uniforms: Mapping[int, Sequence[float]],
+        shape: LevelShape,
+        draft_ids: Int64[Tensor, " vocab"] | None,
+    ) -> Mapping[int, DrawnTree]:
+        """Draw trees as a `LevelModel` does; the head's states at the roots are given too."""
+        ...
+
     def drop(self, sequence: int) -> None:
         """Drop the uncommitted nodes of a sequence."""
 
@@ -300,11 +313,33 @@ class ReopenableModel(SequenceModel, Protocol):
 class PreparedModel(SequenceModel, Protocol):
     """A network whose programs can be made before there is a text."""
 
-    def prepare(self, num_rows: int, num_nodes: int) -> None:
-        """Make what reads blocks of up to so many sequences and nodes a sequence.
+    def prepare(self, num_rows: int, num_nodes: int, *, drafts: bool = False) -> None:
+        """Make the programs for blocks of up to `num_rows` sequences with `num_nodes` nodes each, and for drafts.
 
         Nothing is done while sequences are open, or where programs take blocks of all sizes.
         """
+
+
+@runtime_checkable
+class LevelModel(SequenceModel, Protocol):
+    """A network on a device that draws trees itself, so that the host waits for all levels once."""
+
+    def draw_trees(
+        self,
+        logits: Mapping[int, Float[Tensor, "one vocab"]],
+        uniforms: Mapping[int, Sequence[float]],
+        shape: LevelShape,
+        draft_ids: Int64[Tensor, " vocab"] | None = None,
+    ) -> Mapping[int, DrawnTree]:
+        """Draw trees below the last committed tokens, and read all levels but the last.
+
+        Args:
+            logits: Logits at the roots, by sequence.
+            uniforms: One a node, level by level.
+            shape: Shape of the trees.
+            draft_ids: The tokens that logits are about, ascending; `None` for all.
+        """
+        ...
 
 
 @runtime_checkable

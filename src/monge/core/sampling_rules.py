@@ -1,7 +1,9 @@
 """Sampling rules, and the one function that makes laws of logits, for target and drafter alike."""
 
 import math
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol, TypeGuard, runtime_checkable
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -10,6 +12,7 @@ from torch import Tensor
 from monge.core.errors import NonFiniteLogitsError, OptionError
 from monge.core.law import (
     Law,
+    LawSequence,
     SparseLaw,
     one_hot,
     softmax_laws,
@@ -63,6 +66,51 @@ class SamplingRules:
     def within_top(self, top_k: int) -> "SamplingRules":
         """The same rules, and no more than the `top_k` most probable tokens."""
         return replace(self, top_k=top_k if self.top_k is None else min(top_k, self.top_k))
+
+
+@runtime_checkable
+class Recordable(Hashable, Protocol):
+    """A function of tensors that never asks for a number; equal ones do the same."""
+
+    def __call__(self, *inputs: Tensor) -> Tensor: ...
+
+    def constants(self, device: torch.device) -> object:
+        """Return what it reads besides its inputs."""
+        ...
+
+
+Recorder = Callable[[Recordable, Sequence[Tensor]], Tensor]
+"""Runs such a function on a device, which may record what it does there."""
+
+
+class StackedLaws(LawSequence, Protocol):
+    """Laws by node of one request's logits, which may also be read together."""
+
+    @property
+    def is_stacked(self) -> bool:
+        """True where it pays to read them together; else they are made one by one."""
+        ...
+
+    @property
+    def scores(self) -> Float[Tensor, "nodes vocab"]:
+        """Logits of all nodes."""
+        ...
+
+    @property
+    def rules(self) -> SamplingRules:
+        """How they become laws."""
+        ...
+
+    @property
+    def record(self) -> Recorder | None:
+        """Runs functions of these laws, if their device records them."""
+        ...
+
+
+def are_stacked(laws: LawSequence) -> TypeGuard[StackedLaws]:
+    """Return whether it pays to read laws together."""
+    # Every round asks, and `isinstance` of a protocol takes many times as long.
+    return bool(getattr(laws, "is_stacked", False))
 
 
 def law_from_logits(logits: Float[Tensor, " vocab"], rules: SamplingRules) -> Law:
@@ -160,6 +208,19 @@ def probs_from_logits(
         )
         probs = probs / probs.sum(-1, keepdim=True)
     return probs
+
+
+def probs_under(
+    rules: SamplingRules, logits: Float[Tensor, "batch nodes vocab"]
+) -> Float64[Tensor, "batch nodes vocab"]:
+    """`probs_from_logits` for requests of the same rules."""
+    return probs_from_logits(
+        logits,
+        temperature=rules.temperature,
+        top_k=rules.top_k,
+        top_p=rules.top_p if rules.top_p < 1 else None,
+        min_p=rules.min_p or None,
+    )
 
 
 def _largest(logits: Float[Tensor, "nodes vocab"]) -> list[tuple[float, int]]:

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
+from monge.core.levels import DrawnTree, LevelShape
 from monge.core.model import HeadModel, NodeBlock
 from monge.draft.head_run import HeadRun, Pairs, TargetEnds, known
 from monge.heads.readers.base import ChainHead
@@ -143,6 +144,17 @@ class CachedRun(HeadRun[_Read]):
         for request, part in zip(blocks, states.split(counts), strict=True):
             self._texts[request].states.extend(part.split(1))
         return dict(zip(blocks, logits.split(counts), strict=True))
+
+    def draw_trees(
+        self,
+        logits: Mapping[int, Float[Tensor, "one vocab"]],
+        uniforms: Mapping[int, Sequence[float]],
+        shape: LevelShape,
+        draft_ids: Int64[Tensor, " vocab"] | None,
+    ) -> Mapping[int, DrawnTree]:
+        """See `LevelForward.draw`."""
+        states = {request: known(self._texts[request].last) for request in logits}
+        return self._model.draw_trees(logits, states, uniforms, shape, draft_ids)
 
     def end(self, requests: Sequence[int]) -> None:
         for request in requests:

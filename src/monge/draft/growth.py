@@ -1,7 +1,7 @@
 """Grows trees with a network: one request, or several requests together."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,16 +10,24 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from monge.core.context import Context, DraftPlan
-from monge.core.draws import Draws
+from monge.core.draws import Draws, can_peek
 from monge.core.errors import OptionError
 from monge.core.law import Law, renamed
+from monge.core.levels import DrawnTree, LevelShape, relatives
 from monge.core.model import NodeBlock
-from monge.core.proposal import Deterministic
+from monge.core.proposal import Deterministic, Iid, WithoutReplacement
 from monge.core.sampling_rules import SamplingRules, laws_from_logits
-from monge.core.tree import GrowingTree
+from monge.core.tree import GrowingTree, TokenTree
 from monge.draft.base import Capabilities, Draft, State
 from monge.draft.level_draws import DrawnLevel, Level, draw_levels
 from monge.draft.tree.base import TreeBuilder, TreeLimits
+from monge.draft.tree.fixed_width import LevelTree
+
+TreeDraws = Callable[
+    [Mapping[int, Tensor], Mapping[int, Sequence[float]], LevelShape, Tensor | None],
+    Mapping[int, DrawnTree],
+]
+"""Draws whole trees of one shape, and reads all levels but the last; see `core.model.LevelModel`."""
 
 
 def check_top_k(top_k: int | None) -> None:
@@ -96,6 +104,7 @@ class TreeExpansion:
         read: The nodes that the network has read.
         error: Why the network could not read some drawn nodes, if so; see `expand_trees`.
         token_probs: See `Draft.token_probs`.
+        drawn: The finished tree, if it was drawn at once.
     """
 
     context: Context
@@ -108,6 +117,7 @@ class TreeExpansion:
     frontier: tuple[int, ...] = (0,)
     error: Exception | None = None
     token_probs: dict[tuple[int, ...], float] = field(default_factory=dict[tuple[int, ...], float])
+    drawn: TokenTree | None = None
     tree: GrowingTree = field(init=False)
     read: ReadNodes = field(init=False)
 
@@ -146,13 +156,48 @@ class TreeExpansion:
             # These nodes get no candidates, which does not depend on draws below them.
             text = f"{self.network}, request {self.request_id}: logits are not finite; drafting stops here"
             warnings.warn(text, stacklevel=2)
-            logits = logits[[row for row, node in enumerate(laws) if node in finite]]
         if not finite:
             self.frontier = ()
             return
+        if len(finite) < len(laws):
+            logits = logits[[row for row, node in enumerate(laws) if node in finite]]
         if (ids := self.draft_ids) is not None:
             finite = {node: renamed(law, ids) for node, law in finite.items()}
         self._attach(tuple(finite), list(finite.values()), logits, self.draws)
+
+    def attach(self, shape: LevelShape, token_ids: Sequence[int], laws: Sequence[Law]) -> None:
+        """Take a tree that is drawn and read already.
+
+        Args:
+            shape: Its shape.
+            token_ids: Tokens of its nodes.
+            laws: Draft laws of the nodes with children.
+        """
+        parents, candidates = relatives(shape)
+        for _ in token_ids:
+            self.draws.uniform()
+        kind = Iid if shape.replacement else WithoutReplacement
+        laws = laws[: 1 + shape.num_read]
+        drawn = [kind(law, len(own)) for law, own in zip(laws, candidates, strict=False)]
+        leaves = [Deterministic()] * (len(parents) - len(drawn))
+        self.drawn = TokenTree(
+            token_ids=(self.root, *token_ids),
+            parents=parents,
+            proposals=(*drawn, *leaves),
+            candidates=candidates,
+        )
+        paths: list[tuple[int, ...]] = [()]
+        for token, parent in zip(token_ids[: shape.num_read], parents[1:], strict=False):
+            paths.append((*paths[parent], token))
+        self.read.paths += paths[1:]
+
+    def shape(self, max_depth: int | None) -> LevelShape | None:
+        """Return the levels that can be drawn at once, or `None` if each is drawn by itself."""
+        builder = self.builder
+        is_free = self.plan.min_token_prob is None and can_peek(self.draws)
+        if not is_free or not isinstance(builder, LevelTree):
+            return None
+        return builder.shape(self.plan, self.rules, max_depth)
 
     def level(self, logits: Float[Tensor, "nodes some"]) -> Level:
         """Return what draws the children of the frontier."""
@@ -206,7 +251,7 @@ class TreeExpansion:
         Args:
             state: The drafter's state after drawing it.
         """
-        tree = self.builder.finish(self.tree, self.plan)
+        tree = self.drawn or self.builder.finish(self.tree, self.plan)
         return Draft(tree, state, self.token_probs, error=self.error)
 
 
@@ -263,11 +308,13 @@ class LevelForward:
         extend: Read a block of nodes of each request, and return the logits at them.
         reset: Drop the nodes of a request that were read below the root.
         max_depth: Largest depth with a draft law; `None` for unbounded.
+        draw: Draws and reads whole trees; `None` if the network cannot.
     """
 
     extend: Callable[[Mapping[int, NodeBlock]], Mapping[int, Float[Tensor, "nodes some"]]]
     reset: Callable[[TreeExpansion], object]
     max_depth: int | None = None
+    draw: TreeDraws | None = None
 
     def read(self, rows: Sequence[TreeExpansion]) -> Mapping[int, Float[Tensor, "nodes some"]]:
         """Read the frontiers of these requests and return their logits."""
@@ -301,7 +348,8 @@ def expand_trees(
         logits: The network's logits at their roots, by request.
         forward: Reads the levels below.
     """
-    active, depth = list(rows), 1
+    drawn = _draw_trees(rows, logits, forward)
+    active, depth = [row for row in rows if row.request_id not in drawn], 1
     while active:
         # Tokens of a vocabulary of the draft's own are drawn one by one, as is all on a CPU.
         together = [
@@ -318,6 +366,46 @@ def expand_trees(
             return
         logits = _read(active, forward)
         active = [row for row in active if row.frontier]
+
+
+def _draw_trees(
+    rows: Sequence[TreeExpansion], logits: Mapping[int, Tensor], forward: LevelForward
+) -> set[int]:
+    """Draw whole trees without a wait between their levels; return the requests whose trees are drawn.
+
+    All others have drawn nothing: those whose trees are of another kind, those with a law that is
+    not finite, and all if the network raises.
+    """
+    groups: dict[Hashable, dict[int, tuple[TreeExpansion, LevelShape]]] = {}
+    for row in rows if forward.draw is not None else ():
+        request, shape = row.request_id, row.shape(forward.max_depth)
+        if shape is not None and not logits[request].is_cpu:
+            key = row.builder, shape.rules, logits[request].shape
+            groups.setdefault(key, {})[request] = row, shape
+    done = set[int]()
+    for group in groups.values():
+        assert forward.draw is not None
+        _, deepest = max(group.values(), key=lambda one: len(one[1].widths))
+        ids = next(row.draft_ids for row, _ in group.values())
+        count = sum(deepest.sizes)
+        uniforms = {
+            request: row.draws.peek(count)
+            for request, (row, _) in group.items()
+            if can_peek(row.draws)
+        }
+        try:
+            found = forward.draw({one: logits[one] for one in group}, uniforms, deepest, ids)
+        except Exception:  # noqa: BLE001  nothing is drawn yet, so each level is read with what is known of errors
+            found = {}
+        for request, (row, shape) in group.items():
+            token_ids, laws = found.get(request, ((-1,), ()))
+            own = token_ids[: sum(shape.sizes)]
+            if min(own) < 0:
+                forward.reset(row)
+            else:
+                row.attach(shape, own, laws)
+                done.add(request)
+    return done
 
 
 def _read(rows: Sequence[TreeExpansion], forward: LevelForward) -> Mapping[int, Tensor]:

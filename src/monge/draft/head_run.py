@@ -184,6 +184,7 @@ class RunDrafter(Drafter[tuple[Pairs, ...]]):
                     extend=self.run.extend,
                     reset=self._begin_again,
                     max_depth=self.declared.max_depth,
+                    draw=getattr(self.run, "draw_trees", None),
                 )
                 expand_trees(active, logits, forward)
                 self.run.end([row.request_id for row in active])

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float
 from torch import Tensor
 
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws, can_peek
-from monge.core.law import DenseLaw, Law, trusted_law
+from monge.core.law import Law, trusted_law
+from monge.core.levels import independent, without_replacement
 from monge.core.proposal import ChildDraws, Proposal
-from monge.core.sampling_rules import SamplingRules, probs_from_logits
+from monge.core.sampling_rules import SamplingRules, probs_under
 from monge.core.tree import GrowingTree
 from monge.draft.tree.base import TreeBuilder
 from monge.draft.tree.fixed_width import LevelTree
@@ -48,7 +49,7 @@ class DrawnLevel(ChildDraws):
     """
 
     nodes: tuple[int, ...]
-    laws: list[DenseLaw]
+    laws: Sequence[Law]
     tokens: Iterator[tuple[int, ...]]
     draws: Draws
 
@@ -107,13 +108,7 @@ def _drawn(levels: Sequence[Level]) -> Iterator[DrawnLevel | None]:
     width = builder.level_widths[levels[0].tree.depths[levels[0].frontier[0]]]
     counts = [builder.served(level.tree, level.frontier, level.plan) for level in levels]
     logits = torch.cat([level.logits[:num] for level, num in zip(levels, counts, strict=True)])
-    probs = probs_from_logits(
-        logits[None],
-        temperature=rules.temperature,
-        top_k=rules.top_k,
-        top_p=rules.top_p if rules.top_p < 1 else None,
-        min_p=rules.min_p or None,
-    )[0]
+    probs = probs_under(rules, logits[None])[0]
     uniforms = [
         number
         for level, num in zip(levels, counts, strict=True)
@@ -122,7 +117,7 @@ def _drawn(levels: Sequence[Level]) -> Iterator[DrawnLevel | None]:
     ]
     positions = torch.tensor(uniforms, dtype=torch.float64).reshape(-1, width)
     positions = positions.to(probs.device, non_blocking=True)
-    draw = _independent if builder.children == "iid" else _without_replacement
+    draw = independent if builder.children == "iid" else without_replacement
     # The only number of the level that the host waits for.
     tokens: list[list[int]] = draw(probs, positions).tolist()
     laws, start = list(map(trusted_law, probs)), 0
@@ -139,25 +134,3 @@ def _drawn(levels: Sequence[Level]) -> Iterator[DrawnLevel | None]:
             )
         )
         start += num
-
-
-def _independent(
-    probs: Float64[Tensor, "nodes vocab"], positions: Float64[Tensor, "nodes width"]
-) -> Int64[Tensor, "nodes width"]:
-    sums = probs.cumsum(1)
-    total = sums[:, -1:]
-    found = torch.searchsorted(sums, positions * total, right=True)
-    return torch.where(total.isnan(), -1, found)
-
-
-def _without_replacement(
-    probs: Float64[Tensor, "nodes vocab"], positions: Float64[Tensor, "nodes width"]
-) -> Int64[Tensor, "nodes width"]:
-    """Draws, each from the law without those before it; -1 where nothing is left of the law."""
-    tokens = list[Tensor]()
-    for place in range(positions.shape[1]):
-        token = _independent(probs, positions[:, place, None])
-        tokens.append(token)
-        probs = probs.scatter(1, token.clamp_min(0), 0.0)
-        probs = probs / probs.sum(1, keepdim=True)
-    return torch.cat(tokens, 1)

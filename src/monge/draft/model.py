@@ -96,7 +96,9 @@ class ModelDrafter(PieceReader[ReadPaths]):
                 self.model, {row.request_id: row.context.token_ids for row in active}
             )
             forward = LevelForward(
-                extend=self.model.extend, reset=lambda row: self.model.commit({row.request_id: ()})
+                extend=self.model.extend,
+                reset=lambda row: self.model.commit({row.request_id: ()}),
+                draw=getattr(self.model, "draw_trees", None),
             )
             expand_trees(active, logits, forward)
         return [row.draft(tuple(row.read.paths)) for row in rows]
@@ -107,9 +109,8 @@ class ModelDrafter(PieceReader[ReadPaths]):
         drafts: Sequence[Draft[ReadPaths]],
         verdicts: Sequence[Verdict],
     ) -> Sequence[ReadPaths]:
-        if any(draft.state for draft in drafts):
-            read = [draft.state for draft in drafts]
-            commit_accepted(self.model, contexts, drafts, read, verdicts)
+        read = [draft.state for draft in drafts]
+        commit_accepted(self.model, contexts, drafts, read, verdicts)
         return [()] * len(contexts)
 
     def close(self, context: Context) -> None:

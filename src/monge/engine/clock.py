@@ -30,16 +30,16 @@ def measured_by(clock: Clock) -> Iterator[None]:
         _CLOCK.reset(token)
 
 
-_prepared: Final = list[str]()
+_prepared: Final = list[None]()  # a list, since threads may append at once
 
 
-def note_preparation(what: str) -> None:
-    """Note that something was compiled or captured: nobody learns from times in which that happened."""
-    _prepared.append(what)
+def note_preparation() -> None:
+    """Note that a program was compiled or captured, so that controllers ignore the time of this round."""
+    _prepared.append(None)
 
 
 def num_preparations() -> int:
-    """Return how often something was compiled or captured so far, in any thread."""
+    """Return the number of programs compiled or captured so far, in any thread."""
     return len(_prepared)
 
 

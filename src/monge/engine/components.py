@@ -18,7 +18,7 @@ from monge.core.errors import (
 )
 from monge.core.model import PreparedModel, SequenceModel, dtype_of
 from monge.core.proposal import Deterministic
-from monge.core.sampling_rules import SamplingRules
+from monge.core.sampling_rules import Recorder, SamplingRules
 from monge.core.selection import CounterfactualDraft
 from monge.draft.base import AnyDrafter, Capabilities, DrafterPool
 from monge.verify.base import Rule, Verifier, as_verifier, unsupported_reason
@@ -230,15 +230,20 @@ class Components:
         return not members or any(one.runs_network and one.name == name for one in members)
 
     def prepare(self, max_batch_size: int) -> None:
-        """Let networks make the programs that rounds of up to so many requests need, before any text."""
+        """Let the networks make their programs for rounds of up to `max_batch_size` requests."""
         can = self.capabilities
         most = _MOST_NODES if can.max_nodes is None else can.max_nodes
         # A draft model reads a level at a time, and two tokens where all drafts were accepted.
         level = min(most, _LEVEL) if can.needs_trees else 2
-        widths = [(self.target, 1 + most), *((model, level) for model in self.draft_models)]
-        for model, num_nodes in widths:
+        for model in (self.target, *self.draft_models):
             if isinstance(model, PreparedModel):
-                model.prepare(max_batch_size, num_nodes)
+                drafts = model is not self.target
+                model.prepare(max_batch_size, level if drafts else 1 + most, drafts=drafts)
+
+    @property
+    def record(self) -> Recorder | None:
+        """Runs functions of the target's logits, if its backend records them."""
+        return getattr(self.target, "record", None)
 
     @property
     def forward_s(self) -> float:

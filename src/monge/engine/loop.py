@@ -45,7 +45,14 @@ def run_round(sessions: Sequence[Session], components: Components, *, num_waitin
     )
     timer.lap("score_s")
     laws = [
-        NodeLaws(logits[one.request_id], draft.tree, one.context, one.processors, one.grammar)
+        NodeLaws(
+            logits[one.request_id],
+            draft.tree,
+            one.context,
+            one.processors,
+            one.grammar,
+            components.record,
+        )
         for one, draft in zip(sessions, drafts, strict=True)
     ]
     verdicts = _verify(sessions, drafts, laws, components)

@@ -5,13 +5,13 @@ from functools import cached_property
 from typing import Final
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float
 from torch import Tensor
 
 from monge.core.context import Context
 from monge.core.errors import ProcessorError
 from monge.core.law import Law
-from monge.core.sampling_rules import law_from_logits, laws_from_logits, probs_from_logits
+from monge.core.sampling_rules import Recorder, SamplingRules, law_from_logits, laws_from_logits
 from monge.core.tree import TokenTree
 from monge.engine.grammar import GrammarState, TreeMask
 from monge.engine.processors import Processor, check_scores, fork, has_state, name_of
@@ -37,6 +37,7 @@ class NodeLaws:
             every node asks copies of its parent's.
         grammar: Restricts the law of every node, after the processors; its state after the
             committed text.
+        record: See `StackedLaws.record`.
     """
 
     def __init__(
@@ -46,9 +47,10 @@ class NodeLaws:
         context: Context,
         processors: Sequence[Processor],
         grammar: GrammarState | None = None,
+        record: Recorder | None = None,
     ) -> None:
         self._logits, self._tree, self._context = logits, tree, context
-        self._processors, self._grammar = processors, grammar
+        self._processors, self._grammar, self._record = processors, grammar, record
         self._made: dict[int, Law] = {}
         self._asked: dict[int, tuple[Processor, ...]] = {}
 
@@ -61,17 +63,13 @@ class NodeLaws:
     def _mask(self) -> TreeMask | None:
         return None if self._grammar is None else TreeMask(self._grammar, self._tree)
 
-    @property
-    def _allowed_logits(self) -> Float[Tensor, "nodes vocab"]:
-        return self._logits if self._mask is None else self._mask.apply_all(self._logits)
-
     def __len__(self) -> int:
         return self._logits.shape[0]
 
     def __getitem__(self, node: int) -> Law:
         if node not in self._made:
             if not self._made and self._makes_all:
-                laws = laws_from_logits(self._allowed_logits, self._context.rules)
+                laws = laws_from_logits(self.scores, self._context.rules)
                 self._made |= {at: law for at, law in enumerate(laws) if law is not None}
             if node not in self._made:
                 self._made[node] = self._make(node)
@@ -83,16 +81,20 @@ class NodeLaws:
         is_sampled = self._context.rules.temperature > 0
         return is_sampled and not self._processors and not self._logits.is_cpu
 
-    def stacked(self) -> Float64[Tensor, "nodes vocab"]:
-        """Return all laws, without processors."""
-        rules = self._context.rules
-        return probs_from_logits(
-            self._allowed_logits[None],
-            temperature=rules.temperature,
-            top_k=rules.top_k,
-            top_p=rules.top_p if rules.top_p < 1 else None,
-            min_p=rules.min_p or None,
-        )[0]
+    @property
+    def scores(self) -> Float[Tensor, "nodes vocab"]:
+        """Logits that make the laws, where there are no processors."""
+        return self._logits if self._mask is None else self._mask.apply_all(self._logits)
+
+    @property
+    def rules(self) -> SamplingRules:
+        """The request's rules."""
+        return self._context.rules
+
+    @property
+    def record(self) -> Recorder | None:
+        """See `StackedLaws`."""
+        return self._record
 
     @property
     def _makes_all(self) -> bool:

@@ -10,8 +10,9 @@ from typing import TypeVar
 
 from monge.core.draws import Draws
 from monge.core.errors import ProposalMismatchError, RequestError
-from monge.core.law import Law, LawSequence, are_stacked
+from monge.core.law import Law, LawSequence
 from monge.core.proposal import Arbitrary, Proposal
+from monge.core.sampling_rules import are_stacked
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 from monge.verify.problem import NodeProblem, ScoredTree

@@ -14,12 +14,12 @@ from functools import partial
 from typing import Final
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from monge.core.draws import PeekableDraws, can_peek
-from monge.core.law import DenseLaw, Law, SparseLaw, are_stacked
+from monge.core.law import DenseLaw, Law, SparseLaw
 from monge.core.proposal import (
     Arbitrary,
     Deterministic,
@@ -28,6 +28,7 @@ from monge.core.proposal import (
     Proposal,
     WithoutReplacement,
 )
+from monge.core.sampling_rules import Recorder, SamplingRules, are_stacked, probs_under
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 from monge.verify.functional import (
@@ -41,6 +42,7 @@ from monge.verify.functional import (
     recursive_rejection,
     target_walk,
 )
+from monge.verify.functional.tensors import TreeTensors, Ways, frozen
 from monge.verify.problem import ScoredTree, verdict_at
 
 Program = Callable[..., Verified]
@@ -107,12 +109,12 @@ class Programs:
             return None
         if len(chosen) != 1 or (program := chosen.pop()) is None:
             return None
-        probs = laws.stacked()
+        logits, rules, record = laws.scores, laws.rules, laws.record
         if program is walk:
-            return _Question(scored, program, probs, tree.candidates, (), (), draws)
+            return _Question(scored, program, logits, rules, record, tree.candidates, (), (), draws)
         drawn_laws = _draft_laws(tree)
         if any(Arbitrary is type(one) for one in tree.proposals) or not all(
-            _is_readable(law, probs) for law in drawn_laws
+            _is_readable(law, logits) for law in drawn_laws
         ):
             return None
         children = tree.candidates
@@ -120,7 +122,7 @@ class Programs:
             children = tuple(tuple(dict.fromkeys(own)) for own in children)
         pairs = zip(tree.proposals, children, strict=True)
         fixed = tuple(_num_fixed(proposal, own) for proposal, own in pairs)
-        return _Question(scored, program, probs, children, fixed, drawn_laws, draws)
+        return _Question(scored, program, logits, rules, record, children, fixed, drawn_laws, draws)
 
     def _program(self, kind: type[Proposal]) -> Program | None:
         """The program of a kind of proposal, or of the nearest kind that it is a subclass of."""
@@ -134,7 +136,9 @@ class _Question:
     Args:
         scored: The tree, its laws and draws.
         program: The program.
-        probs: p after every node.
+        logits: The target's logits after every node.
+        rules: How they become p.
+        record: See `StackedLaws.record`.
         children: Shape of the tree.
         fixed: Number of deterministic candidates of each node beside drawn ones.
         laws: q of every node; empty if the program reads none.
@@ -143,7 +147,9 @@ class _Question:
 
     scored: ScoredTree
     program: Program
-    probs: Float64[Tensor, "nodes vocab"]
+    logits: Float[Tensor, "nodes vocab"]
+    rules: SamplingRules
+    record: Recorder | None
     children: tuple[tuple[int, ...], ...]
     fixed: tuple[int, ...]
     laws: tuple[Law, ...]
@@ -153,7 +159,8 @@ class _Question:
     def key(self) -> Hashable:
         """Equal for questions that one call answers."""
         is_dense = all(map(_is_dense, self.laws))
-        return self.program, self.children, self.fixed, self.probs.shape, is_dense
+        shape = self.logits.shape, self.logits.dtype
+        return self.program, self.rules, self.children, self.fixed, shape, is_dense
 
 
 def _num_fixed(proposal: Proposal, own: tuple[int, ...]) -> int:
@@ -172,9 +179,9 @@ def _draft_laws(tree: TokenTree) -> tuple[Law, ...]:
     return tuple(known if law is None else law for law in laws)
 
 
-def _is_readable(law: Law, probs: Float64[Tensor, "nodes vocab"]) -> bool:
-    is_whole = isinstance(law, DenseLaw) and law.probs.numel() == probs.shape[1]
-    return (is_whole or isinstance(law, SparseLaw)) and law.device == probs.device
+def _is_readable(law: Law, logits: Float[Tensor, "nodes vocab"]) -> bool:
+    is_whole = isinstance(law, DenseLaw) and law.probs.numel() == logits.shape[1]
+    return (is_whole or isinstance(law, SparseLaw)) and law.device == logits.device
 
 
 def _is_dense(law: Law) -> bool:
@@ -183,33 +190,63 @@ def _is_dense(law: Law) -> bool:
 
 def _answers(questions: Sequence[_Question]) -> list[Verdict | None]:
     first = questions[0]
-    device, needed = first.probs.device, num_uniforms(first.children)
+    device, needed = first.logits.device, num_uniforms(first.children)
     token_ids = torch.tensor([one.scored.tree.token_ids for one in questions])
     uniforms = torch.tensor([one.draws.peek(needed) for one in questions], dtype=torch.float64)
-    verified = first.program(
-        torch.stack([one.probs for one in questions]),
+    inputs = (
+        torch.stack([one.logits for one in questions]),
         token_ids.to(device, non_blocking=True),
-        first.children,
-        _stacked(questions),
         uniforms.to(device, non_blocking=True),
-        num_fixed=first.fixed,
+        *_stacked(questions),
     )
-    numbers = [verified.num_accepted, verified.next_token, verified.num_uniforms]
+    answer = _Answer(first.program, first.rules, first.children, first.fixed)
+    numbers = answer(*inputs) if first.record is None else first.record(answer, inputs)
     # The host waits here, and nowhere else.
-    rows: list[list[int]] = torch.cat([torch.stack(numbers, 1), verified.path], 1).tolist()
+    rows: list[list[int]] = numbers.tolist()
     return [_verdict(one, row) for one, row in zip(questions, rows, strict=True)]
 
 
-def _stacked(questions: Sequence[_Question]) -> DraftLaws:
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """A program with its settings."""
+
+    program: Program
+    rules: SamplingRules
+    children: tuple[tuple[int, ...], ...]
+    fixed: tuple[int, ...]
+
+    def __call__(
+        self, logits: Tensor, token_ids: Tensor, uniforms: Tensor, *laws: Tensor
+    ) -> Int64[Tensor, "requests numbers"]:
+        """Return accepted nodes, the next token, the used uniforms, and the path."""
+        verified = self.program(
+            probs_under(self.rules, logits),
+            token_ids,
+            self.children,
+            DraftLaws(*laws) if laws else DraftLaws(uniforms[:0, :, None]),
+            uniforms,
+            num_fixed=self.fixed,
+        )
+        numbers = [verified.num_accepted, verified.next_token, verified.num_uniforms]
+        return torch.cat([torch.stack(numbers, 1), verified.path], 1)
+
+    def constants(self, device: torch.device) -> object:
+        """See `Recordable`."""
+        shape = frozen(self.children)
+        return TreeTensors.of(shape, device), Ways.of(shape, self.fixed, device)
+
+
+def _stacked(questions: Sequence[_Question]) -> tuple[Tensor, ...]:
+    """Return draft laws as the fields of `DraftLaws`; none if the program reads none."""
     first, size = questions[0], (len(questions), len(questions[0].children), -1)
     if not first.laws:
-        return DraftLaws(first.probs[:0, :, None])
+        return ()
     if all(map(_is_dense, first.laws)):
         rows = [law.probs for one in questions for law in one.laws if isinstance(law, DenseLaw)]
-        return DraftLaws(torch.stack(rows).reshape(size))
+        return (torch.stack(rows).reshape(size),)
     parts = [law.sparse() for one in questions for law in one.laws]
     # Padded with mass zero at token 0, which changes nothing.
-    return DraftLaws(
+    return (
         pad_sequence([part.probs for part in parts], batch_first=True).reshape(size),
         pad_sequence([part.token_ids for part in parts], batch_first=True).reshape(size),
     )

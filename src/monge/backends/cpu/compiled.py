@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
+from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface, PreTrainedModel
 
 from monge.backends.cpu import grouped_attention, packed_linear
@@ -271,27 +272,14 @@ def compile_module(module: torch.nn.Module, like: Sequence[Tensor]) -> Forward:
         stored = find_program(key, ".pt2", name)
         with compiling([0 if stored else _START_S]):
             run = load_program(stored or _compile_module(packed, like, key), tensors_of(packed))
-            program = _flat_step(run) if isinstance(module, CachedStep) else _flat(run)
+            program = _flat(run)
             run_in_thread(lambda: check_module(module, program, like, "compiled"))
     return program
 
 
 def _flat(run: Run) -> Forward:
-    def program(*inputs: Tensor) -> tuple[Tensor, ...]:
-        return tuple(run([tensor.contiguous() for tensor in inputs]))
-
-    return program
-
-
-def _flat_step(run: Run) -> Forward:
-    def program(
-        token_ids: Tensor,
-        states: Tensor,
-        places: Sequence[Tensor],
-        mask: Tensor,
-        kept: Sequence[Tensor],
-    ) -> tuple[Tensor, ...]:
-        return tuple(run([token_ids, states, *places, mask.contiguous(), *kept]))
+    def program(*inputs: Any) -> tuple[Tensor, ...]:
+        return tuple(run([tensor.contiguous() for tensor in tree_leaves(inputs)]))
 
     return program
 

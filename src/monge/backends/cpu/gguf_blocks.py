@@ -24,13 +24,16 @@ def _halves(raw: Tensor, *places: int) -> Tensor:
 
 
 def _bits(raw: Tensor, bits: int, bytes_together: int) -> Tensor:
-    """Integers of a few bits: the lowest of so many bytes one behind another, then the next lowest of these."""
+    """Unpack integers of 8, 4, 2 or 1 bits.
+
+    Of each run of `bytes_together` bytes, the lowest bits of all bytes come first, then the next ones.
+    """
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8)[:, None]
     return (raw.unflatten(-1, (-1, 1, bytes_together)) >> shifts & ((1 << bits) - 1)).flatten(-3)
 
 
 def _scales_of_six_bits(raw: Tensor) -> Tensor:
-    """Factors of Q4_K and Q5_K, `[..., 8, 2]`: of the scale, and of what is subtracted."""
+    """Return the factors of scales and of minima of Q4_K and Q5_K, `[..., 8, 2]`."""
     first, second, high = raw.split(4, dim=-1)
     scale = torch.cat([first & 63, (high & 15) | (first >> 2 & 48)], dim=-1)
     least = torch.cat([second & 63, (high >> 4) | (second >> 2 & 48)], dim=-1)
@@ -38,7 +41,7 @@ def _scales_of_six_bits(raw: Tensor) -> Tensor:
 
 
 def _negated_bases(halves: Tensor) -> Tensor:
-    """Scale and what is subtracted -> scale and base."""
+    """Return scales and bases, given scales and minima: a minimum is subtracted, a base is added."""
     return halves * torch.tensor([1, -1], dtype=torch.float16)
 
 

@@ -301,8 +301,9 @@ template <typename Kind, int R>
   Factors of_block;
   Floats sums[R][2] = {};
   for (int64_t group = 0; group < rows.num_groups; group++, from += Kind::group_bytes, place += R) {
+    const char* block = from;
     if (group % Kind::num_groups == 0) {
-      Kind::load(from, lane_group, of_block);
+      if constexpr (Kind::num_groups > 1) Kind::load(block, lane_group, of_block);
       from += Kind::head;
     }
     Ints products[R][2];
@@ -323,7 +324,10 @@ template <typename Kind, int R>
       }
     }
     Factors factors = of_block;
-    if constexpr (Kind::num_groups > 1)
+    // Only now where a group has its own: registers hold products of many rows until then.
+    if constexpr (Kind::num_groups == 1)
+      Kind::load(block, lane_group, factors);
+    else
       for (int half = 0; half < 2; half++) {
         const char* bytes = from + half * words + lane_group * lanes;
         factors.scales[half] *= byte_floats(bytes);

@@ -10,6 +10,8 @@ from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.law import Law
+from monge.core.levels import LevelShape
+from monge.core.sampling_rules import SamplingRules
 from monge.core.tree import GrowingTree
 from monge.draft.tree.base import TreeBuilder, TreeLimits, check_sizes, nodes_left
 from monge.draft.tree.children import check_kind, children_of, way_of_drawing
@@ -40,6 +42,29 @@ class LevelTree(TreeBuilder):
         widths = self.level_widths
         left = nodes_left(tree, plan, sum(accumulate(widths, mul)))
         return min(len(frontier), left // widths[tree.depths[frontier[0]]])
+
+    def shape(self, plan: DraftPlan, rules: SamplingRules, most: int | None) -> LevelShape | None:
+        """Return the shape of trees that can be drawn as tensors, or `None` if this one's depend on what is drawn.
+
+        Args:
+            plan: The plan, of at least one level and one node.
+            rules: How logits become draft laws.
+            most: Largest depth with a draft law, if bounded.
+        """
+        widths = self.level_widths
+        shape = LevelShape(
+            widths=widths[: min(plan.depth(len(widths)), len(widths) if most is None else most)],
+            replacement=self.children == "iid",
+            rules=rules,
+        )
+        # A repeated token is one node, and a point mass has no second one.
+        is_narrow = max(shape.widths) == 1
+        is_known = self.children in {"iid", "without_replacement"} and (
+            is_narrow or (not shape.replacement and rules.temperature > 0)
+        )
+        is_own = (type(self).expand, type(self).finish) == (LevelTree.expand, TreeBuilder.finish)
+        fits = sum(shape.sizes) <= plan.nodes(self.limits.max_nodes)
+        return shape if is_known and is_own and fits else None
 
     def expand(
         self,

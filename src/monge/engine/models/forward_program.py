@@ -11,7 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from monge.core.errors import BackendError
+from monge.core.levels import DrawnLevels, LevelDraws
 from monge.core.model import SequenceModel
+from monge.core.sampling_rules import Recorder
 from monge.engine.clock import note_preparation
 from monge.engine.models.network_facts import WEIGHTS, packed_layers
 from monge.engine.models.tree_cache import TreeCache
@@ -24,6 +26,7 @@ class ProgramSpec:
 
     Attributes:
         kinds: Kinds of attention layers, one mask each, in the order of the masks.
+        windows: Sliding window of each of them; `None` where it sees all.
         mask_dtype: `torch.bool`, or the float type of an additive mask.
         cache_shapes: `(heads, head_dim)` of keys and values, layer by layer, keys first.
         dtype: Type of keys, values and logits.
@@ -31,6 +34,7 @@ class ProgramSpec:
     """
 
     kinds: tuple[str, ...]
+    windows: tuple[int | None, ...]
     mask_dtype: torch.dtype
     cache_shapes: tuple[tuple[int, int], ...]
     dtype: torch.dtype
@@ -63,6 +67,7 @@ class ForwardProgram(ABC):
             lay out the cache.
         prompt_tokens: Tokens of all rows that `read_prompt` reads; more are the network's.
         reads_chains: True if it has `read_chain`.
+        record: Runs other functions beside the network, if the backend records them.
     """
 
     name: ClassVar[str]
@@ -73,6 +78,7 @@ class ForwardProgram(ABC):
     spec: ProgramSpec
     max_nodes: int = 64
     prompt_tokens: int = 0
+    record: Recorder | None = None
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -93,14 +99,34 @@ class ForwardProgram(ABC):
             cache: The cache, placed.
         """
 
-    def prepare(self, num_rows: int, num_nodes: int, cache: TreeCache) -> None:  # noqa: B027
-        """Make what reads blocks of up to so many rows and nodes a row; by default, nothing is made.
+    def prepare(  # noqa: B027
+        self, num_rows: int, num_nodes: int, cache: TreeCache, *, drafts: bool = False
+    ) -> None:
+        """Prepare for blocks of up to this number of rows and of nodes a row; by default, do nothing.
 
         Args:
             num_rows: Texts that are decoded together.
             num_nodes: Most nodes of one text.
             cache: The cache, without texts.
+            drafts: Whether `draw_levels` will be called too.
         """
+
+    def draw_levels(
+        self,
+        given: LevelDraws,
+        rows: slice,
+        lengths: Sequence[int],
+        cache: TreeCache,
+    ) -> DrawnLevels | None:
+        """Draw and read trees as `core.levels.draw_levels` does; `None`, as by default, leaves it to the caller.
+
+        Args:
+            given: What the trees are drawn from, row by row.
+            rows: Rows of the cache.
+            lengths: Their committed tokens.
+            cache: The cache.
+        """
+        return None
 
     def read_prompt(
         self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
@@ -140,7 +166,7 @@ class PendingProgram(ABC):
 @contextmanager
 def compiling(seconds: Sequence[int]) -> Iterator[None]:
     """Announce programs by the seconds that each takes, and leave inference mode, in which nothing is traced."""
-    note_preparation("program")
+    note_preparation()
     needed = [one for one in seconds if one]
     what, total = "1 program" if len(needed) == 1 else f"{len(needed)} programs", sum(needed)
     if needed:

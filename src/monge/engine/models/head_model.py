@@ -1,66 +1,57 @@
 """A head that attends to what it has read: its cache, its masks and its programs, beside a target."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
+from monge.core.levels import DrawnLevels, DrawnTree, LevelDraws, LevelShape, draw_levels, trees_of
 from monge.core.model import CachedStep, Forward, NodeBlock
-from monge.engine.models.masks import MaskFormat, chain_visibility, forward_inputs
-from monge.engine.models.tree_cache import TreeCache
+from monge.engine.models.masks import (
+    MaskFormat,
+    chain_visibility,
+    forward_inputs,
+    level_blocks,
+)
+from monge.engine.models.tree_cache import RECORDED_ROOM, TreeCache
 
 StepInputs = tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor], Tensor, Sequence[Tensor]]
 """The arguments of a `CachedStep`."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepRun:
-    """A step of a head, and the program that runs few of its nodes.
-
-    Args:
-        module: The step.
-        program: Takes the arguments of the module, with a mask for any number of columns.
-        max_rows: Nodes that the program reads.
-    """
-
-    module: CachedStep
-    program: Forward
-    max_rows: int
-
-    def __call__(
-        self,
-        token_ids: Tensor,
-        states: Tensor,
-        places: tuple[Tensor, Tensor, Tensor],
-        mask: Tensor,
-        kept: Sequence[Tensor],
-    ) -> tuple[Tensor, Tensor]:
-        """Run the step; see `CachedStep.forward`."""
-        run = self.program if token_ids.numel() <= self.max_rows else self.module
-        found, logits = run(token_ids, states, places, mask, kept)
-        return found, logits
+DrawChains = Callable[[LevelDraws, Tensor, Sequence[int], Sequence[Tensor]], DrawnLevels | None]
+"""Draws chains from the head's states at the roots, lengths, keys and values; `None` for other trees."""
 
 
 class CachedHead:
     """See `core.model.HeadModel`.
 
+    Positions count from the first token that the head reads: rotary embeddings depend on differences
+    of positions only.
+
     Args:
-        read: Reads committed tokens and the target's states.
-        step: Reads drafted tokens and the head's own states.
+        read: Runs the step on committed tokens and the target's states.
+        extend: Runs the step on drafted tokens and the head's own states.
+        step: The step, for the shapes of its cache and its window.
         like: A tensor of the type of keys and values, on the head's device.
+        draw: Draws whole chains on a device; `None` if they are drawn level by level.
     """
 
-    def __init__(self, read: StepRun, step: StepRun, like: Tensor) -> None:
-        self._reader, self._step, self._device = read, step, like.device
-        shapes = step.module.cache_shapes
-        self._form = MaskFormat({"all": step.module.window}, "sdpa", like.dtype, like.device)
-        # Graphs of a device are captured for its memory, so that it is to move seldom.
-        room = {} if like.is_cpu else {"growth": 1.5, "least": 512}
-        self._cache = TreeCache(len(shapes) // 2, like.device, **room)
-        self._cache.lay_out(shapes, like.dtype)
+    def __init__(
+        self,
+        read: Forward,
+        extend: Forward,
+        step: CachedStep,
+        like: Tensor,
+        draw: DrawChains | None = None,
+    ) -> None:
+        self._read, self._extend, self._device = read, extend, like.device
+        self._draw = draw
+        self._form = MaskFormat({"all": step.window}, "sdpa", like.dtype, like.device)
+        # A device captures graphs for the memory of the cache.
+        room = {} if like.is_cpu else RECORDED_ROOM
+        self._cache = TreeCache(len(step.cache_shapes) // 2, like.device, **room)
+        self._cache.lay_out(step.cache_shapes, like.dtype)
 
     def open(self, sequence: int) -> None:
         self._cache.open(sequence)
@@ -68,7 +59,7 @@ class CachedHead:
     def read(
         self, blocks: Mapping[int, NodeBlock], states: Float[Tensor, "nodes width"]
     ) -> tuple[Float[Tensor, "nodes hidden"], Float[Tensor, "sequences vocab"]]:
-        found, logits = self._run(self._reader, blocks, states, only_last=True)
+        found, logits = self._run(self._read, blocks, states, only_last=True)
         for sequence, block in blocks.items():
             row = self._cache.row(sequence)
             row.length += len(block.token_ids)
@@ -78,7 +69,47 @@ class CachedHead:
     def extend(
         self, blocks: Mapping[int, NodeBlock], states: Float[Tensor, "nodes width"]
     ) -> tuple[Float[Tensor, "nodes hidden"], Float[Tensor, "nodes vocab"]]:
-        return self._run(self._step, blocks, states, only_last=False)
+        return self._run(self._extend, blocks, states, only_last=False)
+
+    def draw_trees(
+        self,
+        logits: Mapping[int, Float[Tensor, "one vocab"]],
+        states: Mapping[int, Float[Tensor, "one hidden"]],
+        uniforms: Mapping[int, Sequence[float]],
+        shape: LevelShape,
+        draft_ids: Int64[Tensor, " vocab"] | None,
+    ) -> dict[int, DrawnTree]:
+        cache, depth = self._cache, len(shape.widths)
+        where = cache.together(logits)
+        rows = cache.rows_in(where)
+        requests = [row.sequence for row in rows]
+        above = torch.stack([states[one] for one in requests])
+        positions = torch.tensor([uniforms[one] for one in requests], dtype=torch.float64)
+
+        def read(token_ids: Tensor, level: int) -> Tensor:
+            nonlocal above
+            given = above.repeat_interleave(shape.widths[level], 1).flatten(0, 1)
+            blocks = dict.fromkeys(requests, level_blocks(shape)[level])
+            found, scores = self._run(
+                self._extend, blocks, given, only_last=False, token_ids=token_ids
+            )
+            above = found.unflatten(0, token_ids.shape)
+            return scores.unflatten(0, token_ids.shape)
+
+        with torch.inference_mode():
+            draws = LevelDraws(
+                torch.stack([logits[one] for one in requests]),
+                positions.to(self._device, non_blocking=True),
+                shape,
+                draft_ids,
+            )
+            drawn, lengths = None, [row.length for row in rows]
+            if self._draw is not None:
+                cache.place(where, lengths, depth)
+                drawn = self._draw(draws, above, lengths, cache.kept())
+            if drawn is None:
+                drawn = draw_levels(draws, read)
+            return trees_of(requests, drawn, draft_ids)
 
     def drop(self, sequence: int) -> None:
         self._cache.row(sequence).nodes.clear()
@@ -86,12 +117,20 @@ class CachedHead:
     def close(self, sequence: int) -> None:
         with torch.inference_mode():  # in which the cache grew, so that it may be written
             self._cache.close(sequence)
-            if not self._cache.num_open:
+            # On a device, graphs are captured for this memory.
+            if not self._cache.num_open and self._device.type == "cpu":
                 self._cache.give_back()
 
     def _run(
-        self, run: StepRun, blocks: Mapping[int, NodeBlock], states: Tensor, *, only_last: bool
+        self,
+        run: Forward,
+        blocks: Mapping[int, NodeBlock],
+        states: Tensor,
+        *,
+        only_last: bool,
+        token_ids: Int64[Tensor, "batch nodes"] | None = None,
     ) -> tuple[Tensor, Tensor]:
+        """Run a step on blocks; their tokens are those on the device, row by row, where they are given."""
         cache = self._cache
         where = cache.together(blocks)
         rows = cache.rows_in(where)
@@ -131,7 +170,7 @@ class CachedHead:
         )
         with torch.inference_mode():
             found, logits = run(
-                ids,
+                ids if token_ids is None else token_ids,
                 states.unflatten(0, (batch, width)),
                 (positions, columns, shown),
                 mask,

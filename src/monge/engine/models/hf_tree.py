@@ -5,12 +5,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from monge.core.errors import BackendError, MongeError, UnsupportedModelError
+from monge.core.levels import DrawnTree, LevelDraws, LevelShape, draw_levels, trees_of
 from monge.core.model import CachedStep, Forward, NodeBlock
+from monge.core.sampling_rules import Recorder
 from monge.engine.clock import now
 from monge.engine.models.forward_program import (
     ForwardOutput,
@@ -21,24 +23,20 @@ from monge.engine.models.forward_program import (
     backend_of,
     compiling,
 )
-from monge.engine.models.head_model import CachedHead, StepRun
+from monge.engine.models.head_model import CachedHead
 from monge.engine.models.hf_model import HfModel
 from monge.engine.models.hidden_states import HiddenStateLog, HiddenStates
-from monge.engine.models.masks import MaskFormat, forward_inputs
+from monge.engine.models.masks import MaskFormat, forward_inputs, level_blocks
 from monge.engine.models.network_facts import (
     OutputLayer,
     layer_windows,
     no_tree_reason,
     num_weights,
 )
-from monge.engine.models.tree_cache import CacheRow, TreeCache
+from monge.engine.models.tree_cache import RECORDED_ROOM, CacheRow, TreeCache
 
 _PREFILL: Final = 1024
 """Tokens of a prompt that one forward reads: bounds the mask and the activations, not the prompt."""
-_GROWTH: Final = 1.5
-"""Growth of the cache of a program of fixed widths, which is prepared again when the cache moves."""
-_LEAST: Final = 512
-"""Columns that such a cache keeps: else every short text would prepare its programs anew."""
 _UNWANTED: Final = 1 << 20
 """Most logits that a program may compute without need, for a short prompt and a small vocabulary."""
 _FORWARD: Final = 32
@@ -93,7 +91,7 @@ class HfTreeModel(HfModel):
         self._form = MaskFormat(windows, attention, self.dtype, self._device)
         room: dict[str, Any] = {}
         if isinstance(program, ForwardProgram) and program.widths:
-            room = {"growth": _GROWTH, "least": _LEAST, "spare": program.widths[-1]}
+            room = {**RECORDED_ROOM, "spare": program.widths[-1]}
         self._cache = TreeCache(config.num_hidden_layers, model.device, **room)
         self.use_program(program)
         self.hidden_size = int(config.hidden_size)
@@ -116,7 +114,12 @@ class HfTreeModel(HfModel):
         make_programs((self,))
         return self._program
 
-    def prepare(self, num_rows: int, num_nodes: int) -> None:
+    @property
+    def record(self) -> Recorder | None:
+        """Runs functions of the logits, if the backend records them."""
+        return None if self._program is None else self._program.record
+
+    def prepare(self, num_rows: int, num_nodes: int, *, drafts: bool = False) -> None:
         """See `PreparedModel`."""
         program, cache = self._program, self._cache
         if program is None or not program.widths or cache.num_open:
@@ -124,7 +127,7 @@ class HfTreeModel(HfModel):
         if not cache.is_settled:
             cache.lay_out(program.spec.cache_shapes, self.dtype)
         if cache.is_settled:
-            program.prepare(num_rows, num_nodes, cache)
+            program.prepare(num_rows, num_nodes, cache, drafts=drafts)
 
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
         if self.source is not None:
@@ -171,6 +174,42 @@ class HfTreeModel(HfModel):
             sequence: logits[cache.index(sequence) - first, : len(block.token_ids)]
             for sequence, block in blocks.items()
         }
+
+    def draw_trees(
+        self,
+        logits: Mapping[int, Float[Tensor, "one vocab"]],
+        uniforms: Mapping[int, Sequence[float]],
+        shape: LevelShape,
+        draft_ids: Int64[Tensor, " vocab"] | None = None,
+    ) -> dict[int, DrawnTree]:
+        """See `LevelModel`."""
+        cache, program = self._cache, self._program
+        where = cache.together(logits)
+        rows = cache.rows_in(where)
+        requests, blocks = [row.sequence for row in rows], level_blocks(shape)
+        positions = torch.tensor([uniforms[one] for one in requests], dtype=torch.float64)
+
+        def read(token_ids: Tensor, level: int) -> Tensor:
+            own = dict.fromkeys(requests, blocks[level])
+            return self._read(own, keep_logits=True, token_ids=token_ids)[:, : shape.sizes[level]]
+
+        with torch.inference_mode():
+            given = LevelDraws(
+                torch.stack([logits[one] for one in requests]),
+                positions.to(self._device, non_blocking=True),
+                shape,
+                draft_ids,
+            )
+            lengths, drawn = [row.length for row in rows], None
+            if program is not None:
+                drawn = program.draw_levels(given, where, lengths, cache)
+            if drawn is None:
+                drawn = draw_levels(given, read)
+            else:
+                for row in rows:
+                    for block in blocks:
+                        row.nodes.add(block)
+            return trees_of(requests, drawn, draft_ids)
 
     def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
         for sequence, path in paths.items():
@@ -228,10 +267,12 @@ class HfTreeModel(HfModel):
         for module in (read, step):
             if module.embedding is None:
                 module.embedding = self.network.get_input_embeddings()
-        read_run, step_run = (
-            StepRun(module, self._made(module, (like,)) or module, _ROWS) for module in (read, step)
-        )
-        return CachedHead(read_run, step_run, like)
+        runs, draw = list[Forward](), None
+        for module in (read, step):
+            program = self._made(module, (like,))
+            runs.append(module if program is None else _for_few(program, module))
+            draw = getattr(program, "draw_levels", None)
+        return CachedHead(*runs, step, like, draw)
 
     def pack_module(self, module: torch.nn.Module) -> None:
         """See `ModuleHost`."""
@@ -243,6 +284,7 @@ class HfTreeModel(HfModel):
         kept = self._cache.kept()
         return ProgramSpec(
             kinds=tuple(self._form.windows),
+            windows=tuple(self._form.windows.values()),
             mask_dtype=self.dtype if self._form.attention == "eager" else torch.bool,
             cache_shapes=tuple((tensor.shape[1], tensor.shape[3]) for tensor in kept),
             dtype=self.dtype,
@@ -262,7 +304,14 @@ class HfTreeModel(HfModel):
             warnings.warn(f"part of a head runs eagerly: {error}", stacklevel=4)
             return None
 
-    def _read(self, blocks: Mapping[int, NodeBlock], *, keep_logits: bool) -> Tensor:
+    def _read(
+        self,
+        blocks: Mapping[int, NodeBlock],
+        *,
+        keep_logits: bool,
+        token_ids: Int64[Tensor, "batch nodes"] | None = None,
+    ) -> Tensor:
+        """Read blocks; their tokens are those on the device, row by row, where they are given."""
         rows = self._cache.together(blocks)
         members = self._cache.rows_in(rows)
         row_blocks = [blocks[row.sequence] for row in members]
@@ -273,16 +322,16 @@ class HfTreeModel(HfModel):
         width = max(len(block.token_ids) for block in row_blocks)
         if keep_logits and self._cache.is_settled and self._program is not None:
             width = next((wide for wide in self._program.widths if wide >= width), width)
-        token_ids, positions, visible = forward_inputs(lengths, nodes, row_blocks, width)
+        ids, positions, visible = forward_inputs(lengths, nodes, row_blocks, width)
         self._cache.place(rows, starts, width)
         masks = self._form.masks(visible, positions, lengths, nodes)
-        token_ids, positions = (
-            tensor.to(self._device, non_blocking=True) for tensor in (token_ids, positions)
-        )
+        ids, positions = (tensor.to(self._device, non_blocking=True) for tensor in (ids, positions))
+        if token_ids is not None:
+            ids[:, : token_ids.shape[1]] = token_ids
         start = now()
         with torch.inference_mode():
             try:
-                output = self._forward(token_ids, positions, masks, keep_logits=keep_logits)
+                output = self._forward(ids, positions, masks, keep_logits=keep_logits)
             except (TypeError, ValueError, AttributeError) as error:
                 if self._cache.is_settled or isinstance(error, MongeError):
                     raise
@@ -368,6 +417,10 @@ class HfTreeModel(HfModel):
         if self._states.layers:
             what = "hidden states are watched, so every step of the target runs eagerly"
         warnings.warn(f"{what}: {reason}", stacklevel=4)
+
+
+def _for_few(program: Forward, step: CachedStep) -> Forward:
+    return lambda ids, *inputs: (program if ids.numel() <= _ROWS else step)(ids, *inputs)
 
 
 def make_programs(models: Iterable[object]) -> None:

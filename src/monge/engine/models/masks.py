@@ -11,6 +11,7 @@ from jaxtyping import Bool, Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
+from monge.core.levels import LevelShape
 from monge.core.model import NodeBlock
 
 _BAND: Final = 512  # smallest width for which a chain's mask is kept
@@ -53,6 +54,13 @@ class UncommittedNodes:
         self.depths.clear()
         self._parents.clear()
         self.is_chain = True
+
+
+@lru_cache(maxsize=64)
+def level_blocks(shape: LevelShape) -> tuple[NodeBlock, ...]:
+    """Blocks of the levels of trees that are read; their tokens are known to a device only."""
+    levels = range(len(shape.widths) - 1)
+    return tuple(NodeBlock((0,) * shape.sizes[one], shape.parents(one)) for one in levels)
 
 
 def forward_inputs(

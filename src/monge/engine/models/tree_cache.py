@@ -18,6 +18,8 @@ from monge.core.errors import UnsupportedModelError
 from monge.engine.models.masks import UncommittedNodes
 
 _COLUMNS: Final = 64  # columns are added in steps, so that a growing text rarely moves the cache
+RECORDED_ROOM: Final[dict[str, Any]] = {"growth": 1.5, "least": 512}
+"""Room of a cache for whose memory programs are recorded: every move records them again."""
 
 
 @dataclass(slots=True)
@@ -218,9 +220,9 @@ class TreeCache(Cache):
             if max(one, other) >= self._num_rows:
                 self._resize(max(one, other) + 1, self._num_columns)
             # All copies first: where memory runs out, no layer has been exchanged without the others.
-            copies = [slab[:, [other, one]] for slab in self._slabs]
-            for slab, copy in zip(self._slabs, copies, strict=True):
-                slab[:, one], slab[:, other] = copy[:, 0], copy[:, 1]
+            copies = [(slab[:, one].clone(), slab[:, other].clone()) for slab in self._slabs]
+            for slab, (first, second) in zip(self._slabs, copies, strict=True):
+                slab[:, one], slab[:, other] = second, first
         rows[one], rows[other] = rows[other], rows[one]
         index_of[rows[one].sequence], index_of[rows[other].sequence] = one, other
 
@@ -322,7 +324,7 @@ class TreeCache(Cache):
         return self._least + self._spare
 
     def reserve(self, rows: int) -> None:
-        """Keep room for so many rows from now on, in memory that does not move while texts are short."""
+        """Reserve this number of rows from now on; the memory does not move while texts are short."""
         if rows > self._num_rows:
             self._resize(rows, self._num_columns)
         self._least_rows = max(self._least_rows, rows)

@@ -1,0 +1,148 @@
+"""Chains of draft tokens by one CUDA graph a token: it reads the last token of every text and draws the next."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from monge.core.levels import (
+    DrawnLevels,
+    LevelDraws,
+    LevelShape,
+    draw_levels,
+    independent,
+    named_tokens,
+)
+from monge.core.sampling_rules import SamplingRules, probs_from_logits
+
+LONGEST: Final = 64
+"""Most tokens of a chain; padding writes as many columns behind all texts."""
+KINDS: Final = ("greedy", "plain", "warm", "truncated")
+"""Kinds of sampling rules, each with a graph of its own: the point mass, temperature 1, any temperature, and all rules."""
+
+Outputs = tuple[Tensor, ...]
+ReadTokens = Callable[[Tensor, Tensor], Tensor]
+"""Reads a token of every row, `[rows, 1]`, behind its columns, `[rows]`; returns logits `[rows, 1, vocab]`."""
+
+
+def kind_of(rules: SamplingRules) -> str:
+    """Return the kind of sampling rules."""
+    if rules.temperature == 0:
+        return "greedy"
+    if rules.truncates:
+        return "truncated"
+    return "plain" if rules.temperature == 1 else "warm"
+
+
+def is_chain(shape: LevelShape) -> bool:
+    """Return whether trees are chains with a token to be read."""
+    return max(shape.widths) == 1 and 1 < len(shape.widths) <= LONGEST
+
+
+class ChainGraph:
+    """The graph of a number of rows and a kind of sampling rules.
+
+    Rows without a text are padding: they write behind all texts.
+
+    Args:
+        capture: Captures work that always uses the same memory; see `backends.cuda.Capture`.
+        read: Reads tokens.
+        starts: Where padding writes, and what runs before it is captured: columns of every row.
+        kind: One of `KINDS`.
+        draft_ids: The tokens that logits are about, ascending; `None` for all.
+    """
+
+    def __init__(
+        self,
+        capture: Callable[[Callable[[], Outputs]], tuple[Callable[[], None], Outputs]],
+        read: ReadTokens,
+        starts: Tensor,
+        kind: str,
+        draft_ids: Tensor | None,
+    ) -> None:
+        self.draft_ids, self._starts, self._kind = draft_ids, starts, kind
+        num_rows = len(starts)
+        self._lengths, self._place = starts.clone(), starts.new_zeros(1)
+        self._token, self._drawn = (
+            starts.new_zeros(num_rows, 1),
+            starts.new_zeros(num_rows, LONGEST),
+        )
+        self._uniforms = starts.new_zeros(num_rows, LONGEST, dtype=torch.float64)
+        # Temperature, top-k, top-p and min-p.
+        self._rules = starts.new_ones(4, num_rows, dtype=torch.float64)
+        # Whatever else the replay reads: memory that nobody holds is given to others.
+        self._read = read
+        self._replay, self._outputs = capture(self._step)
+
+    def _step(self) -> Outputs:
+        logits = self._read(self._token, self._lengths)
+        if self._kind == "greedy":
+            largest, best = logits.max(-1)
+            token, probs = torch.where(largest.isfinite(), best, -1), None
+        else:
+            heat, top_k, top_p, min_p = self._rules
+            given: dict[str, Any] = {} if self._kind == "plain" else {"temperature": heat}
+            if self._kind == "truncated":
+                given |= {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+            probs = probs_from_logits(logits, **given)
+            token = independent(probs.flatten(0, 1), self._uniforms.index_select(1, self._place))
+        token = named_tokens(token, self.draft_ids)
+        self._token.copy_(token.clamp_min(0))
+        self._drawn.index_copy_(1, self._place, token)
+        self._lengths.add_(1)
+        self._place.add_(1)
+        return (token,) if probs is None else (token, probs)
+
+    def draw(self, given: LevelDraws, rows: slice, lengths: Sequence[int]) -> DrawnLevels:
+        """Draw chains behind these rows of the cache.
+
+        Args:
+            given: What they are drawn from, row by row.
+            rows: The rows.
+            lengths: Their committed tokens.
+        """
+        depth, rules = len(given.shape.widths), given.shape.rules
+        first = draw_levels(replace(given, shape=replace(given.shape, widths=(1,))), _unread)
+        self._lengths.copy_(self._starts)
+        self._lengths[rows] = torch.tensor(lengths).to(self._lengths.device, non_blocking=True)
+        self._token[rows] = first.token_ids.clamp_min(0)
+        self._uniforms[rows, :depth] = given.uniforms
+        self._drawn[rows, :1] = first.token_ids
+        self._place.fill_(1)
+        if self._kind in {"warm", "truncated"}:
+            vocab = given.logits.shape[-1]
+            top_k = vocab if rules.top_k is None else rules.top_k
+            numbers = (rules.temperature, top_k, rules.top_p, rules.min_p)
+            for own, number in zip(self._rules, numbers, strict=True):
+                own.fill_(number)
+        probs = [first.probs]
+        for _ in range(depth - 1):
+            self._replay()
+            # The next replay writes over them.
+            probs += [output[rows].clone() for output in self._outputs[1:]]
+        known = [one for one in probs if one is not None]
+        token_ids = self._drawn[rows, :depth].clone()
+        return DrawnLevels(token_ids, torch.cat(known, 1) if known else None)
+
+
+def masks_behind(lengths: Tensor, columns: Tensor, windows: Sequence[int | None]) -> list[Tensor]:
+    """Return which columns the next token of every row sees, `[rows, 1, 1, columns]`, for every kind of layer.
+
+    Args:
+        lengths: Columns of the rows.
+        columns: All columns.
+        windows: Sliding window of every kind, `None` where it sees all.
+    """
+    places, masks = lengths[:, None], list[Tensor]()
+    for window in windows:
+        seen = columns <= places
+        if window is not None:
+            seen = seen & (places - columns < window)
+        masks.append(seen[:, None, None])
+    return masks
+
+
+def _unread(token_ids: Tensor, level: int) -> Tensor:
+    raise AssertionError("the only level is not read")

@@ -1,0 +1,181 @@
+"""Levels of trees that are drawn as tensors, without asking the host in between.
+
+Draws are functions of uniforms, so these are the draws of the objects: `Proposal.draw` with the same
+numbers gives the same tokens, up to rounding of running sums.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from operator import mul
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from monge.core.law import Law, one_hot, sparse_part, trusted_law
+from monge.core.sampling_rules import SamplingRules, probs_under
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevelShape:
+    """Trees whose nodes of one depth all have the same number of children.
+
+    Args:
+        widths: Children of every node, from the root downwards.
+        replacement: Whether children are independent draws. Levels wider than one are then drawn by
+            the objects, where a repeated token is one node.
+        rules: How logits become draft laws.
+    """
+
+    widths: tuple[int, ...]
+    replacement: bool
+    rules: SamplingRules
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Nodes of every level below the root."""
+        return tuple(accumulate(self.widths, mul))
+
+    @property
+    def num_read(self) -> int:
+        """Nodes below the root that a network reads: all but those of the last level."""
+        return sum(self.sizes[:-1])
+
+    def parents(self, level: int) -> tuple[int, ...]:
+        """Return the parent of every node of a level, counted among the drafted nodes; the root is -1."""
+        if level == 0:
+            return (-1,) * self.widths[0]
+        first = sum(self.sizes[: level - 1])
+        return tuple(first + node // self.widths[level] for node in range(self.sizes[level]))
+
+
+@lru_cache(maxsize=256)
+def relatives(shape: LevelShape) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """Return parent and children of every node, the root being node 0."""
+    levels = range(len(shape.widths))
+    parents = (-1, *(1 + parent for level in levels for parent in shape.parents(level)))
+    children = list[list[int]]([] for _ in parents)
+    for node, parent in enumerate(parents[1:], 1):
+        children[parent].append(node)
+    return parents, tuple(map(tuple, children))
+
+
+DrawnTree = tuple[Sequence[int], Sequence[Law]]
+"""Tokens of a tree below its root, level by level: -1 where a law is not finite or has too few tokens, and anything below such
+a node. And the draft laws of the nodes with children, level by level."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LevelDraws:
+    """What trees are drawn from.
+
+    Args:
+        logits: Logits at the roots.
+        uniforms: One a node, level by level; not read at temperature 0.
+        shape: Shape of the trees.
+        draft_ids: The tokens that logits are about, ascending; `None` for all.
+    """
+
+    logits: Float[Tensor, "trees one vocab"]
+    uniforms: Float64[Tensor, "trees nodes"]
+    shape: LevelShape
+    draft_ids: Int64[Tensor, " vocab"] | None = None
+
+
+class DrawnLevels(NamedTuple):
+    """Drawn trees, level by level.
+
+    Attributes:
+        token_ids: Tokens below the roots; -1 where a law is not finite or has too few tokens.
+        probs: Draft laws of the nodes with children; `None` at temperature 0, where they are point
+            masses.
+    """
+
+    token_ids: Int64[Tensor, "trees nodes"]
+    probs: Float64[Tensor, "trees inner vocab"] | None
+
+
+ReadLevel = Callable[[Int64[Tensor, "trees level"], int], Float[Tensor, "trees level vocab"]]
+"""Reads the nodes of a level, counted from 0, and returns their logits."""
+
+
+def draw_levels(given: LevelDraws, read: ReadLevel) -> DrawnLevels:
+    """Draw trees level by level; the network reads every level but the last.
+
+    Args:
+        given: What they are drawn from.
+        read: Reads a level.
+    """
+    logits, shape, draft_ids = given.logits, given.shape, given.draft_ids
+    token_ids, laws, first = list[Tensor](), list[Tensor](), 0
+    for level, (width, size) in enumerate(zip(shape.widths, shape.sizes, strict=True)):
+        if shape.rules.temperature == 0:
+            largest, best = logits.max(-1)
+            drawn = torch.where(largest.isfinite(), best, -1)
+        else:
+            probs = probs_under(shape.rules, logits)
+            laws.append(probs)
+            positions = given.uniforms[:, first : first + size].reshape(-1, width)
+            draw = independent if shape.replacement else without_replacement
+            drawn = draw(probs.flatten(0, 1), positions).view(len(logits), size)
+        drawn = named_tokens(drawn, draft_ids)
+        token_ids.append(drawn)
+        first += size
+        if level + 1 < len(shape.widths):
+            # What is drawn below a node without a token is not read.
+            logits = read(drawn.clamp_min(0), level)
+    return DrawnLevels(torch.cat(token_ids, 1), torch.cat(laws, 1) if laws else None)
+
+
+def trees_of(
+    requests: Sequence[int], drawn: DrawnLevels, draft_ids: Int64[Tensor, " vocab"] | None
+) -> dict[int, DrawnTree]:
+    """Return drawn trees by request; the host waits here."""
+    token_ids, probs = drawn
+    found: dict[int, DrawnTree] = {}
+    for row, (request, tokens) in enumerate(zip(requests, token_ids.tolist(), strict=True)):
+        laws: list[Law]
+        if probs is None:
+            laws = [one_hot(token, token_ids.device) for token in tokens]
+        elif draft_ids is None:
+            laws = [*map(trusted_law, probs[row])]
+        else:
+            laws = [sparse_part(draft_ids, one) for one in probs[row]]
+        found[request] = tokens, laws
+    return found
+
+
+def named_tokens(
+    places: Int64[Tensor, "trees level"], draft_ids: Int64[Tensor, " vocab"] | None
+) -> Int64[Tensor, "trees level"]:
+    """Return the tokens at places of a vocabulary, -1 where there is none."""
+    if draft_ids is None:
+        return places
+    return torch.where(places < 0, -1, draft_ids[places.clamp_min(0)])
+
+
+def independent(
+    probs: Float64[Tensor, "nodes vocab"], positions: Float64[Tensor, "nodes width"]
+) -> Int64[Tensor, "nodes width"]:
+    """Return independent draws; -1 where a law is NaN."""
+    sums = probs.cumsum(1)
+    total = sums[:, -1:]
+    found = torch.searchsorted(sums, positions * total, right=True)
+    return torch.where(total.isnan(), -1, found)
+
+
+def without_replacement(
+    probs: Float64[Tensor, "nodes vocab"], positions: Float64[Tensor, "nodes width"]
+) -> Int64[Tensor, "nodes width"]:
+    """Return draws, each from the law without those before it; -1 where nothing is left of the law."""
+    tokens = list[Tensor]()
+    for place in range(positions.shape[1]):
+        token = independent(probs, positions[:, place, None])
+        tokens.append(token)
+        if place + 1 < positions.shape[1]:
+            probs = probs.scatter(1, token.clamp_min(0), 0.0)
+            probs = probs / probs.sum(1, keepdim=True)
+    return torch.cat(tokens, 1)
