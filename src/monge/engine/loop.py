@@ -51,7 +51,7 @@ def run_round(sessions: Sequence[Session], components: Components, *, num_waitin
             one.context,
             one.processors,
             one.grammar,
-            components.record,
+            record=components.record,
         )
         for one, draft in zip(sessions, drafts, strict=True)
     ]

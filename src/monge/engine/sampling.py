@@ -47,6 +47,7 @@ class NodeLaws:
         context: Context,
         processors: Sequence[Processor],
         grammar: GrammarState | None = None,
+        *,
         record: Recorder | None = None,
     ) -> None:
         self._logits, self._tree, self._context = logits, tree, context
