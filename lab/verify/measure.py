@@ -176,7 +176,7 @@ class _Trees:
         self._draws = RequestDraws(settings.seed)
         # As the compiled backend runs verdicts.
         on_gpu = device.type == "cuda"
-        self._record = FunctionGraphs(GraphCapture(device)) if on_gpu else None
+        self._record = FunctionGraphs(GraphCapture(device), 0) if on_gpu else None
         logits: dict[int, torch.Tensor] = {}
         growing, frontier, plan = GrowingTree(0), (0,), DraftPlan()
         while frontier:

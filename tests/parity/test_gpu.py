@@ -91,7 +91,7 @@ def test_sampled_texts_are_those_of_the_cpu_and_seldom_wait(tree):
         found, num_rounds = written(*map(on_gpu, pair))
         num_waits = waits()
     assert found == written(*pair)[0]
-    assert num_rounds <= num_waits <= 3 * num_rounds + len(ROWS)
+    assert num_rounds <= num_waits <= 3 * num_rounds + 3 * len(ROWS)
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral_window", "gemma3", "gpt2"])
