@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import torch
 
+from monge.backends.cuda import FunctionGraphs, GraphCapture
 from monge.bench.provenance import provenance
 from monge.bench.statistics import Summary, paired_ratios
 from monge.core.context import Context, DraftPlan
@@ -173,6 +174,9 @@ class _Trees:
         self._limits, self._settings, self._device = builder.limits, settings, device
         self._generator = torch.Generator().manual_seed(settings.seed)
         self._draws = RequestDraws(settings.seed)
+        # As the compiled backend runs verdicts.
+        on_gpu = device.type == "cuda"
+        self._record = FunctionGraphs(GraphCapture(device), 0) if on_gpu else None
         logits: dict[int, torch.Tensor] = {}
         growing, frontier, plan = GrowingTree(0), (0,), DraftPlan()
         while frontier:
@@ -225,7 +229,7 @@ class _Trees:
             [
                 ScoredTree(
                     tree=self._tree,
-                    target_laws=NodeLaws(self._logits, self._tree, self._context, ()),
+                    target_laws=NodeLaws(self._logits, self._tree, self._context, (), self._record),
                     draws=RequestDraws(seed * batch + row),
                 )
                 for row in range(batch)

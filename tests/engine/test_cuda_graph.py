@@ -206,7 +206,7 @@ class TestFunctions:
 
     def test_are_captured_when_they_come_again(self, device):
         capture, sums = pretend.Rerun(), Sums()
-        graphs, kept = FunctionGraphs(capture), weakref.ref(sums.kept)
+        graphs, kept = FunctionGraphs(capture, 2), weakref.ref(sums.kept)
         for number in range(6):
             one, other = (torch.full((2, 3), number + part).to(device) for part in (0, 5))
             assert graphs(sums, (one, other)).tolist() == [6 * number + 15] * 2
@@ -220,13 +220,13 @@ class TestFunctions:
     def test_of_many_numbers_run_as_they_are(self, device, monkeypatch):
         monkeypatch.setattr(cuda_graph, "_MOST_NUMBERS", 11)
         capture, one = pretend.Rerun(), torch.ones(2, 3).to(device)
-        graphs = FunctionGraphs(capture)
+        graphs = FunctionGraphs(capture, 2)
         assert [graphs(Sums(), (one, one)).tolist() for _ in range(4)] == [[6, 6]] * 4
         assert capture.num_captured == 0
 
     def test_without_room_run_as_they_are(self, device):
         sums, one = Sums(), torch.ones(2, 3).to(device)
-        graphs = FunctionGraphs(NoRoom(0))
+        graphs = FunctionGraphs(NoRoom(0), 2)
         with pytest.warns(UserWarning, match="verification is launched") as told:
             assert [graphs(sums, (one, one)).tolist() for _ in range(6)] == [[6, 6]] * 6
         assert len(told) == 1
@@ -234,7 +234,7 @@ class TestFunctions:
     def test_of_a_few_shapes_are_kept(self, device, monkeypatch):
         monkeypatch.setattr(cuda_graph, "_MAX_FUNCTIONS", 2)
         capture, sums = pretend.Rerun(), Sums()
-        graphs = FunctionGraphs(capture)
+        graphs = FunctionGraphs(capture, 2)
         for rows in (1, 2, 3, 1):
             for _ in range(4):
                 one = torch.ones(rows, 3).to(device)
@@ -436,6 +436,7 @@ class TestTexts:
         monkeypatch.setattr(
             cuda_graph, "GraphCapture", lambda _: captures.append(pretend.Rerun()) or captures[-1]
         )
+        monkeypatch.setattr(cuda_graph, "FunctionGraphs", partial(FunctionGraphs, few_calls=2))
         target, draft = network("llama", "sdpa"), perturbed(network("llama", "sdpa"))
         expected = written(monge.load(target, draft, tree=tree, controller="fixed"), rules)
         decoder = monge.load(
@@ -459,6 +460,7 @@ class TestTexts:
         monkeypatch.setattr(
             cuda_graph, "GraphCapture", lambda _: captures.append(pretend.Rerun()) or captures[-1]
         )
+        monkeypatch.setattr(cuda_graph, "FunctionGraphs", partial(FunctionGraphs, few_calls=2))
         target = network("llama", "sdpa")
         KINDS["eagle3"](32, target.config.vocab_size).write(tmp_path)
         settings = {"tree": "chain(3)", "controller": "fixed"}

@@ -77,7 +77,7 @@ def test_sampling_is_reproducible():
 
 @pytest.mark.parametrize("tree", ["chain(3)", "fixed_width((2, 2, 1))"])
 def test_sampled_texts_are_those_of_the_cpu_and_seldom_wait(tree):
-    """Once for each of three levels, and once for the verdicts of a round; a prompt may wait too."""
+    """Once for the draft and once for the verdicts of a round; a prompt, and the network's own code, may wait too."""
     pair = network("llama", "sdpa"), perturbed(network("llama", "sdpa"))
 
     def written(target, draft):
@@ -91,7 +91,7 @@ def test_sampled_texts_are_those_of_the_cpu_and_seldom_wait(tree):
         found, num_rounds = written(*map(on_gpu, pair))
         num_waits = waits()
     assert found == written(*pair)[0]
-    assert num_rounds <= num_waits <= 4 * num_rounds + len(ROWS)
+    assert num_rounds <= num_waits <= 3 * num_rounds + 3 * len(ROWS)
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral_window", "gemma3", "gpt2"])

@@ -37,8 +37,9 @@ _MAX_GRAPHS: Final = 64  # the least recently used graph is dropped
 _MOST_NODES: Final = 512
 """Nodes of all rows for which graphs are prepared: with more, arithmetic takes longer than launches."""
 _MAX_FUNCTIONS: Final = 256
-_FEW_CALLS: Final = 2  # of a function and shapes, before it is captured
-_MOST_NUMBERS: Final = 1 << 22
+_FEW_CALLS: Final = 32
+"""Calls of a function with the same shapes before it is captured: that takes as long as so many graphs save."""
+_MOST_NUMBERS: Final = 1 << 23
 """Most numbers that a captured function reads."""
 _SHARE: Final = 0.25
 """Largest share of the free memory that keys and values take before there is a text."""
@@ -129,10 +130,14 @@ class FunctionGraphs:
     """Runs functions of tensors, and those that come again as CUDA graphs; a `Recorder`.
 
     Functions of many numbers run as they are: their arithmetic takes longer than launches.
+
+    Args:
+        capture: Captures work on the device.
+        few_calls: Calls of a function with the same shapes that are not worth a graph.
     """
 
-    def __init__(self, capture: Capture) -> None:
-        self._capture = capture
+    def __init__(self, capture: Capture, few_calls: int = _FEW_CALLS) -> None:
+        self._capture, self._few_calls = capture, few_calls
         self._graphs: OrderedDict[Hashable, CapturedGraph | int] = OrderedDict()
         self._has_memory = True
 
@@ -142,8 +147,7 @@ class FunctionGraphs:
         key = function, *((one.shape, one.dtype) for one in inputs)
         graph = self._graphs.get(key, 0)
         if isinstance(graph, int):
-            # What comes once or twice is not worth it.
-            graph = graph + 1 if graph < _FEW_CALLS else self._captured(function, inputs)
+            graph = graph + 1 if graph < self._few_calls else self._captured(function, inputs)
             if graph is not None:
                 self._graphs[key] = graph
         if len(self._graphs) > _MAX_FUNCTIONS:

@@ -378,8 +378,10 @@ def _draw_trees(
     """
     groups: dict[Hashable, dict[int, tuple[TreeExpansion, LevelShape]]] = {}
     for row in rows if forward.draw is not None else ():
-        request, shape = row.request_id, row.shape(forward.max_depth)
-        if shape is not None and not logits[request].is_cpu:
+        request = row.request_id
+        if logits[request].is_cpu:
+            continue
+        if (shape := row.shape(forward.max_depth)) is not None:
             key = row.builder, shape.rules, logits[request].shape
             groups.setdefault(key, {})[request] = row, shape
     done = set[int]()

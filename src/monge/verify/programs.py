@@ -191,19 +191,24 @@ def _is_dense(law: Law) -> bool:
 def _answers(questions: Sequence[_Question]) -> list[Verdict | None]:
     first = questions[0]
     device, needed = first.logits.device, num_uniforms(first.children)
-    token_ids = torch.tensor([one.scored.tree.token_ids for one in questions])
-    uniforms = torch.tensor([one.draws.peek(needed) for one in questions], dtype=torch.float64)
+    asked = questions
+    if first.record is not None:
+        # Padded to a power of two, for fewer shapes to record.
+        count = 1 << (len(questions) - 1).bit_length()
+        asked = [*questions, *[first] * (count - len(questions))]
+    token_ids = torch.tensor([one.scored.tree.token_ids for one in asked])
+    uniforms = torch.tensor([one.draws.peek(needed) for one in asked], dtype=torch.float64)
     inputs = (
-        torch.stack([one.logits for one in questions]),
+        torch.stack([one.logits for one in asked]),
         token_ids.to(device, non_blocking=True),
         uniforms.to(device, non_blocking=True),
-        *_stacked(questions),
+        *_stacked(asked),
     )
     answer = _Answer(first.program, first.rules, first.children, first.fixed)
     numbers = answer(*inputs) if first.record is None else first.record(answer, inputs)
     # The host waits here, and nowhere else.
     rows: list[list[int]] = numbers.tolist()
-    return [_verdict(one, row) for one, row in zip(questions, rows, strict=True)]
+    return [_verdict(one, row) for one, row in zip(questions, rows, strict=False)]
 
 
 @dataclass(frozen=True, slots=True)

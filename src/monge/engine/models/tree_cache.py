@@ -45,8 +45,20 @@ class _Placement:
     end: int = 0
     capacity: tuple[int, int] = (0, 0)
     settled: bool = False
-    index: tuple[Tensor, Tensor] | None = None
-    """Rows and columns, where rows start at different columns."""
+    _index: tuple[Tensor, Tensor] | None = None
+
+    def index(self, device: torch.device) -> tuple[Tensor, Tensor] | None:
+        """Return rows and columns, made by the first layer that asks; `None` if all rows start at one column."""
+        if self._index is None and len(set(self.starts)) > 1:
+            width = self.end - max(self.starts)
+            rows = torch.arange(self.rows.start, self.rows.stop, device=device)
+            self._index = rows[:, None], written_columns(self.starts, width, device)
+        return self._index
+
+    def move(self, rows: slice, starts: Sequence[int], width: int) -> None:
+        """Set the destination of the next forward."""
+        self.rows, self.starts, self.end = rows, tuple(starts), max(starts) + width
+        self._index = None
 
 
 class _Layer(CacheLayerMixin):
@@ -79,11 +91,12 @@ class _Layer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         place = self._placement
         assert self.keys is not None and self.values is not None
+        index = place.index(key_states.device)
         for kept, new in ((self.keys, key_states), (self.values, value_states)):
-            if place.index is None:
+            if index is None:
                 kept[place.rows, :, place.starts[0] : place.end] = new
             else:
-                rows, columns = place.index
+                rows, columns = index
                 kept[rows, :, columns] = new.transpose(1, 2)
         return self.keys[place.rows, :, : place.end], self.values[place.rows, :, : place.end]
 
@@ -245,8 +258,7 @@ class TreeCache(Cache):
 
     def columns(self, width: int) -> Tensor:
         """Return the columns that the next forward writes, `[rows, width]`."""
-        starts = torch.tensor(self._placement.starts).to(self.device, non_blocking=True)
-        return starts[:, None] + torch.arange(width, device=self.device)
+        return written_columns(self._placement.starts, width, self.device)
 
     def kept(self, rows: slice | None = None) -> list[Tensor]:
         """Return keys and values of rows, by default the next forward's, layer by layer, keys first.
@@ -275,11 +287,8 @@ class TreeCache(Cache):
         is_long = max(2 * num_columns + _COLUMNS, self.least_columns) < self._num_columns
         if num_rows > self._num_rows or num_columns > self._num_columns or is_long:
             self._resize(num_rows, num_columns)
-        place.rows, place.starts, place.end = rows, tuple(starts), end
-        place.capacity, place.index = (self._num_rows, self._num_columns), None
-        if len(set(starts)) > 1:
-            index = torch.arange(rows.start, rows.stop, device=self.device)[:, None]
-            place.index = index, self.columns(width)
+        place.move(rows, starts, width)
+        place.capacity = self._num_rows, self._num_columns
 
     def lay_out(self, shapes: Sequence[tuple[int, int]], dtype: torch.dtype) -> None:
         """Lay out the layers without a first forward.
@@ -386,6 +395,12 @@ class TreeCache(Cache):
             for tensor in (layer.keys, layer.values)
             if layer.is_initialized and tensor is not None
         ]
+
+
+def written_columns(starts: Sequence[int], width: int, device: torch.device) -> Tensor:
+    """Return so many columns from each start on, `[rows, width]`."""
+    columns = torch.tensor(starts)[:, None] + torch.arange(width)
+    return columns.to(device, non_blocking=True)
 
 
 def power_of_two(count: int) -> int:
