@@ -229,7 +229,9 @@ class _Trees:
             [
                 ScoredTree(
                     tree=self._tree,
-                    target_laws=NodeLaws(self._logits, self._tree, self._context, (), self._record),
+                    target_laws=NodeLaws(
+                        self._logits, self._tree, self._context, (), record=self._record
+                    ),
                     draws=RequestDraws(seed * batch + row),
                 )
                 for row in range(batch)
