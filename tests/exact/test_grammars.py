@@ -12,7 +12,7 @@ from monge.core.context import Context
 from monge.core.draws import TapeDraws
 from monge.core.errors import GrammarError
 from monge.core.grammar import Grammar
-from monge.core.sampling_rules import SamplingRules, law_from_logits
+from monge.core.sampling_rules import SamplingRules, law_from_logits, probs_under
 from monge.core.tree import fixed_chain
 from monge.engine import drafting
 from monge.engine.grammar import FORCED, GrammarCompiler, GrammarState, TreeMask
