@@ -9,14 +9,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from operator import mul
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
+from torch.nn.functional import pad
 
 from monge.core.law import Law, one_hot, sparse_part, trusted_law
 from monge.core.sampling_rules import SamplingRules, probs_under
+
+_LARGE: Final = 8192
+"""Vocabulary whose running sum takes a device longer than a few more launches."""
+_BLOCK: Final = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,10 +165,43 @@ def named_tokens(
 def independent(
     probs: Float64[Tensor, "nodes vocab"], positions: Float64[Tensor, "nodes width"]
 ) -> Int64[Tensor, "nodes width"]:
-    """Return independent draws; -1 where a law is NaN."""
+    """Return the tokens whose cumulative intervals cover positions in [0, 1): independent draws.
+
+    Args:
+        probs: Laws, normalised or not.
+        positions: Uniforms.
+
+    Returns:
+        Tokens, never one of mass zero; -1 where a law is NaN.
+    """
+    if not probs.is_cpu and probs.shape[1] >= _LARGE:
+        return in_blocks(probs, positions)
     sums = probs.cumsum(1)
     total = sums[:, -1:]
     found = torch.searchsorted(sums, positions * total, right=True)
+    return torch.where(total.isnan(), -1, found)
+
+
+def in_blocks(
+    probs: Float64[Tensor, "nodes vocab"], positions: Float64[Tensor, "nodes width"]
+) -> Int64[Tensor, "nodes width"]:
+    """`independent` by sums of blocks, and running sums within one of them.
+
+    A device adds up a large vocabulary one number after another. Rounding differs, so a position
+    within it of a boundary may give the token beside it.
+    """
+    blocks = pad(probs, (0, -probs.shape[1] % _BLOCK)).unflatten(1, (-1, _BLOCK))
+    sums = blocks.sum(2).cumsum(1)
+    total = sums[:, -1:]
+    wanted = positions * total
+    block = torch.searchsorted(sums, wanted, right=True).clamp_max(sums.shape[1] - 1)
+    before = pad(sums, (1, 0)).gather(1, block)
+    inner = blocks.gather(1, block[:, :, None].expand(-1, -1, _BLOCK)).cumsum(2)
+    left = (wanted - before)[:, :, None]
+    place = torch.searchsorted(inner, left, right=True)
+    # The two sums of a block are rounded differently: what lies behind both is its last token.
+    last = torch.searchsorted(inner, inner[:, :, -1:].contiguous())
+    found = block * _BLOCK + torch.minimum(place, last).squeeze(2)
     return torch.where(total.isnan(), -1, found)
 
 

@@ -9,6 +9,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from monge.core.errors import OptionError, ProposalMismatchError
+from monge.core.levels import independent
 from monge.core.tree import depths_of, path_to
 
 Children = Sequence[Sequence[int]]
@@ -58,10 +59,8 @@ def quantile(
     Returns:
         Tokens, never one of mass zero; -1 where the law is NaN.
     """
-    sums = probs.cumsum(-1)
-    total = sums[..., -1:]
-    found = torch.searchsorted(sums, positions[..., None] * total, right=True)
-    return torch.where(total.isnan(), -1, found).squeeze(-1)
+    flat = probs.reshape(-1, probs.shape[-1])
+    return independent(flat, positions.reshape(-1, 1)).view(positions.shape)
 
 
 def num_uniforms(children: Children) -> int:
