@@ -19,6 +19,7 @@ from tests.heads.readers.published import KINDS, eagle3
 from tests.heads.toy import random_head
 
 GREEDY, SAMPLED = {"temperature": 0.0}, {"temperature": 1.0}
+HEADS = ("medusa", "hydra", "eagle3", "mtp-qwen", "speculators-dflash", "speculators-dspark")
 TRUNCATED = {"temperature": 0.8, "top_p": 0.9, "top_k": 30, "min_p": 0.01}
 
 
@@ -86,17 +87,20 @@ def test_drafters_without_a_draft_model(device, drafter, rules):
 
 
 @pytest.mark.parametrize(
-    "kind",
-    ["medusa", "hydra", "eagle3", "mtp-qwen", "speculators-dflash", "speculators-dspark", "shape"],
+    ("kind", "settings"),
+    [
+        *((kind, {}) for kind in (*HEADS, "shape")),
+        *((kind, {"tree": "fixed_width((2, 2))"}) for kind in ("eagle3", "shape")),
+    ],
 )
-def test_heads(device, tmp_path, kind):
+def test_heads(device, tmp_path, kind, settings):
     target = network("llama", "sdpa")
     if kind != "shape":
         KINDS[kind](target.config.hidden_size, VOCAB).write(tmp_path)
     # A SHAPE head is moved to where its target lies, so each has its own.
     heads = (random_head(HfTreeModel(target)) if kind == "shape" else tmp_path for _ in range(2))
-    expected, _ = written(target, next(heads), {}, SAMPLED)
-    assert written(placed(target, device), next(heads), {}, SAMPLED)[0] == expected
+    expected, _ = written(target, next(heads), settings, SAMPLED)
+    assert written(placed(target, device), next(heads), settings, SAMPLED)[0] == expected
 
 
 @pytest.mark.parametrize(
@@ -148,8 +152,7 @@ def test_how_often_the_host_waits_where_nothing_is_chosen(device, tmp_path):
         (draft, {"drafter": "model"}, 2),
         (None, {}, 1),
         (tmp_path, {"tree": "chain(3)"}, 2),
-        # Each of its levels is another program, and two are drafted.
-        (random_head(HfTreeModel(network("llama", "sdpa"))), {}, 3),
+        (random_head(HfTreeModel(network("llama", "sdpa"))), {}, 2),
     ):
         _, rounds = written(target, given, settings, rules, count=1)
         assert sum(pretend.waits.values()) <= most * rounds, pretend.waits

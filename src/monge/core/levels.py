@@ -4,7 +4,7 @@ Draws are functions of uniforms, so these are the draws of the objects: `Proposa
 numbers gives the same tokens, up to rounding of running sums.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -88,6 +88,19 @@ class LevelDraws:
     uniforms: Float64[Tensor, "trees nodes"]
     shape: LevelShape
     draft_ids: Int64[Tensor, " vocab"] | None = None
+
+
+def draws_of(
+    requests: Sequence[int],
+    logits: Mapping[int, Float[Tensor, "one vocab"]],
+    uniforms: Mapping[int, Sequence[float]],
+    shape: LevelShape,
+    draft_ids: Int64[Tensor, " vocab"] | None,
+) -> LevelDraws:
+    """Return what the trees of requests are drawn from, in this order."""
+    roots = torch.stack([logits[one] for one in requests])
+    positions = torch.tensor([uniforms[one] for one in requests], dtype=torch.float64)
+    return LevelDraws(roots, positions.to(roots.device, non_blocking=True), shape, draft_ids)
 
 
 class DrawnLevels(NamedTuple):

@@ -149,8 +149,10 @@ class FeatureModel(SequenceModel, Protocol):
         """Logits that the network's output layer gives to last hidden states."""
         ...
 
-    def embed(self, token_ids: Sequence[int]) -> Float[Tensor, "nodes hidden"]:
-        """The network's embeddings of tokens."""
+    def embed(
+        self, token_ids: Sequence[int] | Int64[Tensor, " nodes"]
+    ) -> Float[Tensor, "nodes hidden"]:
+        """The network's embeddings of tokens, which may lie on its device."""
         ...
 
 

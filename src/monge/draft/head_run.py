@@ -237,7 +237,9 @@ class TargetEnds:
         kind = target.embed((0,))
         self.dtype, self.device = kind.dtype, kind.device
 
-    def embed(self, token_ids: Sequence[int]) -> Float[Tensor, "nodes hidden"]:
+    def embed(
+        self, token_ids: Sequence[int] | Int64[Tensor, " nodes"]
+    ) -> Float[Tensor, "nodes hidden"]:
         """Return the target's embeddings."""
         return self._target.embed(token_ids)
 

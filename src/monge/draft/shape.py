@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
+from monge.core.levels import DrawnTree, LevelShape, draw_levels, draws_of, trees_of
 from monge.core.model import FeatureModel, Forward, ModuleHost, NodeBlock, SequenceModel
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.base import DelegatingDrafter
@@ -175,6 +176,36 @@ class ShapeRun(HeadRun[_Text]):
             for (request, block), one in zip(blocks.items(), logits, strict=True)
         }
 
+    def draw_trees(
+        self,
+        logits: Mapping[int, Float[Tensor, "one vocab"]],
+        uniforms: Mapping[int, Sequence[float]],
+        shape: LevelShape,
+        draft_ids: Int64[Tensor, " vocab"] | None,
+    ) -> Mapping[int, DrawnTree]:
+        """See `LevelForward.draw`."""
+        texts = [self._texts[request] for request in logits]
+        start = torch.cat([known(text.start) for text in texts])
+        above = torch.stack([known(text.root) for text in texts])
+        branched = self._head.predictor.is_branched
+
+        def read(token_ids: Tensor, level: int) -> Tensor:
+            nonlocal above
+            if branched:
+                above = above.repeat_interleave(shape.widths[level], 1)
+            batch, count = above.shape[:2]
+            (predicted,) = self._steps[level + 1](
+                start.repeat_interleave(count, 0),
+                above.flatten(0, 1),
+                self._embedded(token_ids[:, :count].flatten()),
+            )
+            above = predicted.unflatten(0, (batch, count))
+            found = self._logits(level + 2, predicted).unflatten(0, (batch, count))
+            return found if branched else found.expand(-1, token_ids.shape[1], -1)
+
+        drawn = draw_levels(draws_of(list(logits), logits, uniforms, shape, draft_ids), read)
+        return trees_of(list(logits), drawn, draft_ids)
+
     def end(self, requests: Sequence[int]) -> None:
         for request in requests:
             self._texts[request].states.clear()
@@ -186,7 +217,7 @@ class ShapeRun(HeadRun[_Text]):
         logits, temperature = self._ends.unembed(predicted), self._temperatures[number - 1]
         return logits if temperature == 1.0 else logits / temperature
 
-    def _embedded(self, token_ids: Sequence[int]) -> Tensor:
+    def _embedded(self, token_ids: Sequence[int] | Int64[Tensor, " nodes"]) -> Tensor:
         return self._ends.embed(token_ids).to(self._dtype)
 
 

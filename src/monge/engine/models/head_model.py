@@ -7,7 +7,15 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from monge.core.levels import DrawnLevels, DrawnTree, LevelDraws, LevelShape, draw_levels, trees_of
+from monge.core.levels import (
+    DrawnLevels,
+    DrawnTree,
+    LevelDraws,
+    LevelShape,
+    draw_levels,
+    draws_of,
+    trees_of,
+)
 from monge.core.model import CachedStep, Forward, NodeBlock
 from monge.engine.models.masks import (
     MaskFormat,
@@ -84,7 +92,6 @@ class CachedHead:
         rows = cache.rows_in(where)
         requests = [row.sequence for row in rows]
         above = torch.stack([states[one] for one in requests])
-        positions = torch.tensor([uniforms[one] for one in requests], dtype=torch.float64)
 
         def read(token_ids: Tensor, level: int) -> Tensor:
             nonlocal above
@@ -97,12 +104,7 @@ class CachedHead:
             return scores.unflatten(0, token_ids.shape)
 
         with torch.inference_mode():
-            draws = LevelDraws(
-                torch.stack([logits[one] for one in requests]),
-                positions.to(self._device, non_blocking=True),
-                shape,
-                draft_ids,
-            )
+            draws = draws_of(requests, logits, uniforms, shape, draft_ids)
             drawn, lengths = None, [row.length for row in rows]
             if self._draw is not None:
                 cache.place(where, lengths, depth)

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from monge.core.errors import BackendError, MongeError, UnsupportedModelError
-from monge.core.levels import DrawnTree, LevelDraws, LevelShape, draw_levels, trees_of
+from monge.core.levels import DrawnTree, LevelShape, draw_levels, draws_of, trees_of
 from monge.core.model import CachedStep, Forward, NodeBlock
 from monge.core.sampling_rules import Recorder
 from monge.engine.clock import now
@@ -187,19 +187,13 @@ class HfTreeModel(HfModel):
         where = cache.together(logits)
         rows = cache.rows_in(where)
         requests, blocks = [row.sequence for row in rows], level_blocks(shape)
-        positions = torch.tensor([uniforms[one] for one in requests], dtype=torch.float64)
 
         def read(token_ids: Tensor, level: int) -> Tensor:
             own = dict.fromkeys(requests, blocks[level])
             return self._read(own, keep_logits=True, token_ids=token_ids)[:, : shape.sizes[level]]
 
         with torch.inference_mode():
-            given = LevelDraws(
-                torch.stack([logits[one] for one in requests]),
-                positions.to(self._device, non_blocking=True),
-                shape,
-                draft_ids,
-            )
+            given = draws_of(requests, logits, uniforms, shape, draft_ids)
             lengths, drawn = [row.length for row in rows], None
             if program is not None:
                 drawn = program.draw_levels(given, where, lengths, cache)
@@ -249,10 +243,13 @@ class HfTreeModel(HfModel):
                 self._output = self.module_program(OutputLayer(self.network), (states[:1],))
             return self._output(states)[0]
 
-    def embed(self, token_ids: Sequence[int]) -> Float[Tensor, "nodes hidden"]:
-        embedding = self.network.get_input_embeddings()
+    def embed(
+        self, token_ids: Sequence[int] | Int64[Tensor, " nodes"]
+    ) -> Float[Tensor, "nodes hidden"]:
+        if not isinstance(token_ids, Tensor):
+            token_ids = torch.tensor(list(token_ids)).to(self._device, non_blocking=True)
         with torch.inference_mode():
-            return embedding(torch.tensor(list(token_ids)).to(self._device, non_blocking=True))
+            return self.network.get_input_embeddings()(token_ids)
 
     def module_program(self, module: torch.nn.Module, like: Sequence[Tensor]) -> Forward:
         """See `ModuleHost`."""
