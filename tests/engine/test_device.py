@@ -89,16 +89,19 @@ def test_drafters_without_a_draft_model(device, drafter, rules):
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
-        *((kind, {}) for kind in (*HEADS, "shape")),
+        *((kind, {}) for kind in (*HEADS, "shape", "shape of chains")),
         *((kind, {"tree": "fixed_width((2, 2))"}) for kind in ("eagle3", "shape")),
     ],
 )
 def test_heads(device, tmp_path, kind, settings):
     target = network("llama", "sdpa")
-    if kind != "shape":
+    if kind in HEADS:
         KINDS[kind](target.config.hidden_size, VOCAB).write(tmp_path)
     # A SHAPE head is moved to where its target lies, so each has its own.
-    heads = (random_head(HfTreeModel(target)) if kind == "shape" else tmp_path for _ in range(2))
+    heads = (
+        tmp_path if kind in HEADS else random_head(HfTreeModel(target), is_branched=kind == "shape")
+        for _ in range(2)
+    )
     expected, _ = written(target, next(heads), settings, SAMPLED)
     assert written(placed(target, device), next(heads), settings, SAMPLED)[0] == expected
 
