@@ -80,3 +80,61 @@ def test_rules_of_others_are_claims(run, monkeypatch):
     assert set(known.values()) == {"tested: enumeration", "tested: integration"}
     monkeypatch.setenv("COLUMNS", "250")
     assert "monge acceptance mine" in run("list").stdout
+
+
+class TestCache:
+    @pytest.fixture
+    def folder(self, tmp_path, monkeypatch):
+        folder = tmp_path / "kept"
+        sizes = {
+            "gguf/town.Q4_K-0123456789abcdef/model.safetensors": 3000,
+            "gguf/town.Q4_K-file1-0123456789abcdef/panels.bin": 2000,
+            "gguf/.writing-x/model.safetensors": 10,
+            "programs/a.pt2": 400,
+            "programs/a.constants": 100,
+            "mine.txt": 7,
+        }
+        for name, size in sizes.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(b"x" * size)
+        monkeypatch.setenv("MONGE_CACHE", str(folder))
+        return folder
+
+    def test_is_listed_with_sizes(self, run, folder):
+        found = json.loads(run("list", "--cache", "--json").stdout)
+        assert (found["folder"], found["bytes"], found["cleared"]) == (str(folder), 5510, False)
+        assert [(one["what"], one["num_bytes"]) for one in found["kept"]] == [
+            ("town.Q4_K.gguf, dequantised", 3000),
+            ("town.Q4_K.gguf in its own types", 2000),
+            ("1 compiled program", 500),
+            ("a GGUF file, unfinished", 10),
+        ]
+        assert all(0 <= one["days"] < 1 for one in found["kept"])
+        shown = run("list", "--cache").stdout
+        assert "town.Q4_K.gguf, dequantised" in shown
+        assert "0.0 MB in " in shown
+        assert (folder / "programs").exists()
+
+    def test_is_cleared_and_nothing_else_is(self, run, folder):
+        assert "freed from" in run("list", "--clear-cache").stdout
+        assert [path.name for path in folder.rglob("*") if path.is_file()] == ["mine.txt"]
+        assert json.loads(run("list", "--cache", "--json").stdout)["kept"] == []
+
+    def test_that_is_not_there_is_empty(self, run, tmp_path, monkeypatch):
+        monkeypatch.setenv("MONGE_CACHE", str(tmp_path / "nothing"))
+        for flag in ("--cache", "--clear-cache"):
+            assert "0.0 MB" in run("list", flag).stdout
+
+    def test_that_cannot_be_deleted_is_an_error(self, run, folder, monkeypatch):
+        def refuse(path):
+            raise PermissionError(13, "Permission denied", str(path))
+
+        monkeypatch.setattr("monge.loading.cache.shutil.rmtree", refuse)
+        result = run("list", "--clear-cache")
+        assert result.exit_code == 2
+        assert "Permission denied" in result.output
+
+    def test_one_thing_is_shown_at_a_time(self, run):
+        result = run("list", "--cache", "--models")
+        assert result.exit_code == 2
+        assert "exclude each other" in result.output

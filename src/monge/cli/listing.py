@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from monge.backends.cpu.program_cache import cache_folder
 from monge.cli import options
 from monge.cli.console import output, plain_table, print_tables, reported, show
 from monge.control.registry import CONTROLLERS
@@ -26,6 +27,7 @@ from monge.draft.registry import DRAFTERS
 from monge.draft.tree.base import ByRequest, TreeBuilder
 from monge.draft.tree.children import CHILDREN
 from monge.draft.tree.registry import TREES
+from monge.loading.cache import clear, kept
 from monge.loading.sources import NAMED, obstacle
 from monge.options import OUTPUT
 from monge.verify.base import unsupported_reason
@@ -54,6 +56,8 @@ PROPOSALS: Final = (
 def list_components(
     *,
     models: bool = options.switch("--models", OUTPUT, "Show the models that can be named."),
+    cache: bool = options.switch("--cache", OUTPUT, "Show what is kept on disk, with its size."),
+    clear_cache: bool = options.switch("--clear-cache", OUTPUT, "Delete it, and say how much."),
     as_json: options.Json = False,
     markdown: options.Markdown = False,
 ) -> None:
@@ -62,8 +66,15 @@ def list_components(
     Settings are shown too. They are written in parentheses after a name: `--tree "fixed_width((4,
     2), children='iid')"`.
     """
+    if models + cache + clear_cache > 1:
+        raise OptionError(
+            "--models, --cache and --clear-cache exclude each other; give one of them"
+        )
     if models:
         _list_models(as_json=as_json, markdown=markdown)
+        return
+    if cache or clear_cache:
+        _list_cache(clears=clear_cache, as_json=as_json, markdown=markdown)
         return
     rooms = {
         room: [_described(registry, name) for name in registry] for room, registry in ROOMS.items()
@@ -123,6 +134,31 @@ def _list_models(*, as_json: bool, markdown: bool) -> None:
         rounded = "\n".join(f"{kind}: {words}" for kind, words in model["rounded"].items())
         table.add_row(name, model["about"], model["head"], rounded, model["obstacle"] or "yes")
     print_tables([table], markdown=markdown)
+
+
+def _list_cache(*, clears: bool, as_json: bool, markdown: bool) -> None:
+    rows, folder = kept(), cache_folder()
+    size = sum(one.num_bytes for one in rows)
+    if clears:
+        try:
+            clear(rows)
+        except OSError as error:
+            raise OptionError(f"--clear-cache: {error}") from error
+    if as_json:
+        listed = [dataclasses.asdict(one) | {"path": str(one.path)} for one in rows]
+        document = {"folder": str(folder), "bytes": size, "cleared": clears, "kept": listed}
+        print(json.dumps(document))
+        return
+    if not clears and rows:
+        table = plain_table("cache", "what", ("MB", "days unused"))
+        table.add_column("folder", overflow="fold")
+        for one in rows:
+            table.add_row(one.what, f"{one.num_bytes / 1e6:.1f}", f"{one.days:.0f}", one.path.name)
+        print_tables([table], markdown=markdown)
+    done = "freed from" if clears else "in"
+    show(
+        f"{size / 1e6:.1f} MB {done} {folder}" + ("" if clears else "; --clear-cache deletes them")
+    )
 
 
 def _described(registry: Registry[Any], name: str) -> dict[str, Any]:
