@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, Final
 
 from monge.engine.logprobs import TokenLogprob
-from monge.serve.errors import failure
+from monge.serve.errors import ApiError, failure
 from monge.serve.generation import GenerationFinish, Output, Summary
 from monge.serve.request_parser import ParsedRequest
 
@@ -139,9 +139,15 @@ class Answers:
             return None
         return self._envelope([choice])
 
-    def last(self, outputs: Sequence[Output]) -> dict[str, Any]:
-        """Return the chunk with usage and no choices."""
-        return self._envelope([]) | self._figures(outputs)
+    def closing(self, outputs: Sequence[Output]) -> list[dict[str, Any]]:
+        """Return the chunks after the last output: usage without choices, if it is wanted."""
+        wanted = self.request.body.stream_options
+        is_wanted = wanted is not None and wanted.include_usage
+        return [self._envelope([]) | self._figures(outputs)] if is_wanted else []
+
+    def failed(self, error: ApiError) -> dict[str, Any]:
+        """Return the chunk of an error after the first chunk."""
+        return error.body()
 
     def usage(self, num_generated: int) -> dict[str, int]:
         """Return the tokens so far."""

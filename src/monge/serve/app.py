@@ -27,6 +27,7 @@ from monge.serve.schemas import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    ResponsesRequest,
     TokenizeRequest,
 )
 from monge.serve.service import Service
@@ -74,7 +75,10 @@ _ERRORS: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
-_BODIES: Final = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
+_BODIES: Final = (
+    *(CompletionRequest, ChatRequest, ResponsesRequest),
+    *(TokenizeRequest, DetokenizeRequest),
+)
 
 
 class _Described(FastAPI):
@@ -174,6 +178,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
     endpoints = (
         ("/v1/completions", service.completions),
         ("/v1/chat/completions", service.chat_completions),
+        ("/v1/responses", service.responses),
         ("/tokenize", service.tokenize),
         ("/detokenize", service.detokenize),
     )

@@ -17,6 +17,7 @@ from monge.engine.session import Request, Session
 from monge.options import SamplingOptions, ServeOptions
 from monge.serve.bodies import checked
 from monge.serve.errors import TOO_LONG, ApiError, refused
+from monge.serve.responses import chat_of
 from monge.serve.schemas import (
     FIELD_NAMES,
     MAX_GRAMMAR,
@@ -25,6 +26,7 @@ from monge.serve.schemas import (
     CompletionRequest,
     DetokenizeRequest,
     Message,
+    ResponsesRequest,
     SamplingRequest,
     SpeculationOptions,
     TokenizeRequest,
@@ -35,7 +37,9 @@ DEFAULT_MAX_TOKENS: Final = 16
 context."""
 
 Prompt = str | tuple[int, ...]
-Body = type[CompletionRequest] | type[ChatRequest]
+Body = type[CompletionRequest] | type[ChatRequest] | type[ResponsesRequest]
+_IN_RESPONSES: Final = {"messages": "input", "max_completion_tokens": "max_output_tokens"}
+"""Names that `/v1/responses` gives to fields of a chat."""
 
 
 @runtime_checkable
@@ -63,6 +67,7 @@ class ParsedRequest:
 
     Args:
         body: The checked body, without its prompt or its messages.
+        asked: The body of `/v1/responses` that `body` was made from, without its input.
         response_id: The `id` of the answer.
         created: Seconds since the epoch.
         choices: One request of the engine per choice: all choices of the first prompt, then those
@@ -72,6 +77,7 @@ class ParsedRequest:
     """
 
     body: CompletionRequest | ChatRequest
+    asked: ResponsesRequest | None = None
     response_id: str
     created: int
     choices: tuple[Request, ...]
@@ -133,8 +139,19 @@ class RequestParser:
         Raises:
             ApiError, MongeError: If it does not fit the model, or cannot be honoured.
         """
-        body: CompletionRequest | ChatRequest = checked(content, model)
-        self.check_name(body.model)
+        asked: CompletionRequest | ChatRequest | ResponsesRequest = checked(content, model)
+        self.check_name(asked.model)
+        if not isinstance(asked, ResponsesRequest):
+            return self._parsed(asked, request_id)
+        try:
+            parsed = self._parsed(chat_of(asked), request_id)
+        except ApiError as error:
+            error.param = _IN_RESPONSES.get(error.param or "", error.param)
+            raise
+        name = f"resp_{request_id}"
+        return replace(parsed, asked=asked.model_copy(update={"input": ""}), response_id=name)
+
+    def _parsed(self, body: CompletionRequest | ChatRequest, request_id: str) -> ParsedRequest:
         prompts: Sequence[Prompt]
         if isinstance(body, ChatRequest):
             prompts, is_echoed = [self._conversation(body, body.messages)], False

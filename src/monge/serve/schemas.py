@@ -265,12 +265,17 @@ class SpeculationOptions(_Strict):
     controller: str | None = optional("The controller; absent, the first.", max_length=MAX_LABEL)
 
 
-class StreamOptions(_Strict):
+class PaddingOptions(_Strict):
+    """Options of a stream of `/v1/responses`."""
+
+    include_obfuscation: Any = neutral("chunks are not padded", False)
+
+
+class StreamOptions(PaddingOptions):
     """Parts of a stream beside the text."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: Any = neutral("chunks are not padded", False)
 
 
 Speculation = Annotated[
@@ -411,8 +416,10 @@ class CompletionRequest(SamplingRequest):
 class TextPart(_Strict):
     """A part of a message."""
 
-    type: Literal["text"]
+    type: Literal["text", "input_text", "output_text"]
     text: str
+    annotations: Any = neutral("there are no annotations", [])
+    logprobs: Any = neutral("earlier answers are not scored", [])
 
 
 class Message(_Strict):
@@ -426,7 +433,9 @@ class Message(_Strict):
     refusal: Any = neutral("there are no refusals")
     annotations: Any = neutral("there are no annotations", [])
     audio: Any = neutral("messages are text")
-    type: Any = neutral("messages are text", "text")
+    type: Any = neutral("messages are text", "text", "message")
+    id: str | None = label()
+    status: str | None = label()
 
     @property
     def text(self) -> str:
@@ -481,6 +490,44 @@ class ChatRequest(SamplingRequest, ChatSettings):
     add_special_tokens: Any = neutral("the template writes them", False)
 
 
+class ResponsesRequest(SamplingRequest, ChatSettings):
+    """Body of `POST /v1/responses`."""
+
+    input: Annotated[
+        Annotated[str, Tag("text")] | Annotated[Messages, Tag("messages")],
+        Discriminator(lambda value: "text" if isinstance(value, str) else "messages"),
+    ]
+    instructions: str | None = optional("A system message before the input.")
+    max_output_tokens: int | None = optional(ge=1, le=MAX_TOKEN_ID)
+    stream_options: PaddingOptions | None = None
+    safety_identifier: str | None = label()
+    prompt_cache_key: str | None = label()
+    metadata: Labels | None = optional("Labels; they change nothing.")
+    n: Any = neutral("a response has one text", 1)
+    certificate: Any = neutral("a response carries no record", False)
+    return_token_ids: Any = neutral("a response carries no token ids", False)
+    prompt_logprobs: Any = neutral("a response carries no scores")
+    top_logprobs: Any = neutral("a response carries no scores", 0)
+    include: Any = neutral("nothing is added", [])
+    background: Any = neutral("answers are not kept", False)
+    store: Any = neutral("answers are not kept", False)
+    previous_response_id: Any = neutral("answers are not kept; send the conversation")
+    conversation: Any = neutral("conversations are not kept; send the messages")
+    prompt: Any = neutral("there are no stored prompts")
+    text: Any = neutral(
+        "there is no grammar that would be exact under speculation",
+        {},
+        {"format": {"type": "text"}},
+    )
+    reasoning: Any = neutral("there is no switch for reasoning", {})
+    service_tier: Any = neutral("there is one tier", "auto", "default")
+    truncation: Any = neutral("conversations are not cut", "disabled")
+    tools: Any = neutral("tools are not called", [])
+    tool_choice: Any = neutral("tools are not called", "none", "auto")
+    parallel_tool_calls: Any = neutral("tools are not called", True, False)
+    max_tool_calls: Any = neutral("tools are not called")
+
+
 class TokenizeRequest(ChatSettings):
     """Body of `POST /tokenize`."""
 
@@ -501,7 +548,7 @@ class DetokenizeRequest(_Strict):
 FIELD_NAMES: Final = frozenset(
     name
     for model in (
-        *(CompletionRequest, ChatRequest, TokenizeRequest),
+        *(CompletionRequest, ChatRequest, ResponsesRequest, TokenizeRequest, StreamOptions),
         *_Strict.__subclasses__(),
     )
     for name in model.model_fields

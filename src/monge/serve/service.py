@@ -24,7 +24,8 @@ from monge.serve.metrics import ServerMetrics
 from monge.serve.request_parser import Body, ParsedRequest, Recorder, RequestParser
 from monge.serve.request_worker import RequestWorker, Result, unless_disconnected
 from monge.serve.scheduler import Scheduler, controller_of
-from monge.serve.schemas import ChatRequest, CompletionRequest
+from monge.serve.responses import ResponseAnswers
+from monge.serve.schemas import ChatRequest, CompletionRequest, ResponsesRequest
 from monge.serve.streaming import EventStream, Outputs
 
 
@@ -69,6 +70,10 @@ class Service:
     async def chat_completions(self, request: Request) -> Response:
         """Answer `POST /v1/chat/completions`."""
         return await self._answer(request, ChatRequest)
+
+    async def responses(self, request: Request) -> Response:
+        """Answer `POST /v1/responses`."""
+        return await self._answer(request, ResponsesRequest)
 
     async def tokenize(self, request: Request) -> Response:
         """Answer `POST /tokenize`."""
@@ -125,12 +130,14 @@ class Service:
         self._metrics.count_request(
             asked.body.asked, controller_of(asked.choices[0], self._components)
         )
-        answers = Answers(
-            request=asked,
-            model_name=str(self._options.served_model_name),
-            fingerprint=self._fingerprint,
-            texts=self._texts,
-        )
+        common: dict[str, Any] = {
+            "request": asked,
+            "model_name": str(self._options.served_model_name),
+            "fingerprint": self._fingerprint,
+            "texts": self._texts,
+        }
+        kind = Answers if asked.asked is None else partial(ResponseAnswers, asked=asked.asked)
+        answers = kind(**common)
         if asked.body.stream:
             return EventStream(answers, outputs, self._writer)
         try:

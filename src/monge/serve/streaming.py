@@ -159,10 +159,10 @@ async def _events(answers: Answers, outputs: Outputs, writer: RequestWorker) -> 
             has_logprobs = request.choices[index].logprobs is not None
             if chunk := await writer.do(write) if has_logprobs else write():
                 yield chunk
-        if wanted.include_usage:
-            yield _event(answers.last([last[index] for index in sorted(last)]))
+        for chunk in answers.closing([last[index] for index in sorted(last)]):
+            yield _event(chunk)
     except ApiError as error:
-        yield _event(error.body())
+        yield _event(answers.failed(error))
     yield DONE
 
 
@@ -174,4 +174,5 @@ def _chunk(
 
 
 def _event(chunk: dict[str, Any]) -> str:
-    return f"data: {dumped(chunk)}\n\n"
+    name = f"event: {chunk['type']}\n" if "type" in chunk else ""
+    return f"{name}data: {dumped(chunk)}\n\n"
