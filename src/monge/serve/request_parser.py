@@ -17,7 +17,6 @@ from monge.engine.session import Request, Session
 from monge.options import SamplingOptions, ServeOptions
 from monge.serve.bodies import checked
 from monge.serve.errors import TOO_LONG, ApiError, refused
-from monge.serve.responses import chat_of
 from monge.serve.schemas import (
     FIELD_NAMES,
     MAX_GRAMMAR,
@@ -38,7 +37,11 @@ context."""
 
 Prompt = str | tuple[int, ...]
 Body = type[CompletionRequest] | type[ChatRequest] | type[ResponsesRequest]
-_IN_RESPONSES: Final = {"messages": "input", "max_completion_tokens": "max_output_tokens"}
+_IN_RESPONSES: Final = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text",
+}
 """Names that `/v1/responses` gives to fields of a chat."""
 
 
@@ -144,9 +147,11 @@ class RequestParser:
         if not isinstance(asked, ResponsesRequest):
             return self._parsed(asked, request_id)
         try:
-            parsed = self._parsed(chat_of(asked), request_id)
+            parsed = self._parsed(asked.as_chat, request_id)
         except ApiError as error:
-            error.param = _IN_RESPONSES.get(error.param or "", error.param)
+            if (name := _IN_RESPONSES.get(error.param or "")) is not None:
+                error.message = error.message.replace(str(error.param), name, 1)
+                error.param = name
             raise
         name = f"resp_{request_id}"
         return replace(parsed, asked=asked.model_copy(update={"input": ""}), response_id=name)

@@ -8,20 +8,7 @@ from typing import Any
 from monge.serve.answers import Answers
 from monge.serve.errors import ApiError
 from monge.serve.generation import Output
-from monge.serve.schemas import ChatRequest, Message, ResponsesRequest
-
-
-def chat_of(asked: ResponsesRequest) -> ChatRequest:
-    """Return the chat request for the same text."""
-    turns = asked.input
-    if isinstance(turns, str):
-        turns = [Message(role="user", content=turns)]
-    if asked.instructions is not None:
-        turns = [Message(role="system", content=asked.instructions), *turns]
-    shared = asked.model_fields_set & ChatRequest.model_fields.keys() - {"stream_options"}
-    fields = {name: getattr(asked, name) for name in shared}
-    fields["max_completion_tokens"] = asked.max_output_tokens
-    return ChatRequest.model_construct(messages=turns, **fields)
+from monge.serve.schemas import ResponsesRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,10 +115,18 @@ class ResponseAnswers(Answers):
             "store": False,
             "system_fingerprint": self.fingerprint,
             "temperature": 1.0 if asked.temperature is None else asked.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": _form(asked)},
             "tool_choice": "auto",
             "tools": [],
             "top_p": 1.0 if asked.top_p is None else asked.top_p,
             "truncation": "disabled",
             "usage": None,
         }
+
+
+def _form(asked: ResponsesRequest) -> dict[str, Any]:
+    """Return the form of the text as the request named it."""
+    form = None if asked.text is None else asked.text.format
+    if form is None:
+        return {"type": "text"}
+    return form.model_dump(by_alias=True, exclude_none=True) | {"type": form.type}

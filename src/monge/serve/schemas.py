@@ -490,6 +490,26 @@ class ChatRequest(SamplingRequest, ChatSettings):
     add_special_tokens: Any = neutral("the template writes them", False)
 
 
+class TextFormat(JsonSchemaFormat):
+    """The form of the text of a response."""
+
+    value: dict[str, Any] | None = Field(None, alias="schema")
+    type: Literal["text", "json_object", "json_schema"] = "text"
+
+    @property
+    def of_chat(self) -> ResponseFormat:
+        """The same form of a chat answer."""
+        schema = None if self.value is None else JsonSchemaFormat.model_construct(value=self.value)
+        return ResponseFormat.model_construct(type=self.type, json_schema=schema)
+
+
+class TextOptions(_Strict):
+    """What the text of a response is."""
+
+    format: TextFormat | None = None
+    verbosity: Any = neutral("there is no switch for lengths", "medium")
+
+
 class ResponsesRequest(SamplingRequest, ChatSettings):
     """Body of `POST /v1/responses`."""
 
@@ -514,11 +534,8 @@ class ResponsesRequest(SamplingRequest, ChatSettings):
     previous_response_id: Any = neutral("answers are not kept; send the conversation")
     conversation: Any = neutral("conversations are not kept; send the messages")
     prompt: Any = neutral("there are no stored prompts")
-    text: Any = neutral(
-        "there is no grammar that would be exact under speculation",
-        {},
-        {"format": {"type": "text"}},
-    )
+    text: TextOptions | None = None
+    response_format: Any = neutral("the form of a response is its `text.format`")
     reasoning: Any = neutral("there is no switch for reasoning", {})
     service_tier: Any = neutral("there is one tier", "auto", "default")
     truncation: Any = neutral("conversations are not cut", "disabled")
@@ -526,6 +543,23 @@ class ResponsesRequest(SamplingRequest, ChatSettings):
     tool_choice: Any = neutral("tools are not called", "none", "auto")
     parallel_tool_calls: Any = neutral("tools are not called", True, False)
     max_tool_calls: Any = neutral("tools are not called")
+
+    @property
+    def as_chat(self) -> ChatRequest:
+        """The chat request for the same text."""
+        turns = (
+            [Message(role="user", content=self.input)]
+            if isinstance(self.input, str)
+            else self.input
+        )
+        if self.instructions is not None:
+            turns = [Message(role="system", content=self.instructions), *turns]
+        shared = self.model_fields_set & ChatRequest.model_fields.keys() - {"stream_options"}
+        fields = {name: getattr(self, name) for name in shared}
+        fields["max_completion_tokens"] = self.max_output_tokens
+        if self.text is not None and self.text.format is not None:
+            fields["response_format"] = self.text.format.of_chat
+        return ChatRequest.model_construct(messages=turns, **fields)
 
 
 class TokenizeRequest(ChatSettings):

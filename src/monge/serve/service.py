@@ -23,8 +23,8 @@ from monge.serve.generation import Output
 from monge.serve.metrics import ServerMetrics
 from monge.serve.request_parser import Body, ParsedRequest, Recorder, RequestParser
 from monge.serve.request_worker import RequestWorker, Result, unless_disconnected
-from monge.serve.scheduler import Scheduler, controller_of
 from monge.serve.responses import ResponseAnswers
+from monge.serve.scheduler import Scheduler, controller_of
 from monge.serve.schemas import ChatRequest, CompletionRequest, ResponsesRequest
 from monge.serve.streaming import EventStream, Outputs
 

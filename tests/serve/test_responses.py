@@ -1,0 +1,153 @@
+"""`/v1/responses`: the texts of the chat endpoint, whole and as events, with the client that users have."""
+
+import json
+
+import openai
+import pytest
+from fastapi.testclient import TestClient
+
+import monge
+from monge.options import ServeOptions
+from monge.serve.app import create_app
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"coast": {"type": "boolean"}},
+    "required": ["coast"],
+    "additionalProperties": False,
+}
+ASKED = {
+    "input": "Hello",
+    "max_output_tokens": 4,
+    "seed": 4,
+    "temperature": 1.0,
+    "ignore_eos": True,
+}
+
+
+@pytest.fixture(scope="module")
+def web():
+    decoder = monge.load()
+    app = create_app(decoder, ServeOptions(served_model_name="toy"), decoder.chat_format)
+    with TestClient(app) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client(web):
+    return openai.OpenAI(api_key="none", base_url="http://testserver/v1", http_client=web)
+
+
+def chat_text(web, messages):
+    body = {
+        "messages": messages,
+        "max_completion_tokens": 4,
+        "seed": 4,
+        "temperature": 1.0,
+        "ignore_eos": True,
+    }
+    return web.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+
+
+def test_is_the_text_of_the_chat(web):
+    answer = web.post("/v1/responses", json=ASKED).json()
+    (item,) = answer["output"]
+    (part,) = item["content"]
+    assert part["text"] == chat_text(web, [{"role": "user", "content": "Hello"}])
+    assert (answer["object"], answer["status"], item["role"]) == (
+        "response",
+        "incomplete",
+        "assistant",
+    )
+    assert answer["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert answer["usage"]["output_tokens"] == 4
+    assert answer["store"] is False
+
+
+def test_instructions_are_a_system_message_and_items_are_turns(web):
+    turns = [
+        {"role": "user", "content": [{"type": "input_text", "text": "Hello"}]},
+        {
+            "type": "message",
+            "id": "msg_1",
+            "status": "completed",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "Yes?", "annotations": []}],
+        },
+        {"role": "user", "content": "Go on"},
+    ]
+    body = ASKED | {"input": turns, "instructions": "Be kind"}
+    answer = web.post("/v1/responses", json=body).json()
+    plain = [
+        {"role": "system", "content": "Be kind"},
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "Yes?"},
+        {"role": "user", "content": "Go on"},
+    ]
+    assert answer["output"][0]["content"][0]["text"] == chat_text(web, plain)
+    assert answer["instructions"] == "Be kind"
+
+
+def test_events_end_in_the_whole_response(client, web):
+    whole = web.post("/v1/responses", json=ASKED).json()["output"][0]["content"][0]["text"]
+    with client.responses.stream(
+        model="toy",
+        input="Hello",
+        max_output_tokens=4,
+        temperature=1.0,
+        extra_body={"seed": 4, "ignore_eos": True},
+    ) as events:
+        seen = list(events)
+    kinds = [event.type for event in seen]
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert kinds[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.incomplete",
+    ]
+    assert "".join(e.delta for e in seen if e.type == "response.output_text.delta") == whole
+    assert [event.sequence_number for event in seen] == list(range(len(seen)))
+    assert seen[-1].response.output_text == whole
+
+
+def test_a_schema_is_followed(client):
+    form = {"type": "json_schema", "name": "town", "schema": SCHEMA, "strict": True}
+    answer = client.responses.create(
+        model="toy", input="A town", max_output_tokens=60, text={"format": form}
+    )
+    assert set(json.loads(answer.output_text)) == {"coast"}
+    assert answer.status == "completed"
+    assert answer.text.format.name == "town"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools", "tools are not called"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id", "send the conversation"),
+        ({"store": True}, "store", "answers are not kept"),
+        ({"input": []}, "input.messages", "at least 1"),
+        ({"max_output_tokens": 0}, "max_output_tokens", "greater than or equal to 1"),
+        ({"max_output_tokens": 10**6}, "max_output_tokens", "exceeds 2048"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text", "text: json_schema is missing"),
+        ({"messages": []}, "messages", ""),
+        ({"response_format": {"type": "text"}}, "response_format", "text.format"),
+    ],
+)
+def test_what_is_not_there_is_refused_in_words(web, fields, param, message):
+    answer = web.post("/v1/responses", json=ASKED | fields)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert message in error["message"]
+
+
+def test_without_input_nothing_is_written(web):
+    answer = web.post("/v1/responses", json={"max_output_tokens": 3})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input")
