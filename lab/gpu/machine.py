@@ -126,6 +126,7 @@ class Machine:
         def forward_s() -> float:
             # Beside an open text, a request would be decoded with another number of rows.
             model.open({_SEQUENCE: text[:context]})
+            seconds = 0.0
             try:
                 for _ in range(_FORWARDS):
                     seconds = self.seconds(lambda: model.extend(blocks))

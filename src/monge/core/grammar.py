@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from monge.core.errors import OptionError
+from monge.core.setting_types import is_of
 from monge.core.text import check_text
 
 Kind = Literal["json_schema", "regex", "choice", "ebnf"]
@@ -83,9 +84,10 @@ class Grammar:
         Raises:
             OptionError: If there is none, or one is no text.
         """
-        if isinstance(texts, str) or not texts or not all(isinstance(one, str) for one in texts):
+        listed = () if isinstance(texts, str) else tuple(texts)
+        if not listed or not is_of(listed, tuple[str, ...]):
             raise OptionError(f"grammar: choice takes a list of texts, at least one; got {texts!r}")
-        return cls("choice", json.dumps(list(texts), ensure_ascii=False))
+        return cls("choice", json.dumps(listed, ensure_ascii=False))
 
     @classmethod
     def ebnf(cls, rules: str) -> "Grammar":
@@ -116,7 +118,7 @@ class Grammar:
         return cls.json_schema(content) if path.suffix == ".json" else cls.ebnf(content)
 
 
-def grammar_of(given: Grammar | str | None) -> Grammar | None:
+def grammar_of(given: object) -> Grammar | None:
     """Return a grammar from its text form, or as it is.
 
     Raises:

@@ -265,17 +265,12 @@ class SpeculationOptions(_Strict):
     controller: str | None = optional("The controller; absent, the first.", max_length=MAX_LABEL)
 
 
-class PaddingOptions(_Strict):
-    """Options of a stream of `/v1/responses`."""
-
-    include_obfuscation: Any = neutral("chunks are not padded", False)
-
-
-class StreamOptions(PaddingOptions):
+class StreamOptions(_Strict):
     """Parts of a stream beside the text."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_obfuscation: Any = neutral("chunks are not padded", False)
 
 
 Speculation = Annotated[
@@ -490,11 +485,14 @@ class ChatRequest(SamplingRequest, ChatSettings):
     add_special_tokens: Any = neutral("the template writes them", False)
 
 
-class TextFormat(JsonSchemaFormat):
-    """The form of the text of a response."""
+class TextFormat(_Strict):
+    """The form of the text of a response: a `ResponseFormat` without its inner object."""
 
-    value: dict[str, Any] | None = Field(None, alias="schema")
     type: Literal["text", "json_object", "json_schema"] = "text"
+    value: dict[str, Any] | None = Field(None, alias="schema")
+    name: str | None = label()
+    description: str | None = optional("Changes nothing.")
+    strict: bool | None = optional("The schema is always followed.")
 
     @property
     def of_chat(self) -> ResponseFormat:
@@ -519,7 +517,7 @@ class ResponsesRequest(SamplingRequest, ChatSettings):
     ]
     instructions: str | None = optional("A system message before the input.")
     max_output_tokens: int | None = optional(ge=1, le=MAX_TOKEN_ID)
-    stream_options: PaddingOptions | None = None
+    stream_options: Any = neutral("chunks are not padded", {}, {"include_obfuscation": False})
     safety_identifier: str | None = label()
     prompt_cache_key: str | None = label()
     metadata: Labels | None = optional("Labels; they change nothing.")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from monge.core.errors import MongeError
@@ -133,8 +133,10 @@ class TabularModel:
     def unembed(self, states: Float[Tensor, "nodes hidden"]) -> Float[Tensor, "nodes vocab"]:
         return states
 
-    def embed(self, token_ids: Sequence[int]) -> Float[Tensor, "nodes hidden"]:
-        return torch.eye(self.vocab_size, dtype=torch.float64)[list(token_ids)]
+    def embed(
+        self, token_ids: Sequence[int] | Int64[Tensor, " nodes"]
+    ) -> Float[Tensor, "nodes hidden"]:
+        return torch.eye(self.vocab_size, dtype=torch.float64)[list(map(int, token_ids))]
 
     def _read(self, sequence: int, block: NodeBlock) -> Tensor:
         nodes = self._nodes[sequence]

@@ -264,12 +264,12 @@ class HfTreeModel(HfModel):
         for module in (read, step):
             if module.embedding is None:
                 module.embedding = self.network.get_input_embeddings()
-        runs, draw = list[Forward](), None
-        for module in (read, step):
-            program = self._made(module, (like,))
-            runs.append(module if program is None else _for_few(program, module))
-            draw = getattr(program, "draw_levels", None)
-        return CachedHead(*runs, step, like, draw)
+        programs = [self._made(module, (like,)) for module in (read, step)]
+        reads, steps = (
+            module if program is None else _for_few(program, module)
+            for module, program in zip((read, step), programs, strict=True)
+        )
+        return CachedHead(reads, steps, step, like, getattr(programs[1], "draw_levels", None))
 
     def pack_module(self, module: torch.nn.Module) -> None:
         """See `ModuleHost`."""
