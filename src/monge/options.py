@@ -215,7 +215,8 @@ class ServeOptions:
     api_key_file: str | None = option(
         None,
         SERVER,
-        "File of further keys, one `name:key` a line; logs and metrics have the names.",
+        "File of further keys, one `name:key` a line, read again when it changes; logs and metrics "
+        "have the names.",
         "none",
     )
     allowed_hosts: tuple[str, ...] = option(

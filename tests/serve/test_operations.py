@@ -125,6 +125,29 @@ def test_files_of_keys_that_cannot_be(tmp_path, lines, message):
         keys_of(ServeOptions(api_key_file=str(tmp_path / "none")))
 
 
+def test_a_file_of_keys_that_changes_is_read_again(tmp_path, caplog):
+    file = tmp_path / "keys"
+    file.write_text("ana:first\n")
+    with TestClient(toy_app(api_key_file=str(file))) as client:
+
+        def status(key):
+            headers = {"authorization": f"Bearer {key}"}
+            return client.post("/v1/completions", json=BODY, headers=headers).status_code
+
+        assert (status("first"), status("other")) == (200, 401)
+        file.write_text("ana:first\nbo:other\n")
+        assert (status("first"), status("other")) == (200, 200)
+        file.write_text("bo:other\n")
+        assert (status("first"), status("other")) == (401, 200)
+        caplog.clear()
+        for content in ("", "bo: nöt a key\n", None):
+            file.unlink() if content is None else file.write_text(content)
+            assert (status("first"), status("other")) == (401, 200)
+        kept = [one.getMessage() for one in caplog.records if "keys stay" in one.getMessage()]
+        assert len(kept) == 3
+        assert "nöt" not in caplog.text
+
+
 def test_a_stream_that_waits_has_comments(monkeypatch):
     monkeypatch.setattr(streaming, "_SILENT_S", 0.01)
     app = toy_app(slow_decoder(max_batch_size=1))

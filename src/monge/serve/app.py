@@ -31,7 +31,7 @@ from monge.serve.schemas import (
     TokenizeRequest,
 )
 from monge.serve.service import Service
-from monge.serve.settings import checked_options, keys_of
+from monge.serve.settings import KeyRing, checked_options
 
 _LONGEST_PATH: Final = 100
 _WATCH_S: Final = 1.0
@@ -158,7 +158,7 @@ def create_app(
     )
     app.add_middleware(
         Gate,
-        keys=keys_of(options),
+        keys=KeyRing(options),
         hosts=options.allowed_hosts,
         metrics=metrics,
         endpoints=[str(getattr(route, "path", "")) for route in app.routes],

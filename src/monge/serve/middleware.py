@@ -40,7 +40,7 @@ class Gate:
 
     Args:
         app: The application behind it.
-        keys: Names and keys; without keys, none is needed.
+        keys: Returns names and keys; without keys, none is needed.
         hosts: Allowed names and addresses, without ports, IPv6 in brackets. If empty, any.
         metrics: Counts answers and tokens.
         endpoints: Known paths. All others count as `other`, so that clients cannot create label
@@ -51,13 +51,13 @@ class Gate:
         self,
         app: ASGIApp,
         *,
-        keys: Sequence[tuple[str, str]],
+        keys: Callable[[], Sequence[tuple[str, str]]],
         hosts: Sequence[str],
         metrics: ServerMetrics,
         endpoints: Sequence[str],
     ) -> None:
         self._app, self._metrics, self._endpoints = app, metrics, frozenset(endpoints)
-        self._keys = tuple((name, key.encode()) for name, key in keys)
+        self._keys = keys
         self._hosts = frozenset(host.lower().encode() for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -111,7 +111,7 @@ class Gate:
                 "or 127.0.0.1, or start the server with --allowed-host NAME or with an API key"
             )
             return ApiError(403, text, code="host_not_allowed", headers=CLOSE)
-        if self._keys and path_of(scope) not in OPEN_PATHS and not scope["state"]["key"]:
+        if self._keys() and path_of(scope) not in OPEN_PATHS and not scope["state"]["key"]:
             text = "this server needs an API key; send the header `Authorization: Bearer KEY`"
             bearer = {"www-authenticate": "Bearer"}
             return ApiError(401, text, code="invalid_api_key", headers=bearer)
@@ -121,8 +121,8 @@ class Gate:
         """Return the name of the key that a request brings; empty if it brings none."""
         scheme, _, key = _header(scope, b"authorization")[:_HEADER_BYTES].partition(b" ")
         found = ""
-        for name, known in self._keys:  # all keys, so that the time reveals nothing
-            if hmac.compare_digest(key.strip(), known):
+        for name, known in self._keys():  # all keys, so that the time reveals nothing
+            if hmac.compare_digest(key.strip(), known.encode()):
                 found = name
         return found if scheme.lower() == b"bearer" else ""
 

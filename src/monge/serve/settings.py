@@ -1,6 +1,7 @@
 """Options of a server: their checks, and the names of its target and its hosts."""
 
 import ipaddress
+import logging
 import math
 import re
 import ssl
@@ -15,6 +16,7 @@ from monge.options import ServeOptions
 
 BUILT_IN: Final = "built-in"
 """Name of the built-in target."""
+_LOG: Final = logging.getLogger(__name__)
 
 
 def checked_options(options: ServeOptions, target: str | None = None) -> ServeOptions:
@@ -96,6 +98,43 @@ def keys_of(options: ServeOptions) -> tuple[tuple[str, str], ...]:
         if names.setdefault(key, name) != name:
             raise OptionError(f"{where}: this key has the name {names[key]!r} already")
     return tuple((name, key) for key, name in names.items())
+
+
+class KeyRing:
+    """The keys of a server, by `keys_of`; a file that has changed is read again.
+
+    A file that is gone or wrong changes nothing, and the log says so once.
+
+    Args:
+        options: The server's.
+
+    Raises:
+        OptionError: As `keys_of`.
+    """
+
+    def __init__(self, options: ServeOptions) -> None:
+        self._options, self._keys = options, keys_of(options)
+        self._stamp = self._found()
+
+    def __call__(self) -> tuple[tuple[str, str], ...]:
+        """Return pairs of a name and a key; without any, none is needed."""
+        if (stamp := self._found()) != self._stamp:
+            self._stamp = stamp
+            try:
+                self._keys = keys_of(self._options)
+                _LOG.warning("read again: %d keys", len(self._keys))
+            except OptionError as error:
+                _LOG.error("keys stay as they are: %s", error)
+        return self._keys
+
+    def _found(self) -> tuple[int, ...]:
+        if self._options.api_key_file is None:
+            return ()
+        try:
+            found = Path(self._options.api_key_file).stat()
+        except OSError:
+            return (-1,)
+        return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def is_loopback(host: str) -> bool:
