@@ -11,10 +11,11 @@ import torch
 
 import monge
 from monge.backends.cpu import compiled
-from monge.backends.cpu.compiled import compile_module
+from monge.backends.cpu.compiled import ModuleProgram
 from monge.core.errors import BackendError
 from monge.core.model import NodeBlock
-from monge.engine.models.hf_tree import HfTreeModel
+from monge.engine.models.forward_program import PendingModule
+from monge.engine.models.hf_tree import HfTreeModel, make_programs
 from monge.engine.models.network_facts import OutputLayer
 from monge.heads.readers.eagle3 import cached_steps
 from monge.heads.readers.registry import load_head
@@ -88,10 +89,14 @@ def assert_same(program, module, count):
             torch.testing.assert_close(ours, theirs, atol=LARGEST_DIFFERENCE, rtol=0)
 
 
+def compile_module(module, like):
+    return ModuleProgram(module, like).make()
+
+
 @pytest.mark.parametrize("step", [FirstStep, partial(LaterStep, number=2)], ids=["first", "later"])
 def test_steps_give_the_head_s_numbers(backend, step):
     module = step(shape_head()).eval()
-    host = HfTreeModel(target(), module_maker=compile_module)
+    host = HfTreeModel(target(), module_maker=ModuleProgram)
     program = host.module_program(module, rows(1, *widths(module)))
     assert program is not module
     for count in (1, 3, 64, 65, 1):
@@ -183,9 +188,58 @@ def test_what_cannot_be_traced_runs_as_it_is(backend):
             return (states if bool(states.sum() > 0) else -states,)
 
     module = Branching().eval()
-    host = HfTreeModel(target(), module_maker=compile_module)
+    host = HfTreeModel(target(), module_maker=ModuleProgram)
+    program, (states,) = host.module_program(module, rows(1, HIDDEN)), rows(3, HIDDEN)
     with pytest.warns(UserWarning, match="part of a head runs eagerly: Branching cannot .*"):
-        assert host.module_program(module, rows(1, HIDDEN)) is module
+        make_programs((host,))
+    assert torch.equal(program(states)[0], module(states)[0])
+
+
+class Doubled(PendingModule):
+    """Takes ten seconds to compile, it says, and gives twice the module's numbers."""
+
+    def __init__(self, module, like):
+        self.module, self.expected_s, self.num_made = module, 10, 0
+
+    def make(self):
+        self.num_made += 1
+        return lambda states: (2 * self.module(states)[0],)
+
+
+class TestTogether:
+    """Programs of modules are made with those of networks, and announced once."""
+
+    def make(self):
+        made = []
+        host = HfTreeModel(
+            target(), module_maker=lambda *given: made.append(Doubled(*given)) or made[-1]
+        )
+        return host, made
+
+    def test_one_message_says_how_long_all_take(self, caplog):
+        host, made = self.make()
+        (states,) = rows(2, HIDDEN)
+        programs = [host.module_program(OutputLayer(host.network), (states[:1],)) for _ in "ab"]
+        assert [one.num_made for one in made] == [0, 0]
+        with caplog.at_level("INFO", logger="monge"):
+            make_programs((host,))
+            make_programs((host,))
+        assert [one.num_made for one in made] == [1, 1]
+        (told,) = (one.message for one in caplog.records)
+        assert told.startswith("compiling 2 programs for this machine, about 20 s in all")
+        expected = 2 * OutputLayer(host.network)(states)[0]
+        assert all(torch.equal(one(states)[0], expected) for one in programs)
+        assert [one.num_made for one in made] == [1, 1]
+
+    def test_one_that_is_called_before_is_made_alone(self, caplog):
+        host, made = self.make()
+        (states,) = rows(2, HIDDEN)
+        program = host.module_program(OutputLayer(host.network), (states[:1],))
+        with caplog.at_level("INFO", logger="monge"):
+            program(states)
+            make_programs((host,))
+        assert [one.num_made for one in made] == [1]
+        assert [one.message[:21] for one in caplog.records] == ["compiling 1 program f"]
 
 
 @pytest.mark.parametrize(

@@ -49,9 +49,9 @@ from monge.core.model import CachedStep, Forward
 from monge.engine.models.forward_program import (
     ForwardOutput,
     ForwardProgram,
+    PendingModule,
     PendingProgram,
     ProgramSpec,
-    compiling,
 )
 from monge.engine.models.masks import chain_visibility
 from monge.engine.models.network_facts import chooses_logits
@@ -63,7 +63,7 @@ from monge.engine.process import run_in_thread
 # between products a program has one thread.
 _PROMPT, _NODES = 384, 64
 _ALL: Final = 1 << 40
-_START_S, _LAYER_S = 10, 3  # seconds of compiling: a constant, and for each layer of a network
+_START_S, _LAYER_S = 10, 2  # seconds of compiling: a constant, and for each layer of a network
 _ATTENTION: Final = "monge_grouped"
 _OPTIONS: Final = {
     # Weights are not stored: a program receives them when it is loaded.
@@ -255,26 +255,35 @@ def _grouped_attention(
     return grouped_attention.OPERATION(query, key, value, attention_mask, scale), None
 
 
-def compile_module(module: torch.nn.Module, like: Sequence[Tensor]) -> Forward:
-    """Return the program of a module, compiled or loaded from the program cache; see `ModuleHost.module_program`.
+class ModuleProgram(PendingModule):
+    """The program of a module, to be compiled or loaded from the program cache; see `ModuleHost.module_program`.
 
     One program serves all batch sizes and all weights. It is checked against the module.
+
+    Args:
+        module: The module.
+        like: Inputs of the widths and types that will come.
 
     Raises:
         BackendError: If the module cannot be compiled; the message gives the reason.
     """
-    name = type(module).__name__
-    with as_backend_error(f"{name} cannot be compiled"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the tracer and the compiler warn about themselves
-        packed = _packed(module, is_float32=like[0].dtype == torch.float32)
-        inputs = [(str(tensor.dtype), tensor.shape[1]) for tensor in like]
-        key = program_key(packed, module_facts(packed), inputs)
-        stored = find_program(key, ".pt2", name)
-        with compiling([0 if stored else _START_S]):
-            run = load_program(stored or _compile_module(packed, like, key), tensors_of(packed))
-            program = _flat(run)
-            run_in_thread(lambda: check_module(module, program, like, "compiled"))
-    return program
+
+    def __init__(self, module: torch.nn.Module, like: Sequence[Tensor]) -> None:
+        self._module, self._like, self._name = module, like, type(module).__name__
+        with as_backend_error(f"{self._name} cannot be compiled"):
+            self._packed = _packed(module, is_float32=like[0].dtype == torch.float32)
+            inputs = [(str(tensor.dtype), tensor.shape[1]) for tensor in like]
+            self._key = program_key(self._packed, module_facts(self._packed), inputs)
+            self._stored = find_program(self._key, ".pt2", self._name)
+        self.expected_s = 0 if self._stored else _START_S
+
+    def make(self) -> Forward:
+        with as_backend_error(f"{self._name} cannot be compiled"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the tracer and the compiler warn about themselves
+            stored = self._stored or _compile_module(self._packed, self._like, self._key)
+            program = _flat(load_program(stored, tensors_of(self._packed)))
+            run_in_thread(lambda: check_module(self._module, program, self._like, "compiled"))
+        return program
 
 
 def _flat(run: Run) -> Forward:

@@ -1,5 +1,6 @@
 """Programs that replace forwards of a network over few tree nodes."""
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -12,7 +13,7 @@ from transformers import PreTrainedModel
 
 from monge.core.errors import BackendError
 from monge.core.levels import DrawnLevels, LevelDraws
-from monge.core.model import SequenceModel
+from monge.core.model import Forward, SequenceModel
 from monge.core.sampling_rules import Recorder
 from monge.engine.clock import note_preparation
 from monge.engine.models.network_facts import WEIGHTS, packed_layers
@@ -161,6 +162,53 @@ class PendingProgram(ABC):
         Raises:
             BackendError: If that is not possible here; the message says why.
         """
+
+
+class PendingModule(ABC):
+    """A program of a small module, which is compiled with others or when it is needed.
+
+    Attributes:
+        expected_s: As for `PendingProgram`.
+    """
+
+    expected_s: int
+
+    @abstractmethod
+    def make(self) -> Forward:
+        """Compile the program, or load the stored one.
+
+        Raises:
+            BackendError: If that is not possible here; the message says why.
+        """
+
+
+class LateModule:
+    """Runs the program of a module, once it is made; a module that has none runs as it is."""
+
+    def __init__(self, pending: PendingModule, module: torch.nn.Module) -> None:
+        self.expected_s = pending.expected_s
+        self._pending, self._module = pending, module
+        self._run: Forward | None = None
+
+    def __call__(self, *inputs: Any) -> tuple[Tensor, ...]:
+        if self._run is None:
+            with compiling([self.expected_s]):
+                self.make()
+        assert self._run is not None
+        return self._run(*inputs)
+
+    @property
+    def is_made(self) -> bool:
+        """True once the program is made, or the module runs in its place."""
+        return self._run is not None
+
+    def make(self) -> None:
+        """Make the program, within `compiling`."""
+        try:
+            self._run = self._pending.make()
+        except BackendError as error:
+            warnings.warn(f"part of a head runs eagerly: {error}", stacklevel=4)
+            self._run = self._module
 
 
 @contextmanager

@@ -17,6 +17,8 @@ from monge.engine.clock import now
 from monge.engine.models.forward_program import (
     ForwardOutput,
     ForwardProgram,
+    LateModule,
+    PendingModule,
     PendingProgram,
     ProgramMaker,
     ProgramSpec,
@@ -44,9 +46,9 @@ _FORWARD: Final = 32
 _ROWS: Final = 64
 """Rows that the program of a module reads: with more, arithmetic counts, and the module does as well."""
 
-ModuleMaker = Callable[[torch.nn.Module, Sequence[Tensor]], Forward]
-"""Makes a program of a module for inputs of these widths and types, or of a `CachedStep` for numbers of this type; raises
-`BackendError`."""
+ModuleMaker = Callable[[torch.nn.Module, Sequence[Tensor]], Forward | PendingModule]
+"""Makes a program of a module for inputs of these widths and types, or of a `CachedStep` for numbers of this type, or says how
+to; raises `BackendError`."""
 
 
 class HfTreeModel(HfModel):
@@ -86,6 +88,7 @@ class HfTreeModel(HfModel):
         self._program_maker = program_maker
         self._module_maker, self._module_packer = module_maker, module_packer
         self._output: Forward | None = None
+        self.late_modules = list[LateModule]()
         config = model.config.get_text_config()
         attention, windows = str(config._attn_implementation), layer_windows(config)
         self._form = MaskFormat(windows, attention, self.dtype, self._device)
@@ -296,10 +299,14 @@ class HfTreeModel(HfModel):
         if self._module_maker is None:
             return None
         try:
-            return self._module_maker(module, like)
+            made = self._module_maker(module, like)
         except BackendError as error:
             warnings.warn(f"part of a head runs eagerly: {error}", stacklevel=4)
             return None
+        if isinstance(made, PendingModule):
+            made = LateModule(made, module)
+            self.late_modules.append(made)
+        return made
 
     def _read(
         self,
@@ -421,18 +428,20 @@ def _for_few(program: Forward, step: CachedStep) -> Forward:
 
 
 def make_programs(models: Iterable[object]) -> None:
-    """Make the pending programs of models; one message says how long all of them take.
+    """Make the pending programs of models and of modules beside them; one message says how long all of them take.
 
     Whatever cannot be made runs eagerly, with a warning.
     """
-    waiting = {
-        model: model.pending
-        for model in models
-        if isinstance(model, HfTreeModel) and model.pending is not None
-    }
-    if not waiting:
+    own = [model for model in models if isinstance(model, HfTreeModel)]
+    waiting = {model: model.pending for model in own if model.pending is not None}
+    modules = [one for model in own for one in model.late_modules if not one.is_made]
+    if not waiting and not modules:
         return
-    with compiling([program.expected_s for program in waiting.values()]):
+    with compiling([one.expected_s for one in (*modules, *waiting.values())]):
+        for model in own:
+            model.late_modules.clear()
+        for module in modules:
+            module.make()
         for model, program in waiting.items():
             try:
                 model.use_program(program.make())
