@@ -155,7 +155,7 @@ test-distributed: $(DISTRIBUTED)/.test
 	OMP_NUM_THREADS=1 RAY_worker_niceness=0 $(DISTRIBUTED)/bin/python -m pytest -n 0 -m "slow or not slow" tests/distributed
 
 # Ray and lm-eval have tests of their own, in their environments.
-test-extras: test-extra-none test-extra-gguf test-extra-lab test-extra-serve test-extra-audit test-distributed test-lm-eval
+test-extras: test-extra-none test-extra-gguf test-extra-grammar test-extra-lab test-extra-serve test-extra-audit test-distributed test-lm-eval
 
 .PRECIOUS: .venv-extra-%/.ready
 .venv-extra-%/.ready: .venv-extra-%/.torch pyproject.toml

@@ -4,6 +4,7 @@ Runs without pytest, which would bring packages along.
 """
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -71,6 +72,13 @@ def gguf(folder):
         ) from None
     text = ("--target", "smollm2", "--max-new-tokens", "8", "--temperature", "0")
     assert "Paris" in monge("generate", "The capital of France is", *text, folder=folder)
+
+
+def grammar(folder):
+    text = ("--max-new-tokens", "60", "--seed", "1", "--grammar", "regex:[0-9]{3} [0-9]{4}")
+    assert re.fullmatch(
+        r"\d{3} \d{4}", monge("generate", "A number:", *text, folder=folder).strip()
+    )
 
 
 def lab(folder):
