@@ -38,7 +38,7 @@ _MOST_NODES: Final = 512
 """Nodes of all rows for which graphs are prepared: with more, arithmetic takes longer than launches."""
 _MAX_FUNCTIONS: Final = 256
 _FEW_CALLS: Final = 32
-"""Calls of a function with the same shapes before it is captured: that takes as long as so many graphs save."""
+"""Calls of a function with the same shapes before it is captured. One capture takes the time that so many replays save."""
 _MOST_NUMBERS: Final = 1 << 23
 """Most numbers that a captured function reads."""
 _SHARE: Final = 0.25
@@ -150,11 +150,12 @@ class FunctionGraphs:
             graph = graph + 1 if graph < self._few_calls else self._captured(function, inputs)
             if graph is not None:
                 self._graphs[key] = graph
+        if key in self._graphs:
+            self._graphs.move_to_end(key)
         if len(self._graphs) > _MAX_FUNCTIONS:
             self._graphs.popitem(last=False)
         if not isinstance(graph, CapturedGraph):
             return function(*inputs)
-        self._graphs.move_to_end(key)
         for own, given in zip(graph.inputs, inputs, strict=True):
             own.copy_(given, non_blocking=True)
         graph.replay()
@@ -272,9 +273,9 @@ class CudaGraphForward(ForwardProgram):
         self._follow(cache)
         key = num_rows, num_nodes
         if key not in self._graphs and self._has_memory:
-            self._tell(key)
             if num_rows * num_nodes > _MOST_NODES:
                 return None
+            self._tell(key)
             self._add(key, cache, lambda: self._capture_forward(key, cache))
         if key in self._graphs:
             self._graphs.move_to_end(key)

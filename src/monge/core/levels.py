@@ -75,7 +75,7 @@ a node. And the draft laws of the nodes with children, level by level."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LevelDraws:
-    """What trees are drawn from.
+    """Inputs from which trees are drawn.
 
     Args:
         logits: Logits at the roots.

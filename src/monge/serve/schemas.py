@@ -502,7 +502,7 @@ class TextFormat(_Strict):
 
 
 class TextOptions(_Strict):
-    """What the text of a response is."""
+    """Options of the text of a response."""
 
     format: TextFormat | None = None
     verbosity: Any = neutral("there is no switch for lengths", "medium")

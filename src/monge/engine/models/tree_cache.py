@@ -398,7 +398,7 @@ class TreeCache(Cache):
 
 
 def written_columns(starts: Sequence[int], width: int, device: torch.device) -> Tensor:
-    """Return so many columns from each start on, `[rows, width]`."""
+    """Return the first `width` columns from each start on, `[rows, width]`."""
     columns = torch.tensor(starts)[:, None] + torch.arange(width)
     return columns.to(device, non_blocking=True)
 
