@@ -36,6 +36,8 @@ PARTS = {
     "top": {"tree": "fixed_width((2, 2), 'top')", "verifier": "target_walk"},
     "lookups": {"drafter": "ngram(num_draft_tokens=2, max_ngram=2)", "verifier": "target_walk"},
 }
+LONG = {"multipath_block", "k_seq"}
+"""Their enumeration takes seconds."""
 RULES = {
     "sampled": SamplingRules(),
     "truncated": SamplingRules(temperature=0.7, top_k=2),
@@ -98,7 +100,13 @@ def written_law(compiler, regex, rules=SamplingRules(), **parts):  # noqa: B008 
 
 @pytest.mark.parametrize("regex", REGEXES.values(), ids=REGEXES)
 @pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
-@pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param(parts, id=name, marks=[pytest.mark.slow] if name in LONG else [])
+        for name, parts in PARTS.items()
+    ],
+)
 def test_the_text_has_the_masked_law(compiler, regex, rules, parts):
     assert law_error(written_law(compiler, regex, rules, **parts), true_law(regex, rules)) < 1e-12
 
