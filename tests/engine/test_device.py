@@ -107,6 +107,18 @@ def test_heads(device, tmp_path, kind, settings):
 
 
 @pytest.mark.parametrize(
+    ("verifier", "tree"),
+    [("k_seq", "chain(3)"), ("naive_tree", "chain(3)"), ("layer", "fixed_width((2, 2))")],
+)
+def test_cut_laws_of_a_draft_vocabulary(device, tmp_path, verifier, tree):
+    """On a device, tokens that the rules cut stay in the law with mass zero."""
+    target, settings = network("llama", "sdpa"), {"verifier": verifier, "tree": tree}
+    KINDS["eagle3"](target.config.hidden_size, VOCAB).write(tmp_path)
+    expected, _ = written(target, tmp_path, settings, TRUNCATED)
+    assert written(placed(target, device), tmp_path, settings, TRUNCATED)[0] == expected
+
+
+@pytest.mark.parametrize(
     "rules",
     [
         SAMPLED,

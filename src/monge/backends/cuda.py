@@ -38,7 +38,7 @@ _MOST_NODES: Final = 512
 """Nodes of all rows for which graphs are prepared: with more, arithmetic takes longer than launches."""
 _MAX_FUNCTIONS: Final = 256
 _FEW_CALLS: Final = 32
-"""Calls of a function with the same shapes before it is captured. One capture takes the time that so many replays save."""
+"""Calls of a function with the same shapes before it is captured: a capture stalls a round, a replay saves a part of one."""
 _MOST_NUMBERS: Final = 1 << 23
 """Most numbers that a captured function reads."""
 _SHARE: Final = 0.25

@@ -161,6 +161,7 @@ def trees_of(
         elif draft_ids is None:
             laws = [*map(trusted_law, probs[row])]
         else:
+            # Tokens that the rules cut keep mass zero: to leave them out, the host would wait.
             laws = [sparse_part(draft_ids, one) for one in probs[row]]
         found[request] = tokens, laws
     return found

@@ -397,7 +397,12 @@ def _draw_trees(
         }
         try:
             found = forward.draw({one: logits[one] for one in group}, uniforms, deepest, ids)
-        except Exception:  # noqa: BLE001  nothing is drawn yet, so each level is read with what is known of errors
+        except Exception as error:  # noqa: BLE001  nothing is drawn yet
+            text = (
+                f"{type(error).__name__}: {error}; their levels are drawn one by one, more slowly"
+            )
+            network = next(row.network for row, _ in group.values())
+            warnings.warn(f"{network}: whole trees cannot be drawn ({text})", stacklevel=2)
             found = {}
         for request, (row, shape) in group.items():
             token_ids, laws = found.get(request, ((-1,), ()))

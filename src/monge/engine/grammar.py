@@ -139,7 +139,7 @@ class GrammarState:
         return state
 
     def forced(self, most: int) -> tuple[int, ...]:
-        """Return the tokens that the grammar forces next, at most so many; each has probability one.
+        """Return up to `most` tokens that the grammar forces next; each has probability one.
 
         Where one text alone can follow, only the tokens in which the tokenizer writes it are
         allowed.

@@ -300,7 +300,7 @@ class ResponseFormat(_Strict):
 
 
 class StructuredOutputs(_Strict):
-    """What a completion must be, as vLLM names it: one of the first five fields."""
+    """Forms of a completion, as vLLM names them; a request sends one of the first five fields."""
 
     value: dict[str, Any] | str | None = Field(default=None, alias="json", description="A schema.")
     regex: str | None = None
@@ -358,7 +358,7 @@ class SamplingRequest(_Strict):
 
     @property
     def grammar(self) -> Grammar | None:
-        """What the completion must be.
+        """The grammar of the completion.
 
         Raises:
             OptionError: If it is asked for twice, in no way, or in a malformed one.
