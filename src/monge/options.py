@@ -274,6 +274,12 @@ class ServeOptions:
         kind=int,
         flags=("--kv-budget",),
     )
+    prefix_cache_bytes: int = option(
+        1 << 30,
+        LIMITS,
+        "Memory for texts whose beginnings later prompts share; 0 reads every prompt whole.",
+        least=0,
+    )
     prefill_chunk: int = option(512, LIMITS, "Prompt tokens that are read between two rounds.")
     cut_max_tokens: bool = option(
         False, LIMITS, "Cut a `max_tokens` beyond the context, instead of a 400."

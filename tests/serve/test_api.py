@@ -65,6 +65,7 @@ def test_a_completion_and_its_stream_are_the_library_s(client, name, seed):
         "prompt_tokens": len(PROMPT),
         "completion_tokens": len(result.token_ids),
         "total_tokens": len(PROMPT) + len(result.token_ids),
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
     chunks = stream(client, seed=seed, stream_options={"include_usage": True}, **sent)
     *parts, last = chunks

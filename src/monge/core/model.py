@@ -293,25 +293,6 @@ class LayeredModel(SequenceModel, Protocol):
 
 
 @runtime_checkable
-class ReopenableModel(SequenceModel, Protocol):
-    """A network that can go on from a text that it read before, as in the next turn of a conversation."""
-
-    def reopen(self, sequence: int, new: int, length: int) -> bool:
-        """Continue an open sequence under another id, from a part of its committed tokens.
-
-        Args:
-            sequence: An open sequence without uncommitted nodes; it is closed afterwards.
-            new: The id of its continuation.
-            length: Number of committed tokens that are kept, from the first on.
-
-        Returns:
-            False if that is not possible, for example because hidden states of the kept tokens are
-            needed again; nothing has changed then.
-        """
-        ...
-
-
-@runtime_checkable
 class PreparedModel(SequenceModel, Protocol):
     """A network whose programs can be made before there is a text."""
 

@@ -1,9 +1,12 @@
 """Many requests over one set of components: they join and leave between rounds."""
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 from monge.core.errors import NonFiniteLogitsError, OptionError
+from monge.core.prefix_cache import PrefixCache, PrefixModel
 from monge.engine.components import Components
 from monge.engine.loop import close_session, run_round
 from monge.engine.opening import Prefill
@@ -14,7 +17,8 @@ class Batch:
     """Requests that share rounds.
 
     An error of a request's own code (its logits processors, its stop check) fails that request. Any
-    other error fails all requests that were being served, and their caches are given back.
+    other error fails all requests that were being served, and their caches are given back. A prefix
+    cache keeps only texts of requests that had a round without an error.
 
     Args:
         components: Target, drafter, verifier, controllers.
@@ -23,6 +27,8 @@ class Batch:
         piece_s: Seconds that this may take where others wait; see `Prefill`.
         isolated: Whether failed requests end with `Session.error`. Otherwise the error is raised,
             except for logits that are not finite.
+        prefixes: Keeps the texts of the networks for which it can, and their beginnings are not
+            read again; `None` reads every prompt.
 
     Raises:
         OptionError: If `prefill_chunk` is below 1.
@@ -35,6 +41,7 @@ class Batch:
         prefill_chunk: int | None = None,
         piece_s: float | None = None,
         isolated: bool = False,
+        prefixes: PrefixCache | None = None,
     ) -> None:
         if prefill_chunk is not None and prefill_chunk < 1:
             raise OptionError(
@@ -43,7 +50,10 @@ class Batch:
             )
         self._components, self._prefill_chunk, self._isolated = components, prefill_chunk, isolated
         self._active: list[Session] = []
-        self._prefill = Prefill(components, piece_s=piece_s)
+        self._prefixes, self._is_between_rounds = prefixes, True
+        networks = (components.target, *components.draft_models)
+        self._networks = [model for model in networks if isinstance(model, PrefixModel)]
+        self._prefill = Prefill(components, piece_s=piece_s, prefixes=prefixes)
 
     def __len__(self) -> int:
         return len(self._active) + len(self._prefill)
@@ -68,6 +78,8 @@ class Batch:
         self._prefill.leave(session)
         if session in self._active:
             self._active.remove(session)
+        if session.error is None and session.num_rounds:
+            self._keep(session, session.context.token_ids)
         close_session(session, self._components)
 
     def step(self, *, num_waiting: int = 0) -> list[Session]:
@@ -81,16 +93,22 @@ class Batch:
             The requests that took part in the round, and those that failed before it; finished ones
             have left.
         """
-        reading = self._prefill.sessions
+        # Networks may serve several batches, in turns.
+        for model in self._networks:
+            model.prefixes = self._prefixes
+        reading, self._is_between_rounds = self._prefill.sessions, False
         if reading:
             self._guard(reading, self._read)
         served = [*self._active, *(session for session in reading if session.error is not None)]
         if self._active:
             active, components = self._active, self._components
             self._guard(active, lambda: run_round(active, components, num_waiting=num_waiting))
+        self._is_between_rounds = True
         for session in served:
             if session.finish_reason is not None:
                 self.leave(session)
+            elif session.num_rounds == 1:
+                self._keep(session, session.request.prompt_ids)
         return served
 
     def close(self) -> None:
@@ -101,6 +119,21 @@ class Batch:
     def _read(self) -> None:
         is_awaited = bool(self._active)
         self._active.extend(self._prefill.read(self._prefill_chunk, is_awaited=is_awaited))
+
+    def _keep(self, session: Session, token_ids: Sequence[int]) -> None:
+        """Keep a text, unless a round was interrupted: nobody knows what the networks then hold."""
+        prefixes = self._prefixes
+        if prefixes is None or not self._is_between_rounds:
+            return
+        for model in self._networks:
+            keep = partial(prefixes.keep, model, session.request_id, token_ids)
+            if (error := catch(keep)) is not None:  # there may be no memory for a copy
+                prefixes.clear()
+                warnings.warn(
+                    f"request {session.request_id}: its text could not be kept for later ones "
+                    f"({type(error).__name__}: {error}); the prefix cache was emptied",
+                    stacklevel=2,
+                )
 
     def _guard(self, sessions: Sequence[Session], work: Callable[[], None]) -> None:
         """Do some work for requests; an error that it raises fails all of them."""
@@ -114,11 +147,15 @@ class Batch:
 
 
 def decode(
-    sessions: Iterable[Session], components: Components, *, max_batch_size: int
+    sessions: Iterable[Session],
+    components: Components,
+    *,
+    max_batch_size: int,
+    prefixes: PrefixCache | None = None,
 ) -> Iterator[Session]:
     """Decode requests, at most `max_batch_size` at a time.
 
-    A finished one leaves the batch and the next one joins.
+    A finished one leaves the batch and the next one joins. For `prefixes`, see `Batch`.
 
     Yields:
         After every round, each session that took part in it. However the iteration ends, all caches
@@ -129,7 +166,7 @@ def decode(
     """
     if max_batch_size < 1:
         raise OptionError(f"max_batch_size must be at least 1; got {max_batch_size}")
-    waiting, batch = deque(sessions), Batch(components)
+    waiting, batch = deque(sessions), Batch(components, prefixes=prefixes)
     try:
         while waiting or len(batch):
             batch.join(

@@ -1,16 +1,18 @@
 """Conversations of several turns."""
 
 from collections.abc import Generator, Sequence
+from math import inf
 from typing import Any
 
+from monge.core.prefix_cache import PrefixCache
 from monge.engine.batch import decode
 from monge.engine.chat_format import Message
 from monge.engine.decoder import Decoder, Piece, piece_of
-from monge.engine.session import Session, catch
+from monge.engine.session import Session
 
 
 class Conversation:
-    """A conversation of several turns, whose earlier turns stay in the target's cache.
+    """A conversation of several turns, whose earlier turns are not read again.
 
     Args:
         decoder: Decodes the answers.
@@ -35,7 +37,8 @@ class Conversation:
         self.sessions: list[Session] = []
         self.num_dropped = 0
         """Earlier messages that the last answer was written without, because the context was full."""
-        self._last: Session | None = None
+        limit = decoder.max_length or inf
+        self._prefixes = PrefixCache(max_tokens=lambda: limit, min_tokens=1)
 
     def reply(self, text: str) -> Generator[Piece, None, None]:
         """Answer a message, piece by piece.
@@ -55,13 +58,10 @@ class Conversation:
         options: dict[str, Any] = {"row": len(self.sessions)} | self._options
         (request,) = self._decoder.requests([prompt], **options)
         session = self._decoder.session(request)
-        earlier, self._last = self._last, None
-        session.stays_open = True
-        if earlier is not None:
-            session.continues = (earlier.context.request_id, self._num_shared(earlier, prompt))
         answer: list[str] = []
+        components, prefixes = self._decoder.components, self._prefixes
         try:
-            for _ in decode([session], self._decoder.components, max_batch_size=1):
+            for _ in decode([session], components, max_batch_size=1, prefixes=prefixes):
                 piece = piece_of(session)
                 answer.append(piece.text)
                 yield piece
@@ -69,7 +69,6 @@ class Conversation:
             if session.finish_reason is None and session.text is not None:
                 session.text.finish()
                 answer.append(session.text.take(last=True))
-            self._end(session)
             self.messages = [*messages, {"role": "assistant", "content": "".join(answer)}]
             self.sessions.append(session)
 
@@ -79,10 +78,8 @@ class Conversation:
         self.messages, self.sessions, self.num_dropped = [], [], 0
 
     def close(self) -> None:
-        """Give back what the conversation holds in the target's cache."""
-        if self._last is not None:
-            self._decoder.components.target.close(self._last.context.request_id)
-            self._last = None
+        """Give back what the conversation keeps of its turns."""
+        self._prefixes.clear()
 
     def _fitting(self, messages: Sequence[Message]) -> tuple[tuple[int, ...], int]:
         """Tokens of the latest turns that fit the context with an answer, and how many messages were left out."""
@@ -95,24 +92,3 @@ class Conversation:
             if limit is None or len(prompt) + self._max_new_tokens <= limit or is_last:
                 return prompt, dropped
             dropped += 2  # a question and its answer
-
-    def _num_shared(self, earlier: Session, prompt: tuple[int, ...]) -> int:
-        """Return how many tokens of an earlier text that the target has read begin this prompt."""
-        held = earlier.context.token_ids[
-            : self._decoder.components.target.length(earlier.context.request_id)
-        ]
-        pairs = zip(held, prompt[:-1], strict=False)
-        return next(
-            (place for place, (one, other) in enumerate(pairs) if one != other),
-            min(len(held), len(prompt) - 1),
-        )
-
-    def _end(self, session: Session) -> None:
-        """Keep the text in the cache if the request ended well, between two rounds."""
-        if session.finish_reason in {"eos", "stop", "length"}:
-            self._last = session
-        else:
-            # An interrupted forward may have left nodes behind, and one that failed may have opened
-            # nothing.
-            number = session.context.request_id
-            catch(lambda: self._decoder.components.target.close(number))

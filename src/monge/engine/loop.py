@@ -79,7 +79,7 @@ def close_session(session: Session, components: Components) -> None:
 
     After an error nobody knows what they hold, so that they may raise once more.
     """
-    if session.is_open and not session.stays_open:
+    if session.is_open:
         if session.error is None:
             components.target.close(session.request_id)
         else:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from monge.control.base import PromptReader
 from monge.core.context import Context
-from monge.core.model import NodeBlock, ReopenableModel, SequenceModel
+from monge.core.model import NodeBlock, SequenceModel
+from monge.core.prefix_cache import PrefixCache
 from monge.core.prompt import PromptProfile
 from monge.draft.base import piece_reader
 from monge.engine.clock import now, num_preparations
@@ -54,7 +55,8 @@ class Prefill:
     """Requests whose prompts are being read.
 
     Each prompt gets an equal share of the tokens that are read between two rounds, so a long one
-    delays nobody for long. A target whose state cannot be rolled back reads every prompt whole. A
+    delays nobody for long. What a prefix cache has of a prompt is not read; the tokens whose laws are
+    wanted are. A target whose state cannot be rolled back reads every prompt whole. A
     drafter whose network reads prompts reads the same chunks; others are shown the prompt when the
     target has read it.
 
@@ -63,13 +65,20 @@ class Prefill:
         piece_s: Seconds that a chunk may take while other requests are being decoded, predicted
             from the last chunk; `None` for no limit. Without such requests the sizes of chunks
             depend on no clock.
+        prefixes: Prefix cache of the target, if there is one.
 
     Attributes:
         num_tokens: Prompt tokens read so far.
     """
 
-    def __init__(self, components: Components, *, piece_s: float | None = None) -> None:
-        self._components, self._piece_s = components, piece_s
+    def __init__(
+        self,
+        components: Components,
+        *,
+        piece_s: float | None = None,
+        prefixes: PrefixCache | None = None,
+    ) -> None:
+        self._components, self._piece_s, self._prefixes = components, piece_s, prefixes
         self._prompts: list[_Prompt] = []
         self._token_s: float | None = None
         self.num_tokens = 0
@@ -91,8 +100,7 @@ class Prefill:
             ending = ending_size(target, profile) if controller.reads_prompt_laws else 0
         draft_length = self._components.capabilities.max_length or _UNBOUNDED
         session.drafts &= len(session.request.prompt_ids) <= draft_length
-        num_read = 0 if session.continues is None else _continue(session, self._components)
-        self._prompts.append(_Prompt(session, profile, 0 if num_read else ending, num_read))
+        self._prompts.append(_Prompt(session, profile, ending))
 
     def leave(self, session: Session) -> None:
         """Stop reading a request's prompt."""
@@ -109,6 +117,7 @@ class Prefill:
             The requests that are ready for rounds.
         """
         began, num_prepared = now(), num_preparations()
+        self._begin()
         jobs = [
             (prompt, size)
             for prompt, size in zip(self._prompts, self._sizes(most, is_awaited), strict=True)
@@ -127,6 +136,23 @@ class Prefill:
             self._token_s = passed / (self.num_tokens - before)
         self._prompts = [prompt for prompt in self._prompts if not prompt.is_read]
         return [prompt.session for prompt in done]
+
+    def _begin(self) -> None:
+        """Open prompts of which the prefix cache has the beginning."""
+        kept = dict[int, tuple[int, ...]]()
+        for prompt in self._prompts:
+            session, text = prompt.session, prompt.session.request.prompt_ids
+            has_scores = session.request.prompt_logprobs is not None
+            if self._prefixes is None or session.is_open or has_scores:
+                continue
+            # The root of the first tree is read in its round.
+            text = text[: len(text) - 1 - prompt.ending]
+            if length := self._prefixes.length(self._components.target, text):
+                kept[session.request_id] = text[:length]
+                prompt.num_read = session.num_cached = length
+                session.is_open = True
+        if kept:
+            self._components.target.open(kept)
 
     def _sizes(self, most: int | None, is_awaited: bool) -> list[int]:
         sizes = [prompt.num_left for prompt in self._prompts]
@@ -229,24 +255,6 @@ def _first_state(prompt: _Prompt, components: Components) -> Any:
     if isinstance(controller, PromptReader) and prompt.profile is not None:
         return controller.read(state, prompt.profile)
     return state
-
-
-def _continue(session: Session, components: Components) -> int:
-    """Take over what an earlier request left in the target's cache, and return how many tokens."""
-    assert session.continues is not None
-    earlier, length = session.continues
-    # Log-probabilities of tokens that are not read are unknown.
-    length = 0 if session.request.prompt_logprobs is not None else length
-    target = components.target
-    if (
-        length
-        and isinstance(target, ReopenableModel)
-        and target.reopen(earlier, session.request_id, length)
-    ):
-        session.is_open = True
-        return length
-    target.close(earlier)
-    return 0
 
 
 def score(

@@ -148,10 +148,8 @@ class Session:
         self.records: list[StepRecord] = []
         self.num_rounds = 0
         self.finish_reason: FinishReason | None = None
-        self.stays_open = False
-        """True if its text stays in the target's cache at the end, for a request that continues it."""
-        self.continues: tuple[int, int] | None = None
-        """A request whose text stayed there, and how many of its first tokens are the first ones of this prompt."""
+        self.num_cached = 0
+        """Prompt tokens that the target did not read, since a `PrefixCache` had them."""
         self.error: Exception | None = None
         self.new_ids: tuple[int, ...] = ()
         """Tokens of the last round."""

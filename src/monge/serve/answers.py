@@ -149,7 +149,12 @@ class Answers:
         """Return the chunk of an error after the first chunk."""
         return error.body()
 
-    def usage(self, num_generated: int) -> dict[str, int]:
+    def num_cached(self, outputs: Sequence[Output]) -> int:
+        """Return how many prompt tokens the prefix cache had; each prompt counts once, by its last outputs."""
+        firsts = [one.summary for one in outputs[:: self.request.body.n or 1]]
+        return sum(one.num_cached_tokens for one in firsts if one is not None)
+
+    def usage(self, num_generated: int) -> dict[str, Any]:
         """Return the tokens so far."""
         shown = 0 if self.request.hides_completion else num_generated
         prompt = self.request.num_prompt_tokens
@@ -159,6 +164,7 @@ class Answers:
         """Return tokens and, if there is one choice, times and the worth of drafting."""
         summaries = [one.summary for one in outputs if one.summary is not None]
         usage = self.usage(sum(one.num_generated_tokens for one in summaries))
+        usage["prompt_tokens_details"] = {"cached_tokens": self.num_cached(outputs)}
         metrics = {"metrics": metrics_of(summaries[0])} if len(summaries) == 1 else {}
         return {"usage": usage} | metrics
 

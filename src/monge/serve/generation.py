@@ -84,6 +84,7 @@ class Summary:
 
     Args:
         num_generated_tokens: Tokens generated.
+        num_cached_tokens: Prompt tokens that the prefix cache had.
         speculation: Figures of speculation.
         queue_s: From submission to the first prefill chunk.
         prefill_s: From there to the end of the prefill, including rounds of other requests.
@@ -94,6 +95,7 @@ class Summary:
     """
 
     num_generated_tokens: int
+    num_cached_tokens: int = 0
     speculation: Speculation = Speculation()
     queue_s: float = 0.0
     prefill_s: float = 0.0
@@ -250,6 +252,7 @@ class Generation:
         has_begun, first_at = self.first_at is not None, self.first_at or 0.0
         summary = Summary(
             num_generated_tokens=self.num_sent,
+            num_cached_tokens=self.session.num_cached,
             speculation=self.speculation,
             queue_s=(self.admitted_at or now) - self.submitted_at,
             prefill_s=self.prefill_s,

@@ -175,6 +175,7 @@ def _state(now: Snapshot, labels: tuple[str, str]) -> Iterator[Metric]:
     spec, num_joined = now.speculation, now.num_running + now.num_prefilling
     share = now.kv_used_tokens / max(1, now.kv_budget_tokens)
     accepted = spec.num_accepted_tokens
+    looked_up = now.num_prompt_tokens if now.has_prefix_cache else 0
     counters = (
         ("vllm:spec_decode_num_drafts", "Rounds with candidates.", spec.num_drafts),
         ("vllm:spec_decode_num_draft_tokens", "Candidates verified.", spec.num_draft_tokens),
@@ -182,8 +183,8 @@ def _state(now: Snapshot, labels: tuple[str, str]) -> Iterator[Metric]:
         ("vllm:prompt_tokens", "Prompt tokens read.", now.num_prompt_tokens),
         ("vllm:generation_tokens", "Tokens generated.", now.num_generated_tokens),
         ("vllm:num_preemptions", "Requests put off; admitted ones never are.", 0),
-        ("vllm:prefix_cache_queries", "Tokens looked up; there is no prefix cache.", 0),
-        ("vllm:prefix_cache_hits", "Tokens found; there is no prefix cache.", 0),
+        ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", looked_up),
+        ("vllm:prefix_cache_hits", "Those of them that it had.", now.num_cached_tokens),
         ("monge:target_rounds", "Target forwards after the prompt.", spec.num_rounds),
     )
     gauges = (
@@ -192,7 +193,8 @@ def _state(now: Snapshot, labels: tuple[str, str]) -> Iterator[Metric]:
         ("vllm:kv_cache_usage_perc", "Share of the cache that is reserved, 1 for all.", share),
         ("monge:num_requests_prefilling", "Prompts that are being read.", now.num_prefilling),
         ("monge:kv_reserved_tokens", "Tokens reserved in the cache.", now.kv_used_tokens),
-        ("monge:kv_budget_tokens", "Tokens that may be reserved.", now.kv_budget_tokens),
+        ("monge:kv_kept_tokens", "Tokens in the prefix cache.", now.kv_kept_tokens),
+        ("monge:kv_budget_tokens", "Tokens reserved or kept at most.", now.kv_budget_tokens),
     )
     for kind, figures in ((CounterMetricFamily, counters), (GaugeMetricFamily, gauges)):
         for name, text, value in figures:

@@ -88,7 +88,7 @@ class ResponseAnswers(Answers):
         now = self.usage(0 if output.summary is None else output.summary.num_generated_tokens)
         response["usage"] = {
             "input_tokens": now["prompt_tokens"],
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": {"cached_tokens": self.num_cached([output])},
             "output_tokens": now["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": now["total_tokens"],

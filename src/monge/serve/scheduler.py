@@ -12,6 +12,7 @@ from itertools import count
 from typing import Final
 
 from monge.core.errors import ContextLengthError, OptionError, OutOfStepError
+from monge.core.prefix_cache import PrefixCache
 from monge.engine.batch import Batch
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder
@@ -66,11 +67,14 @@ class Snapshot:
         num_prefilling: Generations whose prompt is being read.
         num_waiting: Generations in the queue.
         kv_used_tokens: Tokens reserved in the caches.
-        kv_budget_tokens: Tokens that may be reserved.
+        kv_budget_tokens: Tokens that may be reserved or kept.
+        kv_kept_tokens: Tokens in the prefix cache.
         is_open: Whether generations are accepted.
         failure: Why nothing is decoded properly: the decoding thread has ended, hangs in a round, or
             everything fails. `None` if all is well.
-        num_prompt_tokens: Prompt tokens read since the start.
+        num_prompt_tokens: Prompt tokens since the start.
+        num_cached_tokens: Those of them that the prefix cache had.
+        has_prefix_cache: Whether there is one.
         num_generated_tokens: Tokens generated since the start.
         finished: Generations ended since the start, by reason.
         speculation: Of all rounds since the start.
@@ -82,9 +86,12 @@ class Snapshot:
     num_waiting: int
     kv_used_tokens: int
     kv_budget_tokens: int
+    kv_kept_tokens: int = 0
     is_open: bool
     failure: str | None
     num_prompt_tokens: int
+    num_cached_tokens: int = 0
+    has_prefix_cache: bool = False
     num_generated_tokens: int
     finished: Mapping[GenerationFinish, int] = field(default_factory=dict[GenerationFinish, int])
     speculation: Speculation = Speculation()
@@ -161,7 +168,8 @@ class Scheduler:
         decoder: The parts, the tokenizer, the number of generations that are decoded together.
         options: Of them, `max_waiting` counts client requests that wait, wholly or partly.
             `kv_budget_tokens` counts rows x longest row, since the caches are rectangular; by default
-            each row of a full batch may fill the context of the target. `prefill_chunk` shrinks if
+            each row of a full batch may fill the context of the target. What the prefix cache keeps
+            counts too, and goes first where a generation waits for room. `prefill_chunk` shrinks if
             running requests would wait more than a quarter of a second. While a round takes longer
             than `round_timeout_s`, the snapshot has a failure.
         sink: Receives every observation.
@@ -201,7 +209,10 @@ class Scheduler:
         names = (parts.controller_name, *parts.controllers, NO_CONTROLLER)
         self._by_controller = dict.fromkeys(names, self._no_speculation)
         self._finished: Counter[GenerationFinish] = Counter()
-        self._num_prompt_tokens = self._num_generated_tokens = 0
+        self._num_prompt_tokens = self._num_cached_tokens = self._num_generated_tokens = 0
+        size, self._prefixes = options.prefix_cache_bytes, None
+        if size:
+            self._prefixes = PrefixCache(max_bytes=size, max_tokens=self._free_tokens)
         self._batch = self._new_batch()
         self._thread = threading.Thread(target=self._run, name="monge-decoding", daemon=True)
 
@@ -292,9 +303,12 @@ class Scheduler:
                 num_waiting=len(self._waiting.entries),
                 kv_used_tokens=self._kv_tokens(self._running.values()),
                 kv_budget_tokens=self._kv_budget_tokens,
+                kv_kept_tokens=0 if self._prefixes is None else self._prefixes.num_tokens,
                 is_open=self._is_open,
                 failure=self._current_failure(),
                 num_prompt_tokens=self._num_prompt_tokens,
+                num_cached_tokens=self._num_cached_tokens,
+                has_prefix_cache=self._prefixes is not None,
                 num_generated_tokens=self._num_generated_tokens,
                 finished=dict(self._finished),
                 speculation=self._speculation,
@@ -376,13 +390,22 @@ class Scheduler:
 
     @staticmethod
     def _kv_tokens(entries: Iterable[Generation]) -> int:
-        """Return the tokens of rectangular caches: rows x longest row."""
-        sizes = [one.num_reserved_tokens for one in entries]
+        """Return the tokens of rectangular caches: rows x longest row. A row that has ended is free."""
+        sizes = [one.num_reserved_tokens for one in entries if one.session.finish_reason is None]
         return len(sizes) * max(sizes, default=0)
 
+    def _free_tokens(self) -> int:
+        """Return the tokens that no running generation reserves."""
+        return self._kv_budget_tokens - self._kv_tokens(self._running.values())
+
     def _new_batch(self) -> Batch:
-        chunk = self._options.prefill_chunk
-        return Batch(self._decoder.components, prefill_chunk=chunk, piece_s=_PIECE_S, isolated=True)
+        return Batch(
+            self._decoder.components,
+            prefill_chunk=self._options.prefill_chunk,
+            piece_s=_PIECE_S,
+            isolated=True,
+            prefixes=self._prefixes,
+        )
 
     def _run(self) -> None:
         try:
@@ -443,6 +466,12 @@ class Scheduler:
         """Admit generations in queue order while they fit."""
         while entry := self._next():
             entry.admitted_at = time.perf_counter()
+            if self._prefixes is not None:
+                # The beginning of its own prompt goes last.
+                self._prefixes.length(
+                    self._decoder.components.target, entry.session.request.prompt_ids
+                )
+                self._prefixes.trim()
             try:
                 self._batch.join([entry.session])
             except OutOfStepError:
@@ -486,6 +515,7 @@ class Scheduler:
             self._num_generated_tokens += len(output.token_ids)
             if is_first and output.token_ids:
                 self._num_prompt_tokens += len(entry.session.request.prompt_ids)
+                self._num_cached_tokens += entry.session.num_cached
             if record is not None:
                 name = entry.controller
                 self._speculation = self._speculation.add(record)

@@ -167,7 +167,7 @@ async def _events(answers: Answers, outputs: Outputs, writer: RequestWorker) -> 
 
 
 def _chunk(
-    answers: Answers, index: int, output: Output, usage: dict[str, int] | None, *, is_first: bool
+    answers: Answers, index: int, output: Output, usage: dict[str, Any] | None, *, is_first: bool
 ) -> str:
     chunk = answers.chunk(index, output, is_first=is_first)
     return "" if chunk is None else _event(chunk | ({} if usage is None else {"usage": usage}))

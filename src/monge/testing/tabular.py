@@ -11,6 +11,7 @@ from torch import Tensor
 
 from monge.core.errors import MongeError
 from monge.core.model import NodeBlock
+from monge.core.prefix_cache import KeyValues, PrefixCache
 from monge.engine.models.hidden_states import HiddenStateLog, HiddenStates
 
 Style = Literal["positive", "sparse", "ties"]
@@ -79,6 +80,7 @@ class TabularModel:
         self._logits: dict[tuple[int, ...], Tensor] = {}
         self.hidden_size, self.num_layers = vocab_size, 1
         self._states = HiddenStates(self.num_layers)
+        self._prefixes: PrefixCache | None = None
 
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
         for sequence in prefixes:
@@ -89,18 +91,50 @@ class TabularModel:
         self.append(prefixes)
 
     def append(self, pieces: Mapping[int, Sequence[int]]) -> None:
-        for sequence, tokens in pieces.items():
+        for sequence, given in pieces.items():
+            tokens, prefixes = given, self._prefixes
             if self._nodes[sequence]:
                 raise MongeError(
                     f"tabular model: sequence {sequence} has uncommitted nodes; "
                     "commit before reading on"
                 )
+            if prefixes is not None:
+                tokens = prefixes.unread(self, sequence, given)
             if tokens:
                 self._read(sequence, NodeBlock.chain(tokens))
                 self.commit({sequence: range(len(tokens))})
 
     def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
         return {sequence: self._read(sequence, block) for sequence, block in blocks.items()}
+
+    @property
+    def prefixes(self) -> PrefixCache | None:
+        """See `PrefixModel`; a token is all that is kept of itself, beside its hidden states."""
+        return self._prefixes
+
+    @prefixes.setter
+    def prefixes(self, prefixes: PrefixCache | None) -> None:
+        self._prefixes = prefixes
+        self._states.archive(is_wanted=prefixes is not None)
+
+    @property
+    def bytes_per_token(self) -> int:
+        return 8 * (1 + self.hidden_size * len(self._states.layers))
+
+    def is_complete(self, sequence: int) -> bool:
+        if sequence not in self._committed:
+            return False
+        return self._states.is_complete(sequence, self.length(sequence))
+
+    def save(self, sequence: int, start: int, stop: int) -> KeyValues:
+        tokens = torch.tensor(self._committed[sequence][start:stop])[:, None]
+        return (tokens, *self._states.save(sequence, start, stop))
+
+    def load(self, sequence: int, kept: Sequence[KeyValues]) -> None:
+        tokens, *states = (torch.cat(parts) for parts in zip(*kept, strict=True))
+        self._committed[sequence] = tuple(tokens.flatten().tolist())
+        for own in states:
+            self._states.load(sequence, own)
 
     def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
         for sequence, path in paths.items():

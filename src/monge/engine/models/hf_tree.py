@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from monge.core.errors import BackendError, MongeError, UnsupportedModelError
 from monge.core.levels import DrawnTree, LevelShape, draw_levels, draws_of, trees_of
 from monge.core.model import CachedStep, Forward, NodeBlock
+from monge.core.prefix_cache import KeyValues, PrefixCache
 from monge.core.sampling_rules import Recorder
 from monge.engine.clock import now
 from monge.engine.models.forward_program import (
@@ -99,6 +100,7 @@ class HfTreeModel(HfModel):
         self.use_program(program)
         self.hidden_size = int(config.hidden_size)
         self._states = HiddenStates(self.num_layers)
+        self._prefixes: PrefixCache | None = None
 
     def __repr__(self) -> str:
         size = num_weights(self.network) / 1e6
@@ -140,16 +142,40 @@ class HfTreeModel(HfModel):
             self._cache.open(sequence)
         self.append(prefixes)
 
-    def reopen(self, sequence: int, new: int, length: int) -> bool:
-        row = self._cache.row(sequence)
-        if self._states.layers or len(row.nodes) or length > row.length:
-            return False
-        if self.source is not None:
-            self.source.check()
-        self._cache.rename(sequence, new, length)
-        return True
+    @property
+    def prefixes(self) -> PrefixCache | None:
+        """See `PrefixModel`."""
+        return self._prefixes
+
+    @prefixes.setter
+    def prefixes(self, prefixes: PrefixCache | None) -> None:
+        self._prefixes = prefixes
+        self._states.archive(is_wanted=prefixes is not None)
+
+    @property
+    def bytes_per_token(self) -> int:
+        num_states = len(self._states.layers) * self.hidden_size
+        return self._cache.bytes_per_token + num_states * self.dtype.itemsize
+
+    def is_complete(self, sequence: int) -> bool:
+        cache = self._cache
+        return cache.holds(sequence) and self._states.is_complete(sequence, self.length(sequence))
+
+    def save(self, sequence: int, start: int, stop: int) -> KeyValues:
+        states = self._states.save(sequence, start, stop)
+        return (*self._cache.save(sequence, start, stop), *states)
+
+    def load(self, sequence: int, kept: Sequence[KeyValues]) -> None:
+        if not self._states.layers:
+            self._cache.load(sequence, kept)
+            return
+        self._cache.load(sequence, [one[:-1] for one in kept])
+        self._states.load(sequence, torch.cat([one[-1] for one in kept]))
 
     def append(self, pieces: Mapping[int, Sequence[int]]) -> None:
+        if self._prefixes is not None:
+            unread = self._prefixes.unread
+            pieces = {one: unread(self, one, tokens) for one, tokens in pieces.items()}
         for start in range(0, max(map(len, pieces.values())), _PREFILL):
             parts = {
                 sequence: tuple(tokens[start : start + _PREFILL])

@@ -25,6 +25,7 @@ class HiddenStates:
         self.layers: tuple[int, ...] = ()
         self._num_layers = num_layers
         self._logs = WeakSet[HiddenStateLog]()  # a log ends with the head that holds it
+        self._archive: HiddenStateLog | None = None
         self._shows_last: bool | None = None
         """True if a hook on the network's decoder sees the last state; found out once."""
 
@@ -42,8 +43,37 @@ class HiddenStates:
             )
         log = HiddenStateLog(layers, only_last=only_last)
         self._logs.add(log)
+        self.archive(is_wanted=False)
         self.layers = tuple(sorted({layer for one in self._logs for layer in one.layers}))
         return log
+
+    def archive(self, *, is_wanted: bool) -> None:
+        """Keep the states of all tokens that are committed from now on, for `save`, or no longer."""
+        if is_wanted and self._archive is None and self.layers:
+            self._archive = HiddenStateLog(self.layers)
+            self._logs.add(self._archive)
+        elif not is_wanted and self._archive is not None:
+            self._logs.discard(self._archive)
+            self._archive = None
+
+    def is_complete(self, sequence: int, length: int) -> bool:
+        """Return whether the states of all committed tokens are kept, if any are watched."""
+        if not self.layers or not length:
+            return True
+        states = None if self._archive is None else self._archive.look(sequence)
+        return states is not None and len(states) == length
+
+    def save(self, sequence: int, start: int, stop: int) -> tuple[Tensor, ...]:
+        """Return a copy of the kept states of committed tokens, layers side by side, if any are watched."""
+        states = None if self._archive is None else self._archive.look(sequence)
+        return () if states is None else (states[start:stop].clone(),)
+
+    def load(self, sequence: int, states: Float[Tensor, "tokens width"]) -> None:
+        """Log the states of tokens that were read before, as `save` returned them, and commit them."""
+        if len(states):
+            parts = states.split(states.shape[1] // len(self.layers), dim=1)
+            self.read(sequence, parts)
+            self.commit(sequence, range(len(states)))
 
     def read(self, sequence: int, states: Sequence[Float[Tensor, "nodes hidden"]]) -> None:
         """Log new uncommitted nodes, one tensor per index of `layers`."""
@@ -125,6 +155,12 @@ class HiddenStateLog:
         """
         fresh = self._fresh.get(sequence, []) if self._only_last else self._fresh.pop(sequence, [])
         return _joined(fresh) if fresh else None
+
+    def look(self, sequence: int) -> Float[Tensor, "tokens width"] | None:
+        """Return what `take` would, without taking it."""
+        if fresh := self._fresh.get(sequence, []):
+            self._fresh[sequence] = [_joined(fresh)]
+        return self._fresh[sequence][0] if fresh else None
 
     def close(self, sequence: int) -> None:
         """Forget a sequence."""

@@ -165,6 +165,10 @@ class TreeCache(Cache):
         """Return the row of a sequence."""
         return self._rows[self._index_of[sequence]]
 
+    def holds(self, sequence: int) -> bool:
+        """Return whether a sequence has a row."""
+        return sequence in self._index_of
+
     def index(self, sequence: int) -> int:
         """Return where a row lies; it may move with every forward, and when one is closed."""
         return self._index_of[sequence]
@@ -174,12 +178,6 @@ class TreeCache(Cache):
         assert sequence not in self._index_of, f"sequence {sequence} is open already"
         self._index_of[sequence] = len(self._rows)
         self._rows.append(CacheRow(sequence))
-
-    def rename(self, sequence: int, new: int, length: int) -> None:
-        """Give a sequence's row to another one, which keeps the first columns."""
-        assert new not in self._index_of, f"sequence {new} is open already"
-        index = self._index_of.pop(sequence)
-        self._index_of[new], self._rows[index] = index, CacheRow(new, length)
 
     def close(self, sequence: int) -> None:
         """Take a row back; the last one fills the gap, and its old place is cleared."""
@@ -325,7 +323,29 @@ class TreeCache(Cache):
         for slab in self._slabs:
             slab[:, row, :, start : start + len(columns)] = slab[:, row].index_select(2, index)
 
+    def save(self, sequence: int, start: int, stop: int) -> tuple[Tensor, ...]:
+        """Return copies of keys and values of committed tokens, `[tensors, heads, tokens, head_dim]`."""
+        index = self._index_of[sequence]
+        return tuple(slab[:, index, :, start:stop].clone() for slab in self._slabs)
+
+    def load(self, sequence: int, kept: Sequence[Sequence[Tensor]]) -> None:
+        """Fill an empty row with copies of `save`, one after the other, and commit them."""
+        index, row, start = self._index_of[sequence], self.row(sequence), 0
+        self.place(slice(index, index + 1), (0,), sum(one[0].shape[2] for one in kept))
+        with torch.inference_mode():
+            for one in kept:
+                for slab, own in zip(self._slabs, one, strict=True):
+                    slab[:, index, :, start : start + own.shape[2]] = own
+                start += one[0].shape[2]
+        row.length = start
+
     # The memory.
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Memory of keys and values of one token."""
+        shapes = ((one.shape[0] * one.shape[2] * one.shape[4], one) for one in self._slabs)
+        return sum(size * one.element_size() for size, one in shapes)
 
     @property
     def least_columns(self) -> int:

@@ -1,0 +1,208 @@
+"""Keys and values of texts, kept for later texts that begin alike."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Final, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from monge.core.model import SequenceModel
+
+KeyValues = tuple[Tensor, ...]
+"""All that a network keeps of a run of tokens, which are the last dimension but one."""
+
+_LEAST: Final = 16
+"""Shorter beginnings cost as much to copy as to read."""
+
+
+@runtime_checkable
+class PrefixModel(SequenceModel, Protocol):
+    """A network that copies what it keeps of committed tokens out of one sequence and into another.
+
+    Attributes:
+        prefixes: Where `open`, and the first `append`, look up the beginning of a text; `None` reads
+            every token.
+    """
+
+    prefixes: "PrefixCache | None"
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Memory of what is kept of one token, known once a sequence was open."""
+        ...
+
+    def is_complete(self, sequence: int) -> bool:
+        """Return whether a sequence is open, with all that is kept of its committed tokens."""
+        ...
+
+    def save(self, sequence: int, start: int, stop: int) -> KeyValues:
+        """Return a copy of what is kept of these committed tokens."""
+        ...
+
+    def load(self, sequence: int, kept: Sequence[KeyValues]) -> None:
+        """Fill an empty sequence with what is kept of its first tokens, run after run; they are then committed."""
+
+
+@dataclass(slots=True, eq=False)
+class _Edge:
+    """A run of tokens behind the run of another edge."""
+
+    token_ids: tuple[int, ...]
+    kept: KeyValues
+    above: "_Edge | None"
+    below: dict[int, "_Edge"] = field(default_factory=dict[int, "_Edge"])
+    """By their first token."""
+    used: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Tree:
+    """The texts of one network."""
+
+    bytes_per_token: int = 0
+    num_tokens: int = 0
+    root: _Edge = field(default_factory=lambda: _Edge((), (), None))
+    edges: set[_Edge] = field(default_factory=set[_Edge])
+
+
+class PrefixCache:
+    """A radix tree of texts for each network: texts share the edges of their common beginning.
+
+    What is kept are copies, so no sequence depends on another one. The texts that were used least
+    recently are dropped first, from their end. One thread at a time may use it.
+
+    Args:
+        max_bytes: Most memory, of all networks.
+        max_tokens: Returns most tokens of one network at present.
+        min_tokens: Shorter beginnings are read again.
+
+    Reference:
+        RadixAttention of SGLang (Zheng et al., arXiv 2312.07104).
+    """
+
+    def __init__(
+        self,
+        *,
+        max_bytes: float | int = math.inf,
+        max_tokens: Callable[[], float | int] = lambda: math.inf,
+        min_tokens: int = _LEAST,
+    ) -> None:
+        self._max_bytes, self._max_tokens, self._min_tokens = max_bytes, max_tokens, min_tokens
+        self._trees: dict[SequenceModel, _Tree] = {}
+        self._clock = count(1)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens kept for the network of which most are."""
+        return max((tree.num_tokens for tree in self._trees.values()), default=0)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all that is kept."""
+        return sum(tree.num_tokens * tree.bytes_per_token for tree in self._trees.values())
+
+    def length(self, model: SequenceModel, token_ids: Sequence[int]) -> int:
+        """Return how many first tokens of a text are kept, and count them as used."""
+        length = sum(size for _, size in self._path(model, tuple(token_ids)))
+        return length if length >= self._min_tokens else 0
+
+    def unread(self, model: PrefixModel, sequence: int, token_ids: Sequence[int]) -> Sequence[int]:
+        """Fill an empty sequence with the beginning of a text that is kept, and return the rest."""
+        if model.length(sequence) or not (length := self.length(model, token_ids)):
+            return token_ids
+        path = self._path(model, tuple(token_ids))
+        model.load(sequence, [_part(edge.kept, 0, size) for edge, size in path])
+        return token_ids[length:]
+
+    def keep(self, model: PrefixModel, sequence: int, token_ids: Sequence[int]) -> None:
+        """Keep a text as far as a sequence holds it and there is room, if others have to go for it."""
+        if not model.is_complete(sequence):
+            return
+        tree = self._trees.setdefault(model, _Tree(model.bytes_per_token))
+        text = tuple(token_ids)[: model.length(sequence)]
+        path = self._path(model, text)
+        start = sum(size for _, size in path)
+        above, size = path[-1] if path else (tree.root, 0)
+        if size < len(above.token_ids):
+            above = _split(tree, above, size)
+        stop = start + self._make_room(tree, len(text) - start, above)
+        if stop > start:
+            edge = _Edge(text[start:stop], model.save(sequence, start, stop), above)
+            edge.used = next(self._clock)
+            above.below[text[start]] = edge
+            tree.edges.add(edge)
+            tree.num_tokens += stop - start
+
+    def trim(self) -> None:
+        """Drop texts until the rest is within the limits."""
+        for tree in self._trees.values():
+            self._make_room(tree, 0, tree.root)
+
+    def clear(self) -> None:
+        """Drop all texts."""
+        self._trees.clear()
+
+    def _path(self, model: SequenceModel, text: tuple[int, ...]) -> list[tuple[_Edge, int]]:
+        """Return the edges that a text follows, and how many tokens of each."""
+        tree, start, path = self._trees.get(model), 0, list[tuple[_Edge, int]]()
+        edge, now = None if tree is None else tree.root, next(self._clock)
+        while edge is not None and start < len(text):
+            if (edge := edge.below.get(text[start])) is not None:
+                size = _num_equal(edge.token_ids, text[start : start + len(edge.token_ids)])
+                edge.used, start = now, start + size
+                path.append((edge, size))
+                edge = edge if size == len(edge.token_ids) else None
+        return path
+
+    def _make_room(self, tree: _Tree, wanted: int, above: _Edge) -> int:
+        """Drop texts until tokens have room behind an edge; return how many have."""
+        while True:
+            room = self._max_tokens() - tree.num_tokens
+            if tree.bytes_per_token:
+                room = min(room, (self._max_bytes - self.num_bytes) / tree.bytes_per_token)
+            if wanted <= room:
+                return wanted
+            is_crowded = tree.num_tokens + wanted > self._max_tokens()
+            trees = [tree] if is_crowded else self._trees.values()
+            ends = [
+                (edge.used, id(edge), edge, own)
+                for own in trees
+                for edge in own.edges
+                if not edge.below and edge is not above
+            ]
+            if not ends:
+                return max(0, int(room))
+            *_, edge, own = min(ends)
+            assert edge.above is not None, "the root is no edge"
+            del edge.above.below[edge.token_ids[0]]
+            own.edges.remove(edge)
+            own.num_tokens -= len(edge.token_ids)
+
+
+def _split(tree: _Tree, edge: _Edge, size: int) -> _Edge:
+    """Split an edge in two and return the upper one; copies, so that either can be dropped alone."""
+    assert edge.above is not None, "the root has no tokens"
+    upper, length = _Edge(edge.token_ids[:size], (), edge.above), len(edge.token_ids)
+    upper.kept, lower = (
+        tuple(one.clone() for one in _part(edge.kept, *ends))
+        for ends in ((0, size), (size, length))
+    )
+    upper.used, upper.below = edge.used, {edge.token_ids[size]: edge}
+    edge.above.below[edge.token_ids[0]] = upper
+    edge.token_ids, edge.kept, edge.above = edge.token_ids[size:], lower, upper
+    tree.edges.add(upper)
+    return upper
+
+
+def _part(kept: KeyValues, start: int, stop: int) -> KeyValues:
+    return tuple(one[..., start:stop, :] for one in kept)
+
+
+def _num_equal(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many first tokens are equal."""
+    if one == other:
+        return len(one)
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
