@@ -1,7 +1,7 @@
 """Keys and values of texts, kept for later texts that begin alike."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final, Protocol, runtime_checkable
@@ -159,26 +159,25 @@ class PrefixCache:
     def _make_room(self, tree: _Tree, wanted: int, above: _Edge) -> int:
         """Drop texts until tokens have room behind an edge; return how many have."""
         while True:
-            room = self._max_tokens() - tree.num_tokens
+            room, memory = self._max_tokens() - tree.num_tokens, math.inf
             if tree.bytes_per_token:
-                room = min(room, (self._max_bytes - self.num_bytes) / tree.bytes_per_token)
-            if wanted <= room:
-                return wanted
-            is_crowded = tree.num_tokens + wanted > self._max_tokens()
-            trees = [tree] if is_crowded else self._trees.values()
-            ends = [
-                (edge.used, id(edge), edge, own)
-                for own in trees
-                for edge in own.edges
-                if not edge.below and edge is not above
-            ]
+                memory = (self._max_bytes - self.num_bytes) / tree.bytes_per_token
+            ends = _ends([tree], above) if wanted > room else []
+            if not ends and min(wanted, room) > memory:
+                ends = _ends(self._trees.values(), above)
             if not ends:
-                return max(0, int(room))
-            *_, edge, own = min(ends)
+                return max(0, int(min(wanted, room, memory)))
+            edge, own = min(ends, key=lambda end: end[0].used)
             assert edge.above is not None, "the root is no edge"
             del edge.above.below[edge.token_ids[0]]
             own.edges.remove(edge)
             own.num_tokens -= len(edge.token_ids)
+
+
+def _ends(trees: Iterable[_Tree], above: _Edge) -> list[tuple[_Edge, _Tree]]:
+    """Return the edges that end texts, but for one."""
+    edges = ((edge, tree) for tree in trees for edge in tree.edges)
+    return [(edge, tree) for edge, tree in edges if not edge.below and edge is not above]
 
 
 def _split(tree: _Tree, edge: _Edge, size: int) -> _Edge:

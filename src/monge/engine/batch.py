@@ -53,7 +53,8 @@ class Batch:
         self._prefixes, self._is_between_rounds = prefixes, True
         networks = (components.target, *components.draft_models)
         self._networks = [model for model in networks if isinstance(model, PrefixModel)]
-        self._prefill = Prefill(components, piece_s=piece_s, prefixes=prefixes)
+        own = prefixes if components.target in self._networks else None
+        self._prefill = Prefill(components, piece_s=piece_s, prefixes=own)
 
     def __len__(self) -> int:
         return len(self._active) + len(self._prefill)

@@ -18,7 +18,7 @@ from monge.engine.clock import now, num_preparations
 from monge.engine.components import Components
 from monge.engine.drafting import open_drafter, read_pieces
 from monge.engine.logprobs import of_logits
-from monge.engine.session import Session
+from monge.engine.session import Request, Session
 
 _UNBOUNDED: Final = 1 << 62
 _LAST: Final = 32
@@ -26,6 +26,9 @@ _LAST: Final = 32
 
 A forward of that many nodes is a fraction of the prompt's own, and their mean is steady.
 """
+
+_WAITED: Final = 64
+"""A longer prompt waits while another request reads the same one."""
 
 _SCORED: Final = 64
 """Tokens whose logits are held at a time where log-probabilities are wanted; at least `_LAST`."""
@@ -39,6 +42,8 @@ class _Prompt:
     profile: PromptProfile | None
     ending: int
     """Tokens at its end that are read last, with their laws."""
+    first: "_Prompt | None" = None
+    """The same prompt of an earlier request; once that is read, the prefix cache has this one."""
     num_read: int = 0
 
     @property
@@ -100,7 +105,16 @@ class Prefill:
             ending = ending_size(target, profile) if controller.reads_prompt_laws else 0
         draft_length = self._components.capabilities.max_length or _UNBOUNDED
         session.drafts &= len(session.request.prompt_ids) <= draft_length
-        self._prompts.append(_Prompt(session, profile, ending))
+        self._prompts.append(_Prompt(session, profile, ending, self._same(session.request)))
+
+    def _same(self, request: Request) -> _Prompt | None:
+        """Return the prompt that is being read and that this one need not be read beside."""
+        is_short = len(request.prompt_ids) <= _WAITED
+        if self._prefixes is None or is_short or request.prompt_logprobs is not None:
+            return None
+        read = (one for one in self._prompts if one.first is None)
+        same = (one for one in read if one.session.request.prompt_ids == request.prompt_ids)
+        return next(same, None)
 
     def leave(self, session: Session) -> None:
         """Stop reading a request's prompt."""
@@ -155,7 +169,7 @@ class Prefill:
             self._components.target.open(kept)
 
     def _sizes(self, most: int | None, is_awaited: bool) -> list[int]:
-        sizes = [prompt.num_left for prompt in self._prompts]
+        sizes = [0 if one.first in self._prompts else one.num_left for one in self._prompts]
         if most is None or self._components.target.no_draft_reason is not None:
             return sizes
         if is_awaited and self._piece_s is not None:

@@ -1,0 +1,131 @@
+"""Texts that are kept: which, how many, and that networks go on from them as from their own reading."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import monge
+from monge.core.model import NodeBlock
+from monge.core.prefix_cache import PrefixCache
+from monge.engine.batch import decode
+from monge.engine.models.hf_tree import HfTreeModel
+from monge.testing.tabular import RandomTable, TabularModel
+from tests.engine.tiny import TREE_FAMILIES, VOCAB, network
+
+TEXTS = st.lists(st.lists(st.integers(0, 1), max_size=8).map(tuple), max_size=20)
+
+
+def common(one, other):
+    """Tokens of the longest common beginning."""
+    equal = [a == b for a, b in zip(one, other, strict=False)]
+    return [*equal, False].index(False)
+
+
+@given(texts=TEXTS, asked=TEXTS, least=st.integers(1, 3))
+def test_the_longest_beginning_is_found(texts, asked, least):
+    model, cache = TabularModel(RandomTable(2, 1), 2), PrefixCache(min_tokens=least)
+    for number, text in enumerate(texts):
+        model.open({number: text})
+        cache.keep(model, number, text)
+        model.close(number)
+    distinct = {text[: size + 1] for text in texts for size in range(len(text))}
+    assert cache.num_tokens == len(distinct), "what texts share is kept once"
+    assert cache.num_bytes == 8 * len(distinct)
+    for text in asked:
+        length = max((common(text, one) for one in texts), default=0)
+        model.open({-1: ()})
+        rest = cache.unread(model, -1, text)
+        assert text[: len(text) - len(rest)] == model.text(-1)
+        assert len(model.text(-1)) == (length if length >= least else 0)
+        model.close(-1)
+
+
+@given(
+    texts=st.lists(st.tuples(st.integers(0, 1), st.lists(st.integers(0, 1), max_size=8))),
+    most=st.integers(0, 12),
+    room=st.lists(st.integers(0, 12), min_size=1),
+)
+def test_limits_hold_and_the_last_text_stays(texts, most, room):
+    models, limit = [TabularModel(RandomTable(2, seed), 2) for seed in (1, 2)], 0
+    cache = PrefixCache(max_bytes=8 * most, max_tokens=lambda: limit, min_tokens=1)
+    for number, (which, text) in enumerate(texts):
+        limit, model = room[number % len(room)], models[which]
+        model.open({0: text})
+        cache.trim()
+        cache.keep(model, 0, text)
+        model.close(0)
+        assert cache.num_tokens <= limit
+        assert cache.num_bytes <= 8 * most
+        assert cache.length(model, text) == min(len(text), limit, most)
+
+
+def test_a_sequence_that_is_not_open_or_began_before_its_states_were_kept_is_left_alone():
+    model, cache = TabularModel(RandomTable(2, 1), 2), PrefixCache(min_tokens=1)
+    log = model.watch((1,))
+    model.open({0: (0, 1)})
+    model.prefixes = cache
+    model.open({1: (1, 1)})
+    for number, text in enumerate([(0, 1), (1, 1), (0, 0)]):
+        cache.keep(model, number, text)
+    assert [cache.length(model, text) for text in [(0, 1), (1, 1), (0, 0)]] == [0, 2, 0]
+    model.prefixes = None
+    assert len(log.take(1)) == 2, "the head's own are not taken away"
+
+
+@pytest.mark.parametrize("watched", [(), (1,), (0, 2)], ids=str)
+@pytest.mark.parametrize("family", TREE_FAMILIES)
+def test_a_network_goes_on_as_from_its_own_reading(family, watched):
+    model, cache = HfTreeModel(network(family)), PrefixCache(min_tokens=1)
+    logs = [model.watch(watched), model.watch(watched, only_last=True)] if watched else []
+    generator = torch.Generator().manual_seed(0)
+    text = tuple(torch.randint(3, VOCAB, (40,), generator=generator).tolist())
+    fork = (*text[:25], *text[:5])
+    tree = NodeBlock((5, 6, 7), (-1, 0, 0))
+
+    def read(number, prompt, prefixes):
+        model.prefixes = prefixes
+        model.open({number: prompt[:30], 9: prompt[:7]})
+        model.append({number: prompt[30:]})
+        found = [model.extend({number: tree})[number], *(log.take(number) for log in logs)]
+        model.close(9)
+        return found
+
+    expected = {}
+    for prompt in (text, fork):
+        expected[prompt] = read(0, prompt, None)
+        model.close(0)
+    for number, prompt in enumerate((text, fork, text, fork), start=1):
+        found = read(number, prompt, cache)
+        for own, other in zip(found, expected[prompt], strict=True):
+            torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-4)
+        model.commit({number: ()})
+        cache.keep(model, number, prompt)
+        model.close(number)
+    assert cache.num_tokens == len(text) + len(fork) - 25
+    assert cache.num_bytes == cache.num_tokens * model.bytes_per_token
+    model.check_integrity()
+
+
+@pytest.mark.parametrize(
+    "drafter", ["model", "shape", "layer_skip", "none", "pool('ngram', 'shape')"]
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_texts_and_drafts_are_those_of_whole_prompts(drafter, temperature):
+    """A, B, A and a longer A: drafts are the same, since drafters know what they would know."""
+    decoder = monge.load(drafter=drafter, controller="fixed")
+    first, second = (decoder.encode(f"{word} the sky is blue and the sea is " * 2) for word in "ab")
+    longer = (*first, *second[:8])
+    told = []
+    for prefixes in (None, PrefixCache()):
+        made = decoder.sessions(
+            [first, second, first, longer], max_new_tokens=24, temperature=temperature, seed=5
+        )
+        for one in made:
+            list(decode([one], decoder.components, max_batch_size=1, prefixes=prefixes))
+        told.append(
+            [(one.completion_ids, [own.num_accepted for own in one.records]) for one in made]
+        )
+    assert told[0] == told[1]
+    cached = [one.num_cached for one in made]
+    assert cached == [0, 0, len(first) - 1, len(first)]
