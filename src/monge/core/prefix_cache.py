@@ -19,14 +19,15 @@ _LEAST: Final = 16
 
 @runtime_checkable
 class PrefixModel(SequenceModel, Protocol):
-    """A network that copies what it keeps of committed tokens out of one sequence and into another.
+    """A network that copies what it keeps of committed tokens out of one sequence and into another."""
 
-    Attributes:
-        prefixes: Where `open`, and the first `append`, look up the beginning of a text; `None` reads
-            every token.
-    """
+    @property
+    def prefixes(self) -> "PrefixCache | None":
+        """Where `open`, and the first `append`, look up the beginning of a text; `None` reads every token."""
+        ...
 
-    prefixes: "PrefixCache | None"
+    @prefixes.setter
+    def prefixes(self, prefixes: "PrefixCache | None") -> None: ...
 
     @property
     def bytes_per_token(self) -> int:

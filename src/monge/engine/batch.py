@@ -96,7 +96,8 @@ class Batch:
         """
         # Networks may serve several batches, in turns.
         for model in self._networks:
-            model.prefixes = self._prefixes
+            if model.prefixes is not self._prefixes:
+                model.prefixes = self._prefixes
         reading, self._is_between_rounds = self._prefill.sessions, False
         if reading:
             self._guard(reading, self._read)
