@@ -2,13 +2,17 @@
 
 import pytest
 
+from monge.api import make_components
 from monge.core import prefix_cache
 from monge.core.prefix_cache import PrefixCache
 from monge.engine.batch import Batch, decode
+from monge.engine.models.cross_tokenizer import ResizedVocabulary
 from monge.testing.decoding import Case, target_law
 from monge.testing.oracle import exact_law, law_error
+from monge.testing.tabular import RandomTable, TabularModel
+from tests.draft.test_layer_skip import Layered
 from tests.engine.laws import session
-from tests.exact.test_every_drafter import MADE, target
+from tests.exact.test_every_drafter import MADE, VOCAB, target
 
 CASE = Case(prompt=(0, 2, 0, 1, 0), horizon=2, max_new_tokens=2)
 EARLIER = ((0, 2, 0, 1, 0, 2), (0, 2, 1), (0, 2, 0, 1))
@@ -47,6 +51,49 @@ def test_a_seed_gives_the_same_text(drafter):
         kept, num_cached = written(MADE[drafter], **options)
         assert (kept, 0) == written(MADE[drafter], **options, keeps=False)
         assert num_cached > 0
+
+
+class Counting(TabularModel):
+    """A table that counts the tokens that it reads."""
+
+    num_read = 0
+
+    def _read(self, sequence, block):
+        self.num_read += len(block.token_ids)
+        return super()._read(sequence, block)
+
+
+def draft_table(size=VOCAB):
+    return Counting(RandomTable(size, 23), size)
+
+
+def resized():
+    draft = ResizedVocabulary(draft_table(VOCAB + 2), VOCAB)
+    return make_components(target(), draft, tree="chain(2)"), draft.resized
+
+
+def layer_skip():
+    whole, draft = Layered(), draft_table()
+    whole.layer_subset, whole.subsets = lambda layers: draft, [draft]
+    return make_components(whole, drafter="layer_skip", tree="chain(2)"), draft
+
+
+def model():
+    parts = make_components(target(), draft_table(), tree="chain(2)")
+    return parts, parts.draft_models[0]
+
+
+@pytest.mark.parametrize("make", [model, layer_skip, resized])
+def test_draft_models_do_not_read_it_again_either(make):
+    prompt, counts = (0, 1, 2) * 9, []
+    parts, draft = make()
+    prefixes = PrefixCache(min_tokens=1)
+    for number in range(3):
+        draft.num_read, one = 0, session(number, prompt, max_new_tokens=3)
+        list(decode([one], parts, max_batch_size=1, prefixes=prefixes))
+        counts.append(draft.num_read)
+    assert counts[0] > len(prompt)
+    assert max(counts[1:]) < 12
 
 
 def one_too_many(one, other):

@@ -51,8 +51,7 @@ class Batch:
         self._components, self._prefill_chunk, self._isolated = components, prefill_chunk, isolated
         self._active: list[Session] = []
         self._prefixes, self._is_between_rounds = prefixes, True
-        networks = (components.target, *components.draft_models)
-        self._networks = [model for model in networks if isinstance(model, PrefixModel)]
+        self._networks = _prefix_models(components)
         own = prefixes if components.target in self._networks else None
         self._prefill = Prefill(components, piece_s=piece_s, prefixes=own)
 
@@ -146,6 +145,14 @@ class Batch:
         raised = [one for one in errors if not isinstance(one, NonFiniteLogitsError)]
         if raised and not self._isolated:
             raise raised[0]
+
+
+def _prefix_models(components: Components) -> list[PrefixModel]:
+    """Return the networks whose texts can be kept."""
+    target = components.target
+    models = (target, *components.draft_models, *getattr(target, "subsets", ()))
+    inner = (getattr(model, "resized", model) for model in models)
+    return [model for model in inner if isinstance(model, PrefixModel)]
 
 
 def decode(

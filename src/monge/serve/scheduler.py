@@ -335,6 +335,8 @@ class Scheduler:
             self._thread.join(_LAST_ROUND_S)
         if not self._thread.is_alive():
             self._sweep()
+            if self._prefixes is not None:
+                self._prefixes.clear()  # networks may be held longer
             return
         _LOG.error("the decoding thread hangs; %d generations are given up", len(left))
         for entry in left:

@@ -45,6 +45,11 @@ class ResizedVocabulary(_DraftModel):
     draft mass.
     """
 
+    @property
+    def resized(self) -> SequenceModel:
+        """The model inside, which reads the same tokens."""
+        return self._model
+
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
         self._model.open(prefixes)
 

@@ -22,6 +22,7 @@ class HfModel:
 
     Attributes:
         source: Checked whenever texts are opened.
+        subsets: Models of some of its layers.
 
     Raises:
         UnsupportedModelError: If it is not causal, or takes no cache.
@@ -39,15 +40,15 @@ class HfModel:
         self._device = model.device
         self._cache_keyword, self._chooses_logits = cache_keyword(model), chooses_logits(model)
         self._forward_s = 0.0
-        self._subsets: list[SequenceModel] = []
+        self.subsets: list[SequenceModel] = []
 
     @property
     def forward_s(self) -> float:
         """Seconds spent inside the network's own forward."""
-        return self._forward_s + sum(model.forward_s for model in self._subsets)
+        return self._forward_s + sum(model.forward_s for model in self.subsets)
 
     def layer_subset(self, layers: Sequence[int]) -> SequenceModel:
         """See `LayeredModel`."""
         model: Any = type(self)(layer_subset(self.network, layers))
-        self._subsets.append(model)
+        self.subsets.append(model)
         return model
