@@ -129,3 +129,23 @@ def test_texts_and_drafts_are_those_of_whole_prompts(drafter, temperature):
     assert told[0] == told[1]
     cached = [one.num_cached for one in made]
     assert cached == [0, 0, len(first) - 1, len(first)]
+
+
+def test_laws_that_a_controller_wants_are_read_again(monkeypatch):
+    decoder = monge.load(
+        drafter="pool('ngram', 'model')", controller="linear_selection(('length', 'surprisal'))"
+    )
+    seen, kind = [], type(decoder.components.controller)
+    honest = kind.read
+
+    def read(controller, state, prompt):
+        seen.append(prompt.surprisal)
+        return honest(controller, state, prompt)
+
+    monkeypatch.setattr(kind, "read", read)
+    prompt = decoder.encode("The sky is blue, and the sea is as blue as it. " * 4)
+    made, prefixes = decoder.sessions([prompt, prompt], max_new_tokens=2), PrefixCache()
+    for one in made:
+        list(decode([one], decoder.components, max_batch_size=1, prefixes=prefixes))
+    assert [one.num_cached for one in made] == [0, len(prompt) - 1 - 32]
+    assert seen[0] == pytest.approx(seen[1])

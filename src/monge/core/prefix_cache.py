@@ -96,8 +96,8 @@ class PrefixCache:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens kept for the network of which most are."""
-        return max((tree.num_tokens for tree in self._trees.values()), default=0)
+        """Tokens kept for the network of which most are; any thread may ask."""
+        return max((tree.num_tokens for tree in tuple(self._trees.values())), default=0)
 
     @property
     def num_bytes(self) -> int:

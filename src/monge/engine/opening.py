@@ -60,10 +60,9 @@ class Prefill:
     """Requests whose prompts are being read.
 
     Each prompt gets an equal share of the tokens that are read between two rounds, so a long one
-    delays nobody for long. What a prefix cache has of a prompt is not read; the tokens whose laws are
-    wanted are. A target whose state cannot be rolled back reads every prompt whole. A
-    drafter whose network reads prompts reads the same chunks; others are shown the prompt when the
-    target has read it.
+    delays nobody for long. Tokens that a prefix cache has are not read, unless their laws are wanted.
+    A target whose state cannot be rolled back reads every prompt whole. A drafter whose network
+    reads prompts reads the same chunks; others are shown the prompt when the target has read it.
 
     Args:
         components: Target, drafter, verifier, controllers.
@@ -108,7 +107,7 @@ class Prefill:
         self._prompts.append(_Prompt(session, profile, ending, self._same(session.request)))
 
     def _same(self, request: Request) -> _Prompt | None:
-        """Return the prompt that is being read and that this one need not be read beside."""
+        """Return the same prompt of a request that is being read, if it is worth waiting for."""
         is_short = len(request.prompt_ids) <= _WAITED
         if self._prefixes is None or is_short or request.prompt_logprobs is not None:
             return None
