@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,55 +20,45 @@ from monge.cli.console import (
     plain_table,
     print_tables,
     quiet_host,
-    reported,
     show,
     write_document,
 )
 from monge.cli.progress import call_bar, working
 from monge.core.errors import OptionError, unknown_name
 from monge.engine.chat_format import chat_format
+from monge.options import LoadOptions, changed
 from monge.prompts import encode, read_prompts
 
 PROMPTS: Final = Path(__file__).with_name("prompts.jsonl")
 OUT: Final = Path("never-slower")
 WAYS: Final = (DEFAULT, DROP_IN)
+QUICK: Final = Settings(max_new_tokens=32, batch_sizes=(1, 4))
+_FULL: Final = {"batch_sizes": (1, 4, 16), "temperatures": (0.0, 0.7, 1.0)}
 _MOST_REPEATS: Final = 1000  # the time limit ends them
 
 
-@reported
+@options.command(
+    only=options.NETWORKS, without=("repeats", "time_limit_s"), defaults=_FULL, quick=QUICK
+)
 def main(
     *,
-    target: options.Target = None,
-    draft: options.Draft = None,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    backend: options.Backend = None,
-    quick: bool = options.switch(
-        "--quick",
-        options.MEASURING,
-        "Five minutes: 3 prompts a class, 32 tokens, temperatures 0 and 1, batches 1 and 4.",
-    ),
-    minutes: float | None = options.measuring(
-        None, "Time for all cells; each is measured at least once.", 60
+    load: LoadOptions,
+    prompts: Path | None = options.measuring(
+        None, "*.jsonl with `task` and `prompt`, or text lines.", "those of this folder"
     ),
     task: list[str] | None = options.measuring(
         None, "A class of prompts; may be repeated.", "all of them"
     ),
-    way: list[str] | None = options.measuring(None, "A way of calling; may be repeated.", WAYS),
-    prompts: Path | None = options.measuring(
-        None, "*.jsonl with `task` and `prompt`, or text lines.", "those of this folder"
-    ),
-    max_new_tokens: int | None = options.measuring(None, "Length of every completion.", 64),
-    batch: list[int] | None = options.measuring(None, "Batch size; may be repeated.", (1, 4, 16)),
-    temperature: list[float] | None = options.measuring(
-        None, "0 is greedy; may be repeated.", (0.0, 0.7, 1.0)
-    ),
     per_task: int | None = options.measuring(
         None, "Prompts of each class.", "all", "--prompts-per-task"
     ),
-    seed: int = options.measuring(0, "Seed of the sampled texts."),
-    clock: str = options.measuring(
-        "wall", "`wall`, or `cpu`: processor time of this process, for a busy machine."
+    way: list[str] | None = options.measuring(None, "A way of calling; may be repeated.", WAYS),
+    quick: bool = options.switch(
+        "--quick", options.MEASURING, "Five minutes: 2 prompts a class, 32 tokens, batches 1 and 4."
+    ),
+    settings: Settings,
+    minutes: float | None = options.measuring(
+        None, "Time for all cells; each is measured at least once.", 60
     ),
     threads: options.Threads = None,
     out: Path = options.option(OUT, options.OUTPUT, "Folder for JSON."),
@@ -91,28 +81,18 @@ def main(
     for name in way or ():
         if name not in WAYS:
             raise unknown_name("way", name, WAYS)
-    usual: dict[str, Any] = {"minutes": 60.0, "per_task": None, "tokens": 64}
-    if quick:
-        usual = {"minutes": 5.0, "per_task": 3, "tokens": 32}
-    shown = read_prompts(prompts or PROMPTS, per_task=per_task or usual["per_task"])
+    shown = read_prompts(prompts or PROMPTS, per_task=per_task or (2 if quick else None))
     tasks = list(dict.fromkeys(one.task for one in shown))
     for name in task or ():
         if name not in tasks:
             raise unknown_name("class of prompts", name, tasks)
     chosen = [(name, kind) for name in task or tasks for kind in way or WAYS]
-    settings = Settings(
-        max_new_tokens=usual["tokens"] if max_new_tokens is None else max_new_tokens,
-        repeats=_MOST_REPEATS,
-        batch_sizes=tuple(batch or ((1, 4) if quick else (1, 4, 16))),
-        temperatures=tuple(temperature or ((0.0, 1.0) if quick else (0.0, 0.7, 1.0))),
-        time_limit_s=60 * (usual["minutes"] if minutes is None else minutes) / len(chosen),
-        seed=seed,
-        clock=clock,
-    )
+    total_s = 60 * (minutes or (5 if quick else 60))
+    settings = replace(settings, repeats=_MOST_REPEATS, time_limit_s=total_s / len(chosen))
+    loading = changed(load)
+    target, draft = loading.pop("target", None), loading.pop("draft", None)
     with working("loading the models"):
-        pair = load_pair(
-            target, draft, **options.given(dtype=dtype, device=device, backend=backend)
-        )
+        pair = load_pair(target, draft, **loading)
     has_template = target is None or getattr(pair.tokenizer, "chat_template", None)
     chat = chat_format(pair.tokenizer, is_built_in=target is None) if has_template else None
     token_ids = {

@@ -8,10 +8,12 @@ give the reference's text; how often they do is reported, as is how often a text
 which flatters every drafter. Sampling is asked only of methods whose law is the target's.
 """
 
+import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 import torch
@@ -42,6 +44,8 @@ class PeerSettings:
         seed: Of sampled arms.
         is_quick: A shorter search, at the first temperature only.
         installs: Make missing environments.
+        texts: Token ids of texts whose perplexity, and the engines' memory and times to a first
+            token, are measured; without, nothing but speed is.
     """
 
     target: str
@@ -54,6 +58,7 @@ class PeerSettings:
     seed: int = 0
     is_quick: bool = False
     installs: bool = False
+    texts: TokenIds = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +186,7 @@ def compare_peers(
         },
         "arms": [arm_record(arm, arms) for arm in arms],
         "not_sampled": left_out,
-        "settings": {**asdict(settings), "work": str(settings.work)},
+        "settings": {**asdict(settings), "work": str(settings.work), "texts": len(settings.texts)},
         "num_prompts": len(prompts),
         "provenance": before
         | {"load_average_after": provenance(torch.device("cpu"))["load_average"]},
@@ -281,9 +286,31 @@ def _measure(
         for arm, _ in running:
             if arm.failure is None:
                 arm.tokens_per_s.append(len(prompts) * settings.max_new_tokens / totals[arm.name])
-    for arm, _ in running:
+    for arm, process in running:
+        if arm.failure is None and settings.texts:
+            notify(f"memory, first tokens and perplexity of {arm.name}")
+            _note_facts(process, arm, prompts, settings)
         if arm.failure is not None:
             engines.drop(arm)
+
+
+def _note_facts(
+    process: PeerProcess, arm: PeerArm, prompts: TokenIds, settings: PeerSettings
+) -> None:
+    rules = {"max_new_tokens": 1, "temperature": arm.temperature, "seed": settings.seed}
+    try:
+        first = [process.generate(prompt, **rules).seconds for prompt in prompts]
+        arm.facts = {
+            "peak_bytes": process.peak_bytes(),
+            "start_s": process.start_s,
+            "first_token_s": median(first),
+        }
+        if arm.method.endswith("plain"):  # drafts do not change the law
+            nats = sum(map(process.nats, settings.texts))
+            count = sum(len(text) - 2 for text in settings.texts)
+            arm.facts |= {"perplexity": math.exp(nats / count)}
+    except BackendError as error:
+        _fail(arm, error)
 
 
 def _timed(

@@ -120,7 +120,7 @@ def test_the_command(lab, tiny_paths, tmp_path):
     (tmp_path / "p.jsonl").write_text('{"task": "a", "prompt": "ab"}\n{"task": "a", "prompt": "b"}')
     result = lab(
         "never_slower",
-        f"--target {target} --draft {draft} --quick --minutes 0 --max-new-tokens 6 --json",
+        f"--target {target} --draft {draft} --quick --minutes 0.001 --max-new-tokens 6 --json",
         f"--prompts {tmp_path}/p.jsonl --out {tmp_path}/out --temperature 1",
     )
     assert result.exit_code == 0, result.output
