@@ -91,6 +91,8 @@ def write_gguf(network: PreTrainedModel, tokenizer: Any, path: Path, mix: str) -
         _add_tokenizer(writer, gguf.TokenType, tokenizer, config.vocab_size)
         for full, weights in network.named_parameters():
             name = names.get_name(full, (".weight",))
+            if name is None:
+                raise UnsupportedModelError(f"{full} has no name in a GGUF file of a Llama network")
             values = _ordered(name, weights.detach(), config).float().cpu().numpy()
             kind = "F32"
             if values.ndim == 2:

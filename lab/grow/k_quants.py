@@ -13,19 +13,18 @@ from numpy.typing import NDArray
 BLOCK: Final = 256
 """Numbers of a block."""
 _CHUNK: Final = 1 << 12  # blocks at once, as intermediate results are larger than the blocks
-Floats = NDArray[np.float32]
-Bytes = NDArray[np.uint8]
+Array = NDArray[Any]  # float32 in, uint8 out: numpy's types know no more of what lies between
 
 
-def quantize(rows: Floats, name: str) -> Bytes:
+def quantize(rows: Array, name: str) -> Array:
     """Quantise the rows of a matrix.
 
     Args:
-        rows: `[width, depth]`; the depth is divisible by 32, for K types by 256.
+        rows: `[width, depth]`, float32; the depth is divisible by 32, for K types by 256.
         name: A K type of this file, or a type that `gguf` writes.
 
     Returns:
-        `[width, bytes]`.
+        `[width, bytes]`, uint8.
     """
     if name in _K_TYPES:
         blocks = rows.reshape(-1, BLOCK)
@@ -36,7 +35,7 @@ def quantize(rows: Floats, name: str) -> Bytes:
     return gguf.quantize(rows, gguf.GGMLQuantizationType[name])
 
 
-def _q4_k(blocks: Floats) -> Bytes:
+def _q4_k(blocks: Array) -> Array:
     """`d * scale * q - dmin * minimum` in 8 groups of 32, with 6 bits for scales and minima, 4 for q."""
     groups = blocks.reshape(-1, 8, 32)
     lows = np.maximum(-groups.min(axis=2), 0)
@@ -47,10 +46,10 @@ def _q4_k(blocks: Floats) -> Bytes:
     d = _half_above(ranges.max(axis=1, keepdims=True) / 63)
     scales = _multiples(ranges, d, 63)
     q = _rounded(groups + base[..., None], d * scales).clip(0, 15).astype(np.uint8)
+    q = q.reshape(-1, 4, 2, 32)
     (low, high), (low_min, high_min) = (
         (one[:, :4], one[:, 4:]) for one in (scales.astype(np.uint8), minima.astype(np.uint8))
     )
-    lower, upper = q.reshape(-1, 4, 2, 32).swapaxes(0, 2).swapaxes(1, 2)
     return np.concatenate(
         [
             _halves(d),
@@ -58,13 +57,13 @@ def _q4_k(blocks: Floats) -> Bytes:
             low | high >> 4 << 6,
             low_min | high_min >> 4 << 6,
             high & 15 | high_min << 4,
-            (lower | upper << 4).reshape(-1, 128),
+            (q[:, :, 0] | q[:, :, 1] << 4).reshape(-1, 128),
         ],
         axis=1,
     )
 
 
-def _q6_k(blocks: Floats) -> Bytes:
+def _q6_k(blocks: Array) -> Array:
     """`d * scale * (q - 32)` in 16 groups of 16, with 8 bits for scales, 6 for q."""
     groups = blocks.reshape(-1, 16, 16)
     steps = np.abs(groups).max(axis=2) / 31
@@ -75,7 +74,9 @@ def _q6_k(blocks: Floats) -> Bytes:
     return np.concatenate(
         [
             (lower[:, :, :2] | lower[:, :, 2:] << 4).reshape(-1, 128),
-            np.bitwise_or.reduce(upper << np.uint8([[0], [2], [4], [6]]), axis=2).reshape(-1, 64),
+            np.bitwise_or.reduce(upper << np.array([[0], [2], [4], [6]], np.uint8), axis=2).reshape(
+                -1, 64
+            ),
             scales.astype(np.uint8),
             _halves(d),
         ],
@@ -83,29 +84,29 @@ def _q6_k(blocks: Floats) -> Bytes:
     )
 
 
-_K_TYPES: Final[dict[str, Callable[[Floats], Bytes]]] = {"Q4_K": _q4_k, "Q6_K": _q6_k}
+_K_TYPES: Final[dict[str, Callable[[Array], Array]]] = {"Q4_K": _q4_k, "Q6_K": _q6_k}
 
 
-def _half_above(values: Floats) -> Floats:
+def _half_above(values: Array) -> Array:
     """The smallest float16 numbers that are not below these, as float32."""
     half = values.astype(np.float16)
     above = np.nextafter(half, np.float16(np.inf))
     return np.where(half.astype(np.float32) < values, above, half).astype(np.float32)
 
 
-def _multiples(values: Floats, unit: Floats, most: int) -> Floats:
+def _multiples(values: Array, unit: Array, most: int) -> Array:
     """How often a unit is taken to reach these values, at least."""
     return np.minimum(np.ceil(_ratio(values, unit)), most)
 
 
-def _rounded(groups: Floats, steps: Floats) -> Floats:
+def _rounded(groups: Array, steps: Array) -> Array:
     return np.rint(_ratio(groups, steps[..., None]))
 
 
-def _ratio(values: Floats, unit: Floats) -> Floats:
+def _ratio(values: Array, unit: Array) -> Array:
     """Zero where the unit is zero, as the values are then."""
     return np.divide(values, unit, out=np.zeros_like(values), where=unit > 0)
 
 
-def _halves(values: Any) -> Bytes:  # noqa: ANN401 (numpy's views have no precise type)
+def _halves(values: Array) -> Array:
     return values.astype(np.float16).view(np.uint8)
