@@ -23,7 +23,7 @@ from monge.core.errors import OptionError
 from monge.engine.chat_format import chat_format
 from monge.heads.readers.files import head_path
 from monge.loading.networks import load_tokenizer, resolve_for
-from monge.loading.sources import resolve
+from monge.loading.sources import NAMED, resolve
 from monge.prompts import asked_prompts, encode, read_prompts
 
 OUT: Final = Path("bench-peers")
@@ -76,7 +76,7 @@ def main(
     file: Path | None = options.option(
         None,
         options.MODELS,
-        "Compare engines on this GGUF file: this library, and llama.cpp built for this machine.",
+        "Compare engines on this GGUF file, or `smollm2`: this library, and llama.cpp built for this machine.",
         None,
         "--gguf",
     ),
@@ -118,7 +118,8 @@ def main(
             raise OptionError(
                 "--gguf is the target, and has its own types: leave --target and --rounded out"
             )
-        known, source, other = gguf_peers(draft or ""), str(file.expanduser()), draft or ""
+        known, other = gguf_peers(draft or ""), draft or ""
+        source = str(NAMED[str(file)].path() if str(file) in NAMED else file.expanduser())
         tokenizer = load_tokenizer(resolve_for(source, _BACKEND))
     else:
         known = ROUNDED if rounded else PEERS
@@ -164,8 +165,10 @@ def _report(document: dict[str, Any], file: Path) -> None:
         cell = [arm for arm in document["arms"] if arm["temperature"] == temperature]
         mode = "greedy" if temperature == 0 else f"temperature {temperature:g}"
         console.print(peer_table(cell, f"{mode}, batch 1, {document['num_prompts']} prompts"))
-        if document["settings"]["texts"]:
+        if any(arm["facts"] for arm in cell):
             console.print(facts_table(cell))
+            for version in dict.fromkeys(f"{arm['peer']} {arm['version']}" for arm in cell):
+                console.print(version, style="dim", markup=False, soft_wrap=True)
         for arm in cell:
             if arm["failure"] is not None:
                 console.print(

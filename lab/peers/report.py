@@ -25,7 +25,7 @@ class PeerArm:
         tried: Settings and what they reached, tokens per second, or why there is nothing.
         tokens_per_s: Of every repeat: all tokens / all seconds.
         completions: New tokens of every prompt and repeat.
-        facts: Memory, seconds to the start and to a first token, and perplexity, if measured.
+        facts: Memory, seconds to first tokens, and perplexity, if measured.
         failure: Why there are no numbers.
     """
 
@@ -138,16 +138,16 @@ def peer_table(records: Sequence[dict[str, Any]], title: str) -> Table:
 
 
 def facts_table(records: Sequence[dict[str, Any]]) -> Table:
-    """What arms take beside time for every token, and how well they predict the same text."""
+    """What a second start takes, and how well engines predict the same text."""
     table = Table(box=SIMPLE_HEAD)
-    for name in ("arm", "version", "peak memory, MiB", "start, s", "first token, ms", "perplexity"):
-        table.add_column(name, justify="left" if name in {"arm", "version"} else "right")
+    names = ("peak memory, MiB", "start to first token, s", "later first token, ms", "perplexity")
+    for name in ("arm", *names):
+        table.add_column(name, justify="left" if name == "arm" else "right")
     for record in records:
         if facts := record["facts"]:
             perplexity = facts.get("perplexity")
             table.add_row(
                 record["arm"],
-                record["version"],
                 f"{facts['peak_bytes'] / 2**20:.0f}",
                 f"{facts['start_s']:.1f}",
                 f"{1e3 * facts['first_token_s']:.0f}",
