@@ -167,7 +167,8 @@ def _report(document: dict[str, Any], file: Path) -> None:
         console.print(peer_table(cell, f"{mode}, batch 1, {document['num_prompts']} prompts"))
         if any(arm["facts"] for arm in cell):
             console.print(facts_table(cell))
-            for version in dict.fromkeys(f"{arm['peer']} {arm['version']}" for arm in cell):
+            known = (f"{arm['peer']} {arm['version']}" for arm in cell if arm["version"])
+            for version in dict.fromkeys(known):
                 console.print(version, style="dim", markup=False, soft_wrap=True)
         for arm in cell:
             if arm["failure"] is not None:
