@@ -126,7 +126,8 @@ class PackedEmbedding(PackedLayer):
     def forward(self, token_ids: Tensor) -> Tensor:
         """Return embeddings, `[..., depth]` in float32."""
         rows = rows_of(self.panels, token_ids.flatten(), self.depth)
-        places = torch.arange(len(rows), device=rows.device).view(token_ids.shape)
+        # Of no fixed number in a trace, as `len` of a tensor would be.
+        places = torch.arange(token_ids.numel(), device=rows.device).view(token_ids.shape)
         return functional_call(self._rest, {"weight": rows}, (places,))
 
     @property
