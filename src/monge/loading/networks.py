@@ -1,5 +1,6 @@
 """Models and tokenizers from names, folders or objects."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -35,7 +36,7 @@ from monge.engine.models.cross_tokenizer import (
     map_vocabulary,
 )
 from monge.engine.models.hf_tree import make_programs
-from monge.engine.notices import waiting
+from monge.engine.notices import notify, waiting
 from monge.loading.hub import check_model_name
 from monge.loading.sources import NAMED, PANELS_FILE, is_gguf, no_tokenizer_reason, resolve
 
@@ -75,6 +76,36 @@ def unwrapped(source: Any) -> Any:
             "transformers"
         )
     return network
+
+
+def backend_for(
+    source: object, backend: str | Backend | None, **loading: Any
+) -> str | Backend:
+    """Return the backend that runs a model.
+
+    Args:
+        source: As for `load_network`.
+        backend: The backend; `None` keeps the types of a GGUF file on a CPU, and runs anything else
+            as `transformers` does.
+        **loading: Options of `load_network`. A file is run by `transformers` too if they ask for
+            another device, or for another type or attention than this backend computes.
+    """
+    if backend is not None:
+        return backend
+    is_usual = _unusual(loading) is None and loading.get("attention") in {None, "sdpa"}
+    if not (is_gguf(source) and is_usual):
+        return "eager"
+    if (reason := compiler_obstacle()) is not None:
+        notify(f"{source} runs many times slower than it could: {reason}")
+        return "eager"
+    return "compiled(weights='file')"
+
+
+def _unusual(loading: Mapping[str, Any]) -> str | None:
+    """Return the first option of `load_network` that file weights do not allow, or `None`."""
+    fits = {"dtype": _COMPUTED, "device": {"cpu"}, "tensor_parallel": set[str]()}
+    given = {name: str(loading[name]) for name in fits if loading.get(name) is not None}
+    return next((name for name, value in given.items() if value not in fits[name]), None)
 
 
 def resolve_for(
@@ -178,10 +209,9 @@ def _load_packed(
     from monge.loading.packed_files import read_packed
 
     given = {"dtype": dtype, "device": device, "tensor_parallel": tensor_parallel}
-    fits = {"dtype": _COMPUTED, "device": {"None", "cpu"}, "tensor_parallel": {"None"}}
-    if wrong := [name for name, value in given.items() if str(value) not in fits[name]]:
+    if (wrong := _unusual(given)) is not None:
         raise OptionError(
-            f"{wrong[0]}={str(given[wrong[0]])!r}: weights='file' computes in float32 on one CPU; "
+            f"{wrong}={str(given[wrong])!r}: weights='file' computes in float32 on one CPU; "
             "leave it out, or use backend='eager'"
         )
     try:
