@@ -153,6 +153,7 @@ def test_it_runs_eagerly_where_asked_or_where_nothing_compiles(
     cache, tmp_path, monkeypatch, caplog, options
 ):
     path = write_mixed(tmp_path / "mixed.gguf", "llama", is_tied=True)
+    caplog.set_level("INFO", "monge")
     if not options:
         monkeypatch.setattr(networks, "compiler_obstacle", lambda: "there is no compiler")
     assert monge.load(path, drafter="none", **options).backend == "eager"
