@@ -463,7 +463,7 @@ def pack_draft_module(module: torch.nn.Module) -> None:
 
 
 def _packed(child: torch.nn.Module, weights: str) -> torch.nn.Module:
-    if isinstance(child, PackedLinear):
+    if isinstance(child, PackedLayer):  # whose weight would be made anew
         return child
     weight: Any = getattr(child, "weight", None)
     is_map = type(child) is torch.nn.Linear or getattr(child, "is_linear_map", False)
