@@ -116,9 +116,7 @@ def test_weights_are_those_of_the_file_in_the_narrowest_exact_type(path, monkeyp
 
 def test_it_decodes_as_target_and_as_draft(path):
     plain = monge.load(path, drafter="none", backend="eager")
-    drafted = monge.load(
-        str(path), str(path), tree="chain(3)", controller="fixed", backend="eager"
-    )
+    drafted = monge.load(str(path), str(path), tree="chain(3)", controller="fixed", backend="eager")
     (one,), (other,) = (each.generate("ab a", max_new_tokens=12) for each in (plain, drafted))
     assert one.token_ids == other.token_ids
     assert other.stats.block_efficiency > 1.5

@@ -160,6 +160,15 @@ def test_it_runs_eagerly_where_asked_or_where_nothing_compiles(
     assert ("many times slower" in caplog.text) == (not options)
 
 
+@pytest.mark.parametrize("backend", ["eager", BACKEND])
+def test_too_little_memory_is_told_before_weights_are_read(cache, tmp_path, monkeypatch, backend):
+    path = write_mixed(tmp_path / "large.gguf", "llama", is_tied=True)
+    folder = resolve_for(path, backend)
+    monkeypatch.setattr(networks, "free_memory", lambda: 500_000)
+    with pytest.warns(UserWarning, match=r"weights of large.* GB, and 0.0 GB of memory are free"):
+        load_network(folder)
+
+
 def test_an_embedding_is_traced_for_any_number_of_tokens(cache, tmp_path):
     path = write_mixed(tmp_path / "traced.gguf", "gemma3", is_tied=True)
     embedding = load_network(resolve_for(path, BACKEND)).get_input_embeddings()

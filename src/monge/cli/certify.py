@@ -115,9 +115,7 @@ def _check_named(certificate: "Certificate", target: str | None) -> None:
         )
 
 
-def _target(
-    certificate: "Certificate", target: str | None, redrafter: "Redrafter | None"
-) -> Any:  # noqa: ANN401 (a network's model)
+def _target(certificate: "Certificate", target: str | None, redrafter: "Redrafter | None") -> Any:  # noqa: ANN401 (a network's model)
     from monge.audit.certificate import CertificateError
     from monge.audit.recorder import weights_digest
     from monge.engine.models.forward_program import NetworkModel, rounded_weights_of

@@ -1,11 +1,13 @@
 """Models and tokenizers from names, folders or objects."""
 
+import math
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch.distributed.tensor import DTensor
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -37,6 +39,7 @@ from monge.engine.models.cross_tokenizer import (
 )
 from monge.engine.models.hf_tree import make_programs
 from monge.engine.notices import notify, waiting
+from monge.engine.process import free_memory
 from monge.loading.hub import check_model_name
 from monge.loading.sources import NAMED, PANELS_FILE, is_gguf, no_tokenizer_reason, resolve
 
@@ -78,9 +81,7 @@ def unwrapped(source: Any) -> Any:
     return network
 
 
-def backend_for(
-    source: object, backend: str | Backend | None, **loading: Any
-) -> str | Backend:
+def backend_for(source: object, backend: str | Backend | None, **loading: Any) -> str | Backend:
     """Return the backend that runs a model.
 
     Args:
@@ -167,6 +168,7 @@ def load_network(
         return source.eval()
     source = resolve(source)
     _check_folder(source)
+    _check_memory(Path(source), dtype)
     if (Path(source) / PANELS_FILE).is_file():
         return _load_packed(Path(source), str(dtype), device, attention, tensor_parallel)
     if isinstance(dtype, str) and dtype not in ("auto", *DTYPES):
@@ -181,6 +183,8 @@ def load_network(
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
         kind = _class_for(config, source)
         size = sum(file.stat().st_size for file in Path(source).glob("*.safetensors"))
+        name = str(config.dtype if dtype == "auto" else dtype).removeprefix("torch.")
+        _check_memory(Path(source), getattr(torch, name) if name in DTYPES else None)
         with waiting(f"reading {Path(source).name}", size / _BYTES_PER_S or None):
             model, info = kind.from_pretrained(
                 source, dtype=dtype, output_loading_info=True, **options
@@ -214,6 +218,7 @@ def _load_packed(
             f"{wrong}={str(given[wrong])!r}: weights='file' computes in float32 on one CPU; "
             "leave it out, or use backend='eager'"
         )
+    _check_memory(folder, None)
     try:
         return read_packed(folder, attention)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
@@ -355,6 +360,31 @@ def as_draft_model(
         )
     make_programs((model,))
     return ResizedVocabulary(model, target.vocab_size)
+
+
+def _check_memory(folder: Path, dtype: torch.dtype | None) -> None:
+    """Warn of weights that are larger than the free memory, before they are read.
+
+    Args:
+        folder: A checkpoint.
+        dtype: Their type in memory; `None` for those of the files.
+    """
+    needed, free = 0, free_memory()
+    for path in folder.glob("*.safetensors"):
+        if dtype is None:
+            needed += path.stat().st_size
+            continue
+        with safe_open(path, "pt") as file:
+            shapes = (file.get_slice(name).get_shape() for name in file.keys())  # noqa: SIM118
+            needed += dtype.itemsize * sum(map(math.prod, shapes))
+    if free is not None and needed > free:
+        mapped = "the backend of a GGUF file's own types, " if dtype is not None else ""
+        warnings.warn(
+            f"the weights of {folder.name} take {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of "
+            f"memory are free: every token may wait for the disk; use {mapped}a smaller file or a "
+            "smaller model",
+            stacklevel=4,
+        )
 
 
 def _check_folder(source: str | Path) -> None:
