@@ -99,6 +99,7 @@ def merged(outputs: Sequence[Output]) -> Output:
         text="".join(one.text for one in outputs),
         token_ids=tuple(token for one in outputs for token in one.token_ids),
         logprobs=tuple(entry for one in outputs for entry in one.logprobs),
+        records=tuple(record for one in outputs for record in one.records),
         prompt_logprobs=outputs[0].prompt_logprobs,
     )
 
