@@ -97,15 +97,13 @@ async function ask(event) {
 }
 
 function setRunning(isRunning) {
-  find("send").hidden = isRunning;
   find("stop").hidden = !isRunning;
-  find("go").disabled = isRunning;
+  for (const id of ["send", "fresh", "go"]) find(id).disabled = isRunning;
 }
 
 find("ask").addEventListener("submit", ask);
 find("stop").addEventListener("click", () => running?.abort());
 find("fresh").addEventListener("click", () => {
-  running?.abort();
   turns = [];
   find("log").replaceChildren();
   tell("A new chat.");
@@ -165,8 +163,9 @@ async function race(event) {
     find("result").textContent = `${(fast / plain).toFixed(2)} times the speed. ${texts}`;
     tell("The race has ended.");
   } catch (error) {
-    running.abort();
-    tell(error.message, true);
+    running.abort(); // the other lane
+    const isStopped = error.name === "AbortError";
+    tell(isStopped ? "Stopped." : error.message, !isStopped);
     noteKey(error);
   } finally {
     running = null;

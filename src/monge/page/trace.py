@@ -34,7 +34,7 @@ Origins = Mapping[str | None, Origin]
 def origins_of(drafter: AnyDrafter) -> Origins:
     """Return the origin of accepted tokens, by `StepRecord.drafter`."""
     members = drafter.drafters if isinstance(drafter, PoolDrafter) else {None: drafter}
-    return {name: _origin(one.capabilities) for name, one in members.items()} | {FORCED: "grammar"}
+    return {FORCED: "grammar", **{name: _origin(one.capabilities) for name, one in members.items()}}
 
 
 def _origin(can: Capabilities) -> Origin:
