@@ -47,9 +47,18 @@ function tell(message, isError = false) {
   find("status").classList.toggle("error", isError);
 }
 
-const speedOf = (run, seconds) => (run.tokens.length / seconds).toFixed(1);
-const figuresOf = (run, seconds) =>
-  `${run.tokens.length} tokens in ${seconds.toFixed(2)} s · ${run.tokensPerForward.toFixed(2)} a forward`;
+/** Return a function that measures a run so far; its speed counts from the first tokens on. */
+function startClock(run) {
+  const [asked, first] = [performance.now(), { at: 0, count: 0 }];
+  return () => {
+    const { length } = run.tokens;
+    if (!first.count) [first.at, first.count] = [performance.now(), length];
+    const seconds = (performance.now() - first.at) / 1000;
+    const delay = ((first.at - asked) / 1000).toFixed(2);
+    const figures = `${length} tokens · ${run.tokensPerForward.toFixed(2)} a forward · first after ${delay} s`;
+    return { speed: seconds && (length - first.count) / seconds, figures };
+  };
+}
 
 // Chat
 
@@ -67,17 +76,18 @@ async function ask(event) {
   inspector.show(run);
   const figures = make("p", { class: "quiet" });
   if (!turns.length) find("log").replaceChildren();
-  find("log").append(
+  const articles = [
     make("article", { class: "turn user" }, make("h3", {}, "You"), make("p", {}, question)),
     make("article", { class: "turn" }, make("h3", {}, "Model"), new Tokens(run).element, figures),
-  );
+  ];
+  find("log").append(...articles);
   const asked = [...turns, { role: "user", content: question }];
-  const began = performance.now();
+  const measure = startClock(run);
   tell("writing …");
   try {
     const text = await answer(run, asked, settings(), running.signal, () => {
-      const seconds = (performance.now() - began) / 1000;
-      figures.textContent = `${figuresOf(run, seconds)} · ${speedOf(run, seconds)} tokens/s`;
+      const now = measure();
+      figures.textContent = `${now.figures} · ${now.speed.toFixed(1)} tokens/s`;
       find("log").scrollTop = find("log").scrollHeight;
     });
     turns = [...asked, { role: "assistant", content: text }];
@@ -85,14 +95,18 @@ async function ask(event) {
   } catch (error) {
     const isStopped = error.name === "AbortError";
     const text = run.tokens.map((token) => token.text).join("");
-    if (isStopped) turns = [...asked, { role: "assistant", content: text }];
-    else find("question").value = question;
+    if (isStopped) {
+      turns = [...asked, { role: "assistant", content: text }];
+    } else {
+      find("question").value = question;
+      articles.forEach((article) => article.remove());
+    }
     tell(isStopped ? "Stopped." : error.message, !isStopped);
     noteKey(error);
   } finally {
     running = null;
     setRunning(false);
-    find("question").focus();
+    if (find("key-form").hidden) find("question").focus();
   }
 }
 
@@ -126,14 +140,15 @@ function makeLane(title, speculation) {
   const progress = make("progress", { max: settings().max_tokens, value: 0, "aria-label": title });
   const heading = [make("h3", {}, title), make("p", {}, rate, " tokens/s"), progress, figures];
   find("lanes").append(make("article", { class: "card lane" }, ...heading, new Tokens(run).element));
-  const lane = { run, text: "", seconds: 0 };
+  const lane = { run, text: "", speed: 0 };
   lane.start = async (task) => {
-    const began = performance.now();
+    const measure = startClock(run);
     const update = () => {
-      lane.seconds = (performance.now() - began) / 1000;
-      rate.textContent = speedOf(run, lane.seconds);
+      const now = measure();
+      lane.speed = now.speed;
+      rate.textContent = now.speed.toFixed(1);
+      figures.textContent = now.figures;
       progress.value = run.tokens.length;
-      figures.textContent = figuresOf(run, lane.seconds);
     };
     const turn = [{ role: "user", content: task }];
     lane.text = await answer(run, turn, { ...settings(), speculation }, running.signal, update);
@@ -156,11 +171,10 @@ async function race(event) {
   try {
     if (find("order").value === "together") await Promise.all(lanes.map((lane) => lane.start(task)));
     else for (const lane of lanes) await lane.start(task);
-    const [fast, plain] = lanes.map((lane) => lane.run.tokens.length / lane.seconds);
-    const isEqual = lanes[0].text === lanes[1].text;
+    const [drafted, plain] = lanes;
     const why = settings().temperature === 0 ? "" : ", as two draws from one distribution do";
-    const texts = isEqual ? "The texts are equal." : `The texts differ${why}.`;
-    find("result").textContent = `${(fast / plain).toFixed(2)} times the speed. ${texts}`;
+    const texts = drafted.text === plain.text ? "The texts are equal." : `The texts differ${why}.`;
+    find("result").textContent = `${(drafted.speed / plain.speed).toFixed(2)} times the speed. ${texts}`;
     tell("The race has ended.");
   } catch (error) {
     running.abort(); // the other lane

@@ -2,8 +2,7 @@
 
 The document of `monge generate --html` has
 
-- `format` and `version`; `drafter`, `verifier` and `controller` as text; `origins`: the kinds of all
-  drafters;
+- `format` and `version`; `drafters`, a list of names; `verifier` and `controller`;
 - `runs`: one object a completion, with `prompt`, `text`, `finish_reason`, `seed`, `error`, `backend`,
   `stats` (see `GenerationStats`) and `rounds`.
 
@@ -37,6 +36,11 @@ def origins_of(drafter: AnyDrafter) -> Origins:
     return {FORCED: "grammar", **{name: _origin(one.capabilities) for name, one in members.items()}}
 
 
+def drafters_of(origins: Origins) -> list[str]:
+    """Return the names of the drafters; one that is in no pool has that of its kind."""
+    return [name or kind for name, kind in origins.items() if kind != FORCED]
+
+
 def _origin(can: Capabilities) -> Origin:
     if not can.runs_network:
         return "lookup"
@@ -64,8 +68,8 @@ class RunTrace:
 
         Returns:
             `at`: tokens generated before it. `drafter`: name of the drafter of a pool, or `None`.
-            `origin`: that of its candidates; `None` if there are none. `window`: largest depth that
-            the controller allowed; `None` for any. `batch_size`. `seconds` of the round, and of its
+            `origin`: that of its candidates; `None` if there are none. `window`: largest depth by
+            the controller and the tokens that are left; `None` for any. `batch_size`. `seconds` of the round, and of its
             `stages`. `nodes`: `id`, `text`, `parent`, `p` and `q` (see `VerifiedTree`) of every node,
             the root first. `path`: accepted nodes. `tokens`: `id`, `text`, `origin`, `p` and `q` of
             every committed token; the texts of all tokens add up to the completion, so a token that
@@ -130,9 +134,8 @@ def document(
     return {
         "format": FORMAT,
         "version": VERSION,
-        "drafter": type(parts.drafter).__name__,
-        "origins": sorted(set(origins_of(parts.drafter).values())),
-        "verifier": repr(parts.rule),
-        "controller": repr(parts.controller_for(controller)),
+        "drafters": drafters_of(origins_of(parts.drafter)),
+        "verifier": parts.rule.title,
+        "controller": type(parts.controller_for(controller)).__name__,
         "runs": list(runs),
     }

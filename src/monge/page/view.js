@@ -20,7 +20,6 @@ const SVG = "http://www.w3.org/2000/svg";
 const BOX = { width: 98, height: 40, right: 22, down: 12 };
 const UNIT = 8; // side of a token's square in the picture of all rounds
 const LONGEST_LABEL = 10;
-const DEEPEST = 16; // deeper limits are the room that is left, not a choice of the controller
 
 /** Make an element: functions listen to events, strings and numbers become text, null is left out. */
 export function make(tag, attributes = {}, ...children) {
@@ -272,7 +271,7 @@ function sentence({ nodes, path, tokens, origin, drafter, window }, index, numRo
   const drafted = origin
     ? `${who} drafted ${counted(nodes.length - 1, "token")}; ${path.length} accepted, then ${last}.`
     : "no candidates, one plain step of the target.";
-  const limit = window === null || window > DEEPEST ? "" : ` The controller allowed depth ${window}.`;
+  const limit = window === null ? "" : ` Its depth limit was ${window}.`;
   return `Round ${index + 1} of ${numRounds}: ${drafted}${limit}`;
 }
 
@@ -414,12 +413,13 @@ export class Inspector {
 
 // The file that `monge generate --html` writes
 
-function showDocument({ drafter, verifier, controller, runs }) {
+function showDocument({ drafters, verifier, controller, runs }) {
   const aside = make("section", { class: "card", "aria-label": "Round by round" });
   aside.append(make("h2", {}, "Round by round"));
   const inspector = new Inspector(aside);
   const texts = make("div", { class: "texts" });
-  document.getElementById("parts").textContent = `${drafter} · ${verifier} · ${controller}`;
+  const parts = `drafts by ${drafters.join(", ")} · verified by ${verifier} · planned by ${controller}`;
+  document.getElementById("parts").textContent = parts;
   document.getElementById("runs").append(texts, aside);
   const made = runs.map(({ prompt, rounds, error, finish_reason: end, seed }) => {
     const run = new Run();

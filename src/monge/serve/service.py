@@ -15,10 +15,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from monge.engine.chat_format import ChatFormat
 from monge.engine.decoder import Decoder
-from monge.engine.grammar import FORCED
 from monge.engine.session import Session
 from monge.options import ServeOptions
-from monge.page.trace import origins_of
+from monge.page.trace import drafters_of, origins_of
 from monge.serve.answers import Answers, TokenTexts, dumped
 from monge.serve.bodies import check_headers
 from monge.serve.generation import Output
@@ -62,7 +61,7 @@ class Service:
             "owned_by": "monge",
             "max_model_len": longest,
             "backend": decoder.backend,
-            "drafters": [name or kind for name, kind in self._origins.items() if kind != FORCED],
+            "drafters": drafters_of(self._origins),
             "verifier": self._components.rule.title,
         }
         metrics.watch(scheduler.snapshot, decoder.backend)
