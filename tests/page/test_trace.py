@@ -103,6 +103,24 @@ def test_keeping_trees_draws_nothing():
     assert {one.tree is None for one in texts[1][0].records} == {False}
 
 
+def test_a_processor_that_refuses_other_texts_leaves_their_probabilities_out():
+    options = {"max_new_tokens": 12, "temperature": 0.0}
+    make = lambda: toy_decoder(tree="fixed_width((2, 2), 'top')")  # noqa: E731
+    (plain,) = make().generate("once", **options)
+    whole = (*make().encode("once"), *plain.token_ids)
+
+    def strict(token_ids, scores):
+        text = tuple(token_ids[0].tolist())
+        assert text == whole[: len(text)], "no verifier looks at this text"
+        return scores
+
+    (result,) = make().generate("once", processors=[strict], keeps_trees=True, **options)
+    assert result.token_ids == plain.token_ids
+    trees = [record.tree for record in result.records]
+    assert any(None in tree.target_probs[1:] for tree in trees)
+    assert all(tree.next_prob == 1.0 for tree in trees)
+
+
 def test_texts_of_tokens_add_up_and_the_file_holds_them_as_data():
     decoder = toy_decoder()
     (session,) = decoder.sessions(["once"], max_new_tokens=30, temperature=1.0, keeps_trees=True)

@@ -88,7 +88,7 @@ async function ask(event) {
     const text = await answer(run, asked, settings(), running.signal, () => {
       const now = measure();
       figures.textContent = `${now.figures} · ${now.speed.toFixed(1)} tokens/s`;
-      find("log").scrollTop = find("log").scrollHeight;
+      requestAnimationFrame(() => find("log").scrollTo(0, find("log").scrollHeight));
     });
     turns = [...asked, { role: "assistant", content: text }];
     tell(`Answered: ${figures.textContent}`);

@@ -19,6 +19,7 @@ const FATES = {
 const SVG = "http://www.w3.org/2000/svg";
 const BOX = { width: 98, height: 40, right: 22, down: 12 };
 const UNIT = 8; // side of a token's square in the picture of all rounds
+const MOST_ROUNDS = 120;
 const LONGEST_LABEL = 10;
 
 /** Make an element: functions listen to events, strings and numbers become text, null is left out. */
@@ -293,11 +294,13 @@ function depthOf({ nodes }) {
   return Math.max(...depths);
 }
 
-/** The rounds of a run side by side: their tokens by origin, and the depth of their trees. */
+/** Rounds side by side around the selected one: their tokens by origin, and the depth of their trees. */
 function drawRounds(run) {
-  const tried = run.rounds.map((round) => 1 + depthOf(round));
+  const start = Math.max(0, Math.min(run.selected - MOST_ROUNDS / 2, run.rounds.length - MOST_ROUNDS));
+  const rounds = run.rounds.slice(start, start + MOST_ROUNDS);
+  const tried = rounds.map((round) => 1 + depthOf(round));
   const height = UNIT * Math.max(2, ...tried);
-  const columns = run.rounds.map((round, index) => {
+  const columns = rounds.map((round, index) => {
     const place = { x: 1 + index * (UNIT + 2), width: UNIT };
     const frame = { ...place, y: height - tried[index] * UNIT, height: tried[index] * UNIT };
     const squares = round.tokens.map(({ origin }, row) => {
@@ -306,14 +309,17 @@ function drawRounds(run) {
     });
     return make(
       "svg:g",
-      { class: index === run.selected ? "column current" : "column", click: () => run.select(index) },
+      {
+        class: start + index === run.selected ? "column current" : "column",
+        click: () => run.select(start + index),
+      },
       make("svg:rect", { x: place.x - 1, width: UNIT + 2, y: 0, height, class: "area" }),
       make("svg:rect", { ...frame, class: "tried" }),
       ...squares,
     );
   });
-  const label = `Tokens of each of ${counted(run.rounds.length, "round")}`;
-  return picture(run.rounds.length * (UNIT + 2), height, label, "rounds", ...columns);
+  const label = `Tokens of each of ${counted(rounds.length, "round")}`;
+  return picture(rounds.length * (UNIT + 2), height, label, "rounds", ...columns);
 }
 
 /** A table of bars, for shares by depth. */

@@ -365,12 +365,10 @@ class RequestParser:
             )
 
     def _check_trees(self, requests: Sequence[Request], each: int) -> None:
-        widest = self._decoder.components.drafter.capabilities.max_nodes or MAX_DRAFT
-        num = each * sum(
-            one.max_new_tokens * (1 + one.limits.nodes(widest))
-            for one in requests
-            if one.keeps_trees
-        )
+        most_nodes = self._decoder.components.drafter.capabilities.max_nodes
+        widest = MAX_DRAFT if most_nodes is None else most_nodes
+        asked = [one for one in requests if one.keeps_trees]
+        num = each * sum(one.max_new_tokens * (1 + one.limits.nodes(widest)) for one in asked)
         most = self._options.max_logprobs
         if num > most:
             raise refused(
