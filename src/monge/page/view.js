@@ -19,7 +19,7 @@ const FATES = {
 const SVG = "http://www.w3.org/2000/svg";
 const BOX = { width: 98, height: 40, right: 22, down: 12 };
 const UNIT = 8; // side of a token's square in the picture of all rounds
-const MOST_ROUNDS = 120;
+const MOST_ROUNDS = 60; // in the picture
 const LONGEST_LABEL = 10;
 
 /** Make an element: functions listen to events, strings and numbers become text, null is left out. */
@@ -379,7 +379,7 @@ export class Inspector {
       part("times"),
       part("tree", tree),
       make("details", {}, make("summary", {}, "The tree as a table"), part("table")),
-      make("h3", {}, "All rounds"),
+      make("h3", {}, "Rounds"),
       part("figures"),
       part("rounds"),
       note("A column is a round, a square a token; the frame is the depth that was drafted, plus one."),
