@@ -141,7 +141,7 @@ def test_a_gguf_file_is_read_back(tmp_path, monkeypatch, mix, distance):
     assert counts == {
         kind: [one.tensor_type.name for one in tensors].count(kind) for kind in counts
     }
-    decoder = load(path, drafter="none")
+    decoder = load(path, backend="eager", drafter="none")
     text = "Question: Tom has 12 apples, and can't eat 3.\nAnswer: \u00fcn\u00ef \u2192 5<|end|>\n\n  def f(x):"
     ids = tokenizer(text)["input_ids"]
     assert list(decoder.encode(text)) == ids
