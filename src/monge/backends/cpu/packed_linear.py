@@ -1,8 +1,8 @@
 """Products of a few rows with a matrix whose numbers lie in panels: a torch operation, a module, and its machine code.
 
 A forward of a few tokens is bound by reading the weights, so their size decides how long it takes:
-panels hold float32 numbers, bfloat16 numbers, integers of 8 bits with a scale for every 64, or blocks of integers
-(`block_panels`).
+panels hold float32, float16 or bfloat16 numbers, integers of 8 bits with a scale for every 64, or
+blocks of integers (`block_panels`).
 """
 
 import copy
@@ -41,7 +41,9 @@ _LARGEST_STORED: Final = 15  # in 4 bits
 _MIDDLE: Final = 8  # what 0 is stored as in Q4_0
 _MOST_LOST: Final = 0.1  # of the norm of a matrix, in 4 bits
 _LOWER: Final = 0xFFFF  # half of a word
+_FLOAT16: Final = 2  # names lines of float16, which are as long as those of bfloat16
 _PAGE: Final = 4096  # bytes
+_ROWS: Final = 1024  # of a matrix that are rounded at a time; whole panels
 _SOURCE: Final = Path(__file__).with_name("packed_linear.cpp")
 DECLARATION: Final = (
     "AOTITorchError aoti_torch_cpu_packed_linear("
@@ -61,8 +63,8 @@ class PackedLinear(PackedLayer):
     """A linear layer in float32 whose matrix lies in panels.
 
     Args:
-        matrix: `[width, depth]`, float32. Where all of its numbers are bfloat16 numbers, the panels
-            hold 16 bits of each.
+        matrix: `[width, depth]`, float32. Where all of its numbers are bfloat16 numbers, or all are
+            float16 numbers, the panels hold 16 bits of each.
         bias: `[width]`, if any.
         weights: One of `WEIGHTS`. With `int8` and `int4` the rows that are multiplied are rounded to
             8 bits. A matrix that `four_bit_panels_of` refuses has `int8`.
@@ -126,7 +128,8 @@ class PackedEmbedding(PackedLayer):
     def forward(self, token_ids: Tensor) -> Tensor:
         """Return embeddings, `[..., depth]` in float32."""
         rows = rows_of(self.panels, token_ids.flatten(), self.depth)
-        places = torch.arange(len(rows), device=rows.device).view(token_ids.shape)
+        # Of no fixed number in a trace, as `len` of a tensor would be.
+        places = torch.arange(token_ids.numel(), device=rows.device).view(token_ids.shape)
         return functional_call(self._rest, {"weight": rows}, (places,))
 
     @property
@@ -177,14 +180,15 @@ def panels_of(matrix: Tensor) -> Tensor:
 
     Returns:
         `[panels, depth, 16]` of int32, two bfloat16 numbers each, if these hold the matrix exactly;
-        else `[panels, depth, 32]` of float32.
+        else `[panels, depth, 32]` of float16 if this does, or of float32.
     """
     width, depth = matrix.shape
     filled = torch.nn.functional.pad(matrix.detach(), (0, 0, 0, -width % COLUMNS))
     panels = filled.reshape(-1, COLUMNS, depth).transpose(1, 2).contiguous()
     narrow = panels.bfloat16()
     if not torch.equal(narrow.float(), panels):
-        return panels
+        halves = panels.half()
+        return halves if torch.equal(halves.float(), panels) else panels
     lower, upper = (narrow.view(torch.int16).int() & _LOWER).split(COLUMNS // 2, dim=-1)
     return (lower | upper << 16).contiguous()
 
@@ -224,6 +228,16 @@ def four_bit_panels_of(matrix: Tensor) -> Tensor | None:
         The panels, or `None` if the numbers are too unequal: the norm of the errors is above 10 % of
         their own (it is 8 % for normal numbers), or float16 cannot hold a scale.
     """
+    # Some rows at a time, since this takes several times the memory of what it reads.
+    made = [_four_bit_rows(rows) for rows in matrix.split(_ROWS)]
+    # An error is not a number where float16 is infinite.
+    if not torch.stack([error for _, error in made]).sum().sqrt() <= _MOST_LOST * matrix.norm():
+        return None
+    return torch.cat([panels for panels, _ in made])
+
+
+def _four_bit_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Panels, and the sum of squared errors."""
     groups = _groups_of(matrix, GROUPS["int4"])
     least, largest = groups.aminmax(dim=-1)
     scale, base = ((largest - least) / _LARGEST_STORED).half(), least.half()
@@ -236,12 +250,10 @@ def four_bit_panels_of(matrix: Tensor) -> Tensor | None:
         scale, base = torch.where(is_other, other[0], scale), torch.where(is_other, other[1], base)
         integers = torch.where(is_other[..., None], others, integers)
         error = torch.minimum(error, other_error)
-    # An error is not a number where float16 is infinite.
-    if not error.sum().sqrt() <= _MOST_LOST * matrix.norm():
-        return None
     halves = torch.stack([scale, base], dim=-1)
     integers, halves = (one.transpose(1, 2).flatten(0, 1) for one in (integers, halves))
-    return panels_of_blocks(_FOUR_BITS, Blocks(integers[:, :, None], halves))
+    panels = panels_of_blocks(_FOUR_BITS, Blocks(integers[:, :, None], halves))
+    return panels, error.sum()
 
 
 def _groups_of(matrix: Tensor, size: int) -> Tensor:
@@ -290,7 +302,7 @@ def matrix_of(panels: Tensor, width: int, depth: int | None = None) -> Tensor:
 
 def _floats_of(panels: Tensor) -> Tensor:
     if panels.dtype != torch.int32:
-        return panels
+        return panels.float()
     halves = panels << 16, panels & ~_LOWER
     return torch.cat([half.view(torch.float32) for half in halves], dim=-1)
 
@@ -307,7 +319,7 @@ def rows_of(panels: Tensor, row_ids: Tensor, depth: int) -> Tensor:
         return rows_of_blocks(panels, layout, row_ids)[:, :depth]
     panel, column = row_ids // COLUMNS, row_ids % COLUMNS
     if panels.dtype != torch.int32:
-        return panels.transpose(1, 2)[panel, column]
+        return panels.transpose(1, 2)[panel, column].float()
     words = panels.transpose(1, 2)[panel, column % (COLUMNS // 2)]
     raised = torch.where(column[:, None] < COLUMNS // 2, words << 16, words & ~_LOWER)
     return raised.view(torch.float32)
@@ -347,7 +359,7 @@ def _product(rows: Tensor, panels: Tensor, width: int) -> Tensor:
             rows.numel() // max(depth, 1),
             depth,
             width,
-            panels.shape[2] * panels.itemsize,
+            _FLOAT16 if panels.dtype == torch.float16 else panels.shape[2] * panels.itemsize,
         )
         if failed:
             raise RuntimeError("products of few rows failed")
@@ -460,7 +472,7 @@ def pack_draft_module(module: torch.nn.Module) -> None:
 
 
 def _packed(child: torch.nn.Module, weights: str) -> torch.nn.Module:
-    if isinstance(child, PackedLinear):
+    if isinstance(child, PackedLayer):  # whose weight would be made anew
         return child
     weight: Any = getattr(child, "weight", None)
     is_map = type(child) is torch.nn.Linear or getattr(child, "is_linear_map", False)
