@@ -17,10 +17,13 @@ INSTRUCTION: Final = "instruction"
 _MARK: Final = "\N{OBJECT REPLACEMENT CHARACTER}"
 """Stands for a text whose place in a template is looked for."""
 
-ROLES: Final = ("system", "developer", "user", "assistant")
+ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 
-Message = Mapping[str, str]
-"""A turn: its `role`, one of `ROLES`, and its `content`."""
+Message = Mapping[str, Any]
+"""A turn: its `role`, one of `ROLES`, and its `content`, a text; templates may read further fields."""
+
+Tool = Mapping[str, Any]
+"""A function that may be called, in the form of the OpenAI API."""
 
 
 @runtime_checkable
@@ -33,6 +36,7 @@ class ChatFormat(Protocol):
         *,
         is_continued: bool = False,
         settings: Mapping[str, Any] | None = None,
+        tools: Sequence[Tool] = (),
     ) -> tuple[int, ...]:
         """Tokens of a conversation, up to where the assistant's answer starts.
 
@@ -40,6 +44,7 @@ class ChatFormat(Protocol):
             messages: The turns.
             is_continued: Whether the last turn, the assistant's, is the start of the answer.
             settings: Variables of a template.
+            tools: Functions that a template writes down.
 
         Raises:
             OptionError: If it cannot be written in this format.
@@ -63,9 +68,11 @@ class InstructionFormat:
         *,
         is_continued: bool = False,
         settings: Mapping[str, Any] | None = None,
+        tools: Sequence[Tool] = (),
     ) -> tuple[int, ...]:
-        if settings:
-            raise OptionError("chat_template_kwargs: this model has no template that takes any")
+        for given, name in ((settings, "chat_template_kwargs"), (tools, "tools")):
+            if given:
+                raise OptionError(f"{name}: this model has no template that takes any")
         written: list[str] = []
         for message in checked_messages(messages, is_continued=is_continued):
             role, text = message["role"], message["content"]
@@ -93,12 +100,15 @@ class TemplateFormat:
         *,
         is_continued: bool = False,
         settings: Mapping[str, Any] | None = None,
+        tools: Sequence[Tool] = (),
     ) -> tuple[int, ...]:
         own = {*signature(self.tokenizer.apply_chat_template).parameters, "messages"}
         for name in own.intersection(settings or ()):
             raise OptionError(f"chat_template_kwargs: {name!r} is not the template's; leave it out")
         turns = checked_messages(messages, is_continued=is_continued)
-        return self._ids(self.written(turns, is_continued=is_continued, settings=settings))
+        return self._ids(
+            self.written(turns, is_continued=is_continued, settings=settings, tools=tools)
+        )
 
     def opening(self, before: Sequence[Message] = ()) -> tuple[int, ...]:
         """Tokens of a conversation up to where the user's turn after `before` starts.
@@ -130,6 +140,7 @@ class TemplateFormat:
         *,
         is_continued: bool = False,
         settings: Mapping[str, Any] | None = None,
+        tools: Sequence[Tool] = (),
     ) -> str:
         """Return the text of a conversation, as `ChatFormat.encode` says.
 
@@ -139,9 +150,18 @@ class TemplateFormat:
         options = {**(settings or {}), "add_generation_prompt": not is_continued}
         if is_continued:
             options["continue_final_message"] = True
+        if tools:
+            options["tools"] = list(tools)
         try:
             text = self._rendered([dict(message) for message in messages], **options)
-        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+        except (
+            TemplateError,
+            TypeError,
+            ValueError,
+            ArithmeticError,
+            LookupError,
+            RecursionError,
+        ) as error:
             if type(error) is TemplateError:  # by its `raise_exception`
                 raise OptionError(
                     f"the model's chat template refuses this conversation: {error}"
@@ -188,6 +208,7 @@ class NoFormat:
         *,
         is_continued: bool = False,
         settings: Mapping[str, Any] | None = None,
+        tools: Sequence[Tool] = (),
     ) -> tuple[int, ...]:
         raise OptionError(
             "this model has no chat template; complete a plain prompt instead, or give a "

@@ -14,6 +14,7 @@ from monge.engine.logprobs import TokenLogprob
 from monge.serve.errors import ApiError, failure
 from monge.serve.generation import GenerationFinish, Output, Summary
 from monge.serve.request_parser import ParsedRequest
+from monge.serve.tools import CallReader
 
 FINISH: Final[dict[GenerationFinish, str]] = {"eos": "stop", "stop": "stop", "length": "length"}
 """Words of the API for the ends that are no errors."""
@@ -106,6 +107,7 @@ class Answers:
     fingerprint: str
     texts: TokenTexts
     _offsets: Counter[int] = field(default_factory=Counter[int], init=False)
+    _readers: dict[int, CallReader] = field(default_factory=dict[int, CallReader], init=False)
 
     def whole(self, outputs: Sequence[Output]) -> dict[str, Any]:
         """Return the answer to a request that is no stream.
@@ -174,9 +176,24 @@ class Answers:
             echo = request.echoes[index] if is_first and request.echoes else ""
             prompt = self._of_prompt(index, output) if is_first else {}
             return {"index": index, "text": echo + text, **end, **prompt}
+        calls = list[dict[str, Any]]()
+        if request.tools is not None:
+            name = f"{request.response_id}/{index}"
+            reader = self._readers.setdefault(index, CallReader(request.tools, name))
+            text, calls = reader.read(text, finish)
+            if finish == "stop" and reader.num_calls:
+                end["finish_reason"] = "tool_calls"
         if request.body.stream:
-            return {"index": index, "delta": {"content": text} if text else {}, **end}
+            delta = {"content": text} if text else {}
+            return {
+                "index": index,
+                "delta": delta | ({"tool_calls": calls} if calls else {}),
+                **end,
+            }
         message = {"role": "assistant", "content": text, "refusal": None}
+        if calls:
+            own = [{name: one for name, one in call.items() if name != "index"} for call in calls]
+            message |= {"content": text or None, "tool_calls": own}
         return {"index": index, "message": message, **end}
 
     def _of_prompt(self, index: int, output: Output) -> dict[str, Any]:
