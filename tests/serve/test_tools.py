@@ -7,7 +7,7 @@ from dataclasses import replace
 import openai
 import pytest
 from fastapi.testclient import TestClient
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
@@ -83,6 +83,18 @@ PARTS = [
 ]
 
 
+def check_cuts(form, text, places, finish="stop", **options):
+    """Any cut gives the same message, and so do pieces of one character."""
+    whole = read(form, [text], finish, **options)
+    for each in (sorted(one for one in places if one < len(text)), range(1, len(text))):
+        ends = [0, *each, len(text)]
+        pieces = [text[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+        assert read(form, pieces, finish, **options) == whole
+    assert whole[1] or whole[0] == text, "nothing is lost"
+    return whole
+
+
+@settings(max_examples=300)
 @given(
     form=st.sampled_from(list(FORMS.values())),
     parts=st.lists(st.sampled_from(PARTS), max_size=8),
@@ -91,14 +103,7 @@ PARTS = [
     is_required=st.booleans(),
 )
 def test_every_cut_of_an_answer_gives_the_same_message(form, parts, cuts, finish, is_required):
-    text = "".join(parts)
-    whole = read(form, [text], finish, is_required=is_required)
-    for places in (sorted(one for one in cuts if one < len(text)), range(1, len(text))):
-        ends = [0, *places, len(text)]
-        pieces = [text[a:b] for a, b in zip(ends, ends[1:], strict=False)]
-        assert read(form, pieces, finish, is_required=is_required) == whole
-    if not whole[1]:
-        assert whole[0] == text, "nothing is lost"
+    check_cuts(form, "".join(parts), cuts, finish, is_required=is_required)
 
 
 ONE = [["f", '{"a": 1}']]
@@ -114,6 +119,7 @@ READ = [
         "",
         TWO,
     ),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}}\n</tool', "\n</tool", ONE),
     ("hermes", "<tool_call>{</tool_call> " + call(HERMES), None, []),
     ("hermes", "<tool_call>" + call(HERMES, "g") + "</tool_call>", None, []),
     ("hermes", call(HERMES), None, []),
@@ -127,7 +133,7 @@ READ = [
 
 @pytest.mark.parametrize(("form", "text", "content", "calls"), READ)
 def test_calls_that_models_write(form, text, content, calls):
-    found, made = read(FORMS[form], [text])
+    found, made = check_cuts(FORMS[form], text, ())
     assert [one[1:] for one in made] == calls
     assert found == (text if content is None else content)
     assert len({one[0] for one in made}) == len(made)
@@ -192,7 +198,7 @@ WEATHER = {
     "required": ["city"],
 }
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}}
-OTHER = {"type": "function", "function": {"name": "f", "description": "// start: {}"}}
+OTHER = {"type": "function", "function": {"name": "f", "description": "// start: {}" + 1100 * "a "}}
 STRICT = {"type": "function", "function": TOOL["function"] | {"strict": True}}
 
 

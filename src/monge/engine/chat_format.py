@@ -20,7 +20,7 @@ _MARK: Final = "\N{OBJECT REPLACEMENT CHARACTER}"
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 
 Message = Mapping[str, Any]
-"""A turn: its `role`, one of `ROLES`, and its `content`, a text; templates may read further fields."""
+"""A turn: its `role`, one of `ROLES`, and its `content`, a text; templates may read more fields."""
 
 Tool = Mapping[str, Any]
 """A function that may be called, in the form of the OpenAI API."""
@@ -36,7 +36,6 @@ class ChatFormat(Protocol):
         *,
         is_continued: bool = False,
         settings: Mapping[str, Any] | None = None,
-        tools: Sequence[Tool] = (),
     ) -> tuple[int, ...]:
         """Tokens of a conversation, up to where the assistant's answer starts.
 
@@ -44,7 +43,6 @@ class ChatFormat(Protocol):
             messages: The turns.
             is_continued: Whether the last turn, the assistant's, is the start of the answer.
             settings: Variables of a template.
-            tools: Functions that a template writes down.
 
         Raises:
             OptionError: If it cannot be written in this format.
@@ -68,11 +66,9 @@ class InstructionFormat:
         *,
         is_continued: bool = False,
         settings: Mapping[str, Any] | None = None,
-        tools: Sequence[Tool] = (),
     ) -> tuple[int, ...]:
-        for given, name in ((settings, "chat_template_kwargs"), (tools, "tools")):
-            if given:
-                raise OptionError(f"{name}: this model has no template that takes any")
+        if settings:
+            raise OptionError("chat_template_kwargs: this model has no template that takes any")
         written: list[str] = []
         for message in checked_messages(messages, is_continued=is_continued):
             role, text = message["role"], message["content"]
@@ -142,16 +138,15 @@ class TemplateFormat:
         settings: Mapping[str, Any] | None = None,
         tools: Sequence[Tool] = (),
     ) -> str:
-        """Return the text of a conversation, as `ChatFormat.encode` says.
+        """Return the text of a conversation, as `ChatFormat.encode` says; `tools` may be called.
 
         Raises:
             OptionError: If the template refuses it, or does not work.
         """
         options = {**(settings or {}), "add_generation_prompt": not is_continued}
+        options |= {"tools": list(tools)} if tools else {}
         if is_continued:
             options["continue_final_message"] = True
-        if tools:
-            options["tools"] = list(tools)
         try:
             text = self._rendered([dict(message) for message in messages], **options)
         except (
@@ -208,7 +203,6 @@ class NoFormat:
         *,
         is_continued: bool = False,
         settings: Mapping[str, Any] | None = None,
-        tools: Sequence[Tool] = (),
     ) -> tuple[int, ...]:
         raise OptionError(
             "this model has no chat template; complete a plain prompt instead, or give a "

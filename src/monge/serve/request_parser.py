@@ -292,14 +292,14 @@ class RequestParser:
     ) -> tuple[int, ...]:
         told, turns = [tool.told for tool in tools], [message.turn for message in messages]
         self._check_size("messages", [message.text for message in messages])
-        self._check_size("tools", map(str, told))
+        self._check_size("tools", list(map(str, told)))
         if told or any({"tool_calls", "tool_call_id"} & turn.keys() for turn in turns):
             turns = self._calls.turns(turns, told)
         options: dict[str, Any] = {
             "is_continued": bool(body.continue_final_message),
             "settings": body.chat_template_kwargs,
-            "tools": told if told and self._calls.has_tools else (),
         }
+        options |= {"tools": told} if told and self._calls.has_tools else {}
         with _fields_named("messages"):
             found = self._chat.encode(turns, **options)
             if any("name" in turn and turn["role"] != "tool" for turn in turns):

@@ -261,6 +261,9 @@ _CONFLICTS: Final[dict[str, Callable[[Any, dict[str, Any]], Any]]] = {
         is_on is bool(others.get("continue_final_message"))
         and "must be the opposite of continue_final_message"
     ),
+    "tools": lambda tools, _: (
+        len({tool.function.name for tool in tools}) < len(tools) and "two functions have one name"
+    ),
     "tool_choice": lambda choice, others: _no_such_tool(choice, others.get("tools")),
     "prompt": lambda _, others: others.get("messages") and "send it or messages",
     "controller": lambda _, others: (
@@ -499,13 +502,9 @@ class Message(_Strict):
     @property
     def turn(self) -> dict[str, Any]:
         """Return the turn as templates take it."""
-        turn: dict[str, Any] = {"role": self.role, "content": self.text}
-        for name in ("name", "tool_call_id"):
-            if (value := getattr(self, name)) is not None:
-                turn[name] = value
-        if self.tool_calls:
-            turn["tool_calls"] = [call.model_dump(exclude={"index"}) for call in self.tool_calls]
-        return turn
+        fields: Any = {"role": True, "name": True, "tool_call_id": True}
+        fields["tool_calls"] = {"__all__": {"id", "type", "function"}}
+        return self.model_dump(include=fields, exclude_none=True) | {"content": self.text}
 
     @field_validator("tool_calls", "tool_call_id", "content")
     @classmethod
@@ -517,7 +516,7 @@ class Message(_Strict):
             raise ValueError("belongs to role tool, which needs it")
         if name == "content" and value is None and not info.data.get("tool_calls"):
             raise ValueError("required, unless there are tool_calls")
-        return value
+        return None if value == [] else value
 
 
 Messages = Annotated[
@@ -548,19 +547,10 @@ class Tool(_Strict):
     @property
     def told(self) -> dict[str, Any]:
         """Return the function as templates take it."""
-        fields = self.function.model_dump(exclude={"strict"}, exclude_unset=True)
-        return {"type": self.type, "function": fields | {"parameters": self.function.parameters}}
+        return self.model_dump(exclude={"function": {"strict"}}, exclude_none=True)
 
 
-def _named_once(tools: list[Tool]) -> list[Tool]:
-    if len({tool.function.name for tool in tools}) < len(tools):
-        raise ValueError("two functions have one name")
-    return tools
-
-
-Tools = Annotated[
-    list[Tool], Field(max_length=MAX_TOOLS), AfterValidator(_named_once), at_most(MAX_TOOLS)
-]
+Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS), at_most(MAX_TOOLS)]
 
 
 class FunctionName(_Strict):

@@ -214,7 +214,8 @@ class ToolUse:
         start = f"{begin} body" + (f' ("\\n" {begin} body)*' if is_many else "")
         if self.answer is not None and not self.is_required:
             start += " | answer"
-            rules += [f"answer: %json {_dumped(json.loads(self.answer.text) | _ON_ONE_LINE)}"]
+            style = {} if self.answer.any_whitespace else _ON_ONE_LINE
+            rules += [f"answer: %json {_dumped(json.loads(self.answer.text) | style)}"]
         elif not self.is_required:
             start, *further = self._among_text(start, begin)
             rules += further
@@ -299,7 +300,7 @@ class CallReader:
         place = left.find(begin) if begin else -1
         held = (size for size in range(len(begin) - 1, 0, -1) if left.endswith(begin[:size]))
         shown = left[: place if place >= 0 else len(left) - (0 if is_last else next(held, 0))]
-        if place >= 0 or not is_last or (self.num_calls and shown.isspace()):
+        if place >= 0 or not is_last or self.num_calls:
             shown = shown.rstrip()  # space around calls is none of the text
         self._content, self._left = self._content + shown, left[len(shown) :]
         self._step = self._call if place >= 0 else self._text
