@@ -8,6 +8,7 @@ from typing import Annotated
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from transformers import PreTrainedModel
 
 from lab.command import run
 from lab.quality.measure import Estimate, compare, summary
@@ -18,7 +19,7 @@ from monge.cli.console import output, quiet_host, reported
 from monge.cli.progress import working
 from monge.core.errors import OptionError
 from monge.engine.chat_format import chat_format
-from monge.loading.networks import load_network, load_tokenizer
+from monge.loading.networks import load_network, load_tokenizer, resolve_for
 from monge.prompts import read_prompts
 
 KINDS = ("bfloat16", "int8", "int4")
@@ -48,6 +49,7 @@ def main(
 ) -> None:
     """Compare the next-token distributions of a network with those of its rounded weights.
 
+    Kind `file` keeps the types of a GGUF file, whose dequantised numbers are the network.
     Both read prompts, through the chat template if there is one, with answers that the network
     itself writes at temperature 1. Errors are standard errors between texts. With `--json` the last line of standard output is
     one JSON object.
@@ -78,12 +80,17 @@ def main(
     with working() as work:
         for kind in kinds or KINDS:
             advance = work.stage(f"reading with {kind} weights", len(texts), is_begun=False).advance
-            read = compare(network, round_weights(network, kind), texts, advance)
+            rounded = _of_file(source) if kind == "file" else round_weights(network, kind)
+            read = compare(network, rounded, texts, advance)
             found[kind] = summary(read)
     output(110).print(table(found))
     if as_json:
         rows = {kind: {key: asdict(one) for key, one in row.items()} for kind, row in found.items()}
         print(json.dumps({"texts": len(texts), "tokens": sum(map(len, texts)), "weights": rows}))
+
+
+def _of_file(source: str | Path) -> PreTrainedModel:
+    return load_network(resolve_for(source, "compiled(weights='file')"))
 
 
 def table(found: dict[str, dict[str, Estimate]]) -> Table:

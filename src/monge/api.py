@@ -48,6 +48,7 @@ from monge.loading.networks import (
     AdaptedModel,
     as_draft_model,
     as_sequence_model,
+    backend_for,
     load_network,
     load_tokenizer,
     resolve_for,
@@ -107,7 +108,7 @@ def load(
     dtype: str | torch.dtype = "auto",
     device: str | torch.device | None = None,
     attention: str | None = None,
-    backend: str | Backend = "eager",
+    backend: str | Backend | None = None,
     draft_backend: str | Backend | None = None,
     max_batch_size: int = 8,
     trust_remote_code: bool = False,
@@ -157,7 +158,8 @@ def load(
         backend: `eager` runs the networks as `transformers` does; `compiled` compiles their steps
             for this machine, once. `compiled(weights='int4')` decodes a faster network with rounded
             weights instead, on CPUs, and `compiled(weights='file')` keeps a GGUF file's own numbers.
-            An instance of `monge.backends.registry.Backend` is accepted as well.
+            `None` takes the latter for a GGUF target on a CPU, and `eager` for any other. An instance
+            of `monge.backends.registry.Backend` is accepted as well.
         draft_backend: The backend of the draft model; `None` for that of the target.
         max_batch_size: Requests decoded together.
         trust_remote_code: Run code that comes with a checkpoint.
@@ -181,6 +183,7 @@ def load(
     given: Source | None = unwrapped(target)
     draft = default_draft(given, one_or_several(unwrapped(draft)), drafter)
     is_built_in, target = given is None, built_in("target") if given is None else given
+    backend = backend_for(target, backend, **loading)
     if not isinstance(target, PreTrainedModel):
         target = resolve_for(target, backend)
     if isinstance(draft, str | Path):

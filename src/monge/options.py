@@ -102,7 +102,12 @@ class LoadOptions:
     attention: str | None = option(
         None, MODELS, "eager, sdpa or flex_attention.", "the model's own"
     )
-    backend: Any = option("eager", MODELS, "The backend: eager or compiled.")
+    backend: Any = option(
+        None,
+        MODELS,
+        "The backend: eager or compiled.",
+        "that of a GGUF file's own types on a CPU, else eager",
+    )
     draft_backend: Any = option(
         None, MODELS, "The backend of the draft model: eager or compiled.", "as the target"
     )

@@ -115,8 +115,8 @@ def test_weights_are_those_of_the_file_in_the_narrowest_exact_type(path, monkeyp
 
 
 def test_it_decodes_as_target_and_as_draft(path):
-    plain = monge.load(path, drafter="none")
-    drafted = monge.load(str(path), str(path), tree="chain(3)", controller="fixed")
+    plain = monge.load(path, drafter="none", backend="eager")
+    drafted = monge.load(str(path), str(path), tree="chain(3)", controller="fixed", backend="eager")
     (one,), (other,) = (each.generate("ab a", max_new_tokens=12) for each in (plain, drafted))
     assert one.token_ids == other.token_ids
     assert other.stats.block_efficiency > 1.5
@@ -139,7 +139,7 @@ CLOSED = "{% for m in messages %}{{ m.content }}<|end|>{% endfor %}"
 )
 def test_a_chat_starts_as_the_file_asks(cache, tmp_path, template, add_bos, first):
     path = write(tmp_path / "chat.gguf", template=template, add_bos=add_bos, eot=None)
-    decoder = monge.load(path, drafter="none")
+    decoder = monge.load(path, drafter="none", backend="eager")
     assert 1 not in decoder.tokenizer("ab", add_special_tokens=False)["input_ids"]
     if first is None:
         with pytest.raises(monge.OptionError, match="refuses this conversation: no"):

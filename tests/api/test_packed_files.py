@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 import monge
 from monge.core.errors import ModelLoadError, OptionError
 from monge.engine.models.network_facts import packed_layers
+from monge.loading import networks
 from monge.loading.networks import load_network, resolve_for
 from monge.loading.sources import PANELS_FILE, resolve
 from tests.api.test_gguf import TEMPLATE, WORDS, write
@@ -51,6 +52,9 @@ def write_mixed(path: Path, architecture: str, *, is_tied: bool, last: str = "Q6
         if kind == "F32":
             writer.add_tensor(name, 1 + 0.1 * draws.normal(size=shape).astype(np.float32))
             return
+        if kind == "F16":
+            writer.add_tensor(name, (0.1 * draws.normal(size=shape)).astype(np.float16))
+            return
         size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]
         largest = {"Q4_K": 1e-4, "Q6_K": 3e-5, "Q5_0": 3e-3, "Q8_0": 5e-4, "IQ2_XXS": 1e-4}[kind]
         if kind == "IQ2_XXS":
@@ -60,7 +64,7 @@ def write_mixed(path: Path, architecture: str, *, is_tied: bool, last: str = "Q6
             raw = rows.numpy()
         writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType[kind])
 
-    add("token_embd.weight", "Q6_K", len(WORDS), HIDDEN)
+    add("token_embd.weight", "Q6_K" if is_tied else "F16", len(WORDS), HIDDEN)
     add("output_norm.weight", "F32", HIDDEN)
     if not is_tied:
         add("output.weight", "Q8_0", len(WORDS), HIDDEN)
@@ -70,7 +74,7 @@ def write_mixed(path: Path, architecture: str, *, is_tied: bool, last: str = "Q6
             ("attn_q", "Q4_K", HIDDEN, HIDDEN),
             ("attn_k", "Q4_K", kv, HIDDEN),
             ("attn_v", "Q6_K", kv, HIDDEN),
-            ("attn_output", "Q5_0", HIDDEN, HIDDEN),
+            ("attn_output", "Q5_0" if is_tied else "F16", HIDDEN, HIDDEN),
             ("ffn_gate", "Q4_K", FEED, HIDDEN),
             ("ffn_up", "Q8_0", FEED, HIDDEN),
             ("ffn_down", last, HIDDEN, FEED),
@@ -131,16 +135,50 @@ def test_a_network_has_the_numbers_that_the_host_dequantises(
 def test_it_decodes_and_says_whose_numbers_these_are(cache, tmp_path):
     path = write_mixed(tmp_path / "mixed.gguf", "llama", is_tied=True)
     options = {"max_new_tokens": 12, "ignore_eos": True}
-    plain = monge.load(path, drafter="none", backend=BACKEND)
+    plain = monge.load(path, drafter="none")
     drafted = monge.load(path, drafter="ngram(min_ngram=1)", backend=BACKEND)
     assert plain.backend == drafted.backend == "compiled, file weights"
-    assert monge.load(path, drafter="none").backend == "eager"
     texts = [
         decoder.generate(["ab a", "b", "cab"], **options)[index].token_ids
         for decoder in (plain, drafted)
         for index in range(3)
     ]
     assert texts[:3] == texts[3:]
+
+
+@pytest.mark.parametrize(
+    "options", [{"backend": "eager"}, {"dtype": "bfloat16"}, {"attention": "eager"}, {}]
+)
+def test_it_runs_eagerly_where_asked_or_where_nothing_compiles(
+    cache, tmp_path, monkeypatch, caplog, options
+):
+    path = write_mixed(tmp_path / "mixed.gguf", "llama", is_tied=True)
+    caplog.set_level("INFO", "monge")
+    if not options:
+        monkeypatch.setattr(networks, "compiler_obstacle", lambda: "there is no compiler")
+    assert monge.load(path, drafter="none", **options).backend == "eager"
+    assert ("many times slower" in caplog.text) == (not options)
+
+
+@pytest.mark.parametrize("backend", ["eager", BACKEND])
+def test_too_little_memory_is_told_before_weights_are_read(cache, tmp_path, monkeypatch, backend):
+    path = write_mixed(tmp_path / "large.gguf", "llama", is_tied=True)
+    folder = resolve_for(path, backend)
+    monkeypatch.setattr(networks, "free_memory", lambda: 500_000)
+    with pytest.warns(UserWarning, match=r"weights of large.* GB, and 0.0 GB of memory are free"):
+        load_network(folder)
+
+
+def test_an_embedding_is_traced_for_any_number_of_tokens(cache, tmp_path):
+    path = write_mixed(tmp_path / "traced.gguf", "gemma3", is_tied=True)
+    embedding = load_network(resolve_for(path, BACKEND)).get_input_embeddings()
+    sizes = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    with torch.inference_mode():
+        traced = torch.export.export(
+            embedding, (torch.arange(6).view(2, 3),), dynamic_shapes=(sizes,)
+        ).module()
+        for tokens in (torch.arange(12).view(3, 4), torch.tensor([[5]])):
+            assert torch.equal(traced(tokens), embedding(tokens))
 
 
 def test_a_type_without_panels_is_dequantised_and_named(cache, tmp_path):

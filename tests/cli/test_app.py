@@ -155,7 +155,7 @@ def test_the_laboratory_has_its_commands():
     [
         ("not installed", None, [], ["generate"] * 4 + ["bench", "bench --backend compiled"]),
         ("not installed", "there is no compiler", [], ["generate"] * 4 + ["bench"]),
-        (None, None, [], ["chat --backend compiled", "bench --backend compiled"]),
+        (None, None, [], ["chat", "bench"]),
         (None, None, ["--quick"], ["chat", "bench"]),
     ],
 )

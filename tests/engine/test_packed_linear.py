@@ -32,7 +32,7 @@ from tests.engine.compiling import compile_forward, require, shared_programs
 from tests.engine.test_gguf_blocks import random_rows
 from tests.engine.tiny import network
 
-KINDS = ("bfloat16", "float32")
+KINDS = ("bfloat16", "float16", "float32")
 MAKERS = {"int8": eight_bit_panels_of, "int4": four_bit_panels_of}
 """Panels of rounded weights."""
 PANELS = dict.fromkeys(KINDS, panels_of) | MAKERS
@@ -41,7 +41,7 @@ SIZES = [(1, 1), (31, 7), (32, 64), (33, 65), (200, 129), (96, 300)]
 
 def matrix(width, depth, kind, seed=0):
     numbers = torch.randn(width, depth, generator=torch.Generator().manual_seed(seed))
-    return numbers.bfloat16().float() if kind == "bfloat16" else numbers
+    return numbers.to(getattr(torch, kind)).float() if kind in KINDS else numbers
 
 
 def numbers(*shape, seed=1):
@@ -53,7 +53,7 @@ def numbers(*shape, seed=1):
 def test_panels_hold_the_matrix(width, depth, kind):
     given = matrix(width, depth, kind)
     panels = panels_of(given)
-    assert panels.dtype == (torch.int32 if kind == "bfloat16" else torch.float32)
+    assert panels.dtype == (torch.int32 if kind == "bfloat16" else getattr(torch, kind))
     assert torch.equal(matrix_of(panels, width), given)
 
 

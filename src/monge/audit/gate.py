@@ -147,7 +147,8 @@ async def audited(
         prompt = settings.situations[0].prompts[0]
         naming, neutral = await probe(server, prompt), await neutral_fields(server, prompt)
         if isinstance(reference, Mapping) and "target" in reference:
-            loading = dict(reference)
+            # The law of the numbers themselves, whatever the backend that a user would get.
+            loading = {"backend": "eager"} | dict(reference)
             target = loading.pop("target")
             decoder = load(None if target == "built-in" else target, drafter="none", **loading)
             reference = LocalReference(

@@ -101,13 +101,12 @@ def check_forward(network: PreTrainedModel, step: ForwardProgram, how: str) -> N
     def read(of: PreTrainedModel, program: ForwardProgram | None = None) -> list[Tensor]:
         return _test_outputs(HfTreeModel(of, program), step.layers)
 
-    rounds_inputs = any(layer.rounds_inputs for layer in packed_layers(network))
     reason = difference(
         read(network, step),
         read(network),
         lambda: read(_in_float64(network)) if _is_small(network) else None,
         network.dtype,
-        _LARGE_ROUNDED_NETWORK if rounds_inputs else _LARGE_NETWORK[network.dtype],
+        _most_of_large(network, network.dtype),
     )
     if reason is not None:
         what = "logits or hidden states" if step.layers else "logits"
@@ -148,7 +147,7 @@ def check_module(
         outputs(module),
         lambda: outputs(_in_float64(module), torch.float64) if _is_small(module) else None,
         like[0].dtype,
-        _LARGE_NETWORK[like[0].dtype],
+        _most_of_large(module, like[0].dtype),
     )
     if reason is not None:
         raise BackendError(f"{type(module).__name__}, {how}, gives other numbers: {reason}")
@@ -266,6 +265,11 @@ def _in_float64(module: AnyModule) -> AnyModule:
         }
         plain = {id(layer): layer.unpacked(torch.float64) for layer in packed}
         return copy.deepcopy(module, {**twins, **plain})
+
+
+def _most_of_large(module: torch.nn.Module, dtype: torch.dtype) -> float:
+    rounds_inputs = any(layer.rounds_inputs for layer in packed_layers(module))
+    return _LARGE_ROUNDED_NETWORK if rounds_inputs else _LARGE_NETWORK[dtype]
 
 
 def _is_small(module: torch.nn.Module) -> bool:

@@ -8,6 +8,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from monge.api import built_in, check_draft_backend, one_or_several
+from monge.backends.registry import Backend
 from monge.core.errors import OptionError
 from monge.core.model import SequenceModel
 from monge.draft.by_name import head_drafter, with_head
@@ -15,6 +16,7 @@ from monge.engine.models.hf_tree import make_programs
 from monge.loading.networks import (
     as_draft_model,
     as_sequence_model,
+    backend_for,
     load_network,
     load_tokenizer,
     resolve_for,
@@ -36,7 +38,7 @@ class Pair:
     tokenizer: PreTrainedTokenizerBase
     names: Mapping[str, str | None]
     head: str | None = None
-    backend: str = "eager"
+    backend: str | Backend = "eager"
     draft_backend: str | None = None
     draft_tokenizer: PreTrainedTokenizerBase | None = None
     further: tuple[SequenceModel, ...] = ()
@@ -52,7 +54,7 @@ def load_pair(
     target: str | None = None,
     drafts: str | Sequence[str] | None = None,
     *,
-    backend: str = "eager",
+    backend: str | None = None,
     draft_backend: str | None = None,
     useless_draft: bool = False,
     **loading: Any,
@@ -64,7 +66,8 @@ def load_pair(
         drafts: Likewise, or the folder of a head for the target; `None` beside a named target means
             that there is none. Of several draft models all draft where an arm's drafter takes
             several, and the first one otherwise.
-        backend: How this library's arms run them; the host's run the networks as they are.
+        backend: How this library's arms run them, `None` as `monge.load` does; the host's run the
+            networks as they are.
         draft_backend: How they run the draft model, if otherwise.
         useless_draft: Shift the rows of the draft network's output matrix by half the vocabulary:
             it costs what it costs, and guesses nothing.
@@ -82,9 +85,10 @@ def load_pair(
         if not places:
             raise OptionError("a useless draft needs a draft model to spoil; give --draft")
         names["draft"] = f"{names['draft']}, output shifted"
-    source = resolve_for(target, backend)
+    chosen = backend_for(target, backend, **loading)
+    source = resolve_for(target, chosen)
     network, tokenizer = load_network(source, **loading), load_tokenizer(source)
-    target_model = as_sequence_model(network, backend=backend)
+    target_model = as_sequence_model(network, backend=chosen)
     networks = [load_network(one, **loading) for one in places]
     tokenizers = [load_tokenizer(one) for one in places]
     if useless_draft:
@@ -97,7 +101,7 @@ def load_pair(
             target_model,
             tokenizer=own,
             target_tokenizer=tokenizer,
-            backend=draft_backend or backend,
+            backend=draft_backend or chosen,
         )
         for one, own in zip(networks, tokenizers, strict=True)
     ]
@@ -111,7 +115,7 @@ def load_pair(
         tokenizer=tokenizer,
         names=names,
         head=head,
-        backend=backend,
+        backend=chosen,
         draft_backend=draft_backend,
         draft_tokenizer=next(iter(tokenizers), None),
         further=tuple(models[1:]),

@@ -211,7 +211,8 @@ async def _opened(
     from monge.serve.app import create_app
 
     with working("loading the models"):
-        decoder = monge_load(source, draft, **parts, **loading)
+        # The law of the numbers themselves, as the reference's.
+        decoder = monge_load(source, draft, **parts, **{"backend": "eager"} | loading)
     chat = chat_format(decoder.tokenizer, "instruction")
     app = create_app(decoder, ServeOptions(served_model_name="monge"), chat)
     client = Client("http://monge", model="monge", transport=httpx.ASGITransport(app=app))

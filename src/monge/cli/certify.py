@@ -71,10 +71,11 @@ def certify(
         raise OptionError(f"--tolerance must be above 0; got {tolerance}")
     certificate = read_certificate(record)
     with working("loading the models"):
-        model = _target(certificate, target)
+        _check_named(certificate, target)
+        redrafter, reason = _redrafter(certificate, target, draft)
+        model = _target(certificate, target, redrafter)
         stops = any(own.get("stop") for own in certificate.requests)
         tokenizer = load_tokenizer(_source(target)) if stops else None
-        redrafter, reason = _redrafter(certificate, target, draft)
     is_rounded = rounded_weights_of(model) is not None
     num_rounds = sum(len(own.get("rounds", ())) for own in certificate.requests)
     with working() as work:
@@ -98,10 +99,10 @@ def certify(
     raise typer.Exit(EXIT[report.answer])
 
 
-def _target(certificate: "Certificate", target: str | None) -> Any:  # noqa: ANN401 (a network's model)
+def _check_named(certificate: "Certificate", target: str | None) -> None:
+    """Refuse a record whose target is not at hand before anything is loaded."""
     from monge.audit.certificate import CertificateError
-    from monge.audit.recorder import processor_digest, weights_digest
-    from monge.engine.models.forward_program import NetworkModel
+    from monge.audit.recorder import processor_digest
 
     stated = _fields(certificate.header, "target")
     if target is None and stated.get("name") != BUILT_IN:
@@ -112,10 +113,22 @@ def _target(certificate: "Certificate", target: str | None) -> Any:  # noqa: ANN
             f"the record was made on another kind of processor: logits of {weights} weights "
             "depend on its instructions, so they can be computed again on the same kind only"
         )
-    backend = "eager" if weights == "exact" else f"compiled(weights={weights!r})"
-    source = resolve_for(_source(target), backend)
-    network = load_network(source, dtype=str(stated.get("dtype", "auto")))
-    model = as_sequence_model(network, backend=backend)
+
+
+def _target(certificate: "Certificate", target: str | None, redrafter: "Redrafter | None") -> Any:  # noqa: ANN401 (a network's model)
+    from monge.audit.certificate import CertificateError
+    from monge.audit.recorder import weights_digest
+    from monge.engine.models.forward_program import NetworkModel, rounded_weights_of
+
+    stated = _fields(certificate.header, "target")
+    weights = stated.get("weights", "exact")
+    model = None if redrafter is None else redrafter.components.target
+    # One with packed weights serves both: its program need not be compiled for another set of outputs.
+    if weights == "exact" or model is None or rounded_weights_of(model) != weights:
+        backend = "eager" if weights == "exact" else f"compiled(weights={weights!r})"
+        source = resolve_for(_source(target), backend)
+        network = load_network(source, dtype=str(stated.get("dtype", "auto")))
+        model = as_sequence_model(network, backend=backend)
     assert isinstance(model, NetworkModel)
     digest = weights_digest(model.network)
     if digest != stated.get("digest"):
@@ -140,10 +153,14 @@ def _redrafter(
 
     loading = dict(_fields(certificate.header, "loading"))
     is_here = certificate.header.get("processor") == processor_digest()
-    if str(loading.get("backend", "eager")) != "eager" and not is_here:
+    own = str(certificate.header.get("backend"))
+    # Those of the target and of a draft model.
+    if {own, str(loading.get("backend", "eager"))} != {"eager"} and not is_here:
         return None, (
             "the drafter ran compiled on another kind of processor, where it can round otherwise"
         )
+    if own == "eager":  # which files are not, unless it is said
+        loading.setdefault("backend", own)
     stated = loading.pop("draft", None)
     if stated is not None and draft is None:
         return None, f"the record names the draft model {', '.join(stated)}; --draft checks it"
@@ -151,9 +168,9 @@ def _redrafter(
         decoder = load(None if target == BUILT_IN else target, draft, **loading)
     except MongeError as error:
         return None, f"the drafter could not be made again: {error}"
-    backend, stated = backend_of(decoder.components.target), certificate.header.get("backend")
-    if backend != stated:
-        return None, f"the drafter ran beside a target on {stated}, which is {backend} here"
+    backend = backend_of(decoder.components.target)
+    if backend != own:
+        return None, f"the drafter ran beside a target on {own}, which is {backend} here"
     dtype = str(_fields(certificate.header, "target").get("dtype"))
     return Redrafter(decoder.components, TOLERANCES.get(dtype, 0.0)), ""
 

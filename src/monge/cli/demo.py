@@ -45,7 +45,7 @@ def demo(
     """
     start, reason, slow = time.perf_counter(), obstacle(REAL_MODEL), compiler_obstacle()
     length, model = ["--max-new-tokens", "16" if quick else "64"], []
-    backend = [] if quick or slow else ["--backend", "compiled"]
+    backend = ["--backend", "eager"] if quick else []
     with TemporaryDirectory() as folder:
         race = ["bench", "decode", "--quick", *length[:1], "16" if quick else "48", "--out", folder]
         race += ["--repeats", "1"] if quick else []
@@ -61,8 +61,8 @@ def demo(
                 prompt = shipped([task])[number].text
                 _run(["generate", prompt, *options, *length])
             _run(race)
-            if backend:
-                _run([*race, *backend])
+            if not quick and slow is None:
+                _run([*race, "--backend", "compiled"])
     if slow is not None and not quick:
         show(f"The backend 'compiled' is several times faster; {slow}")
     show(f"The whole demo took {time.perf_counter() - start:.0f} s. To go on:\n")

@@ -56,6 +56,9 @@ def generate(
     certificate: Path | None = options.option(
         None, OUTPUT, "Write a record of every round, which `monge certify` replays.", "nothing"
     ),
+    html: Path | None = options.option(
+        None, OUTPUT, "Write a page that shows every token and every verified tree.", "nothing"
+    ),
     as_json: options.Json = False,
     verbose: options.Verbose = False,
 ) -> None:
@@ -72,6 +75,7 @@ def generate(
         monge generate --chat "Why is the sky blue?" --target smollm2
         cat letter.txt | monge generate --drafter ngram --max-new-tokens 40
         monge generate "Once" --controller goodput --trace rounds.json
+        monge generate "Once" --temperature 1 --html run.html
         monge generate "Once" --temperature 1 --certificate run.json && monge certify run.json
         torchrun --nproc-per-node 2 -m monge generate "Once" --target ./my-target --tensor-parallel
         monge generate "Once" --target ./my-target --draft ./my-draft --tree "chain(6)" --verifier single_draft
@@ -85,6 +89,8 @@ def generate(
             raise OptionError(f"--trace {str(trace)!r}: the name must end in .json")
     if certificate is not None:
         options.check_out_file(certificate, "--certificate", "run.json")
+    if html is not None:
+        options.check_out_file(html, "--html", "run.html")
     asked = [as_message(one, system) if is_chat or one.messages else one for one in asked]
     is_chat = is_chat or any(one.messages for one in asked)
     if not is_chat and (system is not None or load.chat_template is not None):
@@ -101,7 +107,8 @@ def generate(
         decoder = made if recorder is None else recorder.decoder
         given = [written(one, decoder.encode_chat) for one in asked]
         say_raw_text(decoder.tokenizer, asked, "--chat writes them as messages")
-        sessions = (recorder or decoder).sessions(given, **changed(sampling))
+        keeps: dict[str, Any] = {} if html is None else {"keeps_trees": True}
+        sessions = (recorder or decoder).sessions(given, **changed(sampling), **keeps)
         say_memory(decoder)
         if verbose:
             say_parts(decoder, sessions[0].request.controller)
@@ -116,11 +123,32 @@ def generate(
         _show(completions, as_json=as_json, verbose=bool(verbose))
         if trace is not None:
             write_document({"completions": completions}, trace.parent, trace.name)
+        if html is not None:
+            _write_page(html, decoder, sessions, completions)
         if recorder is not None and certificate is not None:
             path = recorder.certificate().write(certificate)
             size = f"{path.stat().st_size / 1e6:.1f} MB"
             say(f"record of the run: {path}, {size}; next: monge certify {path}", "dim")
     _leave([one["error"] for one in completions], complete=complete)
+
+
+def _write_page(
+    path: Path, decoder: Decoder, sessions: Sequence[Session], completions: list[dict[str, Any]]
+) -> None:
+    from monge.page.files import page_of
+    from monge.page.trace import document, rounds_of
+
+    runs = [
+        {**one, "rounds": rounds_of(session.records, session.request.prompt_ids, decoder)}
+        for session, one in zip(sessions, completions, strict=True)
+    ]
+    page = page_of(document(runs, decoder, sessions[0].request.controller))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"cannot write the page to {str(path)!r}: {error}") from error
+    say(f"the run as a page: {path}", "dim")
 
 
 def _leave(errors: Sequence[str | None], *, complete: bool) -> None:

@@ -91,7 +91,7 @@ def _serve_here(load: LoadOptions, options: ServeOptions) -> None:
         recorder = _recorder(decoder, load) if options.certificates else None
         app = create_app(decoder, options, chat, recorder=recorder)
         url = run.url_of(listener, is_secure=options.ssl_certfile is not None)
-        where = f"serving {options.served_model_name} at {url}/v1"
+        where = f"serving {options.served_model_name} at {url}/v1; in a browser: {url}/"
         _say(decoder, where, verbose=options.verbose, is_open=is_open)
         run.serve_until_signal(app, listener, options)
 

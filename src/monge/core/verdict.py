@@ -61,6 +61,29 @@ class StageTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedTree:
+    """The tree of one round with the probabilities that decided about it, by node.
+
+    Args:
+        token_ids: Token of every node; node 0 is the last committed token.
+        parents: Parent of every node; -1 for node 0.
+        target_probs: Probability of the node's token in the target's law at its parent, the law that
+            tokens are drawn from; `None` for node 0, and where that law could not be made.
+        draft_probs: Probability of the node's token in the law that its parent's children were drawn
+            from; `None` for node 0 and for candidates that were not drawn, such as looked-up ones.
+        path: Accepted nodes from the root's child downwards.
+        next_prob: Probability of the token after the path in the target's law there.
+    """
+
+    token_ids: tuple[int, ...]
+    parents: tuple[int, ...]
+    target_probs: tuple[float | None, ...]
+    draft_probs: tuple[float | None, ...]
+    path: tuple[int, ...]
+    next_prob: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
     """One round of one request, as controllers, metrics and logs see it.
 
@@ -82,6 +105,7 @@ class StepRecord:
             `grammar` for tokens that the request's grammar forced.
         counterfactuals: Tokens that other drafters of a pool would have had accepted in earlier
             rounds, as far as the text of this round decides it; all entries of a round together.
+        tree: The tree, if the request keeps its trees.
     """
 
     plan: DraftPlan
@@ -97,6 +121,7 @@ class StepRecord:
     token_probs: tuple[float, ...] = ()
     drafter: str | None = None
     counterfactuals: tuple[CounterfactualDraft, ...] = ()
+    tree: VerifiedTree | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -234,6 +234,7 @@ class Decoder:
         grammar: Grammar | str | None = None,
         stop_check: StopCheck | None = None,
         controller: str | None = None,
+        keeps_trees: bool = False,
         **unknown: Any,
     ) -> list[Request]:
         """Requests for prompts that share their options.
@@ -278,6 +279,7 @@ class Decoder:
             stop_check: Called with all token ids after every token; true stops.
             controller: Which of the controllers that `load` was given plans; absent, the first, or
                 that of `load`'s default.
+            keeps_trees: Whether every record has the tree of its round; see `StepRecord.tree`.
             **unknown: Refused.
 
         Raises:
@@ -343,6 +345,7 @@ class Decoder:
                 logprobs=None if logprobs is None else LogprobOptions(num_top=logprobs),
                 controller=controller,
                 is_repeatable=self.components.repeats(controller, rules),
+                keeps_trees=keeps_trees,
             )
             for number, ids in enumerate(encoded)
         ]

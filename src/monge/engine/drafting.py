@@ -19,7 +19,7 @@ from monge.core.context import Context, DraftPlan
 from monge.core.draws import num_drawn
 from monge.core.errors import DrafterError
 from monge.core.tree import fixed_chain, root_only
-from monge.core.verdict import Verdict
+from monge.core.verdict import Verdict, VerifiedTree
 from monge.draft.base import Draft, PieceReader
 from monge.engine.components import Components
 from monge.engine.grammar import FORCED
@@ -39,6 +39,7 @@ class Row:
     draft: Draft[Any]
     laws: NodeLaws
     verdict: Verdict
+    tree: VerifiedTree | None = None
 
 
 def draft_trees(

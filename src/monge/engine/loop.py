@@ -12,6 +12,7 @@ from monge.engine.drafting import Row, close_drafter, draft_trees, observe, toke
 from monge.engine.planning import learn, plan_round
 from monge.engine.sampling import NodeLaws
 from monge.engine.session import Session, catch
+from monge.engine.trees import verified_tree
 from monge.verify.problem import ScoredTree
 
 
@@ -62,7 +63,10 @@ def run_round(sessions: Sequence[Session], components: Components, *, num_waitin
         sessions, plans, drafts, laws, verdicts, strict=True
     ):
         if isinstance(verdict, Verdict):
-            rows.append(Row(session, plan, draft, law, verdict))
+            # Now, since a backend may write the next logits to the same place.
+            keeps = session.request.keeps_trees
+            tree = verified_tree(draft.tree, law, verdict) if keeps else None
+            rows.append(Row(session, plan, draft, law, verdict, tree))
         else:
             session.fail(verdict)
     components.target.commit({row.session.request_id: (0, *row.verdict.path) for row in rows})
@@ -130,6 +134,7 @@ def _record(row: Row, times: StageTimes, batch_size: int, components: Components
         drafter=row.draft.drafter,
         counterfactuals=components.counterfactuals(session.drafter_state),
         token_probs=token_probs(row.draft, verdict),
+        tree=row.tree,
     )
     session.note(record)
     return record

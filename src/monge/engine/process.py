@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 Result = TypeVar("Result")
 
 _MAPS: Final = Path("/proc/self/maps")
+_MEMORY: Final = Path("/proc/meminfo")
 _SOFT_PAUSE: Final = 1  # `omp_pause_soft`
 
 
@@ -57,6 +58,16 @@ def _runtimes() -> tuple[Any, ...]:
     names = {line.split()[-1] for line in maps.splitlines() if "libgomp" in line}
     found = [ctypes.CDLL(name) for name in sorted(names)]
     return tuple(one for one in found if hasattr(one, "omp_pause_resource_all"))
+
+
+def free_memory() -> int | None:
+    """Return the bytes that this process can still take without paging, or `None` if that is not known."""
+    try:
+        lines = _MEMORY.read_text(encoding="utf-8").splitlines()
+    except OSError:  # not on Linux
+        return None
+    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return 1024 * int(found[0]) if found else None
 
 
 def settle_objects() -> None:

@@ -59,6 +59,7 @@ class Request:
         logprobs: Log-probabilities wanted with every generated token.
         prompt_logprobs: Log-probabilities wanted with every prompt token from the second on; always
             those of `raw`.
+        keeps_trees: Whether the records of its rounds have their trees.
     """
 
     prompt_ids: tuple[int, ...]
@@ -80,6 +81,7 @@ class Request:
     is_repeatable: bool = True
     logprobs: LogprobOptions | None = None
     prompt_logprobs: LogprobOptions | None = None
+    keeps_trees: bool = False
 
     @property
     def told_seed(self) -> int | None:

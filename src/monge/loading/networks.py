@@ -1,10 +1,13 @@
 """Models and tokenizers from names, folders or objects."""
 
+import math
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch.distributed.tensor import DTensor
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -35,7 +38,8 @@ from monge.engine.models.cross_tokenizer import (
     map_vocabulary,
 )
 from monge.engine.models.hf_tree import make_programs
-from monge.engine.notices import waiting
+from monge.engine.notices import notify, waiting
+from monge.engine.process import free_memory
 from monge.loading.hub import check_model_name
 from monge.loading.sources import NAMED, PANELS_FILE, is_gguf, no_tokenizer_reason, resolve
 
@@ -75,6 +79,34 @@ def unwrapped(source: Any) -> Any:
             "transformers"
         )
     return network
+
+
+def backend_for(source: object, backend: str | Backend | None, **loading: Any) -> str | Backend:
+    """Return the backend that runs a model.
+
+    Args:
+        source: As for `load_network`.
+        backend: The backend; `None` keeps the types of a GGUF file on a CPU, and runs anything else
+            as `transformers` does.
+        **loading: Options of `load_network`. A file is run by `transformers` too if they ask for
+            another device, or for another type or attention than this backend computes.
+    """
+    if backend is not None:
+        return backend
+    is_usual = _unusual(loading) is None and loading.get("attention") in {None, "sdpa"}
+    if not (is_gguf(source) and is_usual):
+        return "eager"
+    if (reason := compiler_obstacle()) is not None:
+        notify(f"{source} runs many times slower than it could: {reason}")
+        return "eager"
+    return "compiled(weights='file')"
+
+
+def _unusual(loading: Mapping[str, Any]) -> str | None:
+    """Return the first option of `load_network` that file weights do not allow, or `None`."""
+    fits = {"dtype": _COMPUTED, "device": {"cpu"}, "tensor_parallel": set[str]()}
+    given = {name: str(loading[name]) for name in fits if loading.get(name) is not None}
+    return next((name for name, value in given.items() if value not in fits[name]), None)
 
 
 def resolve_for(
@@ -150,6 +182,8 @@ def load_network(
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
         kind = _class_for(config, source)
         size = sum(file.stat().st_size for file in Path(source).glob("*.safetensors"))
+        name = str(config.dtype if dtype == "auto" else dtype).removeprefix("torch.")
+        _check_memory(Path(source), getattr(torch, name) if name in DTYPES else None)
         with waiting(f"reading {Path(source).name}", size / _BYTES_PER_S or None):
             model, info = kind.from_pretrained(
                 source, dtype=dtype, output_loading_info=True, **options
@@ -178,12 +212,12 @@ def _load_packed(
     from monge.loading.packed_files import read_packed
 
     given = {"dtype": dtype, "device": device, "tensor_parallel": tensor_parallel}
-    fits = {"dtype": _COMPUTED, "device": {"None", "cpu"}, "tensor_parallel": {"None"}}
-    if wrong := [name for name, value in given.items() if str(value) not in fits[name]]:
+    if (wrong := _unusual(given)) is not None:
         raise OptionError(
-            f"{wrong[0]}={str(given[wrong[0]])!r}: weights='file' computes in float32 on one CPU; "
+            f"{wrong}={str(given[wrong])!r}: weights='file' computes in float32 on one CPU; "
             "leave it out, or use backend='eager'"
         )
+    _check_memory(folder, None)
     try:
         return read_packed(folder, attention)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
@@ -325,6 +359,31 @@ def as_draft_model(
         )
     make_programs((model,))
     return ResizedVocabulary(model, target.vocab_size)
+
+
+def _check_memory(folder: Path, dtype: torch.dtype | None) -> None:
+    """Warn of weights that are larger than the free memory, before they are read.
+
+    Args:
+        folder: A checkpoint.
+        dtype: Their type in memory; `None` for those of the files.
+    """
+    needed, free = 0, free_memory()
+    for path in folder.glob("*.safetensors"):
+        if dtype is None:
+            needed += path.stat().st_size
+            continue
+        with safe_open(path, "pt") as file:
+            shapes = (file.get_slice(name).get_shape() for name in file.keys())  # noqa: SIM118
+            needed += dtype.itemsize * sum(map(math.prod, shapes))
+    if free is not None and needed > free:
+        mapped = "the backend of a GGUF file's own types, " if dtype is not None else ""
+        warnings.warn(
+            f"the weights of {folder.name} take {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of "
+            f"memory are free: every token may wait for the disk; use {mapped}a smaller file or a "
+            "smaller model",
+            stacklevel=4,
+        )
 
 
 def _check_folder(source: str | Path) -> None:

@@ -39,7 +39,12 @@ _PROCESSORS: Final = (
     host.Gemma2TensorProcessor,
     host.NemotronTensorProcessor,
 )
-_NAMES: Final = {torch.uint8: "U8", torch.int32: "I32", torch.float32: "F32"}
+_NAMES: Final = {
+    torch.uint8: "U8",
+    torch.int32: "I32",
+    torch.float16: "F16",
+    torch.float32: "F32",
+}
 
 
 class CannotPackError(Exception):

@@ -27,10 +27,10 @@ PANELS_FILE: Final = "panels.safetensors"
 _FORMAT: Final = 2  # raised whenever what is written from a GGUF file changes
 _SAMPLES: Final = 64  # blocks of a file that its digest reads, spread over it
 _BLOCK: Final = 1 << 16
-_PACKED_FORMAT: Final = 1  # the same for panels
+_PACKED_FORMAT: Final = 2  # the same for panels
 _BYTES_PER_S: Final = 4e6  # of a file that is dequantised and written, on two cores
 _PACKED_BYTES_PER_S: Final = 6e7  # of a file whose types are kept
-_MOST_PACKED: Final = 3  # of the bytes of a file: those of F16 become float32
+_MOST_PACKED: Final = 2  # of the bytes of a file: those of Q2_K grow most
 _NO_TOKENIZER: Final = "no_tokenizer.txt"
 _NARROW: Final = (torch.bfloat16, torch.float16)
 _END_OF_TURN: Final = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
@@ -245,13 +245,14 @@ def _write_packed(path: Path, reader: Any, fields: dict[str, Any], folder: Path)
 
     try:
         network = empty_network(AutoConfig.from_pretrained(path.parent, gguf_file=path.name))
-        write_panels(reader, path, network, folder)
-    except (CannotPackError, MemoryError):
-        raise
     except Exception as error:
-        raise ModelLoadError(
-            f"{path.name} cannot be read: {type(error).__name__}: {error}"
-        ) from error
+        raise _unreadable(path, error) from error
+    try:
+        write_panels(reader, path, network, folder)
+    except (CannotPackError, MemoryError, OSError):
+        raise
+    except Exception as error:  # another version of the host may read files in another way
+        raise CannotPackError(f"{type(error).__name__}: {error}") from error
     _set_ends(network, fields)
     network.config.architectures = [type(network).__name__]
     network.config.save_pretrained(folder)
@@ -282,14 +283,16 @@ def _dequantised(path: Path) -> PreTrainedModel:
             path.parent, gguf_file=path.name, dtype=torch.float32
         )
     except Exception as error:
-        raise ModelLoadError(
-            f"transformers cannot read {path.name}: {type(error).__name__}: {error}"
-        ) from error
+        raise _unreadable(path, error) from error
     # It holds plain weights by now, and says otherwise.
     network.hf_quantizer = None
     if hasattr(network.config, "quantization_config"):
         del network.config.quantization_config
     return network
+
+
+def _unreadable(path: Path, error: Exception) -> ModelLoadError:
+    return ModelLoadError(f"transformers cannot read {path.name}: {type(error).__name__}: {error}")
 
 
 def _set_ends(network: PreTrainedModel, fields: dict[str, Any]) -> None:

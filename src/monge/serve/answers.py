@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any, Final
 
 from monge.engine.logprobs import TokenLogprob
+from monge.page.trace import Origins, RunTrace
 from monge.serve.errors import ApiError, failure
 from monge.serve.generation import GenerationFinish, Output, Summary
 from monge.serve.request_parser import ParsedRequest
@@ -56,7 +57,7 @@ class TokenTexts:
     """
 
     def __init__(self, tokenizer: Any) -> None:  # noqa: ANN401 (the host's)
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self.name, self.json = cache(self._name), cache(self._json)
 
     def utf8(self, token_id: int) -> list[int] | None:
@@ -64,7 +65,7 @@ class TokenTexts:
         name = self.name(token_id)
         if "\N{REPLACEMENT CHARACTER}" not in name:
             return list(name.encode())
-        spelled = str(self._tokenizer.convert_ids_to_tokens(token_id))
+        spelled = str(self.tokenizer.convert_ids_to_tokens(token_id))
         if (single := _BYTE_TOKEN.fullmatch(spelled)) is not None:
             return [int(single[1], 16)]
         letters = _byte_letters()
@@ -72,9 +73,9 @@ class TokenTexts:
 
     def _name(self, token_id: int) -> str:
         """Return the text of one token; parts of characters become U+FFFD."""
-        if self._tokenizer is None:
+        if self.tokenizer is None:
             return str(token_id)
-        return self._tokenizer.decode([token_id], skip_special_tokens=False)
+        return self.tokenizer.decode([token_id], skip_special_tokens=False)
 
     def _json(self, token_id: int) -> tuple[str, str]:
         """Return the text and the bytes of a token as JSON."""
@@ -100,14 +101,17 @@ class Answers:
         model_name: Name of the model.
         fingerprint: Names what determines a seeded answer beside the request.
         texts: Names tokens.
+        origins: Origins of accepted tokens, for traces.
     """
 
     request: ParsedRequest
     model_name: str
     fingerprint: str
     texts: TokenTexts
+    origins: Origins
     _offsets: Counter[int] = field(default_factory=Counter[int], init=False)
     _readers: dict[int, CallReader] = field(default_factory=dict[int, CallReader], init=False)
+    _traces: dict[int, RunTrace] = field(default_factory=dict[int, RunTrace], init=False)
 
     def whole(self, outputs: Sequence[Output]) -> dict[str, Any]:
         """Return the answer to a request that is no stream.
@@ -136,7 +140,7 @@ class Answers:
         """
         choice = self._choice(index, output, is_first=is_first)
         text = choice["text"] if not self.request.is_chat else choice["delta"]
-        has_more = choice["logprobs"] is not None or choice.get("token_ids")
+        has_more = choice["logprobs"] is not None or choice.get("token_ids") or output.records
         if not (text or has_more or output.finish_reason is not None):
             return None
         return self._envelope([choice])
@@ -172,6 +176,8 @@ class Answers:
         end["stop_reason"] = self._stop_reason(output)
         if request.body.return_token_ids:
             end["token_ids"] = [] if request.hides_completion else list(output.token_ids)
+        if request.body.trace:
+            end["rounds"] = [] if request.hides_completion else self._rounds(index, output)
         if not request.is_chat:
             echo = request.echoes[index] if is_first and request.echoes else ""
             prompt = self._of_prompt(index, output) if is_first else {}
@@ -184,17 +190,19 @@ class Answers:
             if finish == "stop" and reader.num_calls:
                 end["finish_reason"] = "tool_calls"
         if request.body.stream:
-            delta = {"content": text} if text else {}
-            return {
-                "index": index,
-                "delta": delta | ({"tool_calls": calls} if calls else {}),
-                **end,
-            }
+            delta = {name: one for name, one in (("content", text), ("tool_calls", calls)) if one}
+            return {"index": index, "delta": delta, **end}
         message = {"role": "assistant", "content": text, "refusal": None}
         if calls:
             own = [{name: one for name, one in call.items() if name != "index"} for call in calls]
             message |= {"content": text or None, "tool_calls": own}
         return {"index": index, "message": message, **end}
+
+    def _rounds(self, index: int, output: Output) -> list[dict[str, Any]]:
+        if index not in self._traces:
+            prompt_ids = self.request.choices[index].prompt_ids
+            self._traces[index] = RunTrace(self.texts.tokenizer, prompt_ids, self.origins)
+        return [self._traces[index].round(record) for record in output.records]
 
     def _of_prompt(self, index: int, output: Output) -> dict[str, Any]:
         """Return tokens of a prompt and their log-probabilities, if asked for, as vLLM does."""

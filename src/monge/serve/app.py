@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
@@ -18,6 +18,7 @@ from monge.core.errors import MongeError
 from monge.engine.chat_format import ChatFormat
 from monge.engine.decoder import Decoder
 from monge.options import ServeOptions
+from monge.page.files import FILES, HEADERS, content_of
 from monge.serve.errors import ApiError, internal, of_monge
 from monge.serve.metrics import ServerMetrics
 from monge.serve.middleware import REQUEST_ID, BoundedBodies, Gate
@@ -148,6 +149,7 @@ def create_app(
     app.state.snapshot, app.state.leave = scheduler.snapshot, service.leave
     app.state.end_generations = partial(scheduler.close, drain=False)
     _add_routes(app, service)
+    _add_page(app)
     _add_errors(app)
     # The last one added is the first one asked.
     app.add_middleware(
@@ -206,6 +208,16 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         app.add_api_route(path, endpoint, methods=["GET"], responses=responses, **given)
         if not path.startswith("/v1"):
             app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False, **given)
+
+
+def _add_page(app: FastAPI) -> None:
+    for path, (name, kind) in FILES.items():
+        answer = partial(Response, content_of(name), media_type=kind, headers=dict(HEADERS))
+
+        async def endpoint(answer: Callable[[], Response] = answer) -> Response:
+            return answer()
+
+        app.add_api_route(path, endpoint, methods=["GET"], include_in_schema=False)
 
 
 async def _watch(scheduler: Scheduler) -> None:

@@ -120,6 +120,7 @@ class Output:
         stop_string: In the last output, the stop string that ends the text, if one does.
         summary: Set in the last output.
         recorded: In the last output, the session with its record, if one is kept.
+        records: Records of its rounds, if the request keeps their trees.
     """
 
     text: str = ""
@@ -130,6 +131,7 @@ class Output:
     stop_string: str | None = None
     summary: Summary | None = None
     recorded: Session | None = None
+    records: tuple[StepRecord, ...] = ()
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -212,6 +214,7 @@ class Generation:
             stop_string=None if session.text is None else session.text.stop_string,
             summary=self._summary(now) if is_last else None,
             recorded=session if is_last and self.check_record is not None else None,
+            records=(record,) if record is not None and record.tree is not None else (),
         )
         return output, record
 

@@ -12,12 +12,14 @@ from typing import Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from monge.page.files import FILES
 from monge.serve.errors import RETRY, ApiError
 from monge.serve.logs import REQUESTS
 from monge.serve.metrics import ServerMetrics
 
-OPEN_PATHS: Final = frozenset({"/health", "/ready", "/metrics", "/version"})
-"""Paths for monitoring. If there are keys, all other paths need one, unknown paths included."""
+OPEN_PATHS: Final = frozenset({"/health", "/ready", "/metrics", "/version", *FILES})
+"""Paths for monitoring, and the page. If there are keys, all other paths need one, unknown paths
+included."""
 
 _HEADER_BYTES: Final = 4096
 _FREE_BYTES: Final = 1 << 16

@@ -20,6 +20,7 @@ from monge.serve.bodies import checked
 from monge.serve.errors import TOO_LONG, ApiError, refused
 from monge.serve.schemas import (
     FIELD_NAMES,
+    MAX_DRAFT,
     MAX_GRAMMAR,
     ChatRequest,
     ChatSettings,
@@ -191,6 +192,7 @@ class RequestParser:
         )
         echoes = map(self._text, prompts) if is_echoed else ()
         self._check_logprobs(requests, each)
+        self._check_trees(requests, each)
         # The choices of a prompt share what they can, and its scores come with the first.
         choices = [
             replace(
@@ -371,6 +373,7 @@ class RequestParser:
             "speculative": speculative,
             "adaptive": drafting.adaptive is not False,
             "limits": DraftPlan(max_depth=drafting.max_depth, max_nodes=drafting.max_nodes),
+            "keeps_trees": bool(body.trace),
         }
         if not (speculative and changes["adaptive"]):
             changes["is_repeatable"] = self._decoder.components.coarse_dtype is None
@@ -412,6 +415,19 @@ class RequestParser:
                 f"logprobs: choices x tokens x (1 + top log-probabilities) = {num}; this server "
                 f"gives at most {most} in an answer; ask for fewer tokens, choices or logprobs",
                 "logprobs",
+            )
+
+    def _check_trees(self, requests: Sequence[Request], each: int) -> None:
+        most_nodes = self._decoder.components.drafter.capabilities.max_nodes
+        widest = MAX_DRAFT if most_nodes is None else most_nodes
+        asked = [one for one in requests if one.keeps_trees]
+        num = each * sum(one.max_new_tokens * (1 + one.limits.nodes(widest)) for one in asked)
+        most = self._options.max_logprobs
+        if num > most:
+            raise refused(
+                f"trace: choices x tokens x (1 + most nodes of a tree) = {num}; this server gives at most "
+                f"{most} in an answer; ask for fewer tokens or choices, or limit speculation.max_nodes",
+                "trace",
             )
 
     def _check_controller(self, name: str | None) -> None:

@@ -379,6 +379,7 @@ class SamplingRequest(_Strict):
         le=MAX_LOGPROBS,
     )
     certificate: bool | None = optional("Return the record of the rounds, for `monge certify`.")
+    trace: bool | None = optional("Return the trees of the rounds, as the page shows them.")
     user: str | None = label()
     best_of: Any = neutral("completions are not ranked against each other", 1)
     use_beam_search: Any = neutral("beams are not searched", False)
@@ -649,6 +650,7 @@ class ResponsesRequest(SamplingRequest, ChatSettings):
     metadata: Labels | None = optional("Labels; they change nothing.")
     n: Any = neutral("a response has one text", 1)
     certificate: Any = neutral("a response carries no record", False)
+    trace: Any = neutral("a response carries no trees", False)
     return_token_ids: Any = neutral("a response carries no token ids", False)
     prompt_logprobs: Any = neutral("a response carries no scores")
     top_logprobs: Any = neutral("a response carries no scores", 0)

@@ -17,6 +17,7 @@ from monge.engine.chat_format import ChatFormat
 from monge.engine.decoder import Decoder
 from monge.engine.session import Session
 from monge.options import ServeOptions
+from monge.page.trace import drafters_of, origins_of
 from monge.serve.answers import Answers, TokenTexts, dumped
 from monge.serve.bodies import check_headers
 from monge.serve.generation import Output
@@ -52,7 +53,7 @@ class Service:
         self._texts, self._fingerprint = TokenTexts(decoder.tokenizer), _fingerprint(decoder)
         self._worker = RequestWorker("monge-requests", options.max_waiting)
         self._writer = RequestWorker("monge-answers")
-        self._is_leaving = False
+        self._origins, self._is_leaving = origins_of(self._components.drafter), False
         self._card = {
             "id": options.served_model_name,
             "object": "model",
@@ -60,6 +61,8 @@ class Service:
             "owned_by": "monge",
             "max_model_len": longest,
             "backend": decoder.backend,
+            "drafters": drafters_of(self._origins),
+            "verifier": self._components.rule.title,
         }
         metrics.watch(scheduler.snapshot, decoder.backend)
 
@@ -135,6 +138,7 @@ class Service:
             "model_name": str(self._options.served_model_name),
             "fingerprint": self._fingerprint,
             "texts": self._texts,
+            "origins": self._origins,
         }
         kind = Answers if asked.asked is None else partial(ResponseAnswers, asked=asked.asked)
         answers = kind(**common)

@@ -99,6 +99,7 @@ def merged(outputs: Sequence[Output]) -> Output:
         text="".join(one.text for one in outputs),
         token_ids=tuple(token for one in outputs for token in one.token_ids),
         logprobs=tuple(entry for one in outputs for entry in one.logprobs),
+        records=tuple(record for one in outputs for record in one.records),
         prompt_logprobs=outputs[0].prompt_logprobs,
     )
 
@@ -106,7 +107,7 @@ def merged(outputs: Sequence[Output]) -> Output:
 class EventStream(StreamingResponse):
     """A stream that cancels its generations when it ends or its client disconnects.
 
-    `writer` writes chunks with log-probabilities, of which there may be many.
+    `writer` writes chunks with log-probabilities or trees, of which there may be many.
     """
 
     def __init__(self, answers: Answers, outputs: Outputs, writer: RequestWorker) -> None:
@@ -156,8 +157,8 @@ async def _events(answers: Answers, outputs: Outputs, writer: RequestWorker) -> 
             usage = answers.usage(num_generated) if wanted.continuous_usage_stats else None
             write = partial(_chunk, answers, index, output, usage, is_first=index not in begun)
             begun.add(index)
-            has_logprobs = request.choices[index].logprobs is not None
-            if chunk := await writer.do(write) if has_logprobs else write():
+            is_large = request.choices[index].logprobs is not None or request.body.trace
+            if chunk := await writer.do(write) if is_large else write():
                 yield chunk
         for chunk in answers.closing([last[index] for index in sorted(last)]):
             yield _event(chunk)

@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
+from torch.export.pt2_archive._package import AOTICompiledModel
 from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface, PreTrainedModel
 
@@ -366,11 +367,15 @@ def load_program(stored: StoredProgram, tensors: Mapping[str, Tensor]) -> Run:
     """Load a program with these weights and buffers, which it keeps alive; its inputs must be contiguous."""
     load_packed_linear()
     load_grouped_attention()
-    program: Any = torch._inductor.aoti_load_package(str(stored.path))
+    # As `aoti_load_package` does, without asking the compiler for a second what this machine is, which
+    # is part of a program's key.
+    aoti: Any = vars(torch._C)["_aoti"]
+    loader = aoti.AOTIModelPackageLoader(str(stored.path), "model", False, 1, -1)
+    program = AOTICompiledModel(loader)
     known = {**tensors, **stored.constants}
     constants = {name: known[name].detach() for name in program.get_constant_fqns()}
     program.load_constants(constants, check_full_update=True, user_managed=True)
-    run: Run = program.loader.run
+    run: Run = loader.run
 
     def run_loaded(
         inputs: list[Tensor], _memory: Mapping[str, Tensor] = constants

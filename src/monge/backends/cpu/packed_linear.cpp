@@ -1,7 +1,7 @@
 // Products of a few rows with a matrix in panels: every number of the matrix is fetched once for all rows.
 //
 // A panel is 32 columns. Its lines, one for every number of a row that is multiplied, lie one behind another. A line of bfloat16
-// numbers is 16 words, column j in the lower half of word j and column 16 + j in the upper; one of float32 numbers is 32 of them.
+// numbers is 16 words, column j in the lower half of word j and column 16 + j in the upper; one of float16 or float32 is 32 numbers.
 // A sum is taken in the order of the lines, whatever the number of rows: a row's result does not depend on its neighbours.
 //
 // Panels of integers come in groups of numbers of a row: 64 numbers of 8 bits with a line of bfloat16 scales, then 16 lines of 32
@@ -48,6 +48,31 @@ struct Bfloat16 {
     std::memcpy(&both, line + sizeof both * group, sizeof both);
     first = (Floats)(both << 16);
     second = (Floats)(both & 0xffff0000u);
+  }
+};
+
+// float16 numbers of one group of lanes, all finite.
+inline Floats half_floats(const char* from) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#elif defined(__F16C__)
+  return (Floats)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#else
+  typedef uint16_t Halves __attribute__((vector_size(2 * lanes)));
+  Halves halves;
+  std::memcpy(&halves, from, sizeof halves);
+  const Words bits = __builtin_convertvector(halves, Words);
+  const Floats size = (Floats)((bits & 0x7fffu) << 13) * 0x1p112f;  // the exponents' biases are 112 apart
+  return (Floats)((Words)size | (bits & 0x8000u) << 16);
+#endif
+}
+
+// 32 numbers of 2 bytes; a line of them is named by `name`, since one of bfloat16 numbers has as many bytes.
+struct Float16 {
+  static constexpr int64_t bytes = 4 * words, name = 2;
+  static void load(const char* line, int group, Floats& first, Floats& second) {
+    first = half_floats(line + 2 * lanes * group);
+    second = half_floats(line + 2 * words + 2 * lanes * group);
   }
 };
 
@@ -123,20 +148,6 @@ void multiply_panel(const Product& all, int64_t panel) {
     const int64_t row = all.num_rows * block / blocks;
     multiply<Kind, most_rows>(all, row, all.num_rows * (block + 1) / blocks - row, panel);
   }
-}
-
-// float16 numbers of one group of lanes, all finite.
-inline Floats half_floats(const char* from) {
-#if defined(__AVX512F__)
-  return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-#else
-  typedef uint16_t Halves __attribute__((vector_size(2 * lanes)));
-  Halves halves;
-  std::memcpy(&halves, from, sizeof halves);
-  const Words bits = __builtin_convertvector(halves, Words);
-  const Floats size = (Floats)((bits & 0x7fffu) << 13) * 0x1p112f;  // the exponents' biases are 112 apart
-  return (Floats)((Words)size | (bits & 0x8000u) << 16);
-#endif
 }
 
 // What one group of lanes needs of a block: the scales and bases of both halves of its columns.
@@ -454,6 +465,7 @@ constexpr Integers kinds[] = {integers<Eight>,
 AOTITorchError multiply_kind(const std::vector<Product>& all, int64_t line_bytes) {
   if (all.front().num_rows == 0) return AOTI_TORCH_SUCCESS;
   if (line_bytes == Bfloat16::bytes) return multiply_all<Bfloat16>(all);
+  if (line_bytes == Float16::name) return multiply_all<Float16>(all);
   if (line_bytes == Float32::bytes) return multiply_all<Float32>(all);
   for (const Integers& kind : kinds)
     if (kind.bytes == line_bytes) return kind.multiply(all);
@@ -495,7 +507,8 @@ extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_
     if (aoti_torch_get_sizes(panels[i], &shape) || aoti_torch_get_dtype(panels[i], &panels_type) ||
         aoti_torch_is_contiguous(panels[i], &panels_dense) || aoti_torch_get_data_ptr(panels[i], &matrix))
       return AOTI_TORCH_FAILURE;
-    const int64_t bytes = shape[2] * (panels_type == aoti_torch_dtype_uint8() ? 1 : 4), block_size = block_size_of(bytes);
+    const bool is_half = panels_type == aoti_torch_dtype_float16(), is_bytes = panels_type == aoti_torch_dtype_uint8();
+    const int64_t bytes = is_half ? Float16::name : shape[2] * (is_bytes ? 1 : 4), block_size = block_size_of(bytes);
     if ((depth + block_size - 1) / block_size != shape[1] || !panels_dense || (i > 0 && bytes != line_bytes)) return AOTI_TORCH_FAILURE;
     line_bytes = bytes;
     all.push_back({static_cast<float*>(from), static_cast<char*>(matrix), nullptr, num_rows, depth, widths[i], 0});

@@ -1,8 +1,8 @@
 """Products of a few rows with a matrix whose numbers lie in panels: a torch operation, a module, and its machine code.
 
 A forward of a few tokens is bound by reading the weights, so their size decides how long it takes:
-panels hold float32 numbers, bfloat16 numbers, integers of 8 bits with a scale for every 64, or blocks of integers
-(`block_panels`).
+panels hold float32, float16 or bfloat16 numbers, integers of 8 bits with a scale for every 64, or
+blocks of integers (`block_panels`).
 """
 
 import copy
@@ -41,6 +41,7 @@ _LARGEST_STORED: Final = 15  # in 4 bits
 _MIDDLE: Final = 8  # what 0 is stored as in Q4_0
 _MOST_LOST: Final = 0.1  # of the norm of a matrix, in 4 bits
 _LOWER: Final = 0xFFFF  # half of a word
+_FLOAT16: Final = 2  # names lines of float16, which are as long as those of bfloat16
 _PAGE: Final = 4096  # bytes
 _SOURCE: Final = Path(__file__).with_name("packed_linear.cpp")
 DECLARATION: Final = (
@@ -61,8 +62,8 @@ class PackedLinear(PackedLayer):
     """A linear layer in float32 whose matrix lies in panels.
 
     Args:
-        matrix: `[width, depth]`, float32. Where all of its numbers are bfloat16 numbers, the panels
-            hold 16 bits of each.
+        matrix: `[width, depth]`, float32. Where all of its numbers are bfloat16 numbers, or all are
+            float16 numbers, the panels hold 16 bits of each.
         bias: `[width]`, if any.
         weights: One of `WEIGHTS`. With `int8` and `int4` the rows that are multiplied are rounded to
             8 bits. A matrix that `four_bit_panels_of` refuses has `int8`.
@@ -126,7 +127,8 @@ class PackedEmbedding(PackedLayer):
     def forward(self, token_ids: Tensor) -> Tensor:
         """Return embeddings, `[..., depth]` in float32."""
         rows = rows_of(self.panels, token_ids.flatten(), self.depth)
-        places = torch.arange(len(rows), device=rows.device).view(token_ids.shape)
+        # Of no fixed number in a trace, as `len` of a tensor would be.
+        places = torch.arange(token_ids.numel(), device=rows.device).view(token_ids.shape)
         return functional_call(self._rest, {"weight": rows}, (places,))
 
     @property
@@ -177,14 +179,15 @@ def panels_of(matrix: Tensor) -> Tensor:
 
     Returns:
         `[panels, depth, 16]` of int32, two bfloat16 numbers each, if these hold the matrix exactly;
-        else `[panels, depth, 32]` of float32.
+        else `[panels, depth, 32]` of float16 if this does, or of float32.
     """
     width, depth = matrix.shape
     filled = torch.nn.functional.pad(matrix.detach(), (0, 0, 0, -width % COLUMNS))
     panels = filled.reshape(-1, COLUMNS, depth).transpose(1, 2).contiguous()
     narrow = panels.bfloat16()
     if not torch.equal(narrow.float(), panels):
-        return panels
+        halves = panels.half()
+        return halves if torch.equal(halves.float(), panels) else panels
     lower, upper = (narrow.view(torch.int16).int() & _LOWER).split(COLUMNS // 2, dim=-1)
     return (lower | upper << 16).contiguous()
 
@@ -290,7 +293,7 @@ def matrix_of(panels: Tensor, width: int, depth: int | None = None) -> Tensor:
 
 def _floats_of(panels: Tensor) -> Tensor:
     if panels.dtype != torch.int32:
-        return panels
+        return panels.float()
     halves = panels << 16, panels & ~_LOWER
     return torch.cat([half.view(torch.float32) for half in halves], dim=-1)
 
@@ -307,7 +310,7 @@ def rows_of(panels: Tensor, row_ids: Tensor, depth: int) -> Tensor:
         return rows_of_blocks(panels, layout, row_ids)[:, :depth]
     panel, column = row_ids // COLUMNS, row_ids % COLUMNS
     if panels.dtype != torch.int32:
-        return panels.transpose(1, 2)[panel, column]
+        return panels.transpose(1, 2)[panel, column].float()
     words = panels.transpose(1, 2)[panel, column % (COLUMNS // 2)]
     raised = torch.where(column[:, None] < COLUMNS // 2, words << 16, words & ~_LOWER)
     return raised.view(torch.float32)
@@ -347,7 +350,7 @@ def _product(rows: Tensor, panels: Tensor, width: int) -> Tensor:
             rows.numel() // max(depth, 1),
             depth,
             width,
-            panels.shape[2] * panels.itemsize,
+            _FLOAT16 if panels.dtype == torch.float16 else panels.shape[2] * panels.itemsize,
         )
         if failed:
             raise RuntimeError("products of few rows failed")
@@ -460,7 +463,7 @@ def pack_draft_module(module: torch.nn.Module) -> None:
 
 
 def _packed(child: torch.nn.Module, weights: str) -> torch.nn.Module:
-    if isinstance(child, PackedLinear):
+    if isinstance(child, PackedLayer):  # whose weight would be made anew
         return child
     weight: Any = getattr(child, "weight", None)
     is_map = type(child) is torch.nn.Linear or getattr(child, "is_linear_map", False)

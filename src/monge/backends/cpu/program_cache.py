@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from monge.engine.notices import notify
 
 FOLDER_VARIABLE: Final = "MONGE_CACHE"
-_FORMAT: Final = 8  # raised whenever the traced step, its inputs or the files change
+_FORMAT: Final = 9  # raised whenever the traced step, its inputs or the files change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

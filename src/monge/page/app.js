@@ -1,0 +1,307 @@
+// The page of a server: a chat, a race with and without speculation, and the state of the server.
+
+import { Client } from "./client.js";
+import { Inspector, ORIGINS, Run, Tokens, bars, legend, make } from "./view.js";
+
+const POLL_MS = 1500;
+const client = new Client();
+const find = (id) => document.getElementById(id);
+const inspector = new Inspector(find("inspector"));
+
+/** The fields of a request, from the controls. */
+function settings() {
+  const seed = find("seed").value;
+  return {
+    temperature: Number(find("temperature").value),
+    max_tokens: Number(find("tokens").value),
+    speculation: find("speculation").checked,
+    ...(seed !== "" && { seed: Number(seed) }),
+  };
+}
+
+/** Write an answer into a run; returns its text. */
+async function answer(run, turns, options, signal, onChunk = () => {}) {
+  const isChat = find("form").value === "chat";
+  const path = isChat ? "v1/chat/completions" : "v1/completions";
+  const asked = isChat ? { messages: turns } : { prompt: turns.map((turn) => turn.content).join("") };
+  let text = "";
+  for await (const chunk of client.stream(path, { ...options, ...asked }, signal)) {
+    for (const choice of chunk.choices) {
+      text += choice.delta?.content ?? choice.text ?? "";
+      choice.rounds?.forEach((round) => run.add(round));
+      onChunk();
+    }
+  }
+  return text;
+}
+
+/** Make a run; one that is pointed at is shown round by round. */
+function newRun() {
+  const run = new Run();
+  run.addEventListener("select", () => inspector.show(run));
+  return run;
+}
+
+function tell(message, isError = false) {
+  find("status").textContent = message;
+  find("status").classList.toggle("error", isError);
+}
+
+/** Return a function that measures a run so far; its speed counts from the first tokens on. */
+function startClock(run) {
+  const [asked, first] = [performance.now(), { at: 0, count: 0 }];
+  return () => {
+    const { length } = run.tokens;
+    if (!first.count) [first.at, first.count] = [performance.now(), length];
+    const seconds = (performance.now() - first.at) / 1000;
+    const delay = ((first.at - asked) / 1000).toFixed(2);
+    const figures = `${length} tokens · ${run.tokensPerForward.toFixed(2)} a forward · first after ${delay} s`;
+    return { speed: seconds && (length - first.count) / seconds, figures };
+  };
+}
+
+// Chat
+
+let turns = [];
+let running = null;
+
+async function ask(event) {
+  event.preventDefault();
+  const question = find("question").value;
+  if (running || !question.trim()) return;
+  running = new AbortController();
+  find("question").value = "";
+  setRunning(true);
+  const run = newRun();
+  inspector.show(run);
+  const figures = make("p", { class: "quiet" });
+  if (!turns.length) find("log").replaceChildren();
+  const articles = [
+    make("article", { class: "turn user" }, make("h3", {}, "You"), make("p", {}, question)),
+    make("article", { class: "turn" }, make("h3", {}, "Model"), new Tokens(run).element, figures),
+  ];
+  find("log").append(...articles);
+  const asked = [...turns, { role: "user", content: question }];
+  const measure = startClock(run);
+  tell("writing …");
+  try {
+    const text = await answer(run, asked, settings(), running.signal, () => {
+      const now = measure();
+      figures.textContent = `${now.figures} · ${now.speed.toFixed(1)} tokens/s`;
+      requestAnimationFrame(() => find("log").scrollTo(0, find("log").scrollHeight));
+    });
+    turns = [...asked, { role: "assistant", content: text }];
+    tell(`Answered: ${figures.textContent}`);
+  } catch (error) {
+    const isStopped = error.name === "AbortError";
+    const text = run.tokens.map((token) => token.text).join("");
+    if (isStopped) {
+      turns = [...asked, { role: "assistant", content: text }];
+    } else {
+      find("question").value = question;
+      articles.forEach((article) => article.remove());
+    }
+    tell(isStopped ? "Stopped." : error.message, !isStopped);
+    noteKey(error);
+  } finally {
+    running = null;
+    setRunning(false);
+    if (find("key-form").hidden) find("question").focus();
+  }
+}
+
+function setRunning(isRunning) {
+  find("stop").hidden = !isRunning;
+  for (const id of ["send", "fresh", "go"]) find(id).disabled = isRunning;
+}
+
+find("ask").addEventListener("submit", ask);
+find("stop").addEventListener("click", () => running?.abort());
+find("fresh").addEventListener("click", () => {
+  turns = [];
+  find("log").replaceChildren();
+  tell("A new chat.");
+  find("question").focus();
+});
+for (const [field, form] of Object.entries({ question: "ask", task: "start" })) {
+  find(field).addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    find(form).requestSubmit();
+  });
+}
+
+// Race
+
+function makeLane(title, speculation) {
+  const run = newRun();
+  const rate = make("strong", { class: "rate" }, "0");
+  const figures = make("p", { class: "quiet" }, "waiting");
+  const progress = make("progress", { max: settings().max_tokens, value: 0, "aria-label": title });
+  const heading = [make("h3", {}, title), make("p", {}, rate, " tokens/s"), progress, figures];
+  find("lanes").append(make("article", { class: "card lane" }, ...heading, new Tokens(run).element));
+  const lane = { run, text: "", speed: 0 };
+  lane.start = async (task) => {
+    const measure = startClock(run);
+    const update = () => {
+      const now = measure();
+      lane.speed = now.speed;
+      rate.textContent = now.speed.toFixed(1);
+      figures.textContent = now.figures;
+      progress.value = run.tokens.length;
+    };
+    const turn = [{ role: "user", content: task }];
+    lane.text = await answer(run, turn, { ...settings(), speculation }, running.signal, update);
+    progress.value = progress.max;
+  };
+  return lane;
+}
+
+async function race(event) {
+  event.preventDefault();
+  const task = find("task").value;
+  if (running || !task.trim()) return;
+  running = new AbortController();
+  setRunning(true);
+  find("lanes").replaceChildren();
+  find("result").textContent = "";
+  const lanes = [makeLane("With speculation", true), makeLane("Without", false)];
+  inspector.show(lanes[0].run);
+  tell("racing …");
+  try {
+    if (find("order").value === "together") await Promise.all(lanes.map((lane) => lane.start(task)));
+    else for (const lane of lanes) await lane.start(task);
+    const [drafted, plain] = lanes;
+    const why = settings().temperature === 0 ? "" : ", as two draws from one distribution do";
+    const texts = drafted.text === plain.text ? "The texts are equal." : `The texts differ${why}.`;
+    find("result").textContent = `${(drafted.speed / plain.speed).toFixed(2)} times the speed. ${texts}`;
+    tell("The race has ended.");
+  } catch (error) {
+    running.abort(); // the other lane
+    const isStopped = error.name === "AbortError";
+    tell(isStopped ? "Stopped." : error.message, !isStopped);
+    noteKey(error);
+  } finally {
+    running = null;
+    setRunning(false);
+  }
+}
+
+find("start").addEventListener("submit", race);
+
+// State of the server
+
+const FIGURES = {
+  speed: "tokens/s now",
+  forward: "tokens a forward",
+  running: "running",
+  waiting: "waiting",
+  cache: "cache reserved",
+  hits: "prefix cache hits",
+  planned: "rounds planned by",
+};
+const shown = Object.fromEntries(Object.keys(FIGURES).map((name) => [name, make("dd", {}, "–")]));
+const depths = make("div", {});
+let before = null;
+
+function showMetrics(found) {
+  const total = (name) => (found.get(name) ?? []).reduce((sum, one) => sum + one.value, 0);
+  const share = (part, whole) => (whole ? `${((100 * part) / whole).toFixed(0)} %` : "–");
+  const [tokens, rounds] = [total("vllm:generation_tokens_total"), total("monge:target_rounds_total")];
+  const now = performance.now();
+  if (before) shown.speed.textContent = ((1000 * (tokens - before.tokens)) / (now - before.now)).toFixed(1);
+  before = { tokens, now };
+  shown.forward.textContent = rounds ? (tokens / rounds).toFixed(2) : "–";
+  shown.running.textContent = total("vllm:num_requests_running");
+  shown.waiting.textContent = total("vllm:num_requests_waiting");
+  shown.cache.textContent = share(total("vllm:kv_cache_usage_perc"), 1);
+  const looked = total("vllm:prefix_cache_queries_total");
+  shown.hits.textContent = share(total("vllm:prefix_cache_hits_total"), looked);
+  const planned = (found.get("monge:rounds_by_controller_total") ?? []).filter((one) => one.value);
+  const named = planned.map(({ labels, value }) => `${labels.controller} ${value}`);
+  shown.planned.textContent = named.join(", ") || "–";
+  const drafts = total("vllm:spec_decode_num_drafts_total");
+  const positions = found.get("vllm:spec_decode_num_accepted_tokens_per_pos_total") ?? [];
+  const reached = positions.filter((one) => one.value);
+  const shares = reached.map((one) => ({ tried: drafts, accepted: one.value }));
+  depths.replaceChildren(drafts ? bars(shares) : "No drafts yet.");
+}
+
+async function poll() {
+  try {
+    if (!document.hidden) showMetrics(await client.metrics());
+  } catch {
+    before = null;
+    shown.speed.textContent = "no answer";
+  }
+  setTimeout(poll, POLL_MS);
+}
+
+// The page
+
+async function connect() {
+  try {
+    const card = await client.model();
+    const parts = `drafts by ${card.drafters.join(", ")} · verified by ${card.verifier}`;
+    find("model").textContent = `${card.id} · ${card.backend} · ${parts}`;
+    find("key-form").hidden = true;
+    tell("");
+  } catch (error) {
+    find("model").textContent = "not connected";
+    tell(error.message, true);
+    noteKey(error);
+  }
+}
+
+/** Ask for a key if the server wants one. */
+function noteKey(error) {
+  if (error.status !== 401) return;
+  find("key-form").hidden = false;
+  find("key").focus();
+}
+
+find("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  client.key = find("key").value;
+  connect();
+});
+
+const tabs = [...document.querySelectorAll("[role=tab]")];
+function openTab(tab) {
+  for (const one of tabs) {
+    const isOpen = one === tab;
+    one.setAttribute("aria-selected", isOpen);
+    one.tabIndex = isOpen ? 0 : -1;
+    find(one.getAttribute("aria-controls")).hidden = !isOpen;
+  }
+  find("speculation").disabled = tab.id === "tab-race";
+}
+tabs.forEach((tab, place) => {
+  tab.addEventListener("click", () => openTab(tab));
+  tab.addEventListener("keydown", (event) => {
+    if (!["ArrowLeft", "ArrowRight"].includes(event.key)) return;
+    const other = tabs[(place + 1) % tabs.length];
+    openTab(other);
+    other.focus();
+  });
+});
+
+const themes = ["system", "light", "dark"];
+find("theme").addEventListener("click", () => {
+  const root = document.documentElement;
+  const next = themes[(themes.indexOf(root.dataset.theme ?? "system") + 1) % themes.length];
+  root.dataset.theme = next;
+  find("theme").textContent = `Theme: ${next}`;
+});
+
+const pairs = Object.entries(FIGURES).map(([name, label]) =>
+  make("div", {}, make("dt", {}, label), shown[name]),
+);
+find("legend").append(legend(Object.keys(ORIGINS)));
+find("live").append(
+  make("dl", { class: "live" }, ...pairs),
+  make("h3", {}, "Drafts accepted to depth"),
+  depths,
+);
+connect();
+poll();
