@@ -19,8 +19,9 @@ from monge.engine.decoder import Decoder
 from monge.engine.grammar import GrammarCompiler
 from monge.options import ServeOptions
 from monge.serve.app import create_app
+from monge.serve.call_reader import CallReader
 from monge.serve.schemas import Function
-from monge.serve.tools import CallFormat, CallReader, ToolUse, call_format
+from monge.serve.tools import CallFormat, ToolUse, call_format
 from monge.testing.tabular import TabularModel
 
 HERMES = CallFormat()

@@ -1,6 +1,5 @@
-"""Calls of functions: how templates write them, how grammars force them, and how they are read from answers."""
+"""Calls of functions: how templates write them, and how grammars force them."""
 
-import hashlib
 import json
 import logging
 import re
@@ -8,8 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Final
-
-from pydantic_core import from_json
 
 from monge.core.errors import OptionError
 from monge.core.grammar import Grammar
@@ -30,9 +27,6 @@ _MARKS: Final = (
 
 _LOG: Final = logging.getLogger(__name__)
 _JSON: Final = json.JSONDecoder()
-_HEAD: Final = re.compile(
-    r'\{\s*"name"\s*:\s*"([\w-]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
-)
 _ON_ONE_LINE: Final = {
     "x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 }
@@ -146,11 +140,13 @@ def _learnt(chat: TemplateFormat) -> dict[str, Any]:
     if _PROBE not in asked:
         return {}
     prompt, answer = asked.rpartition(_MARK)[2], told.rpartition(_MARK)[2]
-    place = next((one.start() for one in re.finditer(r"\{", answer) if _probed(answer, one)), None)
-    if place is None or _RESULT not in answer:  # earlier calls are dropped
+    objects = ((*json_value(answer, one.start()), one.start()) for one in re.finditer("{", answer))
+    calls = (found for found in objects if found[1] >= 0 and found[0].get("name") == _PROBE)
+    value, stop, start = next(calls, ({}, 0, 0))
+    key = "parameters" if "parameters" in value else "arguments"
+    if key not in value or _RESULT not in answer:  # earlier calls are dropped
         return {"has_tools": _MARKS[0][0] in asked and '"arguments"' in asked}
-    lead, rest = answer[:place], answer[_end_of(answer, place) :]
-    key = "parameters" if '"parameters"' in answer else "arguments"
+    lead, rest = answer[:start], answer[stop:]
     shown = {"has_tools": True, "has_calls": True, "key": key}
     for begin, end in _MARKS:
         before = lead.rpartition(begin)[2]
@@ -159,15 +155,6 @@ def _learnt(chat: TemplateFormat) -> dict[str, Any]:
             return shown | {"begin": begin, "before": before, "after": after, "end": end}
     bare = {"begin": "", "before": "", "after": "", "end": ""}
     return shown | bare if lead == prompt else {}
-
-
-def _probed(answer: str, brace: re.Match[str]) -> bool:
-    """Return whether the call of the probe begins at a brace."""
-    try:
-        found, _ = _JSON.raw_decode(answer, brace.start())
-    except ValueError:
-        return False
-    return found.get("name") == _PROBE and bool({"arguments", "parameters"} & found.keys())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,127 +245,13 @@ class ToolUse:
         return _dumped(schema | _ON_ONE_LINE)
 
 
-class CallReader:
-    """Reads calls out of an answer that comes in pieces; how it is cut makes no difference.
-
-    A call is given out when it is complete, since until then it may turn out to be text; one that a
-    grammar forces is given out as it comes. Whatever is no call of a known function is text.
-
-    Args:
-        use: Which functions may be called, and how.
-        name: Names the answer; ids of calls are made of it.
-    """
-
-    def __init__(self, use: ToolUse, name: str) -> None:
-        hidden, self._is_forced = use.form.hidden, use.is_forced
-        self._begin, self._end = (
-            "" if mark in hidden else mark for mark in (use.form.begin, use.form.end)
-        )
-        self._lead = re.compile(rf"\s*(?:{re.escape(self._begin)})?[\s\[,;]*")
-        self._names, self._name = {one.name for one in use.functions}, name
-        self._left, self._sent = "", -1
-        self._content, self._calls = "", list[dict[str, Any]]()
-        self._step = self._text if self._begin else self._call
-        self.num_calls = 0
-        """Calls that have begun."""
-
-    def read(self, text: str, finish: str | None = None) -> tuple[str, list[dict[str, Any]]]:
-        """Return the text and the deltas of calls that a piece adds.
-
-        Args:
-            text: The piece.
-            finish: With the last one, why the answer ends.
-        """
-        self._left += text
-        self._content, self._calls = "", []
-        while self._step(finish):
-            pass
-        return self._content, self._calls
-
-    def _text(self, finish: str | None) -> bool:
-        left, begin, is_last = self._left, self._begin, finish is not None
-        place = left.find(begin) if begin else -1
-        held = (size for size in range(len(begin) - 1, 0, -1) if left.endswith(begin[:size]))
-        shown = left[: place if place >= 0 else len(left) - (0 if is_last else next(held, 0))]
-        if place >= 0 or not is_last or self.num_calls:
-            shown = shown.rstrip()  # space around calls is none of the text
-        self._content, self._left = self._content + shown, left[len(shown) :]
-        self._step = self._call if place >= 0 else self._text
-        return place >= 0
-
-    def _call(self, finish: str | None) -> bool:
-        lead = self._lead.match(self._left)
-        size = lead.end() if lead else 0
-        rest = self._left[size:]
-        if not self._read_call(rest, finish):
-            self._content, self._left = self._content + self._left[:size], rest
-            self._step = self._text
-        return self._step != self._call
-
-    def _read_call(self, rest: str, finish: str | None) -> bool:
-        """Give out what is certain of a call; false if it is none. A complete one is taken away."""
-        if not rest.startswith("{"):
-            return not rest and finish is None
-        head = _HEAD.match(rest)
-        arguments = rest[head.end() : _end_of(rest, head.end())] if head else ""
-        try:
-            value, stop = _JSON.raw_decode(rest)
-        except (ValueError, RecursionError):
-            is_cut = finish == "length" and _is_begun(rest)
-            if head and head[1] in self._names and (self._is_forced or is_cut):
-                self._give(head[1], arguments)
-                return True
-            return finish is None
-        name, values = value.get("name"), value.get("arguments", value.get("parameters", {}))
-        if name not in self._names or not isinstance(values, dict):
-            return False
-        self._give(name, arguments if head and head[1] == name else json.dumps(values))
-        self._left, self._step, self._sent = rest[stop:], self._after, -1
-        return True
-
-    def _after(self, finish: str | None) -> bool:
-        rest, end = self._left.lstrip(), self._end
-        if rest.startswith("]"):
-            self._left = rest[1:]
-        elif end and rest.startswith(end):
-            self._left, self._step = rest[len(end) :], self._text if self._begin else self._call
-        elif not rest or (end.startswith(rest) and finish in {None, "length"}):
-            return False
-        else:
-            self._step = self._call if rest[0] in "{,;" else self._text
-        return True
-
-    def _give(self, name: str, arguments: str) -> None:
-        """Give out a call, or what is new of it."""
-        if self._sent < 0:
-            words = f"{self._name}/{self.num_calls}".encode()
-            # Some templates take ids of nine letters and digits only.
-            call = {"id": hashlib.blake2b(words, digest_size=8).hexdigest()[:9], "type": "function"}
-            function = {"name": name, "arguments": arguments}
-            self._calls.append({"index": self.num_calls, **call, "function": function})
-            self.num_calls += 1
-        elif len(arguments) > self._sent:
-            function = {"arguments": arguments[self._sent :]}
-            self._calls.append({"index": self.num_calls - 1, "function": function})
-        self._sent = len(arguments)
-
-
 def _dumped(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _end_of(text: str, start: int) -> int:
-    """Return where a JSON value ends, or the end of the text if that comes first."""
+def json_value(text: str, start: int) -> tuple[Any, int]:
+    """Return the JSON value at a place and where it ends; -1 if there is none, or a part of one."""
     try:
-        return _JSON.raw_decode(text, start)[1]
+        return _JSON.raw_decode(text, start)
     except (ValueError, RecursionError):
-        return len(text)
-
-
-def _is_begun(text: str) -> bool:
-    """Return whether a text is the beginning of a JSON value."""
-    try:
-        from_json(text, allow_partial="trailing-strings")
-    except ValueError:
-        return False
-    return True
+        return None, -1
