@@ -2,16 +2,19 @@
 
 import json
 import os
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import torch
 
 from lab.command import run
+from lab.never_slower.__main__ import PROMPTS as PASSAGES
 from lab.peers.compare import PeerSettings, compare_peers
-from lab.peers.engines import PEERS, ROUNDED, peer_named
-from lab.peers.report import peer_table
+from lab.peers.engines import PEERS, ROUNDED, gguf_peers, peer_named
+from lab.peers.report import facts_table, peer_table
 from monge.api import built_in
+from monge.bench.arms import TokenIds
 from monge.bench.provenance import busy_note
 from monge.cli import options
 from monge.cli.console import notes, output, quiet_host, reported, write_document
@@ -19,14 +22,15 @@ from monge.cli.options import check_out_folder
 from monge.core.errors import OptionError
 from monge.engine.chat_format import chat_format
 from monge.heads.readers.files import head_path
-from monge.loading.networks import load_tokenizer
-from monge.loading.sources import resolve
-from monge.prompts import asked_prompts, encode
+from monge.loading.networks import load_tokenizer, resolve_for
+from monge.loading.sources import NAMED, resolve
+from monge.prompts import asked_prompts, encode, read_prompts
 
 OUT: Final = Path("bench-peers")
 QUICK: Final[dict[str, Any]] = {"max_new_tokens": 48, "repeats": 2}
 QUICK_PROMPTS: Final = 1
 PROMPTS: Final = 3
+_BACKEND: Final = "compiled(weights='file')"
 
 Peers = Annotated[
     list[str] | None,
@@ -69,6 +73,13 @@ def main(
         "the shipped prompts",
     ),
     rounded: Rounded = False,
+    file: Path | None = options.option(
+        None,
+        options.MODELS,
+        "Compare engines on this GGUF file, or `smollm2`: this library, and llama.cpp built for this machine.",
+        None,
+        "--gguf",
+    ),
     is_chat: options.Chat = False,
     quick: bool = options.switch(
         "--quick", options.MEASURING, "Few prompts, short texts, batch 1: within a minute."
@@ -86,26 +97,37 @@ def main(
     out: Path = options.option(OUT, options.OUTPUT, "Folder for the JSON."),
     as_json: options.Json = False,
 ) -> None:
-    """Compare engines: this library and transformers, OpenVINO GenAI, llama.cpp and vLLM, with the same two models.
+    """Compare engines: this library and transformers, OpenVINO GenAI, llama.cpp and vLLM, with the same models.
 
     Every engine runs in a process and an environment of its own, in float32 or with rounded weights,
     and looks for its best settings first. An engine that cannot be installed or fails is listed with the reason.
+    With `--gguf`, memory, time to the first token and perplexity stand beside speed, and `--draft` is a head or a GGUF file.
 
     **Examples**
 
         python -m lab.peers --install --quick
         python -m lab.peers --rounded --chat --target FOLDER --draft HEAD --prompts examples/questions.txt
+        python -m lab.peers --install --gguf model.Q4_K_M.gguf --chat
         python -m lab.peers --peer monge --peer llama_cpp --temperature 0 --json | tail -n 1
     """
     quiet_host()
     options.check_positive(threads=threads)
     check_out_folder(out)
-    known = ROUNDED if rounded else PEERS
+    if file is not None:
+        if target is not None or rounded:
+            raise OptionError(
+                "--gguf is the target, and has its own types: leave --target and --rounded out"
+            )
+        known, other = gguf_peers(draft or ""), draft or ""
+        source = str(NAMED[str(file)].path() if str(file) in NAMED else file.expanduser())
+        tokenizer = load_tokenizer(resolve_for(source, _BACKEND))
+    else:
+        known = ROUNDED if rounded else PEERS
+        source, other = _folder(target, "target"), _folder(draft, "draft")
+        tokenizer = load_tokenizer(source)
     chosen = [peer_named(name, known) for name in peer] if peer else list(known)
-    source, other = _folder(target, "target"), _folder(draft, "draft")
     shown = asked_prompts(prompts, per_task=per_task, default=QUICK_PROMPTS if quick else PROMPTS)
-    tokenizer = load_tokenizer(source)
-    chat = chat_format(tokenizer, is_built_in=target is None)
+    chat = chat_format(tokenizer, is_built_in=target is None and file is None)
     given: dict[str, Any] = (QUICK if quick else {}) | options.given(
         max_new_tokens=max_new_tokens, repeats=repeats, seed=seed
     )
@@ -118,6 +140,7 @@ def main(
         threads=threads or torch.get_num_threads(),
         is_quick=quick,
         installs=install,
+        texts=_texts(tokenizer, 2 if quick else None) if file is not None else (),
         **given,
     )
     document = compare_peers(
@@ -131,8 +154,7 @@ def main(
         settings,
         notify=notes().print,
     )
-    file = write_document(document, out, "peers.json")
-    _report(document, file)
+    _report(document, write_document(document, out, "peers.json"))
     if as_json:
         print(json.dumps(document))
 
@@ -143,6 +165,11 @@ def _report(document: dict[str, Any], file: Path) -> None:
         cell = [arm for arm in document["arms"] if arm["temperature"] == temperature]
         mode = "greedy" if temperature == 0 else f"temperature {temperature:g}"
         console.print(peer_table(cell, f"{mode}, batch 1, {document['num_prompts']} prompts"))
+        if any(arm["facts"] for arm in cell):
+            console.print(facts_table(cell))
+            known = (f"{arm['peer']} {arm['version']}" for arm in cell if arm["version"])
+            for version in dict.fromkeys(known):
+                console.print(version, style="dim", markup=False, soft_wrap=True)
         for arm in cell:
             if arm["failure"] is not None:
                 console.print(
@@ -168,6 +195,12 @@ def _report(document: dict[str, Any], file: Path) -> None:
     if (note := busy_note()) is not None:
         console.print(note, style="yellow", markup=False)
     console.print(f"written: {file}", soft_wrap=True)
+
+
+def _texts(tokenizer: Any, count: int | None) -> TokenIds:  # noqa: ANN401 (the host's)
+    """Passages of books, of which perplexity is measured."""
+    found = (one.text for one in read_prompts(PASSAGES) if one.task == "summary")
+    return tuple(encode(tokenizer, text) for text in islice(found, count))
 
 
 def _folder(given: str | None, which: str) -> str:

@@ -8,10 +8,12 @@ give the reference's text; how often they do is reported, as is how often a text
 which flatters every drafter. Sampling is asked only of methods whose law is the target's.
 """
 
+import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 import torch
@@ -42,6 +44,8 @@ class PeerSettings:
         seed: Of sampled arms.
         is_quick: A shorter search, at the first temperature only.
         installs: Make missing environments.
+        texts: Token ids of texts whose perplexity is measured at the first temperature, with the
+            memory and the times to a first token of a second start; without, nothing but speed is.
     """
 
     target: str
@@ -54,6 +58,7 @@ class PeerSettings:
     seed: int = 0
     is_quick: bool = False
     installs: bool = False
+    texts: TokenIds = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +87,10 @@ class _Engines:
         kept = self._kept.get(arm.name)
         if kept is not None and kept.settings == settings:
             return kept
+        return self.started(peer, arm, settings)
+
+    def started(self, peer: Peer, arm: PeerArm, settings: Settings) -> _Running:
+        """A worker with an engine, in a new process."""
         asked = self._settings
         process = PeerProcess(self._python(peer), peer.name)
         self._started.append(process)  # so that it ends whatever happens while it loads
@@ -172,6 +181,11 @@ def compare_peers(
                     candidates=_candidates(peer, arm, arms, settings),
                 )
             _measure(engines, cell, prompts, settings, notify)
+            if settings.texts and not arms:  # they are the same at all temperatures
+                for peer, arm in cell:
+                    notify(f"start, memory and perplexity of {arm.name}")
+                    if arm.failure is None:
+                        _note_facts(engines, peer, arm, prompts, settings)
             arms += [arm for _, arm in cell]
     finally:
         engines.close()
@@ -181,7 +195,7 @@ def compare_peers(
         },
         "arms": [arm_record(arm, arms) for arm in arms],
         "not_sampled": left_out,
-        "settings": {**asdict(settings), "work": str(settings.work)},
+        "settings": {**asdict(settings), "work": str(settings.work), "texts": len(settings.texts)},
         "num_prompts": len(prompts),
         "provenance": before
         | {"load_average_after": provenance(torch.device("cpu"))["load_average"]},
@@ -284,6 +298,27 @@ def _measure(
     for arm, _ in running:
         if arm.failure is not None:
             engines.drop(arm)
+
+
+def _note_facts(
+    engines: _Engines, peer: Peer, arm: PeerArm, prompts: TokenIds, settings: PeerSettings
+) -> None:
+    """Start an engine anew, when all that a first start makes is there, and note what it takes."""
+    rules = {"max_new_tokens": 1, "temperature": arm.temperature, "seed": settings.seed}
+    try:
+        process = engines.started(peer, arm, arm.settings).process
+        arm.facts = {"start_s": process.start_s}
+        arm.facts["start_s"] += process.generate(prompts[0], **rules).seconds
+        _pass(process, prompts, arm, settings)
+        first = [process.generate(prompt, **rules).seconds for prompt in prompts]
+        arm.facts |= {"first_token_s": median(first), "peak_bytes": process.peak_bytes()}
+        if arm.method.endswith("plain"):  # drafts do not change the law
+            nats = sum(map(process.nats, settings.texts))
+            count = sum(len(text) - 2 for text in settings.texts)
+            arm.facts |= {"perplexity": math.exp(nats / count)}
+        process.stop()
+    except BackendError as error:
+        _fail(arm, error)
 
 
 def _timed(

@@ -1,7 +1,7 @@
 """The engines that are compared, and their settings."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Final
 
@@ -40,6 +40,8 @@ class Peer:
         removed: Packages that its requirements bring and that it does not run with.
         stub: A distribution of which the engine asks the version although it comes under another
             name.
+        built: A package that is compiled here, for the instructions of this machine.
+        variables: Variables of the installer's environment.
     """
 
     name: str
@@ -47,6 +49,8 @@ class Peer:
     packages: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     stub: tuple[str, str] | None = None
+    built: str | None = None
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def _counts(name: str, counts: tuple[int, ...], **fixed: object) -> tuple[Settings, ...]:
@@ -217,3 +221,26 @@ ROUNDED: Final = (
     ),
 )
 """Engines with weights of few bits. Each rounds otherwise, so their texts differ."""
+
+
+def gguf_peers(draft: str) -> tuple[Peer, ...]:
+    """Engines that read a GGUF file as it is, each with its own drafts.
+
+    Args:
+        draft: A head for the target, a smaller GGUF file, which the others draft with, too, or empty.
+    """
+    methods = {
+        "plain": Method(),
+        "lookup": Method(candidates=_counts("num_pred_tokens", (3, 10, 5), max_ngram_size=2)),
+    }
+    if draft.endswith(".gguf"):
+        methods["draft"] = Method(candidates=_counts("num_pred_tokens", (3, 5, 2, 8)))
+    ours = {"plain": Method(candidates=({"drafter": "none"},)), "default": Method()}
+    theirs = Peer(
+        name="llama_cpp_python",
+        methods=methods,
+        packages=("llama-cpp-python==0.3.36",),
+        built="llama-cpp-python",
+        variables={"CMAKE_ARGS": "-DGGML_NATIVE=ON"},
+    )
+    return Peer(name=OURS, methods=_of_weights(("file",), ours)), theirs

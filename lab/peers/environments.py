@@ -1,5 +1,6 @@
 """Environments of peers: engines pin versions that exclude each other, so each has its own."""
 
+import os
 import subprocess
 import sys
 import venv
@@ -56,7 +57,9 @@ def install(peer: Peer, work: Path, notify: Callable[[str], None]) -> None:
             venv.create(folder, clear=True, with_pip=True)
         except (OSError, subprocess.CalledProcessError) as error:
             raise BackendError(f"{peer.name} cannot be installed: {error}") from error
-        _pip(peer, folder, "install", *peer.packages)
+        # Published wheels have the instructions of old processors.
+        source = () if peer.built is None else ("--no-binary", peer.built)
+        _pip(peer, folder, "install", *source, *peer.packages)
         if peer.removed:
             _pip(peer, folder, "uninstall", "--yes", *peer.removed)
         if peer.stub is not None:
@@ -73,7 +76,8 @@ def _pip(peer: Peer, folder: Path, *arguments: str) -> None:
         "--quiet",
         *arguments,
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    env = {**os.environ, **peer.variables}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     if done.returncode != 0:
         words = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()
         raise BackendError(f"{peer.name} cannot be installed: {words[-1][:300]}")
@@ -92,7 +96,12 @@ def _stub(folder: Path, name: str, version: str) -> None:
 def _contents(peer: Peer) -> str:
     return (
         "\n".join(
-            (*peer.packages, *(f"without {name}" for name in peer.removed), *(peer.stub or ()))
+            (
+                *peer.packages,
+                *(f"without {name}" for name in peer.removed),
+                *(peer.stub or ()),
+                *(f"{name}={value}" for name, value in peer.variables.items()),
+            )
         )
         + "\n"
     )

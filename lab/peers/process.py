@@ -38,7 +38,12 @@ class PeerProcess:
         python: Interpreter of its environment.
         engine: Name of the engine.
         timeout_s: Longest wait for an answer.
+
+    Attributes:
+        start_s: Seconds from the start of the process until its engine was loaded.
     """
+
+    start_s = 0.0
 
     def __init__(self, python: Path, engine: str, *, timeout_s: float | int = 600) -> None:
         # Ours runs from where this one does; other engines see their own packages only.
@@ -46,7 +51,7 @@ class PeerProcess:
         inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         self._errors = TemporaryFile()  # noqa: SIM115 (closed with the process)
         self._timeout_s, self._engine = timeout_s, engine
-        self._buffer = b""
+        self._buffer, self._started = b"", time.monotonic()
         self._process = subprocess.Popen(
             [str(python), str(WORKER), engine],
             stdin=subprocess.PIPE,
@@ -63,7 +68,17 @@ class PeerProcess:
 
     def open(self, **request: Any) -> str:
         """Load an engine; its version. The keywords are those of the worker."""
-        return str(self._ask({"op": "open", **request})["version"])
+        version = str(self._ask({"op": "open", **request})["version"])
+        self.start_s = time.monotonic() - self._started
+        return version
+
+    def peak_bytes(self) -> int:
+        """The most memory that the process had at once."""
+        return int(self._ask({"op": "memory"})["peak_bytes"])
+
+    def nats(self, token_ids: Sequence[int]) -> float:
+        """Negative log-probability of the tokens after the second."""
+        return float(self._ask({"op": "score", "token_ids": list(token_ids)})["nats"])
 
     def generate(
         self, prompt_ids: Sequence[int], *, max_new_tokens: int, temperature: float | int, seed: int

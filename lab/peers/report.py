@@ -25,6 +25,7 @@ class PeerArm:
         tried: Settings and what they reached, tokens per second, or why there is nothing.
         tokens_per_s: Of every repeat: all tokens / all seconds.
         completions: New tokens of every prompt and repeat.
+        facts: Memory, seconds to first tokens, and perplexity, if measured.
         failure: Why there are no numbers.
     """
 
@@ -36,6 +37,7 @@ class PeerArm:
     tried: list[dict[str, Any]] = field(default_factory=list)
     tokens_per_s: list[float] = field(default_factory=list)
     completions: list[tuple[int, ...]] = field(default_factory=list)
+    facts: dict[str, float] = field(default_factory=dict[str, float])
     failure: str | None = None
 
     @property
@@ -81,6 +83,7 @@ def arm_record(arm: PeerArm, arms: Sequence[PeerArm]) -> dict[str, Any]:
         "temperature": arm.temperature,
         "settings": dict(arm.settings),
         "tried": arm.tried,
+        "facts": arm.facts,
         "failure": arm.failure,
     }
     if arm.failure is not None:
@@ -131,6 +134,25 @@ def peer_table(records: Sequence[dict[str, Any]], title: str) -> Table:
     for record in records:
         if record["failure"] is not None:
             table.add_row(record["arm"], "", "failed", "", "", "", "")
+    return table
+
+
+def facts_table(records: Sequence[dict[str, Any]]) -> Table:
+    """What a second start takes, and how well engines predict the same text."""
+    table = Table(box=SIMPLE_HEAD)
+    names = ("peak memory, MiB", "start to first token, s", "later first token, ms", "perplexity")
+    for name in ("arm", *names):
+        table.add_column(name, justify="left" if name == "arm" else "right")
+    for record in records:
+        if facts := record["facts"]:
+            perplexity = facts.get("perplexity")
+            table.add_row(
+                record["arm"],
+                f"{facts['peak_bytes'] / 2**20:.0f}",
+                f"{facts['start_s']:.1f}",
+                f"{1e3 * facts['first_token_s']:.0f}",
+                "" if perplexity is None else f"{perplexity:.4f}",
+            )
     return table
 
 

@@ -11,10 +11,13 @@ import sys
 import pytest
 
 from monge.api import built_in
-from monge.cli.chat import messages
+from monge.cli.chat_input import messages
 from monge.loading import sources
+from monge.prompts import read_prompts
 
-SCRIPT = "import json; from monge.cli.chat import messages; print(json.dumps(list(messages())))"
+SCRIPT = (
+    "import json; from monge.cli.chat_input import messages; print(json.dumps(list(messages())))"
+)
 
 
 @pytest.fixture
@@ -36,9 +39,56 @@ def test_every_line_is_answered_and_commands_are_obeyed(talk):
         "tokens a forward",
         "the conversation is forgotten",
         "nothing was answered yet",
-        "unknown command /nonsense",
+        "/nonsense: unknown command",
     ):
         assert said in result.stderr
+
+
+def test_files_go_before_the_next_message_and_a_refused_command_loses_nothing(run, tmp_path):
+    notes, latin, long = (tmp_path / name for name in ("my notes.txt", "latin.txt", "long.txt"))
+    notes.write_text("A robin is a bird.\n", encoding="utf-8")
+    latin.write_bytes(b"caf\xe9")
+    long.write_text("word " * 4000, encoding="utf-8")
+    (tmp_path / "mine.txt").write_text("keep me", encoding="utf-8")
+    saved = tmp_path / "talk.jsonl"
+    lines = (
+        f"/save {saved}",
+        f"/file '{notes}'",
+        *(f"/file {path}" for path in (tmp_path / "none.txt", latin, long, tmp_path, "~no-user/x")),
+        "word " * 4000,  # refused: the file waits for the next message
+        "What is a robin?",
+        f"/save {saved}",
+        "And a rose?",
+        *(f"/save {path}" for path in (saved, tmp_path / "mine.txt", notes / "x.txt", "")),
+        f"/save {tmp_path / 'talk.txt'}",
+    )
+    options = ("--draft", built_in("draft"), "--system", "Be brief.", "--max-new-tokens", 8)
+    result = run("chat", *options, stdin="".join(f"{line}\n" for line in lines))
+    assert result.exit_code == 0
+    for said in (
+        "nothing was said yet",
+        "my notes.txt stands before your next message",
+        "none.txt: [Errno 2]",
+        "latin.txt: not UTF-8 at byte 3",
+        "long.txt: prompt of 4",
+        "Is a directory",
+        "~no-user/x: Could not determine home directory",
+        "3 messages written",
+        "5 messages written",
+        "mine.txt: the file is there already",
+        "x.txt: [Errno 20]",
+        "name a file",
+    ):
+        assert said in result.stderr, said
+    (prompt,) = read_prompts(saved)
+    turns = prompt.messages
+    assert [one["role"] for one in turns] == ["system", "user", "assistant", "user", "assistant"]
+    assert turns[1]["content"] == "A robin is a bird.\n\nWhat is a robin?"
+    assert turns[3]["content"] == "And a rose?"
+    told = "\n\n".join(f"{one['role']}:\n{one['content']}" for one in turns)
+    assert (tmp_path / "talk.txt").read_text(encoding="utf-8") == f"{told}\n"
+    assert (tmp_path / "mine.txt").read_text(encoding="utf-8") == "keep me"
+    assert not [*tmp_path.glob("*.unfinished")]
 
 
 def test_without_the_real_model_the_built_in_target_answers_and_a_line_says_so(run, monkeypatch):
@@ -81,6 +131,7 @@ def test_generate_takes_a_prompt_as_a_message(run):
         ('"""never\nclosed', ["never\nclosed"]),
         ('say """this"""\n', ['say """this"""']),
         ('""""""\nnext\n', ["next"]),
+        ("one \\\n  two\\\n\nnext\\", ["one \n  two", "next\\"]),
         ("", []),
     ],
 )

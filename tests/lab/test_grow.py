@@ -1,17 +1,22 @@
-"""Grown networks say what the small one says, at another size."""
+"""Grown networks say what the small one says, at another size; as GGUF files they are read back."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from lab.grow.gguf_file import type_of, write_gguf
+from lab.grow.k_quants import quantize
 from lab.grow.network import Shape, grown, num_parameters, shape_for, write_grown
-from monge.api import built_in
+from monge.api import built_in, load
 from monge.core.errors import OptionError, UnsupportedModelError
-from monge.loading.networks import load_network
+from monge.engine.chat_format import chat_format
+from monge.loading.networks import load_network, load_tokenizer
 from tests.engine.tiny import network, prompts
 
+gguf = pytest.importorskip("gguf")
 LAW_ERROR = 2e-6
 """Largest difference of a probability between float32 forwards with sums of another order and length."""
 
@@ -77,3 +82,88 @@ def test_writes_a_folder(lab, tmp_path):
     command = f"monge bench decode --target {tmp_path / 'large'} --draft"
     assert command in result.output.replace("\n", " ")
     assert load_network(tmp_path / "large").config.hidden_size == 256
+
+
+def steps_of(name, raw):
+    """The step between neighbouring numbers of every group, `[groups, 1]`."""
+    if name == "Q6_K":
+        scales, d = raw[:, 192:208].view(np.int8), raw[:, 208:210].copy().view(np.float16)
+    else:
+        scales = gguf.quants.Q4_K.get_scale_min(raw[:, 4:16])[0]
+        d = raw[:, :2].copy().view(np.float16)
+    return (d.astype(np.float32) * scales).reshape(-1, 1)
+
+
+@pytest.mark.parametrize(("name", "group"), [("Q4_K", 32), ("Q6_K", 16)])
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 1 << 20), scale=st.integers(-6, 3), offset=st.sampled_from([0, -4, 4]))
+def test_k_types_are_within_half_a_step(name, group, seed, scale, offset):
+    values = np.random.default_rng(seed).normal(offset, 1, (6, 512)) * 10.0**scale
+    values[0, :300], values[1], values[2, 256:] = 0, 3.25, -7
+    rows = values.astype(np.float32)
+    raw = quantize(rows, name)
+    error = np.abs(gguf.dequantize(raw, gguf.GGMLQuantizationType[name]) - rows)
+    steps = steps_of(name, raw.reshape(-1, raw.shape[1] // 2))
+    largest = np.abs(rows.reshape(-1, 256)).max(axis=1).repeat(256 // group)[:, None]
+    assert (error.reshape(-1, group) <= steps / 2 + 1e-6 * largest).all()
+    # A step is hardly longer than the range of a group asks for, unless scales are at their end.
+    assert error[3:].mean() < {32: 0.11, 16: 0.03}[group] * (1 + abs(offset)) * 10.0**scale
+
+
+def test_types_are_mixed_as_llama_cpp_mixes_them():
+    six = {0, 1, 2, 5, 8, 11, 14, 17, 20, 23, 24, 25, 26, 27}
+    for layer in range(28):
+        found = {
+            type_of(f"blk.{layer}.{name}.weight", 1024, 28, "Q4_K_M", tied=True)
+            for name in ("attn_v", "ffn_down")
+        }
+        assert found == {"Q6_K" if layer in six else "Q4_K"}
+    for name, depth, mix, tied, kind in (
+        ("blk.0.attn_q.weight", 512, "Q4_K_M", True, "Q4_K"),
+        ("blk.0.attn_q.weight", 576, "Q4_K_M", True, "Q5_0"),
+        ("blk.0.attn_v.weight", 576, "Q4_K_M", True, "Q8_0"),
+        ("blk.0.attn_v.weight", 576, "Q8_0", True, "Q8_0"),
+        ("blk.0.attn_q.weight", 40, "Q8_0", True, "F16"),
+        ("token_embd.weight", 512, "Q4_K_M", True, "Q6_K"),
+        ("token_embd.weight", 512, "Q4_K_M", False, "Q4_K"),
+        ("output.weight", 512, "Q4_K_M", False, "Q6_K"),
+    ):
+        assert type_of(name, depth, 28, mix, tied=tied) == kind, name
+
+
+@pytest.mark.parametrize(("mix", "distance"), [("Q4_K_M", 0.05), ("Q8_0", 0.008)])
+def test_a_gguf_file_is_read_back(tmp_path, monkeypatch, mix, distance):
+    monkeypatch.setenv("MONGE_CACHE", str(tmp_path / "cache"))
+    source, path = built_in("target"), tmp_path / "new.gguf"
+    target, tokenizer = load_network(source), load_tokenizer(source)
+    counts = write_gguf(target, tokenizer, path, mix)
+    tensors = gguf.GGUFReader(path).tensors
+    assert counts == {
+        kind: [one.tensor_type.name for one in tensors].count(kind) for kind in counts
+    }
+    decoder = load(path, backend="eager", drafter="none")
+    text = "Question: Tom has 12 apples, and can't eat 3.\nAnswer: \u00fcn\u00ef \u2192 5<|end|>\n\n  def f(x):"
+    ids = tokenizer(text)["input_ids"]
+    assert list(decoder.encode(text)) == ids
+    talk = [{"role": role, "content": role} for role in ("system", "user", "assistant", "user")]
+    assert decoder.encode_chat(talk) == chat_format(tokenizer, is_built_in=True).encode(talk)
+    difference = (laws(load_network(path), ids) - laws(target, ids)).abs().sum(dim=-1).mean() / 2
+    assert 0 < difference < distance
+    with pytest.raises(OptionError, match="exists; name another file"):
+        write_gguf(target, tokenizer, path, mix)
+    with pytest.raises(UnsupportedModelError, match="only Llama networks"):
+        write_gguf(network("gpt2"), tokenizer, tmp_path / "other.gguf", mix)
+    assert not [*tmp_path.glob("*.part")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("folder --types Q8_0", "is a folder"),
+        ("new.gguf --types Q4_K_L", "unknown mix of types 'Q4_K_L'"),
+    ],
+)
+def test_types_that_do_not_fit(lab, tmp_path, arguments, message):
+    result = lab("grow", f"{tmp_path}/{arguments}")
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())

@@ -18,6 +18,8 @@ import pytest
         ("peers --out FILE", "is a file; name a folder"),
         ("acceptance --out FILE", "is a file; name a folder"),
         ("gpu --out FILE", "is a file; name a folder"),
+        ("never_slower --out FILE", "is a file; name a folder"),
+        ("never_slower --way slow --out OUT", "unknown way 'slow'"),
         ("shape --out FILE", "is a file; name a folder"),
         ("acceptance --temperature 0 --no-plots --out OUT", "needs temperatures above 0"),
         ("acceptance --candidates 0 --no-plots --out OUT", "--candidates must lie in 1..32; got 0"),

@@ -26,6 +26,8 @@ class Engine:
         if method == "broken":
             raise ValueError("no such method")
         self.method = method
+    def score(self, *, token_ids):
+        return 0.5 * len(token_ids)
     def generate(self, *, prompt_ids, max_new_tokens, temperature, seed):
         print("whatever they like", flush=True)
         if self.method == "dies":
@@ -55,6 +57,10 @@ def test_prints_do_not_get_between_answers(worker):
         completion = worker.generate((5, 6), **RULES)
         assert completion.token_ids == (7, 7, 7, 7)
         assert completion.seconds >= 0
+    assert worker.nats((1, 2, 3)) == 1.5
+    assert worker.start_s > 0
+    # Of the worker alone, and not of this process, which started it.
+    assert 1 << 20 < worker.peak_bytes() < 100 << 20
 
 
 def test_errors_are_answers(worker):

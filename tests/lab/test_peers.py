@@ -1,17 +1,21 @@
 """Peers: the search takes the fastest, failures stay with their arm, and what is reported is what was measured."""
 
 import json
+import math
 
 import pytest
+import torch
 
 from lab.peers import compare as module
 from lab.peers import environments as peer_environments
 from lab.peers.compare import PeerSettings, compare_peers
-from lab.peers.engines import OURS, PEERS, Method, Peer
+from lab.peers.engines import OURS, PEERS, Method, Peer, gguf_peers
 from lab.peers.environments import install, python_of
 from lab.peers.process import Completion, PeerProcess
+from lab.peers.report import facts_table
 from lab.peers.workers.engine_monge import Engine
 from monge.core.errors import BackendError
+from monge.loading.networks import load_network
 
 PROMPTS = ((1, 2), (3, 4, 5))
 TEXT = tuple(range(100, 164))
@@ -21,6 +25,7 @@ class FakeProcess(PeerProcess):
     """An engine whose speed is in its settings."""
 
     made, running, opened = [], set(), []
+    start_s = 1.5
 
     def __init__(self, python, engine):
         self.engine, self.settings = engine, {}
@@ -37,6 +42,12 @@ class FakeProcess(PeerProcess):
         if self.settings.get("broken"):
             raise BackendError(f"{self.engine}: no such thing")
         return "1.2.3"
+
+    def peak_bytes(self):
+        return 7 << 20
+
+    def nats(self, token_ids):
+        return math.log(2) * (len(token_ids) - 2)
 
     def generate(self, prompt_ids, *, max_new_tokens, temperature, seed):
         if self.settings.get("dies") and max_new_tokens > module.WARM_UP_TOKENS:
@@ -140,8 +151,33 @@ class TestComparing:
         assert (host["degenerate_share"], arm["degenerate_share"]) == (0, 1)
         assert arm["same_as_plain_share"] == 0
 
+    def test_facts_stand_beside_speeds_and_perplexity_beside_plain_decoding(self, tmp_path):
+        other = Peer(name="other", methods={"file plain": Method(), "lookup": Method()})
+        plain, lookup = run(tmp_path, other, **GREEDY, texts=((1, 2, 3), (4, 5, 6, 7)))["arms"]
+        facts = {"peak_bytes": 7 << 20, "start_s": 1.51, "first_token_s": 0.01}
+        assert lookup["facts"] == facts
+        assert plain["facts"] == facts | {"perplexity": pytest.approx(2)}
+        shown = [[*column.cells] for column in facts_table([plain, lookup]).columns]
+        assert shown[1:] == [["7", "7"], ["1.5", "1.5"], ["10", "10"], ["2.0000", ""]]
+
 
 class TestEnvironments:
+    def test_a_library_is_compiled_with_the_variables_of_its_peer(self, tmp_path, monkeypatch):
+        def create(folder, **_):
+            (python := folder / "bin" / "python").parent.mkdir(parents=True)
+            python.write_text(f'#!/bin/sh\necho "$CMAKE_ARGS: $*" > {tmp_path}/said\n')
+            python.chmod(0o755)
+
+        monkeypatch.setattr(peer_environments.venv, "create", create)
+        _, peer = gguf_peers("")
+        install(peer, tmp_path, lambda _: None)
+        said = (tmp_path / "said").read_text()
+        assert said.startswith("-DGGML_NATIVE=ON: -m pip")
+        assert "install --no-binary llama-cpp-python llama-cpp-python==" in said
+        assert python_of(peer, tmp_path).is_file()
+        assert "draft" not in peer.methods
+        assert "draft" in gguf_peers("small.gguf")[1].methods
+
     def test_an_installation_that_fails_says_why(self, tmp_path, monkeypatch):
         def create(folder, **_):
             (python := folder / "bin" / "python").parent.mkdir(parents=True)
@@ -173,11 +209,27 @@ def test_ours_drafts_as_its_method_says(tiny_paths, method, drafter):
     assert len(made) == 4
 
 
+def test_ours_scores_texts_as_the_network_does(tiny_paths):
+    target, draft = map(str, tiny_paths)
+    engine = Engine(
+        target=target, draft=draft, work="", threads=1, method="eager default", settings={}
+    )
+    assert engine._decoder.components.controllers, "the defaults"
+    text = [5, 6, 7, *range(40)]
+    with torch.inference_mode():
+        logits = load_network(target)(input_ids=torch.tensor([text])).logits[0].double()
+    logs = logits.log_softmax(-1)[1:-1].gather(1, torch.tensor(text[2:])[:, None])
+    for _ in range(2):  # nothing stays of the first
+        assert engine.score(token_ids=text) == pytest.approx(-float(logs.sum()), rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ("--peer tgi", "unknown peer 'tgi'"),
         ("--target no/such", "peers need the folder of a checkpoint"),
+        ("--gguf no/such.gguf", "no file 'no/such.gguf'"),
+        ("--gguf a.gguf --target b", "leave --target and --rounded out"),
     ],
 )
 def test_the_command_refuses(lab, arguments, message):

@@ -4,13 +4,16 @@ A method that begins with a kind of weights, such as `int4`, has rounded weights
 """
 
 import warnings
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from monge.api import load
 from monge.bench.provenance import versions
+from monge.core.model import NodeBlock
 from monge.engine.models.network_facts import WEIGHTS
+
+_CHUNK: Final = 32  # tokens that are scored at once
 
 
 class Engine:
@@ -32,7 +35,9 @@ class Engine:
         is_head = names["drafter"] == "head"
         names = {name: own for name, own in names.items() if not (is_head and name == "drafter")}
         pair: dict[str, Any] = {"draft": draft} if is_head or "model" in names["drafter"] else {}
-        kind = method.split(maxsplit=1)[0]
+        kind, *way = method.split(maxsplit=1)
+        if way == ["default"]:
+            names, pair = dict(settings), {"draft": draft} if draft else {}
         backend = f"compiled(weights={kind!r})" if kind in WEIGHTS else kind
         self.version = versions("monge")["monge"]
         with warnings.catch_warnings():
@@ -54,3 +59,16 @@ class Engine:
         if result.error is not None:
             raise RuntimeError(result.error)
         return result.token_ids
+
+    def score(self, *, token_ids: list[int]) -> float:
+        """Negative log-probability of the tokens after the second, in nats."""
+        target, number, nats = self._decoder.components.target, -1, 0.0
+        target.open({number: token_ids[:1]})
+        for first in range(1, len(token_ids) - 1, _CHUNK):
+            read = token_ids[first : min(first + _CHUNK, len(token_ids) - 1)]
+            logits = target.extend({number: NodeBlock.chain(read)})[number]
+            target.commit({number: range(len(read))})
+            following = torch.tensor(token_ids[first + 1 : first + 1 + len(read)])
+            nats -= float(logits.double().log_softmax(-1).gather(1, following[:, None]).sum())
+        target.close(number)
+        return nats

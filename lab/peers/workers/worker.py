@@ -10,6 +10,9 @@ Every line of standard input is an object with `op`; the answer is one line of s
 * `{"op": "generate", "prompt_ids": [..], "max_new_tokens": n, "temperature": t, "seed": s}` answers
   `{"token_ids": [..], "seconds": s}`: new tokens, no end-of-text stop, the wall time of the call
   alone.
+* `{"op": "score", "token_ids": [..]}` answers `{"nats": x}`: the negative log-probability of the tokens
+  after the second.
+* `{"op": "memory"}` answers `{"peak_bytes": n}`: the most memory that this process had at once.
 * `{"op": "close"}` ends the program, as the end of the input does.
 """
 
@@ -37,6 +40,10 @@ def main(name: str) -> None:
                 engine = None  # its memory is given back before the next one takes some
                 engine = _engine(name)(**asked)
                 answer = {"version": engine.version}
+            elif op == "score":
+                answer = {"nats": engine.score(**asked)}
+            elif op == "memory":
+                answer = {"peak_bytes": _peak_bytes()}
             else:
                 start = time.perf_counter()
                 token_ids = engine.generate(**asked)
@@ -47,6 +54,12 @@ def main(name: str) -> None:
         except Exception as error:  # noqa: BLE001 (whatever an engine raises is an answer)
             answer = {"error": f"{type(error).__name__}: {error}"}
         answers.write(json.dumps(answer) + "\n")
+
+
+def _peak_bytes() -> int:
+    # What `getrusage` says begins with the memory of the process that started this one.
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return 1024 * int(status.split("VmHWM:")[1].split(maxsplit=1)[0])
 
 
 def _engine(name: str) -> Any:  # noqa: ANN401 (found by name)

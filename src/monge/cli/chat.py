@@ -1,27 +1,34 @@
 """`monge chat`."""
 
+import json
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
 
 from monge.cli import options
+from monge.cli.chat_input import messages
 from monge.cli.console import quiet_host, say, streaming
 from monge.cli.generate import loaded
-from monge.core.errors import MongeError
+from monge.core.errors import MongeError, OptionError
 from monge.core.words import counted
+from monge.engine.chat_format import Message
 from monge.engine.conversation import Conversation
 from monge.engine.decoder import Decoder
 from monge.engine.result import GenerationStats
 from monge.loading.sources import obstacle
 from monge.options import LoadOptions, SamplingOptions
 
-_HELP: Final = (
-    "/reset forgets the conversation, /stats shows figures, /help shows this, /exit or Ctrl-D "
-    'ends; Ctrl-C cuts an answer off; """ before and after a message lets it have several lines'
-)
+_HELP: Final = """\
+/file PATH  puts the text of a file before your next message; without PATH, takes all files back
+/save PATH  writes the conversation to a new file: *.json or *.jsonl as messages, others as text
+/reset      forgets the conversation
+/stats      shows figures
+/help       shows this
+/exit       ends, as Ctrl-D does
+A line that ends in \\ goes on in the next one. A message of several lines stands between \"\"\".
+Ctrl-C cuts an answer off."""
 _DEFAULT: Final = "smollm2"
-_QUOTES: Final = '"""'
 
 
 @options.command(
@@ -41,7 +48,7 @@ def chat(
     Answers appear as they are decoded. Earlier turns stay in the target's cache, so only the new
     message is read. Without `--target`, the model is SmolLM2-135M-Instruct where its package is
     installed, and the built-in target otherwise. When the context is full, the oldest turns are
-    left out, and a line says so.
+    left out, and a line says so. `/help` lists the commands, such as `/file` and `/save`.
 
     **Examples**
 
@@ -56,53 +63,146 @@ def chat(
         else:
             say(f"talking with the built-in target, which knows little: {reason}", "yellow")
     with loaded(replace(load, max_batch_size=1)) as decoder:
-        conversation = Conversation(decoder, system=system, **asdict(sampling))
+        talk = Talk(
+            conversation=Conversation(decoder, system=system, **asdict(sampling)),
+            decoder=decoder,
+            max_new_tokens=sampling.max_new_tokens,
+        )
         # A model without a template is refused before it is asked.
         decoder.encode_chat([{"role": "user", "content": "Hello"}])
         if verbose:
             made = decoder.components
             say(f"drafter {made.drafter!r}, verifier {made.rule!r}", "dim")
         if sys.stdin.isatty():
-            say(_HELP, "dim")
+            say("/help lists the commands, /exit or Ctrl-D ends", "dim")
         for text in messages():
             if not text.startswith("/") or "\n" in text:
-                _answer(conversation, text)
-            elif not _command(text, conversation, decoder):
+                talk.answer(text)
+            elif not talk.obey(text):
                 break
 
 
-def _answer(conversation: Conversation, text: str) -> None:
-    """Stream one answer; Ctrl-C keeps what there is of it."""
-    pieces = conversation.reply(text)
-    with streaming() as write:
-        try:
-            for piece in pieces:
-                write(piece.text)
-        except KeyboardInterrupt:
-            pieces.close()
-            say("interrupted; the answer so far is kept", "dim")
-        except MongeError as error:  # the conversation goes on
-            say(error, "red")
-    if conversation.num_dropped:
-        oldest = counted(conversation.num_dropped, "oldest one")
-        say(f"the context is full: the model saw this message without the {oldest}", "yellow")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Talk:
+    """A conversation on a terminal.
 
+    Args:
+        conversation: The turns so far.
+        decoder: Decodes the answers.
+        max_new_tokens: Most tokens of an answer.
+        files: Texts that stand before the next message.
+        saved: Files that hold this conversation, and may be written again.
+    """
 
-def _command(text: str, conversation: Conversation, decoder: Decoder) -> bool:
-    """Carry out a command; false if the conversation ends."""
-    match text.split(maxsplit=1)[0]:
-        case "/exit" | "/quit":
+    conversation: Conversation
+    decoder: Decoder
+    max_new_tokens: int
+    files: list[str] = field(default_factory=list)
+    saved: set[Path] = field(default_factory=set)
+
+    def answer(self, text: str) -> None:
+        """Stream one answer; Ctrl-C keeps what there is of it."""
+        num_messages = len(self.conversation.messages)
+        pieces = self.conversation.reply("\n\n".join([*self.files, text]))
+        with streaming() as write:
+            try:
+                for piece in pieces:
+                    write(piece.text)
+            except KeyboardInterrupt:
+                pieces.close()
+                say("interrupted; the answer so far is kept", "dim")
+            except MongeError as error:  # the conversation goes on
+                say(error, "red")
+        if len(self.conversation.messages) > num_messages:  # a refused message leaves them waiting
+            self.files.clear()
+        if num_dropped := self.conversation.num_dropped:
+            oldest = counted(num_dropped, "oldest one")
+            say(f"the context is full: the model saw this message without the {oldest}", "yellow")
+
+    def obey(self, text: str) -> bool:
+        """Carry out a command; false if the conversation ends."""
+        name, *rest = text.split(maxsplit=1)
+        if name in {"/exit", "/quit"}:
             return False
-        case "/reset":
-            conversation.reset()
-            say("the conversation is forgotten", "dim")
-        case "/stats":
-            say(stats_line(conversation, decoder), "cyan")
-        case name:
-            if name != "/help":
-                say(f"unknown command {name}", "red")
-            say(_HELP, "dim")
-    return True
+        try:
+            say(*self._done(name, "".join(rest).strip()))
+        except UnicodeDecodeError as error:
+            say(
+                f"{text}: not UTF-8 at byte {error.start}; convert it first, e.g. with iconv", "red"
+            )
+        except (MongeError, OSError, ValueError, RuntimeError) as error:  # of paths, too
+            say(f"{text}: {error}", "red")
+        except KeyboardInterrupt:
+            say("interrupted", "dim")
+        return True
+
+    def _done(self, name: str, argument: str) -> tuple[str, str]:
+        """Carry out a command that leaves the conversation open; return what is said, and its style."""
+        match name:
+            case "/file":
+                return self._attach(argument), "dim"
+            case "/save":
+                return self._save(argument), "dim"
+            case "/reset":
+                self.conversation.reset()
+                self.files.clear()
+                self.saved.clear()
+                return "the conversation is forgotten", "dim"
+            case "/stats":
+                return stats_line(self.conversation, self.decoder), "cyan"
+            case "/help":
+                return _HELP, "dim"
+            case _:
+                raise OptionError("unknown command; /help lists those that there are")
+
+    def _attach(self, argument: str) -> str:
+        """Put a file's text before the next message."""
+        if not argument:
+            number = len(self.files)
+            self.files.clear()
+            return f"{counted(number, 'file')} taken back; /file PATH puts one before a message"
+        path = _path(argument)
+        text = path.read_text(encoding="utf-8-sig").strip("\n")
+        if not text.strip():
+            raise OptionError("this file holds no text")
+        content = "\n\n".join([*self.files, text])
+        prompt = self.decoder.encode_chat(self._turns({"role": "user", "content": content}))
+        self.decoder.sessions(prompt, max_new_tokens=self.max_new_tokens)  # must fit the context
+        self.files.append(text)
+        size = counted(len(prompt), "token")
+        return f"{path.name} stands before your next message, which has {size} so far"
+
+    def _save(self, argument: str) -> str:
+        """Write the conversation to a file that is new, or that holds this conversation."""
+        path, turns = _path(argument).absolute(), self._turns(*self.conversation.messages)
+        if not argument:
+            raise OptionError("name a file, e.g. /save talk.txt")
+        if not self.conversation.messages:
+            raise OptionError("nothing was said yet")
+        if path not in self.saved and path.exists():
+            raise OptionError("the file is there already; name a new one")
+        if path.suffix in {".json", ".jsonl"}:
+            text = json.dumps({"messages": turns}, ensure_ascii=False)
+        else:
+            text = "\n\n".join(f"{turn['role']}:\n{turn['content']}" for turn in turns)
+        unfinished = path.with_name(f"{path.name}.unfinished")
+        try:
+            unfinished.write_text(f"{text}\n", encoding="utf-8")
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+        self.saved.add(path)
+        return f"{counted(len(turns), 'message')} written to {path}"
+
+    def _turns(self, *turns: Message) -> list[Message]:
+        """Return turns behind the system message."""
+        system = self.conversation.system
+        return [*([] if system is None else [{"role": "system", "content": system}]), *turns]
+
+
+def _path(argument: str) -> Path:
+    """Return the path that is named, with quotes around it or without."""
+    return Path(argument.strip("'\"")).expanduser()
 
 
 def stats_line(conversation: Conversation, decoder: Decoder) -> str:
@@ -123,50 +223,3 @@ def stats_line(conversation: Conversation, decoder: Decoder) -> str:
         gain = num_tokens / stats.decode_s * latency.round_s(0)
         figures.append(f"{gain:.2f}x plain decoding, as its round was measured")
     return " | ".join([*figures, f"{prefill_s:.2f} s of reading prompts"])
-
-
-def messages() -> Iterator[str]:
-    """Yield messages of the user: lines, pasted texts, and what stands between triple quotes.
-
-    Lines of a terminal can be edited. Ctrl-C drops what is being written.
-    """
-    if not sys.stdin.isatty():
-        piped = (line.removesuffix("\n") for line in sys.stdin)
-        while (text := _message(lambda prompt: next(piped, None))) is not None:
-            if text:
-                yield text
-        return
-    import readline
-
-    # A pasted text is read as a whole; Python turns this off. Where libedit stands in for GNU
-    # readline there is no such setting, and each pasted line is a message.
-    readline.parse_and_bind("set enable-bracketed-paste on")
-    while True:
-        try:
-            text = _message(_typed)
-        except KeyboardInterrupt:
-            sys.stderr.write("\n")
-            continue
-        if text is None:
-            sys.stderr.write("\n")
-            return
-        if text:
-            yield text
-
-
-def _typed(prompt: str) -> str | None:
-    try:
-        return input(prompt)
-    except EOFError:
-        return None
-
-
-def _message(line: Callable[[str], str | None]) -> str | None:
-    """Read a message by a function that shows a prompt and reads a line; `None` at the end of input."""
-    first = line("\n> ")
-    if first is None or "\n" in first or not first.lstrip().startswith(_QUOTES):
-        return first if first is None else first.strip()
-    lines = [first.lstrip().removeprefix(_QUOTES)]
-    while not lines[-1].rstrip().endswith(_QUOTES) and (more := line("... ")) is not None:
-        lines.append(more)
-    return "\n".join(lines).rstrip().removesuffix(_QUOTES).strip()

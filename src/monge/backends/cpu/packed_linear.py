@@ -43,6 +43,7 @@ _MOST_LOST: Final = 0.1  # of the norm of a matrix, in 4 bits
 _LOWER: Final = 0xFFFF  # half of a word
 _FLOAT16: Final = 2  # names lines of float16, which are as long as those of bfloat16
 _PAGE: Final = 4096  # bytes
+_ROWS: Final = 1024  # of a matrix that are rounded at a time; whole panels
 _SOURCE: Final = Path(__file__).with_name("packed_linear.cpp")
 DECLARATION: Final = (
     "AOTITorchError aoti_torch_cpu_packed_linear("
@@ -227,6 +228,16 @@ def four_bit_panels_of(matrix: Tensor) -> Tensor | None:
         The panels, or `None` if the numbers are too unequal: the norm of the errors is above 10 % of
         their own (it is 8 % for normal numbers), or float16 cannot hold a scale.
     """
+    # Some rows at a time, since this takes several times the memory of what it reads.
+    made = [_four_bit_rows(rows) for rows in matrix.split(_ROWS)]
+    # An error is not a number where float16 is infinite.
+    if not torch.stack([error for _, error in made]).sum().sqrt() <= _MOST_LOST * matrix.norm():
+        return None
+    return torch.cat([panels for panels, _ in made])
+
+
+def _four_bit_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Panels, and the sum of squared errors."""
     groups = _groups_of(matrix, GROUPS["int4"])
     least, largest = groups.aminmax(dim=-1)
     scale, base = ((largest - least) / _LARGEST_STORED).half(), least.half()
@@ -239,12 +250,10 @@ def four_bit_panels_of(matrix: Tensor) -> Tensor | None:
         scale, base = torch.where(is_other, other[0], scale), torch.where(is_other, other[1], base)
         integers = torch.where(is_other[..., None], others, integers)
         error = torch.minimum(error, other_error)
-    # An error is not a number where float16 is infinite.
-    if not error.sum().sqrt() <= _MOST_LOST * matrix.norm():
-        return None
     halves = torch.stack([scale, base], dim=-1)
     integers, halves = (one.transpose(1, 2).flatten(0, 1) for one in (integers, halves))
-    return panels_of_blocks(_FOUR_BITS, Blocks(integers[:, :, None], halves))
+    panels = panels_of_blocks(_FOUR_BITS, Blocks(integers[:, :, None], halves))
+    return panels, error.sum()
 
 
 def _groups_of(matrix: Tensor, size: int) -> Tensor:

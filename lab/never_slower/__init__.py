@@ -1,0 +1,1 @@
+"""The defaults against plain decoding over classes of prompts, with intervals."""

@@ -1,0 +1,172 @@
+"""`python -m lab.never_slower`."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Final
+
+from rich.table import Table
+
+from lab.command import run
+from lab.never_slower.measure import DROP_IN, GOAL, Cell, measured_cells
+from monge.bench.arms import DEFAULT
+from monge.bench.pair import load_pair
+from monge.bench.provenance import busy_note, provenance
+from monge.bench.runner import OnCall, Settings
+from monge.cli import options
+from monge.cli.console import (
+    plain_table,
+    print_tables,
+    quiet_host,
+    show,
+    write_document,
+)
+from monge.cli.progress import call_bar, working
+from monge.core.errors import OptionError, unknown_name
+from monge.engine.chat_format import chat_format
+from monge.options import LoadOptions, changed
+from monge.prompts import encode, read_prompts
+
+PROMPTS: Final = Path(__file__).with_name("prompts.jsonl")
+OUT: Final = Path("never-slower")
+WAYS: Final = (DEFAULT, DROP_IN)
+QUICK: Final = Settings(max_new_tokens=32, batch_sizes=(1, 4))
+_FULL: Final = {"batch_sizes": (1, 4, 16), "temperatures": (0.0, 0.7, 1.0)}
+_MOST_REPEATS: Final = 1000  # the time limit ends them
+
+
+@options.command(
+    only=options.NETWORKS, without=("repeats", "time_limit_s"), defaults=_FULL, quick=QUICK
+)
+def main(
+    *,
+    load: LoadOptions,
+    prompts: Path | None = options.measuring(
+        None, "*.jsonl with `task` and `prompt`, or text lines.", "those of this folder"
+    ),
+    task: list[str] | None = options.measuring(
+        None, "A class of prompts; may be repeated.", "all of them"
+    ),
+    per_task: int | None = options.measuring(
+        None, "Prompts of each class.", "all", "--prompts-per-task"
+    ),
+    way: list[str] | None = options.measuring(None, "A way of calling; may be repeated.", WAYS),
+    quick: bool = options.switch(
+        "--quick", options.MEASURING, "Five minutes: 2 prompts a class, 32 tokens, batches 1 and 4."
+    ),
+    settings: Settings,
+    minutes: float | None = options.measuring(
+        None, "Time for all cells; each is measured at least once.", 60
+    ),
+    threads: options.Threads = None,
+    out: Path = options.option(OUT, options.OUTPUT, "Folder for JSON."),
+    as_json: options.Json = False,
+) -> None:
+    """Compare the defaults with plain decoding, and show the worst cell first.
+
+    Cells are classes of prompts, temperatures, batch sizes and ways of calling the library: as it
+    is, and inside `transformers`. Intervals are of 95 %, by resampling prompts. Prints Markdown;
+    with `--json` the last line of standard output is one JSON object.
+
+    **Examples**
+
+        python -m lab.never_slower --quick
+        python -m lab.never_slower --target smollm2 --draft smollm2-head --backend compiled
+    """
+    quiet_host()
+    options.set_threads(threads)
+    options.check_out_folder(out)
+    for name in way or ():
+        if name not in WAYS:
+            raise unknown_name("way", name, WAYS)
+    shown = read_prompts(prompts or PROMPTS, per_task=per_task or (2 if quick else None))
+    tasks = list(dict.fromkeys(one.task for one in shown))
+    for name in task or ():
+        if name not in tasks:
+            raise unknown_name("class of prompts", name, tasks)
+    chosen = [(name, kind) for name in task or tasks for kind in way or WAYS]
+    total_s = 60 * (minutes or (5 if quick else 60))
+    settings = replace(settings, repeats=_MOST_REPEATS, time_limit_s=total_s / len(chosen))
+    loading = changed(load)
+    target, draft = loading.pop("target", None), loading.pop("draft", None)
+    with working("loading the models"):
+        pair = load_pair(target, draft, **loading)
+    has_template = target is None or getattr(pair.tokenizer, "chat_template", None)
+    chat = chat_format(pair.tokenizer, is_built_in=target is None) if has_template else None
+    token_ids = {
+        name: tuple(
+            encode(pair.tokenizer, one.text)
+            if chat is None
+            else chat.encode(one.messages or [{"role": "user", "content": one.text}])
+            for one in shown
+            if one.task == name
+        )
+        for name in tasks
+    }
+    before, cells = provenance(pair.target.device), list[Cell]()
+    with call_bar() as tell:
+        for number, (name, kind) in enumerate(chosen, start=1):
+            on_call = named(tell, f"{number} of {len(chosen)}: {name}")
+            cells += measured_cells(pair, name, kind, token_ids[name], settings, on_call=on_call)
+    cells.sort(key=lowest)
+    document: dict[str, Any] = {
+        "worst": asdict(cells[0]),
+        "cells": list(map(asdict, cells)),
+        "settings": asdict(settings),
+        "models": dict(pair.names),
+        "target_model": repr(pair.target_model),
+        "num_prompts": {name: len(ids) for name, ids in token_ids.items()},
+        "provenance": before
+        | {"load_average_after": provenance(pair.target.device)["load_average"]},
+    }
+    file = write_document(document, out, "never_slower.json")
+    print_tables([table(cells)], markdown=True)
+    for failure in dict.fromkeys(cell.failure for cell in cells):
+        show(failure, "dim")
+    if (note := busy_note()) is not None:
+        show(note, "yellow")
+    show(f"written: {file}")
+    if as_json:
+        print(json.dumps(document))
+    if all(cell.failure is not None for cell in cells):
+        raise OptionError("every cell failed, so nothing was measured; the reasons are listed")
+
+
+def named(tell: OnCall, where: str) -> OnCall:
+    """Say where a call is; how many calls there are is left to the time limit."""
+
+    def on_call(arm: str, total: int | None = None) -> None:
+        if total is None:
+            tell(f"{where}, {arm}")
+
+    return on_call
+
+
+def lowest(cell: Cell) -> float:
+    """The lower end of an interval, or the ratio where there is none; failures come last."""
+    ends = (one for one in (cell.low, cell.ratio) if one is not None)
+    return next(ends, math.inf)
+
+
+def table(cells: Sequence[Cell]) -> Table:
+    """Return a table of cells as they come, and how many reach the goal."""
+    names = ("T", "batch", "over plain", "95 % interval", "tokens/s", "plain")
+    made = plain_table("The defaults over plain decoding", "prompts, way", names)
+    for cell in cells:
+        place = (f"{cell.task}, {cell.way}", f"{cell.temperature:g}", str(cell.batch_size))
+        if cell.ratio is None:
+            made.add_row(*place, "failed", "", "", "")
+            continue
+        interval = "one call" if cell.low is None else f"{cell.low:.3f} to {cell.high:.3f}"
+        speeds = (f"{cell.tokens_per_s:.1f}", f"{cell.plain_tokens_per_s:.1f}")
+        made.add_row(*place, f"{cell.ratio:.3f}", interval, *speeds)
+    known = [cell for cell in cells if cell.low is not None]
+    reached = sum(lowest(cell) >= GOAL for cell in known)
+    made.caption = f"{reached} of {len(known)} intervals begin at {GOAL} or above"
+    return made
+
+
+if __name__ == "__main__":
+    run(main)
