@@ -17,6 +17,16 @@ INSTRUCTION: Final = "instruction"
 _MARK: Final = "\N{OBJECT REPLACEMENT CHARACTER}"
 """Stands for a text whose place in a template is looked for."""
 
+_FAULTS: Final = (
+    TemplateError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    LookupError,
+    RecursionError,
+)
+"""Errors of templates, which are code of their own."""
+
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 
 Message = Mapping[str, Any]
@@ -149,14 +159,7 @@ class TemplateFormat:
             options["continue_final_message"] = True
         try:
             text = self._rendered([dict(message) for message in messages], **options)
-        except (
-            TemplateError,
-            TypeError,
-            ValueError,
-            ArithmeticError,
-            LookupError,
-            RecursionError,
-        ) as error:
+        except _FAULTS as error:
             if type(error) is TemplateError:  # by its `raise_exception`
                 raise OptionError(
                     f"the model's chat template refuses this conversation: {error}"

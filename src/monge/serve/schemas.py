@@ -264,8 +264,12 @@ _CONFLICTS: Final[dict[str, Callable[[Any, dict[str, Any]], Any]]] = {
     "tools": lambda tools, _: (
         len({tool.function.name for tool in tools}) < len(tools) and "two functions have one name"
     ),
-    "tool_choice": lambda choice, others: _no_such_tool(choice, others.get("tools")),
-    "prompt": lambda _, others: others.get("messages") and "send it or messages",
+    "tool_choice": lambda choice, others: (
+        "tools" in others and _no_such_tool(choice, others["tools"])
+    ),
+    "prompt": lambda _, others: (
+        (others.get("messages") or others.get("tools")) and "send it or messages"
+    ),
     "controller": lambda _, others: (
         others.get("adaptive") is False and "adaptive=false asks for none; send one of them"
     ),
