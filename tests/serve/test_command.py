@@ -40,7 +40,7 @@ def output_of(command):
 
 @pytest.mark.parametrize("block", CURLS, ids=lambda block: block.split()[1])
 def test_curl_examples_of_the_guide(server, block):
-    assert len(CURLS) == 8
+    assert len(CURLS) == 9
     script = block.replace("curl", "curl -sS --fail-with-body").replace(ADDRESS, server[1])
     text = output_of(["bash", "-ec", script])
     if block.startswith("curl -N"):

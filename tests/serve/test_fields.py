@@ -11,6 +11,7 @@ PROMPT = "once upon"
 START = {"prompt": PROMPT, "max_tokens": 30, "seed": 1}
 TURNS = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "well"}]
 CHAT = "/v1/chat/completions"
+TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 def ask(client, path="/v1/completions", **fields):
@@ -141,6 +142,7 @@ def test_tokens_of_texts_and_of_conversations(client):
     [
         ("/tokenize", {}, "prompt", "send prompt or messages"),
         ("/tokenize", {"prompt": "a", "messages": TURNS}, "prompt", "send it or messages"),
+        ("/tokenize", {"prompt": "a", "tools": [TOOL]}, "prompt", "send it or messages"),
         ("/tokenize", {"prompt": "a", "seed": 1}, "seed", "another endpoint"),
         ("/detokenize", {"tokens": []}, "tokens", "non-empty list of token ids"),
         ("/detokenize", {"tokens": [30]}, "tokens", "token ids must lie in 0..29"),

@@ -23,6 +23,9 @@ JUNK = st.recursive(
     ),
     max_leaves=6,
 )
+PLAIN = {"messages": [{"role": "user", "content": "a"}], "tools": None, "tool_choice": None}
+"""In place of conversations that fit the schema, and whose turns do not fit each other."""
+
 ODD = (0, -1, 1, 2**31, 2**63, 2**64, -(2**63) - 1, 10**400)
 ODD_NUMBERS = st.sampled_from([*ODD, 0.1, 1e308, 5e-324, float("nan"), float("inf")])
 
@@ -69,6 +72,8 @@ def values(schema, components):  # noqa: PLR0911 (one case a kind of schema)
             return st.booleans()
         case "null":
             return st.none()
+        case _ if "pattern" in schema:
+            return st.from_regex(schema["pattern"], fullmatch=True)
         case _:
             texts = st.text(min_size=schema.get("minLength", 0), max_size=20)
             return texts | st.sampled_from(CONTROLLERS)
@@ -101,6 +106,8 @@ def test_no_body_is_answered_with_a_5xx(client, description, path):
     @given(st.data())
     def run(data):
         body = data.draw(values(schema, components))
+        if path == "/v1/chat/completions" and data.draw(st.booleans()):
+            body |= PLAIN
         if data.draw(st.booleans()):
             body = data.draw(spoilt(body, JUNK | ODD_NUMBERS))
         sent = json.dumps(body).encode("utf-8", "surrogatepass")

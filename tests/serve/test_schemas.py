@@ -99,11 +99,45 @@ def turn(**fields):
     return {"messages": [TURNS[0] | fields]}
 
 
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def said(**fields):
+    call = CALL | {"function": CALL["function"] | fields}
+    return {"messages": [{"role": "assistant", "content": None, "tool_calls": [call]}]}
+
+
+def tool(**fields):
+    return {"type": "function", "function": {"name": "f"} | fields}
+
+
+def named(name):
+    return {"type": "function", "function": {"name": name}}
+
+
+TOOL = tool()
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"messages": []}, "messages: "),
-        (turn(role="tool"), "messages.0.role: "),
+        (turn(role="tool"), "messages.0.tool_call_id: belongs to role tool"),
+        (turn(tool_call_id="a"), "messages.0.tool_call_id: belongs to role tool"),
+        (turn(tool_calls=[CALL]), "messages.0.tool_calls: only of role assistant"),
+        (said(arguments="[]"), "function.arguments: must be the text of a JSON object"),
+        (said(arguments="{"), "function.arguments: must be the text of a JSON object"),
+        (said(name="a b"), "messages.0.tool_calls.0.function.name: "),
+        ({"tools": [TOOL, TOOL]}, "tools: two functions have one name"),
+        (
+            {"tools": [tool(parameters={"type": "string"})]},
+            "parameters: must be a JSON schema of type",
+        ),
+        ({"tools": [TOOL | {"type": "mcp"}]}, "tools.0.type: "),
+        ({"tool_choice": "required"}, "tool_choice: there are no tools"),
+        ({"tools": [TOOL], "tool_choice": named("g")}, "tool_choice: there is no function 'g'"),
+        ({"tools": [TOOL], "tool_choice": "f"}, "tool_choice: input should be 'none', 'auto' or"),
+        ({"functions": [{"name": "f"}]}, "functions: send tools"),
         (turn(content=None), "messages.0.content: "),
         (turn(content=[{"type": "image_url", "text": "x"}]), "messages.0.content.0.type: "),
         (turn(weight=1), "unknown field 'messages.0.weight'"),

@@ -17,10 +17,23 @@ INSTRUCTION: Final = "instruction"
 _MARK: Final = "\N{OBJECT REPLACEMENT CHARACTER}"
 """Stands for a text whose place in a template is looked for."""
 
-ROLES: Final = ("system", "developer", "user", "assistant")
+_FAULTS: Final = (
+    TemplateError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    LookupError,
+    RecursionError,
+)
+"""Errors of templates, which are code of their own."""
 
-Message = Mapping[str, str]
-"""A turn: its `role`, one of `ROLES`, and its `content`."""
+ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+
+Message = Mapping[str, Any]
+"""A turn: its `role`, one of `ROLES`, and its `content`, a text; templates may read more fields."""
+
+Tool = Mapping[str, Any]
+"""A function that may be called, in the form of the OpenAI API."""
 
 
 @runtime_checkable
@@ -93,12 +106,15 @@ class TemplateFormat:
         *,
         is_continued: bool = False,
         settings: Mapping[str, Any] | None = None,
+        tools: Sequence[Tool] = (),
     ) -> tuple[int, ...]:
         own = {*signature(self.tokenizer.apply_chat_template).parameters, "messages"}
         for name in own.intersection(settings or ()):
             raise OptionError(f"chat_template_kwargs: {name!r} is not the template's; leave it out")
         turns = checked_messages(messages, is_continued=is_continued)
-        return self._ids(self.written(turns, is_continued=is_continued, settings=settings))
+        return self._ids(
+            self.written(turns, is_continued=is_continued, settings=settings, tools=tools)
+        )
 
     def opening(self, before: Sequence[Message] = ()) -> tuple[int, ...]:
         """Tokens of a conversation up to where the user's turn after `before` starts.
@@ -130,18 +146,20 @@ class TemplateFormat:
         *,
         is_continued: bool = False,
         settings: Mapping[str, Any] | None = None,
+        tools: Sequence[Tool] = (),
     ) -> str:
-        """Return the text of a conversation, as `ChatFormat.encode` says.
+        """Return the text of a conversation, as `ChatFormat.encode` says; `tools` may be called.
 
         Raises:
             OptionError: If the template refuses it, or does not work.
         """
         options = {**(settings or {}), "add_generation_prompt": not is_continued}
+        options |= {"tools": list(tools)} if tools else {}
         if is_continued:
             options["continue_final_message"] = True
         try:
             text = self._rendered([dict(message) for message in messages], **options)
-        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+        except _FAULTS as error:
             if type(error) is TemplateError:  # by its `raise_exception`
                 raise OptionError(
                     f"the model's chat template refuses this conversation: {error}"

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from monge.engine.logprobs import TokenLogprob
 from monge.page.trace import Origins, RunTrace
+from monge.serve.call_reader import CallReader
 from monge.serve.errors import ApiError, failure
 from monge.serve.generation import GenerationFinish, Output, Summary
 from monge.serve.request_parser import ParsedRequest
@@ -109,6 +110,7 @@ class Answers:
     texts: TokenTexts
     origins: Origins
     _offsets: Counter[int] = field(default_factory=Counter[int], init=False)
+    _readers: dict[int, CallReader] = field(default_factory=dict[int, CallReader], init=False)
     _traces: dict[int, RunTrace] = field(default_factory=dict[int, RunTrace], init=False)
 
     def whole(self, outputs: Sequence[Output]) -> dict[str, Any]:
@@ -186,9 +188,20 @@ class Answers:
             echo = request.echoes[index] if is_first and request.echoes else ""
             prompt = self._of_prompt(index, output) if is_first else {}
             return {"index": index, "text": echo + text, **end, **prompt}
+        calls = list[dict[str, Any]]()
+        if request.tools is not None:
+            name = f"{request.response_id}/{index}"
+            reader = self._readers.setdefault(index, CallReader(request.tools, name))
+            text, calls = reader.read(text, finish)
+            if finish == "stop" and reader.num_calls:
+                end["finish_reason"] = "tool_calls"
         if request.body.stream:
-            return {"index": index, "delta": {"content": text} if text else {}, **end}
+            delta = {name: one for name, one in (("content", text), ("tool_calls", calls)) if one}
+            return {"index": index, "delta": delta, **end}
         message = {"role": "assistant", "content": text, "refusal": None}
+        if calls:
+            own = [{name: one for name, one in call.items() if name != "index"} for call in calls]
+            message |= {"content": text or None, "tool_calls": own}
         return {"index": index, "message": message, **end}
 
     def _rounds(self, index: int, output: Output) -> list[dict[str, Any]]:

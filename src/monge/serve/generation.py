@@ -4,11 +4,12 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from monge.core.errors import MongeError
 from monge.core.verdict import StepRecord
+from monge.engine.grammar import FORCED
 from monge.engine.logprobs import TokenLogprob
 from monge.engine.session import FinishReason, Session
 
@@ -33,8 +34,8 @@ class SchedulerClosedError(MongeError, RuntimeError):
 class Speculation:
     """Figures of speculation, of one generation or of all.
 
-    A round without candidates is not a draft. Accepted tokens behind a stop string count as
-    accepted.
+    A round without candidates is not a draft, nor is one of tokens that a grammar forces. Accepted
+    tokens behind a stop string count as accepted.
 
     Args:
         num_rounds: Target forwards after the prompt.
@@ -49,6 +50,8 @@ class Speculation:
 
     def add(self, record: StepRecord) -> "Speculation":
         """Return the figures with one more round of one request."""
+        if record.drafter == FORCED:
+            return replace(self, num_rounds=self.num_rounds + 1)
         histogram = list(self.acceptance_histogram)
         histogram[record.num_accepted] += record.num_nodes > 0
         return Speculation(

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, Final, Protocol, runtime_checkable
 
 from monge.core.context import DraftPlan
@@ -26,11 +27,14 @@ from monge.serve.schemas import (
     CompletionRequest,
     DetokenizeRequest,
     Message,
+    NamedTool,
     ResponsesRequest,
     SamplingRequest,
     SpeculationOptions,
     TokenizeRequest,
+    Tool,
 )
+from monge.serve.tools import CallFormat, ToolUse, call_format
 
 DEFAULT_MAX_TOKENS: Final = 16
 """Default of completions, as in the OpenAI API; the default of a chat answer is the rest of the
@@ -78,10 +82,12 @@ class ParsedRequest:
             of the second, and so on.
         echoes: The text of the prompt for each choice, if it is repeated before the completion;
             else empty.
+        tools: The functions that may be called, if there are some.
     """
 
     body: CompletionRequest | ChatRequest
     asked: ResponsesRequest | None = None
+    tools: ToolUse | None = None
     response_id: str
     created: int
     choices: tuple[Request, ...]
@@ -159,8 +165,11 @@ class RequestParser:
 
     def _parsed(self, body: CompletionRequest | ChatRequest, request_id: str) -> ParsedRequest:
         prompts: Sequence[Prompt]
+        tools: ToolUse | None = None
         if isinstance(body, ChatRequest):
-            prompts, is_echoed = [self._conversation(body, body.messages)], False
+            tools = self._tool_use(body)
+            told = body.tools or () if tools else ()
+            prompts, is_echoed = [self._conversation(body, body.messages, told)], False
             room = self._max_sequence_tokens - len(prompts[0])
             wanted = body.max_completion_tokens or body.max_tokens or room
             logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -179,7 +188,7 @@ class RequestParser:
                 "n",
             )
         requests = self._requests(
-            body, prompts, max(1, wanted), logprobs=logprobs, is_echoed=is_echoed
+            body, prompts, max(1, wanted), tools=tools, logprobs=logprobs, is_echoed=is_echoed
         )
         echoes = map(self._text, prompts) if is_echoed else ()
         self._check_logprobs(requests, each)
@@ -198,6 +207,7 @@ class RequestParser:
         texts = "messages" if isinstance(body, ChatRequest) else "prompt"
         return ParsedRequest(
             body=body.model_copy(update={texts: ()}),
+            tools=tools,
             response_id=prefix + request_id,
             created=int(time.time()),
             choices=tuple(self._recorded(choices) if body.certificate else choices),
@@ -214,7 +224,7 @@ class RequestParser:
         self.check_name(body.model)
         tokenizer = self._tokenizer
         if body.messages is not None:
-            ids = self._encoded(body, body.messages)
+            ids = self._encoded(body, body.messages, body.tools or ())
         elif body.prompt is not None:
             self._check_size("prompt", [body.prompt])
             is_whole = body.add_special_tokens is not False
@@ -256,16 +266,55 @@ class RequestParser:
             )
             raise ApiError(404, text, param="model", code="model_not_found")
 
-    def _encoded(self, body: ChatSettings, messages: Sequence[Message]) -> tuple[int, ...]:
-        self._check_size("messages", [message.text for message in messages])
-        turns = [{"role": message.role, "content": message.text} for message in messages]
-        is_continued = bool(body.continue_final_message)
-        with _fields_named("messages"):
-            settings = body.chat_template_kwargs
-            return self._chat.encode(turns, is_continued=is_continued, settings=settings)
+    @cached_property
+    def _calls(self) -> CallFormat:
+        return call_format(self._chat, self._decoder.eos_ids)
 
-    def _conversation(self, body: ChatSettings, messages: Sequence[Message]) -> tuple[int, ...]:
-        prompt = self._encoded(body, messages)
+    def _tool_use(self, body: ChatRequest) -> ToolUse | None:
+        functions, choice = [tool.function for tool in body.tools or ()], body.tool_choice
+        if not functions or choice == "none":
+            return None
+        if is_named := isinstance(choice, NamedTool):
+            functions = [one for one in functions if one.name == choice.function.name]
+        with _fields_named("tools", grammar="response_format"):
+            answer = body.grammar
+        if answer is not None and answer.kind != "json_schema":
+            text = "structured_outputs: only json goes with tools; send tool_choice='none' with it"
+            raise refused(text, "structured_outputs")
+        return ToolUse(
+            form=self._calls,
+            functions=functions,
+            is_required=is_named or choice == "required",
+            is_single=is_named or body.parallel_tool_calls is False,
+            answer=answer,
+        )
+
+    def _encoded(
+        self, body: ChatSettings, messages: Sequence[Message], tools: Sequence[Tool]
+    ) -> tuple[int, ...]:
+        told, turns = [tool.told for tool in tools], [message.turn for message in messages]
+        self._check_size("messages", [message.text for message in messages])
+        self._check_size("tools", list(map(str, told)))
+        if told or any({"tool_calls", "tool_call_id"} & turn.keys() for turn in turns):
+            turns = self._calls.turns(turns, told)
+        options: dict[str, Any] = {
+            "is_continued": bool(body.continue_final_message),
+            "settings": body.chat_template_kwargs,
+        }
+        options |= {"tools": told} if told and self._calls.has_tools else {}
+        with _fields_named("messages"):
+            found = self._chat.encode(turns, **options)
+            if any("name" in turn and turn["role"] != "tool" for turn in turns):
+                bare = [{key: turn[key] for key in turn if key != "name"} for turn in turns]
+                if found == self._chat.encode(bare, **options):
+                    text = "messages: the chat template writes no names; put them into the content"
+                    raise refused(text, "messages")
+        return found
+
+    def _conversation(
+        self, body: ChatSettings, messages: Sequence[Message], tools: Sequence[Tool]
+    ) -> tuple[int, ...]:
+        prompt = self._encoded(body, messages, tools)
         if len(prompt) >= self._max_sequence_tokens:
             raise refused(
                 f"the conversation has {len(prompt)} tokens; with an answer it may have "
@@ -299,6 +348,7 @@ class RequestParser:
         prompts: Sequence[Prompt],
         limit: int,
         *,
+        tools: ToolUse | None,
         logprobs: int | None,
         is_echoed: bool,
     ) -> list[Request]:
@@ -308,8 +358,11 @@ class RequestParser:
         self._check_controller(drafting.controller)
         options: dict[str, Any] = {"max_new_tokens": limit, "controller": drafting.controller}
         form = "response_format" if body.structured_outputs is None else "structured_outputs"
+        form = form if tools is None else "tools"
         with _fields_named("prompt", grammar=form):
             options |= _sampling(body)
+            if tools is not None:
+                options["grammar"] = tools.grammar
             if (grammar := options.get("grammar")) and len(grammar.text) > MAX_GRAMMAR:
                 raise OptionError(f"grammar: {len(grammar.text)} characters; at most {MAX_GRAMMAR}")
             requests = self._decoder.requests(prompts, **options)

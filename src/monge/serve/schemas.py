@@ -40,6 +40,7 @@ MAX_SEED: Final = (1 << 64) - 1
 MAX_DRAFT: Final = 1024
 MAX_LABEL: Final = 512
 MAX_GRAMMAR: Final = 1 << 16
+MAX_TOOLS: Final = 128
 MOST_SHOWN: Final = 5
 """Errors of one body that are spelled out."""
 
@@ -143,6 +144,25 @@ def _bias(value: dict[str, float]) -> dict[str, float]:
     return value
 
 
+def _arguments(value: object) -> dict[str, Any]:
+    """Read the arguments of a call; some clients send no text for none."""
+    try:
+        found = json.loads(value or "{}") if is_text(value) else None
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError("must be the text of a JSON object")  # noqa: TRY004 (what pydantic reads)
+    return found
+
+
+def _parameters(value: object) -> dict[str, Any]:
+    """Turn the schema of arguments, or none, into that of an object."""
+    schema = {"properties": {}} if value is None else value
+    if not isinstance(schema, dict) or schema.get("type", "object") != "object":
+        raise ValueError("must be a JSON schema of type object")
+    return {"type": "object"} | schema
+
+
 def _labels(value: dict[str, str]) -> dict[str, str]:
     for pair in value.items():
         all(map(is_text, pair))
@@ -166,6 +186,8 @@ _FEW_LABELS = Field(max_length=MAX_LABELS), at_most(MAX_LABELS)
 _FEW_BIASES = Field(max_length=MAX_BIASES), at_most(MAX_BIASES)
 Labels = Annotated[dict[str, str], AfterValidator(_labels), *_FEW_LABELS]
 Biases = Annotated[dict[str, float], AfterValidator(_bias), *_FEW_BIASES]
+Parameters = Annotated[Any, AfterValidator(_parameters), WithJsonSchema({"type": "object"})]
+Arguments = Annotated[Any, AfterValidator(_arguments), WithJsonSchema({"type": "string"})]
 StopIds = Annotated[list[NumTokens], Field(max_length=MAX_STOP_IDS), at_most(MAX_STOP_IDS)]
 TokenIds = Annotated[Any, AfterValidator(_some_ids), WithJsonSchema(_IDS)]
 _WORD = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
@@ -239,7 +261,15 @@ _CONFLICTS: Final[dict[str, Callable[[Any, dict[str, Any]], Any]]] = {
         is_on is bool(others.get("continue_final_message"))
         and "must be the opposite of continue_final_message"
     ),
-    "prompt": lambda _, others: others.get("messages") and "send it or messages",
+    "tools": lambda tools, _: (
+        len({tool.function.name for tool in tools}) < len(tools) and "two functions have one name"
+    ),
+    "tool_choice": lambda choice, others: (
+        "tools" in others and _no_such_tool(choice, others["tools"])
+    ),
+    "prompt": lambda _, others: (
+        (others.get("messages") or others.get("tools")) and "send it or messages"
+    ),
     "controller": lambda _, others: (
         others.get("adaptive") is False and "adaptive=false asks for none; send one of them"
     ),
@@ -249,6 +279,15 @@ _CONFLICTS: Final[dict[str, Callable[[Any, dict[str, Any]], Any]]] = {
     ),
 }
 """Reasons why a field does not fit an earlier one; one that was refused for itself is absent."""
+
+
+def _no_such_tool(choice: Any, tools: Any) -> str | None:  # noqa: ANN401 (checked before)
+    """Return why a choice of functions cannot be followed, if it cannot."""
+    names = [tool.function.name for tool in tools or ()]
+    if isinstance(choice, NamedTool):
+        name = choice.function.name
+        return None if name in names else f"there is no function {name!r} among the tools"
+    return "there are no tools" if choice == "required" and not names else None
 
 
 def _same(value: object, other: object) -> bool:
@@ -418,14 +457,40 @@ class TextPart(_Strict):
     logprobs: Any = neutral("earlier answers are not scored", [])
 
 
+_FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
+
+class CalledFunction(_Strict):
+    """The function of a call and its arguments."""
+
+    name: _FunctionName
+    arguments: Arguments = Field(description="The text of a JSON object.")
+
+
+class ToolCall(_Strict):
+    """A call in an earlier answer."""
+
+    id: str = Field(max_length=MAX_LABEL)
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = optional("Changes nothing.")
+
+
 class Message(_Strict):
     """A turn of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
-    name: Any = neutral("participants have no names")
-    tool_calls: Any = neutral("tools are not called", [])
-    function_call: Any = neutral("functions are not called")
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = optional(
+        "Calls of an earlier answer."
+    )
+    tool_call_id: str | None = Field(default=None, max_length=MAX_LABEL, validate_default=True)
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = Field(
+        default=None, description="May be null beside tool_calls.", validate_default=True
+    )
+    name: str | None = optional(
+        "Of a participant, if the template writes it.", max_length=MAX_LABEL
+    )
+    function_call: Any = neutral("send tool_calls")
     refusal: Any = neutral("there are no refusals")
     annotations: Any = neutral("there are no annotations", [])
     audio: Any = neutral("messages are text")
@@ -436,8 +501,27 @@ class Message(_Strict):
     @property
     def text(self) -> str:
         """Return the whole text."""
-        content = self.content
+        content = self.content or ""
         return content if isinstance(content, str) else "".join(part.text for part in content)
+
+    @property
+    def turn(self) -> dict[str, Any]:
+        """Return the turn as templates take it."""
+        fields: Any = {"role": True, "name": True, "tool_call_id": True}
+        fields["tool_calls"] = {"__all__": {"id", "type", "function"}}
+        return self.model_dump(include=fields, exclude_none=True) | {"content": self.text}
+
+    @field_validator("tool_calls", "tool_call_id", "content")
+    @classmethod
+    def _fits_the_role(cls, value: Any, info: Info) -> Any:  # noqa: ANN401 (as it is)
+        name, role = info.field_name, info.data.get("role")
+        if name == "tool_calls" and value and role != "assistant":
+            raise ValueError("only of role assistant")
+        if name == "tool_call_id" and role and (role == "tool") != (value is not None):
+            raise ValueError("belongs to role tool, which needs it")
+        if name == "content" and value is None and not info.data.get("tool_calls"):
+            raise ValueError("required, unless there are tool_calls")
+        return None if value == [] else value
 
 
 Messages = Annotated[
@@ -445,6 +529,52 @@ Messages = Annotated[
     Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
     BeforeValidator(few_parts),
     at_most(MAX_MESSAGES),
+]
+
+
+class Function(_Strict):
+    """A function that may be called."""
+
+    name: _FunctionName
+    description: str | None = None
+    parameters: Parameters = Field(
+        default=None, description="Absent means none.", validate_default=True
+    )
+    strict: bool | None = optional("Whether arguments always follow the schema.")
+
+
+class Tool(_Strict):
+    """A function that may be called."""
+
+    type: Literal["function"]
+    function: Function
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """Return the function as templates take it."""
+        return self.model_dump(exclude={"function": {"strict"}}, exclude_none=True)
+
+
+Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS), at_most(MAX_TOOLS)]
+
+
+class FunctionName(_Strict):
+    """The name of a function."""
+
+    name: str = Field(max_length=MAX_LABEL)
+
+
+class NamedTool(_Strict):
+    """The function that is to be called."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("word")]
+    | Annotated[NamedTool, Tag("named")],
+    Discriminator(lambda value: "named" if isinstance(value, dict | NamedTool) else "word"),
 ]
 
 
@@ -469,11 +599,11 @@ class ChatRequest(SamplingRequest, ChatSettings):
     safety_identifier: str | None = label()
     prompt_cache_key: str | None = label()
     metadata: Labels | None = optional("Labels; they change nothing.")
-    tools: Any = neutral("tools are not called", [])
-    tool_choice: Any = neutral("tools are not called", "none", "auto")
-    parallel_tool_calls: Any = neutral("tools are not called", True, False)
-    functions: Any = neutral("functions are not called", [])
-    function_call: Any = neutral("functions are not called", "none", "auto")
+    tools: Tools | None = optional("Functions that may be called.")
+    tool_choice: ToolChoice | None = optional("Absent means auto.")
+    parallel_tool_calls: bool | None = optional("false allows one call in an answer.")
+    functions: Any = neutral("send tools", [])
+    function_call: Any = neutral("send tool_choice", "none", "auto")
     modalities: Any = neutral("answers are text", ["text"])
     audio: Any = neutral("answers are text")
     prediction: Any = neutral("drafts come from the server's drafter")
@@ -567,6 +697,7 @@ class TokenizeRequest(ChatSettings):
 
     model: str | None = optional("The served model; it may be left out.")
     messages: Messages | None = optional("A conversation.")
+    tools: Tools | None = optional("Functions that may be called.")
     prompt: str | None = optional("Or a text.")
     add_special_tokens: bool | None = optional("Those around a text; absent means true.")
     return_token_strs: bool | None = optional("Return tokens as the tokenizer spells them, too.")
