@@ -19,7 +19,7 @@ from monge.engine.chat_format import InstructionFormat
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder
 from monge.options import ServeOptions
-from monge.serve.app import create_app
+from monge.serve.http.app import create_app
 from monge.testing.tabular import TabularModel
 from monge.verify.registry import VERIFIERS
 from tests.audit.toy import PROMPTS, local_reference, shortened

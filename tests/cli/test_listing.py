@@ -34,7 +34,7 @@ def test_models_say_what_rounding_changes(run, monkeypatch):
     assert "smollm2-head" in shown
     assert "93.4 % equal argmax" in " ".join(shown.split())
     models = json.loads(run("list", "--models", "--json").stdout)
-    assert models["smollm2"]["rounded"].keys() == {"bfloat16", "int8", "int4"}
+    assert models["smollm2"]["rounded"].keys() == {"file", "bfloat16", "int8", "int4"}
 
 
 def test_json(run):

@@ -22,7 +22,7 @@ from monge.distributed import tensor_parallel as room
 from monge.distributed.tensor_parallel import RankZeroModel
 from monge.engine.decoder import Decoder
 from monge.loading.networks import as_sequence_model
-from monge.serve.scheduler import Scheduler
+from monge.serve.scheduling.scheduler import Scheduler
 from tests.bench.tiny import save_pair
 from tests.serve.served import is_refused
 from tests.serve.toy import Model, generation, submit

@@ -11,7 +11,7 @@ from monge.core.errors import OptionError
 from monge.core.grammar import Grammar
 from monge.engine.grammar import FORCED
 from monge.options import SamplingOptions, ServeOptions
-from monge.serve.app import create_app
+from monge.serve.http.app import create_app
 
 SHORT = {"type": "string", "maxLength": 6}
 SCHEMAS = {

@@ -104,7 +104,7 @@ def test_scores_over_http_are_those_in_process(tasks, plain):
     from monge.api import load
     from monge.engine.chat_format import InstructionFormat
     from monge.options import ServeOptions
-    from monge.serve.app import create_app
+    from monge.serve.http.app import create_app
 
     decoder = load(max_batch_size=4)
     app = create_app(

@@ -10,7 +10,7 @@ from scipy.stats import chi2
 import monge
 from monge.core.sampling_rules import SamplingRules
 from monge.options import ServeOptions
-from monge.serve.app import create_app
+from monge.serve.http.app import create_app
 
 from .conftest import CONVERSATION
 

@@ -14,9 +14,9 @@ from monge.api import make_components
 from monge.engine.chat_format import InstructionFormat
 from monge.engine.decoder import Decoder
 from monge.options import ServeOptions
-from monge.serve.app import create_app
-from monge.serve.connections import ConnectionLimits
-from monge.serve.request_parser import Recorder
+from monge.serve.api.request_parser import Recorder
+from monge.serve.http.app import create_app
+from monge.serve.http.connections import ConnectionLimits
 from monge.serve.run import DrainingServer, listen, url_of
 from monge.testing.tabular import RandomTable, TabularModel
 

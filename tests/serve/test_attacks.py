@@ -20,15 +20,15 @@ from fastapi.responses import Response
 from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
-from monge.serve import app as application
-from monge.serve.bodies import checked
-from monge.serve.connections import (
+from monge.serve.api.bodies import checked
+from monge.serve.api.schemas import MAX_MESSAGES, ChatRequest, CompletionRequest
+from monge.serve.http import app as application
+from monge.serve.http.connections import (
     ConnectionLimits,
     log_exhaustion,
     raise_descriptor_limit,
 )
-from monge.serve.logs import RateLimited
-from monge.serve.schemas import MAX_MESSAGES, ChatRequest, CompletionRequest
+from monge.serve.observe.logs import RateLimited
 from tests.serve.attack import ATTACKS, table
 from tests.serve.process import served
 from tests.serve.served import (
@@ -352,7 +352,7 @@ def test_silent_clients_under_a_low_limit_of_descriptors_neither_stop_the_server
 
 
 def test_running_out_of_descriptors_is_one_line(caplog):
-    logger, rate_limited = logging.getLogger("monge.serve.connections"), RateLimited()
+    logger, rate_limited = logging.getLogger("monge.serve.http.connections"), RateLimited()
     logger.addFilter(rate_limited)
     loop = asyncio.new_event_loop()
     try:

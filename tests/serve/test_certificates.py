@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from monge.audit import recorder as recording
 from monge.audit.certificate import read_certificate
 from monge.audit.recorder import Recorder
-from monge.serve.scheduler import Scheduler
+from monge.serve.scheduling.scheduler import Scheduler
 from tests.audit.certified import certified, reread
 from tests.serve.served import toy_app, toy_decoder
 from tests.serve.toy import Mine, alone, decoder, generation, submit

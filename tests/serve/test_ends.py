@@ -17,8 +17,8 @@ import pytest
 
 from monge.options import ServeOptions
 from monge.serve import run
-from monge.serve import scheduler as scheduling
-from monge.serve.scheduler import Scheduler
+from monge.serve.scheduling import scheduler as scheduling
+from monge.serve.scheduling.scheduler import Scheduler
 from tests.serve.hung import hanging
 from tests.serve.process import served, told_address
 from tests.serve.served import LONG, live, slow_decoder, toy_app, wait_for

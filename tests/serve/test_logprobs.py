@@ -13,8 +13,8 @@ from monge.engine import opening
 from monge.engine.chat_format import chat_format
 from monge.loading.networks import load_network
 from monge.options import ServeOptions
-from monge.serve.answers import Answers, TokenTexts
-from monge.serve.app import create_app
+from monge.serve.api.answers import Answers, TokenTexts
+from monge.serve.http.app import create_app
 
 TEXT = "The history of mathematics"
 ROUNDING = 2e-4

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from monge.serve.generation import Speculation
-from monge.serve.metrics import ServerMetrics
-from monge.serve.scheduler import Snapshot
+from monge.serve.observe.metrics import ServerMetrics
+from monge.serve.scheduling.generation import Speculation
+from monge.serve.scheduling.scheduler import Snapshot
 from tests.serve.served import samples
 
 STATE = Snapshot(

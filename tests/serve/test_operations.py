@@ -11,8 +11,8 @@ from fastapi.testclient import TestClient
 
 from monge.core.errors import OptionError
 from monge.options import ServeOptions
-from monge.serve import streaming
-from monge.serve.logs import REQUESTS, log_config_of
+from monge.serve.api import streaming
+from monge.serve.observe.logs import REQUESTS, log_config_of
 from monge.serve.settings import checked_options, keys_of
 from tests.serve.process import served
 from tests.serve.served import LONG, live, samples, slow_decoder, toy_app

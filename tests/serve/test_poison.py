@@ -4,7 +4,7 @@ import pytest
 
 from monge.draft.model import ModelDrafter
 from monge.options import ServeOptions
-from monge.serve.scheduler import Scheduler
+from monge.serve.scheduling.scheduler import Scheduler
 from tests.serve import toy
 from tests.serve.toy import VOCAB, Letters, Oops, alone, decoder, generation, submit
 

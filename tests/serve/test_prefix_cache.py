@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from monge.core.errors import MongeError
 from monge.options import ServeOptions
-from monge.serve.scheduler import Scheduler
+from monge.serve.scheduling.scheduler import Scheduler
 from tests.serve.served import samples, toy_app
 from tests.serve.toy import VOCAB, Gate, alone, decoder, generation, submit, submit_all
 

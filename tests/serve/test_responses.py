@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 
 import monge
 from monge.options import ServeOptions
-from monge.serve.app import create_app
+from monge.serve.http.app import create_app
 
 SCHEMA = {
     "type": "object",

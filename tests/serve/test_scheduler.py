@@ -16,10 +16,10 @@ from monge.engine.chat_format import InstructionFormat
 from monge.engine.logprobs import LogprobOptions
 from monge.engine.processors import Stateless
 from monge.options import ServeOptions
-from monge.serve.generation import Generation, QueueFullError, SchedulerClosedError
-from monge.serve.request_parser import RequestParser
-from monge.serve.scheduler import Scheduler
-from monge.serve.schemas import CompletionRequest
+from monge.serve.api.request_parser import RequestParser
+from monge.serve.api.schemas import CompletionRequest
+from monge.serve.scheduling.generation import Generation, QueueFullError, SchedulerClosedError
+from monge.serve.scheduling.scheduler import Scheduler
 from tests.serve.served import LONG, slow_decoder, toy_app, toy_decoder, wait_for
 from tests.serve.toy import (
     VOCAB,

@@ -5,8 +5,8 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from monge.serve.errors import of_validation
-from monge.serve.schemas import MAX_CHOICES, MAX_STOPS, ChatRequest, CompletionRequest
+from monge.serve.api.errors import of_validation
+from monge.serve.api.schemas import MAX_CHOICES, MAX_STOPS, ChatRequest, CompletionRequest
 
 TURNS = [{"role": "user", "content": "Hello"}]
 STARTS = {CompletionRequest: {"prompt": "Once"}, ChatRequest: {"messages": TURNS}}

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from monge.core.errors import OptionError
 from monge.options import ServeOptions
-from monge.serve.middleware import BoundedBodies
+from monge.serve.http.middleware import BoundedBodies
 from monge.serve.run import listen
 from monge.serve.settings import checked_options, hosts_to_accept
 from monge.testing.tabular import RandomTable, TabularModel

@@ -16,8 +16,8 @@ from monge.api import make_components
 from monge.engine.decoder import Decoder
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.options import ServeOptions
-from monge.serve import scheduler as room
-from monge.serve.scheduler import Scheduler
+from monge.serve.scheduling import scheduler as room
+from monge.serve.scheduling.scheduler import Scheduler
 from tests.engine.tiny import VOCAB as WORDS
 from tests.engine.tiny import network
 from tests.serve.process import served

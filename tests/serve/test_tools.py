@@ -18,10 +18,10 @@ from monge.engine.chat_format import InstructionFormat, TemplateFormat
 from monge.engine.decoder import Decoder
 from monge.engine.grammar import GrammarCompiler
 from monge.options import ServeOptions
-from monge.serve.app import create_app
-from monge.serve.call_reader import CallReader
-from monge.serve.schemas import Function
-from monge.serve.tools import CallFormat, ToolUse, call_format
+from monge.serve.api.call_reader import CallReader
+from monge.serve.api.schemas import Function
+from monge.serve.api.tools import CallFormat, ToolUse, call_format
+from monge.serve.http.app import create_app
 from monge.testing.tabular import TabularModel
 
 HERMES = CallFormat()

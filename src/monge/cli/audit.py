@@ -208,7 +208,7 @@ async def _opened(
     from monge.audit.client import Client
     from monge.engine.chat_format import chat_format
     from monge.options import ServeOptions
-    from monge.serve.app import create_app
+    from monge.serve.http.app import create_app
 
     with working("loading the models"):
         # The law of the numbers themselves, as the reference's.

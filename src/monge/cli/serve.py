@@ -70,7 +70,7 @@ def serve(
 def _serve_here(load: LoadOptions, options: ServeOptions) -> None:
     from monge.engine.chat_format import chat_format
     from monge.serve import run
-    from monge.serve.app import create_app
+    from monge.serve.http.app import create_app
     from monge.serve.settings import checked_options, hosts_to_accept, is_loopback
 
     is_open = not (options.has_keys or is_loopback(options.host))

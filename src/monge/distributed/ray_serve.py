@@ -15,8 +15,8 @@ from monge.distributed.shared_metrics import SharedMetrics
 from monge.engine.chat_format import chat_format
 from monge.engine.process import settle_objects
 from monge.options import LoadOptions, Option, ServeOptions, changed, options_of
-from monge.serve.app import create_app
-from monge.serve.metrics import Gather, ServerMetrics
+from monge.serve.http.app import create_app
+from monge.serve.observe.metrics import Gather, ServerMetrics
 from monge.serve.settings import checked_options, served_name
 
 _NOT_OF_A_REPLICA: Final = (

@@ -11,7 +11,7 @@ from typing import Any, Final
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from monge.serve.errors import RETRY, ApiError
+from monge.serve.api.errors import RETRY, ApiError
 
 CONTROLLER_OPTIONS: Final[dict[str, Any]] = {
     "runtime_env": {

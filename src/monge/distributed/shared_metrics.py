@@ -8,7 +8,7 @@ from typing import Any, Final
 from prometheus_client.core import Metric
 
 from monge.distributed.ray_cluster import require_ray
-from monge.serve.metrics import ServerMetrics
+from monge.serve.observe.metrics import ServerMetrics
 
 _PERIOD_S: Final = 2.0
 _FORGOTTEN_S: Final = 10.0

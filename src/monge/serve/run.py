@@ -17,14 +17,14 @@ from fastapi import FastAPI
 from monge.core.errors import OptionError
 from monge.engine.process import settle_objects
 from monge.options import ServeOptions
-from monge.serve.connections import (
+from monge.serve.http.connections import (
     Connection,
     ConnectionLimits,
     limits_of_process,
     log_exhaustion,
     raise_descriptor_limit,
 )
-from monge.serve.logs import log_config_of
+from monge.serve.observe.logs import log_config_of
 
 _LOG: Final = logging.getLogger(__name__)
 

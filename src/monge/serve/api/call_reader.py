@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from pydantic_core import from_json
 
-from monge.serve.tools import ToolUse, json_value
+from monge.serve.api.tools import ToolUse, json_value
 
 _HEAD: Final = re.compile(
     r'\{\s*"name"\s*:\s*"([\w-]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'

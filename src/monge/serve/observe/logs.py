@@ -36,7 +36,7 @@ def log_config_of(form: str, *, logs_requests: bool) -> dict[str, Any]:
             "monge": own,
             REQUESTS: {"level": "INFO" if logs_requests else "WARNING"},
             "uvicorn.error": limited,
-            "monge.serve.connections": limited,
+            "monge.serve.http.connections": limited,
         },
     }
 

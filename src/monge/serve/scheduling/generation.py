@@ -18,7 +18,7 @@ GenerationFinish = FinishReason | Literal["cancelled", "deadline", "oversized"]
 its record takes too much memory (`oversized`)."""
 
 Sink = Callable[[str, float | int], None]
-"""Receives every observation, by the names of `monge.serve.metrics`, in the decoding thread; it must be
+"""Receives every observation, by the names of `monge.serve.observe.metrics`, in the decoding thread; it must be
 quick and must not raise."""
 
 

@@ -19,19 +19,19 @@ from monge.engine.chat_format import ChatFormat
 from monge.engine.decoder import Decoder
 from monge.options import ServeOptions
 from monge.page.files import FILES, HEADERS, content_of
-from monge.serve.errors import ApiError, internal, of_monge
-from monge.serve.metrics import ServerMetrics
-from monge.serve.middleware import REQUEST_ID, BoundedBodies, Gate
-from monge.serve.request_parser import Recorder
-from monge.serve.scheduler import Scheduler
-from monge.serve.schemas import (
+from monge.serve.api.errors import ApiError, internal, of_monge
+from monge.serve.api.request_parser import Recorder
+from monge.serve.api.schemas import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     ResponsesRequest,
     TokenizeRequest,
 )
-from monge.serve.service import Service
+from monge.serve.http.middleware import REQUEST_ID, BoundedBodies, Gate
+from monge.serve.http.service import Service
+from monge.serve.observe.metrics import ServerMetrics
+from monge.serve.scheduling.scheduler import Scheduler
 from monge.serve.settings import KeyRing, checked_options
 
 _LONGEST_PATH: Final = 100

@@ -16,9 +16,9 @@ from monge.engine.decoder import Decoder
 from monge.engine.logprobs import LogprobOptions
 from monge.engine.session import Request, Session
 from monge.options import SamplingOptions, ServeOptions
-from monge.serve.bodies import checked
-from monge.serve.errors import TOO_LONG, ApiError, refused
-from monge.serve.schemas import (
+from monge.serve.api.bodies import checked
+from monge.serve.api.errors import TOO_LONG, ApiError, refused
+from monge.serve.api.schemas import (
     FIELD_NAMES,
     MAX_DRAFT,
     MAX_GRAMMAR,
@@ -34,7 +34,7 @@ from monge.serve.schemas import (
     TokenizeRequest,
     Tool,
 )
-from monge.serve.tools import CallFormat, ToolUse, call_format
+from monge.serve.api.tools import CallFormat, ToolUse, call_format
 
 DEFAULT_MAX_TOKENS: Final = 16
 """Default of completions, as in the OpenAI API; the default of a chat answer is the rest of the

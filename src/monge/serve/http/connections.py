@@ -13,8 +13,8 @@ import h11
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from monge.serve.errors import RETRY, ApiError
-from monge.serve.middleware import CLOSE, OPEN_PATHS, path_of
+from monge.serve.api.errors import RETRY, ApiError
+from monge.serve.http.middleware import CLOSE, OPEN_PATHS, path_of
 
 _LOG: Final = logging.getLogger(__name__)
 _MOST: Final = 4096

@@ -13,9 +13,9 @@ from typing import Any, Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from monge.page.files import FILES
-from monge.serve.errors import RETRY, ApiError
-from monge.serve.logs import REQUESTS
-from monge.serve.metrics import ServerMetrics
+from monge.serve.api.errors import RETRY, ApiError
+from monge.serve.observe.logs import REQUESTS
+from monge.serve.observe.metrics import ServerMetrics
 
 OPEN_PATHS: Final = frozenset({"/health", "/ready", "/metrics", "/version", *FILES})
 """Paths for monitoring, and the page. If there are keys, all other paths need one, unknown paths

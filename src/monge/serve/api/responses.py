@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from monge.serve.answers import Answers
-from monge.serve.errors import ApiError
-from monge.serve.generation import Output
-from monge.serve.schemas import ResponsesRequest
+from monge.serve.api.answers import Answers
+from monge.serve.api.errors import ApiError
+from monge.serve.api.schemas import ResponsesRequest
+from monge.serve.scheduling.generation import Output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

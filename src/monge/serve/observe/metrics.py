@@ -15,9 +15,9 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from monge.serve.generation import GenerationFinish
-from monge.serve.scheduler import Snapshot
-from monge.serve.schemas import Asked
+from monge.serve.api.schemas import Asked
+from monge.serve.scheduling.generation import GenerationFinish
+from monge.serve.scheduling.scheduler import Snapshot
 
 _LABELS: Final = ("engine", "model_name")
 Gather = Callable[[Sequence[Metric]], Sequence[Metric]]

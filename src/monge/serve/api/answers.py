@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from monge.engine.logprobs import TokenLogprob
 from monge.page.trace import Origins, RunTrace
-from monge.serve.call_reader import CallReader
-from monge.serve.errors import ApiError, failure
-from monge.serve.generation import GenerationFinish, Output, Summary
-from monge.serve.request_parser import ParsedRequest
+from monge.serve.api.call_reader import CallReader
+from monge.serve.api.errors import ApiError, failure
+from monge.serve.api.request_parser import ParsedRequest
+from monge.serve.scheduling.generation import GenerationFinish, Output, Summary
 
 FINISH: Final[dict[GenerationFinish, str]] = {"eos": "stop", "stop": "stop", "length": "length"}
 """Words of the API for the ends that are no errors."""

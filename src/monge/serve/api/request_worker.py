@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from fastapi import Request
 
-from monge.serve.errors import ApiError, failure
-from monge.serve.generation import QueueFullError
+from monge.serve.api.errors import ApiError, failure
+from monge.serve.scheduling.generation import QueueFullError
 
 Result = TypeVar("Result")
 

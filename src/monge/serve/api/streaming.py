@@ -12,13 +12,13 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from monge.engine.logprobs import TokenLogprob
-from monge.serve.answers import Answers, dumped
-from monge.serve.errors import ApiError
-from monge.serve.generation import Output
-from monge.serve.request_parser import ParsedRequest
-from monge.serve.request_worker import RequestWorker
-from monge.serve.scheduler import Scheduler
-from monge.serve.schemas import StreamOptions
+from monge.serve.api.answers import Answers, dumped
+from monge.serve.api.errors import ApiError
+from monge.serve.api.request_parser import ParsedRequest
+from monge.serve.api.request_worker import RequestWorker
+from monge.serve.api.schemas import StreamOptions
+from monge.serve.scheduling.generation import Output
+from monge.serve.scheduling.scheduler import Scheduler
 
 DONE: Final = "data: [DONE]\n\n"
 _SILENT_S: Final = 15.0

@@ -8,8 +8,8 @@ from typing import Any, Final
 from fastapi.responses import JSONResponse
 
 from monge.core.errors import ContextLengthError, MongeError, OptionError
-from monge.serve.generation import GenerationFinish, QueueFullError, SchedulerClosedError
-from monge.serve.schemas import FIELD_NAMES, MOST_SHOWN
+from monge.serve.api.schemas import FIELD_NAMES, MOST_SHOWN
+from monge.serve.scheduling.generation import GenerationFinish, QueueFullError, SchedulerClosedError
 
 RETRY: Final = {"retry-after": "1"}
 """Asks a client to come again after so many seconds."""

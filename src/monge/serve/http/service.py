@@ -18,16 +18,16 @@ from monge.engine.decoder import Decoder
 from monge.engine.session import Session
 from monge.options import ServeOptions
 from monge.page.trace import drafters_of, origins_of
-from monge.serve.answers import Answers, TokenTexts, dumped
-from monge.serve.bodies import check_headers
-from monge.serve.generation import Output
-from monge.serve.metrics import ServerMetrics
-from monge.serve.request_parser import Body, ParsedRequest, Recorder, RequestParser
-from monge.serve.request_worker import RequestWorker, Result, unless_disconnected
-from monge.serve.responses import ResponseAnswers
-from monge.serve.scheduler import Scheduler, controller_of
-from monge.serve.schemas import ChatRequest, CompletionRequest, ResponsesRequest
-from monge.serve.streaming import EventStream, Outputs
+from monge.serve.api.answers import Answers, TokenTexts, dumped
+from monge.serve.api.bodies import check_headers
+from monge.serve.api.request_parser import Body, ParsedRequest, Recorder, RequestParser
+from monge.serve.api.request_worker import RequestWorker, Result, unless_disconnected
+from monge.serve.api.responses import ResponseAnswers
+from monge.serve.api.schemas import ChatRequest, CompletionRequest, ResponsesRequest
+from monge.serve.api.streaming import EventStream, Outputs
+from monge.serve.observe.metrics import ServerMetrics
+from monge.serve.scheduling.generation import Output
+from monge.serve.scheduling.scheduler import Scheduler, controller_of
 
 
 class Service:

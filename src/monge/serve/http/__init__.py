@@ -1,0 +1,1 @@
+"""The application: endpoints, middleware and connections."""

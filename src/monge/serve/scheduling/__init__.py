@@ -1,0 +1,1 @@
+"""Who is decoded when: the queue of generations and the thread that decodes them."""
