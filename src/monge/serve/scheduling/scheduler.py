@@ -458,12 +458,20 @@ class Scheduler:
             if isinstance(session.error, OutOfStepError):
                 raise session.error
         num_tokens = self._batch.num_prompt_tokens - before
-        for session in served:
-            num_tokens += self._publish(self._running[session.context.request_id])
-        self._sink("round_tokens", num_tokens)
+        outputs = list[tuple[Generation, Output]]()
+        try:
+            for session in served:
+                entry = self._running[session.context.request_id]
+                outputs.append((entry, self._counted(entry)))
+                num_tokens += len(outputs[-1][1].token_ids)
+            self._sink("round_tokens", num_tokens)
+        finally:
+            # Last, so that a client that reads the end finds the round and the generation counted.
+            for entry, output in outputs:
+                entry.send(output)
 
-    def _publish(self, entry: Generation) -> int:
-        """Send the new tokens of a generation, and return their number."""
+    def _counted(self, entry: Generation) -> Output:
+        """Count the new tokens of a generation, and return them."""
         is_first = entry.num_sent == 0
         output, record = entry.advance()
         with self._changed:
@@ -477,9 +485,7 @@ class Scheduler:
                 self._by_controller[name] = self._by_controller[name].add(record)
         if output.finish_reason is not None:
             self._forget(entry, output.finish_reason)
-        # Last, so that a client that reads the end finds the generation counted.
-        entry.send(output)
-        return len(output.token_ids)
+        return output
 
     def _start_over(self, error: Exception) -> None:
         """End all generations of a failed round; waiting ones get a new batch."""
