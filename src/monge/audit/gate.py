@@ -148,7 +148,7 @@ async def audited(
         naming, neutral = await probe(server, prompt), await neutral_fields(server, prompt)
         if isinstance(reference, Mapping) and "target" in reference:
             # The law of the numbers themselves, whatever the backend that a user would get.
-            loading = {"backend": "eager"} | dict(reference)
+            loading: dict[str, Any] = {"backend": "eager", **reference}
             target = loading.pop("target")
             decoder = load(None if target == "built-in" else target, drafter="none", **loading)
             reference = LocalReference(

@@ -212,7 +212,8 @@ async def _opened(
 
     with working("loading the models"):
         # The law of the numbers themselves, as the reference's.
-        decoder = monge_load(source, draft, **parts, **{"backend": "eager"} | loading)
+        own: dict[str, Any] = {"backend": "eager", **loading}
+        decoder = monge_load(source, draft, **parts, **own)
     chat = chat_format(decoder.tokenizer, "instruction")
     app = create_app(decoder, ServeOptions(served_model_name="monge"), chat)
     client = Client("http://monge", model="monge", transport=httpx.ASGITransport(app=app))
