@@ -262,7 +262,9 @@ def test_forced_calls_are_well_formed_and_stream_as_they_are(client, choice, see
     chunks = client.chat.completions.create(
         **fields, stream=True, stream_options={"include_usage": True}
     )
-    assert rebuilt(chunks) == ("", calls, ["tool_calls"], answer.usage)
+    *told, usage = rebuilt(chunks)
+    assert told == ["", calls, ["tool_calls"]]
+    assert usage.completion_tokens == answer.usage.completion_tokens
     with client.chat.completions.stream(**fields) as events:
         final = events.get_final_completion().choices[0].message
     assert [(one.function.name, one.function.arguments) for one in final.tool_calls] == calls

@@ -31,7 +31,13 @@ from monge.core.words import counted
 from monge.defaults import STEADY
 from monge.draft.by_name import drafters_in, head_drafter, with_head
 from monge.engine.decoder import Decoder
-from monge.loading.networks import as_draft_model, as_sequence_model, load_network, load_tokenizer
+from monge.loading.networks import (
+    as_draft_model,
+    as_sequence_model,
+    backend_for,
+    load_network,
+    load_tokenizer,
+)
 from monge.options import (
     MODELS,
     OUTPUT,
@@ -199,7 +205,11 @@ class Networks:
 
 
 def load_networks(
-    target: str | None = None, draft: str | None = None, *, backend: str = "eager", **loading: Any
+    target: str | None = None,
+    draft: str | None = None,
+    *,
+    backend: str | None = None,
+    **loading: Any,
 ) -> Networks:
     """Load target and draft model, or target and head; without names the built-in pair."""
     with working("loading the models"):
@@ -208,14 +218,15 @@ def load_networks(
         draft = draft if head is None else None
         is_alone = head is not None or (draft is None and target is not None)
         drafter = "none" if is_alone else None
-        plain = monge_load(target, draft, drafter=drafter, backend=backend, **loading)
+        chosen = str(backend_for(source, backend, **loading))
+        plain = monge_load(target, draft, drafter=drafter, backend=chosen, **loading)
     network: Any = plain.components.target
     return Networks(
         plain=plain,
         network=network.network,
         draft=next(iter(plain.components.draft_models), None),
         identity=identity_of(network.network, plain.tokenizer, target or BUILT_IN),
-        backend=backend,
+        backend=chosen,
         head=head,
     )
 
