@@ -27,7 +27,7 @@ RULES = SamplingRules(temperature=1.5)
 EXACT = 1e-12
 BEYOND_ROUNDING = 1e-3
 """What a wrong rule errs by at least."""
-KINDS = ("int8", "int4", pytest.param("bfloat16", marks=pytest.mark.slow))
+KINDS = ("int4", *(pytest.param(one, marks=pytest.mark.slow) for one in ("int8", "bfloat16")))
 CHAIN, TREE = "chain(2)", "fixed_width((2, 1), 'iid')"
 
 

@@ -4,6 +4,8 @@ Candidates come while it can read, then the text is decoded plainly. The text ha
 and no drafter is asked for more than its context.
 """
 
+import itertools
+
 import pytest
 
 from monge.api import make_components
@@ -72,8 +74,14 @@ KINDS = (
 )
 
 
-@pytest.mark.parametrize("max_length", [1, 2])
-@pytest.mark.parametrize("kind", KINDS)
+# Two draft models, and room for a draft of the whole text: half a minute.
+LONGEST = pytest.param("ensemble", 2, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("kind", "max_length"),
+    [LONGEST if case == ("ensemble", 2) else case for case in itertools.product(KINDS, (1, 2))],
+)
 def test_the_law_is_the_targets_where_the_context_ends_within_a_text(
     kind: str, max_length: int
 ) -> None:
