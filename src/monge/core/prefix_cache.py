@@ -23,7 +23,7 @@ class PrefixModel(SequenceModel, Protocol):
 
     @property
     def prefixes(self) -> "PrefixCache | None":
-        """Where `open`, and the first `append`, look up the beginning of a text; `None` reads every token."""
+        """The cache in which `open`, and the first `append`, look up the beginning of a text; `None` reads every token."""
         ...
 
     @prefixes.setter
@@ -96,7 +96,7 @@ class PrefixCache:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens kept for the network of which most are; any thread may ask."""
+        """Tokens of the network that has most in the cache; any thread may ask."""
         return max((tree.num_tokens for tree in tuple(self._trees.values())), default=0)
 
     @property

@@ -159,7 +159,7 @@ def _learnt(chat: TemplateFormat) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
-    """Which functions an answer may call, and how.
+    """The functions that an answer may call, and how it calls them.
 
     Args:
         form: How calls stand in the text.
@@ -177,7 +177,7 @@ class ToolUse:
 
     @property
     def is_forced(self) -> bool:
-        """Whether a grammar makes calls well-formed."""
+        """True if a grammar makes calls well-formed."""
         is_strict = any(one.strict for one in self.functions)
         return self.is_required or self.is_single or is_strict or self.answer is not None
 
