@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any, Final
 
 from rich.table import Table
@@ -165,6 +166,12 @@ def table(cells: Sequence[Cell]) -> Table:
     known = [cell for cell in cells if cell.low is not None]
     reached = sum(lowest(cell) >= GOAL for cell in known)
     made.caption = f"{reached} of {len(known)} intervals begin at {GOAL} or above"
+    groups: dict[str, list[float]] = {}
+    for cell in cells:
+        if cell.ratio is not None:
+            groups.setdefault(f"{cell.way}, batch {cell.batch_size}", []).append(cell.ratio)
+    means = (f"{name}: {geometric_mean(ratios):.2f}" for name, ratios in groups.items())
+    made.caption += f"; geometric means: {'; '.join(means)}"
     return made
 
 

@@ -57,6 +57,15 @@ def test_panels_hold_the_matrix(width, depth, kind):
     assert torch.equal(matrix_of(panels, width), given)
 
 
+def test_infinity_beside_float16_numbers_is_held_in_float32():
+    given = torch.tensor(
+        [[1 + 2.0**-10, float("inf")]]
+    )  # no bfloat16 number, and one of both types
+    panels = panels_of(given)
+    assert panels.dtype == torch.float32
+    assert torch.equal(matrix_of(panels, 1), given)
+
+
 def test_panels_hold_every_kind_of_number():
     given = torch.tensor(
         [[0.0, -0.0, float("inf"), -float("inf"), 2.0**-133, -(2.0**-126), 3.3895314e38]]

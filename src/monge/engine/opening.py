@@ -151,7 +151,7 @@ class Prefill:
         return [prompt.session for prompt in done]
 
     def _begin(self) -> None:
-        """Open prompts of which the prefix cache has the beginning."""
+        """Open the prompts whose first tokens the prefix cache has."""
         kept = dict[int, tuple[int, ...]]()
         for prompt in self._prompts:
             session, text = prompt.session, prompt.session.request.prompt_ids

@@ -58,14 +58,13 @@ def empty_network(config: Any, attention: str | None = None) -> PreTrainedModel:
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32, **options).eval()
 
 
-def write_panels(reader: Any, path: Path, network: PreTrainedModel, folder: Path) -> None:
+def write_panels(reader: Any, network: PreTrainedModel, folder: Path) -> None:
     """Write the tensors of a GGUF file for `read_packed`.
 
     Matrices are written in panels of their own types; norms, biases and others in float32.
 
     Args:
         reader: A `gguf.GGUFReader` of the file.
-        path: The file.
         network: The network of `empty_network`.
         folder: Where the tensors are written.
 
@@ -74,7 +73,7 @@ def write_panels(reader: Any, path: Path, network: PreTrainedModel, folder: Path
             the file as they are in the network.
         OSError: If there is no room.
     """
-    source = _Source(reader, path, network)
+    source = _Source(reader, network)
     with (folder / PANELS_FILE).open("wb") as file:
         _write_tensors(file, source.tensors(), len(source.places))
 
@@ -113,7 +112,7 @@ def read_packed(folder: Path, attention: str | None = None) -> PreTrainedModel:
 class _Source:
     """The tensors of a GGUF file by the names of a network."""
 
-    def __init__(self, reader: Any, path: Path, network: PreTrainedModel) -> None:
+    def __init__(self, reader: Any, network: PreTrainedModel) -> None:
         self._reader, self._network = reader, network
         architecture = str(reader.fields["general.architecture"].contents())
         kind = host.TENSOR_PROCESSORS.get(architecture, host.TensorProcessor)
@@ -121,8 +120,7 @@ class _Source:
             raise CannotPackError(
                 f"architecture {architecture!r} needs more than rows in another order"
             )
-        settings = host.load_gguf_checkpoint(str(path), return_tensors=False)["config"]
-        self._processor: Any = kind(config=settings)
+        self._processor: Any = kind(config=network.config.to_dict())
         try:
             names = host.get_gguf_hf_weights_map(network, self._processor)
         except NotImplementedError as error:

@@ -30,6 +30,7 @@ _BLOCK: Final = 1 << 16
 _PACKED_FORMAT: Final = 2  # the same for panels
 _BYTES_PER_S: Final = 4e6  # of a file that is dequantised and written, on two cores
 _PACKED_BYTES_PER_S: Final = 6e7  # of a file whose types are kept
+_HEADER_S: Final = 8  # for the vocabulary of a file, which is read several times
 _MOST_PACKED: Final = 2  # of the bytes of a file: those of Q2_K grow most
 _NO_TOKENIZER: Final = "no_tokenizer.txt"
 _NARROW: Final = (torch.bfloat16, torch.float16)
@@ -183,7 +184,10 @@ def _converted(path: Path, *, packs: bool = False) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Another process that reads at the same time finds the whole folder or none.
     with (
-        waiting(f"reading {path.name}", size / (_PACKED_BYTES_PER_S if packs else _BYTES_PER_S)),
+        waiting(
+            f"reading {path.name}",
+            _HEADER_S + size / (_PACKED_BYTES_PER_S if packs else _BYTES_PER_S),
+        ),
         tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing-") as temporary,
     ):
         _write(path, Path(temporary), packs=packs)
@@ -249,7 +253,7 @@ def _write_packed(path: Path, reader: Any, fields: dict[str, Any], folder: Path)
     except Exception as error:
         raise _unreadable(path, error) from error
     try:
-        write_panels(reader, path, network, folder)
+        write_panels(reader, network, folder)
     except (CannotPackError, MemoryError, OSError):
         raise
     except Exception as error:  # another version of the host may read files in another way

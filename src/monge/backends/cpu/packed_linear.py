@@ -188,7 +188,9 @@ def panels_of(matrix: Tensor) -> Tensor:
     narrow = panels.bfloat16()
     if not torch.equal(narrow.float(), panels):
         halves = panels.half()
-        return halves if torch.equal(halves.float(), panels) else panels
+        # Without instructions for them, the machine code reads finite float16 numbers only.
+        is_held = torch.equal(halves.float(), panels) and bool(halves.isfinite().all())
+        return halves if is_held else panels
     lower, upper = (narrow.view(torch.int16).int() & _LOWER).split(COLUMNS // 2, dim=-1)
     return (lower | upper << 16).contiguous()
 
