@@ -192,7 +192,6 @@ def test_what_does_not_fit_is_refused(cache, tmp_path):
     path = write(tmp_path / "one.gguf")
     with pytest.raises(OptionError, match="weights='file' keeps the types of a GGUF file"):
         monge.load(backend=BACKEND)
-    folder = Path(resolve_for(path, BACKEND))
     with pytest.raises(OptionError, match="dtype='bfloat16': weights='file' computes in float32"):
         monge.load(path, backend=BACKEND, dtype="bfloat16")
     for data, message in (
@@ -202,7 +201,25 @@ def test_what_does_not_fit_is_refused(cache, tmp_path):
         (bad := tmp_path / "bad.gguf").write_bytes(data)
         with pytest.raises(ModelLoadError, match=message):
             monge.load(bad, backend=BACKEND)
-    written = folder / PANELS_FILE
-    written.write_bytes(written.read_bytes()[:-100])
-    with pytest.raises(ModelLoadError, match="delete the folder, and load the file again"):
-        monge.load(path, backend=BACKEND)
+
+
+@pytest.mark.parametrize("damaged", [PANELS_FILE, "config.json", None])
+@pytest.mark.parametrize("packs", [True, False])
+def test_a_converted_file_that_cannot_be_read_is_written_again(
+    cache, tmp_path, caplog, damaged, packs
+):
+    path = write(tmp_path / f"{damaged}-{packs}.gguf")
+    folder = Path(resolve(path, file_weights=packs))
+    whole = {file.name: file.read_bytes() for file in folder.iterdir()}
+    name = damaged if damaged in whole else next(one for one in whole if "safetensors" in one)
+    if damaged is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(whole[name][:-100])
+    caplog.set_level("INFO", "monge")
+    assert Path(resolve(path, file_weights=packs)) == folder
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == whole
+    assert caplog.text.count("is removed and written again") == 1
+    caplog.clear()
+    resolve(path, file_weights=packs)
+    assert caplog.text == ""

@@ -201,22 +201,44 @@ class TestStoredPrograms:
         assert "cannot be used" in told[0]
         assert spoilt.name in told[0]
 
-    def test_one_that_cannot_be_loaded_is_made_again(self, own_folder, monkeypatch, told):
-        made, step = [], backend.CompiledForward
+    @pytest.mark.parametrize("fault", ["undefined symbol", "other logits"])
+    @pytest.mark.parametrize("is_mended", [True, False])
+    def test_one_that_fails_is_removed_and_made_again(
+        self, own_folder, monkeypatch, told, fault, is_mended
+    ):
+        """By one that takes its place, or else by the next start: no program that fails is kept."""
+        kept = {path: path.read_bytes() for path in own_folder.iterdir()}
+        bad, load, built = set(kept), backend.load_program, []
 
-        def load(*given):
-            made.append(1)
-            if len(made) == 1:
-                raise RuntimeError("undefined symbol")
-            return step(*given)
+        def load_some(stored, tensors):
+            if stored.path not in bad:
+                return load(stored, tensors)
+            if fault == "undefined symbol":
+                raise RuntimeError(fault)
+            run = load(stored, tensors)
+            return lambda inputs: [1.01 * one for one in run(inputs)]
 
-        def found(program, tensors, key):
+        def build(program, tensors, key):
+            assert not list(own_folder.iterdir())
+            built.append(key)
+            for path, content in kept.items():
+                path.write_bytes(content)
+            if is_mended:
+                bad.clear()
             return backend.find_program(key, ".pt2", "")
 
-        monkeypatch.setattr(backend, "CompiledForward", load)
-        monkeypatch.setattr(backend, "compile_program", found)
-        assert isinstance(compile_forward(target()), step)
-        assert re.search("cannot be loaded, and is compiled again, .*: undefined symbol", told[0])
+        monkeypatch.setattr(backend, "load_program", load_some)
+        monkeypatch.setattr(backend, "compile_program", build)
+        if is_mended:
+            assert isinstance(compile_forward(target()), CompiledForward)
+            assert isinstance(compile_forward(target()), CompiledForward)
+            assert set(own_folder.iterdir()) == set(kept)
+        else:
+            with pytest.raises(BackendError, match=fault):
+                compile_forward(target())
+            assert not list(own_folder.iterdir())
+        assert len(built) == len(told) == 1
+        assert re.search(f"LlamaForCausalLM .*removed and compiled again: .*{fault}", told[0])
 
     def test_an_architecture_has_one_name(self):
         wider, moved = network("llama", "sdpa", intermediate_size=56), copy.deepcopy(target())

@@ -182,6 +182,33 @@ def test_other_numbers_are_refused(backend, monkeypatch):
         compile_module(module, rows(1, HIDDEN, HIDDEN))
 
 
+def test_a_stored_program_that_fails_is_removed_and_made_again(backend, monkeypatch):
+    """A fault that stays is no reason to keep it."""
+    built = []
+
+    def build(*given):
+        built.append(given)
+        raise RuntimeError("no room")
+
+    module, like = FirstStep(shape_head(7)).eval(), rows(1, HIDDEN, HIDDEN)
+    stored = ModuleProgram(module, like)._stored
+    whole = {
+        path: path.read_bytes() for path in (stored.path, stored.path.with_suffix(".constants"))
+    }
+    monkeypatch.setattr(compiled, "_compile_module", build)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(compiled, "load_program", lambda *_: lambda inputs: inputs)
+            with pytest.raises(BackendError, match="no room"):
+                compile_module(module, like)
+        assert len(built) == 1
+        assert ModuleProgram(module, like)._stored is None
+    finally:
+        for path, content in whole.items():
+            path.write_bytes(content)
+    assert_same(compile_module(module, like), module, 3)
+
+
 def test_what_cannot_be_traced_runs_as_it_is(backend):
     class Branching(torch.nn.Module):
         def forward(self, states):

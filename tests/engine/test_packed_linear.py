@@ -1,6 +1,7 @@
 """Products of few rows: the machine code beside exact sums and beside its plain twin."""
 
 import ctypes
+import hashlib
 import subprocess
 from pathlib import Path
 
@@ -392,10 +393,16 @@ class TestOnDisk:
         path.write_text('extern "C" int one() { return 1; }\n')
         return path
 
-    def test_is_compiled_once_unless_damaged(self, source, monkeypatch):
-        path = native_library(source)
+    @pytest.mark.parametrize("is_whole", [False, True])
+    def test_is_compiled_once_unless_damaged(self, source, monkeypatch, is_whole):
+        with monkeypatch.context() as patch:  # a process loads a path once
+            patch.setattr(native, "_loadable", lambda stored: stored.path)
+            path = native_library(source)
         whole = path.read_bytes()
-        path.write_bytes(whole[:1000])
+        path.write_bytes(b"another machine's code")
+        if is_whole:
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            torch.save({"sha256": digest, "constants": {}}, path.with_suffix(".constants"))
         assert native_library(source).stat().st_size == len(whole)
         monkeypatch.setattr(subprocess, "run", None)
         assert native_library(source) == path
@@ -415,7 +422,7 @@ class TestOnDisk:
         monkeypatch.setattr("monge.backends.cpu.compiled.load_packed_linear", refuse)
         monkeypatch.setattr(
             "monge.backends.cpu.compiled.compile_program",
-            lambda *_: StoredProgram(path=Path(), constants={}),
+            lambda *_: StoredProgram(path=Path("none.pt2"), constants={}),
         )
         with pytest.raises(
             BackendError,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from monge.backends.cpu.program_cache import cache_folder
@@ -171,7 +172,10 @@ def _converted(path: Path, *, packs: bool = False) -> Path:
     kind = f"file{_PACKED_FORMAT}-" if packs else ""
     folder = cache_folder() / "gguf" / f"{path.stem}-{kind}{_digest(path)}"
     if (folder / "config.json").is_file():
-        return folder
+        if (damage := _damage(folder)) is None:
+            return folder
+        notify(f"{folder} is removed and written again: {damage}")
+        shutil.rmtree(folder)
     with path.open("rb") as file:
         magic = file.read(4)
     if magic != b"GGUF":
@@ -198,6 +202,19 @@ def _converted(path: Path, *, packs: bool = False) -> Path:
                 raise
     notify(f"{path.name} is ready after {time.perf_counter() - began:.0f} s")
     return folder
+
+
+def _damage(folder: Path) -> str | None:
+    """Return why a converted file cannot be read, without reading its tensors, or `None`."""
+    weights = list(folder.glob("*.safetensors"))
+    try:
+        json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        for one in weights:
+            with safe_open(one, "pt"):  # which compares its header with its size
+                pass
+    except (OSError, ValueError, SafetensorError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None if weights else "it has no weights"
 
 
 def _digest(path: Path) -> str:

@@ -22,6 +22,7 @@ from monge.backends.cpu.packed_linear import load_packed_linear, merge_products,
 from monge.backends.cpu.program_cache import (
     StoredProgram,
     find_program,
+    load_or_make,
     module_facts,
     network_facts,
     program_key,
@@ -178,9 +179,7 @@ class PendingForward(PendingProgram):
         """See `PendingProgram`; the program is checked against the network."""
         with as_backend_error(f"{self._name} cannot be compiled"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the tracer and the compiler warn about themselves
-            compiled = self._load_or_compile()
-            run_in_thread(lambda: check_forward(self._network, compiled, "compiled"))
-        return compiled
+            return self._load_or_compile()
 
     def _load_or_compile(self) -> CompiledForward:
         network, spec = self._network, self._spec
@@ -193,19 +192,18 @@ class PendingForward(PendingProgram):
         limits = (_ALL, _ALL) if attends_in_machine_code(network) else (_PROMPT, _NODES)
         if not chooses_logits(network):
             limits = 0, limits[1]
-        if self._stored is not None:
-            try:
-                return CompiledForward(self._stored, step, spec, *limits)
-            except RuntimeError as error:  # of the loader: the program needs missing libraries
-                reason = str(error).splitlines()[0]
-                notify(
-                    f"the stored program of {self._name} cannot be loaded, and is compiled again, "
-                    f"about {self._compile_s} s: {reason}"
-                )
-        # A wrong trace is refused before it is compiled for minutes.
-        run_in_thread(lambda: check_forward(network, UncompiledForward(step, spec), "traced"))
-        stored = compile_program(export_forward(step, spec), tensors_of(step), self._key)
-        return CompiledForward(stored, step, spec, *limits)
+
+        def load(stored: StoredProgram) -> CompiledForward:
+            compiled = CompiledForward(stored, step, spec, *limits)
+            run_in_thread(lambda: check_forward(network, compiled, "compiled"))
+            return compiled
+
+        def make() -> StoredProgram:
+            # A wrong trace is refused before it is compiled for minutes.
+            run_in_thread(lambda: check_forward(network, UncompiledForward(step, spec), "traced"))
+            return compile_program(export_forward(step, spec), tensors_of(step), self._key)
+
+        return load_or_make(self._stored, make, load, f"{self._name} ({self._compile_s} s)")
 
 
 def obstacle(network: PreTrainedModel) -> str | None:
@@ -281,9 +279,16 @@ class ModuleProgram(PendingModule):
     def make(self) -> Forward:
         with as_backend_error(f"{self._name} cannot be compiled"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the tracer and the compiler warn about themselves
-            stored = self._stored or _compile_module(self._packed, self._like, self._key)
-            program = _flat(load_program(stored, tensors_of(self._packed)))
-            run_in_thread(lambda: check_module(self._module, program, self._like, "compiled"))
+            return load_or_make(
+                self._stored,
+                lambda: _compile_module(self._packed, self._like, self._key),
+                self._load,
+                f"{self._name} ({_START_S} s)",
+            )
+
+    def _load(self, stored: StoredProgram) -> Forward:
+        program = _flat(load_program(stored, tensors_of(self._packed)))
+        run_in_thread(lambda: check_module(self._module, program, self._like, "compiled"))
         return program
 
 

@@ -12,7 +12,14 @@ from typing import Any, Final
 
 import torch
 
-from monge.backends.cpu.program_cache import find_program, machine, scratch_folder, store_program
+from monge.backends.cpu.program_cache import (
+    StoredProgram,
+    find_program,
+    load_or_make,
+    machine,
+    scratch_folder,
+    store_program,
+)
 
 _NATIVE: Final = (
     ()
@@ -43,20 +50,20 @@ def native_library(source: Path) -> Path:
 
     Raises:
         RuntimeError: If the compiler refuses; the message has its words.
-        OSError: If there is no room for it.
+        OSError: If there is no room for it, or it cannot be loaded.
     """
     key = hashlib.sha256(
         repr((torch.__version__, machine(), _FLAGS, source.read_text())).encode()
     ).hexdigest()[:32]
     stored = find_program(key, ".so", source.name)
-    return stored.path if stored is not None else _build(source, key)
+    return load_or_make(stored, lambda: _build(source, key), _loadable, source.name)
 
 
 def native_function(source: Path, name: str, arguments: Sequence[Any]) -> Any:
     """Return a function of a source file; compiled programs that are loaded later find all of its functions.
 
     Raises:
-        RuntimeError, OSError: As `native_library`; or the machine code cannot be loaded.
+        RuntimeError, OSError: As `native_library`.
     """
     # Programs look for a function among all that the process knows.
     found: Any = getattr(ctypes.CDLL(str(native_library(source)), mode=ctypes.RTLD_GLOBAL), name)
@@ -64,7 +71,12 @@ def native_function(source: Path, name: str, arguments: Sequence[Any]) -> Any:
     return found
 
 
-def _build(source: Path, key: str) -> Path:
+def _loadable(stored: StoredProgram) -> Path:
+    ctypes.CDLL(str(stored.path))
+    return stored.path
+
+
+def _build(source: Path, key: str) -> StoredProgram:
     from torch._inductor.cpp_builder import get_cpp_compiler
 
     home = Path(torch.__file__).parent
@@ -83,7 +95,7 @@ def _build(source: Path, key: str) -> Path:
         )
         if done.returncode:
             raise RuntimeError(f"{source.name} does not compile: {_first_error(done.stderr)}")
-        return store_program(key, library, {}).path
+        return store_program(key, library, {})
 
 
 def _first_error(words: str) -> str:

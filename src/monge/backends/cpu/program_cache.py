@@ -5,11 +5,11 @@ import json
 import os
 import platform
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import PickleError
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 import transformers
@@ -19,7 +19,11 @@ from transformers import PreTrainedModel
 from monge.engine.notices import notify
 
 FOLDER_VARIABLE: Final = "MONGE_CACHE"
+_NOTES: Final = ".constants"
+_FAILURES: Final = (RuntimeError, OSError, LookupError, TypeError, ValueError)
 _FORMAT: Final = 9  # raised whenever the traced step, its inputs or the files change
+
+Loaded = TypeVar("Loaded")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +125,43 @@ def store_program(key: str, package: Path, constants: Mapping[str, Tensor]) -> S
     return StoredProgram(path=path, constants=constants)
 
 
+def load_or_make(
+    stored: StoredProgram | None,
+    make: Callable[[], StoredProgram],
+    load: Callable[[StoredProgram], Loaded],
+    what: str,
+) -> Loaded:
+    """Load the stored program, or a new one if there is none or it fails; none that fails stays on disk.
+
+    Args:
+        stored: The stored program, if any.
+        make: Compiles and stores the program.
+        load: Loads a program and checks it; raises an error if it fails.
+        what: Name of the program, for the message, and how long it takes to make.
+
+    Raises:
+        RuntimeError, OSError, LookupError, TypeError, ValueError: If the new program fails, too.
+    """
+    if stored is not None:
+        try:
+            return load(stored)
+        except _FAILURES as error:
+            _remove(stored)
+            reason = str(error).splitlines()[0]
+            notify(f"the stored program of {what}: it is removed and compiled again: {reason}")
+    stored = make()
+    try:
+        return load(stored)
+    except _FAILURES:
+        _remove(stored)
+        raise
+
+
+def _remove(stored: StoredProgram) -> None:
+    for path in (stored.path, stored.path.with_suffix(_NOTES)):
+        path.unlink(missing_ok=True)
+
+
 def scratch_folder() -> Path:
     """Return an existing folder beside the programs, so that a finished one can be moved into place."""
     folder = cache_folder() / "programs"
@@ -130,7 +171,7 @@ def scratch_folder() -> Path:
 
 def _files(key: str, suffix: str) -> tuple[Path, Path]:
     folder = cache_folder() / "programs"
-    return folder / f"{key}{suffix}", folder / f"{key}.constants"
+    return folder / f"{key}{suffix}", folder / f"{key}{_NOTES}"
 
 
 def machine() -> str:
