@@ -4,6 +4,12 @@ import json
 
 import pytest
 
+from monge.backends.cpu.compiled import PendingForward
+from monge.backends.cpu.program_cache import FOLDER_VARIABLE
+from monge.loading.networks import load_network
+from tests.engine.compiling import require
+from tests.heads.readers.published import KINDS
+
 pytestmark = pytest.mark.usefixtures("unchecked_types")
 
 
@@ -90,6 +96,26 @@ def test_without_the_draft_model(record, run, tiny_paths):
     result = run("certify", record, "--target", tiny_paths[0], "--nodes", 1)
     assert result.exit_code == 2
     assert "taken as declared, since the record names the draft model" in result.stdout
+
+
+def test_a_run_with_a_head_is_judged_by_one_program(run, tiny_paths, tmp_path, monkeypatch):
+    """The program that gives hidden states to the head gives logits to the checks."""
+    require("compiled")
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "cache"))
+    made, make = [], PendingForward.make
+    monkeypatch.setattr(PendingForward, "make", lambda self: made.append(self) or make(self))
+    target, path = load_network(tiny_paths[0]), tmp_path / "run.json"
+    head = KINDS["medusa"](target.config.hidden_size, target.config.vocab_size).write(
+        tmp_path / "head"
+    )
+    networks = f"--target {tiny_paths[0]} --draft {head}"
+    command = f"generate Once {networks} --backend compiled(weights='int8') --seed 1"
+    result = run(*f"{command} --temperature 0.7 --max-new-tokens 5 --certificate {path}".split())
+    assert result.exit_code == 0, result.output
+    result = run("certify", path, *networks.split(), "--json")
+    report = json.loads(result.stdout)
+    assert report["verdict"] == "exact", report
+    assert len(made) == 2, "one of the run, one of its check"
 
 
 def test_bad_input(record, certify, run, tiny_paths, tmp_path):
