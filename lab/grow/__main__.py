@@ -21,7 +21,7 @@ def main(
     *,
     params: str = options.option("0.5B", options.MODELS, "Parameters: 0.1B, 1B, 300M, ..."),
     types: str | None = options.option(
-        None, options.MODELS, f"Types of a GGUF file: {' or '.join(MIXES)}.", next(iter(MIXES))
+        None, options.MODELS, f"Types of a GGUF file: {', '.join(MIXES)}.", next(iter(MIXES))
     ),
     target: options.Target = None,
     dtype: options.Dtype = None,

@@ -16,9 +16,19 @@ from lab.grow.k_quants import BLOCK, quantize
 from monge.core.errors import OptionError, UnsupportedModelError, unknown_name
 from monge.core.extras import require
 
-MIXES: Final = {"Q4_K_M": ("Q4_K", "Q6_K", 15), "Q8_0": ("Q8_0", "Q8_0", 7)}
+_NUMBERS: Final = {
+    "F16": 1, "BF16": 32, "Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "Q8_0": 7, "IQ4_NL": 25,
+    "IQ4_XS": 30, "Q2_K": 10, "Q3_K": 11, "Q4_K": 14, "Q5_K": 16, "Q6_K": 18,
+}  # fmt: skip
+MIXES: Final = {
+    "Q4_K_M": ("Q4_K", "Q6_K", 15),
+    **{name: (name, name, number) for name, number in _NUMBERS.items()},
+}
 """For a mix, the type of most matrices, that of the sensitive ones, and its number in files."""
-_FALLBACKS: Final = {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}
+_FALLBACKS: Final = {
+    **dict.fromkeys(("Q2_K", "Q3_K", "IQ4_XS"), "IQ4_NL"),
+    **{"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"},
+}
 _SMALL_BLOCK: Final = 32  # numbers of a block of the other types
 _PRE_TOKENIZERS: Final = {("ByteLevel",): "gpt-2", ("Digits", "ByteLevel"): "smollm"}
 _INSTRUCTIONS: Final = (
