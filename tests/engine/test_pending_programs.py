@@ -1,6 +1,9 @@
 """Programs of networks are compiled together, after one announcement, and only those that are used."""
 
+import io
+import json
 import logging
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -13,7 +16,9 @@ from monge.backends.registry import Backend
 from monge.backends.traced import UncompiledForward
 from monge.core.errors import BackendError
 from monge.core.model import NodeBlock
-from monge.engine.models.forward_program import PendingProgram
+from monge.engine.models import background_compiler
+from monge.engine.models.background_compiler import compiled_meanwhile, is_compiled_elsewhere
+from monge.engine.models.forward_program import PendingModule, PendingProgram
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.notices import watched_by
 from tests.engine.tiny import network, perturbed
@@ -23,7 +28,7 @@ def target():
     return network("llama", "sdpa")
 
 
-class Program(PendingProgram):
+class Program(PendingProgram, PendingModule):
     """Takes down that it is made, and makes what it is told."""
 
     made: list[str]
@@ -71,6 +76,11 @@ def said(caplog):
 def read(model):
     model.open({0: (5, 6)})
     return model.extend({0: NodeBlock.chain((7,))})[0]
+
+
+def read_again(model):
+    model.close(0)
+    return read(model)
 
 
 def test_the_program_that_a_head_needs_is_announced_and_no_other(said):
@@ -127,3 +137,68 @@ def test_loading_a_pair_announces_both_at_once_and_before_the_first_request(said
     decoder.generate([(5, 6, 7)], max_new_tokens=4)
     assert Program.made == ["step", "step"]
     assert said()[1] == [("compiling 2 programs", 40)]
+
+
+class TestMeanwhile:
+    """Another process compiles, and the network and modules run as they are until it ends."""
+
+    @pytest.mark.parametrize("failure", [None, "BackendError no room"])
+    def test_programs_are_taken_when_it_ends(self, said, monkeypatch, failure):
+        started = []
+
+        class Process:
+            def __init__(self, command, **streams):
+                started.append(json.loads(command[-1]))
+                self.returncode, self.stdout = None, io.StringIO(failure)
+
+            def poll(self):
+                return self.returncode
+
+        processes = []
+        monkeypatch.setattr(
+            background_compiler.subprocess,
+            "Popen",
+            lambda *given, **streams: processes.append(Process(*given, **streams)) or processes[-1],
+        )
+        model = model_of(target(), make_module=lambda *given: Program("module", lambda: spoilt))
+        spoilt = lambda states: (2 * states,)  # noqa: E731 (a program of other numbers shows that it runs)
+        states = torch.ones(1, model.hidden_size)
+        eager = HfTreeModel(target())
+        with compiled_meanwhile(target="folder", tree="chain"):
+            assert torch.equal(read(model), read(eager))
+            assert torch.equal(model.unembed(states), eager.unembed(states))
+            assert model.program is None
+            model.close(0)
+            assert (started, Program.made) == ([{"target": "folder", "tree": "chain"}], [])
+            processes[0].returncode = 0 if failure is None else 1
+            if failure is None:  # it stored them
+                for one in (model.pending, *(late._pending for late in model.late_modules)):
+                    one.expected_s = 0
+            torch.testing.assert_close(read(model), read_again(eager), atol=5e-5, rtol=0)
+            assert torch.equal(model.unembed(states), 2 * states[0:1])
+        assert Program.made == ["module", "step"]
+        assert model.program.name == UncompiledForward.name
+        first, *others = said()[0]
+        assert "beside the first answers, about 40 s in all" in first
+        if failure is None:
+            assert others == []
+        else:
+            assert others[0] == f"compiling beside the answers failed: {failure}"
+            assert [one[:20] for one in others[1:]] == ["compiling 2 programs"]
+
+    def test_the_process_says_why_it_failed(self, said):
+        with compiled_meanwhile(target="no/such/folder"):
+            assert is_compiled_elsewhere([5])
+            until = time.monotonic() + 120
+            while is_compiled_elsewhere([5]) and time.monotonic() < until:
+                time.sleep(0.1)
+            assert not is_compiled_elsewhere([5])
+        (_, failed), _ = said()
+        assert "failed: ModelLoadError" in failed
+        assert not is_compiled_elsewhere([5])
+
+    def test_nothing_starts_where_all_is_stored(self, said):
+        with compiled_meanwhile(target="folder"):
+            assert read(model_of(target(), expected_s=0)).shape == (1, 97)
+        assert Program.made == ["step"]
+        assert said()[0] == []

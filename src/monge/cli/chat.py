@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -15,9 +16,10 @@ from monge.core.words import counted
 from monge.engine.chat_format import Message
 from monge.engine.conversation import Conversation
 from monge.engine.decoder import Decoder
+from monge.engine.models.background_compiler import compiled_meanwhile
 from monge.engine.result import GenerationStats
 from monge.loading.sources import obstacle
-from monge.options import LoadOptions, SamplingOptions
+from monge.options import LoadOptions, SamplingOptions, changed
 
 _HELP: Final = """\
 /file PATH  puts the text of a file before your next message; without PATH, takes all files back
@@ -62,7 +64,12 @@ def chat(
             load = replace(load, target=_DEFAULT)
         else:
             say(f"talking with the built-in target, which knows little: {reason}", "yellow")
-    with loaded(replace(load, max_batch_size=1)) as decoder:
+    load = replace(load, max_batch_size=1)
+    is_plain = load.device in {None, "cpu"} and not load.exact_numerics
+    # On a terminal nobody waits for the text that a compiled program writes.
+    starts_at_once = is_plain and sys.stdin.isatty()
+    meanwhile = compiled_meanwhile(**changed(load)) if starts_at_once else nullcontext()
+    with meanwhile, loaded(load) as decoder:
         talk = Talk(
             conversation=Conversation(decoder, system=system, **asdict(sampling)),
             decoder=decoder,

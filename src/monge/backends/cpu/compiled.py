@@ -22,6 +22,7 @@ from monge.backends.cpu.packed_linear import load_packed_linear, merge_products,
 from monge.backends.cpu.program_cache import (
     StoredProgram,
     find_program,
+    is_stored,
     load_or_make,
     module_facts,
     network_facts,
@@ -173,7 +174,11 @@ class PendingForward(PendingProgram):
             self._key = program_key(network, *network_facts(network), self._spec)
             self._stored = find_program(self._key, ".pt2", self._name)
         self._compile_s = _START_S + _LAYER_S * len(self._spec.cache_shapes) // 2
-        self.expected_s = self._compile_s if self._stored is None else 0
+
+    @property
+    def expected_s(self) -> int:
+        """See `PendingProgram`."""
+        return 0 if self._stored or is_stored(self._key, ".pt2") else self._compile_s
 
     def make(self) -> CompiledForward:
         """See `PendingProgram`; the program is checked against the network."""
@@ -203,7 +208,8 @@ class PendingForward(PendingProgram):
             run_in_thread(lambda: check_forward(network, UncompiledForward(step, spec), "traced"))
             return compile_program(export_forward(step, spec), tensors_of(step), self._key)
 
-        return load_or_make(self._stored, make, load, f"{self._name} ({self._compile_s} s)")
+        stored = self._stored or find_program(self._key, ".pt2", self._name)
+        return load_or_make(stored, make, load, f"{self._name} ({self._compile_s} s)")
 
 
 def obstacle(network: PreTrainedModel) -> str | None:
@@ -274,13 +280,17 @@ class ModuleProgram(PendingModule):
             inputs = [(str(tensor.dtype), tensor.shape[1]) for tensor in like]
             self._key = program_key(self._packed, module_facts(self._packed), inputs)
             self._stored = find_program(self._key, ".pt2", self._name)
-        self.expected_s = 0 if self._stored else _START_S
+
+    @property
+    def expected_s(self) -> int:
+        """See `PendingModule`."""
+        return 0 if self._stored or is_stored(self._key, ".pt2") else _START_S
 
     def make(self) -> Forward:
         with as_backend_error(f"{self._name} cannot be compiled"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the tracer and the compiler warn about themselves
             return load_or_make(
-                self._stored,
+                self._stored or find_program(self._key, ".pt2", self._name),
                 lambda: _compile_module(self._packed, self._like, self._key),
                 self._load,
                 f"{self._name} ({_START_S} s)",

@@ -89,10 +89,15 @@ def module_facts(module: torch.nn.Module) -> list[tuple[object, ...]]:
     ]
 
 
+def is_stored(key: str, suffix: str) -> bool:
+    """Return whether a program has its files, which may be damaged."""
+    return all(path.exists() for path in _files(key, suffix))
+
+
 def find_program(key: str, suffix: str, name: str) -> StoredProgram | None:
     """Return the stored program, or `None`, with a message if its files cannot be used."""
     path, notes = _files(key, suffix)
-    if not (path.exists() and notes.exists()):
+    if not is_stored(key, suffix):
         return None
     damage = f"{path.name} is damaged"
     try:
@@ -110,6 +115,7 @@ def find_program(key: str, suffix: str, name: str) -> StoredProgram | None:
     ) as error:
         damage = f"{notes.name} is unreadable ({type(error).__name__})"
     notify(f"the stored program of {name} cannot be used: {damage}")
+    _remove(path)
     return None
 
 
@@ -146,20 +152,20 @@ def load_or_make(
         try:
             return load(stored)
         except _FAILURES as error:
-            _remove(stored)
+            _remove(stored.path)
             reason = str(error).splitlines()[0]
             notify(f"the stored program of {what}: it is removed and compiled again: {reason}")
     stored = make()
     try:
         return load(stored)
     except _FAILURES:
-        _remove(stored)
+        _remove(stored.path)
         raise
 
 
-def _remove(stored: StoredProgram) -> None:
-    for path in (stored.path, stored.path.with_suffix(_NOTES)):
-        path.unlink(missing_ok=True)
+def _remove(path: Path) -> None:
+    for one in (path, path.with_suffix(_NOTES)):
+        one.unlink(missing_ok=True)
 
 
 def scratch_folder() -> Path:

@@ -16,6 +16,7 @@ from monge.core.levels import DrawnLevels, LevelDraws
 from monge.core.model import Forward, SequenceModel
 from monge.core.sampling_rules import Recorder
 from monge.engine.clock import note_preparation
+from monge.engine.models.background_compiler import is_compiled_elsewhere
 from monge.engine.models.network_facts import WEIGHTS, packed_layers
 from monge.engine.models.tree_cache import TreeCache
 from monge.engine.notices import notify, waiting
@@ -150,7 +151,7 @@ class PendingProgram(ABC):
     """A program that is compiled when it is needed, or with others before.
 
     Attributes:
-        expected_s: Seconds that it takes; 0 if the program is stored.
+        expected_s: Seconds that it takes; 0 if the program is stored, now or by another process.
     """
 
     expected_s: int
@@ -186,16 +187,22 @@ class LateModule:
     """Runs the program of a module, once it is made; a module that has none runs as it is."""
 
     def __init__(self, pending: PendingModule, module: torch.nn.Module) -> None:
-        self.expected_s = pending.expected_s
         self._pending, self._module = pending, module
         self._run: Forward | None = None
 
     def __call__(self, *inputs: Any) -> tuple[Tensor, ...]:
         if self._run is None:
+            if is_compiled_elsewhere([self.expected_s]):
+                return self._module(*inputs)
             with compiling([self.expected_s]):
                 self.make()
         assert self._run is not None
         return self._run(*inputs)
+
+    @property
+    def expected_s(self) -> int:
+        """See `PendingModule`."""
+        return self._pending.expected_s
 
     @property
     def is_made(self) -> bool:

@@ -15,6 +15,7 @@ from monge.core.model import CachedStep, Forward, NodeBlock
 from monge.core.prefix_cache import KeyValues, PrefixCache
 from monge.core.sampling_rules import Recorder
 from monge.engine.clock import now
+from monge.engine.models.background_compiler import is_compiled_elsewhere
 from monge.engine.models.forward_program import (
     ForwardOutput,
     ForwardProgram,
@@ -463,7 +464,10 @@ def make_programs(models: Iterable[object]) -> None:
     modules = [one for model in own for one in model.late_modules if not one.is_made]
     if not waiting and not modules:
         return
-    with compiling([one.expected_s for one in (*modules, *waiting.values())]):
+    seconds = [one.expected_s for one in (*modules, *waiting.values())]
+    if is_compiled_elsewhere(seconds):
+        return
+    with compiling(seconds):
         for model in own:
             model.late_modules.clear()
         for module in modules:
