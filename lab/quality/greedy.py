@@ -117,7 +117,7 @@ def compared(
         yield way, difference(plain, decoded(parts, batch))
 
 
-def _texts(tokenizer: Any, count: int) -> list[Sequence[int]]:  # noqa: ANN401 (the host's)
+def _texts(tokenizer: Any, count: int) -> list[tuple[int, ...]]:  # noqa: ANN401 (the host's)
     """Passages of the prompts at hand: the first of each, then the second ones."""
     found = [encode(tokenizer, one.text) for one in (*shipped(), *read_prompts(PROMPTS))]
     longest = max(map(len, found))

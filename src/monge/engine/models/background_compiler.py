@@ -32,13 +32,13 @@ class _BackgroundCompiler:
                 f"compiling for this machine beside the first answers, about {2 * sum(seconds)} s "
                 "in all; they come more slowly meanwhile"
             )
-            streams = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
             self._process = subprocess.Popen(
                 self._command,
+                stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
                 text=True,
                 start_new_session=True,  # Ctrl-C ends an answer, and is not meant for it
-                **streams,
             )
         if self._process is None or self._process.poll() is None:
             return self._process is not None
