@@ -20,7 +20,7 @@ from monge.engine.notices import notify
 
 FOLDER_VARIABLE: Final = "MONGE_CACHE"
 _NOTES: Final = ".constants"
-_FAILURES: Final = (RuntimeError, OSError, LookupError, TypeError, ValueError)
+_FAULTS: Final = (RuntimeError, OSError, LookupError, TypeError, ValueError, EOFError, PickleError)
 _FORMAT: Final = 9  # raised whenever the traced step, its inputs or the files change
 
 Loaded = TypeVar("Loaded")
@@ -104,15 +104,7 @@ def find_program(key: str, suffix: str, name: str) -> StoredProgram | None:
         found = torch.load(notes, weights_only=True)
         if hashlib.sha256(path.read_bytes()).hexdigest() == found["sha256"]:
             return StoredProgram(path=path, constants=found["constants"])
-    except (
-        OSError,
-        RuntimeError,
-        EOFError,
-        LookupError,
-        TypeError,
-        ValueError,
-        PickleError,
-    ) as error:
+    except _FAULTS as error:
         damage = f"{notes.name} is unreadable ({type(error).__name__})"
     notify(f"the stored program of {name} cannot be used: {damage}")
     _remove(path)
@@ -146,21 +138,18 @@ def load_or_make(
         what: Name of the program, for the message, and how long it takes to make.
 
     Raises:
-        RuntimeError, OSError, LookupError, TypeError, ValueError: If the new program fails, too.
+        Exception: What `load` raises for the new program.
     """
-    if stored is not None:
-        try:
-            return load(stored)
-        except _FAILURES as error:
-            _remove(stored.path)
-            reason = str(error).splitlines()[0]
-            notify(f"the stored program of {what}: it is removed and compiled again: {reason}")
-    stored = make()
+    program = stored or make()
     try:
-        return load(stored)
-    except _FAILURES:
-        _remove(stored.path)
-        raise
+        return load(program)
+    except _FAULTS as error:
+        _remove(program.path)
+        if stored is None:
+            raise
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+    notify(f"the stored program of {what} is removed and compiled again: {reason}")
+    return load_or_make(None, make, load, what)
 
 
 def _remove(path: Path) -> None:
