@@ -12,6 +12,7 @@ import torch
 import monge
 from monge.backends.cpu import compiled
 from monge.backends.cpu.compiled import ModuleProgram
+from monge.backends.cpu.program_cache import FOLDER_VARIABLE, scratch_folder
 from monge.core.errors import BackendError
 from monge.core.model import NodeBlock
 from monge.engine.models.forward_program import PendingModule
@@ -167,46 +168,33 @@ def test_heads_of_one_architecture_share_a_program_and_no_numbers(backend, monke
     assert not torch.allclose(programs[0](*inputs)[1], programs[1](*inputs)[1], atol=0.01)
 
 
-def test_other_numbers_are_refused(backend, monkeypatch):
-    load = compiled.load_program
+def test_other_numbers_are_refused_and_not_kept(backend, monkeypatch, tmp_path):
+    """Nor are those of the program that is then compiled."""
+    module, like = FirstStep(shape_head()).eval(), rows(1, HIDDEN, HIDDEN)
+    path = ModuleProgram(module, like)._stored.path
+    whole = {one.name: one.read_bytes() for one in (path, path.with_suffix(".constants"))}
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    folder, built, load = scratch_folder(), [], compiled.load_program
+
+    def build(*given):
+        built.append(given)
+        for name, content in whole.items():
+            (folder / name).write_bytes(content)
+        return ModuleProgram(module, like)._stored
 
     def spoilt(*given):
         run = load(*given)
         return lambda inputs: [one * 1.01 for one in run(inputs)]
 
+    build()
     monkeypatch.setattr(compiled, "load_program", spoilt)
-    module = FirstStep(shape_head()).eval()
+    monkeypatch.setattr(compiled, "_compile_module", build)
     with pytest.raises(
         BackendError, match="FirstStep, .* gives other numbers: .* from a float64 run"
     ):
-        compile_module(module, rows(1, HIDDEN, HIDDEN))
-
-
-def test_a_stored_program_that_fails_is_removed_and_made_again(backend, monkeypatch):
-    """A fault that stays is no reason to keep it."""
-    built = []
-
-    def build(*given):
-        built.append(given)
-        raise RuntimeError("no room")
-
-    module, like = FirstStep(shape_head(7)).eval(), rows(1, HIDDEN, HIDDEN)
-    stored = ModuleProgram(module, like)._stored
-    whole = {
-        path: path.read_bytes() for path in (stored.path, stored.path.with_suffix(".constants"))
-    }
-    monkeypatch.setattr(compiled, "_compile_module", build)
-    try:
-        with monkeypatch.context() as patch:
-            patch.setattr(compiled, "load_program", lambda *_: lambda inputs: inputs)
-            with pytest.raises(BackendError, match="no room"):
-                compile_module(module, like)
-        assert len(built) == 1
-        assert ModuleProgram(module, like)._stored is None
-    finally:
-        for path, content in whole.items():
-            path.write_bytes(content)
-    assert_same(compile_module(module, like), module, 3)
+        compile_module(module, like)
+    assert len(built) == 2
+    assert not list(folder.iterdir())
 
 
 def test_what_cannot_be_traced_runs_as_it_is(backend):
