@@ -21,6 +21,7 @@ from torch import Tensor
 
 from monge.core.clocks import SharedClocks
 from monge.core.errors import MongeError, OptionError
+from monge.core.files import write_text
 from monge.core.law import DenseLaw, Law, PointLaw, SparseLaw, one_hot
 from monge.core.proposal import (
     Arbitrary,
@@ -278,12 +279,7 @@ class Certificate:
         Raises:
             OptionError: If it cannot be written.
         """
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(self.document()), encoding="utf-8")
-        except OSError as error:
-            raise OptionError(f"cannot write the certificate to {str(path)!r}: {error}") from error
-        return path
+        return write_text(path, json.dumps(self.document()), "the certificate")
 
 
 def read_certificate(path: Path) -> Certificate:

@@ -66,8 +66,3 @@ def _root(
 
 
 app = group(str(_root.__doc__), COMMANDS, _root, name="monge", add_completion=True)
-
-
-def main() -> None:
-    """Run the console script."""
-    app()

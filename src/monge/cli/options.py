@@ -297,13 +297,13 @@ def check_out_folder(folder: Path, flag: str = "--out") -> None:
         raise OptionError(f"{flag} {str(folder)!r}: cannot write results: {reason}")
 
 
-def check_out_file(file: Path, flag: str = "--out", example: str = "run.mlog") -> None:
+def check_out_file(file: Path | None, flag: str = "--out") -> None:
     """Refuse a file that cannot be written, before any work; nothing is made yet.
 
     Raises:
         OptionError: If it is a folder, or as `check_out_folder` for the folder that it is in.
     """
-    if file.is_dir():
-        named = str(file / example)
-        raise OptionError(f"{flag} {str(file)!r} is a folder; name a file in it, such as {named!r}")
-    check_out_folder(file.parent, flag)
+    if file is not None and file.is_dir():
+        raise OptionError(f"{flag} {str(file)!r} is a folder; name a file in it")
+    if file is not None:
+        check_out_folder(file.parent, flag)
