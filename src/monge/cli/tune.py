@@ -95,8 +95,7 @@ def tune(
     quiet_host()
     options.check_positive(max_prompts=max_prompts, repeats=repeats)
     options.check_out_folder(out)
-    if save is not None:
-        options.check_out_file(save, "--save", "monge.toml")
+    options.check_out_file(save, "--save")
     shown = (read_prompts(prompts) if prompts else shipped(per_task=1))[:max_prompts]
     if load.draft is None and load.target in NAMED:
         load = replace(load, draft=NAMED[load.target].head)
@@ -106,20 +105,12 @@ def tune(
             say("this model has a chat template: prompts are written as messages", "dim")
         shown = tuple(map(as_message, shown))
     rules = SamplingRules(temperature=sampling.temperature)
-    with working() as work, work.waiting("target writes") as stage:
-        stage.restart("target writes", len(shown))
-        found = recorded(
-            networks,
-            shown,
-            rules,
-            on_text=stage.advance,
-            seed=seed,
-            max_new_tokens=sampling.max_new_tokens,
-        )
-        found, shown = _without_short(found, shown)
-        further = networks.further([*FREE, *(drafter or ())])
-        stage.restart("measuring costs")
-        found = replace(found, costs=networks.costs(further), about=networks.about())
+    further = networks.further([*FREE, *(drafter or ())])
+    recording = {"seed": seed, "max_new_tokens": sampling.max_new_tokens}
+    found = recorded(networks, shown, rules, drafters=further, **recording)
+    found, shown = _without_short(found, shown)
+    with working() as work:
+        stage = work.stage("replaying")
         tuned = search(
             found,
             networks.draft,
@@ -162,18 +153,15 @@ def tune(
             "dim",
         )
     show(busy_note(), "yellow")
-    asking = {"temperature": f"{rules.temperature:g}"} if rules.temperature else {}
-    chat = " --chat" if any(one.messages is not None for one in shown) else ""
-    _show_use(settings if save is None else {"config": str(save)}, _written(asking) + chat)
-    show(f"expected: {expected}", "bold")
-    if as_json:
-        print(json.dumps(document))
-
-
-def _show_use(chosen: dict[str, Any], asking: str) -> None:
+    asking = f" --temperature {sampling.temperature:g}" if sampling.temperature else ""
+    asking += " --chat" if any(one.messages is not None for one in shown) else ""
+    chosen = settings if save is None else {"config": str(save)}
     call = ", ".join(f"{name}={value!r}" for name, value in chosen.items())
     show(f"use it:   monge generate PROMPT{_written(chosen)}{asking}", "bold")
     show(f"python:   monge.load({call})", "bold")
+    show(f"expected: {expected}", "bold")
+    if as_json:
+        print(json.dumps(document))
 
 
 def _show_expected(document: dict[str, Any], predicted: str, best: Configuration) -> str:
