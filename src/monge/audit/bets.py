@@ -167,8 +167,7 @@ class Wealth:
         self._prefixes: dict[tuple[str, ...], dict[int, int]] = {}
         self._numbers: dict[str, int] = {}
         self._counts = np.zeros((2, 256))  # observed and expected, by number of the token
-        self.num_tokens = 0
-        self.num_impossible = 0
+        self.num_texts = self.num_tokens = self.num_impossible = 0
         self.log_e = 0.0
         """Logarithm of the joint e-process; infinite after a token that its law excludes."""
         self.peak = 0.0
@@ -200,6 +199,7 @@ class Wealth:
             text: Those that have a law.
             factors: Gains of the tilts on these; see `log_factors`.
         """
+        self.num_texts += 1
         self.num_tokens += len(text.laws)
         self.num_impossible += int((text.probs == 0.0).sum())
         if text.laws and not self.num_impossible:
