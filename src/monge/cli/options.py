@@ -188,11 +188,7 @@ def _keyword(name: str, annotation: object) -> inspect.Parameter:
 
 
 def _take_models(told: dict[str, Any], models: Sequence[str]) -> None:
-    """Name models that are given by place.
-
-    Raises:
-        OptionError: If one is given in both ways.
-    """
+    """Name models that are given by place, but for those that are named too, which are refused."""
     target, *drafts = models
     for name, by_place in (("target", target), ("draft", drafts)):
         if by_place and name in told:

@@ -111,7 +111,7 @@ def tune(
     found, shown = _without_short(found, shown)
     with working() as work:
         stage = work.stage("replaying")
-        tuned = search(
+        document = search(
             found,
             networks.draft,
             repeats=repeats,
@@ -121,19 +121,18 @@ def tune(
             on_text=stage.advance,
             on_grid=partial(stage.restart, "replaying"),
         )
-        replayed = tuned.document["replayed"]
+        replayed = document["replayed"]
         measured = _confirmed(networks, shown, replayed, found, seed=seed) if confirm else []
-    best = tuned.best
-    if measured:
-        best = Configuration(**max(measured, key=lambda one: one["tokens_per_s"])["configuration"])
-    document = tuned.document | {
-        "predicted_best": tuned.best.settings,
+    fastest = max(measured, key=lambda one: one["tokens_per_s"]) if measured else replayed[0]
+    best, predicted = Configuration(**fastest["configuration"]), replayed[0]
+    document |= {
+        "predicted_best": predicted["configuration"],
         "best": best.settings,
         "measured": measured,
     }
     files = [write_log(found, out / "run.mlog"), write_document(document, out, "tune.json")]
     show_replay(document | {"replayed": replayed[:8]}, markdown=markdown)
-    expected = _show_expected(document, tuned.best.label, best)
+    expected = _show_expected(document, best)
     settings = _settings(best, changed(load))
     if save is not None:
         about = [
@@ -164,11 +163,11 @@ def tune(
         print(json.dumps(document))
 
 
-def _show_expected(document: dict[str, Any], predicted: str, best: Configuration) -> str:
+def _show_expected(document: dict[str, Any], best: Configuration) -> str:
     """Print what was predicted and what the clock said of it; return the expected speed-up."""
     replayed, measured = document["replayed"], document["measured"]
-    speed = replayed[0]["tokens_per_s"]["mean"]
-    show(f"\nbest by prediction: {predicted}, {speed:.1f} tokens/s", "bold")
+    speed = f"{replayed[0]['tokens_per_s']['mean']:.1f} tokens/s"
+    show(f"\nbest by prediction: {replayed[0]['label']}, {speed}", "bold")
     speeds = {json.dumps(one["configuration"]): one["tokens_per_s"] for one in measured}
     plain = speeds.get(json.dumps(PLAIN.settings))
     for one in measured:
@@ -185,11 +184,7 @@ def _show_expected(document: dict[str, Any], predicted: str, best: Configuration
 
 
 def _without_short(log: LawLog, prompts: Sequence[Prompt]) -> tuple[LawLog, Sequence[Prompt]]:
-    """Return the log and its prompts without texts that ended before they could show anything.
-
-    Raises:
-        OptionError: If none is long enough.
-    """
+    """Return the log and its prompts without texts that ended before they could show anything."""
     order = list(dict.fromkeys(prompt.task for prompt in prompts))
     placed = sorted(prompts, key=lambda prompt: order.index(prompt.task))  # as in the log
     long = [len(text.token_ids) >= min(SHORTEST, text.max_new_tokens) for text in log.texts]
