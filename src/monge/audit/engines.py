@@ -1,24 +1,19 @@
 """Engines that an audit runs in this process, and the commands that start the others."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-import httpx
 import torch
 
-from monge.api import built_in, eos_ids_of, load
-from monge.audit.client import TOKEN_ID, Client, Completion, Server, one_at_a_time
+from monge.api import built_in, eos_ids_of
+from monge.audit.client import TOKEN_ID, Completion, one_at_a_time
 from monge.core.errors import OptionError
-from monge.core.extras import require
 from monge.core.text import token_ids_of
-from monge.engine.chat_format import chat_format
 from monge.loading.networks import load_network, load_tokenizer
 from monge.loading.sources import resolve
-from monge.options import ServeOptions
 
 ASSISTED: Final = "transformers-assisted"
 LOOKUP: Final = "transformers-lookup"
@@ -52,20 +47,8 @@ STARTED: Final = (ASSISTED, LOOKUP, OURS)
 """Engines that an audit starts."""
 
 
-@asynccontextmanager
-async def started(
-    name: str,
-    target: str | None,
-    draft: str | None,
-    parts: Mapping[str, Any],
-    loading: Mapping[str, Any],
-) -> AsyncIterator[Server]:
-    """Start an engine in this process; `parts` and `loading` are arguments of `monge.load`.
-
-    Raises:
-        OptionError: If it is unknown or takes no such parts, or if the user must start it; the
-            message has the commands.
-    """
+def check_engine(name: str, parts: Collection[str]) -> None:
+    """Refuse an engine that is unknown or takes no parts, or that the user must start, with the commands."""
     if name in HOW_TO_START:
         start, audit = HOW_TO_START[name]
         raise OptionError(
@@ -74,25 +57,10 @@ async def started(
     if name not in STARTED:
         known = ", ".join((*STARTED, *HOW_TO_START))
         raise OptionError(f"unknown engine {name!r}; known: {known}")
-    source = None if target == "built-in" else target
-    if name != OURS:
-        if parts:
-            raise OptionError(
-                "--drafter, --tree, --verifier and --controller are options of --engine monge"
-            )
-        yield TransformersEngine(name, source, draft, **loading)
-        return
-    require("serve", f"monge audit --engine {OURS}")
-    # `monge serve`, without a socket.
-    from monge.serve.http.app import create_app  # noqa: PLC0415 (needs the packages of `serve`)
-
-    # The law of the numbers themselves, as the reference's.
-    decoder = load(source, draft, **parts, **{"backend": "eager", **loading})
-    chat = chat_format(decoder.tokenizer, "instruction")
-    app = create_app(decoder, ServeOptions(served_model_name=OURS), chat)
-    client = Client(f"http://{OURS}", model=OURS, transport=httpx.ASGITransport(app=app))
-    async with app.router.lifespan_context(app), client:
-        yield client
+    if parts and name != OURS:
+        raise OptionError(
+            "--drafter, --tree, --verifier and --controller are options of --engine monge"
+        )
 
 
 class TransformersEngine:

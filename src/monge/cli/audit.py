@@ -3,13 +3,15 @@
 import asyncio
 import json
 import math
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
+from monge.api import load as monge_load
 from monge.audit.settings import AUDIT, AuditSettings
 from monge.cli import options
 from monge.cli.console import plain_table, print_tables, quiet_host, show
@@ -19,7 +21,7 @@ from monge.core.errors import OptionError
 from monge.core.extras import require
 from monge.core.files import write_text
 from monge.core.words import counted
-from monge.options import OUTPUT, LoadOptions, changed
+from monge.options import OUTPUT, LoadOptions, ServeOptions, changed
 
 if TYPE_CHECKING:
     from monge.audit.report import Report
@@ -90,9 +92,11 @@ def audit(
     quiet_host()
     require("audit", "monge audit")
     from monge.audit import gate
-    from monge.audit.engines import started
+    from monge.audit.engines import check_engine
     from monge.audit.report import EXIT, page
 
+    if engine is not None:
+        check_engine(engine, parts)
     reference: dict[str, Any] = {"target": target or "built-in", **loading}
     if reference_url is not None:
         reference = {"url": reference_url, "model": reference_model, "api_key": api_key}
@@ -103,7 +107,8 @@ def audit(
         async with AsyncExitStack() as stack:
             server: Any = {"url": url, "model": model, "api_key": api_key}
             if engine is not None:
-                opening = started(engine, target, draft, parts, loading)
+                source = None if target == "built-in" else target
+                opening = _started(engine, source, draft, parts, loading)
                 with working("loading the models"):
                     server = await stack.enter_async_context(opening)
             # With a limit of time the sampled texts end by the clock.
@@ -129,6 +134,36 @@ def audit(
     else:
         _print(report, html, markdown=markdown)
     raise typer.Exit(EXIT[report.verdict])
+
+
+@asynccontextmanager
+async def _started(
+    engine: str,
+    target: str | None,
+    draft: str | None,
+    parts: dict[str, Any],
+    loading: dict[str, Any],
+) -> AsyncIterator[Any]:
+    from monge.audit.engines import OURS, TransformersEngine
+
+    if engine != OURS:
+        yield TransformersEngine(engine, target, draft, **loading)
+        return
+    require("serve", f"monge audit --engine {OURS}")
+    # `monge serve` in this process, without a socket.
+    import httpx
+
+    from monge.audit.client import Client
+    from monge.engine.chat_format import chat_format
+    from monge.serve.http.app import create_app
+
+    # The law of the numbers themselves, as the reference's.
+    decoder = monge_load(target, draft, **parts, **{"backend": "eager", **loading})
+    chat = chat_format(decoder.tokenizer, "instruction")
+    app = create_app(decoder, ServeOptions(served_model_name=OURS), chat)
+    client = Client(f"http://{OURS}", model=OURS, transport=httpx.ASGITransport(app=app))
+    async with app.router.lifespan_context(app), client:
+        yield client
 
 
 def _check_urls(url: str | None, reference_url: str | None, target: str | None) -> None:
