@@ -258,8 +258,7 @@ class _SampledTexts:
                 for name, own in self._own.items()
             ),
             deterministic=first,
-            quantiles=self._tally.quantiles(),
-            ranks=self._tally.ranks(),
+            **self._tally.figures(),
             curve=tuple(self._curve[:: max(1, len(self._curve) // _CURVE_POINTS)]),
             notes=tuple(notes),
         )

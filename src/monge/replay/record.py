@@ -151,7 +151,4 @@ def _network_parts(network: PreTrainedModel) -> list[bytes]:
 
 
 def _digest(parts: Sequence[bytes]) -> str:
-    digest = hashlib.blake2b(digest_size=8)
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest()
+    return hashlib.blake2b(b"".join(parts), digest_size=8).hexdigest()

@@ -68,14 +68,19 @@ Speculation = Annotated[
 ]
 
 
-class JsonSchemaFormat(Strict):
+class SchemaFacts(Strict):
+    """What a client says of a schema."""
+
+    name: Ignored = None
+    description: str | None = optional("Changes nothing.")
+    strict: bool | None = optional("The schema is always followed.")
+
+
+class JsonSchemaFormat(SchemaFacts):
     """The schema of a response format."""
 
     # `schema` is a method of pydantic's models, so the field has another name here.
     value: dict[str, Any] = Field(alias="schema")
-    name: Ignored = None
-    description: str | None = optional("Changes nothing.")
-    strict: bool | None = optional("The schema is always followed.")
 
 
 class ResponseFormat(Strict):
@@ -352,7 +357,7 @@ class ChatRequest(SamplingRequest, ChatSettings):
     add_special_tokens: Any = neutral("the template writes them", False)
 
 
-class TextFormat(JsonSchemaFormat):
+class TextFormat(SchemaFacts):
     """The form of the text of a response: a `ResponseFormat` without its inner object."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
