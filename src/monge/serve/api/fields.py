@@ -100,15 +100,15 @@ def _stop(value: object) -> tuple[str, ...]:
     return tuple(several)
 
 
-def at_most(most: int) -> BeforeValidator:
-    """Refuse a list or an object with too many items before any item is checked."""
+def few(most: int, least: int | None = None) -> tuple[Any, BeforeValidator]:
+    """Bound a list or an object; one with too many items is refused before any item is checked."""
 
     def check(value: Any) -> Any:  # noqa: ANN401 (any JSON)
         if isinstance(value, list | dict) and len(value) > most:
             raise ValueError(f"at most {most} items; got {len(value)}")
         return value
 
-    return BeforeValidator(check)
+    return Field(min_length=least, max_length=most), BeforeValidator(check)
 
 
 def _few_parts(value: Any) -> Any:  # noqa: ANN401 (any JSON)
@@ -173,22 +173,15 @@ Prompts = Annotated[
     Any, BeforeValidator(_prompt, json_schema_input_type=str | _Ids | _Texts | _SeveralIds)
 ]
 Stops = Annotated[Any, BeforeValidator(_stop, json_schema_input_type=None | _Stop | _Stops)]
-_FEW_LABELS = Field(max_length=MAX_LABELS), at_most(MAX_LABELS)
-_FEW_BIASES = Field(max_length=MAX_BIASES), at_most(MAX_BIASES)
-Labels = Annotated[dict[str, str], AfterValidator(_labels), *_FEW_LABELS]
-Biases = Annotated[dict[str, float], AfterValidator(_bias), *_FEW_BIASES]
+Labels = Annotated[dict[str, str], AfterValidator(_labels), *few(MAX_LABELS)]
+Biases = Annotated[dict[str, float], AfterValidator(_bias), *few(MAX_BIASES)]
+Settings = Annotated[dict[str, JsonValue], *few(MAX_LABELS)]
 Parameters = Annotated[Any, BeforeValidator(_parameters, json_schema_input_type=dict[str, Any])]
 Arguments = Annotated[Any, BeforeValidator(_arguments, json_schema_input_type=str)]
-StopIds = Annotated[list[NumTokens], Field(max_length=MAX_STOP_IDS), at_most(MAX_STOP_IDS)]
+StopIds = Annotated[list[NumTokens], *few(MAX_STOP_IDS)]
 TokenIds = Annotated[Any, BeforeValidator(_some_ids, json_schema_input_type=_Ids)]
-Words = Annotated[list[_Stop], Field(max_length=MAX_BAD_WORDS), at_most(MAX_BAD_WORDS)]
-FEW_TOOLS: Final = Field(max_length=MAX_TOOLS), at_most(MAX_TOOLS)
-FEW_MESSAGES: Final = (
-    Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
-    BeforeValidator(_few_parts),
-    at_most(MAX_MESSAGES),
-)
-Settings = Annotated[dict[str, JsonValue], *_FEW_LABELS]
+Words = Annotated[list[_Stop], *few(MAX_BAD_WORDS)]
+FEW_MESSAGES: Final = Field(fail_fast=True), BeforeValidator(_few_parts), *few(MAX_MESSAGES, 1)
 
 
 def neutral(why: str, *values: JsonValue) -> Any:  # noqa: ANN401 (as pydantic's own `Field`)

@@ -12,7 +12,7 @@ from monge.core.errors import OptionError
 from monge.core.grammar import Grammar
 from monge.serve.api.fields import (
     FEW_MESSAGES,
-    FEW_TOOLS,
+    MAX_TOOLS,
     Arguments,
     Biases,
     DraftSize,
@@ -34,6 +34,7 @@ from monge.serve.api.fields import (
     TokenIds,
     TopK,
     Words,
+    few,
     neutral,
     optional,
 )
@@ -228,7 +229,7 @@ class Message(Strict):
     """A turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    tool_calls: Annotated[list[ToolCall], *FEW_TOOLS] | None = optional(
+    tool_calls: Annotated[list[ToolCall], *few(MAX_TOOLS)] | None = optional(
         "Calls of an earlier answer."
     )
     tool_call_id: Label | None = Field(default=None, validate_default=True)
@@ -296,7 +297,7 @@ class Tool(Strict):
         return self.model_dump(exclude={"function": {"strict"}}, exclude_none=True)
 
 
-Tools = Annotated[list[Tool], *FEW_TOOLS]
+Tools = Annotated[list[Tool], *few(MAX_TOOLS)]
 
 
 class FunctionName(Strict):
