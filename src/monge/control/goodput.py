@@ -73,7 +73,7 @@ class Goodput(Controller[SharedState]):
     max_window: int = 8
     margin: float | int = 0.02
     probe: int = 2
-    first_cooldown: int = 8
+    first_cooldown: int = 32
     last_cooldown: int = 1024
 
     reads = frozenset({Reads.ACCEPTED, Reads.LATENCY, Reads.NOTES})
