@@ -31,6 +31,8 @@ def target():
 class Program(PendingProgram, PendingModule):
     """Takes down that it is made, and makes what it is told."""
 
+    expected_s = 20
+
     made: list[str]
 
     def __init__(self, name, make, expected_s=20):

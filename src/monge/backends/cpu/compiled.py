@@ -176,7 +176,7 @@ class PendingForward(PendingProgram):
         self._compile_s = _START_S + _LAYER_S * len(self._spec.cache_shapes) // 2
 
     @property
-    def expected_s(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def expected_s(self) -> int:
         """See `PendingProgram`."""
         return 0 if self._stored or is_stored(self._key, ".pt2") else self._compile_s
 
@@ -282,7 +282,7 @@ class ModuleProgram(PendingModule):
             self._stored = find_program(self._key, ".pt2", self._name)
 
     @property
-    def expected_s(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def expected_s(self) -> int:
         """See `PendingModule`."""
         return 0 if self._stored or is_stored(self._key, ".pt2") else _START_S
 

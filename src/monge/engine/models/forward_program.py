@@ -148,13 +148,12 @@ class ForwardProgram(ABC):
 
 
 class PendingProgram(ABC):
-    """A program that is compiled when it is needed, or with others before.
+    """A program that is compiled when it is needed, or with others before."""
 
-    Attributes:
-        expected_s: Seconds that it takes; 0 if the program is stored, now or by another process.
-    """
-
-    expected_s: int
+    @property
+    @abstractmethod
+    def expected_s(self) -> int:
+        """Seconds that it takes; 0 if the program is stored, now or by another process."""
 
     @abstractmethod
     def make(self) -> ForwardProgram:
@@ -166,13 +165,12 @@ class PendingProgram(ABC):
 
 
 class PendingModule(ABC):
-    """A program of a small module, which is compiled with others or when it is needed.
+    """A program of a small module, which is compiled with others or when it is needed."""
 
-    Attributes:
-        expected_s: As for `PendingProgram`.
-    """
-
-    expected_s: int
+    @property
+    @abstractmethod
+    def expected_s(self) -> int:
+        """As for `PendingProgram`."""
 
     @abstractmethod
     def make(self) -> Forward:
