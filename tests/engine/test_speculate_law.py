@@ -98,10 +98,12 @@ def marginal(law, place):
 
 
 @pytest.mark.parametrize(
-    "tree",
-    ["chain(1)", "fixed_width((2,))", "fixed_width((2,), children='iid')", "best_first(3, 2, 2)"],
+    ("case", "tree"),
+    [
+        *(("all", tree) for tree in ("chain(1)", "fixed_width((2,))", "best_first(3, 2, 2)")),
+        ("plain", "fixed_width((2,), children='iid')"),
+    ],
 )
-@pytest.mark.parametrize("case", ["plain", "penalty", "all"])
 def test_exact_law_of_two_tokens(case, tree):
     settings = CASES[case]
     processors = processors_of(settings)
@@ -164,9 +166,8 @@ def check(case, num_samples, **options):
     assert min(values) > ALPHA, values
 
 
-@pytest.mark.parametrize("case", ["plain", "all"])
-def test_law_of_three_tokens(case):
-    check(case, 400)
+def test_law_of_three_tokens():
+    check("all", 400)
 
 
 @pytest.mark.statistical
