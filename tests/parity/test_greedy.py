@@ -57,7 +57,7 @@ def check(target, **options):
 
 @pytest.mark.parametrize(
     ("name", "tree"),
-    # The nodes of all shapes are read alike, so not every family drafts every shape.
+    # A shape decides the mask, whatever the family: not every family drafts every shape.
     [
         *product(TREE_FAMILIES, ["fixed_width"]),
         *product(["llama", "gemma3"], ["best_first", "chain"]),
