@@ -48,6 +48,37 @@ def test_a_good_cheap_draft_is_used_to_its_full_depth() -> None:
     assert 0 not in depths[2:]
 
 
+def test_a_small_lead_is_checked_against_new_plain_rounds_and_a_large_one_is_not() -> None:
+    small = decode(Goodput(max_window=1), shared_of(node=0.1, draft=0.5), 1, 200)[1]
+    large = decode(Goodput(max_window=1), shared_of(node=0.1, draft=0.1), 1, 200)[1]
+    assert [place for place, depth in enumerate(small) if not depth] == [
+        0,
+        1,
+        3,
+        7,
+        15,
+        31,
+        63,
+        127,
+        191,
+    ]
+    assert large.count(0) == 2
+
+
+def test_first_plain_rounds_that_are_slow_are_corrected() -> None:
+    controller, shared = Goodput(max_window=1), shared_of()
+    shared.latency = Latency()
+    state, depths = controller.init(shared), list[int]()
+    for number in range(64):
+        depth = plan_one(controller, state).max_depth or 0
+        # A drafted round takes 1.6 times a plain one, and half of the drafts are accepted.
+        seconds = 1.6 if depth else 1.2 if number < 2 else 1.0
+        shared.latency.observe(RoundTiming(depth=depth, batch_size=1, seconds=seconds))
+        state = controller.update(state, chain_round(depth, number % 2 and depth))
+        depths.append(depth)
+    assert sum(depths[40:]) <= 12
+
+
 def test_a_draft_that_is_never_accepted_pauses_for_longer_and_longer() -> None:
     _, depths = decode(
         Goodput(first_cooldown=4, last_cooldown=64), shared_of(node=0.1, draft=0.2), 0, 400
@@ -160,7 +191,7 @@ def test_model_free_drafts_that_fail_are_asked_rarely() -> None:
 def test_model_free_drafts_go_on_while_the_network_pauses() -> None:
     controller, shared = Goodput(), pooled(0.01, 1.0)
     state, _ = decode(controller, shared, 4, 30, drafter="ngram")
-    state, _ = decode(controller, shared, 0, 30, state, drafter="model")
+    state, _ = decode(controller, shared, 0, 24, state, drafter="model")
     plan = plan_one(controller, state)
     assert plan.max_depth == 0
     assert plan.model_free_depth

@@ -32,7 +32,7 @@ def exact_network():
 
 
 def drafted(own, tree, rules, plans):
-    """Drafts of several requests, draws used, and what the model then says after every text."""
+    """Drafts of several requests, draws used, and the waits before anybody looked at the drafts."""
     model = HfTreeModel(own)
     drafter = ModelDrafter(model=model, tree=tree)
     contexts = [
@@ -43,19 +43,30 @@ def drafted(own, tree, rules, plans):
     states = drafter.open(contexts)
     pretend.waits.clear()
     drafts = drafter.draft(contexts, states, plans, draws)
-    return drafts, [one.num_drawn for one in draws]
+    waits = sum(pretend.waits.values())
+    drafts = [one.settled() for one in drafts]
+    return drafts, [one.num_drawn for one in draws], waits
+
+
+def read_paths(draft):
+    """Paths of the nodes that the draft model has read."""
+    tree = draft.tree
+    inner = (node for node in range(1, tree.num_nodes) if tree.candidates[node])
+    return draft.state if draft.state is not None else (*map(tree.path_tokens, inner),)
 
 
 def law_of(proposal):
     return None if isinstance(proposal, Deterministic) else proposal.law
 
 
-def check_equal(found, expected):
+def check_equal(found, expected, *, is_finite=True):
     assert found[1] == expected[1]
     for one, other in zip(found[0], expected[0], strict=True):
         assert one.tree.token_ids == other.tree.token_ids
         assert one.tree.candidates == other.tree.candidates
-        assert one.state == other.state
+        # The host has also read a node that it then found no law at.
+        count = len(read_paths(other)) if is_finite else len(read_paths(one))
+        assert read_paths(one) == read_paths(other)[:count]
         for law, wanted in zip(
             map(law_of, one.tree.proposals), map(law_of, other.tree.proposals), strict=True
         ):
@@ -69,9 +80,9 @@ def check_equal(found, expected):
 @pytest.mark.parametrize(
     ("tree", "rules", "num_waits"),
     [
-        (Chain(4), SamplingRules(), 1),
-        (Chain(4), WARM, 1),
-        (Chain(4), GREEDY, 1),
+        (Chain(4), SamplingRules(), 0),
+        (Chain(4), WARM, 0),
+        (Chain(4), GREEDY, 0),
         (FixedWidth((3, 2, 1)), SamplingRules(), 1),
         (FixedWidth((3, 2, 1)), WARM, 1),
         (FixedWidth((2, 2), "iid"), SamplingRules(), 2),
@@ -91,7 +102,7 @@ def check_equal(found, expected):
 def test_drafts_are_those_of_the_host(device, tree, rules, plans, num_waits):
     own = exact_network()
     found = drafted(copy.deepcopy(own).to(device), tree, rules, plans)
-    assert sum(pretend.waits.values()) <= num_waits
+    assert found[2] <= num_waits
     check_equal(found, drafted(own, tree, rules, plans))
 
 
@@ -117,7 +128,8 @@ def test_laws_that_are_not_finite_end_a_tree_where_the_host_ends_it(device):
     assert any("not finite" in str(one.message) for one in told)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        check_equal(found, drafted(own, Chain(6), SamplingRules(), plans))
+        expected = drafted(own, Chain(6), SamplingRules(), plans)
+    check_equal(found, expected, is_finite=False)
     sizes = {one.tree.num_nodes for one in found[0]}
     assert len(sizes) > 1
     assert max(sizes) > 2

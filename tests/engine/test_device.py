@@ -10,6 +10,7 @@ import torch
 
 import monge
 from monge.backends import cuda
+from monge.engine import loop
 from monge.engine.clock import measured_by, num_preparations
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.models.tree_cache import RECORDED_ROOM
@@ -159,6 +160,55 @@ def test_how_often_the_host_waits(device, rules, tree):
     assert rounds < alone <= most * rounds, pretend.waits
     written(target, draft, {"tree": tree}, {**rules, "ignore_eos": True})
     assert sum(pretend.waits.values()) <= 0.8 * alone, pretend.waits
+
+
+@pytest.mark.parametrize("rules", [SAMPLED, GREEDY], ids=["sampled", "greedy"])
+@pytest.mark.parametrize("drafter", ["model", "eagle3", "pool"])
+def test_the_target_reads_a_chain_before_the_host_knows_its_tokens(
+    device, tmp_path, monkeypatch, rules, drafter
+):
+    own = network("llama", "sdpa")
+    target, draft = placed(own, device), placed(perturbed(own), device)
+    settings = {"tree": "chain(3)", "controller": "fixed"}
+    if drafter == "eagle3":
+        KINDS["eagle3"](own.config.hidden_size, VOCAB).write(tmp_path)
+        draft = tmp_path
+    if drafter == "pool":
+        settings["drafter"] = "pool('ngram', 'model')"
+    decoder = monge.load(target, draft, **settings)
+    read, drawn = decoder.components.target.extend, loop.draft_trees
+    counts = {"drafts": [], "reads": []}
+
+    def noted(kind, work):
+        def wrapped(*given):
+            if kind == "drafts":
+                counts[kind].append(pretend.waits.total())
+            found = work(*given)
+            if kind == "reads":
+                counts[kind].append(pretend.waits.total())
+            return found
+
+        return wrapped
+
+    monkeypatch.setattr(loop, "draft_trees", noted("drafts", drawn))
+    monkeypatch.setattr(decoder.components.target, "extend", noted("reads", read))
+    decoder.generate(
+        list(prompts((9, 4), seed=5)), max_new_tokens=10, seed=3, ignore_eos=True, **rules
+    )
+    assert counts["drafts"] == counts["reads"]
+    assert len(set(counts["drafts"])) == len(counts["drafts"]) > 2, "rounds wait, but not there"
+
+
+@pytest.mark.filterwarnings("ignore:.*not finite")
+def test_chains_that_end_early_for_laws_that_are_not_finite(device):
+    """The target has then read nodes that the tree does not have."""
+    target = network("llama", "sdpa")
+    draft = copy.deepcopy(perturbed(target))
+    with torch.no_grad():
+        draft.get_input_embeddings().weight[VOCAB // 2 :] = torch.nan
+    expected, _ = written(target, draft, {"tree": "chain(4)"}, SAMPLED)
+    found, _ = written(placed(target, device), placed(draft, device), {"tree": "chain(4)"}, SAMPLED)
+    assert found == expected
 
 
 def test_how_often_the_host_waits_where_nothing_is_chosen(device, tmp_path):

@@ -252,15 +252,34 @@ def test_the_default_controller_is_that_of_load(decoded, has_draft):
     assert [request.controller for request in requests] == [None, None]
 
 
-def test_sampled_calls_keep_a_plan_that_a_seed_repeats(decoded):
+@pytest.mark.parametrize("way", ["seed", "deterministic algorithms"])
+def test_sampled_calls_that_are_to_repeat_keep_a_plan(decoded, way):
     target = network("llama")
     texts, draft = [], perturbed(target)
-    for _ in range(2):
-        set_seed(5)
-        ours = {"custom_generate": monge.speculate, "draft_model": draft}
-        texts.append(target.generate(**PAIR, **SHORT, **ours, do_sample=True))
+    ours = {"custom_generate": monge.speculate, "draft_model": draft}
+    if way == "seed":
+        ours["seed"] = 5
+    torch.use_deterministic_algorithms(way != "seed")
+    try:
+        for _ in range(2):
+            set_seed(5)
+            texts.append(target.generate(**PAIR, **SHORT, **ours, do_sample=True))
+    finally:
+        torch.use_deterministic_algorithms(False)
     assert torch.equal(*texts)
     assert {request.controller for _, requests in decoded for request in requests} == {"fixed"}
+
+
+def test_other_sampled_calls_have_the_controller_that_stops_drafting(decoded):
+    target = network("llama")
+    target.generate(
+        **PAIR,
+        **SHORT,
+        do_sample=True,
+        custom_generate=monge.speculate,
+        draft_model=perturbed(target),
+    )
+    assert [request.controller for _, requests in decoded for request in requests] == [None, None]
 
 
 def test_what_is_learned_of_a_model_is_kept_for_its_next_calls(decoded):

@@ -13,6 +13,9 @@ from monge.core.verdict import StepRecord
 
 _LOOK_UP: Final = 16
 """One round in so many asks the model-free drafters of a pool for full depth, even if none pays."""
+_RECHECK: Final = 64
+"""One round in so many is plain where drafting leads by less than half, and so are those before powers of two.
+Otherwise the first plain rounds of a decoder, which are slow, would be believed for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ class Goodput(Controller[SharedState]):
     max_window: int = 8
     margin: float | int = 0.02
     probe: int = 2
-    first_cooldown: int = 8
+    first_cooldown: int = 32
     last_cooldown: int = 1024
 
     reads = frozenset({Reads.ACCEPTED, Reads.LATENCY, Reads.NOTES})
@@ -106,6 +109,9 @@ class Goodput(Controller[SharedState]):
         if known.cooldown <= 0.0 and round(known.rounds) >= 2:
             speeds = list(map(speed, by_depth))
             best = 1 + _argmax(speeds[1:])
+            if _is_recheck(round(known.rounds)) and speeds[best] < 1.5 * speeds[0]:
+                no_lookup = 0 if shared.model_free else None
+                return [DraftPlan(max_depth=0, model_free_depth=no_lookup)] * count
             if info.batch_size > 1 and known.probe <= 0.0:
                 # Too few of these requests may draft. A drafter that pays for none pauses in `update`.
                 pays = (1.0 + known.network.doubt) * speeds[best] >= speeds[0]
@@ -204,6 +210,12 @@ def _forecasts(
     ]
     spent = [any_hit * max(one, least) + (1.0 - any_hit) * otherwise.seconds for one in seconds]
     return [otherwise, *map(Forecast, tokens[1:], spent[1:])]
+
+
+def _is_recheck(rounds: int) -> bool:
+    """Return whether the round after so many measures plain decoding again."""
+    number = rounds + 1
+    return number % _RECHECK == 0 or number & (number - 1) == 0
 
 
 def _argmax(values: Sequence[float]) -> int:

@@ -6,7 +6,7 @@ numbers gives the same tokens, up to rounding of running sums.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from operator import mul
 from typing import Final, NamedTuple
@@ -148,23 +148,49 @@ def draw_levels(given: LevelDraws, read: ReadLevel) -> DrawnLevels:
     return DrawnLevels(torch.cat(token_ids, 1), torch.cat(laws, 1) if laws else None)
 
 
-def trees_of(
-    requests: Sequence[int], drawn: DrawnLevels, draft_ids: Int64[Tensor, " vocab"] | None
-) -> dict[int, DrawnTree]:
-    """Return drawn trees by request; the host waits here."""
-    token_ids, probs = drawn
-    found: dict[int, DrawnTree] = {}
-    for row, (request, tokens) in enumerate(zip(requests, token_ids.tolist(), strict=True)):
+class DrawnTrees:
+    """Trees that a device draws, by request. Their tokens are on the way to the host, which waits for them at the first look.
+
+    Args:
+        requests: The requests, row by row.
+        drawn: Their trees.
+        draft_ids: The tokens that laws are about, ascending; `None` for all.
+    """
+
+    def __init__(
+        self, requests: Sequence[int], drawn: DrawnLevels, draft_ids: Int64[Tensor, " vocab"] | None
+    ) -> None:
+        self._rows = {request: row for row, request in enumerate(requests)}
+        self._drawn, self._draft_ids = drawn, draft_ids
+        self._tokens, self._is_copied = drawn.token_ids, None
+        if drawn.token_ids.is_cuda:
+            # Begun now: behind the target's forward the host would wait for that as well.
+            self._tokens = drawn.token_ids.to("cpu", non_blocking=True)
+            self._is_copied = torch.cuda.Event()
+            self._is_copied.record()
+
+    def late_ids(self, request: int) -> Int64[Tensor, " nodes"]:
+        """Return the tokens of a tree on the device."""
+        return self._drawn.token_ids[self._rows[request]]
+
+    def __getitem__(self, request: int) -> DrawnTree:
+        if self._is_copied is not None:
+            self._is_copied.synchronize()
+        row, (token_ids, probs) = self._rows[request], self._drawn
+        tokens = self._known[row]
         laws: list[Law]
         if probs is None:
             laws = [one_hot(token, token_ids.device) for token in tokens]
-        elif draft_ids is None:
+        elif self._draft_ids is None:
             laws = [*map(trusted_law, probs[row])]
         else:
             # Tokens that the rules cut keep mass zero: to leave them out, the host would wait.
-            laws = [sparse_part(draft_ids, one) for one in probs[row]]
-        found[request] = tokens, laws
-    return found
+            laws = [sparse_part(self._draft_ids, one) for one in probs[row]]
+        return tokens, laws
+
+    @cached_property
+    def _known(self) -> list[list[int]]:
+        return self._tokens.tolist()
 
 
 def named_tokens(

@@ -3,13 +3,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from monge.core.levels import DrawnTree, LevelShape
+from monge.core.levels import DrawnTrees, LevelShape
+from monge.core.tree import LateTree
 
 Forward = Callable[..., tuple[Tensor, ...]]
 """A computation of a module: tensors in, tensors out."""
@@ -38,6 +39,29 @@ class NodeBlock:
     def continues(self, count: int) -> bool:
         """Return whether it is a chain whose first node follows the last of `count` uncommitted nodes."""
         return self.parents == tuple(range(count - 1, count - 1 + len(self.parents)))
+
+
+class LateBlock(NodeBlock):
+    """The nodes of a tree that a device draws. A model that takes their tokens there does not wait for them.
+
+    Args:
+        tree: The tree.
+    """
+
+    __slots__ = ("tree",)
+
+    tree: LateTree
+
+    def __init__(self, tree: LateTree) -> None:
+        object.__setattr__(self, "tree", tree)
+        object.__setattr__(self, "parents", tree.late_parents)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  its tokens
+        if name != "token_ids":
+            raise AttributeError(name)
+        # Nodes below one whose law was not finite are read, and never asked for.
+        token_ids = self.tree.token_ids
+        return (*token_ids, *(0,) * (len(self.parents) - len(token_ids)))
 
 
 @runtime_checkable
@@ -223,7 +247,7 @@ class HeadModel(Protocol):
         uniforms: Mapping[int, Sequence[float]],
         shape: LevelShape,
         draft_ids: Int64[Tensor, " vocab"] | None,
-    ) -> Mapping[int, DrawnTree]:
+    ) -> DrawnTrees:
         """Draw trees as a `LevelModel` does; the head's states at the roots are given too."""
         ...
 
@@ -313,7 +337,7 @@ class LevelModel(SequenceModel, Protocol):
         uniforms: Mapping[int, Sequence[float]],
         shape: LevelShape,
         draft_ids: Int64[Tensor, " vocab"] | None = None,
-    ) -> Mapping[int, DrawnTree]:
+    ) -> DrawnTrees:
         """Draw trees below the last committed tokens, and read all levels but the last.
 
         Args:

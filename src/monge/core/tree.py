@@ -5,9 +5,12 @@ integers that are walked one by one, so it holds tuples; tensors are made once, 
 reads it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
+from typing import Any
+
+from torch import Tensor
 
 from monge.core.draws import Draws
 from monge.core.errors import MongeError
@@ -82,6 +85,42 @@ class TokenTree:
             ),
             candidates=tuple(tuple(index[child] for child in own) for own in children),
         )
+
+
+class LateTree(TokenTree):
+    """A tree that a device draws, of a shape that is known before: whoever asks for its fields waits for the device.
+
+    Args:
+        root: The last committed token.
+        late_ids: Tokens below the root on the device, `[nodes]`; negative where a law was not
+            finite, and below such a node.
+        late_parents: Parents of these nodes and of the root.
+        settle: Waits, and returns the tree without negative tokens.
+    """
+
+    __slots__ = ("late_ids", "late_parents", "root", "settle")
+
+    root: int
+    late_ids: Tensor
+    late_parents: tuple[int, ...]
+    settle: Callable[[], TokenTree]
+
+    def __init__(
+        self,
+        root: int,
+        late_ids: Tensor,
+        late_parents: tuple[int, ...],
+        settle: Callable[[], TokenTree],
+    ) -> None:
+        for name, value in zip(
+            ("root", "late_ids", "late_parents", "settle"),
+            (root, late_ids, late_parents, cache(settle)),
+            strict=True,
+        ):
+            object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  the fields of a tree, which are empty here
+        return getattr(self.settle(), name)
 
 
 @lru_cache(maxsize=8192)

@@ -2,14 +2,15 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
+from monge.core.model import LateBlock, NodeBlock
 from monge.core.proposal import Deterministic, Proposal
 from monge.core.selection import CounterfactualDraft, Member
-from monge.core.tree import TokenTree, root_only
+from monge.core.tree import LateTree, TokenTree, root_only
 from monge.core.verdict import Verdict
 
 State = TypeVar("State")
@@ -36,6 +37,18 @@ class Draft(Generic[State]):
     )
     drafter: str | None = None
     error: Exception | None = None
+
+    @property
+    def block(self) -> NodeBlock:
+        """All nodes of the tree, as a target reads them; the host does not wait for their tokens."""
+        tree = self.tree
+        if isinstance(tree, LateTree):
+            return LateBlock(tree)
+        return NodeBlock(tree.token_ids, tree.parents)
+
+    def settled(self) -> "Draft[State]":
+        """Return the draft once its tree is known to the host, which may wait for a device."""
+        return replace(self, tree=self.tree.settle()) if isinstance(self.tree, LateTree) else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from monge.core.levels import DrawnTree, LevelShape
+from monge.core.levels import DrawnTrees, LevelShape
 from monge.core.model import HeadModel, NodeBlock
 from monge.draft.head_run import HeadRun, Pairs, TargetEnds, known
 from monge.heads.readers.base import ChainHead
@@ -151,7 +151,7 @@ class CachedRun(HeadRun[_Read]):
         uniforms: Mapping[int, Sequence[float]],
         shape: LevelShape,
         draft_ids: Int64[Tensor, " vocab"] | None,
-    ) -> Mapping[int, DrawnTree]:
+    ) -> DrawnTrees:
         """See `LevelForward.draw`."""
         states = {request: known(self._texts[request].last) for request in logits}
         return self._model.draw_trees(logits, states, uniforms, shape, draft_ids)

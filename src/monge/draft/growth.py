@@ -2,7 +2,9 @@
 
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -13,11 +15,11 @@ from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws, can_peek
 from monge.core.errors import OptionError
 from monge.core.law import Law, renamed
-from monge.core.levels import DrawnTree, LevelShape, relatives
+from monge.core.levels import DrawnTrees, LevelShape, relatives
 from monge.core.model import NodeBlock
 from monge.core.proposal import Deterministic, Iid, WithoutReplacement
 from monge.core.sampling_rules import SamplingRules, laws_from_logits
-from monge.core.tree import GrowingTree, TokenTree
+from monge.core.tree import GrowingTree, LateTree, TokenTree
 from monge.draft.base import Capabilities, Draft, State
 from monge.draft.level_draws import DrawnLevel, Level, draw_levels
 from monge.draft.tree.base import TreeBuilder, TreeLimits
@@ -25,7 +27,7 @@ from monge.draft.tree.fixed_width import LevelTree
 
 TreeDraws = Callable[
     [Mapping[int, Tensor], Mapping[int, Sequence[float]], LevelShape, Tensor | None],
-    Mapping[int, DrawnTree],
+    DrawnTrees,
 ]
 """Draws whole trees of one shape, and reads all levels but the last; see `core.model.LevelModel`."""
 
@@ -104,7 +106,7 @@ class TreeExpansion:
         read: The nodes that the network has read.
         error: Why the network could not read some drawn nodes, if so; see `expand_trees`.
         token_probs: See `Draft.token_probs`.
-        drawn: The finished tree, if it was drawn at once.
+        drawn: The finished tree, if it was drawn at once. The network has then read its nodes with children.
     """
 
     context: Context
@@ -154,8 +156,7 @@ class TreeExpansion:
         finite = {node: law for node, law in laws.items() if law is not None}
         if len(finite) < len(laws):
             # These nodes get no candidates, which does not depend on draws below them.
-            text = f"{self.network}, request {self.request_id}: logits are not finite; drafting stops here"
-            warnings.warn(text, stacklevel=2)
+            self._warn_not_finite()
         if not finite:
             self.frontier = ()
             return
@@ -165,31 +166,58 @@ class TreeExpansion:
             finite = {node: renamed(law, ids) for node, law in finite.items()}
         self._attach(tuple(finite), list(finite.values()), logits, self.draws)
 
-    def attach(self, shape: LevelShape, token_ids: Sequence[int], laws: Sequence[Law]) -> None:
+    def attach(self, shape: LevelShape, drawn: DrawnTrees) -> bool:
         """Take a tree that is drawn and read already.
+
+        The host need not wait for a chain: where a law is not finite, it ends.
 
         Args:
             shape: Its shape.
-            token_ids: Tokens of its nodes.
-            laws: Draft laws of the nodes with children.
+            drawn: The trees of several requests, which may be deeper.
+
+        Returns:
+            False for another tree with a law that is not finite or has too few tokens.
         """
+        count = sum(shape.sizes)
+        if max(shape.widths) == 1:
+            late_ids = drawn.late_ids(self.request_id)[:count]
+            settle = partial(self._drawn_chain, shape, drawn)
+            self.drawn = LateTree(self.root, late_ids, relatives(shape)[0], settle)
+            return True
+        token_ids, laws = drawn[self.request_id]
+        if min(token_ids[:count]) < 0:
+            return False
+        self.drawn = self._drawn(shape, token_ids[:count], laws)
+        return True
+
+    def _drawn_chain(self, shape: LevelShape, drawn: DrawnTrees) -> TokenTree:
+        token_ids, laws = drawn[self.request_id]
+        known = [*takewhile(lambda token: token >= 0, token_ids[: len(shape.widths)])]
+        if len(known) < len(shape.widths):
+            self._warn_not_finite()
+            shape = replace(shape, widths=shape.widths[: len(known)])
+        return self._drawn(shape, known, laws)
+
+    def _drawn(self, shape: LevelShape, token_ids: Sequence[int], laws: Sequence[Law]) -> TokenTree:
         parents, candidates = relatives(shape)
         for _ in token_ids:
             self.draws.uniform()
         kind = Iid if shape.replacement else WithoutReplacement
-        laws = laws[: 1 + shape.num_read]
-        drawn = [kind(law, len(own)) for law, own in zip(laws, candidates, strict=False)]
+        inner = [own for own in candidates if own]
+        drawn = [kind(law, len(own)) for law, own in zip(laws, inner, strict=False)]
         leaves = [Deterministic()] * (len(parents) - len(drawn))
-        self.drawn = TokenTree(
+        return TokenTree(
             token_ids=(self.root, *token_ids),
             parents=parents,
             proposals=(*drawn, *leaves),
             candidates=candidates,
         )
-        paths: list[tuple[int, ...]] = [()]
-        for token, parent in zip(token_ids[: shape.num_read], parents[1:], strict=False):
-            paths.append((*paths[parent], token))
-        self.read.paths += paths[1:]
+
+    def _warn_not_finite(self) -> None:
+        text = (
+            f"{self.network}, request {self.request_id}: logits are not finite; drafting stops here"
+        )
+        warnings.warn(text, stacklevel=3)
 
     def shape(self, max_depth: int | None) -> LevelShape | None:
         """Return the levels that can be drawn at once, or `None` if each is drawn by itself."""
@@ -373,7 +401,7 @@ def _draw_trees(
 ) -> set[int]:
     """Draw whole trees without a wait between their levels; return the requests whose trees are drawn.
 
-    All others have drawn nothing: those whose trees are of another kind, those with a law that is
+    All others have drawn nothing: those whose trees are of another kind, those that branch and have a law that is
     not finite, and all if the network raises.
     """
     groups: dict[Hashable, dict[int, tuple[TreeExpansion, LevelShape]]] = {}
@@ -396,22 +424,19 @@ def _draw_trees(
             if can_peek(row.draws)
         }
         try:
-            found = forward.draw({one: logits[one] for one in group}, uniforms, deepest, ids)
+            drawn = forward.draw({one: logits[one] for one in group}, uniforms, deepest, ids)
         except Exception as error:  # noqa: BLE001  nothing is drawn yet
             text = (
                 f"{type(error).__name__}: {error}; their levels are drawn one by one, more slowly"
             )
             network = next(row.network for row, _ in group.values())
             warnings.warn(f"{network}: whole trees cannot be drawn ({text})", stacklevel=2)
-            found = {}
+            drawn = None
         for request, (row, shape) in group.items():
-            token_ids, laws = found.get(request, ((-1,), ()))
-            own = token_ids[: sum(shape.sizes)]
-            if min(own) < 0:
-                forward.reset(row)
-            else:
-                row.attach(shape, own, laws)
+            if drawn is not None and row.attach(shape, drawn):
                 done.add(request)
+            else:
+                forward.reset(row)
     return done
 
 

@@ -1,7 +1,7 @@
 """Drafts with a head that reads the target's hidden states, of whatever kind."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
@@ -48,6 +48,24 @@ class Pairs:
             )
             for start in starts
         ]
+
+
+def joined(pairs: Iterable[Pairs]) -> list[Pairs]:
+    """Return the same, those together that follow one another in the text: each costs a forward."""
+    runs: list[list[Pairs]] = []
+    for one in pairs:
+        if runs and runs[-1][-1].positions.stop == one.positions.start:
+            runs[-1].append(one)
+        else:
+            runs.append([one])
+    return [
+        Pairs(
+            torch.cat([one.features for one in run]),
+            tuple(token for one in run for token in one.token_ids),
+            range(run[0].positions.start, run[-1].positions.stop),
+        )
+        for run in runs
+    ]
 
 
 Text = TypeVar("Text")
@@ -218,7 +236,7 @@ class RunDrafter(Drafter[tuple[Pairs, ...]]):
 
     def _read(self, unread: Mapping[int, tuple[Pairs, ...]]) -> None:
         chunks = {
-            request: [chunk for pairs in state for chunk in pairs.split(_CHUNK)]
+            request: [chunk for pairs in joined(state) for chunk in pairs.split(_CHUNK)]
             for request, state in unread.items()
         }
         while chunks := {request: waiting for request, waiting in chunks.items() if waiting}:

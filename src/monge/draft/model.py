@@ -26,9 +26,10 @@ from monge.draft.tree.base import TreeBuilder
 _CATCH_UP: Final = 16
 """Most unread tokens that are read with full logits: a second forward costs more."""
 
-ReadPaths = tuple[tuple[int, ...], ...]
+ReadPaths = tuple[tuple[int, ...], ...] | None
 """State of one request: the nodes that the draft model has read behind the committed text, in reading order, each as the tokens
-on its path. A builder may prune and so renumber the tree; a path stays valid."""
+on its path. A builder may prune and so renumber the tree; a path stays valid. `None` are the nodes with children of a tree that
+was drawn at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +102,7 @@ class ModelDrafter(PieceReader[ReadPaths]):
                 draw=getattr(self.model, "draw_trees", None),
             )
             expand_trees(active, logits, forward)
-        return [row.draft(tuple(row.read.paths)) for row in rows]
+        return [row.draft(tuple(row.read.paths) if row.drawn is None else None) for row in rows]
 
     def observe(
         self,
@@ -158,7 +159,10 @@ def commit_accepted(
 ) -> None:
     """Commit the accepted paths among the nodes that a network has read, and drop the others."""
     slots: dict[int, list[int]] = {}
-    for context, draft, paths, verdict in zip(contexts, drafts, read, verdicts, strict=True):
+    for context, draft, known, verdict in zip(contexts, drafts, read, verdicts, strict=True):
+        tree = draft.tree
+        inner = (node for node in range(1, tree.num_nodes) if tree.candidates[node])
+        paths = map(tree.path_tokens, inner) if known is None else known
         slot_of = {path: slot for slot, path in enumerate(paths)}
         accepted = tuple(draft.tree.token_ids[node] for node in verdict.path)
         prefixes = (accepted[: depth + 1] for depth in range(len(accepted)))

@@ -9,7 +9,7 @@ from monge.core.draws import Draws, TapeDraws
 from monge.core.errors import OptionError, unknown_name
 from monge.core.proposal import Deterministic
 from monge.core.selection import CounterfactualDraft, Member
-from monge.core.tree import TokenTree, root_only
+from monge.core.tree import LateTree, TokenTree, root_only
 from monge.core.verdict import Verdict
 from monge.draft.base import AnyDrafter, Capabilities, Draft, DrafterPool, PieceReader, piece_reader
 from monge.draft.tree.base import check_sizes
@@ -200,7 +200,9 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
             for row, draft in zip(own, proposed, strict=True):
                 # Model-free candidates are not random, so a small tree drops no draw.
                 least = self._least_nodes(index) if named[row] is None else 1
-                if draft.tree.num_nodes > least or draft.error is not None:
+                # A device has a node at least, and the host does not wait for its trees here.
+                is_drawn = isinstance(draft.tree, LateTree) or draft.tree.num_nodes > least
+                if is_drawn or draft.error is not None:
                     known[row][index] = draft.state
                     chosen[row] = replace(draft, drafter=name)
         drafts: list[Draft[PoolState]] = []

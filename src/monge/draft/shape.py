@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from monge.core.levels import DrawnTree, LevelShape, draw_levels, draws_of, trees_of
+from monge.core.levels import DrawnTrees, LevelShape, draw_levels, draws_of
 from monge.core.model import FeatureModel, Forward, ModuleHost, NodeBlock, SequenceModel
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.base import DelegatingDrafter
@@ -182,7 +182,7 @@ class ShapeRun(HeadRun[_Text]):
         uniforms: Mapping[int, Sequence[float]],
         shape: LevelShape,
         draft_ids: Int64[Tensor, " vocab"] | None,
-    ) -> Mapping[int, DrawnTree]:
+    ) -> DrawnTrees:
         """See `LevelForward.draw`."""
         texts = [self._texts[request] for request in logits]
         start = torch.cat([known(text.start) for text in texts])
@@ -204,7 +204,7 @@ class ShapeRun(HeadRun[_Text]):
             return found if branched else found.expand(-1, token_ids.shape[1], -1)
 
         drawn = draw_levels(draws_of(list(logits), logits, uniforms, shape, draft_ids), read)
-        return trees_of(list(logits), drawn, draft_ids)
+        return DrawnTrees(list(logits), drawn, draft_ids)
 
     def end(self, requests: Sequence[int]) -> None:
         for request in requests:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from monge.core.model import NodeBlock
 from monge.core.verdict import StageTimes, StepRecord, Verdict
 from monge.draft.base import Draft
 from monge.engine.clock import StageTimer
@@ -38,12 +37,9 @@ def run_round(sessions: Sequence[Session], components: Components, *, num_waitin
     plans = plan_round(sessions, components, num_waiting)
     drafts = draft_trees(sessions, plans, components)
     timer.lap("draft_s")
-    logits = components.target.extend(
-        {
-            session.request_id: NodeBlock(draft.tree.token_ids, draft.tree.parents)
-            for session, draft in zip(sessions, drafts, strict=True)
-        }
-    )
+    drafted = zip(sessions, drafts, strict=True)
+    logits = components.target.extend({one.request_id: draft.block for one, draft in drafted})
+    drafts = [draft.settled() for draft in drafts]  # the host waits for a device here, if at all
     timer.lap("score_s")
     laws = [
         NodeLaws(

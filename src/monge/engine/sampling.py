@@ -50,7 +50,8 @@ class NodeLaws:
         *,
         record: Recorder | None = None,
     ) -> None:
-        self._logits, self._tree, self._context = logits, tree, context
+        # Of nodes below a law that was not finite, a device reads more than there are.
+        self._logits, self._tree, self._context = logits[: tree.num_nodes], tree, context
         self._processors, self._grammar, self._record = processors, grammar, record
         self._made: dict[int, Law] = {}
         self._asked: dict[int, tuple[Processor, ...]] = {}

@@ -83,8 +83,12 @@ class MongeLM(_Hf):
         self, context: torch.Tensor, max_length: int, stop: list[str], **settings: Any
     ) -> torch.Tensor:
         """Called by lm-eval for every batch of prompts."""
+        speculation = self._speculation
+        if speculation["seed"] is None:
+            # An evaluation is to repeat: a seed of its own gives every batch a plan that does.
+            speculation = speculation | {"seed": int(torch.randint(2**63 - 1, (1,)))}  # noqa: TID251
         return super()._model_generate(
-            context=context, max_length=max_length, stop=stop, **settings, **self._speculation
+            context=context, max_length=max_length, stop=stop, **settings, **speculation
         )
 
 

@@ -97,12 +97,13 @@ def speculate(
             evaluation mode; or a head for the target, loaded or its folder. A folder is read again
             in every call. Without it, n-grams.
         token_streamer: A streamer of `transformers`.
-        seed: Seed of the draws. Without it, torch's default generator gives one, so
-            `set_seed` makes a run reproducible.
+        seed: Seed of the draws, which makes a sampled text reproducible. Without it, torch's
+            default generator gives one. `set_seed` then reproduces texts only if torch is asked
+            for deterministic algorithms, as by `set_seed(0, deterministic=True)`.
         **model_kwargs: Model inputs from `generate`, and `PARTS` of `monge.options`, as for
-            `monge.load`. Models that cannot take tokens back need the drafter `none`. Every sampled
-            call has a seed, torch's or its own, so the default controller plans it with `fixed`, and
-            greedy calls with `goodput`. What a controller learns about a model is kept for later
+            `monge.load`. Models that cannot take tokens back need the drafter `none`. The default
+            controller is `goodput`, which follows measured times, and `fixed` for sampled calls
+            that are to be reproducible. What a controller learns about a model is kept for later
             calls with the same options.
 
     Returns:
@@ -137,15 +138,16 @@ def speculate(
     components = _components(model, draft_model, draft_rules=drafts_by, **parts)
     if (shared := learned.pop(key, None)) is not None:
         components = replace(components, shared=shared)
+    is_seeded = seed is not None or torch.are_deterministic_algorithms_enabled()
     if seed is None:
-        # The host's users seed torch's global generator, and expect `generate` to follow.
+        # The host's users seed torch's global generator, and expect `generate` to draw from it.
         seed = int(torch.randint(2**63 - 1, (1,))) if config.do_sample else 0  # noqa: TID251
     # The processors hold the temperature already: what is left is the softmax, or the argmax.
     rules = SamplingRules(temperature=1 if config.do_sample else 0)
     usual = {
         "rules": rules,
         "seed": seed,
-        "controller": components.named_for(None, rules, is_seeded=True),
+        "controller": components.named_for(None, rules, is_seeded=is_seeded),
     }
     sessions: list[Session] = []
     for row, start in enumerate(starts):

@@ -1,6 +1,7 @@
 """Published heads in the real loop: lossless with every legal pairing, and aligned with the text."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
@@ -8,8 +9,11 @@ import pytest
 import torch
 
 from monge.api import make_components
+from monge.control.base import Reads, SoloController
+from monge.core.context import DraftPlan
 from monge.core.errors import ProposalMismatchError
 from monge.core.sampling_rules import SamplingRules
+from monge.draft.eagle import ChainRun
 from monge.draft.published_heads import HeadDrafter
 from monge.draft.tree.registry import TREES
 from monge.engine.components import Components
@@ -196,6 +200,40 @@ def test_a_head_that_knows_the_text_is_always_accepted(make, depth: int, tmp_pat
     (result,) = decoder.generate([(0, 1)], max_new_tokens=4 * (depth + 1), temperature=0.0)
     assert result.token_ids == tuple((2 + place) % VOCAB for place in range(4 * (depth + 1)))
     assert [record.num_accepted for record in result.records] == [depth] * 4
+
+
+@dataclass(frozen=True)
+class Pause(SoloController[int]):
+    """Plain rounds between the first and the last ones."""
+
+    reads = frozenset({Reads.ACCEPTED})
+
+    def init(self, shared) -> int:
+        return 0
+
+    def plan_one(self, state, info, context_length, draws) -> DraftPlan:
+        return DraftPlan(max_depth=0 if 0 < state < 9 else 3)
+
+    def update(self, state, record) -> int:
+        return state + 1
+
+
+def test_a_head_reads_all_that_it_missed_at_once(tmp_path: Path, monkeypatch) -> None:
+    """Token by token, a probe after a cooldown took longer than all the rounds of the cooldown."""
+    target, reads, read = TabularModel(markov_table, VOCAB), [], ChainRun.read
+
+    def noted(self, pairs) -> None:
+        reads.append([len(own.token_ids) for own in pairs.values()])
+        read(self, pairs)
+
+    monkeypatch.setattr(ChainRun, "read", noted)
+    drafter = HeadDrafter(
+        target=target, head=perfect_eagle().write(tmp_path), tree=TREES.parse("chain(3)")
+    )
+    decoder = Decoder(make_components(target, drafter=drafter, controller=Pause()), tokenizer=None)
+    (result,) = decoder.generate([(0, 1)], max_new_tokens=20, temperature=0.0)
+    assert [record.num_accepted for record in result.records] == [3, *[0] * 8, 3, 3]
+    assert reads == [[1], [12], [4]]
 
 
 # A tiny transformer as the target: trees read by its real passes, states taken from them.

@@ -9,12 +9,11 @@ from torch import Tensor
 
 from monge.core.levels import (
     DrawnLevels,
-    DrawnTree,
+    DrawnTrees,
     LevelDraws,
     LevelShape,
     draw_levels,
     draws_of,
-    trees_of,
 )
 from monge.core.model import CachedStep, Forward, NodeBlock
 from monge.engine.models.masks import (
@@ -86,7 +85,7 @@ class CachedHead:
         uniforms: Mapping[int, Sequence[float]],
         shape: LevelShape,
         draft_ids: Int64[Tensor, " vocab"] | None,
-    ) -> dict[int, DrawnTree]:
+    ) -> DrawnTrees:
         cache, depth = self._cache, len(shape.widths)
         where = cache.together(logits)
         rows = cache.rows_in(where)
@@ -111,7 +110,7 @@ class CachedHead:
                 drawn = self._draw(draws, above, lengths, cache.kept())
             if drawn is None:
                 drawn = draw_levels(draws, read)
-            return trees_of(requests, drawn, draft_ids)
+            return DrawnTrees(requests, drawn, draft_ids)
 
     def drop(self, sequence: int) -> None:
         self._cache.row(sequence).nodes.clear()

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from monge.core.errors import BackendError, MongeError, UnsupportedModelError
-from monge.core.levels import DrawnTree, LevelShape, draw_levels, draws_of, trees_of
+from monge.core.levels import DrawnTrees, LevelShape, draw_levels, draws_of
 from monge.core.model import CachedStep, Forward, NodeBlock
 from monge.core.prefix_cache import KeyValues, PrefixCache
 from monge.core.sampling_rules import Recorder
@@ -29,7 +29,12 @@ from monge.engine.models.forward_program import (
 from monge.engine.models.head_model import CachedHead
 from monge.engine.models.hf_model import HfModel
 from monge.engine.models.hidden_states import HiddenStateLog, HiddenStates
-from monge.engine.models.masks import MaskFormat, forward_inputs, level_blocks
+from monge.engine.models.masks import (
+    MaskFormat,
+    forward_inputs,
+    level_blocks,
+    write_late_ids,
+)
 from monge.engine.models.network_facts import (
     OutputLayer,
     layer_windows,
@@ -194,13 +199,13 @@ class HfTreeModel(HfModel):
         program = self._program if self._reads_chains and cache.is_settled else None
         if len(blocks) == 1 and program is not None:
             ((sequence, block),) = blocks.items()
-            row, is_small = cache.row(sequence), len(block.token_ids) <= program.max_nodes
+            row, is_small = cache.row(sequence), len(block.parents) <= program.max_nodes
             if is_small and row.nodes.is_chain and block.continues(len(row.nodes)):
                 return {sequence: self._read_chain(row, block, program)}
         logits = self._read(blocks, keep_logits=True)
         first = cache.rows.start
         return {
-            sequence: logits[cache.index(sequence) - first, : len(block.token_ids)]
+            sequence: logits[cache.index(sequence) - first, : len(block.parents)]
             for sequence, block in blocks.items()
         }
 
@@ -210,7 +215,7 @@ class HfTreeModel(HfModel):
         uniforms: Mapping[int, Sequence[float]],
         shape: LevelShape,
         draft_ids: Int64[Tensor, " vocab"] | None = None,
-    ) -> dict[int, DrawnTree]:
+    ) -> DrawnTrees:
         """See `LevelModel`."""
         cache, program = self._cache, self._program
         where = cache.together(logits)
@@ -232,7 +237,7 @@ class HfTreeModel(HfModel):
                 for row in rows:
                     for block in blocks:
                         row.nodes.add(block)
-            return trees_of(requests, drawn, draft_ids)
+            return DrawnTrees(requests, drawn, draft_ids)
 
     def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
         for sequence, path in paths.items():
@@ -349,7 +354,7 @@ class HfTreeModel(HfModel):
         for row, block in zip(members, row_blocks, strict=True):
             row.nodes.add(block)
         lengths, nodes = [row.length for row in members], [row.nodes for row in members]
-        width = max(len(block.token_ids) for block in row_blocks)
+        width = max(len(block.parents) for block in row_blocks)
         if keep_logits and self._cache.is_settled and self._program is not None:
             width = next((wide for wide in self._program.widths if wide >= width), width)
         ids, positions, visible = forward_inputs(lengths, nodes, row_blocks, width)
@@ -358,6 +363,7 @@ class HfTreeModel(HfModel):
         ids, positions = (tensor.to(self._device, non_blocking=True) for tensor in (ids, positions))
         if token_ids is not None:
             ids[:, : token_ids.shape[1]] = token_ids
+        write_late_ids(ids, row_blocks)
         start = now()
         with torch.inference_mode():
             try:
@@ -373,7 +379,7 @@ class HfTreeModel(HfModel):
                 for index, (row, block) in enumerate(zip(members, row_blocks, strict=True)):
                     self._states.read(
                         row.sequence,
-                        [state[index, : len(block.token_ids)] for state in output.states],
+                        [state[index, : len(block.parents)] for state in output.states],
                     )
         self._forward_s += now() - start
         self._cache.settle()
@@ -383,7 +389,7 @@ class HfTreeModel(HfModel):
         """`_read` for a chain behind one text."""
         cache, start = self._cache, now()
         index = cache.index(row.sequence)
-        cache.place(slice(index, index + 1), (row.end,), len(block.token_ids))
+        cache.place(slice(index, index + 1), (row.end,), len(block.parents))
         row.nodes.add(block)
         with torch.inference_mode():
             output = program.read_chain(block.token_ids, cache.starts[0], cache)

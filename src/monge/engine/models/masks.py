@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from monge.core.levels import LevelShape
-from monge.core.model import NodeBlock
+from monge.core.model import LateBlock, NodeBlock
 
 _BAND: Final = 512  # smallest width for which a chain's mask is kept
 
@@ -74,26 +74,40 @@ def forward_inputs(
     """Token ids, positions and visibility of the blocks' nodes, padded to one shape.
 
     Returns:
-        Token ids and positions; padding has token 0. Visibility over the columns of the cache, up
+        Token ids and positions; padding and what a device draws are 0. Visibility over the columns of the cache, up
         to the end of the widest row; padding sees its own column only, since a query that sees
         nothing has no attention weights.
     """
     starts = [
-        length + len(row) - len(block.token_ids)
+        length + len(row) - len(block.parents)
         for length, row, block in zip(lengths, nodes, blocks, strict=True)
     ]
     token_ids = np.zeros((len(blocks), width), dtype=np.int64)
     positions = np.zeros((len(blocks), width), dtype=np.int64)
     visible = np.zeros((len(blocks), width, max(starts) + width), dtype=np.bool_)
     for row, (length, uncommitted, block) in enumerate(zip(lengths, nodes, blocks, strict=True)):
-        count, total = len(block.token_ids), len(uncommitted)
-        token_ids[row, :count] = block.token_ids
+        count, total = len(block.parents), len(uncommitted)
+        if isinstance(block, LateBlock):
+            token_ids[row, 0] = block.tree.root
+        else:
+            token_ids[row, :count] = block.token_ids
         positions[row, :count] = length + np.array(uncommitted.depths[total - count :])
         visible[row, :count, :length] = True
         visible[row, :count, length : length + total] = uncommitted.visible(total - count)
         padding = np.arange(count, width)
         visible[row, padding, starts[row] + padding] = True
     return torch.from_numpy(token_ids), torch.from_numpy(positions), torch.from_numpy(visible)
+
+
+def write_late_ids(token_ids: Int64[Tensor, "batch nodes"], blocks: Sequence[NodeBlock]) -> None:
+    """Write the tokens that a device draws among the token ids there, in place."""
+    late: dict[int, dict[int, Tensor]] = {}
+    for row, block in enumerate(blocks):
+        if isinstance(block, LateBlock):
+            late.setdefault(len(block.parents), {})[row] = block.tree.late_ids
+    for size, drawn in late.items():
+        rows = torch.tensor([*drawn]).to(token_ids.device, non_blocking=True)
+        token_ids[rows, 1:size] = torch.stack([*drawn.values()]).clamp_min(0)
 
 
 def chain_visibility(count: int, start: int) -> Bool[Tensor, "one nodes seq"]:
