@@ -174,7 +174,7 @@ def main(
         "arms": {label: plan(asked[label], machines[label], goal, effort) for label in arms},
         "machines": as_dict(machines),
         "provenance": provenance(
-            torch.device("cpu") if networks is None else networks.network.device
+            torch.device("cpu") if networks is None else networks.target.network.device
         ),
     }
     write_and_show(document, out, as_json=as_json)

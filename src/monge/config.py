@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from monge.core.errors import OptionError, unknown_name
+from monge.core.files import write_text
 from monge.options import LoadOptions, Option, key_of, options_of
 
 _NAMES: Final = {str: "text", list: "a list of texts", float: "a number", int: "a whole number"}
@@ -48,11 +49,7 @@ def write_config(path: Path, settings: Mapping[str, Any], notes: Sequence[str] =
     lines = [f"# {' '.join(note.split())}" for note in notes]
     # Texts, numbers, truth values and lists of texts are written the same way in JSON and TOML.
     lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()]
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise OptionError(f"cannot write the configuration {str(path)!r}: {error}") from error
+    write_text(path, "\n".join(lines) + "\n", "the configuration")
 
 
 def _check_type(path: str | Path, key: str, value: object, option: Option) -> None:

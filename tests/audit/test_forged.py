@@ -152,7 +152,7 @@ def test_drawn_children_keep_their_order() -> None:
     request["rounds"][place]["draws"].reverse()
     with pytest.raises(MismatchError, match="the drafter draws children after") as found:
         Redrafter(make(), 1e-9).redraft(request, trees, DraftFindings())
-    assert (found.value.place, found.value.is_wrong) == (place + 1, True)
+    assert (found.value.finding.round, found.value.finding.is_wrong) == (place + 1, True)
 
 
 class TestEnds:

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from monge.audit import InconclusiveError, assert_lossless
 from monge.audit.client import Client, ServerError
 from monge.audit.engines import ASSISTED, HOW_TO_START, LOOKUP, STARTED, TransformersEngine
-from monge.audit.gate import audited, settings_of
+from monge.audit.gate import audited
+from monge.audit.settings import AuditSettings
 from monge.audit.situations import Situation
 from monge.cli.app import app
 from monge.core.errors import OptionError
@@ -106,9 +107,9 @@ def test_what_cannot_be_judged_is_neither(inconclusive, kind):
 
 def test_a_clock_ends_an_audit():
     server = ToyServer(EXACT_ENGINES["plain"], seed=4, latency_s=0.01)
-    settings = settings_of("", {"situations": TWO}, quick=False, minutes=0.01)
+    settings = AuditSettings(situations=TWO, minutes=0.01)
     report = asyncio.run(audited(place(server), local_reference(), settings))
-    assert report.num_tokens < settings.budget
+    assert report.num_tokens < settings.num_tokens
     assert all(one.num_texts > 0 for one in report.situations)
 
 
@@ -189,7 +190,10 @@ def test_an_engine_gives_a_seeded_text_again_and_leaves_the_global_generator_alo
             "either --reference-url or --target",
         ),
         (["--url", "http://a/", "--reference-url", "http://a"], "is the audited server"),
-        (["--url", "http://a", "--target", "built-in", "--alpha", "2"], "--alpha"),
+        (
+            ["--url", "http://a", "--target", "built-in", "--alpha", "2"],
+            "alpha must lie between 0 and 1",
+        ),
         (["--url", "http://a", "--target", "built-in", "--budget", "0"], "--budget"),
         *(
             (["--engine", name], f"start its server with `{HOW_TO_START[name][0].split()[0]}")
@@ -205,7 +209,7 @@ def test_the_command_refuses(arguments, match):
 
 def test_our_engine_by_the_command(monkeypatch):
     played = (Situation(name="seeds", prompts=("The old", "A new"), max_tokens=8, is_seeded=True),)
-    monkeypatch.setattr("monge.audit.gate.usual_situations", lambda *, is_quick: played)
+    monkeypatch.setattr("monge.audit.settings.usual_situations", lambda *, is_quick: played)
     command = "audit --engine monge --quick --budget 60 --tree chain(2) --verifier block --controller fixed --json"
     result = CliRunner().invoke(app, command.split())
     assert result.exit_code == 0, result.output
@@ -263,9 +267,7 @@ class LikeLlama(ToyServer):
     ],
 )
 def test_a_twin_like_llama_cpp_is_asked_for_every_token(engine, verdict):
-    settings = settings_of(
-        "http://b", {"budget": 400, "situations": SHORT}, quick=False, minutes=None
-    )
+    settings = AuditSettings(budget=400, situations=SHORT)
     report = asyncio.run(
         audited(
             place(LikeLlama(engine, seed=3, by_id=True)),

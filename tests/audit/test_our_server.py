@@ -12,7 +12,8 @@ import pytest
 from monge.api import make_components
 from monge.audit.client import Client
 from monge.audit.report import Report
-from monge.audit.run import AuditSettings, audit, probe
+from monge.audit.run import audit, probe
+from monge.audit.settings import AuditSettings
 from monge.audit.situations import usual_situations
 from monge.core.errors import MongeError
 from monge.engine.chat_format import InstructionFormat

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from monge.audit.client import Client, RefusedError, ServerError
 from monge.audit.references import LocalReference, ServerReference, token_names
 from monge.audit.report import Report, page
-from monge.audit.run import AuditSettings, audit, in_order, probe
+from monge.audit.run import audit, in_order, probe
+from monge.audit.settings import AuditSettings
 from monge.audit.situations import Situation
 from monge.cli.app import app
 from monge.core.errors import OptionError
@@ -243,7 +244,7 @@ def test_the_command_judges(is_greedy, status, monkeypatch, tmp_path):
         real(self, url, transport=httpx.ASGITransport(app=servers[url]), **options)
 
     monkeypatch.setattr(Client, "__init__", in_process)
-    monkeypatch.setattr("monge.audit.gate.usual_situations", lambda *, is_quick: SHORT)
+    monkeypatch.setattr("monge.audit.settings.usual_situations", lambda *, is_quick: SHORT)
     html = tmp_path / "audit.html"
     command = "audit --url http://a --reference-url http://b --quick --budget 640 --eos <end>"
     result = CliRunner().invoke(app, [*command.split(), "--html", str(html), "--json"])

@@ -10,7 +10,8 @@ from monge.api import make_components
 from monge.audit.client import Client
 from monge.audit.references import LocalReference, Reference, ServerReference
 from monge.audit.report import Report
-from monge.audit.run import AuditSettings, audit, probe
+from monge.audit.run import audit, probe
+from monge.audit.settings import AuditSettings
 from monge.audit.situations import usual_situations
 from monge.core.draws import Draws
 from monge.core.sampling_rules import SamplingRules

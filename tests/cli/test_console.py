@@ -9,6 +9,7 @@ import pytest
 from monge.cli.console import as_markdown, notes, plain_table, print_tables, streaming
 from monge.cli.options import check_out_file, check_out_folder
 from monge.core.errors import OptionError
+from monge.core.files import write_text
 
 NAMES = ("model best_first(num_nodes=16, depth=6) on_the_fly", "ngram fixed(max_depth=4)")
 
@@ -91,3 +92,10 @@ def test_refused_before_any_text_is_written(run, tmp_path, arguments, message):
     assert result.exit_code == 2
     assert message in result.stderr
     assert not places["OUT"].exists()
+
+
+def test_files_that_cannot_be_written_are_errors_of_the_user(tmp_path):
+    assert write_text(tmp_path / "new" / "page.html", "é", "the page").read_bytes() == "é".encode()
+    (tmp_path / "file").touch()
+    with pytest.raises(OptionError, match=r"cannot write the page to '.*/file/page\.html'"):
+        write_text(tmp_path / "file" / "page.html", "", "the page")

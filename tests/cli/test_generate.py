@@ -149,7 +149,6 @@ def test_trace_and_verbose(generate, tmp_path, expected):
         (["--batch-size", "0"], "--max-batch-size must be at least 1"),
         (["--file", __file__], "not both"),
         (["--stop", ""], "a stop string is empty"),
-        (["--trace", "rounds.txt"], "the name must end in .json"),
         (["--drafter", "ngram", "--tree", "chain"], "drafter 'ngram' takes no"),
         ([""], "the prompt is empty"),
     ],

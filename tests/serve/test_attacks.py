@@ -21,7 +21,8 @@ from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
 from monge.serve.api.bodies import checked
-from monge.serve.api.schemas import MAX_MESSAGES, ChatRequest, CompletionRequest
+from monge.serve.api.fields import MAX_MESSAGES
+from monge.serve.api.schemas import ChatRequest, CompletionRequest
 from monge.serve.http import app as application
 from monge.serve.http.connections import (
     ConnectionLimits,

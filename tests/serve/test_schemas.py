@@ -6,7 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from monge.serve.api.errors import of_validation
-from monge.serve.api.schemas import MAX_CHOICES, MAX_STOPS, ChatRequest, CompletionRequest
+from monge.serve.api.fields import MAX_CHOICES, MAX_STOPS
+from monge.serve.api.schemas import ChatRequest, CompletionRequest
 
 TURNS = [{"role": "user", "content": "Hello"}]
 STARTS = {CompletionRequest: {"prompt": "Once"}, ChatRequest: {"messages": TURNS}}

@@ -14,7 +14,7 @@ from monge.core.context import DraftPlan
 from monge.core.errors import OptionError
 from monge.engine.batch import Batch
 from monge.engine.decoder import Decoder
-from monge.serve.api.schemas import MAX_DRAFT
+from monge.serve.api.fields import MAX_DRAFT
 from monge.serve.scheduling.scheduler import Scheduler
 from tests.serve.served import samples, toy_app, toy_decoder
 from tests.serve.toy import Model, alone, decoder, generation, submit

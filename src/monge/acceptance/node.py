@@ -39,7 +39,7 @@ from monge.transport.laws import Vector
 from monge.verify.base import NodeRule, Rule, as_verifier, unsupported_reason
 from monge.verify.registry import VERIFIERS
 
-MAX_ENUMERATED: Final = 1000
+MAX_ENUMERATED: Final = 1500
 """Most tuples of candidates times tokens that are enumerated: a second a rule."""
 
 MAX_RUNS: Final = 20_000
@@ -173,21 +173,16 @@ def accepted_masses(rule: Rule, target: Law, proposal: Proposal) -> dict[int, fl
 
 def num_tuples(proposal: Proposal) -> float:
     """Return an upper bound of the number of tuples that can be drawn."""
-    count = math.inf  # of unknown proposals: closed forms only
     match proposal:
         case Deterministic():
-            count = 1.0
-        case Iid() | Mixed() | SharedClocks():
-            count = float(proposal.law.sparse().probs.numel()) ** proposal.width
-        case WithoutReplacement():
-            support = proposal.law.sparse().probs.numel()
-            count = float(math.perm(support, min(support, proposal.width)))
+            return 1.0
+        case Iid() | Mixed() | SharedClocks() | WithoutReplacement():
+            return float(proposal.law.sparse().probs.numel()) ** proposal.width
         case Systematic():
-            count = float(len(proposal.cells.candidates))
+            return float(len(proposal.cells.candidates))
         case HubPairs():
-            count = 2.0 * proposal.law.sparse().probs.numel()
+            return 2.0 * proposal.law.sparse().probs.numel()
         case Independent():
-            count = math.prod(float(law.sparse().probs.numel()) for law in proposal.laws)
-        case _:
-            pass
-    return count
+            return math.prod(float(law.sparse().probs.numel()) for law in proposal.laws)
+        case _:  # closed forms only
+            return math.inf

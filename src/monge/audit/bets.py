@@ -167,24 +167,20 @@ class Wealth:
         self._prefixes: dict[tuple[str, ...], dict[int, int]] = {}
         self._numbers: dict[str, int] = {}
         self._counts = np.zeros((2, 256))  # observed and expected, by number of the token
-        self.num_tokens = 0
-        self.num_impossible = 0
+        self.num_texts = self.num_tokens = self.num_impossible = 0
         self.log_e = 0.0
         """Logarithm of the joint e-process; infinite after a token that its law excludes."""
         self.peak = 0.0
 
-    def by_bet(self) -> dict[str, float]:
-        """Return the logarithm of each bet's own e-process."""
-        return dict(zip(BETS, self._values().tolist(), strict=True))
-
-    def _values(self) -> Float64[np.ndarray, " bets"]:
+    def values(self) -> Float64[np.ndarray, " bets"]:
+        """Return the logarithm of each bet's own e-process, in the order of `BETS`."""
         return np.logaddexp.reduce(self._logs, axis=1) - _LOG_OPTIONS
 
     def finding(self) -> str:
         """Return the fault that the richest bet names."""
         if self.num_impossible:
             return f"{counted(self.num_impossible, 'token')} outside of the support of their distributions"
-        name = tuple(BETS)[int((self._values() + _LOG_SHARES).argmax())]
+        name = tuple(BETS)[int((self.values() + _LOG_SHARES).argmax())]
         _, negative, positive = BETS[name]
         is_positive = self._log[name].argmax() >= len(self._log[name]) // 2
         return positive if positive and is_positive else negative
@@ -200,6 +196,7 @@ class Wealth:
             text: Those that have a law.
             factors: Gains of the tilts on these; see `log_factors`.
         """
+        self.num_texts += 1
         self.num_tokens += len(text.laws)
         self.num_impossible += int((text.probs == 0.0).sum())
         if text.laws and not self.num_impossible:
@@ -212,7 +209,7 @@ class Wealth:
         if self.num_impossible:
             self.log_e = math.inf
         else:
-            self.log_e = float(np.logaddexp.reduce(_LOG_SHARES + self._values()))
+            self.log_e = float(np.logaddexp.reduce(_LOG_SHARES + self.values()))
         self.peak = max(self.peak, self.log_e)
 
     def _bet_in_context(self, text: JudgedText, factors: np.ndarray) -> None:

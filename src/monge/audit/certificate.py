@@ -19,21 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from monge.core.clocks import SharedClocks
 from monge.core.errors import MongeError, OptionError
+from monge.core.files import write_text
 from monge.core.law import DenseLaw, Law, PointLaw, SparseLaw, one_hot
-from monge.core.proposal import (
-    Arbitrary,
-    Deterministic,
-    HubPairs,
-    Iid,
-    Independent,
-    Mixed,
-    PathDraws,
-    Proposal,
-    WithoutReplacement,
-)
-from monge.core.systematic import Systematic, SystematicDesign
+from monge.core.proposal import Deterministic, PathDraws, Proposal
+from monge.core.proposal_kinds import PROPOSALS
+from monge.core.systematic import SystematicDesign
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 
@@ -45,13 +36,7 @@ _DTYPES: Final = {
 }
 PLAIN: Final = "fixed(max_depth=0)"
 """The controller of a request that nothing is drafted for."""
-KINDS: Final[Mapping[str, type[Proposal]]] = {
-    kind.__name__: kind
-    for kind in (
-        *(Deterministic, Arbitrary, Iid, PathDraws, WithoutReplacement, Mixed),
-        *(Independent, HubPairs, Systematic, SharedClocks),
-    )
-}
+KINDS: Final = {kind.__name__: kind for kind in (*PROPOSALS, PathDraws)}
 """Proposals that a certificate can hold."""
 
 
@@ -278,12 +263,7 @@ class Certificate:
         Raises:
             OptionError: If it cannot be written.
         """
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(self.document()), encoding="utf-8")
-        except OSError as error:
-            raise OptionError(f"cannot write the certificate to {str(path)!r}: {error}") from error
-        return path
+        return write_text(path, json.dumps(self.document()), "the certificate")
 
 
 def read_certificate(path: Path) -> Certificate:

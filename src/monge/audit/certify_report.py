@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Literal
 
 from monge.core.errors import MongeError
@@ -14,21 +14,41 @@ _FEW_SEEDS: Final = 3
 _LONGEST: Final = 60
 
 
-class MismatchError(MongeError):
-    """A part of a record does not hold.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A part of a record that is wrong, or that could not be judged.
 
     Args:
-        field_name: The field of the certificate.
+        request: Number of the request, from 1; 0 for the whole certificate.
+        round: Number of its round, from 1; 0 for the whole request.
+        field: The field of the certificate.
         reason: The first thing that is wrong with it.
         is_wrong: It shows that the run is not exact.
-        place: The round, from 1, if the caller does not know it.
+    """
+
+    request: int = 0
+    round: int = 0
+    field: str
+    reason: str
+    is_wrong: bool = True
+
+    def __str__(self) -> str:
+        places = (("request", self.request), ("round", self.round))
+        named = [f"{name} {number}" for name, number in places if number]
+        return f"{', '.join([*named, self.field])}: {self.reason}"
+
+
+class MismatchError(MongeError):
+    """A part of a record does not hold; arguments as of its `finding`.
+
+    `place` is the round, if the caller does not know it.
     """
 
     def __init__(
         self, field_name: str, reason: str, *, is_wrong: bool = True, place: int = 0
     ) -> None:
         super().__init__(reason)
-        self.field, self.is_wrong, self.place = field_name, is_wrong, place
+        self.finding = Finding(field=field_name, reason=reason, is_wrong=is_wrong, round=place)
 
 
 def check_equal(name: str, stated: object, right: object, whose: str) -> None:
@@ -40,30 +60,6 @@ def check_equal(name: str, stated: object, right: object, whose: str) -> None:
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """A part of a record that is wrong, or that could not be judged.
-
-    Args:
-        request: Number of the request, from 1; 0 for the whole certificate.
-        round: Number of its round, from 1; 0 for the whole request.
-        field: The field of the certificate.
-        reason: What is wrong with it.
-        is_wrong: It shows that the run is not exact.
-    """
-
-    request: int
-    round: int
-    field: str
-    reason: str
-    is_wrong: bool = True
-
-    def __str__(self) -> str:
-        places = (("request", self.request), ("round", self.round))
-        named = [f"{name} {number}" for name, number in places if number]
-        return f"{', '.join([*named, self.field])}: {self.reason}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -149,16 +145,8 @@ class CertifyReport:
 
     def add(self, error: MismatchError, request: int = 0, place: int = 0) -> None:
         """Add the finding of an error in round `place` of a request; 0 for the whole."""
-        place = error.place or place
-        self.findings.append(
-            Finding(
-                request=request,
-                round=place,
-                field=error.field,
-                reason=str(error),
-                is_wrong=error.is_wrong,
-            )
-        )
+        place = error.finding.round or place
+        self.findings.append(replace(error.finding, request=request, round=place))
 
     @property
     def basis(self) -> str:

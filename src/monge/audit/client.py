@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, ParamSpec, Protocol, Self, TypeVar, runtime_checkable
 
@@ -147,7 +148,11 @@ class Client:
                 failures[f"{type(error).__name__}: {error}"] = None
             else:
                 if answer.is_success:
-                    return _object(answer)
+                    with suppress(ValueError):
+                        if isinstance(found := answer.json(), dict):
+                            return found
+                    text = f"{answer.url} does not answer in JSON: {answer.text[:200]!r}"
+                    raise RefusedError(text)
                 failure = f"status {answer.status_code}: {answer.text[:300]}"
                 failures[failure] = None
                 if answer.status_code not in _RETRIED:
@@ -175,17 +180,6 @@ async def one_at_a_time(
             return await asyncio.shield(work)
         finally:
             await asyncio.wait([work])
-
-
-def _object(answer: httpx.Response) -> dict[str, Any]:
-    """Return the JSON object of an answer."""
-    try:
-        found: Any = answer.json()
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise RefusedError(f"{answer.url} does not answer in JSON: {answer.text[:200]!r}")
-    return found
 
 
 def _completion(answer: Mapping[str, Any], *, by_id: bool) -> Completion:

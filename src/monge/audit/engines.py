@@ -1,7 +1,7 @@
 """Engines that an audit runs in this process, and the commands that start the others."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -47,8 +47,8 @@ STARTED: Final = (ASSISTED, LOOKUP, OURS)
 """Engines that an audit starts."""
 
 
-def check_engine(name: str) -> None:
-    """Raise `OptionError` for an unknown engine, or for one that the user must start, with the commands."""
+def check_engine(name: str, parts: Collection[str]) -> None:
+    """Refuse an engine that is unknown or takes no parts, or that the user must start, with the commands."""
     if name in HOW_TO_START:
         start, audit = HOW_TO_START[name]
         raise OptionError(
@@ -57,6 +57,10 @@ def check_engine(name: str) -> None:
     if name not in STARTED:
         known = ", ".join((*STARTED, *HOW_TO_START))
         raise OptionError(f"unknown engine {name!r}; known: {known}")
+    if parts and name != OURS:
+        raise OptionError(
+            "--drafter, --tree, --verifier and --controller are options of --engine monge"
+        )
 
 
 class TransformersEngine:

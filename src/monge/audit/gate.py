@@ -14,17 +14,11 @@ from monge.api import load
 from monge.audit.client import TOKEN_ID, Client, Server
 from monge.audit.references import LocalReference, Reference, ServerReference
 from monge.audit.report import Report, page
-from monge.audit.run import (
-    ALPHA,
-    BUDGET,
-    QUICK_BUDGET,
-    AuditSettings,
-    audit,
-    neutral_fields,
-    probe,
-)
-from monge.audit.situations import Situation, usual_situations
+from monge.audit.run import audit, neutral_fields, probe
+from monge.audit.settings import AuditSettings
+from monge.audit.situations import Situation
 from monge.core.errors import MongeError, OptionError
+from monge.core.files import write_text
 from monge.core.words import counted
 
 EOS_NAMES: Final = (
@@ -33,8 +27,6 @@ EOS_NAMES: Final = (
 )
 LOCAL_TOLERANCE: Final = 0.25
 """Noise of a server in 16 bits, beside a local forward in another type."""
-UNBOUNDED: Final = 10**9
-"""Budget of an audit that a clock ends."""
 
 Place = str | Mapping[str, Any]
 
@@ -49,7 +41,7 @@ def assert_lossless(
     *,
     budget: int | None = None,
     minutes: float | None = None,
-    alpha: float = ALPHA,
+    alpha: float = 0.001,
     tolerance: float | None = None,
     greedy_budget: int = 0,
     quick: bool = False,
@@ -96,40 +88,27 @@ def assert_lossless(
     """
     if inconclusive not in {"fail", "skip"}:
         raise OptionError(f"inconclusive must be 'fail' or 'skip'; got {inconclusive!r}")
-    given = {
-        "budget": budget,
-        "alpha": alpha,
-        "tolerance": tolerance,
-        "greedy_budget": greedy_budget,
-        "situations": situations,
-    }
-    chosen = {name: value for name, value in given.items() if value is not None}
-    settings = settings_of(reference, chosen, quick=quick, minutes=minutes)
+    settings = AuditSettings(
+        budget=budget,
+        minutes=minutes,
+        alpha=alpha,
+        tolerance=tolerance,
+        greedy_budget=greedy_budget,
+        quick=quick,
+        situations=situations,
+    )
     report = asyncio.run(audited(server, reference, settings, eos=eos))
     names = name_of(server), name_of(reference)
     if out is not None:
         is_page = Path(out).suffix == ".html"
-        Path(out).write_text(page(report, *names) if is_page else json.dumps(report.as_json()))
+        text = page(report, *names) if is_page else json.dumps(report.as_json())
+        write_text(Path(out), text, "the report")
     text = f"{names[0]} against {names[1]}: {summary(report)}"
     if report.verdict == "not lossless":
         raise AssertionError(text)
     if report.verdict == "could not be judged":
         raise unittest.SkipTest(text) if inconclusive == "skip" else InconclusiveError(text)
     return report
-
-
-def settings_of(
-    reference: object, given: Mapping[str, Any], *, quick: bool, minutes: float | None
-) -> AuditSettings:
-    """Return the settings of an audit: the fields of `AuditSettings` that are given, and the usual others."""
-    usual: dict[str, Any] = {"budget": QUICK_BUDGET if quick else BUDGET}
-    if minutes is not None:
-        usual = {"budget": UNBOUNDED, "seconds": 60.0 * minutes}
-    if quick:
-        usual["situations"] = usual_situations(is_quick=True)
-    if isinstance(reference, Mapping) and "target" in reference:
-        usual["tolerance"] = LOCAL_TOLERANCE
-    return AuditSettings(**usual | dict(given))
 
 
 async def audited(
@@ -144,12 +123,14 @@ async def audited(
     async with AsyncExitStack() as stack:
         if isinstance(server, str | Mapping):
             server = await stack.enter_async_context(Client(**_options(server)))
-        prompt = settings.situations[0].prompts[0]
+        prompt = settings.played[0].prompts[0]
         naming, neutral = await probe(server, prompt), await neutral_fields(server, prompt)
         if isinstance(reference, Mapping) and "target" in reference:
             # The law of the numbers themselves, whatever the backend that a user would get.
             loading: dict[str, Any] = {"backend": "eager", **reference}
             target = loading.pop("target")
+            if settings.tolerance is None:
+                settings = replace(settings, tolerance=LOCAL_TOLERANCE)
             decoder = load(None if target == "built-in" else target, drafter="none", **loading)
             reference = LocalReference(
                 decoder.components.target, decoder.tokenizer, decoder.eos_ids, by_id=naming == "ids"

@@ -8,7 +8,6 @@ the verdict of every request with these draws.
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 import torch
@@ -31,6 +30,7 @@ from monge.backends.cpu.program_cache import machine
 from monge.control.registry import CONTROLLERS
 from monge.core.draws import Draws
 from monge.core.errors import OptionError, RequestError
+from monge.core.extras import installed_version
 from monge.core.law import DenseLaw, Law, LawSequence
 from monge.core.model import SequenceModel, dtype_of
 from monge.core.registry import Registry
@@ -173,7 +173,7 @@ class Recorder:
             "max_batch_size": decoder.max_batch_size,
             "loading": None if loading is None else dict(loading),
             "processor": processor_digest(),
-            "versions": {name: _version(name) for name in _PACKAGES},
+            "versions": {name: installed_version(name) for name in _PACKAGES},
         }
 
     def recorded(self, request: Request) -> Request:
@@ -350,10 +350,3 @@ def _target_fields(law: Law, logits: Tensor | None) -> dict[str, Any]:
     # A copy, since a backend may write the next logits to the same place.
     own = held(chosen.detach().to("cpu", copy=True))
     return {**({} if is_dense else law_fields(law)), "logits": own}
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None

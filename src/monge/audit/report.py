@@ -97,7 +97,7 @@ def page(report: Report, server: str, reference: str) -> str:
 
 
 class Tally:
-    """Counts for the plots."""
+    """Counts for the plots; see `Report`."""
 
     def __init__(self) -> None:
         self._quantiles = np.zeros(NUM_BINS, dtype=np.int64)
@@ -112,13 +112,10 @@ class Tally:
         self._expected[: len(first)] += first
         self._expected[NUM_RANKS] += text.masses[:, NUM_RANKS:].sum()
 
-    def quantiles(self) -> tuple[int, ...]:
-        """See `Report`."""
-        return tuple(self._quantiles.tolist())
-
-    def ranks(self) -> tuple[tuple[int, float], ...]:
-        """See `Report`."""
-        return tuple(zip(self._observed.astype(int).tolist(), self._expected.tolist(), strict=True))
+    def figures(self) -> dict[str, Any]:
+        """Return `quantiles` and `ranks`."""
+        ranks = zip(self._observed.astype(int).tolist(), self._expected.tolist(), strict=True)
+        return {"quantiles": tuple(self._quantiles.tolist()), "ranks": tuple(ranks)}
 
 
 def _finite(value: Any) -> Any:  # noqa: ANN401 (JSON)

@@ -1,33 +1,30 @@
 """One audit from the first request to the verdict."""
 
 import asyncio
-import json
 import math
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, closing, suppress
-from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from monge.audit.bets import Wealth, judged, log_factors, smallest_deviation
-from monge.audit.client import TOKEN_ID, Completion, RefusedError, Server, ServerError
+from monge.audit.client import TOKEN_ID, RefusedError, Server, ServerError
 from monge.audit.deterministic import Deterministic, deterministic
 from monge.audit.references import Reference, ServerReference, token_names
 from monge.audit.report import Report, SituationResult, Tally, Verdict
-from monge.audit.situations import Situation, usual_situations
+from monge.audit.settings import AuditSettings, Naming
+from monge.audit.situations import Situation
+from monge.audit.text_log import TextLog
 from monge.audit.token_law import END, TokenLaw
 from monge.core.draws import random_numbers
-from monge.core.errors import OptionError
 from monge.core.words import counted
 
-ALPHA: Final = 0.001
-BUDGET: Final = 20_000
-QUICK_BUDGET: Final = 2_000
+TOLERANCE: Final = 0.05
+"""Smallest difference of two log-probabilities that counts in greedy texts, in nats."""
 _MIN_TOKENS: Final = 500
 """Fewer judged tokens give no verdict."""
 _MIN_ENDS: Final = 5
@@ -37,8 +34,6 @@ _SEEDS: Final = 1_000_000  # seeds of one situation
 _CURVE_POINTS: Final = 200
 _AHEAD: Final = 4  # texts in work, in multiples of the requests at once
 _NUM_PROBES: Final = 16
-_KEPT: Final = ("text", "finish", "tokens", "logprobs")
-"""Fields of a completion that a log of texts keeps."""
 _TEXT_NOTE: Final = (
     "the server returns no tokens, so that only first tokens were judged, which most engines draw "
     "without speculation; an audit needs `logprobs` on /v1/completions"
@@ -52,56 +47,7 @@ Left out, they mean 1 or nothing in some servers, and defaults of the server or 
 others. Such a default is no fault of speculation.
 """
 
-Naming = Literal["ids", "names", "text"]
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditSettings:
-    """Settings of an audit; see `monge.audit.assert_lossless` for those that are not listed.
-
-    Args:
-        seed: Of the numbers that break ties, and of requests with seeds.
-        naming: How the audited server names tokens, as `probe` says. Of servers that return no
-            tokens, only the first token of each text is judged.
-        neutral: Fields of every request that switch sampling rules off, as `neutral_fields` says.
-        log: File for the texts.
-        seconds: Longest time for the sampled texts; `None` for no limit. E-values stay valid at
-            any stop.
-
-    Raises:
-        OptionError: If a number is out of its range.
-    """
-
-    budget: int = BUDGET
-    alpha: float = ALPHA
-    tolerance: float = 0.05
-    situations: tuple[Situation, ...] = usual_situations()
-    seed: int = 0
-    naming: Naming = "names"
-    neutral: Mapping[str, object] = field(default_factory=dict)
-    log: Path | None = None
-    greedy_budget: int = 0
-    seconds: float | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 < self.alpha < 1:
-            raise OptionError(f"alpha must lie between 0 and 1; got {self.alpha}")
-        if self.budget < 1 or self.greedy_budget < 0:
-            raise OptionError(
-                f"budgets must be positive; got {self.budget} sampled and {self.greedy_budget} greedy tokens"
-            )
-        if self.seconds is not None and self.seconds <= 0:
-            raise OptionError(f"minutes must be positive; got {self.seconds / 60:g}")
-
-    def fields(self, max_tokens: int) -> dict[str, Any]:
-        """Return the fields of a request of this many tokens."""
-        asked: dict[str, Any] = {**self.neutral, "max_tokens": max_tokens}
-        if self.naming != "text":
-            asked["logprobs"] = 1
-        if self.naming == "ids":
-            asked["return_tokens_as_token_ids"] = True
-        return asked
 
 
 async def probe(client: Server, prompt: str) -> Naming:
@@ -140,7 +86,7 @@ async def neutral_fields(client: Server, prompt: str) -> dict[str, object]:
 async def audit(
     client: Server,
     reference: Reference,
-    settings: AuditSettings = AuditSettings(),
+    settings: AuditSettings,
     *,
     on_tokens: Callable[[int, float], None] | None = None,
 ) -> Report:
@@ -148,31 +94,21 @@ async def audit(
 
     `on_tokens` is told the judged tokens and the logarithm of the e-value after every text.
     """
-    notes = list[str]()
-    if settings.naming == "text":
-        single = tuple(replace(one, max_tokens=1) for one in settings.situations)
-        settings = replace(settings, situations=single)
-        notes.append(_TEXT_NOTE)
-    longest = max(settings.situations, key=lambda one: (one.max_tokens, len(one.prompts)))
+    notes = [_TEXT_NOTE] if settings.naming == "text" else []
+    longest = max(settings.played, key=lambda one: (one.max_tokens, len(one.prompts)))
     first = await deterministic(
         client,
         reference,
         longest.prompts,
         fields=settings.fields(longest.max_tokens),
-        tolerance=settings.tolerance,
+        tolerance=TOLERANCE if settings.tolerance is None else settings.tolerance,
         num_greedy_tokens=settings.greedy_budget,
     )
     if not first.same_logprobs:
         notes.append("the server's log-probabilities are not those of the reference")
     if (early := _early_verdict(first)) is not None:
-        verdict, reason = early
-        return Report(
-            verdict=verdict,
-            reason=reason,
-            alpha=settings.alpha,
-            deterministic=first,
-            notes=tuple(notes),
-        )
+        found: dict[str, Any] = {"alpha": settings.alpha, "notes": tuple(notes)}
+        return Report(verdict=early[0], reason=early[1], deterministic=first, **found)
     header = {"url": client.url, "model": client.model, "seed": settings.seed}
     with closing(TextLog(settings.log, header)) as log:
         sampled = _SampledTexts(client, reference, settings, log, on_tokens)
@@ -200,65 +136,6 @@ def _early_verdict(first: Deterministic) -> tuple[Verdict, str] | None:
     )
 
 
-class TextLog:
-    """The texts of an audit, one JSON object a line, so that it can be continued and judged again.
-
-    A file with another header, which is of another audit, is an `OptionError`; `None` keeps nothing.
-    """
-
-    def __init__(self, path: Path | None, header: dict[str, Any]) -> None:
-        self._found: dict[tuple[str, int], Completion] = {}
-        self._file = None
-        if path is None:
-            return
-        content = path.read_text() if path.exists() else ""
-        if content:
-            self._read(path, content.splitlines(), header)
-        self._file = path.open("a")
-        if not content:
-            self._write(header)
-        elif not content.endswith("\n"):
-            self._file.write("\n")  # ends the line that was cut off
-
-    def find(self, situation: str, index: int) -> Completion | None:
-        """Return a completion of an earlier run."""
-        return self._found.get((situation, index))
-
-    def keep(self, situation: str, index: int, completion: Completion) -> None:
-        """Write a completion."""
-        fields = {name: getattr(completion, name) for name in _KEPT}
-        self._write({"situation": situation, "index": index} | fields)
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
-
-    def _write(self, line: dict[str, Any]) -> None:
-        if self._file is not None:
-            self._file.write(json.dumps(line) + "\n")
-            self._file.flush()
-
-    def _read(self, path: Path, lines: list[str], header: dict[str, Any]) -> None:
-        try:
-            # The last line may be cut off.
-            first, *entries = [json.loads(line) for line in lines if line.endswith("}")]
-            for entry in entries:
-                tokens = entry["tokens"]
-                self._found[entry["situation"], entry["index"]] = Completion(
-                    text=entry["text"],
-                    finish=entry["finish"],
-                    tokens=None if tokens is None else tuple(tokens),
-                    logprobs=tuple(entry["logprobs"]),
-                )
-        except (KeyError, TypeError, ValueError) as error:
-            raise OptionError(f"{path} holds no texts of an audit; name another file") from error
-        if first != header:
-            raise OptionError(
-                f"{path} holds the texts of another audit ({first}); name another file"
-            )
-
-
 class _SampledTexts:
     """The sampled texts of all situations, and the bets on them."""
 
@@ -272,9 +149,9 @@ class _SampledTexts:
     ) -> None:
         self._client, self._reference, self._settings = client, reference, settings
         self._log, self._on_tokens = log, on_tokens
+        self._played = {situation.name: situation for situation in settings.played}
         self._joint, self._tally = Wealth(), Tally()
-        self._own = {situation.name: Wealth() for situation in settings.situations}
-        self._texts = dict.fromkeys(self._own, 0)
+        self._own = {name: Wealth() for name in self._played}
         self._num_short, self._num_ends, self._names_ends = 0, 0, False
         self._peak, self._bound = 0.0, math.log(1.0 / settings.alpha)
         self._curve = list[tuple[int, float]]()
@@ -286,8 +163,8 @@ class _SampledTexts:
 
     async def judge_all(self) -> None:
         """Judge texts of all situations, or stop at a rejection."""
-        shares = sum(situation.share for situation in self._settings.situations)
-        for number, situation in enumerate(self._settings.situations):
+        shares = sum(situation.share for situation in self._played.values())
+        for number, situation in enumerate(self._played.values()):
             try:
                 await self._judge_situation(number, situation, situation.share / shares)
             except ServerError as error:
@@ -299,8 +176,8 @@ class _SampledTexts:
                 return
 
     async def _judge_situation(self, number: int, situation: Situation, share: float) -> None:
-        budget = self._settings.budget * share
-        end = time.monotonic() + (self._settings.seconds or math.inf) * share
+        budget, minutes = self._settings.num_tokens * share, self._settings.minutes
+        end = time.monotonic() + (math.inf if minutes is None else 60.0 * minutes) * share
         most_texts = math.ceil(_MOST_TEXTS * budget / situation.max_tokens)
         limit = asyncio.Semaphore(situation.concurrency)
         makers = (self._text(number, situation, index, limit) for index in range(most_texts))
@@ -315,7 +192,6 @@ class _SampledTexts:
                 for wealth in (self._joint, self._own[situation.name]):
                     wealth.add(f"{prompt}\n{situation.rules}", names, text, factors)
                 self._tally.add(text)
-                self._texts[situation.name] += 1
                 self._num_ends += names[-1:] == (END,)
                 self._names_ends |= any(END in law.places for law in laws if law is not None)
                 self._num_short += is_cut and len(names) < situation.max_tokens
@@ -374,7 +250,7 @@ class _SampledTexts:
             situations=tuple(
                 SituationResult(
                     name=name,
-                    num_texts=self._texts[name],
+                    num_texts=own.num_texts,
                     num_tokens=own.num_tokens,
                     log_e=math.inf if own.num_impossible else own.peak,
                     finding=own.finding() if own.peak >= self._bound else None,
@@ -382,8 +258,7 @@ class _SampledTexts:
                 for name, own in self._own.items()
             ),
             deterministic=first,
-            quantiles=self._tally.quantiles(),
-            ranks=self._tally.ranks(),
+            **self._tally.figures(),
             curve=tuple(self._curve[:: max(1, len(self._curve) // _CURVE_POINTS)]),
             notes=tuple(notes),
         )
@@ -405,7 +280,7 @@ class _SampledTexts:
             return "could not be judged", (
                 "first tokens show no deviation, but the server returns no tokens"
             )
-        if num_tokens < min(_MIN_TOKENS, self._settings.budget // 2):
+        if num_tokens < min(_MIN_TOKENS, self._settings.num_tokens // 2):
             return "could not be judged", (
                 f"tokens with a known reference distribution: only {num_tokens}"
             )

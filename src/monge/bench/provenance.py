@@ -5,11 +5,12 @@ import platform
 import subprocess
 import sys
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from monge.core.extras import installed_version
 
 
 def provenance(device: torch.device) -> dict[str, Any]:
@@ -48,14 +49,9 @@ def commit_of(folder: Path) -> dict[str, Any]:
 
 def versions(*names: str) -> dict[str, str | None]:
     """Return installed versions; `None` for what is not installed."""
-    found: dict[str, str | None] = {}
-    for name in names:
-        try:
-            # The metadata of torch may lack the label of its build: `+cpu`, `+cu130`.
-            found[name] = str(torch.__version__) if name == "torch" else version(name)
-        except PackageNotFoundError:
-            found[name] = None
-    return found
+    found = {name: installed_version(name) for name in names}
+    # The metadata of torch may lack the label of its build: `+cpu`, `+cu130`.
+    return found | ({"torch": str(torch.__version__)} if "torch" in names else {})
 
 
 def device_name(device: torch.device) -> str:

@@ -1,12 +1,13 @@
 """`monge acceptance`."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
-from monge.acceptance.inputs import check_candidates, check_lengths, read_law, read_table
+from monge.acceptance.inputs import check_candidates, read_document, read_law, table_of
 from monge.acceptance.node import node_report
 from monge.acceptance.proof import prove
 from monge.acceptance.tree import BY_NODES, BY_TREES, tree_report
@@ -16,6 +17,7 @@ from monge.cli.options import option, panel
 from monge.cli.progress import working
 from monge.core.errors import OptionError
 from monge.core.words import counted
+from monge.transport.laws import check_pair
 from monge.verify.registry import VERIFIERS
 
 _node: Final = panel("One node")
@@ -70,30 +72,25 @@ def acceptance(
         monge acceptance --tree tree.json
     """
     laws = (target_probs, draft_probs, candidates)
-    has_laws = any(one is not None for one in laws)
+    if (rule is not None) + (tree is not None) + (laws != (None, None, None)) > 1:
+        raise OptionError(
+            "a RULE is enumerated on tables of its own, and --tree brings its own laws and "
+            "candidates; give one of RULE, --tree, and the options of one node"
+        )
     if rule is not None:
-        if has_laws or tree is not None:
-            raise OptionError("a RULE is enumerated on tables of its own; leave the laws out")
         _prove(rule, as_json=as_json, markdown=markdown)
         return
-    if tree is not None and has_laws:
-        raise OptionError(
-            "--tree brings its own laws and candidates; leave the other options out, or leave it out"
-        )
-    read = _read_node(*laws) if tree is None else read_table(tree)
     with working() as work:
         advance = work.stage("valuing rules", len(VERIFIERS)).advance
-        if isinstance(read, tuple):
-            report = node_report(*read, advance)
-            report |= {"candidates": candidates, "vocabulary": read[0].size}
+        if tree is not None:
+            report = tree_report(table_of(read_document(tree)), advance)
         else:
-            report = tree_report(read, advance)
-    show_report = _show_node if tree is None else _show_tree
+            report = _node_report(target_probs, draft_probs, candidates, advance)
     wrong = _above(report["gap"])
     if as_json:
         print(json.dumps(report | {"above_the_optimum": wrong}))
     else:
-        show_report(report, markdown=markdown)
+        (_show_node if tree is None else _show_tree)(report, markdown=markdown)
     for name in wrong:
         say_error(
             f"{name} accepts more than the optimum of lossless rules: the text does not have the "
@@ -125,6 +122,21 @@ def _prove(rule: str, *, as_json: bool, markdown: bool) -> None:
         raise typer.Exit(1)
 
 
+def _node_report(
+    target_probs: str | None,
+    draft_probs: str | None,
+    candidates: int | None,
+    advance: Callable[[], None],
+) -> dict[str, Any]:
+    if target_probs is None or draft_probs is None or candidates is None:
+        raise OptionError("give --target-probs, --draft-probs and --candidates, or a --tree file")
+    target, draft = read_law("--target-probs", target_probs), read_law("--draft-probs", draft_probs)
+    check_pair(target, draft)
+    check_candidates("--candidates", candidates)
+    found = node_report(target, draft, candidates, advance)
+    return found | {"candidates": candidates, "vocabulary": target.size}
+
+
 def _above(gaps: dict[str, Any]) -> list[str]:
     """Return the verifiers that claim to be lossless and accept more than any lossless rule can."""
 
@@ -135,59 +147,40 @@ def _above(gaps: dict[str, Any]) -> list[str]:
     return [name for name in gaps if VERIFIERS.make(name).is_lossless and is_above(gaps[name])]
 
 
-def _read_node(
-    target_probs: str | None, draft_probs: str | None, candidates: int | None
-) -> tuple[Any, Any, int]:
-    if target_probs is None or draft_probs is None or candidates is None:
-        raise OptionError("give --target-probs, --draft-probs and --candidates, or a --tree file")
-    target, draft = read_law("--target-probs", target_probs), read_law("--draft-probs", draft_probs)
-    check_lengths(target.size, draft.size)
-    check_candidates("--candidates", candidates)
-    return target, draft, candidates
-
-
 def _show_node(report: dict[str, Any], *, markdown: bool) -> None:
-    drafts, tokens = (
-        counted(report["candidates"], "candidate"),
-        counted(report["vocabulary"], "token"),
-    )
+    drafts = counted(report["candidates"], "candidate")
     columns = ("rule", "acceptance", "below the optimum")
-    table = plain_table(f"{drafts}, {tokens}", "drafting", columns)
+    title = f"{drafts}, {counted(report['vocabulary'], 'token')}"
+    table = plain_table(title, "drafting", columns)
     table.columns[1].justify = "left"
+    reasons: set[str] = set()
+    mixed = report["optimum"].pop("mixed")
     for way, best in report["optimum"].items():
-        if way == "mixed":
-            continue
         table.add_row(way, "optimum", _number(best), "", style="bold")
         for name, laws in report["laws"].items():
             if way in laws:
                 table.add_row("", name, _number(laws[way]), _gap(report["gap"][name][way]))
+                reasons |= {report["how"][name][way]} if laws[way] is None else set()
         table.add_section()
     print_tables([table], markdown=markdown)
-    mixed = " ".join(map(_number, report["optimum"]["mixed"]))
-    show(f"optimum with d top tokens and K - d draws, d = 0..K: {mixed}")
-    show(_acceptance_one(report))
-    reasons = {
-        how
-        for name, hows in report["how"].items()
-        for way, how in hows.items()
-        if report["laws"][name][way] is None
-    }
+    show(f"optimum with d top tokens and K - d draws, d = 0..K: {' '.join(map(_number, mixed))}")
+    show(_acceptance_one(report["acceptance_one"]))
     for reason in sorted(reasons):
         show(f"-: {reason}", "dim")
 
 
-def _acceptance_one(report: dict[str, Any]) -> str:
+def _acceptance_one(found: dict[str, Any]) -> str:
     """Return one line about the acceptance-one condition."""
-    found = report["acceptance_one"]
     least, ids = found["smallest_num_drafts"], found["tightest_set"]
-    tokens = ", ".join(map(str, ids[:MAX_TOKENS_SHOWN]))
-    tokens += ", ..." if len(ids) > MAX_TOKENS_SHOWN else ""
     needed = (
         "no number of drafts is enough" if least is None else f"from {counted(least, 'draft')} on"
     )
-    tightest = f"; tightest set of tokens: {tokens}" if tokens else ""
+    if ids:
+        more = ["..."] if len(ids) > MAX_TOKENS_SHOWN else []
+        shown = ", ".join([*map(str, ids[:MAX_TOKENS_SHOWN]), *more])
+        needed += f"; tightest set of tokens: {shown}"
     holds = "holds" if found["holds"] else "does not hold"
-    return f"acceptance one, i.i.d. drafts: {holds} ({needed}{tightest})"
+    return f"acceptance one, i.i.d. drafts: {holds} ({needed})"
 
 
 def _show_tree(report: dict[str, Any], *, markdown: bool) -> None:

@@ -1,11 +1,11 @@
 """The `monge` command: its commands, and their places."""
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Final
 
 import typer
 
 from monge.cli.lazy import group
+from monge.core.extras import installed_version
 
 COMMANDS: Final = {
     "generate": "generate",
@@ -35,18 +35,11 @@ COMMANDS: Final = {
 
 def _print_version(wanted: bool) -> bool:
     if wanted:
-        typer.echo(
-            ", ".join(f"{name} {_version(name)}" for name in ("monge", "torch", "transformers"))
-        )
+        names = ("monge", "torch", "transformers")
+        said = (f"{name} {installed_version(name) or '(not installed)'}" for name in names)
+        typer.echo(", ".join(said))
         raise typer.Exit
     return wanted
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "(not installed)"
 
 
 def _root(
@@ -66,8 +59,3 @@ def _root(
 
 
 app = group(str(_root.__doc__), COMMANDS, _root, name="monge", add_completion=True)
-
-
-def main() -> None:
-    """Run the console script."""
-    app()

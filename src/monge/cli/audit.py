@@ -4,27 +4,28 @@ import asyncio
 import json
 import math
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
 from monge.api import load as monge_load
+from monge.audit.settings import AUDIT, AuditSettings
 from monge.cli import options
 from monge.cli.console import plain_table, print_tables, quiet_host, show
-from monge.cli.options import option, panel, switch
+from monge.cli.options import option, panel
 from monge.cli.progress import working
 from monge.core.errors import OptionError
 from monge.core.extras import require
+from monge.core.files import write_text
 from monge.core.words import counted
-from monge.options import OUTPUT, LoadOptions, changed
+from monge.options import OUTPUT, LoadOptions, ServeOptions, changed
 
 if TYPE_CHECKING:
     from monge.audit.report import Report
 
-AUDIT: Final = "Audit"
 _audit: Final = panel(AUDIT)
 _PARTS: Final = ("drafter", "tree", "verifier", "controller")
 _SAME_TYPE_TOLERANCE: Final = 0.05
@@ -57,21 +58,7 @@ def audit(
     eos: list[str] | None = _audit(
         None, "Token that ends a text, for a reference server; may be repeated.", "common names"
     ),
-    budget: int | None = _audit(None, "Sampled tokens to judge at most.", 20000),
-    greedy_budget: int | None = _audit(
-        None, "Greedy tokens to compare at least.", "one text for each prompt"
-    ),
-    minutes: float | None = _audit(None, "Longest time for the sampled texts.", "no limit"),
-    quick: bool = switch("--quick", AUDIT, "Four situations and 2,000 tokens."),
-    alpha: float = _audit(0.001, "Largest probability of a false alarm."),
-    tolerance: float | None = _audit(
-        None,
-        "Smallest difference of log-probabilities that counts in greedy texts.",
-        "0.05 nats, and 0.25 with --url and --target",
-    ),
-    log: Path | None = option(
-        None, OUTPUT, "JSONL file of all texts; an existing one is continued."
-    ),
+    settings: AuditSettings,
     html: Path | None = option(None, OUTPUT, "Write a page with plots."),
     as_json: options.Json = False,
     markdown: options.Markdown = False,
@@ -92,74 +79,91 @@ def audit(
     """
     loading = changed(load)
     parts = {name: loading.pop(name) for name in _PARTS if name in loading}
-    if engine is not None:
-        _check_engine(engine, parts, url or reference_url)
-    else:
+    if engine is None:
         _check_urls(url, reference_url, target)
         if parts or draft is not None:
             raise OptionError(
                 "--draft, --drafter, --tree, --verifier and --controller need --engine"
             )
-    options.check_positive(budget=budget, greedy_budget=greedy_budget)
-    if not 0 < alpha < 1:
-        raise OptionError(f"--alpha must lie between 0 and 1; got {alpha}")
-    for file in (log, html):
-        if file is not None:
-            options.check_out_file(file)
-    gate = _audit_room()
+    elif url or reference_url:
+        raise OptionError("--engine starts what is audited; leave --url and --reference-url out")
+    options.check_out_file(settings.log, "--log")
+    options.check_out_file(html, "--html")
+    quiet_host()
+    require("audit", "monge audit")
+    from monge.audit import gate
+    from monge.audit.engines import check_engine
+    from monge.audit.report import EXIT, page
+
+    if engine is not None:
+        check_engine(engine, parts)
     reference: dict[str, Any] = {"target": target or "built-in", **loading}
     if reference_url is not None:
         reference = {"url": reference_url, "model": reference_model, "api_key": api_key}
-    if engine is not None and tolerance is None:
-        tolerance = _SAME_TYPE_TOLERANCE
-    given = options.given(
-        budget=budget, greedy_budget=greedy_budget, alpha=alpha, tolerance=tolerance, log=log
-    )
-    settings = gate.settings_of(reference, given, quick=quick, minutes=minutes)
+    if engine is not None and settings.tolerance is None:
+        settings = replace(settings, tolerance=_SAME_TYPE_TOLERANCE)
 
     async def run() -> Any:  # noqa: ANN401 (the report's room is imported late)
-        async with _opened(engine, target, draft, parts, loading) as started:
-            server = started or {"url": url, "model": model, "api_key": api_key}
+        async with AsyncExitStack() as stack:
+            server: Any = {"url": url, "model": model, "api_key": api_key}
+            if engine is not None:
+                source = None if target == "built-in" else target
+                opening = _started(engine, source, draft, parts, loading)
+                with working("loading the models"):
+                    server = await stack.enter_async_context(opening)
             # With a limit of time the sampled texts end by the clock.
-            total = settings.budget if settings.seconds is None else None
-            with working() as work:
-                stage = work.stage("judging tokens", total, expected_s=settings.seconds)
+            seconds = None if settings.minutes is None else 60.0 * settings.minutes
+            total = settings.num_tokens if seconds is None else None
+            work = stack.enter_context(working())
+            stage = work.stage("judging tokens", total, expected_s=seconds)
 
-                def on_tokens(num_tokens: int, log_e: float) -> None:
-                    shown = "infinite" if math.isinf(log_e) else f"{log_e:.1f}"
-                    stage.rename(f"judging tokens, log e-value {shown}")
-                    stage.reach(num_tokens)
+            def on_tokens(num_tokens: int, log_e: float) -> None:
+                shown = "infinite" if math.isinf(log_e) else f"{log_e:.1f}"
+                stage.rename(f"judging tokens, log e-value {shown}")
+                stage.reach(num_tokens)
 
-                known = {"eos": eos} if eos else {}
-                return await gate.audited(server, reference, settings, on_tokens=on_tokens, **known)
+            known = {"eos": eos} if eos else {}
+            return await gate.audited(server, reference, settings, on_tokens=on_tokens, **known)
 
     report: Report = asyncio.run(run())
     if html is not None:
-        from monge.audit.report import page
-
-        html.write_text(page(report, str(engine or url), gate.name_of(reference)))
+        text = page(report, str(engine or url), gate.name_of(reference))
+        write_text(html, text, "the page")
     if as_json:
         typer.echo(json.dumps(report.as_json()))
     else:
         _print(report, html, markdown=markdown)
-    from monge.audit.report import EXIT
-
     raise typer.Exit(EXIT[report.verdict])
 
 
-def _check_engine(engine: str, parts: dict[str, Any], url: str | None) -> None:
-    _audit_room()
-    from monge.audit.engines import OURS, check_engine
+@asynccontextmanager
+async def _started(
+    engine: str,
+    target: str | None,
+    draft: str | None,
+    parts: dict[str, Any],
+    loading: dict[str, Any],
+) -> AsyncIterator[Any]:
+    from monge.audit.engines import OURS, TransformersEngine
 
-    check_engine(engine)
-    if engine == OURS:
-        require("serve", f"monge audit --engine {OURS}")
-    if url is not None:
-        raise OptionError("--engine starts what is audited; leave --url and --reference-url out")
-    if parts and engine != OURS:
-        raise OptionError(
-            "--drafter, --tree, --verifier and --controller are options of --engine monge"
-        )
+    if engine != OURS:
+        yield TransformersEngine(engine, target, draft, **loading)
+        return
+    require("serve", f"monge audit --engine {OURS}")
+    # `monge serve` in this process, without a socket.
+    import httpx
+
+    from monge.audit.client import Client
+    from monge.engine.chat_format import chat_format
+    from monge.serve.http.app import create_app
+
+    # The law of the numbers themselves, as the reference's.
+    decoder = monge_load(target, draft, **parts, **{"backend": "eager", **loading})
+    chat = chat_format(decoder.tokenizer, "instruction")
+    app = create_app(decoder, ServeOptions(served_model_name=OURS), chat)
+    client = Client(f"http://{OURS}", model=OURS, transport=httpx.ASGITransport(app=app))
+    async with app.router.lifespan_context(app), client:
+        yield client
 
 
 def _check_urls(url: str | None, reference_url: str | None, target: str | None) -> None:
@@ -174,51 +178,6 @@ def _check_urls(url: str | None, reference_url: str | None, target: str | None) 
         raise OptionError(
             "--reference-url is the audited server; name a server without speculation"
         )
-
-
-def _audit_room() -> ModuleType:
-    quiet_host()
-    require("audit", "monge audit")
-    from monge.audit import gate
-
-    return gate
-
-
-@asynccontextmanager
-async def _opened(
-    engine: str | None,
-    target: str | None,
-    draft: str | None,
-    parts: dict[str, Any],
-    loading: dict[str, Any],
-) -> AsyncIterator[Any]:
-    """Yield the engine that was named, or `None`."""
-    from monge.audit.engines import OURS, TransformersEngine
-
-    source = None if target == "built-in" else target
-    if engine is None:
-        yield None
-        return
-    if engine != OURS:
-        yield TransformersEngine(engine, source, draft, **loading)
-        return
-    # `monge serve` in this process, without a socket.
-    import httpx
-
-    from monge.audit.client import Client
-    from monge.engine.chat_format import chat_format
-    from monge.options import ServeOptions
-    from monge.serve.http.app import create_app
-
-    with working("loading the models"):
-        # The law of the numbers themselves, as the reference's.
-        own: dict[str, Any] = {"backend": "eager", **loading}
-        decoder = monge_load(source, draft, **parts, **own)
-    chat = chat_format(decoder.tokenizer, "instruction")
-    app = create_app(decoder, ServeOptions(served_model_name="monge"), chat)
-    client = Client("http://monge", model="monge", transport=httpx.ASGITransport(app=app))
-    async with app.router.lifespan_context(app), client:
-        yield client
 
 
 def _print(report: "Report", html: Path | None, *, markdown: bool) -> None:

@@ -177,7 +177,12 @@ def report(document: dict[str, Any], files: Sequence[Path], *, markdown: bool = 
                     show(f"{arm['arm']}: {arm['failure']}", "dim")
             output().print()
     for choice in document["assisted_tuning"]:
-        show(tuning_line(choice), "dim")
+        if "failure" in choice:
+            show(f"tuning assisted failed: {choice['failure']}", "dim")
+            continue
+        tokens = counted(choice["num_assistant_tokens"], "draft token")
+        speed = f"{choice['tokens_per_s']:.1f} tokens/s"
+        show(f"assisted, {mode(choice['temperature'])}, {tokens}: {speed}", "dim")
     for name in _HEADLINE:
         value = document[name]
         show(f"{name:<24}{'not measured' if value is None else format(value, '.3f')}")
@@ -228,13 +233,3 @@ def _ranged(summary: dict[str, float], digits: int, middle: str = "median") -> s
 def mode(temperature: float) -> str:
     """Return a temperature in words."""
     return "greedy" if temperature == 0 else f"temperature {temperature:g}"
-
-
-def tuning_line(choice: dict[str, Any]) -> str:
-    """Return a line about one candidate of the search for the host's best settings."""
-    if "failure" in choice:
-        return f"tuning assisted failed: {choice['failure']}"
-    tokens = counted(choice["num_assistant_tokens"], "draft token")
-    return (
-        f"assisted, {mode(choice['temperature'])}, {tokens}: {choice['tokens_per_s']:.1f} tokens/s"
-    )

@@ -9,7 +9,7 @@ from typing import Any, Final
 from monge.cli import options
 from monge.cli.chat_input import messages
 from monge.cli.console import quiet_host, say, streaming
-from monge.cli.generate import loaded
+from monge.cli.generate import loaded, say_parts
 from monge.core.errors import MongeError, OptionError
 from monge.core.words import counted
 from monge.engine.chat_format import Message
@@ -71,8 +71,7 @@ def chat(
         # A model without a template is refused before it is asked.
         decoder.encode_chat([{"role": "user", "content": "Hello"}])
         if verbose:
-            made = decoder.components
-            say(f"drafter {made.drafter!r}, verifier {made.rule!r}", "dim")
+            say_parts(decoder)
         if sys.stdin.isatty():
             say("/help lists the commands, /exit or Ctrl-D ends", "dim")
         for text in messages():

@@ -19,7 +19,8 @@ from rich.table import Column, Table
 from rich.text import Text
 from typer.models import ParameterInfo
 
-from monge.core.errors import MongeError, OptionError
+from monge.core.errors import MongeError
+from monge.core.files import write_text
 from monge.prompts import Prompt
 
 _WIDTH: Final = 120
@@ -220,10 +221,4 @@ def write_document(document: dict[str, Any], folder: Path, name: str) -> Path:
     Raises:
         OptionError: If the folder cannot be written to.
     """
-    path = folder / name
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise OptionError(f"cannot write results to {str(folder)!r}: {error}") from error
-    return path
+    return write_text(folder / name, json.dumps(document, indent=1) + "\n", "results")

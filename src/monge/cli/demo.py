@@ -78,11 +78,7 @@ def demo(
 
 
 def _run(words: list[str], messages: tuple[str, ...] = ()) -> None:
-    """Show a command and run it, with messages on standard input.
-
-    Raises:
-        typer.Exit: If it fails.
-    """
+    """Show a command and run it, with messages on standard input; if it fails, exit as it does."""
     from monge.cli.app import app
 
     show(f"\n$ {_program()} {shlex.join(words)}", "bold cyan")

@@ -5,7 +5,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +25,7 @@ from monge.cli.console import (
 )
 from monge.cli.progress import working
 from monge.core.errors import OptionError
+from monge.core.files import write_text
 from monge.core.words import counted
 from monge.engine.batch import decode
 from monge.engine.decoder import Decoder, piece_of
@@ -83,14 +84,9 @@ def generate(
     quiet_host()
     asked = _prompts(prompt, file)
     prompts = [one.text for one in asked]
-    if trace is not None:
-        options.check_out_file(trace, "--trace", "rounds.json")
-        if trace.suffix != ".json":
-            raise OptionError(f"--trace {str(trace)!r}: the name must end in .json")
-    if certificate is not None:
-        options.check_out_file(certificate, "--certificate", "run.json")
-    if html is not None:
-        options.check_out_file(html, "--html", "run.html")
+    options.check_out_file(trace, "--trace")
+    options.check_out_file(certificate, "--certificate")
+    options.check_out_file(html, "--html")
     asked = [as_message(one, system) if is_chat or one.messages else one for one in asked]
     is_chat = is_chat or any(one.messages for one in asked)
     if not is_chat and (system is not None or load.chat_template is not None):
@@ -117,7 +113,9 @@ def generate(
         if is_piped and matters and sampling.seed is None and request.is_repeatable:
             say(f"seed {request.seed}", "dim")  # no line of figures shows it
         is_alone = len(sessions) == 1 and not as_json
-        complete = (stream if is_alone else decode_with_bar)(decoder, sessions, prompts)
+        if is_alone and not is_piped:
+            output().print(Text(prompts[0], style="dim"))
+        is_complete = (stream if is_alone else decode_with_bar)(decoder, sessions)
         pairs = zip(sessions, prompts, strict=True)
         completions = [completion_of(*pair, decoder.backend) for pair in pairs]
         _show(completions, as_json=as_json, verbose=bool(verbose))
@@ -129,7 +127,7 @@ def generate(
             path = recorder.certificate().write(certificate)
             size = f"{path.stat().st_size / 1e6:.1f} MB"
             say(f"record of the run: {path}, {size}; next: monge certify {path}", "dim")
-    _leave([one["error"] for one in completions], complete=complete)
+    _leave([one["error"] for one in completions], is_complete=is_complete)
 
 
 def _write_page(
@@ -142,24 +140,8 @@ def _write_page(
         {**one, "rounds": rounds_of(session.records, session.request.prompt_ids, decoder)}
         for session, one in zip(sessions, completions, strict=True)
     ]
-    page = page_of(document(runs, decoder, sessions[0].request.controller))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise OptionError(f"cannot write the page to {str(path)!r}: {error}") from error
+    write_text(path, page_of(document(runs, decoder, sessions[0].request.controller)), "the page")
     say(f"the run as a page: {path}", "dim")
-
-
-def _leave(errors: Sequence[str | None], *, complete: bool) -> None:
-    for number, error in enumerate(errors, start=1):
-        if error is not None:
-            say_error(f"prompt {number}: {error}")
-    if not complete:
-        say("interrupted; the text so far is kept")
-        raise typer.Exit(130)
-    if any(errors):
-        raise typer.Exit(2)
 
 
 @contextmanager
@@ -225,16 +207,26 @@ def _prompts(prompt: str | None, file: Path | None) -> Sequence[Prompt]:
         ) from error
 
 
+def _leave(errors: Sequence[str | None], *, is_complete: bool) -> None:
+    for number, error in enumerate(errors, start=1):
+        if error is not None:
+            say_error(f"prompt {number}: {error}")
+    if not is_complete:
+        say("interrupted; the text so far is kept")
+        raise typer.Exit(130)
+    if any(errors):
+        raise typer.Exit(2)
+
+
 def _show(completions: list[dict[str, Any]], *, as_json: bool, verbose: bool) -> None:
-    """Print completions that were not streamed, and figures."""
-    is_terminal, is_streamed = sys.stdout.isatty() and not as_json, len(completions) == 1
+    """Print completions, but one alone, which was streamed; and figures."""
+    is_terminal = sys.stdout.isatty() and not as_json
     for completion in completions:
         if as_json:
             print(json.dumps(completion, ensure_ascii=False), flush=True)
-        elif is_terminal and not is_streamed:
-            output().print(Text(f"\n{completion['prompt']}", style="dim"))
-            output().print(Text(completion["text"]))
-        elif not is_streamed:
+        elif len(completions) > 1:
+            if is_terminal:
+                output().print(Text(f"\n{completion['prompt']}", style="dim"))
             print(completion["text"], flush=True)
         if is_terminal:
             say_summary(completion)
@@ -242,25 +234,21 @@ def _show(completions: list[dict[str, Any]], *, as_json: bool, verbose: bool) ->
             say_splits(completion)
 
 
-def stream(decoder: Decoder, sessions: Sequence[Session], prompts: Sequence[str]) -> bool:
-    """Write text as it is decoded, on a terminal behind its prompt; false if it was interrupted."""
-    (session,) = sessions
-    if sys.stdout.isatty():
-        output().print(Text(prompts[0], style="dim"))
+def stream(decoder: Decoder, sessions: Sequence[Session]) -> bool:
+    """Write the text of one session as it is decoded; false if it was interrupted."""
+    (session,), is_complete = sessions, False
     with streaming() as write:
-        try:
+        with suppress(KeyboardInterrupt):  # what was committed by then stays in the session
             for one in decode([session], decoder.components, max_batch_size=1):
                 write(piece_of(one).text)
-            complete = True
-        except KeyboardInterrupt:  # what was committed by then stays in the session
-            complete = False
+            is_complete = True
         if session.text is not None:
             session.text.finish()
             write(session.text.take(last=True))
-    return complete
+    return is_complete
 
 
-def decode_with_bar(decoder: Decoder, sessions: Sequence[Session], _: Sequence[str]) -> bool:
+def decode_with_bar(decoder: Decoder, sessions: Sequence[Session]) -> bool:
     """Decode a batch with progress on standard error; false if it was interrupted."""
     total = sum(session.request.max_new_tokens for session in sessions)
     with working() as work:

@@ -127,26 +127,21 @@ def check_early(arguments: Sequence[str], place: str) -> None:
         elif place in _FILES and not Path(arguments[0]).exists():
             near = nearest(arguments[0])
             raise OptionError(f"{arguments[0]}: no such file{near}; {_FILES[place]}")
-    given = list(_options(arguments))
-    for option, value in given:
-        _check(option, value)
-    for config in (value for option, value in given if option == "config"):
-        for key, own in read_config(config, ServeOptions).items():
-            option = key.replace("_", "-")
-            if option in _MODELS or option in dict(given):
-                continue  # another one may have been given, by place or by name
-            for one in own if isinstance(own, list) else [own]:
-                _check(option, str(one))
-
-
-def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield names of options without their dashes, and what stands beside them."""
+    given: dict[str, list[str]] = {}
     for text, following in zip(arguments, [*arguments[1:], "-"], strict=False):
         if text == "--":
-            return
+            break
         option, is_joined, value = text.removeprefix("--").partition("=")
         if text.startswith("--") and (is_joined or not following.startswith("-")):
-            yield option, value if is_joined else following
+            given.setdefault(option, []).append(value if is_joined else following)
+    for config in given.get("config", ()):
+        for key, own in read_config(config, ServeOptions).items():
+            if key not in _MODELS:  # another one may be given by its place
+                values = own if isinstance(own, list) else [own]
+                given.setdefault(key.replace("_", "-"), [str(one) for one in values])
+    for option, values in given.items():
+        for value in values:
+            _check(option, value)
 
 
 def _check(option: str, value: str) -> None:
@@ -156,29 +151,23 @@ def _check(option: str, value: str) -> None:
         if match is not None and match[1] not in names_of(kind):
             raise unknown_name(kind, match[1], names_of(kind))
     elif option in _MODELS:
-        tables = (table for module in _MODELS[option] for table in _tables(module, ast.Dict))
-        check_model_name(value, {"built-in"} | _keys(tables))
+        check_model_name(value, {"built-in", *_keys(_MODELS[option])})
     elif option in _PROMPTS and not Path(value).exists():
         read_prompts(Path(value))
 
 
 def names_of(kind: str) -> set[str]:
     """Return the names of components in a registry, also those of installed packages."""
-    tables = (table for module in TABLES[kind] for table in _tables(module, ast.Call))
-    return {entry.name for entry in entry_points(group=f"monge.{kind}s")} | _keys(tables)
+    return {entry.name for entry in entry_points(group=f"monge.{kind}s")} | {*_keys(TABLES[kind])}
 
 
-def _tables(module: str, kind: type[ast.Call] | type[ast.Dict]) -> Iterator[ast.expr]:
-    """Yield tables that are values at the top of a module, or arguments of calls there."""
-    for node in _parsed(module).body:
+def _keys(modules: Iterable[str]) -> Iterator[str]:
+    """Yield the keys of tables that are values at the top of modules, or arguments of calls there."""
+    for node in (one for module in modules for one in _parsed(module).body):
         value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
-        if isinstance(value, kind):
-            yield from value.args if isinstance(value, ast.Call) else [value]
-
-
-def _keys(nodes: Iterable[ast.AST]) -> set[str]:
-    keys = [key for node in nodes if isinstance(node, ast.Dict) for key in node.keys]
-    return {str(key.value) for key in keys if isinstance(key, ast.Constant)}
+        for table in value.args if isinstance(value, ast.Call) else [value]:
+            keys = table.keys if isinstance(table, ast.Dict) else ()
+            yield from (str(key.value) for key in keys if isinstance(key, ast.Constant))
 
 
 @lru_cache

@@ -9,19 +9,10 @@ from monge.backends.cpu.program_cache import cache_folder
 from monge.cli import options
 from monge.cli.console import output, plain_table, print_tables, reported, show
 from monge.control.registry import CONTROLLERS
-from monge.core.clocks import SharedClocks
 from monge.core.errors import OptionError
-from monge.core.proposal import (
-    Arbitrary,
-    Deterministic,
-    HubPairs,
-    Iid,
-    Independent,
-    Mixed,
-    WithoutReplacement,
-)
+from monge.core.proposal import Arbitrary
+from monge.core.proposal_kinds import PROPOSALS
 from monge.core.registry import Registry
-from monge.core.systematic import Systematic
 from monge.defaults import default_rule
 from monge.draft.registry import DRAFTERS
 from monge.draft.tree.base import ByRequest, TreeBuilder
@@ -39,17 +30,6 @@ ROOMS: Final[Mapping[str, Registry[Any]]] = {
     "trees": TREES,
     "controllers": CONTROLLERS,
 }
-PROPOSALS: Final = (
-    Deterministic,
-    Iid,
-    Independent,
-    WithoutReplacement,
-    Mixed,
-    HubPairs,
-    Systematic,
-    SharedClocks,
-    Arbitrary,
-)
 
 
 @reported
@@ -107,10 +87,10 @@ def list_components(
         show(f"tree {name} draws {ways} candidates, {most}: {', '.join(rules)}")
     output().print()
     for name, rules in defaults.items():
-        kinds = {
-            rule: [k for k, own in rules.items() if k and own == rule] for rule in rules.values()
+        ways_of = {
+            rule: [way for way in rules if way and rules[way] == rule] for rule in rules.values()
         }
-        usual = [f"{rule} ({', '.join(own)})" if own else rule for rule, own in kinds.items()]
+        usual = [f"{rule} ({', '.join(own)})" if own else rule for rule, own in ways_of.items()]
         show(f"tree {name} is verified by {', '.join(usual)} where no verifier is named")
 
 
@@ -203,16 +183,15 @@ def _fits(verifier: str, proposes: Any, max_width: int | None) -> bool:  # noqa:
 
 def _exactness() -> dict[str, str]:
     """Return, for every verifier, how it is known that texts have the target's law."""
-
-    def known(name: str) -> str:
+    known: dict[str, str] = {}
+    for name in VERIFIERS:
         rule = VERIFIERS.make(name)
-        if not rule.is_lossless:
-            return "lossy"
+        known[name] = "tested: enumeration" if rule.is_enumerable else "tested: integration"
         if not VERIFIERS.is_built_in(name):
-            return "claimed: monge acceptance " + name
-        return "tested: enumeration" if rule.is_enumerable else "tested: integration"
-
-    return {name: known(name) for name in VERIFIERS}
+            known[name] = f"claimed: monge acceptance {name}"
+        if not rule.is_lossless:
+            known[name] = "lossy"
+    return known
 
 
 def _default_verifiers() -> dict[str, dict[str, str]]:

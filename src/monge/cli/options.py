@@ -188,11 +188,7 @@ def _keyword(name: str, annotation: object) -> inspect.Parameter:
 
 
 def _take_models(told: dict[str, Any], models: Sequence[str]) -> None:
-    """Name models that are given by place.
-
-    Raises:
-        OptionError: If one is given in both ways.
-    """
+    """Name models that are given by place, but for those that are named too, which are refused."""
     target, *drafts = models
     for name, by_place in (("target", target), ("draft", drafts)):
         if by_place and name in told:
@@ -297,13 +293,13 @@ def check_out_folder(folder: Path, flag: str = "--out") -> None:
         raise OptionError(f"{flag} {str(folder)!r}: cannot write results: {reason}")
 
 
-def check_out_file(file: Path, flag: str = "--out", example: str = "run.mlog") -> None:
+def check_out_file(file: Path | None, flag: str = "--out") -> None:
     """Refuse a file that cannot be written, before any work; nothing is made yet.
 
     Raises:
         OptionError: If it is a folder, or as `check_out_folder` for the folder that it is in.
     """
-    if file.is_dir():
-        named = str(file / example)
-        raise OptionError(f"{flag} {str(file)!r} is a folder; name a file in it, such as {named!r}")
-    check_out_folder(file.parent, flag)
+    if file is not None and file.is_dir():
+        raise OptionError(f"{flag} {str(file)!r} is a folder; name a file in it")
+    if file is not None:
+        check_out_folder(file.parent, flag)

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Final
 
 import typer
 from rich.table import Table
-from transformers import PreTrainedModel
 
 from monge.api import built_in
 from monge.api import load as monge_load
@@ -41,7 +40,6 @@ from monge.loading.networks import (
 from monge.options import (
     MODELS,
     OUTPUT,
-    SAMPLING,
     SPECULATION,
     LoadOptions,
     SamplingOptions,
@@ -53,15 +51,12 @@ from monge.replay.configuration import Configuration, grid
 from monge.replay.file import read_log, write_log
 from monge.replay.log import LawLog, ModelIdentity
 from monge.replay.measure import TIMED, measured_costs
-from monge.replay.record import identity_of, record_log, tokenizer_digest
+from monge.replay.record import identity_of, record_log
 from monge.replay.text import ReplayTarget
 
 BUILT_IN: Final = "built-in"
-LOG: Final = Path("run.mlog")
-OUT: Final = Path("replay")
 PER_TASK: Final = 2
-RECORD: Final = "Record"
-_record: Final = panel(RECORD)
+_record: Final = panel("Record")
 _replay: Final = panel("Replay")
 LAW: Final = ("temperature", "top_k", "top_p", "min_p")
 MANY: Final = ("drafter", "tree", "verifier")
@@ -70,16 +65,15 @@ LENGTH: Final = 64
 
 
 @options.command(
-    only=(*options.NETWORKS, *LAW, "max_new_tokens", "ignore_eos"),
+    only=(*options.NETWORKS, *LAW, "max_new_tokens", "ignore_eos", "seed"),
     one=("draft",),
-    defaults={"max_new_tokens": LENGTH},
+    defaults={"max_new_tokens": LENGTH, "seed": 0},
 )
 def record(
     *,
     prompts: options.File = None,
     load: LoadOptions,
     sampling: SamplingOptions,
-    seed: int = option(0, SAMPLING, "Of the first text."),
     prompts_per_task: int | None = _record(None, "Prompts of each task; of a file all.", PER_TASK),
     top: int | None = _record(
         None, "Keep so many tokens of every law, and the mass of the others.", "all"
@@ -87,8 +81,8 @@ def record(
     drafter: list[str] | None = _record(
         None, "Time this drafter too; may be repeated.", "none, ngram, --draft"
     ),
-    no_costs: bool = switch("--no-costs", RECORD, "Do not time rounds."),
-    out: Path = option(LOG, OUTPUT, "The log."),
+    no_costs: bool = switch("--no-costs", "Record", "Do not time rounds."),
+    out: Path = option(Path("run.mlog"), OUTPUT, "The log."),
     as_json: options.Json = False,
 ) -> None:
     """Let the target write once, and keep its distributions and its times.
@@ -113,23 +107,17 @@ def record(
         raise OptionError(
             "--drafter says whose rounds are timed, and --no-costs that none are; leave one out"
         )
-    networks = load_networks(**changed(load))
-    rules = SamplingRules(**{name: getattr(sampling, name) for name in LAW})
-    with working() as work:
-        found = recorded(
-            networks,
-            shown,
-            rules,
-            on_text=work.stage("target writes", len(shown)).advance,
-            seed=seed,
-            max_new_tokens=sampling.max_new_tokens,
-            ignore_eos=sampling.ignore_eos,
-            top=top,
-        )
-        if not no_costs:
-            with work.waiting("measuring costs"):
-                found = replace(found, costs=networks.costs(networks.further(drafter or ())))
-    path = write_log(replace(found, about=networks.about()), out)
+    found = recorded(
+        load_networks(**changed(load)),
+        shown,
+        SamplingRules(**{name: getattr(sampling, name) for name in LAW}),
+        drafters=None if no_costs else drafter or (),
+        seed=sampling.seed,
+        max_new_tokens=sampling.max_new_tokens,
+        ignore_eos=sampling.ignore_eos,
+        top=top,
+    )
+    path = write_log(found, out)
     _say_log(found, path)
     if as_json:
         figures = {
@@ -150,28 +138,36 @@ def record(
 class Networks:
     """A target and what drafts for it, in memory, for decoders of several configurations.
 
-    `plain` is a decoder of both, `network` the target as its host runs it, and `head` the drafter
-    of a head in the draft model's place, with its folder.
+    `plain` is a decoder of both, and `head` the drafter of a head in the draft model's place, with
+    its folder.
     """
 
     plain: Decoder
-    network: PreTrainedModel
-    draft: SequenceModel | None
-    identity: ModelIdentity
+    name: str
     backend: str
     head: str | None
 
     @property
-    def target(self) -> SequenceModel:
+    def target(self) -> Any:  # noqa: ANN401 (a model with a network of the host)
         """The target as this library runs it."""
         return self.plain.components.target
+
+    @property
+    def identity(self) -> ModelIdentity:
+        """What a log says of the target."""
+        return identity_of(self.target.network, self.plain.tokenizer, self.name)
+
+    @property
+    def draft(self) -> SequenceModel | None:
+        """The draft model, if there is one."""
+        return next(iter(self.plain.components.draft_models), None)
 
     def own_target(self) -> SequenceModel:
         """Return the target once more, same weights.
 
         A drafter may have it keep hidden states, which others need not pay for.
         """
-        return as_sequence_model(self.network, backend=self.backend)
+        return as_sequence_model(self.target.network, backend=self.backend)
 
     def decoder(self, configuration: Configuration) -> Decoder:
         """Return a decoder of some components; the given head drafts by default, or where one is named."""
@@ -186,10 +182,6 @@ class Networks:
             max_batch_size=1,
             chat=self.plain.chat_format,
         )
-
-    def about(self) -> dict[str, Any]:
-        """Return what a log says about the machine, and about what ran on it."""
-        return provenance(self.network.device) | {"backend": self.backend}
 
     def further(self, drafters: Sequence[str]) -> list[str]:
         """Return the given head, and drafters with that head filled in."""
@@ -220,15 +212,7 @@ def load_networks(
         drafter = "none" if is_alone else None
         chosen = str(backend_for(source, backend, **loading))
         plain = monge_load(target, draft, drafter=drafter, backend=chosen, **loading)
-    network: Any = plain.components.target
-    return Networks(
-        plain=plain,
-        network=network.network,
-        draft=next(iter(plain.components.draft_models), None),
-        identity=identity_of(network.network, plain.tokenizer, target or BUILT_IN),
-        backend=chosen,
-        head=head,
-    )
+    return Networks(plain=plain, name=target or BUILT_IN, backend=chosen, head=head)
 
 
 def load_draft(log: LawLog, draft: str | None, **loading: Any) -> SequenceModel | None:
@@ -246,23 +230,43 @@ def load_draft(log: LawLog, draft: str | None, **loading: Any) -> SequenceModel 
             f"--draft: {source!r} is a head, which reads hidden states of the target, and a log "
             "holds none; use `monge tune` or `monge bench decode`, where the target runs"
         )
-    network, tokenizer = load_network(source, **loading), load_tokenizer(source)
-    size = int(network.config.get_text_config().vocab_size)
-    identity = ModelIdentity(name=source, vocab_size=size, tokenizer=tokenizer_digest(tokenizer))
-    log.check_model(identity, "the draft model")
+    network = load_network(source, **loading)
+    identity = identity_of(network, load_tokenizer(source), source)
+    log.check_model(replace(identity, network=""), "the draft model")
     return as_draft_model(network, ReplayTarget(log.model.vocab_size))
 
 
 def recorded(
-    networks: Networks, prompts: Sequence[Prompt], rules: SamplingRules, **recording: Any
+    networks: Networks,
+    prompts: Sequence[Prompt],
+    rules: SamplingRules,
+    *,
+    drafters: Sequence[str] | None,
+    **recording: Any,
 ) -> LawLog:
-    """Record texts and laws of prompts, by task."""
-    decoder = networks.decoder(Configuration())
+    """Record texts and laws of prompts, by task, and times.
+
+    Args:
+        networks: The target and what drafts for it.
+        prompts: The prompts.
+        rules: Sampling rules of texts and laws.
+        drafters: Timed beside the usual ones; `None` times nothing.
+        **recording: As for `record_log`.
+    """
+    decoder, tokenizer = networks.decoder(Configuration()), networks.plain.tokenizer
     grouped: dict[str, list[str | Sequence[int]]] = {}
     for prompt in prompts:
         grouped.setdefault(prompt.task, []).append(written(prompt, decoder.encode_chat))
-    say_raw_text(decoder.tokenizer, prompts, "a *.jsonl file may hold `messages`")
-    return record_log(decoder, grouped, model=networks.identity, rules=rules, **recording)
+    say_raw_text(tokenizer, prompts, "a *.jsonl file may hold `messages`")
+    with working() as work:
+        on_text = work.stage("target writes", len(prompts)).advance
+        model = networks.identity
+        log = record_log(decoder, grouped, model=model, rules=rules, on_text=on_text, **recording)
+        if drafters is not None:
+            with work.waiting("measuring costs"):
+                log = replace(log, costs=networks.costs(networks.further(drafters)))
+    about = provenance(networks.target.network.device) | {"backend": networks.backend}
+    return replace(log, about=about)
 
 
 def _say_log(found: LawLog, path: Path) -> None:
@@ -292,7 +296,7 @@ def run(
     check_target: str | None = option(None, MODELS, "Refuse the log if this is not its target."),
     repeats: int = _replay(REPEATS, "Passes over the log; drafting is random."),
     seed: int = _replay(0, "Of all passes."),
-    out: Path = option(OUT, OUTPUT, "Folder for JSON."),
+    out: Path = option(Path("replay"), OUTPUT, "Folder for JSON."),
     as_json: options.Json = False,
     markdown: options.Markdown = False,
 ) -> None:
@@ -336,10 +340,7 @@ def run(
 def show_replay(document: dict[str, Any], *, markdown: bool = False) -> None:
     """Print the table, and the reasons of what could not be replayed."""
     replayed = document["replayed"]
-    if replayed:
-        tags = list(dict.fromkeys(tag for found in replayed for tag in found["tags"]))
-        further = [_tag_table(replayed, tags)] if len(tags) > 1 else []
-        print_tables([_table(replayed), *further], markdown=markdown)
+    print_tables(_tables(replayed) if replayed else [], markdown=markdown)
     if any(found["stands_in"] for found in replayed):
         show(
             "compact log: rejected candidates stand in for those that complete laws would give; "
@@ -353,30 +354,27 @@ def show_replay(document: dict[str, Any], *, markdown: bool = False) -> None:
         show(f"{refused['label']}: {refused['reason']}", "yellow")
 
 
-def _table(replayed: Sequence[dict[str, Any]]) -> Table:
-    """Return the main figures of every configuration."""
+def _tables(replayed: Sequence[dict[str, Any]]) -> list[Table]:
+    """Return the main figures of every configuration, and those by kind of text if there are several."""
     columns = ("tokens a round", "tokens/s", "speed-up", "depth")
-    shown = plain_table("replayed without the target", "configuration", columns)
+    whole = plain_table("replayed without the target", "configuration", columns)
+    tags = list(dict.fromkeys(tag for found in replayed for tag in found["tags"]))
+    by_tag = plain_table("tokens a round (and speed-up) by kind of text", "configuration", tags)
     for found in replayed:
-        mean, low, high = (found["block_efficiency"][name] for name in ("mean", "low", "high"))
-        speed, gain = found["tokens_per_s"], found["speedup"]
-        shown.add_row(
+        whole.add_row(
             found["label"],
-            f"{mean:.3f} ({low:.2f}..{high:.2f})",
-            "-" if speed is None else f"{speed['mean']:.1f}",
-            "-" if gain is None else f"{gain['mean']:.2f}x",
+            "{mean:.3f} ({low:.2f}..{high:.2f})".format(**found["block_efficiency"]),
+            _mean(found["tokens_per_s"], ".1f"),
+            _mean(found["speedup"], ".2f", "x"),
             f"{found['mean_depth']:.1f}",
         )
-    return shown
+        cells = (
+            f"{_mean(own['block_efficiency'], '.2f')} ({_mean(own['speedup'], '.2f', 'x')})"
+            for own in (found["tags"][tag] for tag in tags)
+        )
+        by_tag.add_row(found["label"], *cells)
+    return [whole, by_tag] if len(tags) > 1 else [whole]
 
 
-def _tag_table(replayed: Sequence[dict[str, Any]], tags: Sequence[str]) -> Table:
-    """Return tokens a round, and the speed-up, by kind of text."""
-    shown = plain_table("tokens a round (and speed-up) by kind of text", "configuration", tags)
-    for found in replayed:
-        cells: list[str] = []
-        for figures in (found["tags"][tag] for tag in tags):
-            gain = "" if figures["speedup"] is None else f" ({figures['speedup']['mean']:.2f}x)"
-            cells.append(f"{figures['block_efficiency']['mean']:.2f}{gain}")
-        shown.add_row(found["label"], *cells)
-    return shown
+def _mean(figure: dict[str, float] | None, form: str, unit: str = "") -> str:
+    return "-" if figure is None else f"{figure['mean']:{form}}{unit}"

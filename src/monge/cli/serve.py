@@ -120,11 +120,7 @@ def _say(decoder: Decoder, where: str, *, verbose: bool, is_open: bool) -> None:
 
 
 def _check_ray(settings: ServeOptions) -> None:
-    """Refuse options of Ray without it, and options that Ray does not take.
-
-    Raises:
-        OptionError: If one was given.
-    """
+    """Refuse options of Ray without it, and options that Ray does not take."""
     flags = {name: flag_of(name, option) for name, option in options_of(ServeOptions).items()}
     given = changed(settings)
     if not settings.use_ray:
@@ -153,11 +149,7 @@ def _check_ray(settings: ServeOptions) -> None:
 
 
 def _serve_with_ray(load: LoadOptions, settings: ServeOptions) -> None:
-    """Serve from replicas until told to stop.
-
-    Raises:
-        OptionError: If there is no Ray.
-    """
+    """Serve from replicas until told to stop."""
     from monge.distributed.ray_cluster import connect, require_ray
     from monge.distributed.ray_serve import AppArgs, app_from, range_of
     from monge.distributed.retry_proxy import CONTROLLER_OPTIONS

@@ -1,7 +1,7 @@
 """`monge train KIND`."""
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -119,11 +119,31 @@ def shape(
         recipe=replace(common.recipe, weights=replace(Weights(), sinkhorn=sinkhorn)),
     )
 
-    def fit(network: PreTrainedModel, rows: torch.Tensor, **watched: Any) -> Outcome:
-        kind = MIXED[mixed or ("bfloat16" if network.device.type == "cuda" else "none")]
-        return make_head(network, rows, settings, out, mixed=kind, **watched)
-
-    _train_on_rows(fit, out, load, common, as_it_is=as_it_is)
+    text = replace(TextSettings(), num_tokens=common.tokens, seed=common.seed)
+    network, tokenizer, chat = _opened(out, load, common)
+    encoded = (
+        encode(tokenizer, one.text) if one.messages is None else chat.encode(one.messages)
+        for one in common.prompts
+    )
+    prompts = [ids for ids in encoded if ids]
+    with working() as work, Interrupts(settings.recipe) as interrupts:
+        if as_it_is:
+            rows = cut_rows(prompts, text.row_length)[: text.num_rows]
+        else:
+            writing = work.stage("writing rows", text.num_rows, is_begun=False)
+            rows = write_own_text(network, prompts, text, out, writing.advance)
+        read = work.stage("reading rows", len(rows), is_begun=False)
+        trained = work.stage("training steps", settings.recipe.steps, is_begun=False)
+        outcome = make_head(
+            network,
+            rows,
+            settings,
+            out,
+            mixed=MIXED[mixed or ("bfloat16" if network.device.type == "cuda" else "none")],
+            watch=interrupts.watch(read, trained),
+            about=_about(load),
+        )
+    _say(out, outcome)
 
 
 @options.command(only=("target", "device"), without=("tokens",))
@@ -225,35 +245,6 @@ def _opened(
 def _about(load: LoadOptions) -> dict[str, Any]:
     target = "built-in" if load.target is None else Path(load.target).name
     return {"target": target, **versions("monge", "torch", "transformers")}
-
-
-def _train_on_rows(
-    fit: Callable[..., Outcome],
-    out: Path,
-    load: LoadOptions,
-    common: TrainOptions,
-    *,
-    as_it_is: bool = False,
-) -> None:
-    """Let the target write rows of text, fit a head to them, and print how good it is."""
-    text = replace(TextSettings(), num_tokens=common.tokens, seed=common.seed)
-    recipe = common.recipe
-    network, tokenizer, chat = _opened(out, load, common)
-    encoded = (
-        encode(tokenizer, one.text) if one.messages is None else chat.encode(one.messages)
-        for one in common.prompts
-    )
-    prompts = [ids for ids in encoded if ids]
-    with working() as work, Interrupts(recipe) as interrupts:
-        if as_it_is:
-            rows = cut_rows(prompts, text.row_length)[: text.num_rows]
-        else:
-            writing = work.stage("writing rows", text.num_rows, is_begun=False)
-            rows = write_own_text(network, prompts, text, out, writing.advance)
-        read = work.stage("reading rows", len(rows), is_begun=False)
-        trained = work.stage("training steps", recipe.steps, is_begun=False)
-        outcome = fit(network, rows, watch=interrupts.watch(read, trained), about=_about(load))
-    _say(out, outcome)
 
 
 def _say(out: Path, outcome: Outcome) -> None:

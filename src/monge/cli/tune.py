@@ -95,8 +95,7 @@ def tune(
     quiet_host()
     options.check_positive(max_prompts=max_prompts, repeats=repeats)
     options.check_out_folder(out)
-    if save is not None:
-        options.check_out_file(save, "--save", "monge.toml")
+    options.check_out_file(save, "--save")
     shown = (read_prompts(prompts) if prompts else shipped(per_task=1))[:max_prompts]
     if load.draft is None and load.target in NAMED:
         load = replace(load, draft=NAMED[load.target].head)
@@ -106,21 +105,13 @@ def tune(
             say("this model has a chat template: prompts are written as messages", "dim")
         shown = tuple(map(as_message, shown))
     rules = SamplingRules(temperature=sampling.temperature)
-    with working() as work, work.waiting("target writes") as stage:
-        stage.restart("target writes", len(shown))
-        found = recorded(
-            networks,
-            shown,
-            rules,
-            on_text=stage.advance,
-            seed=seed,
-            max_new_tokens=sampling.max_new_tokens,
-        )
-        found, shown = _without_short(found, shown)
-        further = networks.further([*FREE, *(drafter or ())])
-        stage.restart("measuring costs")
-        found = replace(found, costs=networks.costs(further), about=networks.about())
-        tuned = search(
+    further = networks.further([*FREE, *(drafter or ())])
+    recording = {"seed": seed, "max_new_tokens": sampling.max_new_tokens}
+    found = recorded(networks, shown, rules, drafters=further, **recording)
+    found, shown = _without_short(found, shown)
+    with working() as work:
+        stage = work.stage("replaying")
+        document = search(
             found,
             networks.draft,
             repeats=repeats,
@@ -130,19 +121,18 @@ def tune(
             on_text=stage.advance,
             on_grid=partial(stage.restart, "replaying"),
         )
-        replayed = tuned.document["replayed"]
+        replayed = document["replayed"]
         measured = _confirmed(networks, shown, replayed, found, seed=seed) if confirm else []
-    best = tuned.best
-    if measured:
-        best = Configuration(**max(measured, key=lambda one: one["tokens_per_s"])["configuration"])
-    document = tuned.document | {
-        "predicted_best": tuned.best.settings,
+    fastest = max(measured, key=lambda one: one["tokens_per_s"]) if measured else replayed[0]
+    best, predicted = Configuration(**fastest["configuration"]), replayed[0]
+    document |= {
+        "predicted_best": predicted["configuration"],
         "best": best.settings,
         "measured": measured,
     }
     files = [write_log(found, out / "run.mlog"), write_document(document, out, "tune.json")]
     show_replay(document | {"replayed": replayed[:8]}, markdown=markdown)
-    expected = _show_expected(document, tuned.best.label, best)
+    expected = _show_expected(document, best)
     settings = _settings(best, changed(load))
     if save is not None:
         about = [
@@ -162,25 +152,22 @@ def tune(
             "dim",
         )
     show(busy_note(), "yellow")
-    asking = {"temperature": f"{rules.temperature:g}"} if rules.temperature else {}
-    chat = " --chat" if any(one.messages is not None for one in shown) else ""
-    _show_use(settings if save is None else {"config": str(save)}, _written(asking) + chat)
+    asking = f" --temperature {sampling.temperature:g}" if sampling.temperature else ""
+    asking += " --chat" if any(one.messages is not None for one in shown) else ""
+    chosen = settings if save is None else {"config": str(save)}
+    call = ", ".join(f"{name}={value!r}" for name, value in chosen.items())
+    show(f"use it:   monge generate PROMPT{_written(chosen)}{asking}", "bold")
+    show(f"python:   monge.load({call})", "bold")
     show(f"expected: {expected}", "bold")
     if as_json:
         print(json.dumps(document))
 
 
-def _show_use(chosen: dict[str, Any], asking: str) -> None:
-    call = ", ".join(f"{name}={value!r}" for name, value in chosen.items())
-    show(f"use it:   monge generate PROMPT{_written(chosen)}{asking}", "bold")
-    show(f"python:   monge.load({call})", "bold")
-
-
-def _show_expected(document: dict[str, Any], predicted: str, best: Configuration) -> str:
+def _show_expected(document: dict[str, Any], best: Configuration) -> str:
     """Print what was predicted and what the clock said of it; return the expected speed-up."""
     replayed, measured = document["replayed"], document["measured"]
-    speed = replayed[0]["tokens_per_s"]["mean"]
-    show(f"\nbest by prediction: {predicted}, {speed:.1f} tokens/s", "bold")
+    speed = f"{replayed[0]['tokens_per_s']['mean']:.1f} tokens/s"
+    show(f"\nbest by prediction: {replayed[0]['label']}, {speed}", "bold")
     speeds = {json.dumps(one["configuration"]): one["tokens_per_s"] for one in measured}
     plain = speeds.get(json.dumps(PLAIN.settings))
     for one in measured:
@@ -197,11 +184,7 @@ def _show_expected(document: dict[str, Any], predicted: str, best: Configuration
 
 
 def _without_short(log: LawLog, prompts: Sequence[Prompt]) -> tuple[LawLog, Sequence[Prompt]]:
-    """Return the log and its prompts without texts that ended before they could show anything.
-
-    Raises:
-        OptionError: If none is long enough.
-    """
+    """Return the log and its prompts without texts that ended before they could show anything."""
     order = list(dict.fromkeys(prompt.task for prompt in prompts))
     placed = sorted(prompts, key=lambda prompt: order.index(prompt.task))  # as in the log
     long = [len(text.token_ids) >= min(SHORTEST, text.max_new_tokens) for text in log.texts]

@@ -28,6 +28,14 @@ def require(extra: str, feature: str, *packages: str, otherwise: str = "") -> No
         )
 
 
+def installed_version(package: str) -> str | None:
+    """Return the version of a package, or `None` if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
 def _of_extra(package: str, extra: str) -> list[Requirement]:
     every = map(Requirement, requires(package) or ())
     return [

@@ -93,13 +93,8 @@ def identity_of(
         name=name,
         vocab_size=int(network.config.get_text_config().vocab_size),
         network=_digest(_network_parts(network)),
-        tokenizer=tokenizer_digest(tokenizer),
+        tokenizer=_digest([json.dumps(sorted(tokenizer.get_vocab().items())).encode()]),
     )
-
-
-def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return a digest of a tokenizer's vocabulary."""
-    return _digest([json.dumps(sorted(tokenizer.get_vocab().items())).encode()])
 
 
 def _read(
@@ -156,7 +151,4 @@ def _network_parts(network: PreTrainedModel) -> list[bytes]:
 
 
 def _digest(parts: Sequence[bytes]) -> str:
-    digest = hashlib.blake2b(digest_size=8)
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest()
+    return hashlib.blake2b(b"".join(parts), digest_size=8).hexdigest()

@@ -27,10 +27,9 @@ PLAIN: Final = RoundCosts.linear(plain=1.0, node=0.0, draft=0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedText:
-    """Pass number `repeat` over text number `text` of a log: its rounds, with predicted times."""
+    """A pass over text number `text` of a log: its rounds, with predicted times."""
 
     text: int
-    repeat: int
     records: tuple[StepRecord, ...]
 
 
@@ -77,7 +76,7 @@ def simulate(
                 predicted(record, costs, runs_network=fresh.runs_network(record.drafter))
                 for record in records
             )
-            passes.append(SimulatedText(text=number, repeat=repeat, records=timed))
+            passes.append(SimulatedText(text=number, records=timed))
             on_text()
     return tuple(passes)
 

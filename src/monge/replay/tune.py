@@ -1,7 +1,7 @@
 """Find the configuration of largest predicted speed on a log, in two passes over a small grid."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from monge.core.model import SequenceModel
@@ -28,21 +28,6 @@ _NEARBY: Final[Mapping[str | None, tuple[str, ...]]] = {
 """Fixed depths of the first grid, `None` for the whole tree, and those that are tried after each."""
 _ADAPTIVE: Final = ("on_the_fly", "goodput", "fsm")
 _BEST: Final = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TuningResult:
-    """The outcome of a search.
-
-    Args:
-        best: The fastest configuration.
-        predicted: Its figures.
-        document: All that was tried, fastest first.
-    """
-
-    best: Configuration
-    predicted: dict[str, Any]
-    document: dict[str, Any]
 
 
 def first_grid(
@@ -89,8 +74,8 @@ def tune(
     drafters: Sequence[str] = (),
     on_text: Callable[[], None] = lambda: None,
     on_grid: Callable[[int], None] = lambda _: None,
-) -> TuningResult:
-    """Replay the two grids, and return the fastest configuration.
+) -> dict[str, Any]:
+    """Replay the two grids, and return what `compare` does, fastest first.
 
     Args:
         log: With costs.
@@ -112,11 +97,7 @@ def tune(
     first = replayed_grid(grid)
     second = replayed_grid(second_grid(first["replayed"]))
     replayed = sorted(first["replayed"] + second["replayed"], key=_speed, reverse=True)
-    return TuningResult(
-        best=Configuration(**replayed[0]["configuration"]),
-        predicted=replayed[0],
-        document={"replayed": replayed, "refused": first["refused"] + second["refused"]},
-    )
+    return {"replayed": replayed, "refused": first["refused"] + second["refused"]}
 
 
 def _speed(one: dict[str, Any]) -> float:

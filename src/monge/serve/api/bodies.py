@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from monge.serve.api.errors import of_validation, refused
-from monge.serve.api.schemas import MAX_MESSAGES
+from monge.serve.api.fields import MAX_MESSAGES
 
 MAX_STRINGS: Final = 32 * MAX_MESSAGES
 """Largest number of names and texts of one body, and of its lists and objects.

@@ -8,7 +8,8 @@ from typing import Any, Final
 from fastapi.responses import JSONResponse
 
 from monge.core.errors import ContextLengthError, MongeError, OptionError
-from monge.serve.api.schemas import FIELD_NAMES, MOST_SHOWN
+from monge.serve.api.fields import MOST_SHOWN
+from monge.serve.api.schemas import FIELD_NAMES
 from monge.serve.scheduling.generation import GenerationFinish, QueueFullError, SchedulerClosedError
 
 RETRY: Final = {"retry-after": "1"}

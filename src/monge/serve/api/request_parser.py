@@ -18,10 +18,9 @@ from monge.engine.session import Request, Session
 from monge.options import SamplingOptions, ServeOptions
 from monge.serve.api.bodies import checked
 from monge.serve.api.errors import TOO_LONG, ApiError, refused
+from monge.serve.api.fields import MAX_DRAFT, MAX_GRAMMAR
 from monge.serve.api.schemas import (
     FIELD_NAMES,
-    MAX_DRAFT,
-    MAX_GRAMMAR,
     ChatRequest,
     ChatSettings,
     CompletionRequest,

@@ -3,308 +3,56 @@
 Unknown fields are refused.
 """
 
-import json
 from collections.abc import Callable
-from itertools import islice
-from typing import Annotated, Any, Final, Literal, TypeGuard
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    JsonValue,
-    Tag,
-    WithJsonSchema,
-    field_validator,
-    model_validator,
-)
+from pydantic import Discriminator, Field, Tag, field_validator
 
 from monge.core.errors import OptionError
 from monge.core.grammar import Grammar
-
-MAX_CHOICES: Final = 128
-MAX_STOPS: Final = 16
-MAX_STOP_LENGTH: Final = 1000
-MAX_STOP_IDS: Final = 64
-MAX_BAD_WORDS: Final = 256
-MAX_LOGPROBS: Final = 20
-MAX_BIASES: Final = 1024
-MAX_LABELS: Final = 16
-MAX_MESSAGES: Final = 2048
-MAX_TOKEN_ID: Final = (1 << 31) - 1
-MIN_SEED: Final = -(1 << 63)
-MAX_SEED: Final = (1 << 64) - 1
-MAX_DRAFT: Final = 1024
-MAX_LABEL: Final = 512
-MAX_GRAMMAR: Final = 1 << 16
-MAX_TOOLS: Final = 128
-MOST_SHOWN: Final = 5
-"""Errors of one body that are spelled out."""
+from monge.serve.api.fields import (
+    FEW_MESSAGES,
+    MAX_TOOLS,
+    Arguments,
+    Biases,
+    DraftSize,
+    Ignored,
+    Info,
+    Label,
+    Labels,
+    NumChoices,
+    NumNewTokens,
+    NumTokens,
+    NumTop,
+    Parameters,
+    Prompts,
+    Seed,
+    Settings,
+    StopIds,
+    Stops,
+    Strict,
+    TokenIds,
+    TopK,
+    Words,
+    few,
+    neutral,
+    optional,
+)
 
 Asked = Literal["default", "options", "off"]
 """Forms of the `speculation` field: absent or true, an object, or false."""
 
-Info = Any
-"""Pydantic's `ValidationInfo`, a protocol that cannot be checked at run time."""
 
-
-def is_text(value: object) -> TypeGuard[str]:
-    """Return whether a value is a string.
-
-    Raises:
-        ValueError: If it is a string without a UTF-8 form, which no tokenizer can read.
-    """
-    if not isinstance(value, str):
-        return False
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"character {error.start} is half of a surrogate pair, which is no text; "
-            "send the whole character"
-        ) from error
-    return True
-
-
-def _prompt(value: object) -> tuple[str | tuple[int, ...], ...]:
-    """Turn one prompt or several, each text or token ids, into a list."""
-    if is_text(value):
-        return (value,)
-    if not isinstance(value, list) or not value:
-        raise ValueError("must be text, a list of token ids, or a non-empty list of either")
-    if isinstance(value[0], int):
-        return (_token_ids(value),)
-    if len(value) > MAX_CHOICES:
-        raise ValueError(f"at most {MAX_CHOICES} prompts in a request; got {len(value)}")
-    if all(map(is_text, value)):
-        return tuple(value)
-    if all(isinstance(item, list) and item for item in value):
-        return tuple(map(_token_ids, value))
-    raise ValueError("must hold texts only, or non-empty lists of token ids only")
-
-
-def _token_ids(value: list[Any]) -> tuple[int, ...]:
-    # Built-in functions only: a Python loop over two million numbers takes most of a second.
-    if set(map(type, value)) != {int} or min(value) < 0 or max(value) > MAX_TOKEN_ID:
-        raise ValueError(
-            f"token ids must be integers in 0..{MAX_TOKEN_ID}, and nothing else may "
-            "stand beside them"
-        )
-    return tuple(value)
-
-
-def _some_ids(value: object) -> tuple[int, ...]:
-    if not isinstance(value, list) or not value:
-        raise ValueError("must be a non-empty list of token ids")
-    return _token_ids(value)
-
-
-def _stop(value: object) -> tuple[str, ...]:
-    """Turn no stop string, one, or several into a tuple."""
-    several: list[Any] = [] if value is None else value if isinstance(value, list) else [value]
-    if len(several) > MAX_STOPS:
-        raise ValueError(f"at most {MAX_STOPS} stop strings; got {len(several)}")
-    if not all(map(is_text, several)):
-        raise ValueError("must be text or a list of texts")
-    if not all(0 < len(item) <= MAX_STOP_LENGTH for item in several):
-        raise ValueError(f"a stop string has 1 to {MAX_STOP_LENGTH} characters")
-    return tuple(several)
-
-
-def at_most(most: int) -> BeforeValidator:
-    """Refuse a list or an object with too many items before any item is checked."""
-
-    def check(value: Any) -> Any:  # noqa: ANN401 (any JSON)
-        if isinstance(value, list | dict) and len(value) > most:
-            raise ValueError(f"at most {most} items; got {len(value)}")
-        return value
-
-    return BeforeValidator(check)
-
-
-def few_parts(value: Any) -> Any:  # noqa: ANN401 (any JSON)
-    """Refuse messages that have too many parts in total."""
-    messages: list[Any] = value if isinstance(value, list) else []
-    contents = [one.get("content") for one in messages if isinstance(one, dict)]
-    num_parts = sum(len(content) for content in contents if isinstance(content, list))
-    if num_parts > MAX_MESSAGES:
-        raise ValueError(f"at most {MAX_MESSAGES} parts in all messages together; got {num_parts}")
-    return value
-
-
-def _bias(value: dict[str, float]) -> dict[str, float]:
-    longest = len(str(MAX_TOKEN_ID))
-    if not all(key.isascii() and key.isdigit() and len(key) <= longest for key in value):
-        raise ValueError("keys must be token ids")
-    if not all(-100 <= bias <= 100 for bias in value.values()):
-        raise ValueError("a bias lies in -100..100")
-    return value
-
-
-def _arguments(value: object) -> dict[str, Any]:
-    """Read the arguments of a call; some clients send no text for none."""
-    try:
-        found = json.loads(value or "{}") if is_text(value) else None
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise ValueError("must be the text of a JSON object")  # noqa: TRY004 (what pydantic reads)
-    return found
-
-
-def _parameters(value: object) -> dict[str, Any]:
-    """Turn the schema of arguments, or none, into that of an object."""
-    schema = {"properties": {}} if value is None else value
-    if not isinstance(schema, dict) or schema.get("type", "object") != "object":
-        raise ValueError("must be a JSON schema of type object")
-    return {"type": "object"} | schema
-
-
-def _labels(value: dict[str, str]) -> dict[str, str]:
-    for pair in value.items():
-        all(map(is_text, pair))
-    return value
-
-
-def _array(items: dict[str, Any], **bounds: int) -> dict[str, Any]:
-    return {"type": "array", "items": items} | bounds
-
-
-_STOP_TEXT = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH}
-_STOPS = [{"type": "null"}, _STOP_TEXT, _array(_STOP_TEXT, maxItems=MAX_STOPS)]
-_IDS = _array({"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}, minItems=1)
-_SEVERAL = [_array(one, minItems=1, maxItems=MAX_CHOICES) for one in ({"type": "string"}, _IDS)]
-_PROMPTS = [{"type": "string"}, _IDS, *_SEVERAL]
-
-Prompts = Annotated[Any, AfterValidator(_prompt), WithJsonSchema({"anyOf": _PROMPTS})]
-Stops = Annotated[Any, AfterValidator(_stop), WithJsonSchema({"anyOf": _STOPS})]
-NumTokens = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
-_FEW_LABELS = Field(max_length=MAX_LABELS), at_most(MAX_LABELS)
-_FEW_BIASES = Field(max_length=MAX_BIASES), at_most(MAX_BIASES)
-Labels = Annotated[dict[str, str], AfterValidator(_labels), *_FEW_LABELS]
-Biases = Annotated[dict[str, float], AfterValidator(_bias), *_FEW_BIASES]
-Parameters = Annotated[Any, AfterValidator(_parameters), WithJsonSchema({"type": "object"})]
-Arguments = Annotated[Any, AfterValidator(_arguments), WithJsonSchema({"type": "string"})]
-StopIds = Annotated[list[NumTokens], Field(max_length=MAX_STOP_IDS), at_most(MAX_STOP_IDS)]
-TokenIds = Annotated[Any, AfterValidator(_some_ids), WithJsonSchema(_IDS)]
-_WORD = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
-Words = Annotated[list[_WORD], Field(max_length=MAX_BAD_WORDS), at_most(MAX_BAD_WORDS)]
-Settings = Annotated[dict[str, JsonValue], *_FEW_LABELS]
-
-
-def neutral(why: str, *values: JsonValue) -> Any:  # noqa: ANN401 (as pydantic's own `Field`)
-    """Return a field that is accepted if it asks for nothing, and refused otherwise.
-
-    Args:
-        why: Reason of the refusal.
-        values: Values that ask for nothing, beside null.
-    """
-    return Field(
-        default=None,
-        description=f"Refused unless it asks for nothing: {why}.",
-        json_schema_extra={"enum": [None, *values]},
-    )
-
-
-def optional(description: str | None = None, **bounds: Any) -> Any:  # noqa: ANN401
-    """Return a field that may be absent or null."""
-    return Field(default=None, description=description, **bounds)
-
-
-def label() -> Any:  # noqa: ANN401
-    """Return a field for a name that clients give to their requests; it changes nothing."""
-    return optional("A label; it changes nothing.", max_length=MAX_LABEL)
-
-
-class _Strict(BaseModel):
-    """Refuses unknown fields, conversions ("1" is no number) and NaN."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _few_unknown(cls, sent: Any) -> Any:  # noqa: ANN401 (any JSON)
-        """Leave out unknown fields beyond the first few: every one would become an error."""
-        if not isinstance(sent, dict) or len(sent) <= len(cls.model_fields):
-            return sent
-        known = [name for name in cls.model_fields if name in sent]
-        unknown = islice((name for name in sent if name not in cls.model_fields), MOST_SHOWN + 1)
-        return {name: sent[name] for name in (*known, *unknown)}
-
-    @field_validator("*")
-    @classmethod
-    def _can_be_honoured(cls, value: object, info: Info) -> object:
-        is_text(value)  # raises if it is text that no tokenizer reads
-        name, field = str(info.field_name), cls.model_fields[str(info.field_name)]
-        allowed: Any = field.json_schema_extra and field.json_schema_extra["enum"]  # pyright: ignore[reportIndexIssue]
-        if allowed and not any(_same(value, one) for one in allowed):
-            why = str(field.description).partition(": ")[2].removesuffix(".")
-            raise ValueError(f"{why}; leave it out or send {' or '.join(map(json.dumps, allowed))}")
-        if value is not None and name in _CONFLICTS and (why := _CONFLICTS[name](value, info.data)):
-            raise ValueError(why)
-        return value
-
-
-_CONFLICTS: Final[dict[str, Callable[[Any, dict[str, Any]], Any]]] = {
-    "stream_options": lambda _, others: not others.get("stream", True) and "only with stream=true",
-    "top_logprobs": lambda _, others: (
-        not others.get("logprobs", True) and "only with logprobs=true"
-    ),
-    "certificate": lambda is_on, others: (
-        is_on and others.get("stream") and "a stream carries none; leave stream out"
-    ),
-    "prompt_logprobs": lambda _, others: others.get("stream") and "not with stream=true",
-    "add_generation_prompt": lambda is_on, others: (
-        is_on is bool(others.get("continue_final_message"))
-        and "must be the opposite of continue_final_message"
-    ),
-    "tools": lambda tools, _: (
-        len({tool.function.name for tool in tools}) < len(tools) and "two functions have one name"
-    ),
-    "tool_choice": lambda choice, others: (
-        "tools" in others and _no_such_tool(choice, others["tools"])
-    ),
-    "prompt": lambda _, others: (
-        (others.get("messages") or others.get("tools")) and "send it or messages"
-    ),
-    "controller": lambda _, others: (
-        others.get("adaptive") is False and "adaptive=false asks for none; send one of them"
-    ),
-    "max_tokens": lambda number, others: (
-        others.get("max_completion_tokens") not in {None, number}
-        and "differs from max_completion_tokens; send one of them"
-    ),
-}
-"""Reasons why a field does not fit an earlier one; one that was refused for itself is absent."""
-
-
-def _no_such_tool(choice: Any, tools: Any) -> str | None:  # noqa: ANN401 (checked before)
-    """Return why a choice of functions cannot be followed, if it cannot."""
-    names = [tool.function.name for tool in tools or ()]
-    if isinstance(choice, NamedTool):
-        name = choice.function.name
-        return None if name in names else f"there is no function {name!r} among the tools"
-    return "there are no tools" if choice == "required" and not names else None
-
-
-def _same(value: object, other: object) -> bool:
-    # In Python 1 equals True; in JSON it does not.
-    return value == other and isinstance(value, bool) == isinstance(other, bool)
-
-
-class SpeculationOptions(_Strict):
+class SpeculationOptions(Strict):
     """Options of drafting for one request, within those of the server."""
 
-    max_depth: int | None = optional("Most tokens along a path; 0 is none.", ge=0, le=MAX_DRAFT)
-    max_nodes: int | None = optional("Most tokens on all paths; 0 is none.", ge=0, le=MAX_DRAFT)
+    max_depth: DraftSize | None = optional("Most tokens along a path; 0 is none.")
+    max_nodes: DraftSize | None = optional("Most tokens on all paths; 0 is none.")
     adaptive: bool | None = optional("false drafts the largest tree within the limits.")
-    controller: str | None = optional("The controller; absent, the first.", max_length=MAX_LABEL)
+    controller: Label | None = optional("The controller; absent, the first.")
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """Parts of a stream beside the text."""
 
     include_usage: bool | None = None
@@ -321,24 +69,29 @@ Speculation = Annotated[
 ]
 
 
-class JsonSchemaFormat(_Strict):
-    """The schema of a response format."""
+class SchemaFacts(Strict):
+    """What a client says of a schema."""
 
-    # `schema` is a method of pydantic's models, so the field has another name here.
-    value: dict[str, Any] = Field(alias="schema")
-    name: str | None = label()
+    name: Ignored = None
     description: str | None = optional("Changes nothing.")
     strict: bool | None = optional("The schema is always followed.")
 
 
-class ResponseFormat(_Strict):
+class JsonSchemaFormat(SchemaFacts):
+    """The schema of a response format."""
+
+    # `schema` is a method of pydantic's models, so the field has another name here.
+    value: dict[str, Any] = Field(alias="schema")
+
+
+class ResponseFormat(Strict):
     """The form of an answer."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
 
 
-class StructuredOutputs(_Strict):
+class StructuredOutputs(Strict):
     """Forms of a completion, as vLLM names them; a request sends one of the first five fields."""
 
     value: dict[str, Any] | str | None = Field(default=None, alias="json", description="A schema.")
@@ -351,40 +104,36 @@ class StructuredOutputs(_Strict):
     )
 
 
-class SamplingRequest(_Strict):
+class SamplingRequest(Strict):
     """Fields of both endpoints."""
 
     model: str | None = optional("The served model; it may be left out.")
     temperature: float | None = optional("0 decodes greedily; absent means 1.", ge=0)
     top_p: float | None = optional(gt=0, le=1)
-    top_k: int | None = optional("-1 and 0 keep all tokens.", ge=-1, le=MAX_TOKEN_ID)
+    top_k: TopK | None = optional("-1 and 0 keep all tokens.")
     min_p: float | None = optional(ge=0, le=1)
     presence_penalty: float | None = optional(ge=-2, le=2)
     frequency_penalty: float | None = optional(ge=-2, le=2)
     repetition_penalty: float | None = optional(ge=0.01, le=10)
     logit_bias: Biases | None = None
-    seed: int | None = optional(
-        "Drawn if absent; returned if it gives the text again.", ge=MIN_SEED, le=MAX_SEED
-    )
+    seed: Seed | None = optional("Drawn if absent; returned if it gives the text again.")
     stop: Stops = Field(default=(), description="Texts before which the completion ends.")
     stop_token_ids: StopIds | None = optional("End the completion, as the model's own do.")
     min_tokens: NumTokens | None = optional("Fewest tokens before one that ends the completion.")
     allowed_token_ids: TokenIds | None = optional("The only tokens that may come.")
     bad_words: Words | None = optional("Words whose tokens may not come in their order.")
-    n: int | None = optional(ge=1, le=MAX_CHOICES)
+    n: NumChoices | None = None
     ignore_eos: bool | None = None
     speculation: Speculation | None = optional("Whether to draft, or how; absent means true.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = optional("Return the tokens of prompt and completion.")
-    prompt_logprobs: int | None = optional(
-        "Log-probabilities of the prompt: so many of the most probable tokens at each place.",
-        ge=0,
-        le=MAX_LOGPROBS,
+    prompt_logprobs: NumTop | None = optional(
+        "Log-probabilities of the prompt: so many of the most probable tokens at each place."
     )
     certificate: bool | None = optional("Return the record of the rounds, for `monge certify`.")
     trace: bool | None = optional("Return the trees of the rounds, as the page shows them.")
-    user: str | None = label()
+    user: Ignored = None
     best_of: Any = neutral("completions are not ranked against each other", 1)
     use_beam_search: Any = neutral("beams are not searched", False)
     length_penalty: Any = neutral("beams are not searched", 1.0)
@@ -442,13 +191,13 @@ class CompletionRequest(SamplingRequest):
 
     prompt: Prompts = Field(description="Text or token ids, or a list of either.")
     max_tokens: NumTokens | None = optional("Absent means 16.")
-    logprobs: int | None = optional(ge=0, le=MAX_LOGPROBS)
+    logprobs: NumTop | None = None
     echo: bool | None = optional("Put the prompt before the completion.")
     suffix: Any = neutral("text cannot be written before a given end", "")
     add_special_tokens: Any = neutral("the tokenizer's own rule holds", True)
 
 
-class TextPart(_Strict):
+class TextPart(Strict):
     """A part of a message."""
 
     type: Literal["text", "input_text", "output_text"]
@@ -460,43 +209,41 @@ class TextPart(_Strict):
 _FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
-class CalledFunction(_Strict):
+class CalledFunction(Strict):
     """The function of a call and its arguments."""
 
     name: _FunctionName
     arguments: Arguments = Field(description="The text of a JSON object.")
 
 
-class ToolCall(_Strict):
+class ToolCall(Strict):
     """A call in an earlier answer."""
 
-    id: str = Field(max_length=MAX_LABEL)
+    id: Label
     type: Literal["function"] = "function"
     function: CalledFunction
     index: int | None = optional("Changes nothing.")
 
 
-class Message(_Strict):
+class Message(Strict):
     """A turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = optional(
+    tool_calls: Annotated[list[ToolCall], *few(MAX_TOOLS)] | None = optional(
         "Calls of an earlier answer."
     )
-    tool_call_id: str | None = Field(default=None, max_length=MAX_LABEL, validate_default=True)
+    tool_call_id: Label | None = Field(default=None, validate_default=True)
     content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = Field(
         default=None, description="May be null beside tool_calls.", validate_default=True
     )
-    name: str | None = optional(
-        "Of a participant, if the template writes it.", max_length=MAX_LABEL
-    )
+    name: Label | None = optional("Of a participant, if the template writes it.")
     function_call: Any = neutral("send tool_calls")
     refusal: Any = neutral("there are no refusals")
     annotations: Any = neutral("there are no annotations", [])
     audio: Any = neutral("messages are text")
     type: Any = neutral("messages are text", "text", "message")
-    id: str | None = label()
-    status: str | None = label()
+    id: Ignored = None
+    status: Ignored = None
 
     @property
     def text(self) -> str:
@@ -524,15 +271,10 @@ class Message(_Strict):
         return None if value == [] else value
 
 
-Messages = Annotated[
-    list[Message],
-    Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
-    BeforeValidator(few_parts),
-    at_most(MAX_MESSAGES),
-]
+Messages = Annotated[list[Message], *FEW_MESSAGES]
 
 
-class Function(_Strict):
+class Function(Strict):
     """A function that may be called."""
 
     name: _FunctionName
@@ -543,7 +285,7 @@ class Function(_Strict):
     strict: bool | None = optional("Whether arguments always follow the schema.")
 
 
-class Tool(_Strict):
+class Tool(Strict):
     """A function that may be called."""
 
     type: Literal["function"]
@@ -555,16 +297,16 @@ class Tool(_Strict):
         return self.model_dump(exclude={"function": {"strict"}}, exclude_none=True)
 
 
-Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS), at_most(MAX_TOOLS)]
+Tools = Annotated[list[Tool], *few(MAX_TOOLS)]
 
 
-class FunctionName(_Strict):
+class FunctionName(Strict):
     """The name of a function."""
 
-    name: str = Field(max_length=MAX_LABEL)
+    name: Label
 
 
-class NamedTool(_Strict):
+class NamedTool(Strict):
     """The function that is to be called."""
 
     type: Literal["function"]
@@ -578,7 +320,7 @@ ToolChoice = Annotated[
 ]
 
 
-class ChatSettings(_Strict):
+class ChatSettings(Strict):
     """Fields about the template of a conversation."""
 
     chat_template_kwargs: Settings | None = optional("Variables of the chat template.")
@@ -592,12 +334,12 @@ class ChatRequest(SamplingRequest, ChatSettings):
     """Body of `POST /v1/chat/completions`."""
 
     messages: Messages
-    max_completion_tokens: int | None = optional(ge=1, le=MAX_TOKEN_ID)
-    max_tokens: int | None = optional("The older name.", ge=1, le=MAX_TOKEN_ID)
+    max_completion_tokens: NumNewTokens | None = None
+    max_tokens: NumNewTokens | None = optional("The older name.")
     logprobs: bool | None = None
-    top_logprobs: int | None = optional(ge=0, le=MAX_LOGPROBS)
-    safety_identifier: str | None = label()
-    prompt_cache_key: str | None = label()
+    top_logprobs: NumTop | None = None
+    safety_identifier: Ignored = None
+    prompt_cache_key: Ignored = None
     metadata: Labels | None = optional("Labels; they change nothing.")
     tools: Tools | None = optional("Functions that may be called.")
     tool_choice: ToolChoice | None = optional("Absent means auto.")
@@ -616,14 +358,11 @@ class ChatRequest(SamplingRequest, ChatSettings):
     add_special_tokens: Any = neutral("the template writes them", False)
 
 
-class TextFormat(_Strict):
+class TextFormat(SchemaFacts):
     """The form of the text of a response: a `ResponseFormat` without its inner object."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     value: dict[str, Any] | None = Field(None, alias="schema")
-    name: str | None = label()
-    description: str | None = optional("Changes nothing.")
-    strict: bool | None = optional("The schema is always followed.")
 
     @property
     def of_chat(self) -> ResponseFormat:
@@ -632,7 +371,7 @@ class TextFormat(_Strict):
         return ResponseFormat.model_construct(type=self.type, json_schema=schema)
 
 
-class TextOptions(_Strict):
+class TextOptions(Strict):
     """Options of the text of a response."""
 
     format: TextFormat | None = None
@@ -647,10 +386,10 @@ class ResponsesRequest(SamplingRequest, ChatSettings):
         Discriminator(lambda value: "text" if isinstance(value, str) else "messages"),
     ]
     instructions: str | None = optional("A system message before the input.")
-    max_output_tokens: int | None = optional(ge=1, le=MAX_TOKEN_ID)
+    max_output_tokens: NumNewTokens | None = None
     stream_options: Any = neutral("chunks are not padded", {}, {"include_obfuscation": False})
-    safety_identifier: str | None = label()
-    prompt_cache_key: str | None = label()
+    safety_identifier: Ignored = None
+    prompt_cache_key: Ignored = None
     metadata: Labels | None = optional("Labels; they change nothing.")
     n: Any = neutral("a response has one text", 1)
     certificate: Any = neutral("a response carries no record", False)
@@ -703,7 +442,7 @@ class TokenizeRequest(ChatSettings):
     return_token_strs: bool | None = optional("Return tokens as the tokenizer spells them, too.")
 
 
-class DetokenizeRequest(_Strict):
+class DetokenizeRequest(Strict):
     """Body of `POST /detokenize`."""
 
     model: str | None = optional("The served model; it may be left out.")
@@ -714,7 +453,7 @@ FIELD_NAMES: Final = frozenset(
     name
     for model in (
         *(CompletionRequest, ChatRequest, ResponsesRequest, TokenizeRequest, StreamOptions),
-        *_Strict.__subclasses__(),
+        *Strict.__subclasses__(),
     )
     for name in model.model_fields
 )

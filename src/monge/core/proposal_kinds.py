@@ -1,0 +1,21 @@
+"""The ways in which candidates can be drawn, in one list."""
+
+from typing import Final
+
+from monge.core.clocks import SharedClocks
+from monge.core.proposal import (
+    Arbitrary,
+    Deterministic,
+    HubPairs,
+    Iid,
+    Independent,
+    Mixed,
+    Proposal,
+    WithoutReplacement,
+)
+from monge.core.systematic import Systematic
+
+PROPOSALS: Final[tuple[type[Proposal], ...]] = (
+    *(Deterministic, Iid, Independent, WithoutReplacement, Mixed),
+    *(HubPairs, Systematic, SharedClocks, Arbitrary),
+)
