@@ -78,8 +78,9 @@ test-demo: $(DEMO)/.ready
 	@rm -rf $(DEMO)/cache
 	OMP_NUM_THREADS=1 MONGE_CACHE=$(DEMO)/cache $(DEMO)/bin/monge demo --quick
 
+# torch is downloaded once, then both environments are filled and used side by side.
 # pytest is last, so that its closing line is; it fails by itself when it finds no test (exit status 5).
-test: $(VENV)/.test
+test: $(VENV)/.torch
 	@$(MAKE) --no-print-directory --jobs=2 test-demo lint types strict-types imports docs
 	@$(MAKE) --no-print-directory test-newest
 	$(PYTEST)

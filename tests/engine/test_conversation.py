@@ -9,9 +9,7 @@ from monge.engine.conversation import Conversation
 QUESTIONS = ("Name a colour.", "Why is the sky blue?", "What is 7 times 8?")
 
 
-@pytest.fixture(
-    scope="module", params=[{}, {"drafter": "none"}, {"tree": "fixed_width((2, 2))"}], ids=str
-)
+@pytest.fixture(scope="module", params=[{}, {"tree": "fixed_width((2, 2))"}], ids=str)
 def decoder(request):
     return monge.load(controller="fixed", **request.param)
 

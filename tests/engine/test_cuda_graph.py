@@ -428,9 +428,13 @@ class TestModules:
 
 class TestTexts:
     @pytest.mark.parametrize(
-        "rules", [{"temperature": 0}, {"temperature": 1.0}, {"temperature": 0.8, "top_p": 0.9}]
+        ("tree", "rules"),
+        [
+            ("chain(3)", {"temperature": 0}),
+            ("chain(3)", TRUNCATED),
+            ("fixed_width((2, 2))", {"temperature": 1.0}),
+        ],
     )
-    @pytest.mark.parametrize("tree", ["chain(3)", "fixed_width((2, 2))"])
     def test_are_those_of_the_host(self, device, monkeypatch, tree, rules):
         captures = []
         monkeypatch.setattr(
@@ -454,7 +458,7 @@ class TestTexts:
         assert after - before <= 1
         assert len(captures) == 2
 
-    @pytest.mark.parametrize("rules", [{"temperature": 0}, {"temperature": 1.0}, TRUNCATED])
+    @pytest.mark.parametrize("rules", [{"temperature": 0}, TRUNCATED])
     def test_with_a_head_are_those_of_the_host(self, device, monkeypatch, tmp_path, rules):
         captures = []
         monkeypatch.setattr(

@@ -136,9 +136,13 @@ def test_families(device, name, rules):
 
 
 @pytest.mark.parametrize(
-    "tree", ["chain(3)", "fixed_width((2, 2, 1))", "fixed_width((2, 2, 1), 'iid')"]
+    ("rules", "tree"),
+    [
+        (TRUNCATED, "chain(3)"),
+        (SAMPLED, "fixed_width((2, 2, 1))"),
+        (TRUNCATED, "fixed_width((2, 2, 1), 'iid')"),
+    ],
 )
-@pytest.mark.parametrize("rules", [SAMPLED, TRUNCATED], ids=["sampled", "truncated"])
 def test_how_often_the_host_waits(device, rules, tree):
     """Once for the draft, or for each level where repeated tokens decide its shape; and once for all verdicts of a shape.
 

@@ -107,11 +107,8 @@ def test_a_network_goes_on_as_from_its_own_reading(family, watched):
     model.check_integrity()
 
 
-@pytest.mark.parametrize(
-    "drafter", ["model", "shape", "layer_skip", "none", "pool('ngram', 'shape')"]
-)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_texts_and_drafts_are_those_of_whole_prompts(drafter, temperature):
+@pytest.mark.parametrize("drafter", ["model", "shape", "layer_skip", "pool('ngram', 'shape')"])
+def test_texts_and_drafts_are_those_of_whole_prompts(drafter):
     """A, B, A and a longer A: drafts are the same, since drafters know what they would know."""
     decoder = monge.load(drafter=drafter, controller="fixed")
     first, second = (decoder.encode(f"{word} the sky is blue and the sea is " * 2) for word in "ab")
@@ -119,7 +116,7 @@ def test_texts_and_drafts_are_those_of_whole_prompts(drafter, temperature):
     told = []
     for prefixes in (None, PrefixCache()):
         made = decoder.sessions(
-            [first, second, first, longer], max_new_tokens=24, temperature=temperature, seed=5
+            [first, second, first, longer], max_new_tokens=12, temperature=1.0, seed=5
         )
         for one in made:
             list(decode([one], decoder.components, max_batch_size=1, prefixes=prefixes))

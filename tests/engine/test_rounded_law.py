@@ -20,9 +20,9 @@ from monge.testing.tabular import RandomTable, TabularModel
 from tests.engine.compiling import require, shared_programs
 from tests.engine.laws import loop_law, plain_law
 from tests.engine.tiny import network
-from tests.kit.known_bad import FirstRatioForAll, TargetAfterRejection
+from tests.kit.known_bad import TargetAfterRejection
 
-VOCAB, PROMPT, HORIZON = 6, (1, 3, 2, 5), 2
+VOCAB, PROMPT, HORIZON = 4, (1, 3, 2, 0), 2
 RULES = SamplingRules(temperature=1.5)
 EXACT = 1e-12
 BEYOND_ROUNDING = 1e-3
@@ -171,17 +171,14 @@ def test_the_law_is_that_of_the_rounded_network(targets, kind, tree, verifier):
     assert law_error(output, law_of_logits(eager)) <= largest + EXACT
 
 
-@pytest.mark.parametrize(
-    ("tree", "wrong"), [(CHAIN, TargetAfterRejection()), (TREE, FirstRatioForAll())]
-)
-def test_a_wrong_rule_is_seen(targets, tree, wrong):
-    target = FirstLogits(targets("int8")[0])
-    output = output_law(target, tree, wrong)
+def test_a_wrong_rule_is_seen(targets):
+    target = FirstLogits(targets("int4")[0])
+    output = output_law(target, CHAIN, TargetAfterRejection())
     assert law_error(output, law_of_logits(target.given.__getitem__)) > BEYOND_ROUNDING
 
 
 def test_the_law_of_exact_weights_is_another(targets):
-    target = FirstLogits(targets("int8")[0])
+    target = FirstLogits(targets("int4")[0])
     output = output_law(target, CHAIN, "block")
     exact = network("llama", "sdpa", vocab_size=VOCAB, num_hidden_layers=1)
     assert law_error(output, law_of_logits(logits_of(exact))) > 1e-5

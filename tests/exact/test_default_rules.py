@@ -35,6 +35,7 @@ from monge.verify.base import Rule, as_verifier, unsupported_reason
 from monge.verify.gumbel import Gumbel
 from monge.verify.registry import VERIFIERS
 from monge.verify.single_draft import SingleDraft
+from tests.verify.programs import remembered_programs  # noqa: F401
 from tests.verify.tables import remembered_tables  # noqa: F401
 from tests.verify.whole_trees import Tables, continued, random_tables
 

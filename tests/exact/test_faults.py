@@ -387,18 +387,21 @@ def test_only_the_nodes_that_cannot_be_read_end(seeds: tuple[int, int]) -> None:
     assert excess(written(make, case), target_law(make().target, case)) < 1e-12  # type: ignore[arg-type]
 
 
+LIMITS = (
+    {"most_at_once": 2, "too_deep": {0: 2, 1: 1}},
+    {"most_beside": 2},
+    {"most_at_once": 1},
+    {"too_deep": {0: 1}},
+)
+
+
 @pytest.mark.parametrize(
-    "limits",
+    ("tree", "verifier", "limits"),
     [
-        {"most_at_once": 1},
-        {"most_beside": 2},
-        {"too_deep": {0: 1}},
-        {"most_at_once": 2, "too_deep": {0: 2, 1: 1}},
+        *((*pair, one) for pair in (*PAIRS, ("paths(2, 3)", "multipath_block")) for one in LIMITS),
+        *((*pair, one) for pair in MORE_PAIRS for one in LIMITS[:2]),
     ],
     ids=str,
-)
-@pytest.mark.parametrize(
-    ("tree", "verifier"), [*PAIRS, *MORE_PAIRS, ("paths(2, 3)", "multipath_block")]
 )
 def test_a_network_that_reads_few_nodes_at_once_costs_time_and_no_bias(
     tree: str, verifier: str, limits: Mapping[str, Any]

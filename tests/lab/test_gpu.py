@@ -14,7 +14,6 @@ from lab.gpu.gpu_tests import failed_tests
 from lab.gpu.machine import machine_of
 from lab.gpu.report import markdown, tables
 from lab.gpu.rows import Outcome, Row, run_rows
-from lab.gpu.turns import in_turns
 from monge.core.errors import MongeError
 
 ON_CPU = "--device cpu --size tiny"
@@ -132,14 +131,6 @@ def test_the_largest_loss_is_first():
     assert list(table.columns[4].cells)[4] == "test_a\\[b]"
     verdicts = [cell.split()[0] for cell in table.columns[3].cells if cell]
     assert verdicts == ["missed"] * 4 + ["met"]
-
-
-def test_works_take_turns():
-    order = []
-    works = {name: lambda name=name: order.append(name) or 1.0 for name in "ab"}
-    assert in_turns(works, 3, float("inf")) == {"a": (1.0,) * 3, "b": (1.0,) * 3}
-    assert "".join(order) == "baabbaabba"
-    assert in_turns(works, 3, 0.0) == {"a": (1.0,), "b": (1.0,)}
 
 
 @pytest.mark.parametrize(

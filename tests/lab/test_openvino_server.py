@@ -4,7 +4,6 @@ import importlib.util
 import json
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,8 +22,6 @@ class FakePipeline:
 
     def __init__(self, *given):
         self.given, self.batches, self.configs = given, [], []
-        self.may_decode = threading.Event()
-        self.may_decode.set()
 
     def get_tokenizer(self):
         return SimpleNamespace(
@@ -37,7 +34,6 @@ class FakePipeline:
         return SimpleNamespace(stop_token_ids=set())
 
     def generate(self, ids, configs):
-        self.may_decode.wait(10)
         self.batches.append([one[0] for one in ids])
         self.configs += configs
         if any(one == [[6]] for one in ids):
@@ -116,17 +112,6 @@ def test_sampling_rules(engine):
     assert (plain.do_sample, plain.temperature, plain.top_p, plain.top_k) == (True, 1.0, 1.0, 2**31)
     assert (ruled.temperature, ruled.top_p, ruled.top_k, ruled.rng_seed) == (0.5, 0.8, 3, 11)
     assert ruled.num_assistant_tokens == 4
-
-
-def test_waiting_requests_are_decoded_together(engine):
-    engine.pipeline.may_decode.clear()
-    prompts = [[number] for number in range(10, 15)]
-    with ThreadPoolExecutor(5) as pool:
-        answers = [pool.submit(ask, engine, prompt=prompt) for prompt in prompts]
-        engine.pipeline.may_decode.set()
-        for answer in answers:
-            answer.result()
-    assert sorted(one for batch in engine.pipeline.batches for one in batch) == prompts
 
 
 @pytest.mark.parametrize(

@@ -178,20 +178,6 @@ class TestEnvironments:
         assert "draft" not in peer.methods
         assert "draft" in gguf_peers("small.gguf")[1].methods
 
-    def test_an_installation_that_fails_says_why(self, tmp_path, monkeypatch):
-        def create(folder, **_):
-            (python := folder / "bin" / "python").parent.mkdir(parents=True)
-            python.write_text("#!/bin/sh\necho no matching version of $6 >&2\nexit 1\n")
-            python.chmod(0o755)
-
-        monkeypatch.setattr(peer_environments.venv, "create", create)
-        peer = Peer(name="other", methods={}, packages=("other==1",))
-        message = "other cannot be installed: no matching version of other==1"
-        with pytest.raises(BackendError, match=message):
-            install(peer, tmp_path, lambda _: None)
-        with pytest.raises(BackendError, match="other is not installed in .*; run with --install"):
-            python_of(peer, tmp_path)
-
 
 @pytest.mark.parametrize(
     ("method", "drafter"),

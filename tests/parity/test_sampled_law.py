@@ -44,13 +44,14 @@ def plain_law(model):
 
 def output_law(model, **options):
     target, draft = as_sequence_model(model), as_sequence_model(perturbed(model))
+    parts = make_components(target, draft, **options)
 
     def program(draws: Draws) -> tuple[int, ...]:
         request = Request(
             prompt_ids=PROMPT, max_new_tokens=HORIZON + 1, rules=RULES, seed=0, draws=draws
         )
         session = Session(request, 0)
-        for _ in decode([session], make_components(target, draft, **options), max_batch_size=1):
+        for _ in decode([session], parts, max_batch_size=1):
             if session.num_generated >= HORIZON:
                 break
         return session.completion_ids[:HORIZON]

@@ -79,10 +79,9 @@ def _sees_everything(nodes, first):
     return torch.ones(total - first, total, dtype=torch.bool).tril(first).numpy()
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral_window"])
-def test_no_drift_over_many_rounds(name):
+def test_no_drift_over_many_rounds():
     growth = RandomGrowth(
-        network(name, max_position_embeddings=4096), prompts((9, 4), seed=3), seed=4
+        network("llama", max_position_embeddings=4096), prompts((9, 4), seed=3), seed=4
     )
     differences = [growth.round(compare=number % 60 == 0) for number in range(1, 301)]
     assert min(map(len, growth.texts.values())) > 600, "the cache was to grow several times"

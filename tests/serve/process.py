@@ -19,13 +19,6 @@ def served(
     command = [sys.executable, "-m", "monge", "serve", *given]
     if descriptors is not None:
         command = ["bash", "-c", f'ulimit -n {descriptors}; exec "$@"', "bash", *command]
-    with told_address(command) as running:
-        yield running
-
-
-@contextmanager
-def told_address(command: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server that runs with this command, and its address."""
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
         try:
             assert process.stderr is not None

@@ -30,7 +30,6 @@ from monge.serve.http.connections import (
     raise_descriptor_limit,
 )
 from monge.serve.observe.logs import RateLimited
-from tests.serve.attack import ATTACKS, table
 from tests.serve.process import served
 from tests.serve.served import (
     ALPHABET,
@@ -458,13 +457,3 @@ def test_the_time_before_the_queue_counts_towards_the_deadline():
         for answer in (first.result(), waiting.result()):
             assert answer.status_code == 504
             assert answer.json()["error"]["code"] == "request_timeout"
-
-
-@pytest.mark.slow
-def test_health_is_quick_whatever_runs():
-    """On a machine that does nothing else; `python -m tests.serve.attack URL` prints the times."""
-    with served(descriptors=256) as (_, url):
-        rows = table(url)
-    late = {name: taken[int(0.95 * len(taken))] for name, taken in rows.items() if taken}
-    assert late.keys() == set(ATTACKS)
-    assert max(late.values()) < 0.1, late

@@ -74,6 +74,7 @@ def test_sigterm_finishes_what_runs_and_takes_no_connection_meanwhile(server):
     assert end == "data: [DONE]"
     assert chunks[-1]["usage"]["completion_tokens"] == 200
     assert process.wait(timeout=30) == 0
+    assert "Traceback" not in process.stderr.read()
 
 
 @pytest.mark.parametrize(

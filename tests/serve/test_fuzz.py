@@ -107,7 +107,9 @@ def test_no_body_is_answered_with_a_5xx(client, description, path):
     def run(data):
         body = data.draw(values(schema, components))
         if path == "/v1/chat/completions" and data.draw(st.booleans()):
-            body |= PLAIN
+            # Few fields, as many seldom fit each other.
+            kept = data.draw(st.sets(st.sampled_from(sorted(body)), max_size=3))
+            body = {name: body[name] for name in kept} | PLAIN
         if data.draw(st.booleans()):
             body = data.draw(spoilt(body, JUNK | ODD_NUMBERS))
         sent = json.dumps(body).encode("utf-8", "surrogatepass")
