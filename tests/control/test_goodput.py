@@ -291,6 +291,18 @@ def test_a_batch_counts_gains_of_the_requests_that_draft() -> None:
         has_match = place == 0 or (number + place) % 16 == 0
         return (depth if has_match else 0), (depth if place == 0 else 0)
 
-    # Records of single requests: as one of sixteen, a gain of 1.4 % is below the margin, and pauses.
-    depths = in_batch(shared_of(node=0.06, draft=0.0), outcome, recorded_size=1)
+    depths = in_batch(shared_of(node=0.02, draft=0.0), outcome)
     assert sum(depth > 0 for depth in depths[100:]) > 80
+
+
+@pytest.mark.parametrize(("seconds", "drafts"), [(1.45, False), (1.3, True)])
+def test_a_batch_must_gain_more_than_its_last_request_loses(seconds: float, drafts: bool) -> None:
+    """Half of the drafts are accepted, so a batch gains 3 or 15 %."""
+    latency = latency_of_rounds((0, 16, 1.0), (1, 16, seconds))
+    depths = in_batch(
+        SharedState(latency, max_depth=1),
+        lambda number, place, depth: (depth, (number + place) % 2 * depth),
+    )
+    assert (sum(depths[100:]) > 80) == drafts
+    if not drafts:
+        assert sum(depths[100:]) < 20

@@ -57,11 +57,13 @@ class Goodput(Controller[SharedState]):
     raises tokens per second.
 
     If drafting does not beat plain decoding by `margin`, the network pauses for a cooldown. A probe
-    of a few rounds ends it; each probe that fails doubles the next cooldown.
+    of a few rounds ends it; each probe that fails doubles the next cooldown. A batch must gain `batch_margin`,
+    since its requests end at different times, and rounds for few of them cost nearly what rounds for all do.
 
     Args:
         max_window: Largest depth; the tree builder's own depth is a limit too.
         margin: Share by which drafting must beat plain decoding.
+        batch_margin: The same for several requests.
         probe: Rounds of a probe.
         first_cooldown: Rounds of the first cooldown.
         last_cooldown: Rounds of the longest cooldown.
@@ -72,6 +74,7 @@ class Goodput(Controller[SharedState]):
 
     max_window: int = 8
     margin: float | int = 0.02
+    batch_margin: float | int = 0.1
     probe: int = 2
     first_cooldown: int = 32
     last_cooldown: int = 1024
@@ -82,10 +85,12 @@ class Goodput(Controller[SharedState]):
     def __post_init__(self) -> None:
         check_windows("goodput", lowest=1, highest=self.max_window)
         are_cooldowns = 1 <= self.first_cooldown <= self.last_cooldown
-        if not are_cooldowns or self.probe < 1 or not self.margin >= 0.0:
+        margins = self.margin, self.batch_margin
+        if not are_cooldowns or self.probe < 1 or not all(one >= 0.0 for one in margins):
             raise OptionError(
-                "goodput: need 1 <= first_cooldown <= last_cooldown, probe >= 1 and margin >= 0; "
-                f"got {self.first_cooldown}, {self.last_cooldown}, {self.probe}, {self.margin}"
+                "goodput: need 1 <= first_cooldown <= last_cooldown, probe >= 1, margin >= 0 and "
+                f"batch_margin >= 0; got {self.first_cooldown}, {self.last_cooldown}, {self.probe}, "
+                f"{self.margin} and {self.batch_margin}"
             )
 
     def init(self, shared: SharedState) -> SharedState:
@@ -104,6 +109,8 @@ class Goodput(Controller[SharedState]):
         def speed(one: Forecast) -> float:
             return (count * one.tokens + num_idle) / one.seconds
 
+        if known.cooldown > 0.0 and not shared.model_free:
+            return [DraftPlan(max_depth=0)] * count
         by_depth, best = self._network(shared, known, count, info.batch_size), 0
         # The first two rounds are plain, so that their seconds are known.
         if known.cooldown <= 0.0 and round(known.rounds) >= 2:
@@ -114,8 +121,7 @@ class Goodput(Controller[SharedState]):
                 return [DraftPlan(max_depth=0, model_free_depth=no_lookup)] * count
             if info.batch_size > 1 and known.probe <= 0.0:
                 # Too few of these requests may draft. A drafter that pays for none pauses in `update`.
-                pays = (1.0 + known.network.doubt) * speeds[best] >= speeds[0]
-                best = best if pays else 0
+                best = best if speeds[best] >= (1.0 + self.batch_margin) * speeds[0] else 0
         lookups = self._model_free(shared, known, count, info.batch_size, by_depth[best])
         lookup_depth = _argmax(list(map(speed, lookups))) if lookups else None
         if lookups and int(known.rounds) % _LOOK_UP == 0:
@@ -145,21 +151,23 @@ class Goodput(Controller[SharedState]):
         self, known: Known, shared: SharedState, batch_size: int, *, is_asked: bool
     ) -> Known:
         """Return the state with cooldown and probe moved on by one request's share of a round."""
-        share = 1.0 / batch_size
-        known = replace(known, rounds=known.rounds + share)
+        share, before = 1.0 / batch_size, known.rounds
+        known = replace(known, rounds=before + share)
         if known.cooldown > 0.0:
             left = max(0.0, known.cooldown - share)
             return replace(known, cooldown=left, probe=float(self.probe))
         if is_asked:
             known = replace(known, probe=known.probe - share)
-        if not is_asked or known.probe > 0.0:
+        # Once a round: forecasts for each of many requests would take longer than drafts.
+        if known.probe > 0.0 or int(known.rounds + 0.5 * share) == int(before + 0.5 * share):
             return known
         forecasts = self._network(shared, known, batch_size, batch_size)
         plain, *drafted = (one.tokens / one.seconds for one in forecasts)
-        least, best = (1.0 + self.margin) * plain, max(drafted)
+        is_alone, best = batch_size == 1, max(drafted)
+        least = (1.0 + (self.margin if is_alone else self.batch_margin)) * plain
         if best >= least and known.probe <= -self.first_cooldown:
             return replace(known, backoff=0)
-        if (1.0 + known.network.doubt) * best >= least:
+        if (1.0 + known.network.doubt * is_alone) * best >= least:
             return known
         backoff = min(max(2 * known.backoff, self.first_cooldown), self.last_cooldown)
         return replace(known, cooldown=float(backoff), backoff=backoff)
