@@ -17,6 +17,9 @@ _RECHECK: Final = 64
 """One round in so many is plain where drafting leads by less than half, and so are those before powers of two.
 Otherwise the first plain rounds of a decoder, which are slow, would be believed for ever."""
 
+_LOST: Final = 0.04
+"""Most that a probe may lose, as a share of the cooldown after it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Known:
@@ -29,6 +32,7 @@ class Known:
         rounds: Finished rounds.
         cooldown: Rounds left in which the network does not draft.
         backoff: Rounds of the last cooldown; 0 while drafting pays.
+        lost_s: Seconds by which rounds since the last cooldown took longer than plain ones for as many tokens.
     """
 
     probe: float
@@ -37,6 +41,7 @@ class Known:
     rounds: float = 0.0
     cooldown: float = 0.0
     backoff: int = 0
+    lost_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,8 @@ class Goodput(Controller[SharedState]):
     raises tokens per second.
 
     If drafting does not beat plain decoding by `margin`, the network pauses for a cooldown. A probe
-    of a few rounds ends it; each probe that fails doubles the next cooldown. A batch must gain `batch_margin`,
+    of a few rounds ends it; each probe that fails doubles the next cooldown, which lasts until what was lost is at
+    most 4 % of it. A batch must gain `batch_margin`,
     since its requests end at different times, and rounds for few of them cost nearly what rounds for all do.
 
     Args:
@@ -141,6 +147,10 @@ class Goodput(Controller[SharedState]):
         elif known.cooldown > 0.0:
             # What was seen before a cooldown says little about the drafts of the probe after it.
             known = replace(known, network=known.network.aged(share))
+        if is_asked:
+            plain_s = latency_of(state, "goodput").round_s(0, record.batch_size)
+            lost_s = record.times.total_s - len(record.token_ids) * plain_s
+            known = replace(known, lost_s=max(0.0, known.lost_s + share * lost_s))
         state.notes["goodput"] = self._paced(known, state, record.batch_size, is_asked=is_asked)
         return state
 
@@ -155,7 +165,7 @@ class Goodput(Controller[SharedState]):
         known = replace(known, rounds=before + share)
         if known.cooldown > 0.0:
             left = max(0.0, known.cooldown - share)
-            return replace(known, cooldown=left, probe=float(self.probe))
+            return replace(known, cooldown=left, probe=float(self.probe), lost_s=0.0)
         if is_asked:
             known = replace(known, probe=known.probe - share)
         # Once a round: forecasts for each of many requests would take longer than drafts.
@@ -170,7 +180,8 @@ class Goodput(Controller[SharedState]):
         if (1.0 + known.network.doubt * is_alone) * best >= least:
             return known
         backoff = min(max(2 * known.backoff, self.first_cooldown), self.last_cooldown)
-        return replace(known, cooldown=float(backoff), backoff=backoff)
+        repaid = min(known.lost_s / (_LOST * forecasts[0].seconds), self.last_cooldown)
+        return replace(known, cooldown=max(float(backoff), repaid), backoff=backoff)
 
     def _network(
         self, shared: SharedState, known: Known, count: int, batch_size: int
