@@ -154,7 +154,7 @@ class Networks:
 
     @property
     def identity(self) -> ModelIdentity:
-        """What a log says of the target."""
+        """Facts about the target that a log holds."""
         return identity_of(self.target.network, self.plain.tokenizer, self.name)
 
     @property

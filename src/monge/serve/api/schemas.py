@@ -70,7 +70,7 @@ Speculation = Annotated[
 
 
 class SchemaFacts(Strict):
-    """What a client says of a schema."""
+    """A schema as a client names it."""
 
     name: Ignored = None
     description: str | None = optional("Changes nothing.")
