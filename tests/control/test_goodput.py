@@ -10,9 +10,10 @@ from monge.control.base import RoundInfo, SharedState
 from monge.control.fixed import Fixed
 from monge.control.goodput import Goodput
 from monge.control.latency import Latency
+from monge.core.context import DraftPlan
 from monge.core.draws import TapeDraws
 from monge.core.selection import Member
-from monge.core.verdict import RoundTiming
+from monge.core.verdict import RoundTiming, StageTimes
 from tests.control.scripts import chain_round, draws, latency_of_rounds, plan_one, shared_of
 
 POOL = (
@@ -63,6 +64,27 @@ def test_a_small_lead_is_checked_against_new_plain_rounds_and_a_large_one_is_not
         191,
     ]
     assert large.count(0) == 2
+
+
+@pytest.mark.parametrize(("seconds", "pause"), [(1.1, (32, 99)), (3.0, (100, 300))])
+def test_a_cooldown_lasts_until_its_probe_is_four_percent_of_it(
+    seconds: float, pause: tuple[int, int]
+) -> None:
+    """The first drafts after a pause take long where a network reads the text first."""
+    controller, shared = Goodput(max_window=1), SharedState(Latency())
+    state, depths = controller.init(shared), list[int]()
+    for _ in range(500):
+        depth = plan_one(controller, state).max_depth or 0
+        spent = seconds if depth else 1.0
+        shared.latency.observe(RoundTiming(depth=depth, batch_size=1, seconds=spent))
+        times = StageTimes(total_s=spent, forward_s=0.0, is_warm_up=False)
+        state = controller.update(
+            state, chain_round(depth, 0, plan=DraftPlan(max_depth=depth), times=times)
+        )
+        depths.append(depth)
+    drafted = [place for place, depth in enumerate(depths) if depth]
+    gaps = [after - before for before, after in zip(drafted, drafted[1:], strict=False)]
+    assert pause[0] <= next(gap for gap in gaps if gap > 8) <= pause[1]
 
 
 def test_first_plain_rounds_that_are_slow_are_corrected() -> None:
