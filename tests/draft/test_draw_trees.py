@@ -116,7 +116,8 @@ def test_trees_that_depend_on_more_than_their_shape_are_drawn_by_levels(device, 
     check_equal(found, drafted(own, tree, SamplingRules(), [plan] * 3))
 
 
-def test_laws_that_are_not_finite_end_a_tree_where_the_host_ends_it(device):
+@pytest.mark.parametrize("rules", [SamplingRules(), GREEDY], ids=["sampled", "greedy"])
+def test_laws_that_are_not_finite_end_a_tree_where_the_host_ends_it(device, rules):
     """Some tokens have embeddings that are no numbers."""
     own = exact_network()
     with torch.no_grad():
@@ -124,11 +125,11 @@ def test_laws_that_are_not_finite_end_a_tree_where_the_host_ends_it(device):
     plans = [WHOLE] * 3
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        found = drafted(copy.deepcopy(own).to(device), Chain(6), SamplingRules(), plans)
+        found = drafted(copy.deepcopy(own).to(device), Chain(6), rules, plans)
     assert any("not finite" in str(one.message) for one in told)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        expected = drafted(own, Chain(6), SamplingRules(), plans)
+        expected = drafted(own, Chain(6), rules, plans)
     check_equal(found, expected, is_finite=False)
     sizes = {one.tree.num_nodes for one in found[0]}
     assert len(sizes) > 1

@@ -14,9 +14,8 @@ from monge.core.verdict import StepRecord
 _LOOK_UP: Final = 16
 """One round in so many asks the model-free drafters of a pool for full depth, even if none pays."""
 _RECHECK: Final = 64
-"""One round in so many is plain where drafting leads by less than half, and so are those before powers of two.
-Otherwise the first plain rounds of a decoder, which are slow, would be believed for ever."""
-
+"""Where drafting leads by less than half, every round of such a number is plain, and so are those of a power of two.
+The first plain rounds of a decoder are slow, and these later ones correct them."""
 _LOST: Final = 0.04
 """Most that a probe may lose, as a share of the cooldown after it."""
 
@@ -62,14 +61,16 @@ class Goodput(Controller[SharedState]):
     raises tokens per second.
 
     If drafting does not beat plain decoding by `margin`, the network pauses for a cooldown. A probe
-    of a few rounds ends it; each probe that fails doubles the next cooldown, which lasts until what was lost is at
-    most 4 % of it. A batch must gain `batch_margin`,
-    since its requests end at different times, and rounds for few of them cost nearly what rounds for all do.
+    of a few rounds ends it. Each probe that fails doubles the next cooldown. A cooldown also lasts until
+    the seconds that its probe lost are at most 4 % of it.
+
+    A batch must gain `batch_margin`: its requests end at different times, and a round for few of them
+    costs nearly what a round for all does.
 
     Args:
         max_window: Largest depth; the tree builder's own depth is a limit too.
         margin: Share by which drafting must beat plain decoding.
-        batch_margin: The same for several requests.
+        batch_margin: The same share, for several requests at once.
         probe: Rounds of a probe.
         first_cooldown: Rounds of the first cooldown.
         last_cooldown: Rounds of the longest cooldown.
@@ -173,11 +174,12 @@ class Goodput(Controller[SharedState]):
             return known
         forecasts = self._network(shared, known, batch_size, batch_size)
         plain, *drafted = (one.tokens / one.seconds for one in forecasts)
-        is_alone, best = batch_size == 1, max(drafted)
-        least = (1.0 + (self.margin if is_alone else self.batch_margin)) * plain
+        best, is_alone = max(drafted), batch_size == 1
+        margin, doubt = (self.margin, known.network.doubt) if is_alone else (self.batch_margin, 0.0)
+        least = (1.0 + margin) * plain
         if best >= least and known.probe <= -self.first_cooldown:
             return replace(known, backoff=0)
-        if (1.0 + known.network.doubt * is_alone) * best >= least:
+        if (1.0 + doubt) * best >= least:
             return known
         backoff = min(max(2 * known.backoff, self.first_cooldown), self.last_cooldown)
         repaid = min(known.lost_s / (_LOST * forecasts[0].seconds), self.last_cooldown)
@@ -232,7 +234,11 @@ def _forecasts(
 
 
 def _is_recheck(rounds: int) -> bool:
-    """Return whether the round after so many measures plain decoding again."""
+    """Return whether the next round is to measure plain decoding again.
+
+    Args:
+        rounds: Finished rounds.
+    """
     number = rounds + 1
     return number % _RECHECK == 0 or number & (number - 1) == 0
 

@@ -88,7 +88,7 @@ class TokenTree:
 
 
 class LateTree(TokenTree):
-    """A tree that a device draws, of a shape that is known before: whoever asks for its fields waits for the device.
+    """A tree that a device still draws. Its shape is known; to read any of its fields is to wait for the device.
 
     Args:
         root: The last committed token.

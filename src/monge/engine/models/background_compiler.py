@@ -50,9 +50,9 @@ class _BackgroundCompiler:
 
 @contextmanager
 def compiled_meanwhile(**arguments: Any) -> Iterator[None]:
-    """Let another process compile what is needed inside this block, and run networks as they are until it ends.
+    """Compile the programs that this block needs in another process; networks run without them until it ends.
 
-    Their weights are the same. Calls of this library wait for nothing but the check of the programs.
+    Their weights are the same. Calls of this library wait only while the finished programs are checked.
     The process outlives this one, so that the next start finds them.
 
     Args:

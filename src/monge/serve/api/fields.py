@@ -1,4 +1,4 @@
-"""Fields of requests: their bounds, how they are read, and what is accepted only if it asks for nothing."""
+"""Fields of requests: bounds, readers, and options that are accepted only with a neutral value."""
 
 import json
 from collections.abc import Callable
