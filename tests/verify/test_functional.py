@@ -585,6 +585,64 @@ def test_exact_match_is_the_target_walk_of_point_masses(seed: int) -> None:
     assert (path, token, used) == (verdict.path, verdict.next_token, 0)
 
 
+def _padded(one: Problem, num_nodes: int, token_id: int = -1) -> tuple[Tensor, Tensor, Tensor]:
+    """Laws and tokens of a chain, with nodes behind it that it does not have."""
+    missing = num_nodes - len(one.parents)
+    rows = torch.full((missing, VOCAB), 1 / VOCAB, dtype=torch.float64)
+    token_ids = torch.tensor([*one.token_ids, *[token_id] * missing])
+    return torch.cat([one.p, rows]), torch.cat([one.q, rows]), token_ids
+
+
+def _together(name: str, chains: Sequence[Problem], rows: Tensor, padding: int = -1) -> Verified:
+    size = 1 + max(len(one.parents) for one in chains)
+    p, q, token_ids = map(
+        torch.stack, zip(*(_padded(one, size, padding) for one in chains), strict=True)
+    )
+    children = children_of(range(-1, size - 1))
+    return PROGRAMS[name][0](p, token_ids, children, DraftLaws(q), rows)
+
+
+@pytest.mark.parametrize("name", ["block", "target_walk"])
+@given(seed=st.integers(0, 2**32 - 1), regimes=st.tuples(*[st.sampled_from(REGIMES)] * 2))
+def test_chains_of_several_lengths_are_verified_together(name, seed, regimes) -> None:
+    kind = PROGRAMS[name][2]
+    chains = [
+        problem(regimes, tuple(range(-1, length)), kind, seed + length)
+        for length in (3, 0, 1, 2) * 5
+    ]
+    rows = torch.from_numpy(np.random.default_rng(seed).random((len(chains), 12)))
+    found = told(_together(name, chains, rows))
+    alone = [
+        told(one.run(PROGRAMS[name][0], [row.tolist()]))[0]
+        for one, row in zip(chains, rows, strict=True)
+    ]
+    assert found == alone
+
+
+def test_padding_that_is_taken_for_a_token_is_noticed() -> None:
+    """The control: candidates that nobody drew are accepted."""
+    chains = [problem(("rough", "equal"), (-1, 0), Iid, seed) for seed in range(9)]
+    rows = torch.from_numpy(np.random.default_rng(0).random((9, 12)))
+    right, wrong = (told(_together("block", chains, rows, padding)) for padding in (-1, 0))
+    assert max(len(path) for path, _, _ in right) == 1 < max(len(path) for path, _, _ in wrong)
+
+
+@pytest.mark.parametrize("name", ["block", "target_walk", "exact_match"])
+def test_no_token_follows_bad_logits_into_padding(name: str) -> None:
+    one = problem(("rough", "rough"), (-1, 0), Deterministic, 1)
+    broken = Problem(one.parents, one.token_ids, one.p.clone(), one.q, Deterministic)
+    broken.p[1] = math.nan
+    p, q, token_ids = (part[None] for part in _padded(broken, 4))
+    children, uniforms = children_of(range(-1, 3)), torch.zeros(1, 12, dtype=torch.float64)
+    p[0, 0] = q[0, 0] = torch.eye(VOCAB)[one.token_ids[1]].double()
+    found = (
+        exact_match(p.log(), token_ids, children)
+        if name == "exact_match"
+        else PROGRAMS[name][0](p, token_ids, children, DraftLaws(q), uniforms)
+    )
+    assert found.next_token.tolist() == [-1]
+
+
 RULES = [
     SamplingRules(),
     SamplingRules(temperature=0),

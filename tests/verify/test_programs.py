@@ -30,8 +30,8 @@ VOCAB = 12
 class Laws:
     """Laws of logits, one by one and together."""
 
-    def __init__(self, logits: torch.Tensor) -> None:
-        self.scores, self.rules, self.record = logits, SamplingRules(), None
+    def __init__(self, logits: torch.Tensor, record=None) -> None:
+        self.scores, self.rules, self.record = logits, SamplingRules(), record
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -78,12 +78,12 @@ def trees(kind: type, shape: tuple[int, ...], is_sparse: bool, device: str, coun
     return found
 
 
-def verdicts(rule: str, scored: list[tuple[TokenTree, torch.Tensor]]):
+def verdicts(rule: str, scored: list[tuple[TokenTree, torch.Tensor]], record=None):
     verifier = as_verifier(VERIFIERS.parse(rule))
     draws = [SeededDraws(100 + row) for row in range(len(scored))]
     outcomes = verifier.verify_many(
         [
-            ScoredTree(tree=tree, target_laws=Laws(logits), draws=own)
+            ScoredTree(tree=tree, target_laws=Laws(logits, record), draws=own)
             for (tree, logits), own in zip(scored, draws, strict=True)
         ],
     )
@@ -123,6 +123,28 @@ def test_verdicts_are_those_of_the_objects(rule, kind, shape, has_program, is_sp
         assert verdicts(rule, scored) == expected
         shapes = {tree.candidates for tree, _ in scored}
         assert (sum(pretend.waits.values()) <= len(shapes)) == has_program
+
+
+@pytest.mark.parametrize("records", [False, True])
+@pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "sparse"])
+@pytest.mark.parametrize(("rule", "kind"), [("block", Iid), ("target_walk", Iid)])
+def test_chains_of_several_lengths_have_one_wait(rule, kind, is_sparse, records) -> None:
+    lengths = ((1,), (1, 1, 1), (1,) * 5)
+    chains = [trees(kind, shape, is_sparse, "cpu", count=2) for shape in lengths]
+    expected = verdicts(rule, [one for own in chains for one in own])
+    recorded = []
+
+    def record(function, inputs):
+        recorded.append([tuple(one.shape) for one in inputs])
+        return function(*inputs)
+
+    with pretend.device() as device:
+        scored = [one for shape in lengths for one in trees(kind, shape, is_sparse, device, 2)]
+        pretend.waits.clear()
+        assert verdicts(rule, scored, record if records else None) == expected
+        assert sum(pretend.waits.values()) == 1
+    if records:  # six chains of up to five tokens
+        assert recorded[0][0] == (8, 9, VOCAB)
 
 
 def test_plain_rounds_have_a_program_too() -> None:

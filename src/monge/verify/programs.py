@@ -1,7 +1,7 @@
 """Verdicts of requests on a device by the tensor programs of `verify/functional.py`.
 
-The host waits once for all requests whose trees have one shape, where the objects wait at every
-node. What has no program is left to the objects: rules without `programs`, trees that mix ways of
+The host waits once for all requests whose trees have one shape, and for all chains of one kind,
+where the objects wait at every node. What has no program is left to the objects: rules without `programs`, trees that mix ways of
 drawing, logits processors, draws that cannot be peeked, and everything on a CPU, where a vector's
 price is its call. Likewise draws without replacement in layers, whose default rule is `traversal`,
 deterministic candidates of `block` and `rrs` beside nodes with drawn ones, which no tree has, and
@@ -10,12 +10,13 @@ rules that solve a program or search at each node.
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from monge.core.draws import PeekableDraws, can_peek
@@ -36,6 +37,7 @@ from monge.verify.functional import (
     DraftLaws,
     Verified,
     block,
+    children_of,
     layer,
     num_uniforms,
     optimal,
@@ -67,6 +69,8 @@ without_replacement: Final = partial(recursive_rejection, replacement=False)
 
 _WITH_REPEATS: Final = (recursive_rejection, optimal, layer)
 """Programs that read independent draws as often as they were drawn."""
+_OF_CHAINS: Final = (walk, on_chain)
+"""Programs that take chains of several lengths together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +163,14 @@ class _Question:
     def key(self) -> Hashable:
         """Equal for questions that one call answers."""
         is_dense = all(map(_is_dense, self.laws))
-        shape = self.logits.shape, self.logits.dtype
-        return self.program, self.rules, self.children, self.fixed, shape, is_dense
+        shape = None if self.is_padded else (self.children, self.fixed)
+        logits = self.logits.shape[1], self.logits.dtype
+        return self.program, self.rules, shape, logits, is_dense
+
+    @property
+    def is_padded(self) -> bool:
+        """True for chains of which one call takes several lengths."""
+        return self.program in _OF_CHAINS and self.children == _chain(len(self.children))
 
 
 def _num_fixed(proposal: Proposal, own: tuple[int, ...]) -> int:
@@ -188,27 +198,53 @@ def _is_dense(law: Law) -> bool:
     return isinstance(law, DenseLaw)
 
 
+@lru_cache(maxsize=256)
+def _chain(num_nodes: int) -> tuple[tuple[int, ...], ...]:
+    return children_of(range(-1, num_nodes - 1))
+
+
 def _answers(questions: Sequence[_Question]) -> list[Verdict | None]:
     first = questions[0]
-    device, needed = first.logits.device, num_uniforms(first.children)
+    device, children, fixed = first.logits.device, first.children, first.fixed
     asked = questions
+    if first.is_padded:
+        children = _chain(max(len(one.children) for one in questions))
+        fixed = (0,) * len(children) if fixed else ()
     if first.record is not None:
-        # Padded to a power of two, for fewer shapes to record.
-        count = 1 << (len(questions) - 1).bit_length()
-        asked = [*questions, *[first] * (count - len(questions))]
-    token_ids = torch.tensor([one.scored.tree.token_ids for one in asked])
+        # Padded to powers of two, for fewer shapes to record.
+        asked = [*questions, *[first] * (_power_of_two(len(questions)) - len(questions))]
+        if first.is_padded and len(children) > 1:
+            children = _chain(1 + _power_of_two(len(children) - 1))
+            fixed = (0,) * len(children) if fixed else ()
+    token_ids = [one.scored.tree.token_ids for one in asked]
+    token_ids = torch.tensor([(*own, *[-1] * (len(children) - len(own))) for own in token_ids])
+    needed = num_uniforms(children)
     uniforms = torch.tensor([one.draws.peek(needed) for one in asked], dtype=torch.float64)
     inputs = (
-        torch.stack([one.logits for one in asked]),
+        _padded([one.logits for one in asked], len(children)),
         token_ids.to(device, non_blocking=True),
         uniforms.to(device, non_blocking=True),
-        *_stacked(asked),
+        *_stacked(asked, len(children)),
     )
-    answer = _Answer(first.program, first.rules, first.children, first.fixed)
+    answer = _Answer(first.program, first.rules, children, fixed)
     numbers = answer(*inputs) if first.record is None else first.record(answer, inputs)
     # The host waits here, and nowhere else.
     rows: list[list[int]] = numbers.tolist()
     return [_verdict(one, row) for one, row in zip(questions, rows, strict=False)]
+
+
+def _power_of_two(count: int) -> int:
+    return 1 << (count - 1).bit_length()
+
+
+def _padded(rows: Sequence[Tensor], size: int) -> Tensor:
+    """Stack tensors, padded with zeros to a length."""
+    if len({len(row) for row in rows}) > 1:
+        stacked = pad_sequence(list(rows), batch_first=True)
+    else:
+        stacked = torch.stack(list(rows))
+    missing = size - stacked.shape[1]
+    return pad(stacked, (0, 0, 0, missing)) if missing else stacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,15 +277,20 @@ class _Answer:
         return TreeTensors.of(shape, device), Ways.of(shape, self.fixed, device)
 
 
-def _stacked(questions: Sequence[_Question]) -> tuple[Tensor, ...]:
-    """Return draft laws as the fields of `DraftLaws`; none if the program reads none."""
-    first, size = questions[0], (len(questions), len(questions[0].children), -1)
-    if not first.laws:
+def _stacked(questions: Sequence[_Question], num_nodes: int) -> tuple[Tensor, ...]:
+    """Return draft laws of so many nodes as the fields of `DraftLaws`; none if the program reads none."""
+    if not questions[0].laws:
         return ()
-    if all(map(_is_dense, first.laws)):
-        rows = [law.probs for one in questions for law in one.laws if isinstance(law, DenseLaw)]
-        return (torch.stack(rows).reshape(size),)
-    parts = [law.sparse() for one in questions for law in one.laws]
+    # Nodes that a chain does not have repeat a law, which nobody reads.
+    laws = [
+        law
+        for one in questions
+        for law in (*one.laws, *one.laws[:1] * (num_nodes - len(one.laws)))
+    ]
+    size = len(questions), num_nodes, -1
+    if all(map(_is_dense, laws)):
+        return (torch.stack([law.probs for law in laws if isinstance(law, DenseLaw)]).reshape(size),)
+    parts = [law.sparse() for law in laws]
     # Padded with mass zero at token 0, which changes nothing.
     return (
         pad_sequence([part.probs for part in parts], batch_first=True).reshape(size),

@@ -7,7 +7,8 @@ that all can be compiled, or captured in a CUDA graph after one call that is not
 The shape of a tree is `children`: the children of each node in drawing order. Node 0 is the last
 committed token. `((1, 2), (), ())` is two candidates for one token, and a child named twice is a
 token drawn twice; `children_of` makes it of parents. All trees of a batch have one shape: group
-requests by shape.
+requests by shape. For `block`, `exact_match` and `target_walk` some may lack nodes of it, whose
+tokens are negative then.
 
 Each function is the rule of the same name in `monge.verify`, whose page has its proof: for equal
 uniforms it gives the verdict of the rule, except where a uniform lies within rounding of a

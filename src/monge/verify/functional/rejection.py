@@ -37,7 +37,7 @@ def exact_match(
 
     Args:
         logits: The target's logits after every node.
-        token_ids: Tokens of the nodes.
+        token_ids: As for `target_walk`.
         children: Children of each node.
     """
     largest, best = logits.max(-1)
@@ -61,7 +61,7 @@ def target_walk(
 
     Args:
         probs: p after every node.
-        token_ids: Tokens of the nodes.
+        token_ids: Tokens of the nodes; negative for nodes that a smaller tree does not have.
         children: Children of each node.
         uniforms: At least the depth of the tree and one more for each request.
     """
@@ -175,38 +175,44 @@ def block(
 
     Args:
         probs: p after every node.
-        token_ids: Tokens of the nodes.
+        token_ids: Tokens of the nodes; negative for nodes that a shorter chain does not have.
         draft: q of every node.
         uniforms: At least as many as nodes for each request.
     """
     check_uniforms(uniforms, probs.shape[1])
-    depth = probs.shape[1] - 1
-    scales, masses = [torch.ones_like(probs[:, 0, 0])], list[Float64[Tensor, " batch"]]()
+    depth, batch = probs.shape[1] - 1, len(probs)
+    is_there = token_ids[:, 1:] >= 0
+    lengths = is_there.sum(1)
+    x = token_ids[:, 1:].clamp_min(0)
+    # All nodes in one call each; only the scales need their elders.
+    p, (q, ids) = probs[:, :depth].flatten(0, 1), _each_node(draft, depth)
+    ratios = p.gather(1, x.reshape(-1, 1)).squeeze(1).view(batch, depth)
+    drawn = mass_of(q, ids, x.reshape(-1, 1)).view(batch, depth)
+    scales = [torch.ones_like(probs[:, 0, 0])]
     for node in range(depth):
-        p, (q, ids) = probs[:, node], draft_of(draft, node)
-        x = token_ids[:, node + 1, None]
-        masses.append(excess(scales[-1], p, q, ids)[1])
-        ratio = scales[-1] * p.gather(1, x).squeeze(1) / mass_of(q, ids, x)
+        ratio = scales[-1] * ratios[:, node] / drawn[:, node]
         # A token with a = 0 is not accepted, nor is any after it.
         scales.append(torch.where(scales[-1] > 0.0, ratio.clamp_max(1.0), scales[-1]))
-    accepted, used = torch.zeros_like(token_ids[:, 0]), torch.zeros_like(token_ids[:, 0])
-    is_decided = torch.zeros_like(accepted, dtype=torch.bool)
-    for end in range(depth, 0, -1):
-        prob = scales[end] if end == depth else _share(masses[end], scales[end])
-        is_asked = ~is_decided & ~(scales[end] == 0.0)
-        # A scale is NaN below a node whose logits are not finite: the request ends there.
-        is_hit = is_asked & ~(next_uniform(uniforms, used) >= prob)
-        used = used + is_asked
-        accepted = torch.where(is_hit, end, accepted)
-        is_decided = is_decided | is_hit
+    scale = torch.stack(scales, 1)
+    masses = excess(scale[:, :depth].flatten(), p, q, ids)[1].view(batch, depth)
+    # From each end of the accepted path, the deepest first. The mass after the last token is not asked.
+    ends, levels = scale[:, 1:].flip(1), torch.arange(depth, 0, -1, device=x.device)
+    below = torch.cat([masses[:, 1:], torch.zeros_like(scale[:, :1])], 1).flip(1)[:, :depth]
+    prob = torch.where(levels == lengths[:, None], ends, _share(below, ends))
+    is_asked = is_there.flip(1) & ~(ends == 0.0)
+    order = is_asked.cumsum(1)
+    # A scale is NaN below a node whose logits are not finite: the request ends there.
+    is_hit = is_asked & ~(uniforms.gather(1, (order - 1).clamp_min(0)) >= prob)
+    # The number of the deepest hit, or 0.
+    accepted = torch.where(is_hit, levels, 0).amax(1) if depth else lengths
+    used = torch.where(is_asked & (levels >= accepted[:, None]), 1, 0).sum(1)
     at = accepted.clamp_max(max(depth - 1, 0))
-    p = at_node(probs, accepted)
-    scale = torch.stack(scales, 1).gather(1, accepted[:, None]).squeeze(1)
-    rest, total = excess(scale, p, *draft_at(draft, at))
-    is_rest = (accepted < depth) & ~(total == 0.0)
-    law = torch.where(is_rest[:, None], rest / total[:, None], p) + 0.0 * scale[:, None]
+    law, own = at_node(probs, accepted), scale.gather(1, accepted[:, None]).squeeze(1)
+    rest, total = excess(own, law, *draft_at(draft, at))
+    is_rest = (accepted < lengths) & ~(total == 0.0)
+    law = torch.where(is_rest[:, None], rest / total[:, None], law) + 0.0 * own[:, None]
     next_token = quantile(law, next_uniform(uniforms, used))
-    levels = torch.arange(1, depth + 1, device=accepted.device)
+    levels = levels.flip(0)
     return Verified(
         path=torch.where(levels <= accepted[:, None], levels, -1),
         num_accepted=accepted,
@@ -284,9 +290,15 @@ def traversal(
     )
 
 
+def _each_node(draft: DraftLaws, count: int) -> tuple[Tensor, Tensor | None]:
+    """Return draft masses and their tokens at the first nodes of all requests, a row each."""
+    ids = None if draft.token_ids is None else draft.token_ids[:, :count].flatten(0, 1)
+    return draft.probs[:, :count].flatten(0, 1), ids
+
+
 def _share(
-    mass: Float64[Tensor, " batch"], scale: Float64[Tensor, " batch"]
-) -> Float64[Tensor, " batch"]:
+    mass: Float64[Tensor, "*batch"], scale: Float64[Tensor, "*batch"]
+) -> Float64[Tensor, "*batch"]:
     """`S / (S + 1 - a)`; zero where both vanish, since a deeper token is then certain to be accepted."""
     undecided = mass + (1.0 - scale)
     return torch.where(undecided == 0.0, 0.0, mass / undecided)

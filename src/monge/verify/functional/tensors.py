@@ -211,7 +211,9 @@ class Walk:
                 f"token_ids have {token_ids.shape[1]} nodes, but children has {len(children)}"
             )
         self._tensors = TreeTensors.of(frozen(children), token_ids.device)
-        self._token_ids, self.depth = token_ids, self._tensors.paths.shape[1]
+        # What a smaller tree does not have is never followed, not even by the -1 of no token.
+        self._token_ids = token_ids.masked_fill(token_ids < 0, -2)
+        self.depth = self._tensors.paths.shape[1]
         self.node = torch.zeros_like(token_ids[:, 0])
         self.is_open = torch.ones_like(self.node, dtype=torch.bool)
 
