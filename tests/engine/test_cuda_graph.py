@@ -18,6 +18,7 @@ from monge.backends.cuda import (
     capture_forward,
     capture_module,
 )
+from monge.backends.prompt_graphs import PromptGraphs
 from monge.core.errors import BackendError
 from monge.core.model import NodeBlock
 from monge.engine.models.hf_tree import HfTreeModel
@@ -92,11 +93,11 @@ def test_node_logits(device, name, attention):
 def test_sizes(device, num_nodes, num_rows):
     capture = pretend.Rerun()
     models = both(network("llama", "sdpa"), device, capture)
-    before = capture.num_captured
     texts = dict(enumerate(prompts((300, 1, 20)[:num_rows], seed=3)))
     blocks = {row: NodeBlock.chain(prompts((num_nodes + row,), seed=row)[0]) for row in texts}
     for model in models:
         model.open(texts)
+    before = capture.num_captured
     assert_equal_rounds(models, blocks, ())
     assert capture.num_captured == before + (num_nodes + num_rows - 1 <= 64)
 
@@ -242,6 +243,68 @@ class TestFunctions:
         assert capture.num_captured == 4
 
 
+class TestPrompts:
+    """Beginnings of texts, which are read beside the cache."""
+
+    @pytest.mark.parametrize("attention", ["eager", "sdpa"])
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "llama",
+            "mistral_window",
+            *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3", "deepseek_v3")),
+            "gpt2",
+        ],
+    )
+    def test_give_the_logits_and_states_of_the_network(self, device, name, attention):
+        capture, own = pretend.Rerun(), placed(network(name, attention), device)
+        models = [HfTreeModel(network(name, attention))]
+        models += [HfTreeModel(own, capture_forward(own, capture, (1,)))]
+        logs = [model.watch((1,)) for model in models]
+        models[1].prepare(4, 2)
+        count = capture.num_captured
+        texts = dict(enumerate(prompts((90, 33, 40, 1), seed=3)))
+        more = dict(enumerate(prompts((7, 50, 3, 2), seed=4)))
+        for model in models:
+            model.open(texts)
+            model.append({row: more[row] for row in (0, 2)})
+        states = [[log.take(row).cpu() for row in texts] for log in logs]
+        torch.testing.assert_close(*states, atol=LARGEST_DIFFERENCE, rtol=0)
+        for _ in range(2):
+            assert_equal_rounds(models, dict.fromkeys(texts, NodeBlock.chain((5, 9))), (0,))
+        assert capture.num_captured == count, "all were captured before"
+
+    def test_are_read_in_few_forwards(self, device, monkeypatch):
+        models = both(network("llama", "sdpa"), device, pretend.Rerun())
+        models[1].prepare(8, 2)
+        replays, read = [], PromptGraphs.read
+
+        def counted(self, token_ids, cache):
+            replays.append(tuple(token_ids.shape))
+            return read(self, token_ids, cache)
+
+        monkeypatch.setattr(PromptGraphs, "read", counted)
+        texts = dict(enumerate(prompts((120, 3, 28, 30, 32, 500, 1000), seed=3)))
+        for model in models:
+            model.open(texts)
+        assert sorted(replays) == [(1, 120), (1, 500), (4, 32)], "1000 tokens are the network's"
+        assert_equal_rounds(models, dict.fromkeys(texts, NodeBlock.chain((5, 9))), (0,))
+
+    def test_stay_when_the_cache_moves(self, device, monkeypatch):
+        monkeypatch.setitem(RECORDED_ROOM, "least", 64)
+        capture = pretend.Rerun()
+        models = both(network("llama", "sdpa"), device, capture)
+        models[1].prepare(1, 1)
+        count = capture.num_captured
+        for length in (60, 250, 40):
+            for model in models:
+                model.open({0: prompts((length,), seed=length)[0]})
+            assert_equal_rounds(models, {0: NodeBlock.chain((5,))}, (0,))
+            for model in models:
+                model.close(0)
+        assert capture.num_captured - count <= 2, "at most the one node of a round"
+
+
 class TestPrepared:
     """Graphs that are captured before there is a text."""
 
@@ -249,10 +312,10 @@ class TestPrepared:
         capture = pretend.Rerun()
         models = both(network("llama", "sdpa"), device, capture)
         models[1].prepare(2, 4)
-        count = capture.num_captured
         texts = dict(enumerate(prompts((5, 3, 8, 2, 6), seed=3)))
         for model in models:
             model.open(texts)
+        count = capture.num_captured
         with caplog.at_level("INFO", logger="monge"):
             for _ in range(2):
                 assert_equal_rounds(models, {row: NodeBlock.chain((5, 9)) for row in texts}, (0,))

@@ -1,7 +1,6 @@
-"""Chains of draft tokens by one CUDA graph a token: it reads the last token of every text and draws the next."""
+"""Chains of draft tokens by one CUDA graph a token, which reads the last one of every text and draws the next."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -11,7 +10,6 @@ from monge.core.levels import (
     DrawnLevels,
     LevelDraws,
     LevelShape,
-    draw_levels,
     independent,
     named_tokens,
 )
@@ -72,12 +70,18 @@ class ChainGraph:
         self._uniforms = starts.new_zeros(num_rows, LONGEST, dtype=torch.float64)
         # Temperature, top-k, top-p and min-p.
         self._rules = starts.new_ones(4, num_rows, dtype=torch.float64)
-        # Whatever else the replay reads: memory that nobody holds is given to others.
+        # Whatever else the replays read: memory that nobody holds is given to others.
         self._read = read
         self._replay, self._outputs = capture(self._step)
+        self._logits = torch.zeros_like(self._logits)
+        self._replay_first, self._first = capture(lambda: self._draw(self._logits))
 
     def _step(self) -> Outputs:
-        logits = self._read(self._token, self._lengths)
+        self._logits = self._read(self._token, self._lengths)
+        self._lengths.add_(1)
+        return self._draw(self._logits)
+
+    def _draw(self, logits: Tensor) -> Outputs:
         if self._kind == "greedy":
             largest, best = logits.max(-1)
             token, probs = torch.where(largest.isfinite(), best, -1), None
@@ -91,40 +95,39 @@ class ChainGraph:
         token = named_tokens(token, self.draft_ids)
         self._token.copy_(token.clamp_min(0))
         self._drawn.index_copy_(1, self._place, token)
-        self._lengths.add_(1)
         self._place.add_(1)
         return (token,) if probs is None else (token, probs)
 
-    def draw(self, given: LevelDraws, rows: slice, lengths: Sequence[int]) -> DrawnLevels:
-        """Draw chains behind these rows of the cache.
+    def draw(self, given: LevelDraws, rows: slice, lengths: Sequence[int]) -> DrawnLevels | None:
+        """Draw chains behind these rows of the cache; `None` if logits at roots are numbers of another type.
 
         Args:
             given: What they are drawn from, row by row.
             rows: The rows.
             lengths: Their committed tokens.
         """
+        if given.logits.dtype != self._logits.dtype:
+            return None
         depth, rules = len(given.shape.widths), given.shape.rules
-        first = draw_levels(replace(given, shape=replace(given.shape, widths=(1,))), _unread)
         self._lengths.copy_(self._starts)
         self._lengths[rows] = torch.tensor(lengths).to(self._lengths.device, non_blocking=True)
-        self._token[rows] = first.token_ids.clamp_min(0)
         self._uniforms[rows, :depth] = given.uniforms
-        self._drawn[rows, :1] = first.token_ids
-        self._place.fill_(1)
+        self._logits[rows] = given.logits
+        self._place.zero_()
         if self._kind in {"warm", "truncated"}:
             vocab = given.logits.shape[-1]
             top_k = vocab if rules.top_k is None else rules.top_k
             numbers = (rules.temperature, top_k, rules.top_p, rules.min_p)
             for own, number in zip(self._rules, numbers, strict=True):
                 own.fill_(number)
-        probs = [first.probs]
-        for _ in range(depth - 1):
-            self._replay()
+        probs = list[Tensor]()
+        replays = [(self._replay_first, self._first), *[(self._replay, self._outputs)] * (depth - 1)]
+        for replay, outputs in replays:
+            replay()
             # The next replay writes over them.
-            probs += [output[rows].clone() for output in self._outputs[1:]]
-        known = [one for one in probs if one is not None]
+            probs += [output[rows].clone() for output in outputs[1:]]
         token_ids = self._drawn[rows, :depth].clone()
-        return DrawnLevels(token_ids, torch.cat(known, 1) if known else None)
+        return DrawnLevels(token_ids, torch.cat(probs, 1) if probs else None)
 
 
 def masks_behind(lengths: Tensor, columns: Tensor, windows: Sequence[int | None]) -> list[Tensor]:
@@ -142,7 +145,3 @@ def masks_behind(lengths: Tensor, columns: Tensor, windows: Sequence[int | None]
             seen = seen & (places - columns < window)
         masks.append(seen[:, None, None])
     return masks
-
-
-def _unread(token_ids: Tensor, level: int) -> Tensor:
-    raise AssertionError("the only level is not read")

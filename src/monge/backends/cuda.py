@@ -21,6 +21,7 @@ from monge.backends.parity_check import (
     program_obstacle,
     program_spec,
 )
+from monge.backends.prompt_graphs import MOST_TOKENS, PromptGraphs
 from monge.backends.traced import TracedForward, UncompiledForward, all_nodes
 from monge.core.errors import BackendError, UnsupportedModelError
 from monge.core.levels import DrawnLevels, LevelDraws
@@ -178,7 +179,8 @@ class CudaGraphForward(ForwardProgram):
     """A step with one CUDA graph for each number of rows and of nodes, both padded to powers of two.
 
     Graphs are captured by `prepare`, and others at first use. Blocks of more nodes than
-    `_MOST_NODES` run uncaptured. A graph attends to all columns of the cache, because shapes
+    `_MOST_NODES` run uncaptured; the first tokens of short prompts have graphs of their own, of the
+    uncaptured step. A graph attends to all columns of the cache, because shapes
     are fixed; the mask hides unused columns. When the cache moves to other memory, as it does for a
     text that outgrows it, graphs are captured anew.
 
@@ -192,6 +194,7 @@ class CudaGraphForward(ForwardProgram):
 
     name = "cuda_graph"
     widths = WIDTHS
+    prompt_tokens = MOST_TOKENS
 
     def __init__(
         self,
@@ -203,6 +206,7 @@ class CudaGraphForward(ForwardProgram):
         self.module, self.spec, self._capture = module, spec, capture
         self.record = FunctionGraphs(capture)
         self._uncaptured = UncompiledForward(uncaptured or module, spec)
+        self._prompts = PromptGraphs(partial(_captured, capture), self._uncaptured.module, spec)
         self._layout: object = None
         self._chains: dict[tuple[int, str], ChainGraph] = {}
         self._graphs: OrderedDict[tuple[int, int], CapturedGraph] = OrderedDict()
@@ -223,7 +227,7 @@ class CudaGraphForward(ForwardProgram):
         self, num_rows: int, num_nodes: int, cache: TreeCache, *, drafts: bool = False
     ) -> None:
         """See `ForwardProgram`."""
-        device, count = cache.device, len(self._graphs) + len(self._chains)
+        device, count = cache.device, self._num_graphs
         before = _reserved_bytes(device)
         num_rows = _affordable_rows(num_rows, self.spec, cache)
         try:
@@ -244,12 +248,23 @@ class CudaGraphForward(ForwardProgram):
             self._graph(*shape, cache)
         for key in chains:
             self._chain(key, cache, None)
-        if (made := len(self._graphs) + len(self._chains) - count) > 0:
+        if self._has_memory:
+            self._add("prompts", cache, lambda: self._prompts.prepare(rows[-1], device))
+        if (made := self._num_graphs - count) > 0:
             used = (_reserved_bytes(device) - before) / 2**20
             notify(
                 f"{made} CUDA graphs captured for up to {rows[-1]} requests and {nodes[-1]} nodes, "
                 f"{used:.0f} MiB with keys and values"
             )
+
+    def read_prompt(
+        self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
+    ) -> ForwardOutput | None:
+        """See `ForwardProgram`."""
+        found = list[ForwardOutput | None]()
+        if self._has_memory:
+            self._add("prompts", cache, lambda: found.append(self._prompts.read(token_ids, cache)))
+        return found[0] if found else None
 
     def draw_levels(
         self, given: LevelDraws, rows: slice, lengths: Sequence[int], cache: TreeCache
@@ -263,8 +278,12 @@ class CudaGraphForward(ForwardProgram):
         chain = self._chain(key, cache, given.draft_ids)
         return None if chain is None else chain.draw(given, rows, lengths)
 
+    @property
+    def _num_graphs(self) -> int:
+        return len(self._graphs) + len(self._chains) + len(self._prompts)
+
     def clear(self) -> None:
-        """Drop all graphs."""
+        """Drop the graphs that point to the cache."""
         self._graphs.clear()
         self._chains.clear()
 
@@ -290,25 +309,23 @@ class CudaGraphForward(ForwardProgram):
     def _tell(self, key: tuple[int, int | str]) -> None:
         if self._prepared and key not in self._prepared and not self._has_told:
             self._has_told = True
-            what = f"{key[1]} nodes" if isinstance(key[1], int) else f"{key[1]} chains"
             notify(
-                f"{key[0]} requests by {what}: this decoder was prepared for fewer, so more CUDA "
+                f"{key[0]} requests by {_named(key[1])}: this decoder was prepared for fewer, so more CUDA "
                 "graphs are captured while texts are written"
             )
 
     def _add(
-        self, key: tuple[int, int | str], cache: TreeCache, capture: Callable[[], None]
+        self, key: tuple[int, int | str] | str, cache: TreeCache, capture: Callable[[], None]
     ) -> None:
         try:
             capture()
         except torch.OutOfMemoryError as error:
             self._has_memory = False
-            (rows, nodes), mebibytes = key, cache.num_bytes / 2**20
-            what = f"{nodes} nodes" if isinstance(nodes, int) else f"{nodes} chains"
+            mebibytes = cache.num_bytes / 2**20
+            what = key if isinstance(key, str) else f"{key[0]} requests by {_named(key[1])}"
             warnings.warn(
-                f"no memory for the CUDA graph of {rows} requests by {what} with "
-                f"{mebibytes:.0f} MiB of keys and values; {len(self._graphs)} graphs are captured, "
-                f"other sizes run eagerly: {error}",
+                f"no memory for the CUDA graph of {what} with {mebibytes:.0f} MiB of keys and "
+                f"values; {self._num_graphs} graphs are captured, other sizes run eagerly: {error}",
                 stacklevel=7,
             )
         if len(self._graphs) > _MAX_GRAPHS:
@@ -360,6 +377,10 @@ class CudaGraphForward(ForwardProgram):
 
         capture = partial(_captured, self._capture)
         self._chains[key] = ChainGraph(capture, read, starts, kind, draft_ids)
+
+
+def _named(nodes: int | str) -> str:
+    return f"{nodes} nodes" if isinstance(nodes, int) else f"{nodes} chains"
 
 
 def _captured(capture: Capture, work: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:

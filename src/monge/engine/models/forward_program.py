@@ -64,9 +64,9 @@ class ForwardProgram(ABC):
         spec: Shapes and types of its inputs.
         max_nodes: Nodes a row that it reads; larger blocks are the network's.
         widths: Numbers of nodes a row, ascending, if it takes no others. Narrower blocks are padded
-            to the next width, prompts are the network's, and `prepare` is called before decoding.
-        reads_prompts: True if it has `read_prompt`, and needs no first forward of the network to
-            lay out the cache.
+            to the next width, and `prepare` is called before decoding.
+        reads_prompts: True if it reads prompts without a first forward of the network, which lays
+            out the cache.
         prompt_tokens: Tokens of all rows that `read_prompt` reads; more are the network's.
         reads_chains: True if it has `read_chain`.
         record: Runs other functions beside the network, if the backend records them.
@@ -132,9 +132,9 @@ class ForwardProgram(ABC):
 
     def read_prompt(
         self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
-    ) -> ForwardOutput:
-        """Read tokens of prompts; the output has the logits of any one node."""
-        raise NotImplementedError
+    ) -> ForwardOutput | None:
+        """Read tokens of prompts; the output has the logits of any one node. `None` leaves them to the network."""
+        return None
 
     def read_chain(self, token_ids: Sequence[int], start: int, cache: TreeCache) -> ForwardOutput:
         """Read a chain of one row whose nodes see all columns before them, and themselves.

@@ -42,7 +42,7 @@ from monge.engine.models.network_facts import (
     no_tree_reason,
     num_weights,
 )
-from monge.engine.models.tree_cache import RECORDED_ROOM, CacheRow, TreeCache
+from monge.engine.models.tree_cache import RECORDED_ROOM, CacheRow, TreeCache, power_of_two
 
 _PREFILL: Final = 1024
 """Tokens of a prompt that one forward reads: bounds the mask and the activations, not the prompt."""
@@ -50,6 +50,9 @@ _UNWANTED: Final = 1 << 20
 """Most logits that a program may compute without need, for a short prompt and a small vocabulary."""
 _FORWARD: Final = 32
 """Tokens whose reading takes as long as the fixed cost of a forward."""
+_RECORDED: Final = 256
+_LAUNCHED: Final = 1024
+"""The same on a card: a recorded forward waits for the weights, another one for launches of its layers."""
 _ROWS: Final = 64
 """Rows that the program of a module reads: with more, arithmetic counts, and the module does as well."""
 
@@ -188,7 +191,9 @@ class HfTreeModel(HfModel):
                 for sequence, tokens in pieces.items()
                 if len(tokens) > start
             }
-            for group in group_by_length({sequence: len(part) for sequence, part in parts.items()}):
+            sizes = {sequence: len(part) for sequence, part in parts.items()}
+            recorded = self._program.prompt_tokens if self._program and self._program.widths else 0
+            for group in group_by_length(sizes, recorded):
                 self._read(
                     {sequence: NodeBlock.chain(parts[sequence]) for sequence in group},
                     keep_logits=False,
@@ -417,8 +422,10 @@ class HfTreeModel(HfModel):
         program = self._program
         if program is not None and self._cache.is_settled:
             places, size = (token_ids, positions, tuple(masks.values())), token_ids.numel()
-            if program.reads_prompts and not keep_logits and size <= program.prompt_tokens:
-                return program.read_prompt(*places, self._cache)
+            if not keep_logits and size <= program.prompt_tokens:
+                output = program.read_prompt(*places, self._cache)
+                if output is not None:
+                    return output
             is_cheap = size * self.vocab_size <= _UNWANTED and not program.widths
             if token_ids.shape[1] <= program.max_nodes and (keep_logits or is_cheap):
                 return program(*places, self._cache)
@@ -485,7 +492,7 @@ def make_programs(models: Iterable[object]) -> None:
                 model.use_program(model.no_program(error))
 
 
-def group_by_length(sizes: Mapping[int, int]) -> list[list[int]]:
+def group_by_length(sizes: Mapping[int, int], recorded: int = 0) -> list[list[int]]:
     """Split texts into groups that are read in one forward each, padded to their longest text.
 
     A group costs its rows times its longest text, plus the fixed cost of a forward. The cheapest
@@ -493,18 +500,26 @@ def group_by_length(sizes: Mapping[int, int]) -> list[list[int]]:
 
     Args:
         sizes: Tokens of every text, by its number.
+        recorded: Most tokens of a forward that a device need not launch layer by layer, both rows
+            and lengths padded to powers of two; 0 if every forward costs the same.
 
     Returns:
         Numbers of each group, longest texts first.
     """
     keys = sorted(sizes, key=lambda key: -sizes[key])
+
+    def cost(rows: int, longest: int) -> int:
+        padded = power_of_two(rows) * power_of_two(longest)
+        if not recorded:
+            return _FORWARD + rows * longest
+        return _RECORDED + padded if padded <= recorded else _LAUNCHED + rows * longest
+
     least, firsts = [0], [0]
     for stop in range(1, len(keys) + 1):
-        cost, first = min(
-            (least[first] + _FORWARD + (stop - first) * sizes[keys[first]], first)
-            for first in range(stop)
+        found, first = min(
+            (least[first] + cost(stop - first, sizes[keys[first]]), first) for first in range(stop)
         )
-        least.append(cost)
+        least.append(found)
         firsts.append(first)
     groups: list[list[int]] = []
     stop = len(keys)

@@ -1,0 +1,111 @@
+"""Short prompts by CUDA graphs: a network's layers are launched one after another for longer than a card computes."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from monge.backends.chain_graphs import masks_behind
+from monge.engine.models.forward_program import ForwardOutput, ProgramSpec
+from monge.engine.models.tree_cache import TreeCache, power_of_two
+
+MOST_TOKENS: Final = 512
+"""Tokens of all rows that are read together, padding included: with more, arithmetic takes longer than launches."""
+_LEAST: Final = 32
+"""Smallest length that is captured, for fewer graphs."""
+
+Outputs = tuple[Tensor, ...]
+ReadTokens = Callable[[Tensor, tuple[Tensor, Tensor, Tensor], Sequence[Tensor], list[Tensor]], Outputs]
+"""The forward of `TracedForward`."""
+
+
+class PromptGraphs:
+    """Reads the beginnings of texts by one CUDA graph for each number of texts and of tokens, both padded to powers of two.
+
+    Keys and values are written beside the cache and copied into it, so graphs stay when it moves.
+    All graphs write to the same memory.
+
+    Args:
+        capture: Captures work that always uses the same memory; see `backends.cuda.Capture`.
+        read: Reads nodes.
+        spec: Shapes and types of its inputs.
+    """
+
+    def __init__(
+        self,
+        capture: Callable[[Callable[[], Outputs]], tuple[Callable[[], None], Outputs]],
+        read: ReadTokens,
+        spec: ProgramSpec,
+    ) -> None:
+        self._capture, self._read, self._spec = capture, read, spec
+        self._memory = list[Tensor]()
+        self._graphs: dict[tuple[int, int], tuple[Tensor, Callable[[], None], Outputs, object]] = {}
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def prepare(self, num_rows: int, device: torch.device) -> None:
+        """Capture the graphs of up to so many texts."""
+        for power in range(num_rows.bit_length()):
+            width = MOST_TOKENS >> power
+            while width >= _LEAST:
+                self._graph(1 << power, width, device)
+                width //= 2
+
+    def read(self, token_ids: Tensor, cache: TreeCache) -> ForwardOutput | None:
+        """Read the first tokens of texts; `None` if they go on behind others, or are too many.
+
+        Args:
+            token_ids: Their tokens, `[rows, tokens]`.
+            cache: The cache, placed.
+        """
+        rows, size = token_ids.shape
+        shape = power_of_two(rows), max(_LEAST, power_of_two(size))
+        if any(cache.starts) or shape[0] * shape[1] > MOST_TOKENS:
+            return None
+        own, replay, (logits, *states), _ = self._graph(*shape, token_ids.device)
+        own[:rows, :size] = token_ids
+        replay()
+        for kept, written in zip(cache.kept(), self._written(shape), strict=True):
+            kept[:, :, :size] = written[:rows, :, :size]
+        return ForwardOutput(
+            logits=logits[:rows].clone(),
+            states=tuple(state[:rows, :size].clone() for state in states),
+        )
+
+    def _graph(
+        self, rows: int, width: int, device: torch.device
+    ) -> tuple[Tensor, Callable[[], None], Outputs, object]:
+        if (rows, width) not in self._graphs:
+            if not self._memory:
+                self._memory = [
+                    torch.zeros(heads * MOST_TOKENS * size, dtype=self._spec.dtype, device=device)
+                    for heads, size in self._spec.cache_shapes
+                ]
+            own = torch.zeros(rows, width, dtype=torch.int64, device=device)
+            columns = torch.arange(width, device=device)
+            places = columns.repeat(rows, 1), columns.repeat(rows, 1), columns[:1].clone()
+            # A text is read as its nodes would be, each behind the columns before it.
+            masks = [
+                self._formed(mask[:, 0, 0].expand(rows, 1, width, width).clone())
+                for mask in masks_behind(columns, columns, self._spec.windows)
+            ]
+            kept = self._written((rows, width))
+            replay, outputs = self._capture(lambda: self._read(own, places, masks, kept))
+            self._graphs[rows, width] = own, replay, outputs, (places, masks)
+        return self._graphs[rows, width]
+
+    def _formed(self, mask: Tensor) -> Tensor:
+        dtype = self._spec.mask_dtype
+        if dtype == torch.bool:
+            return mask
+        return torch.where(mask, 0.0, torch.finfo(dtype).min).to(dtype)
+
+    def _written(self, shape: tuple[int, int]) -> list[Tensor]:
+        """Keys and values of a number of texts and of tokens."""
+        rows, width = shape
+        return [
+            memory[: rows * heads * width * size].view(rows, heads, width, size)
+            for memory, (heads, size) in zip(self._memory, self._spec.cache_shapes, strict=True)
+        ]
