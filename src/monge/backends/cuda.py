@@ -32,11 +32,11 @@ from monge.engine.models.forward_program import ForwardOutput, ForwardProgram, P
 from monge.engine.models.tree_cache import TreeCache, power_of_two
 from monge.engine.notices import notify
 
-WIDTHS: Final = (1, 2, 4, 8, 16, 32, 64)
-"""Nodes a row for which graphs are captured."""
+WIDTHS: Final = (1, 2, 3, 5, 9, 17, 33, 64)
+"""Nodes a row for which graphs are captured: roots, and drafts of a power of two below them."""
 _MAX_GRAPHS: Final = 64  # the least recently used graph is dropped
-_MOST_NODES: Final = 512
-"""Nodes of all rows for which graphs are prepared: with more, arithmetic takes longer than launches."""
+_MOST_NODES: Final = 1024
+"""Nodes of all rows for which graphs are captured: with more, arithmetic takes longer than launches."""
 _MAX_FUNCTIONS: Final = 256
 _FEW_CALLS: Final = 32
 """Calls of a function with the same shapes before it is captured: a capture stalls a round, a replay saves a part of one."""
@@ -176,7 +176,7 @@ class FunctionGraphs:
 
 
 class CudaGraphForward(ForwardProgram):
-    """A step with one CUDA graph for each number of rows and of nodes, both padded to powers of two.
+    """A step with one CUDA graph for each number of rows, padded to powers of two, and of nodes, padded to `WIDTHS`.
 
     Graphs are captured by `prepare`, and others at first use. Blocks of more nodes than
     `_MOST_NODES` run uncaptured; the first tokens of short prompts have graphs of their own, of the
@@ -240,7 +240,8 @@ class CudaGraphForward(ForwardProgram):
             )
             return
         rows = [1 << power for power in range(num_rows.bit_length())]
-        nodes = [width for width in WIDTHS if width < 2 * num_nodes]
+        widest = next((width for width in WIDTHS if width >= num_nodes), WIDTHS[-1])
+        nodes = [width for width in WIDTHS if width <= widest]
         shapes = [one for one in product(rows, nodes) if one[0] * one[1] <= _MOST_NODES]
         chains = list(product(rows, KINDS)) if drafts else []
         self._prepared |= {*shapes, *chains}

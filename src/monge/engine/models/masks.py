@@ -41,8 +41,6 @@ class UncommittedNodes:
         A node sees itself and its ancestors.
         """
         total = len(self.depths)
-        if self.is_chain:
-            return np.tri(total - first, total, first, dtype=np.bool_)
         mask = np.eye(total, dtype=np.bool_)
         for slot, parent in enumerate(self._parents):
             if parent >= 0:
@@ -75,27 +73,28 @@ def forward_inputs(
 
     Returns:
         Token ids and positions; padding and what a device draws are 0. Visibility over the columns of the cache, up
-        to the end of the widest row; padding sees its own column only, since a query that sees
+        to the end of the widest row; padding sees its own column at least, since a query that sees
         nothing has no attention weights.
     """
-    starts = [
-        length + len(row) - len(block.parents)
-        for length, row, block in zip(lengths, nodes, blocks, strict=True)
-    ]
+    counts = np.array([len(block.parents) for block in blocks])
+    ends = np.array(lengths) + [len(row) for row in nodes]
+    starts, slots = (ends - counts)[:, None], np.arange(width)
+    is_node = slots < counts[:, None]
     token_ids = np.zeros((len(blocks), width), dtype=np.int64)
-    positions = np.zeros((len(blocks), width), dtype=np.int64)
-    visible = np.zeros((len(blocks), width, max(starts) + width), dtype=np.bool_)
+    # As for chains: a node lies behind all that it sees. Padding writes behind the nodes.
+    positions = np.where(is_node, starts + slots, 0)
+    columns = np.arange(starts.max() + width)
+    visible = columns <= (starts + slots)[:, :, None]
     for row, (length, uncommitted, block) in enumerate(zip(lengths, nodes, blocks, strict=True)):
         count, total = len(block.parents), len(uncommitted)
         if isinstance(block, LateBlock):
             token_ids[row, 0] = block.tree.root
         else:
             token_ids[row, :count] = block.token_ids
-        positions[row, :count] = length + np.array(uncommitted.depths[total - count :])
-        visible[row, :count, :length] = True
-        visible[row, :count, length : length + total] = uncommitted.visible(total - count)
-        padding = np.arange(count, width)
-        visible[row, padding, starts[row] + padding] = True
+        if not uncommitted.is_chain:
+            positions[row, :count] = length + np.array(uncommitted.depths[total - count :])
+            visible[row, :count, length:] = False
+            visible[row, :count, length : length + total] = uncommitted.visible(total - count)
     return torch.from_numpy(token_ids), torch.from_numpy(positions), torch.from_numpy(visible)
 
 
