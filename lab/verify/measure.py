@@ -208,8 +208,7 @@ class _Trees:
         if reason is not None:
             return {"skipped": reason}
         verifier, row = as_verifier(rule), self._logits[0]
-        work = lambda: [self._verdicts(verifier, batch, seed) for seed in range(VERDICTS)]  # noqa: E731
-        first = _clock(work, self._device) / VERDICTS / batch
+        first = self._clock(verifier, batch)
         if first > self._settings.limit_s:
             return {
                 "skipped": f"the tree took {first:.2g} s, longer than {self._settings.limit_s:g} s"
@@ -217,14 +216,23 @@ class _Trees:
         seconds, yardstick = [], []
         for _ in range(self._settings.repeats):
             yardstick.append(_clock(lambda: torch.multinomial(row.softmax(0), 1), self._device))  # noqa: TID251 (the yardstick)
-            seconds.append(_clock(work, self._device) / VERDICTS / batch)
+            seconds.append(self._clock(verifier, batch))
         return {
             "tree_s": asdict(Summary.of(seconds)),
             "yardstick_s": asdict(Summary.of(yardstick)),
             "ratio": asdict(Summary.of(paired_ratios(seconds, yardstick))),
         }
 
-    def _verdicts(self, verifier: Verifier, batch: int, seed: int) -> None:
+    def _clock(self, verifier: Verifier, batch: int) -> float:
+        """Seconds a tree. The draws of a request are there before its first round."""
+        draws = [RequestDraws(seed) for seed in range(VERDICTS * batch)]
+        for one in draws:
+            one.peek(1)
+        rounds = [draws[first : first + batch] for first in range(0, len(draws), batch)]
+        work = lambda: [self._verdicts(verifier, own) for own in rounds]  # noqa: E731
+        return _clock(work, self._device) / len(draws)
+
+    def _verdicts(self, verifier: Verifier, draws: Sequence[RequestDraws]) -> None:
         verifier.verify_many(
             [
                 ScoredTree(
@@ -232,9 +240,9 @@ class _Trees:
                     target_laws=NodeLaws(
                         self._logits, self._tree, self._context, (), record=self._record
                     ),
-                    draws=RequestDraws(seed * batch + row),
+                    draws=own,
                 )
-                for row in range(batch)
+                for own in draws
             ]
         )
 

@@ -121,7 +121,10 @@ class ChainGraph:
             for own, number in zip(self._rules, numbers, strict=True):
                 own.fill_(number)
         probs = list[Tensor]()
-        replays = [(self._replay_first, self._first), *[(self._replay, self._outputs)] * (depth - 1)]
+        replays = [
+            (self._replay_first, self._first),
+            *[(self._replay, self._outputs)] * (depth - 1),
+        ]
         for replay, outputs in replays:
             replay()
             # The next replay writes over them.

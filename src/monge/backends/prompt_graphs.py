@@ -16,7 +16,9 @@ _LEAST: Final = 32
 """Smallest length that is captured, for fewer graphs."""
 
 Outputs = tuple[Tensor, ...]
-ReadTokens = Callable[[Tensor, tuple[Tensor, Tensor, Tensor], Sequence[Tensor], list[Tensor]], Outputs]
+ReadTokens = Callable[
+    [Tensor, tuple[Tensor, Tensor, Tensor], Sequence[Tensor], list[Tensor]], Outputs
+]
 """The forward of `TracedForward`."""
 
 

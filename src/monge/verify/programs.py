@@ -1,11 +1,13 @@
 """Verdicts of requests on a device by the tensor programs of `verify/functional.py`.
 
 The host waits once for all requests whose trees have one shape, and for all chains of one kind,
-where the objects wait at every node. What has no program is left to the objects: rules without `programs`, trees that mix ways of
-drawing, logits processors, draws that cannot be peeked, and everything on a CPU, where a vector's
-price is its call. Likewise draws without replacement in layers, whose default rule is `traversal`,
-deterministic candidates of `block` and `rrs` beside nodes with drawn ones, which no tree has, and
-rules that solve a program or search at each node.
+where the objects wait at every node.
+
+Left to the objects are rules without `programs`, trees that mix ways of drawing, logits processors,
+draws that cannot be peeked, and everything on a CPU, where a vector's price is its call. Likewise
+draws without replacement in layers, whose default rule is `traversal`, deterministic candidates of
+`block` and `rrs` beside nodes with drawn ones, which no tree has, and rules that solve a program or
+search at each node.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -239,10 +241,9 @@ def _power_of_two(count: int) -> int:
 
 def _padded(rows: Sequence[Tensor], size: int) -> Tensor:
     """Stack tensors, padded with zeros to a length."""
-    if len({len(row) for row in rows}) > 1:
-        stacked = pad_sequence(list(rows), batch_first=True)
-    else:
-        stacked = torch.stack(list(rows))
+    # Where nothing is to be padded, one call copies all rows.
+    are_equal = len({len(row) for row in rows}) == 1
+    stacked = torch.stack(list(rows)) if are_equal else pad_sequence(list(rows), batch_first=True)
     missing = size - stacked.shape[1]
     return pad(stacked, (0, 0, 0, missing)) if missing else stacked
 
@@ -283,13 +284,13 @@ def _stacked(questions: Sequence[_Question], num_nodes: int) -> tuple[Tensor, ..
         return ()
     # Nodes that a chain does not have repeat a law, which nobody reads.
     laws = [
-        law
-        for one in questions
-        for law in (*one.laws, *one.laws[:1] * (num_nodes - len(one.laws)))
+        law for one in questions for law in (*one.laws, *one.laws[:1] * (num_nodes - len(one.laws)))
     ]
     size = len(questions), num_nodes, -1
     if all(map(_is_dense, laws)):
-        return (torch.stack([law.probs for law in laws if isinstance(law, DenseLaw)]).reshape(size),)
+        return (
+            torch.stack([law.probs for law in laws if isinstance(law, DenseLaw)]).reshape(size),
+        )
     parts = [law.sparse() for law in laws]
     # Padded with mass zero at token 0, which changes nothing.
     return (
