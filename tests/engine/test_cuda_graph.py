@@ -317,6 +317,9 @@ class TestPrepared:
             model.open(texts)
         count = capture.num_captured
         with caplog.at_level("INFO", logger="monge"):
+            for _ in range(3):
+                assert_equal_rounds(models, {row: NodeBlock.chain((5, 9)) for row in texts}, (0,))
+            assert capture.num_captured == count, "a few rounds are not worth it"
             for _ in range(2):
                 assert_equal_rounds(models, {row: NodeBlock.chain((5, 9)) for row in texts}, (0,))
         assert capture.num_captured == count + 1, "a batch of five is captured once"

@@ -1,7 +1,7 @@
 """The compiled backend on a GPU: forwards captured as CUDA graphs, replayed without Python or launches in between."""
 
 import warnings
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +37,9 @@ WIDTHS: Final = (1, 2, 3, 5, 9, 17, 33, 64)
 _MAX_GRAPHS: Final = 64  # the least recently used graph is dropped
 _MOST_NODES: Final = 1024
 """Nodes of all rows for which graphs are captured: with more, arithmetic takes longer than launches."""
+_FEW_FORWARDS: Final = 3
+"""Forwards of a shape that was not prepared before it is captured: its layers are compiled for seconds then, and many a
+shape comes once, such as the text that a draft model missed in a pause."""
 _MAX_FUNCTIONS: Final = 256
 _FEW_CALLS: Final = 32
 """Calls of a function with the same shapes before it is captured: a capture stalls a round, a replay saves a part of one."""
@@ -178,7 +181,7 @@ class FunctionGraphs:
 class CudaGraphForward(ForwardProgram):
     """A step with one CUDA graph for each number of rows, padded to powers of two, and of nodes, padded to `WIDTHS`.
 
-    Graphs are captured by `prepare`, and others at first use. Blocks of more nodes than
+    Graphs are captured by `prepare`, and others once their shape has come a few times. Blocks of more nodes than
     `_MOST_NODES` run uncaptured; the first tokens of short prompts have graphs of their own, of the
     uncaptured step. A graph attends to all columns of the cache, because shapes
     are fixed; the mask hides unused columns. When the cache moves to other memory, as it does for a
@@ -211,6 +214,7 @@ class CudaGraphForward(ForwardProgram):
         self._chains: dict[tuple[int, str], ChainGraph] = {}
         self._graphs: OrderedDict[tuple[int, int], CapturedGraph] = OrderedDict()
         self._prepared = set[tuple[int, int | str]]()
+        self._num_calls = Counter[tuple[int, int]]()
         self._has_memory, self._has_told = True, False
 
     def __call__(
@@ -293,13 +297,19 @@ class CudaGraphForward(ForwardProgram):
         self._follow(cache)
         key = num_rows, num_nodes
         if key not in self._graphs and self._has_memory:
-            if num_rows * num_nodes > _MOST_NODES:
+            if num_rows * num_nodes > _MOST_NODES or self._is_rare(key):
                 return None
             self._tell(key)
             self._add(key, cache, lambda: self._capture_forward(key, cache))
         if key in self._graphs:
             self._graphs.move_to_end(key)
         return self._graphs.get(key)
+
+    def _is_rare(self, key: tuple[int, int]) -> bool:
+        """Count a call of a shape, and return whether it is not worth a graph yet."""
+        self._num_calls[key] += 1
+        is_wanted = not self._prepared or key in self._prepared
+        return not is_wanted and self._num_calls[key] <= _FEW_FORWARDS
 
     def _follow(self, cache: TreeCache) -> None:
         """Drop the graphs of a cache that has moved."""

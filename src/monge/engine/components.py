@@ -233,8 +233,9 @@ class Components:
         """Let the networks make their programs for rounds of up to `max_batch_size` requests."""
         can = self.capabilities
         most = _MOST_NODES if can.max_nodes is None else can.max_nodes
-        # A draft model reads a level at a time, and two tokens where all drafts were accepted.
-        level = min(most, _LEVEL) if can.needs_trees else 2
+        # A draft model reads a level at a time; two tokens where all drafts were accepted, and one
+        # more for each plain round before.
+        level = min(most, _LEVEL) if can.needs_trees else 3
         for model in (self.target, *self.draft_models):
             if isinstance(model, PreparedModel):
                 drafts = model is not self.target
