@@ -103,9 +103,9 @@ class RecentCounts:
             self.usual.update(num_examined, num_accepted, _USUAL_KEEP),
         )
 
-    def aged(self, share: float) -> "RecentCounts":
-        """Return the counts after a share of a round that says nothing about drafts."""
-        recent = self.recent.update(0, 0, _RECENT_KEEP**share, is_asked=False)
+    def aged(self, rounds: float) -> "RecentCounts":
+        """Return the counts after rounds that say nothing about drafts."""
+        recent = self.recent.update(0, 0, _RECENT_KEEP**rounds, is_asked=False)
         return RecentCounts(recent, self.usual)
 
     def tokens(self, depths: int) -> list[float]:

@@ -144,14 +144,13 @@ class Goodput(Controller[SharedState]):
             known = replace(known, model_free=known.model_free.update(*seen, share))
         is_asked = plan.max_depth != 0 and not is_model_free
         if is_asked:
-            known = replace(known, network=known.network.update(*found, share))
-        elif known.cooldown > 0.0:
-            # What was seen before a cooldown says little about the drafts of the probe after it.
-            known = replace(known, network=known.network.aged(share))
-        if is_asked:
             plain_s = latency_of(state, "goodput").round_s(0, record.batch_size)
             lost_s = record.times.total_s - len(record.token_ids) * plain_s
-            known = replace(known, lost_s=max(0.0, known.lost_s + share * lost_s))
+            known = replace(
+                known,
+                network=known.network.update(*found, share),
+                lost_s=max(0.0, known.lost_s + share * lost_s),
+            )
         state.notes["goodput"] = self._paced(known, state, record.batch_size, is_asked=is_asked)
         return state
 
@@ -163,12 +162,10 @@ class Goodput(Controller[SharedState]):
     ) -> Known:
         """Return the state with cooldown and probe moved on by one request's share of a round."""
         share, before = 1.0 / batch_size, known.rounds
-        known = replace(known, rounds=before + share)
         if known.cooldown > 0.0:
             left = max(0.0, known.cooldown - share)
-            return replace(known, cooldown=left, probe=float(self.probe), lost_s=0.0)
-        if is_asked:
-            known = replace(known, probe=known.probe - share)
+            return replace(known, rounds=before + share, cooldown=left)
+        known = replace(known, rounds=before + share, probe=known.probe - share * is_asked)
         # Once a round: forecasts for each of many requests would take longer than drafts.
         if known.probe > 0.0 or int(known.rounds + 0.5 * share) == int(before + 0.5 * share):
             return known
@@ -183,7 +180,17 @@ class Goodput(Controller[SharedState]):
             return known
         backoff = min(max(2 * known.backoff, self.first_cooldown), self.last_cooldown)
         repaid = min(known.lost_s / (_LOST * forecasts[0].seconds), self.last_cooldown)
-        return replace(known, cooldown=max(float(backoff), repaid), backoff=backoff)
+        cooldown = max(float(backoff), repaid)
+        # What was seen before a cooldown says little about the drafts of the probe after it.
+        network = known.network.aged(cooldown)
+        return Known(
+            probe=float(self.probe),
+            network=network,
+            model_free=known.model_free,
+            rounds=known.rounds,
+            cooldown=cooldown,
+            backoff=backoff,
+        )
 
     def _network(
         self, shared: SharedState, known: Known, count: int, batch_size: int
