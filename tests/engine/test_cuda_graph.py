@@ -543,6 +543,16 @@ class TestTexts:
         # The cache stays where it is, so its graphs do; verdicts are captured once they come again.
         assert capture.num_captured - count <= 3
 
+    @pytest.mark.parametrize(("drafter", "nodes"), [("none", 1), ("ngram(3)", 5)])
+    def test_no_wider_blocks_are_prepared_than_a_drafter_asks_for(
+        self, device, monkeypatch, caplog, drafter, nodes
+    ):
+        monkeypatch.setattr(cuda_graph, "GraphCapture", lambda _: pretend.Rerun())
+        with caplog.at_level("INFO", logger="monge"):
+            monge.load(placed(network("llama", "sdpa"), device), drafter=drafter, backend="compiled")
+        (told,) = (one.message for one in caplog.records if "CUDA graphs captured" in one.message)
+        assert f"and {nodes} node" in told
+
     def test_what_cannot_be_recorded_runs_as_it_is(self, device):
         target = network("llama", "sdpa")
         with pytest.warns(

@@ -195,7 +195,7 @@ def model_free(
         max_width=max_width,
         max_depth=max_depth,
         needs_trees=max_width > 1,
-        max_nodes=max_depth if max_width == 1 else max_nodes,
+        max_nodes=max_depth if max_width <= 1 else max_nodes,
         num_successors=num_successors,
         runs_network=False,
     )
