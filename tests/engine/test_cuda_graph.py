@@ -549,7 +549,9 @@ class TestTexts:
     ):
         monkeypatch.setattr(cuda_graph, "GraphCapture", lambda _: pretend.Rerun())
         with caplog.at_level("INFO", logger="monge"):
-            monge.load(placed(network("llama", "sdpa"), device), drafter=drafter, backend="compiled")
+            monge.load(
+                placed(network("llama", "sdpa"), device), drafter=drafter, backend="compiled"
+            )
         (told,) = (one.message for one in caplog.records if "CUDA graphs captured" in one.message)
         assert f"and {nodes} node" in told
 

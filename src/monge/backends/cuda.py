@@ -377,13 +377,11 @@ class CudaGraphForward(ForwardProgram):
         (rows, kind), kept = key, cache.kept(slice(0, key[0]))
         columns = torch.arange(cache.capacity, device=cache.device)
         starts, shown = columns[-self.widths[-1]].repeat(rows), columns[:1].clone()
-        dtype, windows = self.spec.mask_dtype, self.spec.windows
+        spec = self.spec
 
         def read(token_ids: Tensor, lengths: Tensor) -> Tensor:
-            places, masks = lengths[:, None], masks_behind(lengths, columns, windows)
-            if dtype != torch.bool:
-                hidden = torch.finfo(dtype).min
-                masks = [torch.where(mask, 0.0, hidden).to(dtype) for mask in masks]
+            places = lengths[:, None]
+            masks = masks_behind(lengths, columns, spec.windows, spec.mask_dtype)
             return self.module(token_ids, (places, places, shown), masks, kept)[0]
 
         capture = partial(_captured, self._capture)

@@ -89,20 +89,15 @@ class PromptGraphs:
             columns = torch.arange(width, device=device)
             places = columns.repeat(rows, 1), columns.repeat(rows, 1), columns[:1].clone()
             # A text is read as its nodes would be, each behind the columns before it.
+            spec = self._spec
             masks = [
-                self._formed(mask[:, 0, 0].expand(rows, 1, width, width).clone())
-                for mask in masks_behind(columns, columns, self._spec.windows)
+                mask[:, 0, 0].expand(rows, 1, width, width).clone()
+                for mask in masks_behind(columns, columns, spec.windows, spec.mask_dtype)
             ]
             kept = self._written((rows, width))
             replay, outputs = self._capture(lambda: self._read(own, places, masks, kept))
             self._graphs[rows, width] = own, replay, outputs, (places, masks)
         return self._graphs[rows, width]
-
-    def _formed(self, mask: Tensor) -> Tensor:
-        dtype = self._spec.mask_dtype
-        if dtype == torch.bool:
-            return mask
-        return torch.where(mask, 0.0, torch.finfo(dtype).min).to(dtype)
 
     def _written(self, shape: tuple[int, int]) -> list[Tensor]:
         """Keys and values of a number of texts and of tokens."""
