@@ -241,11 +241,15 @@ def _power_of_two(count: int) -> int:
 
 def _padded(rows: Sequence[Tensor], size: int) -> Tensor:
     """Stack tensors, padded with zeros to a length."""
-    # Where nothing is to be padded, one call copies all rows.
-    are_equal = len({len(row) for row in rows}) == 1
-    stacked = torch.stack(list(rows)) if are_equal else pad_sequence(list(rows), batch_first=True)
+    stacked = _joined(rows)
     missing = size - stacked.shape[1]
     return pad(stacked, (0, 0, 0, missing)) if missing else stacked
+
+
+def _joined(rows: Sequence[Tensor]) -> Tensor:
+    """Stack tensors, padded with zeros to the longest. Where nothing is to be padded, one call copies all."""
+    are_equal = len({len(row) for row in rows}) == 1
+    return torch.stack(list(rows)) if are_equal else pad_sequence(list(rows), batch_first=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,8 +298,8 @@ def _stacked(questions: Sequence[_Question], num_nodes: int) -> tuple[Tensor, ..
     parts = [law.sparse() for law in laws]
     # Padded with mass zero at token 0, which changes nothing.
     return (
-        pad_sequence([part.probs for part in parts], batch_first=True).reshape(size),
-        pad_sequence([part.token_ids for part in parts], batch_first=True).reshape(size),
+        _joined([part.probs for part in parts]).reshape(size),
+        _joined([part.token_ids for part in parts]).reshape(size),
     )
 
 
