@@ -14,10 +14,9 @@ from monge.backends import cuda as cuda_graph
 from monge.backends.cuda import (
     FunctionGraphs,
     GraphCapture,
-    ModuleGraph,
     capture_forward,
-    capture_module,
 )
+from monge.backends.module_graphs import ModuleGraph, capture_module
 from monge.backends.prompt_graphs import PromptGraphs
 from monge.core.errors import BackendError
 from monge.core.model import NodeBlock
@@ -142,7 +141,7 @@ def test_what_a_replay_reads_is_kept(device):
 
 
 def test_few_are_kept(device, monkeypatch):
-    monkeypatch.setattr(cuda_graph, "_MAX_GRAPHS", 2)
+    monkeypatch.setattr(cuda_graph, "MAX_GRAPHS", 2)
     capture = pretend.Rerun()
     model = captured_model(placed(network("llama", "sdpa"), device), capture)
     model.open({0: (5, 6)})

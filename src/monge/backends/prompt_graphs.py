@@ -48,7 +48,7 @@ class PromptGraphs:
         return len(self._graphs)
 
     def prepare(self, num_rows: int, device: torch.device) -> None:
-        """Capture the graphs of up to so many texts."""
+        """Capture the graphs of every number of texts up to this one."""
         for power in range(num_rows.bit_length()):
             width = MOST_TOKENS >> power
             while width >= _LEAST:

@@ -106,8 +106,9 @@ class Compiled(Backend):
         return HfTreeModel(network, make_step(), make_step, ModuleProgram, pack_draft_module)
 
     def _on_gpu(self, network: PreTrainedModel) -> HfTreeModel:
-        from monge.backends.cuda import GraphCapture, capture_forward, capture_module
+        from monge.backends.cuda import GraphCapture, capture_forward
         from monge.backends.fused_layers import compiler_for
+        from monge.backends.module_graphs import capture_module
 
         capture, compiler = GraphCapture(network.device), compiler_for(network.device)
         make_step = partial(capture_forward, network, capture, compiler=compiler)

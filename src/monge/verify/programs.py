@@ -171,7 +171,7 @@ class _Question:
 
     @property
     def is_padded(self) -> bool:
-        """True for chains of which one call takes several lengths."""
+        """True for chains, which one call takes in several lengths."""
         return self.program in _OF_CHAINS and self.children == _chain(len(self.children))
 
 
@@ -283,7 +283,7 @@ class _Answer:
 
 
 def _stacked(questions: Sequence[_Question], num_nodes: int) -> tuple[Tensor, ...]:
-    """Return draft laws of so many nodes as the fields of `DraftLaws`; none if the program reads none."""
+    """Return the fields of `DraftLaws`, padded to a number of nodes; none if the program reads none."""
     if not questions[0].laws:
         return ()
     # Nodes that a chain does not have repeat a law, which nobody reads.

@@ -1,0 +1,171 @@
+"""Small modules beside a network, such as heads and the output layer, captured as CUDA graphs."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from monge.backends.chain_graphs import ChainGraph, is_chain, kind_of, masks_behind
+from monge.backends.cuda import MAX_GRAPHS, WIDTHS, Capture, CapturedGraph, Outputs, captured
+from monge.backends.parity_check import as_backend_error, check_module
+from monge.core.levels import DrawnLevels, LevelDraws
+from monge.core.model import CachedStep, Forward
+
+
+class ModuleGraph:
+    """A small module beside a network, with one CUDA graph for each number of rows of `WIDTHS`.
+
+    Graphs are captured by `prepare`, or at first use.
+    """
+
+    def __init__(self, module: torch.nn.Module, capture: Capture) -> None:
+        self._module, self._capture = module, capture
+        self._graphs: dict[int, CapturedGraph] = {}
+
+    def __call__(self, *inputs: Tensor) -> Outputs:
+        rows = len(inputs[0])
+        width = next((width for width in WIDTHS if width >= rows), None)
+        if width is None:
+            return self._module(*inputs)
+        with torch.inference_mode():
+            if width not in self._graphs:
+                self._graphs[width] = self._captured(inputs, width)
+            graph = self._graphs[width]
+            for own, given in zip(graph.inputs, inputs, strict=True):
+                own[:rows].copy_(given, non_blocking=True)
+            graph.replay()
+            return tuple(output[:rows].clone() for output in graph.outputs)
+
+    def prepare(self, like: Sequence[Tensor]) -> None:
+        """Capture all graphs, for inputs of these widths and types."""
+        for width in WIDTHS:
+            self(*(one.new_zeros(width, *one.shape[1:]) for one in like))
+
+    def _captured(self, inputs: Sequence[Tensor], width: int) -> CapturedGraph:
+        own = tuple(given.new_zeros(width, *given.shape[1:]) for given in inputs)
+        replay, outputs = captured(self._capture, lambda: self._module(*own))
+        return CapturedGraph(own, (), replay, outputs, ())
+
+
+class StepGraph:
+    """A `CachedStep` with one CUDA graph for each number of texts and of nodes, captured at first use.
+
+    Graphs give logits of all nodes, and see all columns of the cache. They are captured anew when
+    it moves.
+    """
+
+    def __init__(self, module: CachedStep, capture: Capture) -> None:
+        self._module, self._capture = module, capture
+        self._capacity = 0
+        self._graphs: OrderedDict[tuple[int, ...], CapturedGraph] = OrderedDict()
+        self._chains: OrderedDict[tuple[Any, ...], tuple[ChainGraph, Tensor]] = OrderedDict()
+
+    def __call__(
+        self,
+        token_ids: Tensor,
+        states: Tensor,
+        places: tuple[Tensor, Tensor, Tensor],
+        mask: Tensor,
+        kept: Sequence[Tensor],
+    ) -> Outputs:
+        positions, columns, shown = places
+        self._follow(kept)
+        # A cache gives the same tensors while it stays; graphs hold theirs, so no name comes twice.
+        key = (*token_ids.shape, id(kept[0]))
+        inputs = token_ids, states, positions, columns
+        with torch.inference_mode():
+            if key not in self._graphs:
+                self._graphs[key] = self._captured(inputs, kept)
+                if len(self._graphs) > MAX_GRAPHS:
+                    self._graphs.popitem(last=False)
+            self._graphs.move_to_end(key)
+            graph = self._graphs[key]
+            for own, given in zip(graph.inputs, inputs, strict=True):
+                own.copy_(given, non_blocking=True)
+            (seen,) = graph.masks
+            seen.fill_(False)
+            seen[..., : mask.shape[-1]] = mask
+            graph.replay()
+            found, logits = graph.outputs
+            return found.clone(), logits[shown]
+
+    def draw_levels(
+        self, given: LevelDraws, states: Tensor, lengths: Sequence[int], kept: Sequence[Tensor]
+    ) -> DrawnLevels | None:
+        """Draw chains behind texts, by one graph a number of rows and kind of sampling rules; `None` for other trees.
+
+        Args:
+            given: What they are drawn from.
+            states: The head's states at the roots, `[rows, 1, width]`.
+            lengths: Committed tokens of the rows.
+            kept: Keys and values of the rows.
+        """
+        if not is_chain(given.shape):
+            return None
+        self._follow(kept)
+        kind = kind_of(given.shape.rules)
+        key = kind, id(kept[0]), id(given.draft_ids)
+        if key not in self._chains:
+            starts = torch.tensor(lengths).to(states.device)
+            self._chains[key] = self._captured_chain(given, states, starts, kept)
+            if len(self._chains) > MAX_GRAPHS:
+                self._chains.popitem(last=False)
+        self._chains.move_to_end(key)
+        chain, own = self._chains[key]
+        own.copy_(states)
+        return chain.draw(given, slice(0, len(lengths)), lengths)
+
+    def _captured_chain(
+        self, given: LevelDraws, states: Tensor, starts: Tensor, kept: Sequence[Tensor]
+    ) -> tuple[ChainGraph, Tensor]:
+        own = states.clone()
+        columns = torch.arange(kept[0].shape[2], device=states.device)
+        every = torch.arange(len(starts), device=states.device)
+
+        def read(token_ids: Tensor, lengths: Tensor) -> Tensor:
+            (mask,) = masks_behind(lengths, columns, [self._module.window])
+            places = lengths[:, None], lengths[:, None], every
+            found, logits = self._module(token_ids, own, places, mask, kept)
+            own.copy_(found)
+            return logits[:, None]
+
+        capture = partial(captured, self._capture)
+        kind = kind_of(given.shape.rules)
+        return ChainGraph(capture, read, starts, kind, given.draft_ids), own
+
+    def _follow(self, kept: Sequence[Tensor]) -> None:
+        """Drop the graphs of a cache that has moved."""
+        if kept[0].shape[2] != self._capacity:
+            self._graphs.clear()
+            self._chains.clear()
+            self._capacity = kept[0].shape[2]
+
+    def _captured(self, inputs: Sequence[Tensor], kept: Sequence[Tensor]) -> CapturedGraph:
+        token_ids, states, positions, columns = (one.clone() for one in inputs)
+        (batch, nodes), device = token_ids.shape, token_ids.device
+        every = torch.arange(batch * nodes, device=device)
+        mask = torch.ones(batch, 1, nodes, kept[0].shape[2], dtype=torch.bool, device=device)
+        places = positions, columns, every
+        replay, outputs = captured(
+            self._capture, lambda: self._module(token_ids, states, places, mask, kept)
+        )
+        own = token_ids, states, positions, columns
+        return CapturedGraph(own, (mask,), replay, outputs, (every, *kept))
+
+
+def capture_module(capture: Capture, module: torch.nn.Module, like: Sequence[Tensor]) -> Forward:
+    """Make a module's graphs, and check them against the module; see `ModuleHost.module_program`.
+
+    Raises:
+        BackendError: If the module cannot be captured; the message gives the reason.
+    """
+    is_step = isinstance(module, CachedStep)
+    program = StepGraph(module, capture) if is_step else ModuleGraph(module, capture)
+    with as_backend_error(f"{type(module).__name__} cannot be captured"):
+        check_module(module, program, like, "captured")
+        if isinstance(program, ModuleGraph):
+            program.prepare(like)
+    return program
