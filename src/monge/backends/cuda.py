@@ -31,7 +31,7 @@ from monge.engine.models.tree_cache import TreeCache, power_of_two
 from monge.engine.notices import notify
 
 WIDTHS: Final = (1, 2, 3, 5, 9, 17, 33, 64)
-"""Nodes a row for which graphs are captured: roots, and drafts of a power of two below them."""
+"""Nodes a row for which graphs are captured: a root and a draft of a power of two, and 64 at most."""
 MAX_GRAPHS: Final = 64  # the least recently used graph is dropped
 _MOST_NODES: Final = 1024
 """Nodes of all rows for which graphs are captured: with more, arithmetic takes longer than launches."""
@@ -179,11 +179,11 @@ class FunctionGraphs:
 class CudaGraphForward(ForwardProgram):
     """A step with one CUDA graph for each number of rows, padded to powers of two, and of nodes, padded to `WIDTHS`.
 
-    Graphs are captured by `prepare`, and others once their shape has come a few times. Blocks of more nodes than
-    `_MOST_NODES` run uncaptured; the first tokens of short prompts have graphs of their own, of the
-    uncaptured step. A graph attends to all columns of the cache, because shapes
-    are fixed; the mask hides unused columns. When the cache moves to other memory, as it does for a
-    text that outgrows it, graphs are captured anew.
+    Graphs are captured by `prepare`, and others once their shape has come a few times. Blocks of
+    more nodes than `_MOST_NODES` run uncaptured. The first tokens of short prompts have graphs of
+    their own, see `PromptGraphs`. A graph attends to all columns of the cache, because shapes are
+    fixed; the mask hides unused columns. When the cache moves to other memory, as it does for a text
+    that outgrows it, graphs are captured anew.
 
     Args:
         module: The step that is captured.
