@@ -11,6 +11,7 @@ import torch
 
 import monge
 from monge.backends import cuda as cuda_graph
+from monge.backends.chain_graphs import ChainGraph
 from monge.backends.cuda import (
     FunctionGraphs,
     GraphCapture,
@@ -19,7 +20,9 @@ from monge.backends.cuda import (
 from monge.backends.module_graphs import ModuleGraph, capture_module
 from monge.backends.prompt_graphs import PromptGraphs
 from monge.core.errors import BackendError
+from monge.core.levels import LevelDraws, LevelShape
 from monge.core.model import NodeBlock
+from monge.core.sampling_rules import SamplingRules
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.models.network_facts import OutputLayer
 from monge.engine.models.tree_cache import RECORDED_ROOM, TreeCache
@@ -569,3 +572,16 @@ class TestTexts:
 def written(decoder, rules):
     results = decoder.generate(list(prompts((9, 4), seed=5)), max_new_tokens=10, seed=3, **rules)
     return [result.token_ids for result in results]
+
+
+def test_chains_behind_logits_of_another_type_are_left_to_levels():
+    """Rounded to the type of the graph, they would be another law."""
+    starts, shape = (
+        torch.tensor([4]),
+        LevelShape(widths=(1, 1), replacement=True, rules=SamplingRules()),
+    )
+    chain = ChainGraph(pretend.Rerun(), lambda *_: torch.zeros(1, 1, 7), starts, "plain", None)
+    uniforms = torch.zeros(1, 2, dtype=torch.float64)
+    for dtype, is_drawn in ((torch.float32, True), (torch.float64, False)):
+        given = LevelDraws(torch.zeros(1, 1, 7, dtype=dtype), uniforms, shape)
+        assert (chain.draw(given, slice(0, 1), (4,)) is not None) == is_drawn
