@@ -17,8 +17,7 @@ from monge.core.law import places_of
 
 _FEW: Final = 512  # masses that are sorted in the time of a few calls
 _BUCKET_BITS: Final = 10
-_UNIT: Final = 2.0**-53  # rounding of one addition, where sums are at most 1
-_EVERYTHING: Final = (0.0, 0.0, 0.0, math.inf)
+_EVERYTHING: Final = (0.0, 0.0, math.inf)
 
 
 def most_probable(
@@ -49,14 +48,13 @@ def most_probable(
 
 
 def most_probable_ids(probs: Float64[Tensor, " vocab"], top_p: float) -> Int64[Tensor, " support"]:
-    """Return the tokens of one law that top-p keeps, in increasing order; the host may wait."""
+    """Return the tokens of one law that top-p keeps, in increasing order; the host waits."""
     if probs.is_cpu:
         return torch.from_numpy(_selected(probs.detach().numpy(), top_p))
     return places_of(most_probable(probs, probs.new_full((1,), top_p)))
 
 
 def _selected(masses: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
-    """Return the tokens that top-p keeps, in increasing order; all of a law that is NaN."""
     if not top_p < 1 or math.isnan(masses[0]):
         return np.arange(masses.size)
     # All smaller masses together are less than what top-p leaves out.
@@ -72,42 +70,32 @@ def _selected(masses: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
 def _places(masses: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
     """Return what a full sort keeps, although only masses near the smallest that stays are sorted.
 
-    A sum in another order differs from the running sum of the sort by rounding. Where that could
-    decide, all masses are sorted.
+    Where the rounding of a sum in another order could decide, all masses are sorted.
     """
-    for above, rounding, low, high in (_interval(masses, top_p), _EVERYTHING):
+    for above, low, high in (_interval(masses, top_p), _EVERYTHING):
         is_kept = masses > high
         places = np.flatnonzero((masses >= low) & (masses <= high))
         if low == high:
             count = (top_p - above) / low
-            if abs(count - round(count)) * low > rounding:
+            if abs(count - round(count)) * low > _rounding(masses):
                 is_kept[places[: math.ceil(count)]] = True
                 break
             continue
-        order = np.argsort(-masses[places], kind="stable")
-        ordered = masses[places[order]]
-        before = above + (ordered.cumsum() - ordered)
+        places = places[np.argsort(-masses[places], kind="stable")]
+        before = above + (masses[places].cumsum() - masses[places])
         # With nothing above, these are the very sums of a full sort.
-        if above == 0 or np.abs(before - top_p).min() > rounding:
-            is_kept[places[order[before < top_p]]] = True
+        if above == 0 or np.abs(before - top_p).min() > _rounding(masses):
+            is_kept[places[before < top_p]] = True
             break
     return np.flatnonzero(is_kept)
 
 
-def _rounding(masses: NDArray[np.float64]) -> float:
-    """Return a bound of the rounding of a running sum and of another sum, together."""
-    return (2 * masses.size + 64) * _UNIT
+def _interval(masses: NDArray[np.float64], top_p: float) -> tuple[float, float, float]:
+    """Return the mass above an interval, and its ends, between which the smallest mass that stays is.
 
-
-def _interval(masses: NDArray[np.float64], top_p: float) -> tuple[float, float, float, float]:
-    """Return an interval of few or equal masses that holds the smallest mass that stays.
-
-    Returns:
-        The mass above the interval, a bound of the rounding of sums, and the least and largest mass
-        of the interval. It holds all masses where rounding could decide.
+    The interval holds few or equal masses, or all of them where rounding could decide.
     """
-    above, part = 0.0, masses
-    rounding = _rounding(masses)
+    above, part, rounding = 0.0, masses, _rounding(masses)
     low, high = part.min(), part.max()
     while part.size > _FEW and low < high:
         # A histogram of bits, which have the order of the masses, since these are not negative.
@@ -122,6 +110,10 @@ def _interval(masses: NDArray[np.float64], top_p: float) -> tuple[float, float, 
         if place and top_p - (above := float(reach[place - 1])) <= rounding:
             return _EVERYTHING
         part = part[np.flatnonzero(bucket == reach.size - 1 - place)]
-        rounding += part.size * (float(reach[place]) - above) * _UNIT
         low, high = part.min(), part.max()
-    return above, rounding, float(low), float(high)
+    return above, float(low), float(high)
+
+
+def _rounding(masses: NDArray[np.float64]) -> float:
+    """Bound the rounding of ten sums: of the sort, of at most seven histograms, and of the last few masses."""
+    return 10 * (masses.size + 8) * 2.0**-53
