@@ -17,6 +17,7 @@ from monge.bench.pair import load_pair
 from monge.bench.provenance import busy_note, provenance
 from monge.bench.runner import OnCall, Settings
 from monge.cli import options
+from monge.cli.bench_decode import mode as rules_in_words
 from monge.cli.console import (
     plain_table,
     print_tables,
@@ -35,6 +36,7 @@ OUT: Final = Path("never-slower")
 WAYS: Final = (DEFAULT, DROP_IN)
 QUICK: Final = Settings(max_new_tokens=32, batch_sizes=(1, 4))
 _FULL: Final = {"batch_sizes": (1, 4, 16), "temperatures": (0.0, 0.7, 1.0)}
+_TOP_P: Final[dict[str, Any]] = {"temperatures": (0.7,), "top_p": 0.9}
 _MOST_REPEATS: Final = 1000  # the time limit ends them
 
 
@@ -68,13 +70,15 @@ def main(
     """Compare the defaults with plain decoding, and show the worst cell first.
 
     Cells are classes of prompts, temperatures, batch sizes and ways of calling the library: as it
-    is, and inside `transformers`. Intervals are of 95 %, by resampling prompts. Prints Markdown;
-    with `--json` the last line of standard output is one JSON object.
+    is, and inside `transformers`. T = 0.7 is also measured with top-p 0.9, unless --top-k, --top-p
+    or --min-p is given. Intervals are of 95 %, by resampling prompts. Prints Markdown; with `--json`
+    the last line of standard output is one JSON object.
 
     **Examples**
 
         python -m lab.never_slower --quick
         python -m lab.never_slower --target smollm2 --draft smollm2-head --backend compiled
+        python -m lab.never_slower --target smollm2 --draft smollm2-head --temperature 0.7 --top-p 0.9
     """
     quiet_host()
     options.set_threads(threads)
@@ -89,7 +93,9 @@ def main(
             raise unknown_name("class of prompts", name, tasks)
     chosen = [(name, kind) for name in task or tasks for kind in way or WAYS]
     total_s = 60 * (minutes or (5 if quick else 60))
-    settings = replace(settings, repeats=_MOST_REPEATS, time_limit_s=total_s / len(chosen))
+    passes = [settings, *usual_top_p(settings)]
+    limit_s = total_s / (len(chosen) * len(passes))
+    passes = [replace(rules, repeats=_MOST_REPEATS, time_limit_s=limit_s) for rules in passes]
     loading = changed(load)
     target, draft = loading.pop("target", None), loading.pop("draft", None)
     with working("loading the models"):
@@ -110,7 +116,8 @@ def main(
     with call_bar() as tell:
         for number, (name, kind) in enumerate(chosen, start=1):
             on_call = named(tell, f"{number} of {len(chosen)}: {name}")
-            cells += measured_cells(pair, name, kind, token_ids[name], settings, on_call=on_call)
+            for rules in passes:
+                cells += measured_cells(pair, name, kind, token_ids[name], rules, on_call=on_call)
     cells.sort(key=lowest)
     document: dict[str, Any] = {
         "worst": asdict(cells[0]),
@@ -135,6 +142,13 @@ def main(
         raise OptionError("every cell failed, so nothing was measured; the reasons are listed")
 
 
+def usual_top_p(settings: Settings) -> list[Settings]:
+    """Return the settings of the cells with top-p, if there are any."""
+    if settings.truncation or _TOP_P["temperatures"][0] not in settings.temperatures:
+        return []
+    return [replace(settings, **_TOP_P)]
+
+
 def named(tell: OnCall, where: str) -> OnCall:
     """Say where a call is; how many calls there are is left to the time limit."""
 
@@ -153,10 +167,11 @@ def lowest(cell: Cell) -> float:
 
 def table(cells: Sequence[Cell]) -> Table:
     """Return a table of cells as they come, and how many reach the goal."""
-    names = ("T", "batch", "over plain", "95 % interval", "tokens/s", "plain")
+    names = ("rules", "batch", "over plain", "95 % interval", "tokens/s", "plain")
     made = plain_table("The defaults over plain decoding", "prompts, way", names)
     for cell in cells:
-        place = (f"{cell.task}, {cell.way}", f"{cell.temperature:g}", str(cell.batch_size))
+        mode = rules_in_words(cell.temperature, cell.truncation)
+        place = (f"{cell.task}, {cell.way}", mode, str(cell.batch_size))
         if cell.ratio is None:
             made.add_row(*place, "failed", "", "", "")
             continue

@@ -5,7 +5,7 @@ decode each batch one after the other, in rotating order, so a slow minute of th
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, Final
@@ -46,6 +46,7 @@ class Cell:
         way: `monge` beside its own plain decoding, or `drop-in`: `model.generate` of `transformers`
             after `monge.accelerate`, beside itself before.
         temperature: 0 is greedy.
+        truncation: Top-k, top-p and min-p, where they are set.
         batch_size: Rows of a call.
         ratio: Speed over that of plain decoding.
         low: Lower end of its 95 % interval; `None` of a single prompt or batch.
@@ -60,6 +61,7 @@ class Cell:
     way: str
     temperature: float
     batch_size: int
+    truncation: Mapping[str, Any] = field(default_factory=dict)
     ratio: float | None = None
     low: float | None = None
     high: float | None = None
@@ -157,7 +159,8 @@ def measured_cells(
     places = product(settings.temperatures, settings.batch_sizes)
     cells: list[Cell] = []
     for temperature, size in places:
-        cell = Cell(task=task, way=way, temperature=temperature, batch_size=size)
+        rules = {"temperature": temperature, "truncation": settings.truncation}
+        cell = Cell(task=task, way=way, batch_size=size, **rules)
         failure = _failure(found, temperature, size)
         if failure is not None:
             cells.append(replace(cell, failure=failure))

@@ -9,6 +9,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from lab.command import run
+from lab.verify.laws import VOCAB_SIZES, measure_laws
 from lab.verify.measure import QUICK, VerifySettings, measure
 from monge.bench.provenance import busy_note
 from monge.cli import options
@@ -34,6 +35,11 @@ def main(
     tree: list[str] | None = options.measuring(
         None, "A tree, measured in place of nodes; may be repeated.", "none"
     ),
+    laws: bool = options.switch(
+        "--laws",
+        options.MEASURING,
+        "Measure laws of logits under sampling rules in place of rules.",
+    ),
     batch: list[int] | None = options.measuring(
         None, "Nodes or trees of one measurement; may be repeated.", VerifySettings().batch_sizes
     ),
@@ -53,15 +59,25 @@ def main(
     its residual and the draw of the emitted token. With `--tree` a whole tree is verified, and the
     target's laws are made of its logits inside the clock; a time is the mean over eight verdicts
     of a batch, each from other draws. A rule that is too slow at a size, or not exact for the candidates, is
-    listed with the reason. With `--json` the last line of standard output is one JSON object.
+    listed with the reason. With `--laws` the law of one row of logits is made under several sampling
+    rules, peaked and flat, beside that at temperature 1. With `--json` the last line of standard output is one JSON object.
 
     **Examples**
 
         python -m lab.verify --quick
         python -m lab.verify --rules optimal --rules k_seq --vocab 131072 --candidates 8
+        python -m lab.verify --laws --repeats 50
         python -m lab.verify --vocab 49152 --support 64 --tree "chain(4)" --tree "fixed_width((4, 1, 1, 1), 'iid')"
     """
     options.set_threads(threads)
+    if laws:
+        document = measure_laws(
+            vocab or VOCAB_SIZES, repeats or VerifySettings().repeats, usable_device(device)
+        )
+        report_laws(document)
+        if as_json:
+            print(json.dumps(document))
+        return
     lists = {
         "rules": rules,
         "vocab_sizes": vocab,
@@ -125,6 +141,23 @@ def report(document: dict[str, Any]) -> None:
         console.print()
     if (note := busy_note()) is not None:
         console.print(note, style="yellow", markup=False)
+
+
+def report_laws(document: dict[str, Any]) -> None:
+    """One table a vocabulary and kind of logits."""
+    cells: dict[str, list[dict[str, Any]]] = {}
+    for record in document["cells"]:
+        cells.setdefault(f"vocabulary {record['vocab']}, {record['logits']}", []).append(record)
+    for title, records in cells.items():
+        shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+        for column in ("rules", "us a law", "x temperature 1", "tokens"):
+            shown.add_column(column, justify="left" if column == "rules" else "right")
+        for one in records:
+            numbers = (_ranged(one["law_s"], 1e6, 0), _ranged(one["ratio"], 1.0, 2))
+            shown.add_row(one["rules"], *numbers, str(one["support"]))
+        output(110).print(shown)
+    if (note := busy_note()) is not None:
+        output(110).print(note, style="yellow", markup=False)
 
 
 def _ranged(summary: dict[str, float], unit: float, digits: int) -> str:

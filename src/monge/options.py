@@ -358,6 +358,12 @@ class ServeOptions:
         return bool(self.api_keys) or self.api_key_file is not None
 
 
+def same_option(group: type, name: str) -> Any:  # noqa: ANN401 (as `dataclasses.field`)
+    """Return a field that is the option of another group."""
+    (same,) = (one for one in fields(group) if one.name == name)
+    return field(default=same.default, metadata=same.metadata)
+
+
 def options_of(*groups: type) -> dict[str, Option]:
     """Return the options of some groups that can be written as text, by field."""
     return {

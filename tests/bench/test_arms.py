@@ -1,5 +1,7 @@
 """Every arm decodes the same law: the same prompts, greedily and in float32, give the same tokens."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -55,6 +57,14 @@ def test_assistant_settings_do_not_leak_into_the_next_arm(tiny_pair):
     for arm, expected in ((tuned, 3), (default, None)):
         arm.decode(tiny_pair, call(tiny_pair, ["The sea"]))
         assert tiny_pair.draft.generation_config.num_assistant_tokens == expected
+
+
+def test_sampling_rules_hold_for_every_arm(tiny_pair, arms, plain):
+    """With the most probable token alone, sampled texts are the greedy ones."""
+    sampled = replace(call(tiny_pair, ["The sea was calm"], 1.0), truncation={"top_k": 1})
+    for arm in arms[:3] + arms[-3:]:
+        arm.prepare(tiny_pair)
+        assert arm.decode(tiny_pair, sampled).token_ids == plain
 
 
 def test_greedy_arms_agree_and_only_ours_has_records(tiny_pair, arms, plain):

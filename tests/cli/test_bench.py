@@ -46,6 +46,15 @@ def test_table_for_people(bench, tmp_path):
     assert "temperature 1" not in result.stdout
 
 
+def test_sampling_rules_stand_above_the_table(bench):
+    rules = "--temperature 0.7 --top-k 9 --top-p 0.9 --min-p 0.1"
+    result = bench(f"{SHORT} 1 --batch 1 --prompts-per-task 1 {rules} --json")
+    assert "temperature 0.7, top-k 9, top-p 0.9, min-p 0.1, batch 1, 3 prompts" in result.stdout
+    document = json.loads(result.stdout.splitlines()[-1])
+    assert document["settings"]["top_p"] == 0.9
+    assert {arm["failure"] for arm in document["arms"]} == {None}
+
+
 def test_named_arms_of_a_useless_draft(bench, tmp_path):
     arm = ("--arm", "mine: controller=goodput")
     result = bench(f"{SHORT} 1 --useless-draft --mixed --temperature 0", *arm)
@@ -65,6 +74,7 @@ def test_named_arms_of_a_useless_draft(bench, tmp_path):
         (["--threads", "0"], "--threads must be at least 1"),
         (["--prompts-per-task", "0"], "(--prompts-per-task) must be at least 1"),
         (["--temperature", "nan"], "temperature must be finite and >= 0"),
+        (["--top-p", "0"], "top_p must lie in (0, 1]; got 0"),
         (["--time-limit", "-1"], "the time limit must not be negative; got -1"),
         (["--seed", str(2**64)], "seed must be a whole number of at least -2^63"),
         (["--max-new-tokens", "100000"], "+ max_new_tokens=100000 exceeds the target's context of"),

@@ -124,8 +124,28 @@ def test_the_command(lab, tiny_paths, tmp_path):
         f"--prompts {tmp_path}/p.jsonl --out {tmp_path}/out --temperature 1",
     )
     assert result.exit_code == 0, result.output
-    assert "| a, drop-in | 1 | 4 |" in result.output
+    assert "| a, drop-in | temperature 1 | 4 |" in result.output
     document = json.loads(result.output.strip().splitlines()[-1])
     assert len(document["cells"]) == 4
     assert document["worst"] == document["cells"][0]
     assert all(cell["failure"] is None for cell in document["cells"])
+
+
+def test_the_usual_top_p_is_measured_beside_its_temperature(lab, tiny_paths, tmp_path):
+    target, draft = tiny_paths
+    (tmp_path / "p.jsonl").write_text('{"task": "a", "prompt": "ab"}\n{"task": "a", "prompt": "b"}')
+    words = (
+        f"--target {target} --draft {draft} --quick --minutes 0.001 --max-new-tokens 4 --batch 1",
+        f"--prompts {tmp_path}/p.jsonl --out {tmp_path}/out --way monge --temperature 0.7 --json",
+    )
+
+    def rules(*more):
+        result = lab("never_slower", *words, *more)
+        assert result.exit_code == 0, result.output
+        cells = json.loads(result.output.strip().splitlines()[-1])["cells"]
+        return result.output, [cell["truncation"] for cell in cells if cell["failure"] is None]
+
+    output, truncations = rules()
+    assert "| a, monge | temperature 0.7, top-p 0.9 | 1 |" in output
+    assert sorted(truncations, key=len) == [{}, {"top_p": 0.9}]
+    assert rules("--top-k 3")[1] == [{"top_k": 3}]

@@ -73,3 +73,16 @@ def test_command_ends_with_one_json_object(run):
     assert "x softmax + multinomial" in result.stdout
     document = json.loads(result.stdout.splitlines()[-1])
     assert [one["rule"] for one in document["cells"]] == ["optimal"]
+
+
+def test_laws_are_timed_under_sampling_rules(run):
+    result = run("--laws --vocab 200 --repeats 2 --json")
+    assert result.exit_code == 0, result.output
+    assert "vocabulary 200, nearly flat" in result.output
+    cells = json.loads(result.output.strip().splitlines()[-1])["cells"]
+    supports = {(one["logits"], one["rules"]): one["support"] for one in cells}
+    assert supports["peaked", "temperature 1, top-k 50"] == 50
+    assert supports["equal", "temperature 0.7, top-p 0.9"] == 180
+    assert supports["equal", "temperature 1, top-k 50"] == 200, "all are equal to the last of them"
+    assert {one["ratio"]["median"] for one in cells if one["rules"] == "temperature 1"} == {1.0}
+    assert "must be positive; got [0, 2]" in run("--laws --vocab 0 --repeats 2").output

@@ -65,6 +65,8 @@ class Call:
     max_new_tokens: int
     temperature: float
     seed: int
+    truncation: Mapping[str, Any] = field(default_factory=dict)
+    """Top-k, top-p and min-p, where they are set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +127,7 @@ class HostArm(Arm):
                 "temperature": call.temperature,
                 "top_k": 0,
                 "top_p": 1.0,
+                **call.truncation,
             }
             set_seed(call.seed)  # the host draws from the global generators
         else:
@@ -177,6 +180,7 @@ class MongeArm(Arm):
             call.prompt_ids,
             max_new_tokens=call.max_new_tokens,
             temperature=call.temperature,
+            **call.truncation,
             seed=call.seed,
             # Named, lest a seed decide who plans: it is that of the benchmark, and users of the
             # defaults need not have one.
@@ -282,6 +286,7 @@ def tune_assistant(
     temperatures: Sequence[float],
     max_new_tokens: int,
     seed: int,
+    **truncation: Any,
 ) -> tuple[dict[float, dict[str, Any]], list[dict[str, Any]]]:
     """Search the host's assisted generation, for every temperature, over a constant number of drafted tokens.
 
@@ -306,6 +311,7 @@ def tune_assistant(
                         max_new_tokens=max_new_tokens,
                         temperature=temperature,
                         seed=seed + repeat,
+                        truncation=truncation,
                     )
                     num_tokens += len(arm.decode(pair, call).token_ids[0])
                 synchronize(pair)

@@ -113,6 +113,7 @@ def _tuned(
         "temperatures": settings.temperatures,
         "max_new_tokens": settings.max_new_tokens,
         "seed": settings.seed,
+        **settings.truncation,
     }
     try:
         return tune_assistant(pair, prompts, counts=counts, **options)

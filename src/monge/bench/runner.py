@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, product
-from typing import Final
+from typing import Any, Final
 
 from monge.bench.arms import Arm, Call, Output, TokenIds, synchronize
 from monge.bench.pair import Pair
@@ -15,7 +15,7 @@ from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import StepRecord
 from monge.engine.clock import measured_by
 from monge.engine.process import settle_objects
-from monge.options import MEASURING, option
+from monge.options import MEASURING, SamplingOptions, changed, option, same_option
 
 OnCall = Callable[..., None]
 """Callback `on_call(name)` before each call of a benchmark; `on_call(name, total)` announces their number."""
@@ -54,6 +54,9 @@ class Settings:
     temperatures: tuple[float, ...] = option(
         (0.0, 1.0), MEASURING, "0 is greedy; may be repeated.", flags=("--temperature",)
     )
+    top_k: int | None = same_option(SamplingOptions, "top_k")
+    top_p: float | int = same_option(SamplingOptions, "top_p")
+    min_p: float | int = same_option(SamplingOptions, "min_p")
     seed: int = option(0, MEASURING, "Seed of the sampled arms.")
     time_limit_s: float | None = option(
         None,
@@ -71,7 +74,7 @@ class Settings:
         if self.clock not in CLOCKS:
             raise unknown_name("clock", self.clock, CLOCKS)
         for temperature in self.temperatures:
-            SamplingRules(temperature=temperature)
+            SamplingRules(temperature=temperature, **self.truncation)
         if self.time_limit_s is not None and not self.time_limit_s >= 0:
             raise OptionError(
                 f"bench: the time limit must not be negative; got {self.time_limit_s}"
@@ -82,6 +85,12 @@ class Settings:
             raise OptionError(
                 f"bench: numbers of tokens, repeats and batch sizes must be at least 1; got {sizes}"
             )
+
+    @property
+    def truncation(self) -> dict[str, Any]:
+        """Top-k, top-p and min-p, where they are set."""
+        values = changed(self)
+        return {name: values[name] for name in ("top_k", "top_p", "min_p") if name in values}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -171,6 +180,7 @@ def _warm_up(one: Measurement, prompts: TokenIds, settings: Settings) -> Call:
         prompt_ids=batches(prompts, one.batch_size)[0],
         max_new_tokens=min(WARM_UP_TOKENS, settings.max_new_tokens),
         temperature=one.temperature,
+        truncation=settings.truncation,
         seed=settings.seed,
     )
 
@@ -183,6 +193,7 @@ def _turns(
             prompt_ids=batch,
             max_new_tokens=settings.max_new_tokens,
             temperature=cell[0].temperature,
+            truncation=settings.truncation,
             seed=settings.seed + 100_003 * repeat + number,
         )
         first = (repeat + number) % len(cell)  # no arm always follows the same one

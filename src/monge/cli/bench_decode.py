@@ -1,7 +1,7 @@
 """`monge bench decode`."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -101,6 +101,7 @@ def decode(
         monge bench decode --out results --json | tail -n 1 > summary.json
         monge bench decode --quick --useless-draft --arm "model: drafter=model"
         monge bench decode --named-only --arm "model: drafter=model" --repeats 30 --backend compiled
+        monge bench decode --quick --batch 1 --temperature 0.7 --top-p 0.9
         monge bench decode --quick --chat --target smollm2 --prompts questions.txt
         monge bench decode --target ./my-target --draft ./my-draft --prompts my.jsonl --batch 1 --temperature 0
     """
@@ -164,13 +165,13 @@ def measured(
 def report(document: dict[str, Any], files: Sequence[Path], *, markdown: bool = False) -> None:
     """Print the tables, the headline, and where the files are."""
     settings = document["settings"]
+    truncation = Settings(**settings).truncation
     for size in settings["batch_sizes"]:
         for temperature in settings["temperatures"]:
             place = (size, temperature)
             cell = [a for a in document["arms"] if (a["batch_size"], a["temperature"]) == place]
-            title = (
-                f"{mode(temperature)}, batch {size}, {counted(len(document['prompts']), 'prompt')}"
-            )
+            where, count = mode(temperature, truncation), len(document["prompts"])
+            title = f"{where}, batch {size}, {counted(count, 'prompt')}"
             print_tables([table(cell, title)], markdown=markdown)
             for arm in cell:
                 if arm["failure"] is not None:
@@ -182,7 +183,8 @@ def report(document: dict[str, Any], files: Sequence[Path], *, markdown: bool = 
             continue
         tokens = counted(choice["num_assistant_tokens"], "draft token")
         speed = f"{choice['tokens_per_s']:.1f} tokens/s"
-        show(f"assisted, {mode(choice['temperature'])}, {tokens}: {speed}", "dim")
+        where = mode(choice["temperature"], truncation)
+        show(f"assisted, {where}, {tokens}: {speed}", "dim")
     for name in _HEADLINE:
         value = document[name]
         show(f"{name:<24}{'not measured' if value is None else format(value, '.3f')}")
@@ -230,6 +232,9 @@ def _ranged(summary: dict[str, float], digits: int, middle: str = "median") -> s
     return f"{summary[middle]:.{digits}f} {summary['low']:.{digits}f}-{summary['high']:.{digits}f}"
 
 
-def mode(temperature: float) -> str:
-    """Return a temperature in words."""
-    return "greedy" if temperature == 0 else f"temperature {temperature:g}"
+def mode(temperature: float, truncation: Mapping[str, Any]) -> str:
+    """Return sampling rules in words."""
+    if temperature == 0:
+        return "greedy"
+    rules = {"temperature": temperature, **truncation}
+    return ", ".join(f"{name.replace('_', '-')} {value:g}" for name, value in rules.items())

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from monge.core.errors import LawError
@@ -191,7 +192,7 @@ class DenseLaw(Law):
         return float(self.probs[token_id]) if 0 <= token_id < self.probs.numel() else 0.0
 
     def at(self, token_ids: Int64[Tensor, " support"]) -> Float64[Tensor, " support"]:
-        if token_ids is _every_token(self.probs.numel(), self.probs.device):
+        if token_ids is every_token(self.probs.numel(), self.probs.device):
             return self.probs
         try:
             return self.probs[token_ids]
@@ -207,8 +208,8 @@ class DenseLaw(Law):
 
     def sparse(self) -> SparseLaw:
         if float(self.probs.min()) > 0.0:  # nothing to leave out, and nothing to copy
-            return sparse_part(_every_token(self.probs.numel(), self.probs.device), self.probs)
-        token_ids = self.probs.nonzero().squeeze(-1)
+            return sparse_part(every_token(self.probs.numel(), self.probs.device), self.probs)
+        token_ids = places_of(self.probs > 0.0)
         return sparse_part(token_ids, self.probs[token_ids])
 
     def excess_over(self, other: Law) -> "DenseLaw | None":
@@ -260,6 +261,12 @@ def sparse_part(
     return _unchecked(SparseLaw, token_ids=token_ids, probs=probs)
 
 
+def places_of(mask: Bool[Tensor, " size"]) -> Int64[Tensor, " places"]:
+    """Where a mask is true; the host waits."""
+    # Numpy takes a quarter of the time.
+    return torch.from_numpy(np.flatnonzero(mask.numpy())) if mask.is_cpu else mask.nonzero()[:, 0]
+
+
 @lru_cache(maxsize=8192)
 def one_hot(token_id: int, device: torch.device | None = None) -> PointLaw:
     """The point mass at one token; cached, because greedy decoding needs the same few often."""
@@ -269,7 +276,7 @@ def one_hot(token_id: int, device: torch.device | None = None) -> PointLaw:
 
 
 @lru_cache(maxsize=16)
-def _every_token(vocab_size: int, device: torch.device) -> Int64[Tensor, " vocab"]:
+def every_token(vocab_size: int, device: torch.device) -> Int64[Tensor, " vocab"]:
     """The tokens of a law without zeros: one object a vocabulary, so that laws over it compare quickly."""
     return torch.arange(vocab_size, device=device)
 
@@ -347,7 +354,7 @@ def _unchecked(kind: type[Made], **fields: object) -> Made:
 
 
 def _normalised(token_ids: Tensor, masses: Tensor) -> SparseLaw | None:
-    (kept,) = (masses > 0.0).nonzero(as_tuple=True)
+    kept = places_of(masses > 0.0)
     masses = masses[kept]
     return sparse_part(token_ids[kept], masses / masses.sum()) if masses.numel() else None
 

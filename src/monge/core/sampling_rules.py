@@ -14,11 +14,14 @@ from monge.core.law import (
     Law,
     LawSequence,
     SparseLaw,
+    every_token,
     one_hot,
+    places_of,
     softmax_laws,
     sparse_part,
     trusted_law,
 )
+from monge.core.top_p import most_probable, most_probable_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +141,7 @@ def laws_from_logits(
         elif rules.temperature == 0:
             laws.append(one_hot(where, logits.device))
         else:
-            # Shifted first: a temperature of 1e-300 must give the point mass, not inf - inf.
-            scores = (row.double() - largest).div_(rules.temperature)
+            scores = _scores(row, rules.temperature)
             laws.append(
                 _truncated(scores, rules)
                 if rules.truncates
@@ -172,17 +174,17 @@ def probs_from_logits(
     Returns:
         Laws; a row whose logits are not finite, or all -inf, is NaN.
     """
-    if isinstance(temperature, float | int) and temperature == 1:
-        scores = logits.double()
+    if isinstance(temperature, float | int) and temperature > 0:
+        scores = _scores(logits, temperature)
     else:
         heat = _by_row(temperature, logits)
-        largest = logits.double().amax(-1, keepdim=True)
         place = torch.arange(logits.shape[-1], device=logits.device)
-        # Shifted first: a temperature of 1e-300 must give the point mass, not inf - inf.
+        best = torch.where(place == logits.argmax(-1, keepdim=True), 0.0, -torch.inf)
         scores = torch.where(
             heat == 0,
-            torch.where(place == logits.argmax(-1, keepdim=True), 0.0, -torch.inf) + 0 * largest,
-            (logits.double() - largest) / torch.where(heat == 0, 1.0, heat),
+            # NaN where the largest is not finite.
+            best + 0 * logits.amax(-1, keepdim=True),
+            _scores(logits, torch.where(heat == 0, 1.0, heat)),
         )
     if top_k is not None:
         if isinstance(top_k, Tensor):
@@ -194,13 +196,7 @@ def probs_from_logits(
         scores = torch.where(scores < least, -torch.inf, scores)
     probs = scores.softmax(-1)
     if top_p is not None:
-        share = _by_row(top_p, logits)
-        ordered, order = probs.sort(dim=-1, descending=True, stable=True)
-        before = ordered.cumsum(-1) - ordered
-        # The most probable token always stays, whatever the rounding of the running sum.
-        is_kept = (before < share).index_fill(-1, torch.zeros_like(order[0, 0, :1]), True)
-        is_kept = is_kept.logical_or(share >= 1)
-        probs = torch.where(torch.empty_like(is_kept).scatter(-1, order, is_kept), probs, 0.0)
+        probs = torch.where(most_probable(probs, _by_row(top_p, logits)), probs, 0.0)
         probs = probs / probs.sum(-1, keepdim=True)
     if min_p is not None:
         probs = torch.where(
@@ -247,22 +243,43 @@ def _non_finite(logits: Tensor) -> NonFiniteLogitsError:
     )
 
 
+def _scores(
+    logits: Float[Tensor, "... vocab"], temperature: float | int | Tensor
+) -> Float64[Tensor, "... vocab"]:
+    """Return logits at a temperature above 0."""
+    if isinstance(temperature, float | int) and temperature == 1:
+        return logits.double()
+    # Shifted first: a temperature of 1e-300 must give the point mass, not inf - inf.
+    return (logits.double() - logits.amax(-1, keepdim=True)).div_(temperature)
+
+
 def _truncated(scores: Float64[Tensor, " vocab"], rules: SamplingRules) -> SparseLaw:
-    if rules.top_k is not None and rules.top_k < scores.numel():
-        token_ids = (scores >= torch.topk(scores, rules.top_k).values[-1]).nonzero().squeeze(-1)
-    else:
-        token_ids = torch.arange(scores.numel(), device=scores.device)
-    probs = torch.softmax(scores[token_ids], dim=-1)
+    """Return the law on its support; every rule looks only at what the one before it leaves."""
+    token_ids, vocab = None, scores.numel()
+    if rules.top_k is not None and rules.top_k < vocab:
+        is_kept = scores >= scores.topk(rules.top_k).values[-1]
+        token_ids, scores = _left(token_ids, scores, places_of(is_kept))
+    probs = torch.softmax(scores, dim=-1)
     if rules.top_p < 1:
-        ordered, order = torch.sort(probs, descending=True, stable=True)
-        before = ordered.cumsum(0) - ordered
-        # The most probable token always stays, whatever the rounding of the running sum.
-        before[0] = 0.0
-        kept = order[before < rules.top_p].sort().values
-        token_ids, probs = token_ids[kept], probs[kept] / probs[kept].sum()
-    (kept,) = ((probs > 0.0) & (probs >= rules.min_p * probs.max())).nonzero(as_tuple=True)
-    probs = probs[kept]
-    return sparse_part(token_ids[kept], probs / probs.sum())
+        token_ids, probs = _left(token_ids, probs, most_probable_ids(probs, rules.top_p))
+        probs = probs / probs.sum()
+    if rules.min_p > 0 or float(probs.min()) == 0:
+        is_kept = probs >= (rules.min_p * probs.max()).clamp_min(math.ulp(0.0))
+        token_ids, probs = _left(token_ids, probs, places_of(is_kept))
+        probs = probs / probs.sum()
+    return sparse_part(every_token(vocab, probs.device) if token_ids is None else token_ids, probs)
+
+
+def _left(
+    token_ids: Int64[Tensor, " some"] | None,
+    numbers: Float64[Tensor, " some"],
+    places: Int64[Tensor, " fewer"],
+) -> tuple[Int64[Tensor, " fewer"] | None, Float64[Tensor, " fewer"]]:
+    """Return tokens and numbers at increasing places; `None` stands for all tokens."""
+    if places.numel() == numbers.numel():
+        return token_ids, numbers
+    token_ids = places if token_ids is None else token_ids.index_select(0, places)
+    return token_ids, numbers.index_select(0, places)
 
 
 def _by_row(value: float | int | Tensor, logits: Tensor) -> Tensor:

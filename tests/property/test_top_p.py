@@ -1,0 +1,124 @@
+"""Top-p without a full sort keeps what a full sort keeps, to the last token among equal masses."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from monge.core import top_p as module
+from monge.core.sampling_rules import SamplingRules, law_from_logits, probs_from_logits, probs_under
+from monge.core.top_p import most_probable
+
+SIZES = (1, 2, 7, 600, 3000)
+TOP_PS = (1e-300, 0.1, 0.5, 0.9, 0.999, 1 - 2**-53)
+
+
+def by_sorting(probs: torch.Tensor, top_p: float) -> torch.Tensor:
+    ordered, order = probs.sort(descending=True, stable=True)
+    before = ordered.cumsum(0) - ordered
+    return order[(before < top_p) | (before == 0)].sort().values
+
+
+def sorted_law(logits: torch.Tensor, rules: SamplingRules) -> torch.Tensor:
+    """The dense law of sampling rules, by full sorts."""
+    scores = (logits.double() - logits.double().max()) / rules.temperature
+    if rules.top_k is not None:
+        least = scores.sort(descending=True).values[min(rules.top_k, len(scores)) - 1]
+        scores = torch.where(scores >= least, scores, -math.inf)
+    probs = scores.softmax(0)
+    if rules.top_p < 1:
+        is_kept = torch.zeros_like(probs, dtype=torch.bool)
+        is_kept[by_sorting(probs, rules.top_p)] = True
+        probs = torch.where(is_kept, probs, 0.0) / probs[is_kept].sum()
+    probs = torch.where(probs >= rules.min_p * probs.max(), probs, 0.0)
+    return probs / probs.sum()
+
+
+@st.composite
+def rows(draw: st.DrawFn, size: int | None = None) -> torch.Tensor:
+    """Logits of one row: peaked, flat, with many ties, a point mass, or partly forbidden."""
+    size = draw(st.sampled_from(SIZES)) if size is None else size
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
+    noise = torch.randn(size, generator=generator)
+    spread = draw(st.sampled_from([0.0, 1e-7, 1e-3, 1.0, 6.0]))
+    kind = draw(st.sampled_from(["noise", "two values", "integers", "peaks", "point", "forbidden"]))
+    logits = spread * noise
+    if kind == "two values":
+        logits = spread * (noise > 0)
+    elif kind == "integers":
+        logits = noise.mul(2).round()
+    elif kind == "peaks":
+        logits[: size // 100 + 1] += 8.0
+    elif kind == "point":
+        logits[size // 2] = 1e4
+    elif kind == "forbidden":
+        logits[: size // 2] = -math.inf
+    return logits.to(draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float64])))
+
+
+@given(logits=rows(), top_p=st.sampled_from(TOP_PS) | st.floats(1e-6, 1, exclude_max=True))
+@example(torch.zeros(1024), 0.5)  # the running sum meets it exactly, and no further token is needed
+@example(torch.zeros(1024), 0.5 + 2**-52)
+@example(torch.zeros(1000), 0.3)  # a sum in another order is on the other side of it
+@example(torch.zeros(3000), 1e-300)
+@example(torch.tensor([0.0, -800.0] * 600), 0.5)  # every second mass is 0
+def test_selection_keeps_what_a_full_sort_keeps(logits, top_p):
+    probs = logits.double().softmax(0)
+    expected = by_sorting(probs, top_p)
+    is_kept = most_probable(probs, torch.tensor([top_p], dtype=torch.float64))
+    assert is_kept.nonzero()[:, 0].tolist() == expected.tolist()
+    law = law_from_logits(logits, SamplingRules(top_p=top_p)).sparse()
+    assert law.token_ids.tolist() == [token for token in expected.tolist() if probs[token] > 0]
+
+
+@given(logits=rows(), share=st.floats(0, 1), ulps=st.integers(-2, 2))
+def test_selection_decides_at_the_very_sums_of_a_full_sort(logits, share, ulps):
+    """The hardest `top_p`: sums of masses in their order, and their neighbours."""
+    probs = logits.double().softmax(0)
+    sums = probs.sort(descending=True, stable=True).values.cumsum(0)
+    top_p = float(sums[int(share * (len(sums) - 1))])
+    for _ in range(abs(ulps)):
+        top_p = math.nextafter(top_p, math.copysign(math.inf, ulps))
+    if top_p < 1:
+        is_kept = most_probable(probs, torch.tensor([top_p], dtype=torch.float64))
+        assert is_kept.nonzero()[:, 0].tolist() == by_sorting(probs, top_p).tolist()
+
+
+@given(
+    logits=rows(),
+    temperature=st.sampled_from([1.0, 0.7, 1e-300]),
+    top_k=st.sampled_from([None, 1, 5, 1000]),
+    top_p=st.sampled_from([1.0, *TOP_PS]),
+    min_p=st.sampled_from([0.0, 0.05, 1.0]),
+)
+def test_laws_are_those_of_full_sorts(logits, temperature, top_k, top_p, min_p):
+    rules = SamplingRules(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    expected = sorted_law(logits, rules)
+    law = law_from_logits(logits, rules)
+    together = probs_under(rules, logits[None, None])[0, 0]
+    assert law.sparse().token_ids.tolist() == expected.nonzero()[:, 0].tolist()
+    for probs in (law.at(torch.arange(len(logits))), together):
+        torch.testing.assert_close(probs, expected, rtol=0, atol=1e-14)
+
+
+@given(data=st.data(), size=st.sampled_from(SIZES[1:]))
+def test_rows_of_a_batch_have_rules_of_their_own(data, size):
+    """On the host by selection, and by the sort of a device."""
+    logits = torch.stack([data.draw(rows(size)).double() for _ in range(4)])
+    logits[3, 0] = math.nan
+    shares = torch.tensor([0.9, 1.0, 1e-9, 0.5], dtype=torch.float64)
+    probs = logits.softmax(-1)
+    is_kept = most_probable(probs, shares[:, None])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module.torch.compiler, "is_compiling", lambda: True)
+        by_device = most_probable(probs, shares[:, None])
+    assert is_kept[:3].tolist() == by_device[:3].tolist()
+    for row in (0, 2):
+        expected = by_sorting(probs[row], float(shares[row]))
+        assert is_kept[row].nonzero()[:, 0].tolist() == expected.tolist()
+    assert is_kept[1].all()
+    laws = probs_from_logits(logits[:, None], top_p=shares)[:, 0]
+    assert laws[:3].isfinite().all()
+    assert laws[3].isnan().all()
