@@ -300,8 +300,9 @@ def test_drafts_can_be_asked_for_in_every_round(page):
 
 @pytest.fixture
 def slow(window):
-    """The page of a server whose answers last."""
-    with live(toy_app(slow_decoder())) as url:
+    """The page of a server whose answers last: no token ends them."""
+    parts = slow_decoder().components
+    with live(toy_app(Decoder(parts, tokenizer=Letters()))) as url:
         opened(window, url)
         yield window
         window.press("Escape")
@@ -313,7 +314,7 @@ LONG = "return document.querySelectorAll('.turn .token').length > arguments[0]"
 
 
 def test_escape_stops_an_answer_which_can_go_on(slow):
-    begin(slow, tokens=4000)
+    begin(slow, tokens=9000)
     slow.wait(LONG, 3)
     slow.press("Escape")
     slow.wait("return document.getElementById('status').textContent === 'Stopped.'")
@@ -330,13 +331,13 @@ GROWING = """return import("/page/chat.js").then(async ({ Chat }) => {
     for (let count = 0; count < 3; count++) await new Promise(requestAnimationFrame);
   };
   const log = document.createElement("div");
-  log.style.height = "100px";
-  log.style.overflow = "auto";
+  log.className = "log";
+  log.style.height = "200px";
   document.body.append(log);
   const chat = new Chat(log, {});
   const { view } = chat.add({ role: "assistant", content: "", end: null });
   const grow = async () => {
-    view.turn.content += "word\\n\\n".repeat(40);
+    view.turn.content += "word\\n\\n".repeat(40) + "```\\n" + "wide ".repeat(300) + "\\n```\\n";
     view.show();
     chat.follow();
     await frames();
@@ -352,14 +353,14 @@ GROWING = """return import("/page/chat.js").then(async ({ Chat }) => {
   log.scrollTo(0, log.scrollHeight);
   await frames();
   await grow();
-  places.push(bottom());
+  places.push(bottom(), log.scrollWidth - log.clientWidth);
   log.remove();
   return places;
 })"""
 
 
 def test_the_view_follows_an_answer_only_from_its_end(page):
-    assert page.run(GROWING) == [0, 5, 0]
+    assert page.run(GROWING) == [0, 5, 0, 0]  # the last one: wide code scrolls by itself
 
 
 def test_the_slider_changes_the_tree(page):
