@@ -147,6 +147,15 @@ def client(decoder):
         yield one
 
 
+def test_a_server_reads_the_vocabulary_before_it_serves(monkeypatch):
+    decoder = monge.load(controller="fixed")
+    app = create_app(decoder, ServeOptions(served_model_name="toy"), decoder.chat_format)
+    monkeypatch.setattr("llguidance.hf.from_tokenizer", None)
+    with TestClient(app) as client:
+        answer = ask(client, structured_outputs={"regex": "[0-9]{3}"}).json()
+    assert len(answer["choices"][0]["text"]) == 3
+
+
 def ask(client, **fields):
     body = {"prompt": "JSON:", "max_tokens": 300, "seed": 1} | fields
     return client.post("/v1/completions", json=body)

@@ -3,6 +3,8 @@
 import ctypes
 import hashlib
 import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -83,8 +85,8 @@ def folder(tmp_path_factory):
         yield cache_folder()
 
 
-def function(path):
-    found = ctypes.CDLL(str(path)).aoti_torch_cpu_packed_linear
+def function(path, load=ctypes.CDLL):
+    found = load(str(path)).aoti_torch_cpu_packed_linear
     found.argtypes, found.restype = (
         [
             *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64),
@@ -368,6 +370,28 @@ class Maps(nn.Module):
 
     def forward(self, rows):
         return self.turned(self.norm(self.second(self.again[0](rows))))
+
+
+def test_other_threads_run_during_large_products(folder):
+    # As torch calls programs: the interpreter's lock is held.
+    code = function(native_library(packed_linear._SOURCE), ctypes.PyDLL)
+    rows, panels = torch.ones(64, 1024), panels_of(torch.ones(1024, 1024))
+    ran, start = [], threading.Event()
+    other = threading.Thread(target=lambda: (start.wait(), ran.append(True)))
+    other.start()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e6)  # so that this thread gives the lock to nobody by itself
+    try:
+        start.set()
+        for _ in range(1000):
+            if ran:
+                break
+            out = multiplied(code, rows, panels, 1024)
+        assert ran
+    finally:
+        sys.setswitchinterval(interval)
+        other.join()
+    assert torch.equal(out, torch.full((64, 1024), 1024.0))
 
 
 def test_every_map_is_replaced_once():

@@ -1,5 +1,8 @@
 """Threads of this process."""
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -20,6 +23,38 @@ def test_work_in_a_thread_of_its_own():
         assert run_in_thread(now) == 7.0
     with pytest.raises(ZeroDivisionError):
         run_in_thread(lambda: 1 / 0)
+
+
+SPINS = """import sys
+import typer
+import monge.cli as cli
+typer.main.get_command(cli.app)  # as a command that is about to run
+assert "torch" not in sys.modules, "the runtime of torch has read the environment"
+cli.app = lambda: None
+cli.main()
+import os
+print(os.environ.get("GOMP_SPINCOUNT"), os.environ.get("OMP_WAIT_POLICY"))"""
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, "10000 None"),
+        ({"OMP_WAIT_POLICY": "active"}, "None active"),
+        ({"GOMP_SPINCOUNT": "7"}, "7 None"),
+    ],
+)
+def test_the_command_bounds_how_long_threads_spin_unless_the_user_does(environment, expected):
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}
+    }
+    command = [sys.executable, "-c", SPINS]
+    done = subprocess.run(
+        command, env=clean | environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == expected, done.stderr
 
 
 def num_os_threads():

@@ -8,7 +8,7 @@ from monge.page.files import page_of
 from monge.page.trace import document, rounds_of
 from monge.testing.tabular import RandomTable, TabularModel
 from tests.page.browser import browser, needs_chromium
-from tests.serve.served import ALPHABET, Letters, live, toy_app, toy_decoder
+from tests.serve.served import ALPHABET, Letters, live, slow_decoder, toy_app, toy_decoder
 
 pytestmark = [needs_chromium, pytest.mark.usefixtures("unchecked_types")]
 HOSTILE = (
@@ -22,6 +22,15 @@ HOSTILE = (
 )
 FOCUSED = "return document.activeElement.id"
 TEXT = "return document.querySelector('.turn .tokens').textContent"
+RECORD = """window.sent = [];
+const fetchNow = window.fetch;
+window.fetch = (path, options) => {
+  if (options?.body) window.sent.push(JSON.parse(options.body));
+  return fetchNow(path, options);
+};"""
+SENT = "return window.sent.at(-1)"
+CONTENTS = "return JSON.parse(localStorage.getItem('monge chat')).turns.map((turn) => turn.content)"
+NOTE = "return document.querySelector('.turn:last-child .note:not([hidden])')?.textContent"
 TREE = "return document.querySelector('svg.tree')?.outerHTML"
 
 
@@ -54,27 +63,63 @@ def url():
 @pytest.fixture
 def page(window, url):
     """The page of a server; whatever a test does, the console stays silent."""
-    window.go(url)
-    window.wait("return document.getElementById('model').textContent.includes('verified by')")
+    opened(window, url)
     yield window
     assert window.errors() == []
 
 
-def ask(page, text="hello"):
-    page.run("document.getElementById('tokens').value = 40")
+def opened(window, url):
+    """Open the page of a server, without the chat of the test before."""
+    window.go(url)
+    window.wait("return document.getElementById('model').textContent.includes('verified by')")
+    window.run("""for (const name of ["always", "by-token"]) document.getElementById(name).checked = false;
+        const system = document.getElementById("system");
+        system.value = "";
+        system.dispatchEvent(new Event("input"))""")
+    window.click("#fresh")
+    window.run(RECORD)
+
+
+def begin(page, text="hello", tokens=40):
+    page.run("document.getElementById('tokens').value = arguments[0]", tokens)
+    page.run("document.getElementById('status').textContent = ''")
     page.run("document.getElementById('question').focus()")
     page.press(text, "Enter")
+
+
+def answered(page):
     page.wait("return document.getElementById('status').textContent.startsWith('Answered')")
     page.wait(TREE)
 
 
+def ask(page, text="hello", tokens=40):
+    begin(page, text, tokens)
+    answered(page)
+
+
+def click(page, text):
+    """Click a button of the last answer."""
+    page.run("document.getElementById('status').textContent = ''")
+    page.run(
+        """[...document.querySelectorAll(".turn:last-child .actions button")].find(
+        (button) => button.textContent === arguments[0]).click()""",
+        text,
+    )
+
+
+def show_tokens(page):
+    if not page.run("return document.getElementById('by-token').checked"):
+        page.click("#by-token")
+
+
 def test_every_control_is_reached_by_keyboard_in_order(page):
-    order = []
-    for _ in range(10):
+    page.run("document.getElementById('theme').focus()")
+    order = ["theme"]
+    for _ in range(12):
         page.press("Tab")
         order.append(page.run(FOCUSED))
-    first = ["theme", "tab-chat", "temperature", "tokens", "seed", "form", "speculation", "log"]
-    assert order == [*first, "question", "send"]
+    first = ["theme", "tab-chat", "temperature", "tokens", "seed", "form", "speculation"]
+    assert order == [*first, "always", "by-token", "system-prompt", "log", "question", "send"]
     page.run("document.getElementById('tab-chat').focus()")
     page.press("Right")
     assert page.run(FOCUSED) == "tab-race"
@@ -98,6 +143,7 @@ def test_a_chat_shows_markup_as_text(page):
 
 def test_tokens_tell_their_probabilities_and_lead_to_their_round(page):
     ask(page)
+    show_tokens(page)
     page.run("document.querySelector('.turn .token').focus()")
     tip = "return document.getElementById('tip').hidden ? '' : document.getElementById('tip').textContent"
     assert "target p" in page.run(tip)
@@ -110,6 +156,211 @@ def test_tokens_tell_their_probabilities_and_lead_to_their_round(page):
     page.press("Home", "Enter")
     page.wait("return document.querySelector('.about').textContent.startsWith('Round 1 of')")
     assert page.run("return document.querySelector('.turn .token').classList.contains('current')")
+
+
+MARKDOWN = {
+    "a *b* **c `d` e**": "<p>a <em>b</em> <strong>c <code>d</code> e</strong></p>",
+    "# One\n### Two": "<h4>One</h4><h6>Two</h6>",
+    "a\nb\n\nc": "<p>a\nb</p><p>c</p>",
+    "2 * 3 * 4 and a_b_c": "<p>2 * 3 * 4 and a_b_c</p>",
+    "- a\n  - b\n  ```\n  c\n  ```\n- d": "<ul><li><p>a</p><ul><li><p>b</p></li></ul>[c]</li><li><p>d</p></li></ul>",
+    "3. a\n\n   b\n4. c": '<ol start="3"><li><p>a</p><p>b</p></li><li><p>c</p></li></ol>',
+    "text\n- a\n- b\n\nend": "<p>text</p><ul><li><p>a</p></li><li><p>b</p></li></ul><p>end</p>",
+    "> a\n> - b\n\n---": "<blockquote><p>a</p><ul><li><p>b</p></li></ul></blockquote><hr>",
+    "```python\nif x < 1:\n\n    **y**\n```\nz": "[if x &lt; 1:\n\n    **y**]<p>z</p>",
+    "```\nnot closed": "[not closed]",
+    "| a | b |\n|---|---|\n| 1 | `2` |": "<table><thead><tr><th>a</th><th>b</th></tr></thead>"
+    "<tbody><tr><td>1</td><td><code>2</code></td></tr></tbody></table>",
+    "[a](https://b.c/d) [e](javascript:alert(1))": '<p><a href="https://b.c/d" rel="noreferrer" target="_blank">a</a>'
+    " [e](javascript:alert(1))</p>",
+    "<img src=x onerror=alert(1)> **<b>**": "<p>&lt;img src=x onerror=alert(1)&gt; <strong>&lt;b&gt;</strong></p>",
+    "![a](https://b.c/d.png)": '<p>!<a href="https://b.c/d.png" rel="noreferrer" target="_blank">a</a></p>',
+    "": "",
+}
+RENDER = """return import("/page/markdown.js").then(({ showMarkdown }) => {
+  const element = document.createElement("div");
+  showMarkdown(element, arguments[0]);
+  const text = element.textContent;
+  for (const code of element.querySelectorAll(".code")) {
+    code.replaceWith(`[${code.querySelector("code").textContent}]`);
+  }
+  return [element.innerHTML, text];
+})"""
+
+
+@pytest.mark.parametrize("text", MARKDOWN)
+def test_markdown_becomes_elements_and_nothing_is_parsed_as_html(page, text):
+    assert page.run(RENDER, text)[0] == MARKDOWN[text]
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["> ", "- ", "* ", "*", "**", "`", "```", "[", "[a](", "|", "|-", "# ", "1. ", "  - a\n"],
+)
+def test_no_markdown_is_too_deep_or_lost(page, part):
+    text = 3000 * part + "end"
+    assert "end" in page.run(RENDER, text)[1]
+
+
+def test_blocks_that_are_shown_stay_when_text_is_added(page):
+    script = """return import("/page/markdown.js").then(({ showMarkdown }) => {
+      const element = document.createElement("div");
+      showMarkdown(element, "a\\n\\n```\\nb\\n```\\nc");
+      const before = [...element.children];
+      showMarkdown(element, "a\\n\\n```\\nb\\n```\\nc d");
+      return [...element.children].map((child, index) => child === before[index]);
+    })"""
+    assert page.run(script) == [True, True, False]
+
+
+def test_a_cut_answer_is_marked_and_goes_on(page):
+    ask(page, tokens=7)
+    assert page.run(NOTE) == "Cut by the limit of tokens."
+    (_, begun) = page.run(CONTENTS)
+    click(page, "Continue")
+    answered(page)
+    sent = page.run(SENT)
+    assert sent["messages"][-1] == {"role": "assistant", "content": begun}
+    assert (sent["continue_final_message"], sent["add_generation_prompt"]) == (True, False)
+    (_, text) = page.run(CONTENTS)
+    assert text.startswith(begun)
+    assert len(text) > len(begun)
+    assert page.run("return document.querySelectorAll('.turn').length") == 2
+    assert page.run("return document.querySelectorAll('.turn .token').length") == 14
+
+
+def test_a_chat_survives_a_reload(page, url):
+    page.run("document.getElementById('system-prompt').click()")
+    page.run("document.getElementById('system').focus()")
+    page.press("Be brief.")
+    ask(page, "one")
+    ask(page, "two")
+    before = page.run(CONTENTS)
+    shown = page.run("return [...document.querySelectorAll('.turn p')].length")
+    page.go(url)
+    assert page.run("return document.querySelectorAll('.turn').length") == 4
+    assert page.run("return document.getElementById('system').value") == "Be brief."
+    assert shown >= page.run("return [...document.querySelectorAll('.turn p')].length") > 0
+    page.run(RECORD)
+    ask(page, "three")
+    sent = page.run(SENT)["messages"]
+    assert [one["content"] for one in sent] == ["Be brief.", *before, "three"]
+    assert [one["role"] for one in sent] == ["system", *3 * ["user", "assistant"]][:6]
+    page.click("#fresh")
+    page.go(url)
+    assert page.run("return document.querySelectorAll('.turn').length") == 0
+
+
+@pytest.mark.parametrize("stored", ["{", "null", '{"turns": 3}', '{"turns": [{"role": "user"}]}'])
+def test_a_stored_chat_that_cannot_be_read_is_left_out(page, url, stored):
+    page.run(
+        "const text = arguments[0]; addEventListener('pagehide', () => localStorage.setItem('monge chat', text))",
+        stored,
+    )
+    page.go(url)
+    ask(page)
+    assert len(page.run(CONTENTS)) == 2
+
+
+def test_an_answer_is_made_anew_and_stays_if_that_fails(page):
+    ask(page, "one")
+    (_, before) = page.run(CONTENTS)
+    click(page, "Regenerate")
+    answered(page)
+    (question, after) = page.run(CONTENTS)
+    assert question == "one"
+    assert after != before
+    assert [one["role"] for one in page.run(SENT)["messages"]] == ["user"]
+    page.run("document.getElementById('tokens').value = 100000")
+    click(page, "Regenerate")
+    page.wait("return document.querySelector('.status.error')?.textContent.includes('exceeds')")
+    assert page.run(CONTENTS) == ["one", after]
+    assert page.run("return document.querySelectorAll('.turn').length") == 2
+    assert all("400" in one for one in page.errors())
+
+
+def test_an_answer_is_copied(page):
+    ask(page)
+    page.run("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    click(page, "Copy")
+    assert page.wait("return window.copied") == page.run(CONTENTS)[1]
+
+
+def test_drafts_can_be_asked_for_in_every_round(page):
+    for is_always, field in ((False, True), (True, {"adaptive": False})):
+        if is_always:
+            page.click("#always")
+        ask(page)
+        assert page.run(SENT)["speculation"] == field
+    page.click("#speculation")
+    ask(page)
+    assert page.run(SENT)["speculation"] is False
+    page.click("#speculation")
+
+
+@pytest.fixture
+def slow(window):
+    """The page of a server whose answers last: no token ends them."""
+    parts = slow_decoder().components
+    with live(toy_app(Decoder(parts, tokenizer=Letters()))) as url:
+        opened(window, url)
+        yield window
+        window.press("Escape")
+        window.go("about:blank")  # before the server ends
+        assert window.errors() == []
+
+
+LONG = "return document.querySelectorAll('.turn .token').length > arguments[0]"
+
+
+def test_escape_stops_an_answer_which_can_go_on(slow):
+    begin(slow, tokens=9000)
+    slow.wait(LONG, 3)
+    slow.press("Escape")
+    slow.wait("return document.getElementById('status').textContent === 'Stopped.'")
+    assert slow.run(NOTE) == "Stopped."
+    (_, begun) = slow.run(CONTENTS)
+    assert begun
+    click(slow, "Continue")
+    slow.wait("return window.sent.length === 2")
+    assert slow.run(SENT)["messages"][-1]["content"] == begun
+
+
+GROWING = """return import("/page/chat.js").then(async ({ Chat }) => {
+  const frames = async () => {
+    for (let count = 0; count < 3; count++) await new Promise(requestAnimationFrame);
+  };
+  const log = document.createElement("div");
+  log.className = "log";
+  log.style.height = "200px";
+  document.body.append(log);
+  const chat = new Chat(log, {});
+  const { view } = chat.add({ role: "assistant", content: "", end: null });
+  const grow = async () => {
+    view.turn.content += "word\\n\\n".repeat(40) + "```\\n" + "wide ".repeat(300) + "\\n```\\n";
+    view.show();
+    chat.follow();
+    await frames();
+  };
+  const bottom = () => Math.round(log.scrollHeight - log.clientHeight - log.scrollTop);
+  const places = [];
+  await grow();
+  places.push(bottom());
+  log.scrollTo(0, 5);
+  await frames();
+  await grow();
+  places.push(log.scrollTop);
+  log.scrollTo(0, log.scrollHeight);
+  await frames();
+  await grow();
+  places.push(bottom(), log.scrollWidth - log.clientWidth);
+  log.remove();
+  return places;
+})"""
+
+
+def test_the_view_follows_an_answer_only_from_its_end(page):
+    assert page.run(GROWING) == [0, 5, 0, 0]  # the last one: wide code scrolls by itself
 
 
 def test_the_slider_changes_the_tree(page):

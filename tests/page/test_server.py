@@ -76,7 +76,14 @@ def test_files_need_no_key_and_load_nothing_from_elsewhere():
             assert {"default-src 'none'", "script-src 'self'", "connect-src 'self'"} <= set(policy)
             assert "unsafe" not in str(policy)
             assert answer.headers["x-content-type-options"] == "nosniff"
-            assert "http" not in answer.text.replace("http://www.w3.org/2000/svg", "")
+            known = (
+                "http://www.w3.org/2000/svg",
+                r"https?:\/\/",
+            )  # the second finds links in answers
+            text = answer.text
+            for part in known:
+                text = text.replace(part, "")
+            assert "http" not in text
             assert "innerHTML" not in answer.text
             assert client.get(path, headers={"host": "evil.example"}).status_code == 403
         assert client.get("/page/run.html").status_code == 401

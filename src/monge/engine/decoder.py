@@ -207,6 +207,10 @@ class Decoder:
             session.drafts = False
         return session
 
+    def prepare_grammars(self) -> None:
+        """Do now what the first request with a grammar would wait for, and other threads with it."""
+        self._grammars.prepare()
+
     def requests(
         self,
         prompts: Prompt | Sequence[Prompt],

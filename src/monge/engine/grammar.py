@@ -1,6 +1,7 @@
 """Grammars at the nodes of a tree: which tokens may come next, and which tokens must."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cached_property, lru_cache
 from typing import Any, Final
 
@@ -34,6 +35,15 @@ class GrammarCompiler:
         self._tokenizer, self._vocab_size, self._end_ids = tokenizer, vocab_size, end_ids
         # States never change, so that requests share them.
         self.compile = lru_cache(maxsize=32)(self._compile)
+
+    def prepare(self) -> None:
+        """Read the vocabulary now: for up to seconds, the library lets no other thread run meanwhile.
+
+        Where grammars cannot be compiled, the first one says why.
+        """
+        with suppress(OptionError):
+            require("grammar", "a grammar", "llguidance")
+            _ = self._vocabulary
 
     @cached_property
     def _vocabulary(self) -> Any:

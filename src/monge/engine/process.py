@@ -21,6 +21,19 @@ Result = TypeVar("Result")
 _MAPS: Final = Path("/proc/self/maps")
 _MEMORY: Final = Path("/proc/meminfo")
 _SOFT_PAUSE: Final = 1  # `omp_pause_soft`
+_SPINS: Final = {"GOMP_SPINCOUNT": "10000"}
+_SPIN_POLICIES: Final = ("OMP_WAIT_POLICY", *_SPINS)
+
+
+def bound_spinning() -> None:
+    """Let threads of GNU's OpenMP wait actively for about 0.2 ms, which lasts from one product to the next.
+
+    Their default is 300,000 spins, about 6 ms: on busy processors they take the time of the thread
+    that they wait for, and decoding becomes ten times slower. Whatever the environment says stays.
+    Has an effect only before torch is imported, and on processes that this one starts.
+    """
+    if not any(name in os.environ for name in _SPIN_POLICIES):
+        os.environ.update(_SPINS)
 
 
 def run_in_thread(work: Callable[[], Result]) -> Result:

@@ -1,5 +1,6 @@
 // The page of a server: a chat, a race with and without speculation, and the state of the server.
 
+import { Chat } from "./chat.js";
 import { Client } from "./client.js";
 import { Inspector, ORIGINS, Run, Tokens, bars, legend, make } from "./view.js";
 
@@ -14,25 +15,30 @@ function settings() {
   return {
     temperature: Number(find("temperature").value),
     max_tokens: Number(find("tokens").value),
-    speculation: find("speculation").checked,
+    speculation: find("speculation").checked && drafting(),
     ...(seed !== "" && { seed: Number(seed) }),
   };
 }
 
-/** Write an answer into a run; returns its text. */
-async function answer(run, turns, options, signal, onChunk = () => {}) {
+/** The field `speculation` of a request that drafts. */
+function drafting() {
+  return find("always").checked ? { adaptive: false } : true;
+}
+
+/** Write an answer into a run; `onChunk` takes new text, and why the text ended once it has. */
+async function answer(run, messages, options, signal, onChunk) {
   const isChat = find("form").value === "chat";
   const path = isChat ? "v1/chat/completions" : "v1/completions";
-  const asked = isChat ? { messages: turns } : { prompt: turns.map((turn) => turn.content).join("") };
-  let text = "";
+  const isContinued = messages.at(-1).role === "assistant";
+  const asked = isChat
+    ? { messages, ...(isContinued && { continue_final_message: true, add_generation_prompt: false }) }
+    : { prompt: messages.map((message) => message.content).join("") };
   for await (const chunk of client.stream(path, { ...options, ...asked }, signal)) {
     for (const choice of chunk.choices) {
-      text += choice.delta?.content ?? choice.text ?? "";
       choice.rounds?.forEach((round) => run.add(round));
-      onChunk();
+      onChunk(choice.delta?.content ?? choice.text ?? "", choice.finish_reason ?? null);
     }
   }
-  return text;
 }
 
 /** Make a run; one that is pointed at is shown round by round. */
@@ -62,52 +68,71 @@ function startClock(run) {
 
 // Chat
 
-let turns = [];
+const chat = new Chat(find("log"), { regenerate, proceed: () => write(chat.turns.at(-1)) });
 let running = null;
 
 async function ask(event) {
   event.preventDefault();
   const question = find("question").value;
   if (running || !question.trim()) return;
-  running = new AbortController();
   find("question").value = "";
+  chat.add({ role: "user", content: question });
+  if (await write()) return;
+  chat.pop();
+  if (!chat.turns.length) chat.clear();
+  find("question").value = question;
+}
+
+async function regenerate() {
+  if (running) return;
+  const before = chat.pop();
+  if (!(await write())) chat.add(before);
+}
+
+/** Write an answer, or more of one; returns whether there is an answer, else none is left in the chat. */
+async function write(begun) {
+  if (running) return true;
+  running = new AbortController();
   setRunning(true);
   const run = newRun();
   inspector.show(run);
-  const figures = make("p", { class: "quiet" });
-  if (!turns.length) find("log").replaceChildren();
-  const articles = [
-    make("article", { class: "turn user" }, make("h3", {}, "You"), make("p", {}, question)),
-    make("article", { class: "turn" }, make("h3", {}, "Model"), new Tokens(run).element, figures),
-  ];
-  find("log").append(...articles);
-  const asked = [...turns, { role: "user", content: question }];
+  const { messages } = chat;
+  const turn = begun ?? chat.add({ role: "assistant", content: "", end: null });
+  const { view } = turn;
+  view.open(run);
   const measure = startClock(run);
+  let frame = 0;
   tell("writing …");
   try {
-    const text = await answer(run, asked, settings(), running.signal, () => {
+    await answer(run, messages, settings(), running.signal, (text, end) => {
       const now = measure();
-      figures.textContent = `${now.figures} · ${now.speed.toFixed(1)} tokens/s`;
-      requestAnimationFrame(() => find("log").scrollTo(0, find("log").scrollHeight));
+      turn.content += text;
+      turn.end = end ?? turn.end;
+      view.figures.textContent = `${now.figures} · ${now.speed.toFixed(1)} tokens/s`;
+      frame ||= requestAnimationFrame(() => {
+        frame = 0;
+        view.show();
+        chat.follow();
+      });
     });
-    turns = [...asked, { role: "assistant", content: text }];
-    tell(`Answered: ${figures.textContent}`);
+    const isPlain = settings().speculation === true && run.rounds.every((round) => round.origin === null);
+    if (isPlain) view.figures.append(" · the controller drafted nothing: “always draft” does");
+    tell(`Answered: ${view.figures.textContent}`);
   } catch (error) {
     const isStopped = error.name === "AbortError";
-    const text = run.tokens.map((token) => token.text).join("");
-    if (isStopped) {
-      turns = [...asked, { role: "assistant", content: text }];
-    } else {
-      find("question").value = question;
-      articles.forEach((article) => article.remove());
-    }
+    turn.end = isStopped ? "stopped" : "failed";
     tell(isStopped ? "Stopped." : error.message, !isStopped);
     noteKey(error);
-  } finally {
-    running = null;
-    setRunning(false);
-    if (find("key-form").hidden) find("question").focus();
   }
+  running = null;
+  setRunning(false);
+  view.close();
+  chat.follow();
+  const isWritten = turn.content !== "" || turn.end === "stop";
+  if (!isWritten) chat.pop();
+  if (!chat.keep()) tell("This browser keeps no chats: a reload loses this one.", true);
+  if (find("key-form").hidden) find("question").focus();
+  return isWritten;
 }
 
 function setRunning(isRunning) {
@@ -117,9 +142,12 @@ function setRunning(isRunning) {
 
 find("ask").addEventListener("submit", ask);
 find("stop").addEventListener("click", () => running?.abort());
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !event.isComposing) running?.abort();
+});
 find("fresh").addEventListener("click", () => {
-  turns = [];
-  find("log").replaceChildren();
+  chat.clear();
+  chat.keep();
   tell("A new chat.");
   find("question").focus();
 });
@@ -130,6 +158,12 @@ for (const [field, form] of Object.entries({ question: "ask", task: "start" })) 
     find(form).requestSubmit();
   });
 }
+
+find("system").addEventListener("input", () => (chat.system = find("system").value));
+addEventListener("pagehide", () => chat.keep());
+find("by-token").addEventListener("change", () => {
+  find("log").classList.toggle("shows-tokens", find("by-token").checked);
+});
 
 // Race
 
@@ -151,7 +185,10 @@ function makeLane(title, speculation) {
       progress.value = run.tokens.length;
     };
     const turn = [{ role: "user", content: task }];
-    lane.text = await answer(run, turn, { ...settings(), speculation }, running.signal, update);
+    await answer(run, turn, { ...settings(), speculation }, running.signal, (text) => {
+      lane.text += text;
+      update();
+    });
     progress.value = progress.max;
   };
   return lane;
@@ -165,7 +202,7 @@ async function race(event) {
   setRunning(true);
   find("lanes").replaceChildren();
   find("result").textContent = "";
-  const lanes = [makeLane("With speculation", true), makeLane("Without", false)];
+  const lanes = [makeLane("With speculation", drafting()), makeLane("Without", false)];
   inspector.show(lanes[0].run);
   tell("racing …");
   try {
@@ -297,6 +334,9 @@ find("theme").addEventListener("click", () => {
 const pairs = Object.entries(FIGURES).map(([name, label]) =>
   make("div", {}, make("dt", {}, label), shown[name]),
 );
+chat.restore();
+find("system").value = chat.system;
+find("instructions").open = chat.system !== "";
 find("legend").append(legend(Object.keys(ORIGINS)));
 find("live").append(
   make("dl", { class: "live" }, ...pairs),

@@ -14,6 +14,8 @@ FILES: Final[Mapping[str, tuple[str, str]]] = {
     "/page/page.css": ("page.css", "text/css"),
     "/page/view.js": ("view.js", "text/javascript"),
     "/page/client.js": ("client.js", "text/javascript"),
+    "/page/markdown.js": ("markdown.js", "text/javascript"),
+    "/page/chat.js": ("chat.js", "text/javascript"),
     "/page/app.js": ("app.js", "text/javascript"),
 }
 """Name and type of the file at each path of a server."""

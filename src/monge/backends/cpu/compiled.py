@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any, Final
 
 import torch
@@ -391,10 +392,14 @@ def load_program(stored: StoredProgram, tensors: Mapping[str, Tensor]) -> Run:
     constants = {name: known[name].detach() for name in program.get_constant_fqns()}
     program.load_constants(constants, check_full_update=True, user_managed=True)
     run: Run = loader.run
+    # A program runs once at a time. A second thread must not wait for it inside, with the interpreter's
+    # lock held, which `released_lock.h` takes again.
+    lock = Lock()
 
     def run_loaded(
         inputs: list[Tensor], _memory: Mapping[str, Tensor] = constants
     ) -> Sequence[Tensor]:
-        return run(inputs)  # the program points to the memory of its constants
+        with lock:
+            return run(inputs)  # the program points to the memory of its constants
 
     return run_loaded

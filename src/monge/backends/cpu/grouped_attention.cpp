@@ -15,6 +15,8 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #endif
 
+#include "released_lock.h"
+
 namespace {
 
 #ifdef __AVX512F__
@@ -307,6 +309,7 @@ extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_
                 query_sizes[3],
                 value_dim,
                 static_cast<float>(scale)};
+  const ReleasedLock lock(batch * heads * nodes * columns * (query_sizes[3] + value_dim));
   return run(all);
 }
 

@@ -29,6 +29,8 @@ _NATIVE: Final = (
 """For this very processor; compilers of macOS do not know the flag, and assume as much without it."""
 _FLAGS: Final = ("-O3", *_NATIVE, "-ffp-contract=fast", "-std=c++17", "-shared", "-fPIC")
 
+_FOLDER: Final = Path(__file__).parent
+
 OPERATIONS: Final = torch.library.Library("monge", "DEF")
 """Torch operations that the machine code implements; they are known as long as it lives."""
 
@@ -52,9 +54,10 @@ def native_library(source: Path) -> Path:
         RuntimeError: If the compiler refuses; the message has its words.
         OSError: If there is no room for it, or it cannot be loaded.
     """
-    key = hashlib.sha256(
-        repr((torch.__version__, machine(), _FLAGS, source.read_text())).encode()
-    ).hexdigest()[:32]
+    texts = [file.read_text() for file in (source, *sorted(_FOLDER.glob("*.h")))]
+    key = hashlib.sha256(repr((torch.__version__, machine(), _FLAGS, texts)).encode()).hexdigest()[
+        :32
+    ]
     stored = find_program(key, ".so", source.name)
     return load_or_make(stored, lambda: _build(source, key), _loadable, source.name)
 
@@ -86,6 +89,7 @@ def _build(source: Path, key: str) -> StoredProgram:
             get_cpp_compiler(),
             *_FLAGS,
             f"-I{home / 'include'}",
+            f"-I{_FOLDER}",
             str(source),
             f"-L{home / 'lib'}",
             "-ltorch_cpu",

@@ -24,6 +24,8 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #endif
 
+#include "released_lock.h"
+
 namespace {
 
 // The sums of so many rows, for one group of lanes, fit into the registers together with what they are made of.
@@ -523,6 +525,7 @@ extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_cpu_
     return AOTI_TORCH_FAILURE;
   float* column = static_cast<float*>(to);
   for (Product& one : all) one.out = column, one.stride = width, column += one.width;
+  const ReleasedLock lock(num_rows * depth * width);
   return multiply_kind(all, line_bytes);
 }
 

@@ -47,6 +47,7 @@ class Service:
         self._recorder, self._components = recorder, decoder.components
         room = scheduler.snapshot().kv_budget_tokens
         longest = min(room, decoder.max_length or room)
+        decoder.prepare_grammars()
         self._parser = RequestParser(
             decoder, options, chat, max_sequence_tokens=longest, recorder=recorder
         )
