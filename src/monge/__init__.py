@@ -36,6 +36,8 @@ if typing.TYPE_CHECKING:
     from monge.engine.result import GenerationStats as GenerationStats
     from monge.plugins.transformers_generate import accelerate as accelerate
     from monge.plugins.transformers_generate import generate as generate
+    from monge.plugins.transformers_generate import is_accelerated as is_accelerated
+    from monge.plugins.transformers_generate import restore as restore
     from monge.plugins.transformers_generate import speculate as speculate
     from monge.verify.registry import VERIFIERS as VERIFIERS
 
@@ -54,7 +56,7 @@ _MODULES = {
     "monge.draft.tree.registry": "TREES",
     "monge.engine.decoder": "Decoder Piece",
     "monge.engine.result": "GenerationResult GenerationStats",
-    "monge.plugins.transformers_generate": "accelerate generate speculate",
+    "monge.plugins.transformers_generate": "accelerate generate is_accelerated restore speculate",
     "monge.verify.registry": "VERIFIERS",
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names.split()}
@@ -88,8 +90,10 @@ __all__ = [
     "VocabularyMismatchError",
     "accelerate",
     "generate",
+    "is_accelerated",
     "law_from_logits",
     "load",
+    "restore",
     "speculate",
 ]
 

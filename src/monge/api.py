@@ -308,7 +308,7 @@ def make_components(
         controller=chosen.first,
         greedy_rule=TargetWalk(),
         draft_models=drafts,
-        alternatives=tuple((name, VERIFIERS.make(name)) for name in VERIFIERS),
+        alternatives=lambda: [(name, VERIFIERS.make(name)) for name in VERIFIERS],
         shared=SharedState(latency),
         controllers=chosen.named,
         seeded=chosen.seeded,

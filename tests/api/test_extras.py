@@ -47,10 +47,13 @@ def test_the_error_names_what_is_missing_or_too_old_and_the_extra(without, monke
             require("gguf", "a file", "gguf")
     without("accelerate", "gguf")
     with pytest.raises(
-        OptionError, match=r'^a file needs accelerate, gguf, which .* pip install "monge\[gguf\]"$'
+        OptionError,
+        match=r'^a file needs accelerate, gguf, which .* pip install "\.\[gguf\]" in a checkout of monge$',
     ):
         require("gguf", "a file")
-    with pytest.raises(OptionError, match=r'a file needs accelerate, .*"monge\[gguf\]", or wait$'):
+    with pytest.raises(
+        OptionError, match=r"a file needs accelerate, .* in a checkout of monge, or wait$"
+    ):
         require("gguf", "a file", "accelerate", otherwise="wait")
 
 
@@ -73,7 +76,7 @@ def test_a_gguf_file_is_not_read_without_its_packages(without, tmp_path, monkeyp
     monkeypatch.setenv("MONGE_CACHE", str(tmp_path / "cache"))
     (file := tmp_path / "model.gguf").write_bytes(b"GGUF")
     without(package)
-    message = rf'model.gguf needs {package}, .* pip install "monge\[gguf\]"'
+    message = rf'model.gguf needs {package}, .* pip install "\.\[gguf\]"'
     with pytest.raises(OptionError, match=message):
         monge.load(file)
     monkeypatch.setattr("monge.api.load_network", None)  # the draft model is asked for first
@@ -83,7 +86,7 @@ def test_a_gguf_file_is_not_read_without_its_packages(without, tmp_path, monkeyp
     file.touch()
     monkeypatch.setattr(PackagedModel, "path", lambda _: file)
     name = next(iter(NAMED))
-    assert f'{name} needs {package}, which cannot be found: pip install "monge[gguf]"' in str(
+    assert f'{name} needs {package}, which cannot be found: pip install ".[gguf]"' in str(
         obstacle(name)
     )
 
@@ -109,4 +112,20 @@ def test_commands_ask_before_they_load(
     without(package)
     result = run(*command)
     assert result.exit_code == 2
-    assert f'needs {package}, which cannot be found: pip install "monge[{extra}]"' in result.stderr
+    assert f'needs {package}, which cannot be found: pip install ".[{extra}]"' in result.stderr
+
+
+def test_nobody_is_told_to_install_a_name_that_no_index_has():
+    """The name is not registered, so an index may hold anything under it."""
+    folders, kinds = ("docs", "examples", "lab", "src", "tests"), {".html", ".md", ".py", ".yml"}
+    pages = [path for folder in folders for path in (ROOT / folder).rglob("*")]
+    pages = [*ROOT.glob("*.md"), *(path for path in pages if path.suffix in kinds)]
+    by_name = re.compile(r"""install(?: -\S+)* ["'\\]*monge\b|\bmonge\[[a-z]""")
+    assert by_name.search("pip install -U mon" + "ge")
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in pages
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if by_name.search(line)
+    ]
+    assert found == [], 'write pip install ".[extra]", in a checkout'

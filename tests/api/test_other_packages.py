@@ -121,6 +121,9 @@ alternate = other_parts:Alternate
 fixed = other_parts:Alternate
 """
 
+BROKEN = "'broken_rule' cannot be loaded from other_parts:Missing: AttributeError"
+ERROR = f"verifier {BROKEN}: module 'other_parts' has no attribute 'Missing'"
+
 ROOMS = {
     "verifiers": "ratio_rule",
     "drafters": "repeat",
@@ -203,7 +206,18 @@ def test_the_parts_are_listed(run):
     assert "broken_rule" not in listed.stdout
     assert "max_depth" in found["controllers"]["fixed"]["settings"], "that of the library"
     for warning in (
-        "'broken_rule' cannot be loaded from other_parts:Missing: AttributeError",
+        BROKEN,
         "controller 'fixed' of other_parts:Alternate is ignored: the name is taken",
     ):
-        assert warning in listed.stderr
+        assert listed.stderr.count(warning) == 1
+
+
+def test_a_broken_part_is_heard_of_where_it_is_asked_for(run):
+    assert run("-m", "monge", "list", "verifiers").stderr.count(BROKEN) == 1
+    assert "broken_rule" not in run("-m", "monge", "list", "drafters").stderr
+    code = "import monge; monge.load({}).generate('Once', max_new_tokens=2)"
+    assert "cannot be loaded" not in run("-c", code.format("verifier='ratio_rule'")).stderr
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        run("-m", "monge", "generate", "Once", "--verifier", "broken_rule")
+    assert failed.value.returncode == 2
+    assert failed.value.stderr.splitlines() == [f"error: {ERROR}"]

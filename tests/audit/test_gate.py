@@ -213,6 +213,7 @@ def test_our_engine_by_the_command(monkeypatch):
     command = "audit --engine monge --quick --budget 60 --tree chain(2) --verifier block --controller fixed --json"
     result = CliRunner().invoke(app, command.split())
     assert result.exit_code == 0, result.output
+    assert "/v1/completions" not in result.stderr, "a line for every request"
     report = json.loads(result.stdout)
     assert report["verdict"] == "lossless"
     assert report["num_tokens"] >= 60

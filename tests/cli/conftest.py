@@ -1,5 +1,9 @@
+from functools import partial
+from types import SimpleNamespace
+
 import pytest
 
+from monge.verify.registry import VERIFIERS
 from tests.bench.tiny import save_pair
 
 
@@ -21,3 +25,18 @@ def generate(run, tiny_paths):
     return lambda *arguments, **options: run(
         "generate", *arguments, "--target", target, "--draft", draft, **options
     )
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Verifiers of another package, under their names."""
+
+    def install(**rules):
+        entries = {
+            name: SimpleNamespace(value=name, load=partial(lambda rule: rule, rule))
+            for name, rule in rules.items()
+        }
+        monkeypatch.setitem(vars(VERIFIERS), "_all", {**dict(VERIFIERS), **rules})
+        monkeypatch.setitem(vars(VERIFIERS), "_entries", entries)
+
+    return install

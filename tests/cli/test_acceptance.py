@@ -9,7 +9,6 @@ import pytest
 from monge.core.law import residual
 from monge.core.proposal import Iid
 from monge.verify.base import NodeRule
-from monge.verify.registry import VERIFIERS
 
 A = ("--target-probs", "0.5,0.3,0.2", "--draft-probs", "0.2,0.3,0.5")
 TREE = """{
@@ -220,17 +219,6 @@ class NoProbability(OneDraw):
 
     def keeps(self, ratio):
         return ratio
-
-
-@pytest.fixture
-def installed(monkeypatch):
-    """Verifiers of another package, under their names."""
-
-    def install(**rules):
-        for name, rule in rules.items():
-            monkeypatch.setitem(VERIFIERS._all, name, rule)
-
-    return install
 
 
 def test_a_rule_above_the_optimum_is_wrong(run, installed, tmp_path):

@@ -148,6 +148,16 @@ def test_every_door_reads_the_file(run, config, command):
     assert "unknown key 'drafer'; did you mean 'drafter'?" in result.stderr
 
 
+@pytest.mark.parametrize("text", ["prot = 1", "port = 1"])
+@pytest.mark.parametrize("command", ["generate Once", "chat", "batch in.jsonl out.jsonl"])
+def test_keys_of_another_command_are_not_named(run, config, command, text):
+    result = run(*command.split(), "--config", config(text))
+    assert result.exit_code == 2
+    assert "unknown key" in result.stderr
+    assert "drafter" in result.stderr
+    assert "max_waiting" not in result.stderr
+
+
 @pytest.fixture
 def serving(run, monkeypatch):
     """What `monge serve` is asked for, and the result of the command."""

@@ -2,7 +2,10 @@
 
 import io
 import os
+import pty
 import sys
+import termios
+from contextlib import suppress
 
 import pytest
 
@@ -99,3 +102,34 @@ def test_files_that_cannot_be_written_are_errors_of_the_user(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(OptionError, match=r"cannot write the page to '.*/file/page\.html'"):
         write_text(tmp_path / "file" / "page.html", "", "the page")
+
+
+class TestTyping:
+    """What is typed while text is written."""
+
+    @pytest.fixture
+    def terminal(self, monkeypatch):
+        parent, child = pty.openpty()
+        with os.fdopen(child) as file:
+            monkeypatch.setattr(sys, "stdin", file)
+            yield file
+        os.close(parent)
+
+    @pytest.mark.parametrize("error", [None, KeyboardInterrupt, BrokenPipeError])
+    def test_is_not_shown(self, terminal, error):
+        before = termios.tcgetattr(terminal)
+        assert before[3] & termios.ECHO
+        with suppress(*[error] * (error is not None)), streaming() as write:
+            write("Once ")
+            modes = termios.tcgetattr(terminal)
+            assert not modes[3] & termios.ECHO
+            assert modes[3] & termios.ISIG, "Ctrl-C is heard"
+            if error is not None:
+                raise error
+        assert termios.tcgetattr(terminal) == before
+
+    def test_leaves_the_terminal_of_another_process_alone(self, terminal, monkeypatch):
+        monkeypatch.setattr("os.tcgetpgrp", lambda _: -1)
+        before = termios.tcgetattr(terminal)
+        with streaming():
+            assert termios.tcgetattr(terminal) == before

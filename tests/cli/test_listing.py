@@ -1,4 +1,5 @@
 import json
+import re
 from itertools import product
 
 import pytest
@@ -58,7 +59,7 @@ def test_legality_is_what_the_engine_decides():
             assert (shown == "no") == (unsupported_reason(rule, (kind,), 1) is not None)
 
 
-def test_rules_of_others_are_claims(run, monkeypatch):
+def test_rules_of_others_are_claims(run, installed, monkeypatch):
     """The tests of this library say nothing about the rules of other packages."""
 
     class Mine(SingleDraft):
@@ -69,8 +70,7 @@ def test_rules_of_others_are_claims(run, monkeypatch):
 
         is_lossless = False
 
-    monkeypatch.setitem(VERIFIERS._all, "mine", Mine)
-    monkeypatch.setitem(VERIFIERS._all, "lossy", Lossy)
+    installed(mine=Mine, lossy=Lossy)
     known = json.loads(run("list", "--json").stdout)["exactness"]
     assert known.pop("mine") == "claimed: monge acceptance mine"
     assert known.pop("lossy") == "lossy"
@@ -82,7 +82,34 @@ def test_rules_of_others_are_claims(run, monkeypatch):
     assert "monge acceptance mine" in run("list").stdout
 
 
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_section(run, room):
+    shown = run("list", room).stdout
+    assert all(re.search(rf"^{name}\b", shown, re.MULTILINE) for name in ROOMS[room])
+    listed = json.loads(run("list", room, "--json").stdout)
+    assert listed.keys() & ROOMS.keys() == {room}
+    assert ("legal" in listed) == (room == "verifiers")
+    assert ("which verifier is exact" in shown) == (room == "verifiers")
+    assert ("is verified by" in shown) == (room == "trees")
+
+
+def test_an_unknown_section(run):
+    result = run("list", "verifier")
+    assert result.exit_code == 2
+    assert "unknown section 'verifier'; did you mean 'verifiers'?" in result.stderr
+
+
 class TestCache:
+    @pytest.mark.parametrize("option", ["--cache", "--clear-cache"])
+    def test_a_folder_that_cannot_be_read(self, run, monkeypatch, option):
+        def refuses():
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr("monge.cli.listing.kept", refuses)
+        result = run("list", option)
+        assert result.exit_code == 2
+        assert "Permission denied" in result.stderr
+
     @pytest.fixture
     def folder(self, tmp_path, monkeypatch):
         folder = tmp_path / "kept"

@@ -32,7 +32,7 @@ def work_on(clock, *, is_terminal=False, **options):
     return Work(console, clock), console.file
 
 
-def test_a_line_every_ten_seconds(clock):
+def test_lines_where_there_is_no_terminal(clock):
     work, said = work_on(clock)
     stage = work.stage("rows", 30)
     for _ in range(30):
@@ -80,6 +80,20 @@ def test_expected_seconds_pass_by_themselves(clock):
         "compiling: 10 s so far, about 15 s left",
         "compiling: 30 s so far, 25 s were expected",
         "loading the models: 1 min 15 s so far",
+    ]
+
+
+def test_lines_become_rare_and_say_once_that_an_estimate_was_wrong(clock):
+    work, said = work_on(clock)
+    with work.waiting("compiling", 15):
+        for _ in range(100):
+            clock.now += 1
+            work.tick()
+    assert said.getvalue().splitlines() == [
+        "compiling: 10 s so far, about 5 s left",
+        "compiling: 20 s so far, 15 s were expected",
+        "compiling: 40 s so far",
+        "compiling: 1 min 20 s so far",
     ]
 
 

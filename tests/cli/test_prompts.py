@@ -1,7 +1,9 @@
+import io
 import json
 
 import pytest
 
+from monge.cli.lazy import check_early
 from monge.core.errors import OptionError
 from monge.loading.networks import load_tokenizer
 from monge.prompts import SHIPPED, read_prompts, shipped, written
@@ -135,3 +137,43 @@ def test_logs_and_batches_write_messages_by_the_template(run, templated, tmp_pat
     result = run("batch", file, texts, *limits)
     assert result.exit_code == 0, result.stderr
     assert json.loads(texts.read_text())["token_ids"] == expected
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--json"],
+        ["--target", "smollm2", "--max-new-tokens=3"],
+        ["--seed", "1", "--trace", "rounds.json"],
+    ],
+)
+def test_no_prompt_is_refused_before_imports(monkeypatch, arguments):
+    monkeypatch.setattr("sys.stdin", Terminal())
+    with pytest.raises(OptionError, match="no prompt; write one"):
+        check_early(arguments, "generate")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["Once"],
+        ["--json", "Once"],
+        ["--seed", "1", "Once"],
+        ["--ignore-eos", "Once"],
+        ["--", "-1"],
+        ["--prompts", "tiny.txt"],
+        ["--file=tiny.txt"],
+        ["--help"],
+    ],
+)
+def test_a_prompt_is_found_among_options(monkeypatch, tmp_path, arguments):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.txt").write_text("Once")
+    monkeypatch.setattr("sys.stdin", Terminal())
+    check_early(arguments, "generate")
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True

@@ -138,7 +138,7 @@ def test_deployment_options():
         ("--ray --autoscale many", "as in 1:4; got 'many'"),
         ("--ray --replicas 0", "--replicas must be at least 1; got 0"),
         ("--ray --drain -1", "--drain must be at least 0; got -1"),
-        ("--ray", 'a cluster needs ray, which cannot be found: pip install "monge[distributed]"'),
+        ("--ray", 'a cluster needs ray, which cannot be found: pip install ".[distributed]"'),
     ],
 )
 def test_invalid_options(arguments, message, without):

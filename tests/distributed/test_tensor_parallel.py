@@ -121,7 +121,7 @@ def free_port():
 def two(work, *arguments):
     """Two processes, which have ended well at the end."""
     pytest.importorskip(
-        "accelerate", reason="transformers shards with accelerate: pip install 'monge[distributed]'"
+        "accelerate", reason="transformers shards with accelerate: pip install '.[distributed]'"
     )
     # Forked, because importing everything again would take longer than the tests.
     context, port = multiprocessing.get_context("fork"), free_port()
@@ -245,7 +245,7 @@ def test_the_command_without_torchrun(pair, monkeypatch):
 
 def test_accelerate_is_needed(pair, without):
     without("accelerate")
-    expected = r'needs accelerate, .* pip install "monge\[distributed\]"'
+    expected = r'needs accelerate, .* pip install "\.\[distributed\]"'
     with pytest.raises(OptionError, match=expected), room.tensor_parallel(*pair):
         pass
 

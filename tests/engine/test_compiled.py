@@ -365,7 +365,9 @@ class TestFallback:
     def test_no_room(self, monkeypatch, tmp_path):
         (tmp_path / "file").write_text("")
         monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "file"))
-        falls_back(target(), "LlamaForCausalLM cannot be compiled: NotADirectoryError")
+        falls_back(
+            target(), "LlamaForCausalLM cannot be compiled: .*name another one in MONGE_CACHE"
+        )
 
 
 class _Branching(torch.nn.Module):

@@ -150,18 +150,6 @@ def test_encoder_decoder():
         model.generate(torch.tensor([[3, 4]]), max_new_tokens=2, custom_generate=monge.speculate)
 
 
-def test_training_mode():
-    target = perturbed(network("llama"), noise=0.01)
-    target.train()
-    try:
-        with pytest.raises(OptionError, match="training mode.*call model.eval"):
-            target.generate(
-                **padded(ROWS), max_new_tokens=2, do_sample=False, custom_generate=monge.speculate
-            )
-    finally:
-        target.eval()
-
-
 def test_longer_than_the_context():
     target = network("llama", max_position_embeddings=16)
     with pytest.raises(ContextLengthError, match="exceeds the target's context of 16"):

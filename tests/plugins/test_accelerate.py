@@ -4,12 +4,18 @@ import copy
 
 import pytest
 import torch
-from transformers import GenerationConfig, pipeline, set_seed
+from transformers import (
+    GenerationConfig,
+    T5Config,
+    T5ForConditionalGeneration,
+    pipeline,
+    set_seed,
+)
 from transformers.generation.streamers import BaseStreamer
 
 import monge
 from monge.api import built_in
-from monge.core.errors import OptionError
+from monge.core.errors import OptionError, UnsupportedModelError
 from monge.plugins import transformers_generate
 from tests.engine.tiny import PAD, network, padded, perturbed, prompts
 
@@ -141,7 +147,7 @@ class TestArguments:
     @pytest.mark.parametrize(
         ("settings", "message"),
         [
-            ({"custom_generate": "x"}, "undo with `del model.generate`"),
+            ({"custom_generate": "x"}, r"undo with `monge\.restore\(model\)`"),
             ({"assistant_tokenizer": object()}, "must have the target's tokenizer"),
             ({"synced_gpus": True}, "synced_gpus"),
             ({"stop_strings": ["a"]}, "give tokenizer= as well"),
@@ -160,13 +166,83 @@ class TestArguments:
             monge.accelerate(3)
 
 
+class TestHostModes:
+    """What the host decodes in other ways is left to it."""
+
+    @pytest.mark.parametrize("place", ["call", "config", "model"])
+    @pytest.mark.parametrize("more", [{}, {"do_sample": True}], ids=["beam search", "beam sample"])
+    def test_beams(self, target, place, more):
+        settings = {"num_beams": 3, "max_new_tokens": 6, "eos_token_id": None, **more}
+        settings |= {"return_dict_in_generate": True, "output_scores": True}
+        model = accelerated(target, seed=5)
+        if place == "model":
+            for one in (model, target):
+                one.generation_config = GenerationConfig(num_beams=settings["num_beams"])
+            del settings["num_beams"]
+        given = (
+            {"generation_config": GenerationConfig(**settings)} if place == "config" else settings
+        )
+        set_seed(1)
+        expected = target.generate(**padded(ROWS), **given)
+        set_seed(1)
+        with pytest.warns(UserWarning, match="left to transformers.*without drafts") as told:
+            found = model.generate(**padded(ROWS), **given, drafter="ngram")
+        assert len(told) == 1
+        assert torch.equal(found.sequences, expected.sequences)
+        assert torch.equal(found.sequences_scores, expected.sequences_scores)
+
+    @pytest.mark.parametrize(
+        "settings", [{"penalty_alpha": 0.6, "top_k": 4}, {"dola_layers": "low"}], ids=str
+    )
+    def test_what_the_host_needs_for_a_method_is_said_by_the_host(self, target, settings):
+        def refusal(model):
+            with pytest.raises(ValueError, match="trust_remote_code") as error:
+                model.generate(**padded(ROWS), **GREEDY, **settings)
+            return str(error.value)
+
+        with pytest.warns(UserWarning, match="left to transformers"):
+            found = refusal(accelerated(target))
+        assert found == refusal(target)
+
+    def test_what_has_a_setting_here_is_refused_with_it(self, target):
+        with pytest.raises(OptionError, match="give drafter='ngram"):
+            accelerated(target).generate(**padded(ROWS), **GREEDY, prompt_lookup_num_tokens=3)
+        config = GenerationConfig(**GREEDY, prompt_lookup_num_tokens=3)
+        with pytest.raises(OptionError, match="give drafter='ngram"):
+            accelerated(target).generate(**padded(ROWS), generation_config=config)
+
+
 class TestModel:
-    def test_is_undone(self, target):
+    @pytest.mark.parametrize("function", [monge.accelerate, monge.generate])
+    def test_an_encoder_decoder_is_refused_at_once(self, function):
+        sizes = {"vocab_size": 32, "d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1}
+        model = T5ForConditionalGeneration(T5Config(**sizes, num_heads=2, decoder_start_token_id=0))
+        calls = calls_of(model)
+        with pytest.raises(UnsupportedModelError, match="T5For.*is an encoder-decoder"):
+            function(model)
+        assert not calls
+        assert "generate" not in vars(model)
+
+    def test_is_undone_once_or_twice(self, target):
         model = accelerated(target)
         calls = calls_of(model.generate.draft)
-        del model.generate
+        assert monge.is_accelerated(model)
+        assert monge.restore(monge.restore(model)) is model
+        assert not monge.is_accelerated(model)
         model.generate(**padded(ROWS), **GREEDY)
         assert not calls
+
+    def test_is_undone_inside_of_a_wrapper(self, target):
+        model = accelerated(target)
+        wrapper = torch.nn.Sequential(model)
+        assert monge.is_accelerated(wrapper)
+        monge.restore(wrapper)
+        assert not monge.is_accelerated(model)
+
+    @pytest.mark.parametrize("function", [monge.restore, monge.is_accelerated])
+    def test_what_is_no_model_is_refused(self, function):
+        with pytest.raises(OptionError, match=r"got str; expected .*pipe\.model"):
+            function("a pipeline")
 
     def test_again_replaces(self, target):
         first, second = perturbed(target), copy.deepcopy(perturbed(target))

@@ -93,6 +93,8 @@ WITHOUT_EFFECT = {
     "num_beam_groups": "with beams",
     "transformers_version": "who wrote the file",
 }
+METHODS = {"constraints", "dola_layers", "force_words_ids", "num_beams", "penalty_alpha", "use_mtp"}
+"""Fields by which the host chooses a decoding method that is left to it, except by the callable."""
 BESIDE = {"output_attentions", "output_hidden_states"}
 FIELDS = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
 """The fields of this version; others are not tried."""
@@ -107,7 +109,7 @@ def test_every_field_of_this_version_is_known():
 
 @pytest.mark.parametrize("place", ["call", "config", "callable"])
 @pytest.mark.parametrize("name", sorted(REFUSED.keys() & FIELDS))
-def test_refused_by_name(name, place):
+def test_refused_by_name_or_left_to_the_host(name, place):
     target, extra = network("llama"), {name: REFUSED[name]}
     if place == "callable" and name in {"guidance_scale", "token_healing"}:
         pytest.skip("the host runs it, or raises, before it calls")
@@ -117,13 +119,24 @@ def test_refused_by_name(name, place):
     if place == "config":
         config = GenerationConfig(**GREEDY, pad_token_id=2, **extra)
         given = {**padded(ROWS), "generation_config": config}
-    of_mode = {"constraints", "dola_layers", "force_words_ids", "penalty_alpha", "use_mtp"}
-    shown = {"guidance_scale": "ClassifierFreeGuidance"} | dict.fromkeys(of_mode, "decoding method")
+    shown = {"guidance_scale": "ClassifierFreeGuidance"} | dict.fromkeys(METHODS, "decoding method")
     generate = partial(monge.generate, target)
     if place == "callable":
         generate = partial(target.generate, custom_generate=monge.speculate)
+    elif name in METHODS:
+        with pytest.warns(UserWarning, match="left to transformers"):
+            assert outcome(generate, given) == outcome(target.generate, given)
+        return
     with pytest.raises(OptionError, match=shown.get(name, name)):
         generate(**given)
+
+
+def outcome(generate, given):
+    """The text, or the error of the host."""
+    try:
+        return generate(**given).tolist()
+    except Exception as error:  # noqa: BLE001 (whatever the host raises)
+        return type(error), str(error)
 
 
 @pytest.mark.parametrize("name", sorted(PROCESSED.keys() & FIELDS))

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import math
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -150,18 +151,20 @@ async def _started(
         yield TransformersEngine(engine, target, draft, **loading)
         return
     require("serve", f"monge audit --engine {OURS}")
-    # `monge serve` in this process, without a socket.
+    # `monge serve` in this process, without a socket and without a line of log for every request.
     import httpx
 
     from monge.audit.client import Client
     from monge.engine.chat_format import chat_format
     from monge.serve.http.app import create_app
+    from monge.serve.observe.logs import REQUESTS
 
     # The law of the numbers themselves, as the reference's.
     decoder = monge_load(target, draft, **parts, **{"backend": "eager", **loading})
     chat = chat_format(decoder.tokenizer, "instruction")
     app = create_app(decoder, ServeOptions(served_model_name=OURS), chat)
     client = Client(f"http://{OURS}", model=OURS, transport=httpx.ASGITransport(app=app))
+    logging.getLogger(REQUESTS).setLevel(logging.WARNING)
     async with app.router.lifespan_context(app), client:
         yield client
 

@@ -7,7 +7,8 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -64,17 +65,20 @@ class streaming:
     """Write text to standard output as it comes, and a line's end after the last of it.
 
     Messages begin a line where both are on one terminal. They wait for the end of text that goes to
-    a pipe or a file.
+    a pipe or a file. What is typed meanwhile is not shown; the next line that is read has it.
     """
 
     def __init__(self) -> None:
         self._waiting, self._is_open, self._is_ended = io.StringIO(), False, False
+        self._terminal = _without_echo()
 
     def __enter__(self) -> Callable[[str], None]:
+        self._terminal.__enter__()
         _streams.append(self)
         return self._write
 
     def __exit__(self, *_: object) -> None:
+        self._terminal.__exit__(None, None, None)
         _streams.remove(self)
         if not self._is_ended:
             self._write("\n")
@@ -95,6 +99,30 @@ class streaming:
             sys.stdout.write(text)
             sys.stdout.flush()
             self._is_open, self._is_ended = not text.endswith("\n"), False
+
+
+@contextmanager
+def _without_echo() -> Iterator[None]:
+    """Do not show what is typed, if standard input is a terminal."""
+    import termios
+
+    try:
+        before = termios.tcgetattr(sys.stdin)
+    except (termios.error, OSError):  # no terminal
+        yield
+        return
+
+    def set_modes(modes: list[Any]) -> None:
+        with suppress(OSError):  # it may not be the terminal that controls this process
+            if os.tcgetpgrp(sys.stdin.fileno()) != os.getpgrp():
+                return  # in the background, where the process would be stopped
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, modes)
+
+    try:
+        set_modes([*before[:3], before[3] & ~termios.ECHO, *before[4:]])
+        yield
+    finally:
+        set_modes(before)
 
 
 def say_error(message: object) -> None:

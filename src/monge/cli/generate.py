@@ -23,6 +23,7 @@ from monge.cli.console import (
     streaming,
     write_document,
 )
+from monge.cli.lazy import NO_PROMPT
 from monge.cli.progress import working
 from monge.core.errors import OptionError
 from monge.core.files import write_text
@@ -194,9 +195,7 @@ def _prompts(prompt: str | None, file: Path | None) -> Sequence[Prompt]:
     if prompt is not None:
         return [Prompt(task="", text=prompt)]
     if sys.stdin.isatty():
-        raise OptionError(
-            'no prompt; write one, e.g. monge generate "The history of", or use --prompts or a pipe'
-        )
+        raise OptionError(NO_PROMPT)
     if isinstance(sys.stdin, io.TextIOWrapper):  # UTF-8 whatever the locale says
         sys.stdin.reconfigure(encoding="utf-8-sig", errors="strict")
     try:

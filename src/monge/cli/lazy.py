@@ -5,6 +5,7 @@ Importing torch takes seconds, which `monge --help`, `--version` and a mistyped 
 
 import ast
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib import import_module
@@ -21,7 +22,7 @@ from monge.cli.console import reported
 from monge.config import read_config
 from monge.core.errors import OptionError, unknown_name
 from monge.loading.hub import check_model_name, nearest
-from monge.options import ServeOptions
+from monge.options import LoadOptions, SamplingOptions, ServeOptions, flag_of, options_of
 from monge.prompts import read_prompts
 
 SETTINGS: Final[dict[str, Any]] = {
@@ -44,6 +45,11 @@ _MODELS: Final = {
 }
 """Modules with tables of models that need no folder."""
 _PROMPTS: Final = ("prompts", "file", "data")
+NO_PROMPT: Final = (
+    'no prompt; write one, e.g. monge generate "The history of", or use --prompts or a pipe'
+)
+_TEXTS: Final = ("--system", "--config", "--trace", "--certificate", "--html")
+"""Options of `monge generate` with a value, beside those of `monge.options`."""
 _NAME: Final = re.compile(r"\s*([A-Za-z_]\w*)\s*(\(|$)")
 _FILES: Final = {
     "batch": "give a file of rows, *.jsonl or *.parquet",
@@ -121,12 +127,7 @@ def check_early(arguments: Sequence[str], place: str) -> None:
     """
     if {"-h", "--help"} & set(arguments):
         return
-    if arguments and not arguments[0].startswith("-"):
-        if place == "serve":
-            _check("target", arguments[0])
-        elif place in _FILES and not Path(arguments[0]).exists():
-            near = nearest(arguments[0])
-            raise OptionError(f"{arguments[0]}: no such file{near}; {_FILES[place]}")
+    _check_place(place, arguments)
     given: dict[str, list[str]] = {}
     for text, following in zip(arguments, [*arguments[1:], "-"], strict=False):
         if text == "--":
@@ -134,14 +135,38 @@ def check_early(arguments: Sequence[str], place: str) -> None:
         option, is_joined, value = text.removeprefix("--").partition("=")
         if text.startswith("--") and (is_joined or not following.startswith("-")):
             given.setdefault(option, []).append(value if is_joined else following)
+    groups = (ServeOptions,) if place == "serve" else ()
     for config in given.get("config", ()):
-        for key, own in read_config(config, ServeOptions).items():
+        for key, own in read_config(config, *groups).items():
             if key not in _MODELS:  # another one may be given by its place
                 values = own if isinstance(own, list) else [own]
                 given.setdefault(key.replace("_", "-"), [str(one) for one in values])
     for option, values in given.items():
         for value in values:
             _check(option, value)
+
+
+def _check_place(place: str, arguments: Sequence[str]) -> None:
+    if place == "generate" and sys.stdin.isatty() and not _has_prompt(arguments):
+        raise OptionError(NO_PROMPT)
+    if not arguments or arguments[0].startswith("-"):
+        return
+    if place == "serve":
+        _check("target", arguments[0])
+    elif place in _FILES and not Path(arguments[0]).exists():
+        near = nearest(arguments[0])
+        raise OptionError(f"{arguments[0]}: no such file{near}; {_FILES[place]}")
+
+
+def _has_prompt(arguments: Sequence[str]) -> bool:
+    """Return whether a word can be a prompt, or a file of prompts is named."""
+    named = options_of(LoadOptions, SamplingOptions).items()
+    valued = {*_TEXTS, *(flag_of(name, one) for name, one in named if one.kind is not bool)}
+    return any(
+        word.partition("=")[0] in {"--", "--prompts", "--file"}
+        or not (word.startswith("-") or before in valued)
+        for before, word in zip(["", *arguments], arguments, strict=False)
+    )
 
 
 def _check(option: str, value: str) -> None:

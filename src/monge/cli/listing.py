@@ -3,13 +3,15 @@
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import typer
 
 from monge.backends.cpu.program_cache import cache_folder
 from monge.cli import options
 from monge.cli.console import output, plain_table, print_tables, reported, show
 from monge.control.registry import CONTROLLERS
-from monge.core.errors import OptionError
+from monge.core.errors import OptionError, unknown_name
 from monge.core.proposal import Arbitrary
 from monge.core.proposal_kinds import PROPOSALS
 from monge.core.registry import Registry
@@ -34,6 +36,10 @@ ROOMS: Final[Mapping[str, Registry[Any]]] = {
 
 @reported
 def list_components(
+    section: Annotated[
+        str | None,
+        typer.Argument(help="verifiers, drafters, trees or controllers; without it, all of them."),
+    ] = None,
     *,
     models: bool = options.switch("--models", OUTPUT, "Show the models that can be named."),
     cache: bool = options.switch("--cache", OUTPUT, "Show what is kept on disk, with its size."),
@@ -56,12 +62,20 @@ def list_components(
     if cache or clear_cache:
         _list_cache(clears=clear_cache, as_json=as_json, markdown=markdown)
         return
+    if section is not None and section not in ROOMS:
+        raise unknown_name("section", section, ROOMS)
     rooms = {
-        room: [_described(registry, name) for name in registry] for room, registry in ROOMS.items()
+        room: [_described(registry, name) for name in registry]
+        for room, registry in ROOMS.items()
+        if section in {None, room}
     }
-    legal, known, defaults = legality(), _exactness(), _default_verifiers()
+    about = dict[str, Any]()
+    if "verifiers" in rooms:
+        about = {"legal": legality(), "exactness": _exactness()}
+    if "trees" in rooms:
+        about["defaults"] = _default_verifiers()
     if as_json:
-        print(json.dumps(rooms | {"legal": legal, "exactness": known, "defaults": defaults}))
+        print(json.dumps(rooms | about))
         return
     tables = []
     for room, components in rooms.items():
@@ -73,11 +87,21 @@ def list_components(
             written = ", ".join([*one["required"], *settings]) or "-"
             table.add_row(one["name"], one["summary"], written)
         tables.append(table)
-    columns = ["known by", *(kind.__name__ for kind in PROPOSALS)]
-    table = plain_table("which verifier is exact for which candidates", "verifier", columns, "left")
-    for name, kinds in legal.items():
-        table.add_row(name, known[name], *kinds.values())
-    print_tables([*tables, table], markdown=markdown)
+    if "verifiers" in rooms:
+        title, kinds = (
+            "which verifier is exact for which candidates",
+            (k.__name__ for k in PROPOSALS),
+        )
+        table = plain_table(title, "verifier", ["known by", *kinds], "left")
+        for name, legal in about["legal"].items():
+            table.add_row(name, about["exactness"][name], *legal.values())
+        tables.append(table)
+    print_tables(tables, markdown=markdown)
+    if "trees" in rooms:
+        _show_verifiers_of_trees(about["defaults"])
+
+
+def _show_verifiers_of_trees(defaults: Mapping[str, Mapping[str, str]]) -> None:
     output().print()
     for name in TREES:
         limits = TREES.make(name).limits
@@ -117,13 +141,14 @@ def _list_models(*, as_json: bool, markdown: bool) -> None:
 
 
 def _list_cache(*, clears: bool, as_json: bool, markdown: bool) -> None:
-    rows, folder = kept(), cache_folder()
-    size = sum(one.num_bytes for one in rows)
-    if clears:
-        try:
+    folder = cache_folder()
+    try:
+        rows = kept()
+        if clears:
             clear(rows)
-        except OSError as error:
-            raise OptionError(f"--clear-cache: {error}") from error
+    except OSError as error:
+        raise OptionError(f"the cache in {folder}: {error}") from error
+    size = sum(one.num_bytes for one in rows)
     if as_json:
         listed = [dataclasses.asdict(one) | {"path": str(one.path)} for one in rows]
         document = {"folder": str(folder), "bytes": size, "cleared": clears, "kept": listed}

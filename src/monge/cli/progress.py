@@ -1,4 +1,4 @@
-"""Progress on standard error: bars on a terminal, a line every ten seconds elsewhere."""
+"""Progress on standard error: bars on a terminal, lines after 10, 20, 40, ... seconds elsewhere."""
 
 import math
 import threading
@@ -20,7 +20,7 @@ from monge.cli.console import live, notes
 from monge.engine.notices import watched_by
 
 QUIET_S: Final = 10.0
-"""Seconds between two lines where standard error is no terminal."""
+"""Seconds before the first line where standard error is no terminal; each later one waits twice as long."""
 _ROUNDING: Final = 1e-6
 """Of counts that are sums of parts."""
 
@@ -89,7 +89,7 @@ class Work(Progress):
             get_time=clock,
             speed_estimate_period=math.inf,  # one step a minute has a speed too
         )
-        self._said_at, self._ended = clock(), threading.Event()
+        self._begun, self._next_s, self._ended = clock(), QUIET_S, threading.Event()
 
     def start(self) -> None:
         """Start the bars, or the lines."""
@@ -134,12 +134,18 @@ class Work(Progress):
             self.remove_task(stage.task.id)
 
     def tick(self) -> None:
-        """Print a line about the last stage that runs, if none was printed for a while."""
+        """Print a line about the last stage that runs, if one is due; that it is late, once."""
         running = [task for task in self.tasks if task.started and not task.finished]
-        if running and self.get_time() - self._said_at >= QUIET_S:
-            self._said_at = self.get_time()
-            text = f"{running[-1].description}: {figures(running[-1])}"
-            self.console.print(text, markup=False, soft_wrap=True)
+        elapsed_s = self.get_time() - self._begun
+        if not running or elapsed_s < self._next_s:
+            return
+        while 0 < self._next_s <= elapsed_s:
+            self._next_s *= 2
+        task = running[-1]
+        text = f"{task.description}: {figures(task)}"
+        self.console.print(text, markup=False, soft_wrap=True)
+        if (task.elapsed or 0.0) >= (task.fields["expected_s"] or math.inf):
+            task.fields["expected_s"] = None
 
     def _tell(self) -> None:
         while not self._ended.wait(1.0):

@@ -1,17 +1,21 @@
 """Optional packages: an extra is checked before the work that needs it begins."""
 
 from importlib.metadata import PackageNotFoundError, requires, version
+from typing import Final
 
 from packaging.requirements import Requirement
 
 from monge.core.errors import OptionError
+
+INSTALL: Final = 'pip install ".[{extra}]" in a checkout of monge'
+"""How an extra is installed. No package index has the library, and one may have another of its name."""
 
 
 def require(extra: str, feature: str, *packages: str, otherwise: str = "") -> None:
     """Check that the packages of an extra are installed, as the metadata of `monge` lists them.
 
     Args:
-        extra: Name of the extra: `gguf` for `pip install "monge[gguf]"`.
+        extra: Name of the extra, for `INSTALL`.
         feature: Subject of the error: "a GGUF file".
         *packages: Those of the extra that the feature needs; all of them by default.
         otherwise: Another way out, for the end of the error.
@@ -23,8 +27,8 @@ def require(extra: str, feature: str, *packages: str, otherwise: str = "") -> No
     if missing := [text for one in needed for text in _missing(one)]:
         way_out = f", or {otherwise}" if otherwise else ""
         raise OptionError(
-            f"{feature} needs {', '.join(dict.fromkeys(missing))}, which cannot be found: pip "
-            f'install "monge[{extra}]"{way_out}'
+            f"{feature} needs {', '.join(dict.fromkeys(missing))}, which cannot be found: "
+            f"{INSTALL.format(extra=extra)}{way_out}"
         )
 
 

@@ -18,8 +18,8 @@ Part = TypeVar("Part")
 class Registry(Mapping[str, type[Part]], Generic[Part]):
     """A table of parts; a part is its own configuration, a frozen dataclass.
 
-    Other packages add parts by entry points. The table loads them when a name is not built in, or
-    when it is listed.
+    Other packages add parts by entry points. A part is loaded when it is named, and all of them
+    when the table is listed; those that fail are left out of the list, with a warning.
 
     Args:
         kind: Noun for messages ("verifier").
@@ -45,9 +45,16 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
     def __getitem__(self, name: str) -> type[Part]:
         if name in self._parts:
             return self._parts[name]
-        if name not in self._all:
-            raise unknown_name(self.kind, name, self._all)
-        return self._all[name]
+        if name not in self._entries:
+            raise unknown_name(self.kind, name, self._names)
+        entry = self._entries[name]
+        try:
+            return entry.load()
+        except Exception as error:
+            raise OptionError(
+                f"{self.kind} {name!r} cannot be loaded from {entry.value}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._all)
@@ -56,25 +63,29 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
         return len(self._all)
 
     @cached_property
-    def _all(self) -> Mapping[str, type[Part]]:
-        """The built-in parts, then those of installed packages."""
-        found = dict(self._parts)
-        for entry in entry_points(group=self._group) if self._group else ():
-            if (part := self._loaded(entry, found)) is not None:
-                found[entry.name] = part
-        return found
+    def _entries(self) -> Mapping[str, EntryPoint]:
+        """Entry points of installed packages, which are not loaded yet."""
+        found = entry_points(group=self._group) if self._group else ()
+        return {entry.name: entry for entry in found}
 
-    def _loaded(self, entry: EntryPoint, found: Mapping[str, type[Part]]) -> type[Part] | None:
-        """The class of an entry point, or `None` with a warning: a broken package must not stop the others."""
-        if entry.name in found:
-            problem = f"of {entry.value} is ignored: the name is taken"
-        else:
-            try:
-                return entry.load()
-            except Exception as error:  # noqa: BLE001  the code of another package may raise anything
-                problem = f"cannot be loaded from {entry.value}: {type(error).__name__}: {error}"
-        warnings.warn(f"{self.kind} {entry.name!r} {problem}", stacklevel=2)
-        return None
+    @property
+    def _names(self) -> Iterable[str]:
+        return {**self._parts, **self._entries}
+
+    @cached_property
+    def _all(self) -> Mapping[str, type[Part]]:
+        """The built-in parts, then those of installed packages that can be loaded."""
+        found = dict(self._parts)
+        for name, entry in self._entries.items():
+            problem = f"{self.kind} {name!r} of {entry.value} is ignored: the name is taken"
+            if name not in self._parts:
+                try:
+                    found[name] = self[name]
+                    continue
+                except OptionError as error:  # a broken package must not stop the others
+                    problem = str(error)
+            warnings.warn(problem, stacklevel=3)
+        return found
 
     def is_built_in(self, name: str) -> bool:
         """Return whether a part is this library's, and not one of an installed package."""
@@ -82,10 +93,11 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
 
     def name_of(self, part: Part) -> str:
         """Return the name of the class of `part`."""
-        names = [name for name, cls in self._all.items() if type(part) is cls]
-        if not names:
-            raise OptionError(f"{type(part).__name__} is not a registered {self.kind}")
-        return names[0]
+        for table in (self._parts, self):  # only a part of another package loads all
+            for name, cls in table.items():
+                if type(part) is cls:
+                    return name
+        raise OptionError(f"{type(part).__name__} is not a registered {self.kind}")
 
     def summary(self, name: str) -> str:
         """Return the first line of a part's docstring."""
@@ -153,7 +165,7 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
                 raise
             reason = error
         raise OptionError(
-            f"cannot read {self.kind} {text!r}; write a name ({', '.join(sorted(self._all))}), or "
+            f"cannot read {self.kind} {text!r}; write a name ({', '.join(sorted(self._names))}), or "
             "a name with settings such as name(option=1)"
         ) from reason
 

@@ -1,6 +1,6 @@
 """The components that a round is made of."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
@@ -47,7 +47,7 @@ class Components:
         seeded: Which of them plans for sampled requests that bring a seed and name none; `None` for
             `controller`.
         draft_models: Networks that the drafter runs, for the accounting of forward times.
-        alternatives: Verifiers by name, to be named where `rule` does not fit the drafter.
+        alternatives: Gives verifiers by name, to be named where `rule` does not fit the drafter.
         shared: What controllers keep beyond a request; the one component that changes.
 
     Raises:
@@ -63,7 +63,7 @@ class Components:
     controller: AnyController
     greedy_rule: Rule | None = None
     draft_models: tuple[SequenceModel, ...] = ()
-    alternatives: Sequence[tuple[str, Rule]] = ()
+    alternatives: Callable[[], Iterable[tuple[str, Rule]]] = tuple
     shared: SharedState = field(default_factory=SharedState)
     controllers: Mapping[str, AnyController] = field(default_factory=dict[str, AnyController])
     seeded: str | None = None
@@ -76,7 +76,7 @@ class Components:
         if reason is not None:
             legal = [
                 n
-                for n, rule in self.alternatives
+                for n, rule in self.alternatives()
                 if unsupported_reason(rule, can.proposes, can.max_width) is None
             ]
             use = f"; legal here: {', '.join(legal)}" if legal else ""

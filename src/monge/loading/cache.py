@@ -5,9 +5,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from monge.backends.cpu.program_cache import cache_folder
-
-PROGRAMS, MODELS = "programs", "gguf"
+from monge.backends.cpu.program_cache import MODELS, PROGRAMS, cache_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from monge.backends.cpu.program_cache import cache_folder
+from monge.backends.cpu.program_cache import MODELS, cache_folder, only_process
 from monge.core.errors import ModelLoadError, MongeError, OptionError
 from monge.core.extras import require
 from monge.engine.chat_format import TemplateFormat
@@ -170,7 +170,7 @@ def no_tokenizer_reason(folder: str | Path) -> str | None:
 
 def _converted(path: Path, *, packs: bool = False) -> Path:
     kind = f"file{_PACKED_FORMAT}-" if packs else ""
-    folder = cache_folder() / "gguf" / f"{path.stem}-{kind}{_digest(path)}"
+    folder = cache_folder() / MODELS / f"{path.stem}-{kind}{_digest(path)}"
     if (folder / "config.json").is_file():
         if (damage := _damage(folder)) is None:
             return folder
@@ -181,11 +181,17 @@ def _converted(path: Path, *, packs: bool = False) -> Path:
     if magic != b"GGUF":
         raise ModelLoadError(f"{str(path)!r} is no GGUF file: it starts with {magic!r}")
     require("gguf", f"reading {path.name}")
+    with only_process(MODELS, folder.name, f"the form of {path.name} that is loaded"):
+        if not (folder / "config.json").is_file():
+            _convert(path, folder, packs=packs)
+    return folder
+
+
+def _convert(path: Path, folder: Path, *, packs: bool) -> None:
     size = path.stat().st_size
     written = "weights in their own types" if packs else "dequantised weights"
     notify(f"reading {path.name} ({size / 1e6:.0f} MB) and writing its {written} to {folder}, once")
     began = time.perf_counter()
-    folder.parent.mkdir(parents=True, exist_ok=True)
     # Another process that reads at the same time finds the whole folder or none.
     with (
         waiting(
@@ -201,7 +207,6 @@ def _converted(path: Path, *, packs: bool = False) -> Path:
             if not (folder / "config.json").is_file():
                 raise
     notify(f"{path.name} is ready after {time.perf_counter() - began:.0f} s")
-    return folder
 
 
 def _damage(folder: Path) -> str | None:

@@ -1,5 +1,6 @@
 """The loop of this library inside `transformers`: `speculate`, `accelerate` and `generate`."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from transformers import (
     PreTrainedModel,
     StoppingCriteriaList,
 )
+from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.stopping_criteria import (
     EosTokenCriteria,
     MaxLengthCriteria,
@@ -32,11 +34,23 @@ from monge.engine.batch import decode
 from monge.engine.components import Components
 from monge.engine.processors import Processor, Stateless
 from monge.engine.session import Request, Session, check_length
-from monge.loading.networks import as_draft_model, as_sequence_model, load_network
+from monge.loading.networks import (
+    AdaptedModel,
+    as_draft_model,
+    as_sequence_model,
+    load_network,
+)
 from monge.options import PARTS, takes_parts
 from monge.plugins.transformers_outputs import Replay, VisitedRows
 from monge.plugins.transformers_processors import draft_rules, row_processors
-from monge.plugins.transformers_refusals import check_arguments, check_settings, given
+from monge.plugins.transformers_refusals import (
+    TAKEN,
+    check_arguments,
+    check_settings,
+    decoding_method,
+    given,
+)
+from monge.plugins.transformers_training import in_evaluation
 
 _OPTIONS: Final = frozenset({*PARTS, "seed"})
 _POSITIONAL: Final = (
@@ -45,6 +59,7 @@ _POSITIONAL: Final = (
     *("negative_prompt_ids", "negative_prompt_attention_mask", "custom_generate"),
 )
 """Arguments of the host's `generate`, in its order."""
+_A_MODEL: Final = "a model of transformers (for a pipeline: pipe.model)"
 _LEARNED: Final[WeakKeyDictionary[Any, dict[str, SharedState]]] = WeakKeyDictionary()
 """State of controllers by model and options, since no decoder outlives a call.
 A call takes it out and puts it back, so that threads share nothing."""
@@ -88,7 +103,8 @@ def speculate(
     `StopStringCriteria` into `stopping_criteria`. Tensor parallelism is not supported.
 
     Args:
-        model: The target, in evaluation mode; passed by `generate`, and so are the next four.
+        model: The target; passed by `generate`, and so are the next four. In training mode, as
+            inside a trainer, only if nothing acts there alone, such as dropout.
         input_ids: Prompts, padded on the left.
         logits_processor: Processors of the generation settings and of the caller.
         stopping_criteria: Criteria of the generation settings and of the caller.
@@ -157,10 +173,11 @@ def speculate(
     if token_streamer is not None:
         token_streamer.put(input_ids.cpu())
     try:
-        for session in decode(sessions, components, max_batch_size=len(sessions)):
-            if session.error is not None:
-                raise session.error
-            replay.grow(session.context.request_id, session.completion_ids)
+        with in_evaluation(model):
+            for session in decode(sessions, components, max_batch_size=len(sessions)):
+                if session.error is not None:
+                    raise session.error
+                replay.grow(session.context.request_id, session.completion_ids)
     finally:
         learned[key] = components.shared
     if token_streamer is not None:
@@ -255,10 +272,12 @@ def accelerate(model: Any, draft: Draft = None, **options: Any) -> Any:
     The output is that of plain `generate`, as for `speculate`. Every argument of `generate` is
     honoured or raises: `assistant_model` drafts in that call, `num_assistant_tokens` gives the
     length of its longest chain, and `streamer`, `stop_strings` with `tokenizer`, `output_scores` and
-    `output_logits` work. `del model.generate` restores the model.
+    `output_logits` work. Beam search and the host's other decoding methods run as they are, without
+    drafts, and a warning says so. `restore` undoes it.
 
     Args:
-        model: A decoder-only model of `transformers`, or one wrapped by PEFT, in evaluation mode.
+        model: A decoder-only model of `transformers`, or one wrapped by PEFT. It may be in training
+            mode, as for `speculate`, and its weights may change between calls.
         draft: A draft model with the target's tokenizer, loaded, a folder or a name; or a head for
             the target, loaded or its folder. It is read once, here. Without it, n-grams draft.
         **options: `PARTS` of `monge.options` and `seed`, as for `speculate`, for all calls; a call
@@ -269,6 +288,8 @@ def accelerate(model: Any, draft: Draft = None, **options: Any) -> Any:
 
     Raises:
         OptionError: If an option is unknown, or the model has no `generate`.
+        UnsupportedModelError: If it is an encoder-decoder, or another network that cannot be
+            decoded here.
         ModelLoadError: If the draft cannot be read.
     """
     _check_model("accelerate", model)
@@ -281,6 +302,38 @@ def accelerate(model: Any, draft: Draft = None, **options: Any) -> Any:
         draft = read_head(draft, getattr(model, "name_or_path", "")) or load_network(draft)
     model.generate = _Generate(model, draft, options)
     return model
+
+
+def restore(model: Any) -> Any:
+    """Undo `accelerate`; a model that is not accelerated stays as it is.
+
+    Args:
+        model: The model, or a wrapper around it, such as that of PEFT.
+
+    Returns:
+        The model.
+
+    Raises:
+        OptionError: If it is no model.
+    """
+    for module in _accelerated("restore", model):
+        del module.generate
+    return model
+
+
+def is_accelerated(model: Any) -> bool:
+    """Return whether `accelerate` was called for a model, or one that it wraps, and not undone.
+
+    Raises:
+        OptionError: If it is no model.
+    """
+    return bool(_accelerated("is_accelerated", model))
+
+
+def _accelerated(where: str, model: Any) -> list[Any]:
+    if not isinstance(model, torch.nn.Module):
+        raise OptionError(f"{where}: got {type(model).__name__}; expected {_A_MODEL}")
+    return [one for one in model.modules() if isinstance(vars(one).get("generate"), _Generate)]
 
 
 def generate(model: Any, *arguments: Any, **settings: Any) -> Tensor | GenerateDecoderOnlyOutput:
@@ -319,8 +372,19 @@ class _Generate:
         if twice := sorted(named.keys() & settings.keys()):
             raise TypeError(f"generate: got several values for {', '.join(twice)}")
         settings |= named
-        check_arguments(settings)
         options = self.options | {name: settings.pop(name) for name in _OPTIONS & settings.keys()}
+        # The class has the `generate` that this one hides.
+        plain: Callable[..., Any] = MethodType(type(self.model).generate, self.model)
+        method = decoding_method(self.model, settings)
+        if method in {*TAKEN, GenerationMode.ASSISTED_GENERATION}:
+            check_arguments(settings)
+        if method not in TAKEN:
+            warnings.warn(
+                f"generate: {method.value} is left to transformers: this call decodes without "
+                "drafts of monge, and monge's options (seed, drafter, ...) have no effect on it",
+                stacklevel=2,
+            )
+            return plain(**settings)
         config = settings.get("generation_config")
         count = settings.pop("num_assistant_tokens", None)
         count = getattr(config, "num_assistant_tokens", None) if count is None else count
@@ -328,8 +392,6 @@ class _Generate:
             options.setdefault("tree", f"chain({count})")
         _move_stop_strings(settings, settings.pop("tokenizer", None))
         assistant = settings.pop("assistant_model", None)
-        # The class has the `generate` that this one hides.
-        plain: Callable[..., Any] = MethodType(type(self.model).generate, self.model)
         return plain(
             custom_generate=speculate,
             draft_model=self.draft if assistant is None else assistant,
@@ -345,11 +407,14 @@ def _check_model(where: str, model: Any) -> None:
         hint = (
             "the model itself, `model._orig_mod`, since the engine compiles what it runs"
             if hasattr(model, "_orig_mod")
-            else "a model of transformers (for a pipeline: pipe.model)"
+            else _A_MODEL
         )
         raise OptionError(
             f"{where}: got {type(model).__name__}, which has no generate; expected {hint}"
         )
+    if isinstance(model, AdaptedModel) and not isinstance(model, PreTrainedModel):
+        model = model.get_base_model()
+    as_sequence_model(model)  # refuses networks that cannot be decoded
 
 
 def _move_stop_strings(settings: dict[str, Any], tokenizer: Any) -> None:

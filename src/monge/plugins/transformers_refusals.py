@@ -13,7 +13,9 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from monge.core.errors import OptionError
+from monge.core.words import counted
 from monge.engine.models.network_facts import CACHE_KEYWORDS, forward_parameters
+from monge.plugins.transformers_training import acting_modules
 
 REFUSED: Final[Mapping[str, str]] = {
     "assistant_confidence_threshold": "controller='confidence_threshold' takes its place",
@@ -24,7 +26,7 @@ REFUSED: Final[Mapping[str, str]] = {
     "takes another one",
     "cache_config": "the cache is this library's own",
     "compile_config": "the network is compiled here, if it can be",
-    "custom_generate": "the model is accelerated; call it without, or undo with `del model.generate`",
+    "custom_generate": "the model is accelerated; call it without, or undo with `monge.restore(model)`",
     "max_matching_ngram_size": "give drafter='ngram(...)' instead",
     "num_assistant_tokens_schedule": "a controller takes its place, as controller='fsm'",
     "prefill_chunk_size": "prompts are read whole here",
@@ -58,6 +60,15 @@ _HARMLESS: Final = frozenset(
     }
 )
 """Model inputs that `generate` itself prepares, or that have no effect."""
+TAKEN: Final = frozenset({GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE})
+"""Decoding methods of the host that this library speeds up."""
+_MODES: Final = frozenset(
+    {
+        *("constraints", "do_sample", "dola_layers", "force_words_ids", "num_beam_groups"),
+        *("num_beams", "penalty_alpha", "top_k", "use_mtp"),
+    }
+)
+"""Settings by which the host chooses its decoding method, beside those of `REFUSED`."""
 _TEXT_MARKS: Final = frozenset({"mm_token_type_ids", "token_type_ids"})
 """Inputs of vision-language models that hold the kind of every token, 0 for text."""
 
@@ -76,6 +87,13 @@ def check_arguments(settings: dict[str, Any]) -> None:
             value = getattr(config, name, None)
         if value is not None and value is not False:
             raise OptionError(f"generate: {name} is not supported: {instead}")
+
+
+def decoding_method(model: Any, settings: Mapping[str, Any]) -> GenerationMode:
+    """Return the method that the host chooses for the arguments of a call of `generate`."""
+    named = {name: settings[name] for name in _MODES & settings.keys()}
+    config, _ = model._prepare_generation_config(settings.get("generation_config"), **named)
+    return config.get_generation_mode()
 
 
 def check_settings(model: Any, config: GenerationConfig, model_kwargs: dict[str, Any]) -> None:
@@ -99,12 +117,14 @@ def check_settings(model: Any, config: GenerationConfig, model_kwargs: dict[str,
     ]
     unknown = _other_inputs(model, model_kwargs)
     sharded = is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)
+    acting = acting_modules(model)
     refusals = {
         "encoder-decoder models; a decoder-only model is needed": model.config.is_encoder_decoder,
-        "a model in training mode, whose law changes from call to call; call model.eval()": model.training,
+        "a model in training mode, whose law changes from call to call by "
+        f"{counted(len(acting), 'module')}: {', '.join(acting[:3])}{', ...' * (len(acting) > 3)}; "
+        "call model.eval(), or set their rates to 0": acting,
         f"the decoding method {mode.value!r}; leave out num_beams, penalty_alpha, constraints, "
-        "dola_layers and use_mtp": mode
-        not in {GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE},
+        "dola_layers and use_mtp": mode not in TAKEN,
         f"{', '.join(asked)}; leave it out": asked,
         f"cache_implementation={config.cache_implementation!r}; leave it out, the cache is this "
         "library's own": config.cache_implementation not in {None, "dynamic"},

@@ -21,6 +21,7 @@ from monge.backends.cpu.grouped_attention import load_grouped_attention
 from monge.backends.cpu.native_library import compiler_obstacle
 from monge.backends.cpu.packed_linear import load_packed_linear, merge_products, pack_linears
 from monge.backends.cpu.program_cache import (
+    PROGRAMS,
     StoredProgram,
     find_program,
     is_stored,
@@ -28,8 +29,8 @@ from monge.backends.cpu.program_cache import (
     module_facts,
     network_facts,
     program_key,
-    scratch_folder,
     store_program,
+    writable_folder,
 )
 from monge.backends.parity_check import (
     as_backend_error,
@@ -209,8 +210,8 @@ class PendingForward(PendingProgram):
             run_in_thread(lambda: check_forward(network, UncompiledForward(step, spec), "traced"))
             return compile_program(export_forward(step, spec), tensors_of(step), self._key)
 
-        stored = self._stored or find_program(self._key, ".pt2", self._name)
-        return load_or_make(stored, make, load, f"{self._name} ({self._compile_s} s)")
+        place = (self._key, ".pt2", self._name)
+        return load_or_make(place, self._stored, make, load, f"{self._name} ({self._compile_s} s)")
 
 
 def obstacle(network: PreTrainedModel) -> str | None:
@@ -291,7 +292,8 @@ class ModuleProgram(PendingModule):
         with as_backend_error(f"{self._name} cannot be compiled"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the tracer and the compiler warn about themselves
             return load_or_make(
-                self._stored or find_program(self._key, ".pt2", self._name),
+                (self._key, ".pt2", self._name),
+                self._stored,
                 lambda: _compile_module(self._packed, self._like, self._key),
                 self._load,
                 f"{self._name} ({_START_S} s)",
@@ -366,7 +368,7 @@ def compile_program(
         key: Its name in the program cache.
     """
     merge_products(program.graph)
-    with tempfile.TemporaryDirectory(dir=scratch_folder()) as scratch:
+    with tempfile.TemporaryDirectory(dir=writable_folder(PROGRAMS)) as scratch:
         package = Path(scratch) / "program.pt2"
         torch._inductor.aoti_compile_and_package(
             program, package_path=str(package), inductor_configs=_OPTIONS

@@ -13,12 +13,12 @@ from typing import Any, Final
 import torch
 
 from monge.backends.cpu.program_cache import (
+    PROGRAMS,
     StoredProgram,
-    find_program,
     load_or_make,
     machine,
-    scratch_folder,
     store_program,
+    writable_folder,
 )
 
 _NATIVE: Final = (
@@ -55,11 +55,9 @@ def native_library(source: Path) -> Path:
         OSError: If there is no room for it, or it cannot be loaded.
     """
     texts = [file.read_text() for file in (source, *sorted(_FOLDER.glob("*.h")))]
-    key = hashlib.sha256(repr((torch.__version__, machine(), _FLAGS, texts)).encode()).hexdigest()[
-        :32
-    ]
-    stored = find_program(key, ".so", source.name)
-    return load_or_make(stored, lambda: _build(source, key), _loadable, source.name)
+    key = hashlib.sha256(repr((torch.__version__, machine(), _FLAGS, texts)).encode()).hexdigest()
+    place = (key[:32], ".so", source.name)
+    return load_or_make(place, None, lambda: _build(source, key[:32]), _loadable, source.name)
 
 
 def native_function(source: Path, name: str, arguments: Sequence[Any]) -> Any:
@@ -83,7 +81,7 @@ def _build(source: Path, key: str) -> StoredProgram:
     from torch._inductor.cpp_builder import get_cpp_compiler
 
     home = Path(torch.__file__).parent
-    with tempfile.TemporaryDirectory(dir=scratch_folder()) as scratch:
+    with tempfile.TemporaryDirectory(dir=writable_folder(PROGRAMS)) as scratch:
         library = Path(scratch) / source.with_suffix(".so").name
         command = [
             get_cpp_compiler(),

@@ -1,11 +1,13 @@
 """Compiled programs on disk: made once for a model, a machine and its libraries, checked whenever they are read."""
 
+import fcntl
 import hashlib
 import json
 import os
 import platform
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import PickleError
@@ -16,9 +18,12 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from monge.engine.notices import notify
+from monge.core.errors import OptionError
+from monge.engine.notices import notify, waiting
 
 FOLDER_VARIABLE: Final = "MONGE_CACHE"
+PROGRAMS, MODELS = "programs", "gguf"
+"""Folders in the cache."""
 _NOTES: Final = ".constants"
 _FAULTS: Final = (RuntimeError, OSError, LookupError, TypeError, ValueError, EOFError, PickleError)
 _FORMAT: Final = 9  # raised whenever the traced step, its inputs or the files change
@@ -40,10 +45,36 @@ class StoredProgram:
 
 
 def cache_folder() -> Path:
-    """Return the folder of programs: `$MONGE_CACHE`, or `monge` in the user's cache folder."""
-    if chosen := os.environ.get(FOLDER_VARIABLE):
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "monge"
+    """Return the folder of programs: `$MONGE_CACHE`, or `monge` in the user's cache folder.
+
+    Raises:
+        OptionError: If the user has no home.
+    """
+    chosen = os.environ.get(FOLDER_VARIABLE)
+    try:
+        if chosen:
+            return Path(chosen).expanduser()
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "monge"
+    except RuntimeError as error:
+        raise OptionError(f"no cache folder: {error}; name one in {FOLDER_VARIABLE}") from error
+
+
+def writable_folder(name: str) -> Path:
+    """Return a folder in that of programs, made if it is not there.
+
+    Raises:
+        OptionError: If it cannot be made or written to.
+    """
+    folder, reason = cache_folder() / name, "it is read-only"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK | os.X_OK):
+            return folder
+    except OSError as error:
+        reason = error.strerror or str(error)
+    raise OptionError(
+        f"cannot write to the cache folder {folder}: {reason}; name another one in {FOLDER_VARIABLE}"
+    )
 
 
 def program_key(module: torch.nn.Module, *facts: object) -> str:
@@ -124,6 +155,7 @@ def store_program(key: str, package: Path, constants: Mapping[str, Tensor]) -> S
 
 
 def load_or_make(
+    place: tuple[str, str, str],
     stored: StoredProgram | None,
     make: Callable[[], StoredProgram],
     load: Callable[[StoredProgram], Loaded],
@@ -131,25 +163,52 @@ def load_or_make(
 ) -> Loaded:
     """Load the stored program, or a new one if there is none or it fails; none that fails stays on disk.
 
+    Of several processes that need a new one, the first makes it, and the others wait for it.
+
     Args:
-        stored: The stored program, if any.
+        place: Arguments of `find_program`.
+        stored: The stored program, if it was found before.
         make: Compiles and stores the program.
         load: Loads a program and checks it; raises an error if it fails.
-        what: Name of the program, for the message, and how long it takes to make.
+        what: Name of the program, for messages, and how long it takes to make.
 
     Raises:
         Exception: What `load` raises for the new program.
     """
-    program = stored or make()
+    program, is_new = stored or find_program(*place), False
+    if program is None:
+        with only_process(PROGRAMS, place[0], what):
+            if (program := find_program(*place)) is None:
+                program, is_new = make(), True
     try:
         return load(program)
     except _FAULTS as error:
         _remove(program.path)
-        if stored is None:
+        if is_new:
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[0]
     notify(f"the stored program of {what} is removed and compiled again: {reason}")
-    return load_or_make(None, make, load, what)
+    return load_or_make(place, None, make, load, what)
+
+
+@contextmanager
+def only_process(folder: str, key: str, what: str) -> Iterator[None]:
+    """Hold the lock of something in a folder of the cache; other processes wait for it here.
+
+    The system releases the lock of a process that dies. Where it has no locks, nobody waits.
+
+    Raises:
+        OptionError: As `writable_folder`.
+    """
+    with (writable_folder(folder) / f"{key}.lock").open("w") as file:
+        with suppress(OSError):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                notify(f"another process makes {what}; waiting for it")
+                with waiting(f"waiting for another process, which makes {what}"):
+                    fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _remove(path: Path) -> None:
@@ -157,15 +216,8 @@ def _remove(path: Path) -> None:
         one.unlink(missing_ok=True)
 
 
-def scratch_folder() -> Path:
-    """Return an existing folder beside the programs, so that a finished one can be moved into place."""
-    folder = cache_folder() / "programs"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 def _files(key: str, suffix: str) -> tuple[Path, Path]:
-    folder = cache_folder() / "programs"
+    folder = cache_folder() / PROGRAMS
     return folder / f"{key}{suffix}", folder / f"{key}{_NOTES}"
 
 
