@@ -104,13 +104,12 @@ class streaming:
 @contextmanager
 def _without_echo() -> Iterator[None]:
     """Do not show what is typed, if standard input is a terminal."""
-    import termios
-
-    try:
-        before = termios.tcgetattr(sys.stdin)
-    except (termios.error, OSError):  # no terminal
+    if os.name != "posix" or sys.stdin is None or not sys.stdin.isatty():
         yield
         return
+    import termios
+
+    before = termios.tcgetattr(sys.stdin)
 
     def set_modes(modes: list[Any]) -> None:
         with suppress(OSError):  # it may not be the terminal that controls this process

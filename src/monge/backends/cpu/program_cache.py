@@ -1,6 +1,5 @@
 """Compiled programs on disk: made once for a model, a machine and its libraries, checked whenever they are read."""
 
-import fcntl
 import hashlib
 import json
 import os
@@ -201,7 +200,9 @@ def only_process(folder: str, key: str, what: str) -> Iterator[None]:
         OptionError: As `writable_folder`.
     """
     with (writable_folder(folder) / f"{key}.lock").open("w") as file:
-        with suppress(OSError):
+        with suppress(OSError, ImportError):
+            import fcntl
+
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
