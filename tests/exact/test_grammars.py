@@ -15,8 +15,9 @@ from monge.core.grammar import Grammar
 from monge.core.sampling_rules import SamplingRules, law_from_logits, probs_under
 from monge.core.tree import fixed_chain
 from monge.engine import drafting
-from monge.engine.grammar import FORCED, GrammarCompiler, GrammarState, TreeMask
+from monge.engine.grammar import FORCED, GrammarCompiler, GrammarState
 from monge.engine.sampling import NodeLaws
+from monge.engine.tree_mask import TreeMask
 from monge.testing.oracle import law_error
 from monge.testing.tabular import RandomTable, TabularModel
 from tests.draft.test_cross_tokenizer import byte_level
