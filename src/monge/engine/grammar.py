@@ -137,7 +137,7 @@ class GrammarCompiler:
         return sum(size for _, size in self._states.values())
 
     def _compile(self, grammar: Grammar) -> "GrammarState":
-        vocabulary = self.vocabulary
+        require("grammar", "a grammar", "llguidance")
         from llguidance import LLMatcher, LLParserLimits
 
         try:
@@ -145,7 +145,7 @@ class GrammarCompiler:
         except ValueError as error:
             raise OptionError(f"grammar: {grammar.kind}: {_shortened(error)}") from error
         # The library raises nothing: it keeps its errors.
-        matcher = LLMatcher(vocabulary, rules, log_level=0, limits=LLParserLimits(**_LIMITS))
+        matcher = LLMatcher(self.vocabulary, rules, log_level=0, limits=LLParserLimits(**_LIMITS))
         state = GrammarState(matcher, self.vocab_size, self.end_ids)
         # Asked at once, so that a grammar without a text is refused before it waits.
         if (error := state.write(state.new_words(1)[0])) is not None:
