@@ -9,6 +9,7 @@ from fastapi.testclient import TestClient
 import monge
 from monge.core.errors import GrammarError, OptionError
 from monge.core.grammar import Grammar
+from monge.engine import grammar
 from monge.engine.grammar import FORCED, GrammarCompiler
 from monge.options import SamplingOptions, ServeOptions
 from monge.serve.http.app import create_app
@@ -265,6 +266,14 @@ def test_what_the_library_says_where_it_gives_up_reaches_the_user(decoder):
     """Counted repetitions compile at once, and grow while the text does."""
     with pytest.raises(GrammarError, match="too many expressions constructed"):
         decoder.generate("a", grammar="regex:((a{1,100}){1,100}){1,100}", max_new_tokens=100)
+
+
+def test_a_request_whose_masks_take_too_long_ends_alone(decoder, monkeypatch):
+    pattern = "[ab]+"
+    decoder.grammars.compile(Grammar.regex(pattern))
+    monkeypatch.setattr(grammar, "_REQUEST_S", -1.0)  # passed at once
+    with pytest.raises(GrammarError, match="of processor time; make it simpler"):
+        decoder.generate("a", grammar=f"regex:{pattern}")
 
 
 def test_compiled_grammars_are_kept_up_to_a_number_of_bytes(decoder):

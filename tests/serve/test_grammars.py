@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import httpx
@@ -67,7 +68,16 @@ def test_one_that_takes_too_long_is_refused_while_others_are_served(url):
         answer = heavy.result()
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, "structured_outputs")
-    assert "more than 2 s of processor time or 512 MiB" in error["message"]
+    assert "more than 2 s of processor time or 256 MiB" in error["message"]
+
+
+def test_one_on_which_the_library_crashes_is_refused(url):
+    """Each definition takes a piece of the stack."""
+    names = [f"a{number}" for number in range(3000)]
+    chain = {name: {"$ref": f"#/$defs/{after}"} for name, after in pairwise(names)}
+    schema = {"$ref": "#/$defs/a0", "$defs": chain | {names[-1]: {"type": "integer"}}}
+    assert ask(url, structured_outputs={"json": schema}).status_code == 400
+    assert httpx.get(f"{url}/health").status_code == 200
 
 
 def test_tools_are_named_as_the_field(url):

@@ -8,8 +8,10 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from copy import copy
+from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
+from time import thread_time
 from typing import Any, Final
 
 import numpy as np
@@ -44,12 +46,15 @@ ANY_WHITESPACE: Final[Mapping[str, Any]] = {
 _LIMITS: Final[Mapping[str, Any]] = {
     # An object of n optional properties has 4 n items in a row.
     "max_items_in_row": 20_000,
-    "step_max_items": 200_000,
-    # Together they bound the time of a mask and the memory of a text's state.
+    # They bound most masks, and the memory of a text's state.
     "step_lexer_fuel": 100_000,
     "max_lexer_states": 50_000,
     "verbose_errors": False,
 }
+_REQUEST_S: Final = 5.0
+_MASK_S: Final = 0.02
+"""Seconds of processor time that the masks of a request may take, and further ones for each mask:
+the thread that decodes computes them. The limits of the library bound no ambiguous grammar."""
 
 
 class GrammarCompiler:
@@ -128,13 +133,10 @@ class GrammarCompiler:
             num_bytes = _BYTES_PER_CHARACTER * len(grammar.text)
         with self._lock:
             self._states[grammar] = state, num_bytes
-            while len(self._states) > 1 and self._num_bytes > self._max_bytes:
-                self._states.popitem(last=False)
+            total = sum(size for _, size in self._states.values())
+            while len(self._states) > 1 and total > self._max_bytes:
+                total -= self._states.popitem(last=False)[1][1]
         return state
-
-    @property
-    def _num_bytes(self) -> int:
-        return sum(size for _, size in self._states.values())
 
     def _compile(self, grammar: Grammar) -> "GrammarState":
         require("grammar", "a grammar", "llguidance")
@@ -171,6 +173,12 @@ def _rules(grammar: Grammar) -> str:
     return grammar_from(grammar.kind, grammar.text)
 
 
+@dataclass(slots=True)
+class _Meter:
+    seconds: float = 0.0
+    num_masks: int = 0
+
+
 class GrammarState:
     """A grammar after some tokens. It never changes: a text that goes on has a state of its own.
 
@@ -180,6 +188,7 @@ class GrammarState:
         end_ids: End-of-text tokens.
         run: Tokens that are known to be forced here.
         is_ended: Whether the last token ended the text.
+        meter: Time and number of the masks of its request.
     """
 
     def __init__(
@@ -190,9 +199,14 @@ class GrammarState:
         *,
         run: tuple[int, ...] = (),
         is_ended: bool = False,
+        meter: _Meter | None = None,
     ) -> None:
         self._matcher, self.vocab_size, self._end_ids = matcher, vocab_size, end_ids
-        self._run, self._is_ended = run, is_ended
+        self._run, self._is_ended, self._meter = run, is_ended, meter or _Meter()
+
+    def of_request(self) -> "GrammarState":
+        """Return the state for one request, whose masks are counted apart."""
+        return GrammarState(self._matcher, self.vocab_size, self._end_ids)
 
     def after(self, token: int) -> "GrammarState | None":
         """Return the state after one more token, or `None` where the grammar has no such text.
@@ -214,7 +228,14 @@ class GrammarState:
                 raise GrammarError(f"grammar: the text cannot be followed any further: {reason}")
             return None
         run = self._run[1:] if self._run[:1] == (token,) else ()
-        return GrammarState(matcher, self.vocab_size, self._end_ids, run=run, is_ended=is_ended)
+        return GrammarState(
+            matcher,
+            self.vocab_size,
+            self._end_ids,
+            run=run,
+            is_ended=is_ended,
+            meter=self._meter,
+        )
 
     def after_all(self, token_ids: Iterable[int]) -> "GrammarState":
         """Return the state after committed tokens.
@@ -268,7 +289,12 @@ class GrammarState:
         """
         if self._is_ended:
             return None
+        meter = self._meter
+        if meter.seconds > _REQUEST_S + meter.num_masks * _MASK_S:
+            return f"following it took {meter.seconds:.1f} s of processor time; make it simpler"
+        begin = thread_time()
         self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        meter.seconds, meter.num_masks = meter.seconds + thread_time() - begin, meter.num_masks + 1
         # In its error state, the library allows the end of the text.
         if self._matcher.is_error():
             return _shortened(self._matcher.get_error())

@@ -18,8 +18,10 @@ from monge.engine.grammar import GrammarCompiler
 
 TRIAL_S: Final = 2
 """Seconds of processor time in which a grammar must compile."""
-TRIAL_BYTES: Final = 1 << 29
+TRIAL_BYTES: Final = 1 << 28
 """Memory in which it must compile, where the system limits that of a process."""
+_STACK_BYTES: Final = 1 << 20
+"""Less than threads have, so that what compiles here overflows no stack there."""
 _NICENESS: Final = 5
 _BYTES_PER_UNIT: Final = 1 if sys.platform == "darwin" else 1024
 """Unit of `ru_maxrss`."""
@@ -59,6 +61,7 @@ def _answer(client: socket.socket, compiler: GrammarCompiler) -> None:
 def _limit() -> None:
     os.nice(_NICENESS)  # decoding goes first
     resource.setrlimit(resource.RLIMIT_CPU, (TRIAL_S, TRIAL_S))
+    resource.setrlimit(resource.RLIMIT_STACK, (_STACK_BYTES, _STACK_BYTES))
     pages = Path("/proc/self/statm")
     if pages.exists():
         used = int(pages.read_text().split()[0]) * resource.getpagesize()

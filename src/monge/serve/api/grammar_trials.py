@@ -21,7 +21,8 @@ from monge.serve.api.request_worker import run_in_daemon
 _MOST_AT_ONCE: Final = 4
 _TOO_MUCH: Final = (
     f"grammar: compiling it takes more than {grammar_trial.TRIAL_S} s of processor time or "
-    f"{grammar_trial.TRIAL_BYTES >> 20} MiB of memory, the limits of this server; make it smaller"
+    f"{grammar_trial.TRIAL_BYTES >> 20} MiB of memory, or nests too deeply, for this server; make "
+    "it smaller"
 )
 
 

@@ -300,7 +300,8 @@ class RequestParser:
 
     def _check_grammar(self, body: SamplingRequest, tools: ToolUse | None) -> None:
         """Refuse a grammar that is too long or was not tried, before a long prompt is tokenized."""
-        param = _grammar_field(body, tools)
+        param = "response_format" if body.structured_outputs is None else "structured_outputs"
+        param = param if tools is None else "tools"
         with fields_named(param, grammar=param):
             grammar = body.grammar if tools is None else tools.grammar
             if grammar is None:
@@ -378,7 +379,7 @@ class RequestParser:
         drafting = asked if isinstance(asked, SpeculationOptions) else SpeculationOptions()
         self._check_controller(drafting.controller)
         options: dict[str, Any] = {"max_new_tokens": limit, "controller": drafting.controller}
-        with fields_named("prompt", grammar=_grammar_field(body, tools)):
+        with fields_named("prompt"):
             options |= _sampling(body)
             if tools is not None:
                 options["grammar"] = tools.grammar
@@ -483,13 +484,6 @@ def fields_named(prompt: str, grammar: str = "") -> Iterator[None]:
         if grammar and word == "grammar":
             raise refused(f"{grammar}: {str(error).removeprefix('grammar: ')}", grammar) from error
         raise refused(str(error), word if word in FIELD_NAMES else prompt) from error
-
-
-def _grammar_field(body: SamplingRequest, tools: ToolUse | None) -> str:
-    """Return the field that a grammar comes with."""
-    if tools is not None:
-        return "tools"
-    return "response_format" if body.structured_outputs is None else "structured_outputs"
 
 
 def _sampling(body: SamplingRequest) -> dict[str, Any]:
