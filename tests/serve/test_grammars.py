@@ -101,7 +101,8 @@ def test_a_client_that_leaves_ends_what_is_compiled_for_it(helper):
         left = pool.submit(client.post, f"{url}/v1/completions", json=body)
         wait_for(lambda: children(process.pid))
         # Stopped, it cannot reach its limit of time: only its client's departure ends it.
-        os.kill(*children(process.pid), signal.SIGSTOP)
+        (child,) = children(process.pid)
+        os.kill(child, signal.SIGSTOP)
         client.close()
         wait_for(lambda: not children(process.pid))
         assert process.poll() is None, "others use it still"

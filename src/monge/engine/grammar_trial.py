@@ -1,6 +1,7 @@
 """A process that tries grammars, each in a child with limits: `python -m monge.engine.grammar_trial SOCKET`.
 
-It reads a vocabulary as JSON from its standard input; every message on the socket brings the socket of a client.
+It reads a vocabulary as JSON from its standard input. Every message on the socket brings the socket of a client, who
+reads the number of the child, writes a grammar, and reads the answer.
 """
 
 import json
@@ -9,6 +10,7 @@ import resource
 import signal
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -36,18 +38,18 @@ def main() -> None:
     with socket.socket(fileno=int(sys.argv[1])) as control:
         while (received := socket.recv_fds(control, 1, 1))[0]:
             client = socket.socket(fileno=received[1][0])
-            if os.fork() == 0:
+            if (number := os.fork()) == 0:
                 try:
                     _answer(client, compiler)
                 finally:
                     os._exit(0)
-            client.close()
+            with client, suppress(BrokenPipeError):
+                client.sendall(f"{number}\n".encode())
 
 
 def _answer(client: socket.socket, compiler: GrammarCompiler) -> None:
-    """Write the process's number, then the reason against the grammar or the memory that it takes."""
+    """Read a grammar, and write the reason against it or the memory that it takes."""
     with client, client.makefile("rw") as file:
-        print(os.getpid(), file=file, flush=True)
         grammar, before = Grammar(*json.loads(file.readline())), _peak_bytes()
         _limit()
         try:

@@ -76,11 +76,12 @@ class GrammarTrials:
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         number = b""
         try:
+            number = await reader.readline()
             asked = grammar.kind, grammar.text, grammar.any_whitespace
             writer.write(json.dumps(asked).encode() + b"\n")
-            number = await reader.readline()
             answer = await reader.read()
         finally:
+            number = number or await reader.readline()
             writer.close()
             if number and not reader.at_eof():
                 os.kill(int(number), signal.SIGKILL)
