@@ -7,9 +7,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 import monge
-from monge.core.errors import OptionError
+from monge.core.errors import GrammarError, OptionError
 from monge.core.grammar import Grammar
-from monge.engine.grammar import FORCED
+from monge.engine import grammar
+from monge.engine.grammar import FORCED, GrammarCompiler
 from monge.options import SamplingOptions, ServeOptions
 from monge.serve.http.app import create_app
 
@@ -202,7 +203,7 @@ def test_the_server_takes_the_fields_of_openai_and_of_vllm(client, fields, is_ri
         ),
         ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema is missing"),
         ({"structured_outputs": {"regex": "(a"}}, "structured_outputs", "unclosed group"),
-        ({"structured_outputs": {"regex": "a" * 70000}}, "structured_outputs", "at most 65536"),
+        ({"structured_outputs": {"regex": "a" * 1100000}}, "structured_outputs", "at most 1048576"),
         ({"structured_outputs": {}}, "structured_outputs", "send one of"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "got 2"),
         (
@@ -228,3 +229,70 @@ def test_the_server_refuses_in_words(client, fields, param, message):
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, param), error
     assert message in error["message"]
+
+
+@pytest.mark.parametrize("num", [2000, 10_000])
+@pytest.mark.parametrize("temperature", [0, 1.5])
+def test_a_choice_among_many_texts(decoder, num, temperature):
+    texts = [f"item {number}" for number in range(num)]
+    (result,) = decoder.generate(
+        "Pick:", grammar=Grammar.choice(texts), temperature=temperature, seed=1, max_new_tokens=20
+    )
+    assert result.text in texts
+
+
+def test_choices_of_odd_texts(decoder):
+    """Nothing in a text is read as a part of a rule, and one may begin another."""
+    texts = ["", "a", "ab", "[a-z]", "x|y", "/", "\\", '"', "\n", "(?:", "\u2028", "<[3]>", "é 😀"]
+    state = decoder.grammars.compile(Grammar.choice(texts))
+    for text in texts:
+        end = state.after_all(decoder.encode(text)).after(min(decoder.eos_ids))
+        assert end is not None, text
+    with pytest.raises(GrammarError, match="cannot go on"):
+        state.after_all(decoder.encode("abc"))
+
+
+def test_an_object_of_many_optional_properties(decoder):
+    names = [f"p{number}" for number in range(1000)]
+    schema = {"properties": dict.fromkeys(names, {"type": "null"}), "additionalProperties": False}
+    grammar = Grammar.json_schema({"type": "object", **schema})
+    for result in decoder.generate("JSON:", grammar=grammar, n=4, seed=3, max_new_tokens=60):
+        assert result.text.startswith("{")
+
+
+def test_whitespace_that_is_left_to_the_model_is_bounded(decoder):
+    state = decoder.grammars.compile(Grammar.json_object(any_whitespace=True))
+    blank = decoder.encode("{ ")[-1:]
+    state = state.after_all(decoder.encode("{"))
+    count = 0
+    while (following := state.after(*blank)) is not None:
+        state, count = following, count + 1
+        assert count < 1000
+    assert count >= 32
+
+
+def test_what_the_library_says_where_it_gives_up_reaches_the_user(decoder):
+    """Counted repetitions compile at once, and grow while the text does."""
+    with pytest.raises(GrammarError, match="too many expressions constructed"):
+        decoder.generate("a", grammar="regex:((a{1,100}){1,100}){1,100}", max_new_tokens=100)
+
+
+def test_a_request_whose_masks_take_too_long_ends_alone(decoder, monkeypatch):
+    pattern = "[ab]+"
+    decoder.grammars.compile(Grammar.regex(pattern))
+    monkeypatch.setattr(grammar, "_REQUEST_S", -1.0)  # passed at once
+    with pytest.raises(GrammarError, match="of processor time; make it simpler"):
+        decoder.generate("a", grammar=f"regex:{pattern}")
+
+
+def test_compiled_grammars_are_kept_up_to_a_number_of_bytes(decoder):
+    vocabulary = decoder.tokenizer, decoder.components.target.vocab_size, decoder.eos_ids
+    compiler = GrammarCompiler(*vocabulary, max_bytes=1000)
+    first, second, third = (Grammar.regex(pattern) for pattern in "abc")
+    state = compiler.compile(first, 400)
+    compiler.compile(second, 400)
+    assert compiler.compile(first) is state, "now the most recently used one"
+    compiler.compile(third, 400)
+    assert [one in compiler for one in (first, second, third)] == [True, False, True]
+    compiler.compile(Grammar.regex("d" * 100))  # is estimated to be larger than all
+    assert [one in compiler for one in (first, third)] == [False, False]

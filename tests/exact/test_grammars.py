@@ -10,13 +10,14 @@ import torch
 from monge.api import make_components
 from monge.core.context import Context
 from monge.core.draws import TapeDraws
-from monge.core.errors import GrammarError
+from monge.core.errors import GrammarError, NonFiniteLogitsError
 from monge.core.grammar import Grammar
 from monge.core.sampling_rules import SamplingRules, law_from_logits, probs_under
 from monge.core.tree import fixed_chain
 from monge.engine import drafting
-from monge.engine.grammar import FORCED, GrammarCompiler, GrammarState, TreeMask
+from monge.engine.grammar import FORCED, GrammarCompiler, GrammarState
 from monge.engine.sampling import NodeLaws
+from monge.engine.tree_mask import TreeMask
 from monge.testing.oracle import law_error
 from monge.testing.tabular import RandomTable, TabularModel
 from tests.draft.test_cross_tokenizer import byte_level
@@ -183,6 +184,10 @@ def test_a_node_where_the_grammar_ends_in_nothing_fails_where_it_is_asked_alone(
     assert probs_under(laws.rules, laws.scores[None])[0, 1].isnan().all()
     with pytest.raises(GrammarError, match="no token can come next"):
         laws[1]
+    # A device reads the laws of all nodes at once, and sees that one of them is not finite.
+    cause = laws.explain(NonFiniteLogitsError("not finite"))
+    assert isinstance(cause, GrammarError)
+    assert "no token can come next" in str(cause)
 
 
 def test_laws_are_the_same_one_by_one_and_together(compiler):

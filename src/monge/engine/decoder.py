@@ -104,7 +104,7 @@ class Decoder:
             # Not every checkpoint names the end of a turn among its ends of text.
             self.eos_ids |= self.chat_format.end_ids()
         self._request_ids = count()
-        self._grammars = GrammarCompiler(tokenizer, components.target.vocab_size, self.eos_ids)
+        self.grammars = GrammarCompiler(tokenizer, components.target.vocab_size, self.eos_ids)
         components.prepare(max_batch_size)
 
     def __repr__(self) -> str:
@@ -207,10 +207,6 @@ class Decoder:
             session.drafts = False
         return session
 
-    def prepare_grammars(self) -> None:
-        """Do now what the first request with a grammar would wait for, and other threads with it."""
-        self._grammars.prepare()
-
     def requests(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -308,7 +304,7 @@ class Decoder:
         if grammar is not None and (ignore_eos or min_tokens):
             name = "ignore_eos" if ignore_eos else "min_tokens"
             raise OptionError(f"{name}: a grammar says where the text ends; leave one of them out")
-        start = None if grammar is None else self._grammars.compile(grammar_of(grammar))
+        start = None if grammar is None else self.grammars.compile(grammar_of(grammar))
         end_ids = (frozenset() if ignore_eos else self.eos_ids) | frozenset(stop_ids)
         encoded = [ids for prompt in _as_list(prompts) for ids in [self.encode(prompt)] * n]
         check_seed(0, row)  # before rows are counted on from it

@@ -1,40 +1,86 @@
-"""Grammars at the nodes of a tree: which tokens may come next, and which tokens must."""
+"""Compiled grammars: which tokens may come next, and which tokens must.
 
-from collections.abc import Iterable
+The process that tries the grammars of clients runs this module without torch.
+"""
+
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from functools import cached_property, lru_cache
+from copy import copy
+from dataclasses import dataclass
+from functools import cached_property
+from threading import Lock
+from time import thread_time
 from typing import Any, Final
 
 import numpy as np
-import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
 
 from monge.core.errors import GrammarError, OptionError
 from monge.core.extras import require
 from monge.core.grammar import Grammar
-from monge.core.tree import TokenTree
 
 FORCED: Final = "grammar"
 """Name of the drafter in records of rounds that offered forced tokens."""
 
 _MOST_SHOWN: Final = 400
 """Characters of an error of the library, which may quote a whole grammar."""
+_DUMP: Final = re.compile(r"\s*<(state|non-verbose|backtrace)\b.*", re.DOTALL)
+"""Internals of the library at the end of its errors."""
+_BYTES_PER_CHARACTER: Final = 512
+"""Memory of a compiled grammar that was not measured; a list of 2,500 objects takes 400."""
+
+ON_ONE_LINE: Final[Mapping[str, Any]] = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
+ANY_WHITESPACE: Final[Mapping[str, Any]] = {
+    "whitespace_flexible": True,
+    "item_separator": ",",
+    "key_separator": ":",
+    "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,64}",
+}
+"""Options of the library for JSON. Whitespace is bounded, since a model may write it without end."""
+
+_LIMITS: Final[Mapping[str, Any]] = {
+    # An object of n optional properties has 4 n items in a row.
+    "max_items_in_row": 20_000,
+    # They bound most masks, and the memory of a text's state.
+    "step_lexer_fuel": 100_000,
+    "max_lexer_states": 50_000,
+    "verbose_errors": False,
+}
+_REQUEST_S: Final = 5.0
+_MASK_S: Final = 0.02
+"""Seconds of processor time that the masks of a request may take, and further ones for each mask:
+the thread that decodes computes them. The limits of the library bound no ambiguous grammar."""
 
 
 class GrammarCompiler:
     """Compiles grammars for one vocabulary, with the library `llguidance`.
 
+    Compiled grammars are kept up to a number of bytes; the least recently used ones go first.
+
     Args:
-        tokenizer: A fast tokenizer of `transformers`.
+        tokenizer: A fast tokenizer of `transformers`, or the text of its `tokenizer.json`.
         vocab_size: Number of tokens of the target; a token that the tokenizer lacks never comes.
         end_ids: End-of-text tokens, which come only where a grammar may end.
+        max_bytes: Bytes of compiled grammars that are kept.
     """
 
-    def __init__(self, tokenizer: Any, vocab_size: int, end_ids: frozenset[int]) -> None:
-        self._tokenizer, self._vocab_size, self._end_ids = tokenizer, vocab_size, end_ids
+    def __init__(
+        self, tokenizer: Any, vocab_size: int, end_ids: frozenset[int], max_bytes: int = 1 << 28
+    ) -> None:
+        self._tokenizer, self.vocab_size, self.end_ids = tokenizer, vocab_size, end_ids
+        self._max_bytes, self._lock = max_bytes, Lock()
         # States never change, so that requests share them.
-        self.compile = lru_cache(maxsize=32)(self._compile)
+        self._states = OrderedDict[Grammar, tuple[GrammarState, int]]()
+
+    def __contains__(self, grammar: Grammar) -> bool:
+        """Return whether the grammar is compiled already."""
+        return grammar in self._states
 
     def prepare(self) -> None:
         """Read the vocabulary now: for up to seconds, the library lets no other thread run meanwhile.
@@ -42,59 +88,104 @@ class GrammarCompiler:
         Where grammars cannot be compiled, the first one says why.
         """
         with suppress(OptionError):
-            require("grammar", "a grammar", "llguidance")
-            _ = self._vocabulary
+            _ = self.vocabulary
 
-    @cached_property
-    def _vocabulary(self) -> Any:
-        from llguidance.hf import from_tokenizer
+    @property
+    def tokenizer_text(self) -> str:
+        """The tokenizer, as `tokenizer.json` has it.
 
-        if self._tokenizer is None or not self._end_ids:
+        Raises:
+            OptionError: If the library is missing, or the tokenizer is none that it reads.
+        """
+        require("grammar", "a grammar", "llguidance")
+        if self._tokenizer is None or not self.end_ids:
             missing = "tokenizer" if self._tokenizer is None else "end-of-text token"
             raise OptionError(f"grammar: this decoder has no {missing}, and a grammar needs one")
-        try:
-            return from_tokenizer(
-                self._tokenizer, n_vocab=self._vocab_size, eos_token=sorted(self._end_ids)
-            )
-        except Exception as error:
+        if isinstance(self._tokenizer, str):
+            return self._tokenizer
+        if (backend := copy(getattr(self._tokenizer, "backend_tokenizer", None))) is None:
             name = type(self._tokenizer).__name__
-            raise OptionError(
-                f"grammar: expected a fast tokenizer of transformers that the library reads; got "
-                f"{name} ({_shortened(error)})"
-            ) from error
+            raise OptionError(f"grammar: expected a fast tokenizer of transformers; got {name}")
+        backend.no_padding()
+        backend.no_truncation()
+        return backend.to_str()
 
-    def _compile(self, grammar: Grammar) -> "GrammarState":
+    @cached_property
+    def vocabulary(self) -> Any:
+        """The library's vocabulary; reading it takes up to a second. An `OptionError` if that fails."""
+        text = self.tokenizer_text
+        from llguidance import LLTokenizer
+
+        try:
+            return LLTokenizer(text, n_vocab=self.vocab_size, eos_token=sorted(self.end_ids))
+        except Exception as error:
+            text = f"grammar: the library cannot read this tokenizer: {_shortened(error)}"
+            raise OptionError(text) from error
+
+    def compile(self, grammar: Grammar, num_bytes: int | None = None) -> "GrammarState":
         """Return the state before the first token.
+
+        Args:
+            grammar: The grammar.
+            num_bytes: Memory that it takes once compiled; `None` estimates it from its length.
 
         Raises:
             OptionError: If the grammar is malformed or uses something unsupported, or if no token
                 can begin a text of it.
         """
-        require("grammar", "a grammar", "llguidance")
-        from llguidance import LLMatcher, grammar_from
+        with self._lock:
+            if grammar in self._states:
+                self._states.move_to_end(grammar)
+                return self._states[grammar][0]
+        state = self._compile(grammar)
+        if num_bytes is None:
+            num_bytes = _BYTES_PER_CHARACTER * len(grammar.text)
+        with self._lock:
+            self._states[grammar] = state, num_bytes
+            total = sum(size for _, size in self._states.values())
+            while len(self._states) > 1 and total > self._max_bytes:
+                total -= self._states.popitem(last=False)[1][1]
+        return state
 
-        # A schema may bring options of the library, which must not win over these.
-        options: Any = {
-            "whitespace_flexible": grammar.any_whitespace,
-            "item_separator": "," if grammar.any_whitespace else ", ",
-            "key_separator": ":" if grammar.any_whitespace else ": ",
-            "lenient": False,
-        }
+    def _compile(self, grammar: Grammar) -> "GrammarState":
+        require("grammar", "a grammar", "llguidance")
+        from llguidance import LLMatcher, LLParserLimits
+
         try:
-            rules = (
-                LLMatcher.grammar_from_json_schema(grammar.text, overrides=options)
-                if grammar.kind == "json_schema"
-                else grammar_from(grammar.kind, grammar.text)
-            )
+            rules = _rules(grammar)
         except ValueError as error:
             raise OptionError(f"grammar: {grammar.kind}: {_shortened(error)}") from error
         # The library raises nothing: it keeps its errors.
-        matcher = LLMatcher(self._vocabulary, rules, log_level=0)
-        state = GrammarState(matcher, self._vocab_size, self._end_ids)
+        matcher = LLMatcher(self.vocabulary, rules, log_level=0, limits=LLParserLimits(**_LIMITS))
+        state = GrammarState(matcher, self.vocab_size, self.end_ids)
         # Asked at once, so that a grammar without a text is refused before it waits.
         if (error := state.write(state.new_words(1)[0])) is not None:
-            raise OptionError(f"grammar: {grammar.kind}: {error}")
+            reason = f"it has no text ({error})" if error.isalpha() else error
+            raise OptionError(f"grammar: {grammar.kind}: {reason}")
         return state
+
+
+def _rules(grammar: Grammar) -> str:
+    """Return the grammar in the library's notation; a `ValueError` if it has none."""
+    from llguidance import LLMatcher, grammar_from
+
+    if grammar.kind == "choice":
+        # One terminal is one automaton; as alternatives of a rule, each text would be an item of
+        # the parser.
+        texts = " | ".join(json.dumps(text) for text in json.loads(grammar.text))
+        return LLMatcher.grammar_from_lark(f"start: TEXT\nTEXT: {texts}")
+    if grammar.kind == "json_schema":
+        # A schema may bring options of the library, which must not win over these.
+        style = ANY_WHITESPACE if grammar.any_whitespace else ON_ONE_LINE
+        options: Any = {**style, "lenient": False}
+        return LLMatcher.grammar_from_json_schema(grammar.text, overrides=options)
+    return grammar_from(grammar.kind, grammar.text)
+
+
+@dataclass(slots=True)
+class _Meter:
+    seconds: float = 0.0
+    num_masks: int = 0
 
 
 class GrammarState:
@@ -106,6 +197,7 @@ class GrammarState:
         end_ids: End-of-text tokens.
         run: Tokens that are known to be forced here.
         is_ended: Whether the last token ended the text.
+        meter: Time and number of the masks of its request.
     """
 
     def __init__(
@@ -116,12 +208,21 @@ class GrammarState:
         *,
         run: tuple[int, ...] = (),
         is_ended: bool = False,
+        meter: _Meter | None = None,
     ) -> None:
         self._matcher, self.vocab_size, self._end_ids = matcher, vocab_size, end_ids
-        self._run, self._is_ended = run, is_ended
+        self._run, self._is_ended, self._meter = run, is_ended, meter or _Meter()
+
+    def of_request(self) -> "GrammarState":
+        """Return the state for one request, whose masks are counted apart."""
+        return GrammarState(self._matcher, self.vocab_size, self._end_ids)
 
     def after(self, token: int) -> "GrammarState | None":
-        """Return the state after one more token, or `None` where the grammar has no such text."""
+        """Return the state after one more token, or `None` where the grammar has no such text.
+
+        Raises:
+            GrammarError: If the library gives up.
+        """
         if self._is_ended:
             return None
         # The library's rollback is not an exact inverse; a copy is.
@@ -131,15 +232,25 @@ class GrammarState:
             matcher.consume_token(token) if is_ended else matcher.try_consume_tokens([token]) == 1
         )
         if not is_taken:
+            if not is_ended and matcher.is_error():
+                reason = _shortened(matcher.get_error())
+                raise GrammarError(f"grammar: the text cannot be followed any further: {reason}")
             return None
         run = self._run[1:] if self._run[:1] == (token,) else ()
-        return GrammarState(matcher, self.vocab_size, self._end_ids, run=run, is_ended=is_ended)
+        return GrammarState(
+            matcher,
+            self.vocab_size,
+            self._end_ids,
+            run=run,
+            is_ended=is_ended,
+            meter=self._meter,
+        )
 
     def after_all(self, token_ids: Iterable[int]) -> "GrammarState":
         """Return the state after committed tokens.
 
         Raises:
-            GrammarError: If the grammar has no such text.
+            GrammarError: If the grammar has no such text, or the library gives up.
         """
         state = self
         for token in token_ids:
@@ -161,7 +272,10 @@ class GrammarState:
             if not state._run:
                 break
             found.append(state._run[0])
-            state = state.after(found[-1])
+            try:
+                state = state.after(found[-1])
+            except GrammarError:  # raised again where the text comes to this token
+                state = None
         return tuple(found if state is not None else found[:-1])
 
     def _next_run(self) -> tuple[int, ...]:
@@ -184,55 +298,20 @@ class GrammarState:
         """
         if self._is_ended:
             return None
+        meter = self._meter
+        if meter.seconds > _REQUEST_S + meter.num_masks * _MASK_S:
+            return f"following it took {meter.seconds:.1f} s of processor time; make it simpler"
+        begin = thread_time()
         self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        meter.seconds, meter.num_masks = meter.seconds + thread_time() - begin, meter.num_masks + 1
         # In its error state, the library allows the end of the text.
         if self._matcher.is_error():
             return _shortened(self._matcher.get_error())
         return None
 
 
-class TreeMask:
-    """The tokens that a grammar allows after every node of a tree, each by its own path.
-
-    Args:
-        state: The grammar after the committed text, the root included.
-        tree: The tree.
-    """
-
-    def __init__(self, state: GrammarState, tree: TokenTree) -> None:
-        words, states = state.new_words(tree.num_nodes), list[GrammarState | None]()
-        self._errors = dict[int, str]()
-        for node, parent in enumerate(tree.parents):
-            above = None if node == 0 else states[parent]
-            own = state if node == 0 else above and above.after(tree.token_ids[node])
-            states.append(own)
-            # Where the path is no text of the grammar, no law is asked for.
-            if own is not None and (error := own.write(words[node])) is not None:
-                self._errors[node] = error
-        bits = np.unpackbits(
-            words.view(np.uint8), axis=1, count=state.vocab_size, bitorder="little"
-        )
-        self._banned: Bool[Tensor, "nodes vocab"] = torch.from_numpy(bits ^ 1).view(torch.bool)
-
-    def apply(self, scores: Float[Tensor, " vocab"], node: int) -> Float[Tensor, " vocab"]:
-        """Return the scores after a node, -inf for tokens that are not allowed.
-
-        Raises:
-            GrammarError: If the library gave up there, or no token of the vocabulary can go on.
-        """
-        if node in self._errors:
-            raise GrammarError(f"grammar: no token can come next: {self._errors[node]}")
-        return scores.masked_fill(self._banned[node].to(scores.device), -torch.inf)
-
-    def apply_all(self, logits: Float[Tensor, "nodes vocab"]) -> Float[Tensor, "nodes vocab"]:
-        """Return the logits after all nodes; NaN where `apply` raises."""
-        logits = logits.masked_fill(self._banned.to(logits.device, non_blocking=True), -torch.inf)
-        for node in self._errors:
-            logits[node] = torch.nan
-        return logits
-
-
 def _shortened(error: object) -> str:
-    """Return the first words of an error of the library, in one line."""
-    text = " ".join(str(error).partition("<state>")[0].split())
-    return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + " ..."
+    """Return the first and the last words of an error of the library, in one line."""
+    text = " ".join(_DUMP.sub("", str(error)).split())
+    half = _MOST_SHOWN // 2  # the reason stands before a long quotation, or behind it
+    return text if len(text) <= _MOST_SHOWN else f"{text[:half]} ... {text[-half:]}"

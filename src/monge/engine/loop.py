@@ -64,7 +64,7 @@ def run_round(sessions: Sequence[Session], components: Components, *, num_waitin
             tree = verified_tree(draft.tree, law, verdict) if keeps else None
             rows.append(Row(session, plan, draft, law, verdict, tree))
         else:
-            session.fail(verdict)
+            session.fail(law.explain(verdict))
     components.target.commit({row.session.request_id: (0, *row.verdict.path) for row in rows})
     rows = [row for row in rows if row.session.commit(row.draft.tree, row.laws, row.verdict)]
     observe(rows, components)

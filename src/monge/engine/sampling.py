@@ -13,8 +13,9 @@ from monge.core.errors import ProcessorError
 from monge.core.law import Law
 from monge.core.sampling_rules import Recorder, SamplingRules, law_from_logits, laws_from_logits
 from monge.core.tree import TokenTree
-from monge.engine.grammar import GrammarState, TreeMask
+from monge.engine.grammar import GrammarState
 from monge.engine.processors import Processor, check_scores, fork, has_state, name_of
+from monge.engine.tree_mask import TreeMask
 
 _FEW: Final = 1 << 17
 """Logits whose largest ones are found in the time of a few calls."""
@@ -105,6 +106,10 @@ class NodeLaws:
         return not self._logits.is_cpu or (
             self._context.rules.temperature == 0 and self._logits.numel() <= _FEW
         )
+
+    def explain(self, error: Exception) -> Exception:
+        """Return the cause of an error of the verifier: the grammar, where it has no law at a node."""
+        return error if self._mask is None else self._mask.explain(error)
 
     def processors_after(self, node: int) -> tuple[Processor, ...]:
         """The processors once they have been asked about a node, for the text that goes on from there."""

@@ -145,7 +145,7 @@ class Session:
         self.drafts = request.speculative
         """True while the request is drafted for; false once the drafter has failed."""
         self.processors = self._own_processors()
-        self.grammar = request.grammar
+        self.grammar = None if request.grammar is None else request.grammar.of_request()
         """After the committed text."""
         self.records: list[StepRecord] = []
         self.num_rounds = 0

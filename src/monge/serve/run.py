@@ -110,6 +110,7 @@ class DrainingServer(uvicorn.Server):
 
     async def _end_late(self) -> None:
         await asyncio.sleep(self._options.drain_s)
+        self._state.end_reading()
         await asyncio.to_thread(self._state.end_generations)
 
 

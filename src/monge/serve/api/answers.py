@@ -241,10 +241,11 @@ class Answers:
         if output.finish_reason is None:
             return None
         if output.finish_reason not in FINISH:
-            if output.finish_reason == "error":
-                cause = None if output.summary is None else output.summary.cause
+            cause = None if output.summary is None else output.summary.cause
+            error = failure(output.finish_reason, self.request.response_id, cause)
+            if error.code == "internal_error":
                 _LOG.error("request %s: %s", self.request.response_id, cause, exc_info=cause)
-            raise failure(output.finish_reason, self.request.response_id)
+            raise error
         return "length" if self.request.hides_completion else FINISH[output.finish_reason]
 
     def _logprobs(self, index: int, output: Output) -> dict[str, Any] | None:

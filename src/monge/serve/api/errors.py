@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from fastapi.responses import JSONResponse
 
-from monge.core.errors import ContextLengthError, MongeError, OptionError
+from monge.core.errors import ContextLengthError, GrammarError, MongeError, OptionError
 from monge.serve.api.fields import MOST_SHOWN
 from monge.serve.api.schemas import FIELD_NAMES
 from monge.serve.scheduling.generation import GenerationFinish, QueueFullError, SchedulerClosedError
@@ -86,8 +86,10 @@ def of_monge(error: MongeError) -> ApiError | None:
     return refused(str(error)) if isinstance(error, OptionError) else None
 
 
-def failure(reason: GenerationFinish, response_id: str) -> ApiError:
-    """Return the error of a generation that did not end well; its cause is for the log."""
+def failure(reason: GenerationFinish, response_id: str, cause: Exception | None = None) -> ApiError:
+    """Return the error of a generation that did not end well; a cause that is no fault of its grammar is for the log."""
+    if isinstance(cause, GrammarError):
+        return refused(str(cause), code="grammar_not_followed")
     if reason == "deadline":
         text = "the request took longer than this server allows; ask for fewer tokens"
         return ApiError(504, text, code="request_timeout")

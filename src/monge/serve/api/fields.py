@@ -28,7 +28,7 @@ MAX_MESSAGES: Final = 2048
 MAX_TOKEN_ID: Final = (1 << 31) - 1
 MAX_DRAFT: Final = 1024
 MAX_LABEL: Final = 512
-MAX_GRAMMAR: Final = 1 << 16
+MAX_GRAMMAR: Final = 1 << 20
 MAX_TOOLS: Final = 128
 MOST_SHOWN: Final = 5
 """Errors of one body that are spelled out."""

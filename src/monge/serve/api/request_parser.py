@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from monge.core.context import DraftPlan
 from monge.core.errors import OptionError
+from monge.core.grammar import Grammar
 from monge.core.text import token_ids_of
 from monge.engine.chat_format import ChatFormat
 from monge.engine.decoder import Decoder
@@ -47,6 +48,14 @@ _IN_RESPONSES: Final = {
     "response_format": "text",
 }
 """Names that `/v1/responses` gives to fields of a chat."""
+
+
+class UntriedGrammar(Exception):
+    """A grammar that must be compiled before a request can be parsed; `param` is its field."""
+
+    def __init__(self, grammar: Grammar, param: str) -> None:
+        super().__init__(param)
+        self.grammar, self.param = grammar, param
 
 
 @runtime_checkable
@@ -146,6 +155,7 @@ class RequestParser:
         """Parse a body; the id of the answer has that of the request.
 
         Raises:
+            UntriedGrammar: If its grammar is not compiled yet.
             ApiError, MongeError: If it does not fit the model, or cannot be honoured.
         """
         asked: CompletionRequest | ChatRequest | ResponsesRequest = checked(content, model)
@@ -164,9 +174,9 @@ class RequestParser:
 
     def _parsed(self, body: CompletionRequest | ChatRequest, request_id: str) -> ParsedRequest:
         prompts: Sequence[Prompt]
-        tools: ToolUse | None = None
+        tools = self._tool_use(body) if isinstance(body, ChatRequest) else None
+        self._check_grammar(body, tools)
         if isinstance(body, ChatRequest):
-            tools = self._tool_use(body)
             told = body.tools or () if tools else ()
             prompts, is_echoed = [self._conversation(body, body.messages, told)], False
             room = self._max_sequence_tokens - len(prompts[0])
@@ -275,7 +285,7 @@ class RequestParser:
             return None
         if is_named := isinstance(choice, NamedTool):
             functions = [one for one in functions if one.name == choice.function.name]
-        with _fields_named("tools", grammar="response_format"):
+        with fields_named("tools", grammar="response_format"):
             answer = body.grammar
         if answer is not None and answer.kind != "json_schema":
             text = "structured_outputs: only json goes with tools; send tool_choice='none' with it"
@@ -287,6 +297,19 @@ class RequestParser:
             is_single=is_named or body.parallel_tool_calls is False,
             answer=answer,
         )
+
+    def _check_grammar(self, body: SamplingRequest, tools: ToolUse | None) -> None:
+        """Refuse a grammar that is too long or was not tried, before a long prompt is tokenized."""
+        param = "response_format" if body.structured_outputs is None else "structured_outputs"
+        param = param if tools is None else "tools"
+        with fields_named(param, grammar=param):
+            grammar = body.grammar if tools is None else tools.grammar
+            if grammar is None:
+                return
+            if len(grammar.text) > MAX_GRAMMAR:
+                raise OptionError(f"grammar: {len(grammar.text)} characters; at most {MAX_GRAMMAR}")
+            if grammar not in self._decoder.grammars:
+                raise UntriedGrammar(grammar, param)
 
     def _encoded(
         self, body: ChatSettings, messages: Sequence[Message], tools: Sequence[Tool]
@@ -301,7 +324,7 @@ class RequestParser:
             "settings": body.chat_template_kwargs,
         }
         options |= {"tools": told} if told and self._calls.has_tools else {}
-        with _fields_named("messages"):
+        with fields_named("messages"):
             found = self._chat.encode(turns, **options)
             if any("name" in turn and turn["role"] != "tool" for turn in turns):
                 bare = [{key: turn[key] for key in turn if key != "name"} for turn in turns]
@@ -356,14 +379,10 @@ class RequestParser:
         drafting = asked if isinstance(asked, SpeculationOptions) else SpeculationOptions()
         self._check_controller(drafting.controller)
         options: dict[str, Any] = {"max_new_tokens": limit, "controller": drafting.controller}
-        form = "response_format" if body.structured_outputs is None else "structured_outputs"
-        form = form if tools is None else "tools"
-        with _fields_named("prompt", grammar=form):
+        with fields_named("prompt"):
             options |= _sampling(body)
             if tools is not None:
                 options["grammar"] = tools.grammar
-            if (grammar := options.get("grammar")) and len(grammar.text) > MAX_GRAMMAR:
-                raise OptionError(f"grammar: {len(grammar.text)} characters; at most {MAX_GRAMMAR}")
             requests = self._decoder.requests(prompts, **options)
         requests = [self._fitting(request, body) for request in requests]
         # Without candidates, the drafter does not need to read the prompt.
@@ -456,7 +475,7 @@ class RequestParser:
 
 
 @contextmanager
-def _fields_named(prompt: str, grammar: str = "") -> Iterator[None]:
+def fields_named(prompt: str, grammar: str = "") -> Iterator[None]:
     """Add the name of a field to errors of the library, which begin with it unless the prompt is at fault."""
     try:
         yield

@@ -1,10 +1,12 @@
 """Threads that read bodies and write answers, so that the event loop is not blocked."""
 
 import asyncio
+import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
-from typing import TypeVar
+from threading import Thread
+from typing import Final, TypeVar
 
 from fastapi import Request
 
@@ -12,12 +14,29 @@ from monge.serve.api.errors import ApiError, failure
 from monge.serve.scheduling.generation import QueueFullError
 
 Result = TypeVar("Result")
+_STUCK_S: Final = 10.0
+"""Seconds after which a piece of work hangs."""
+
+
+def run_in_daemon(work: Callable[[], Result], name: str) -> Future[Result]:
+    """Do some work in a thread of its own, for which the interpreter does not wait when it ends."""
+    future = Future[Result]()
+
+    def run() -> None:
+        future.set_running_or_notify_cancel()
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001  for the caller
+            future.set_exception(error)
+
+    Thread(target=run, name=name, daemon=True).start()
+    return future
 
 
 class RequestWorker:
-    """Runs one piece of work at a time in its own thread, in order of arrival.
+    """Runs one piece of work at a time in a thread, in order of arrival.
 
-    There is one thread because tokenizers are not thread-safe, and because the event loop then
+    There is one thread at a time because tokenizers are not thread-safe, and because the event loop then
     waits for at most one C call that holds the interpreter lock.
 
     Args:
@@ -27,8 +46,12 @@ class RequestWorker:
 
     def __init__(self, name: str, max_waiting: int | None = None) -> None:
         self._max_waiting, self._num_waiting = max_waiting, 0
-        self._turn = asyncio.Semaphore(1)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        self._name, self._turn, self._began = name, asyncio.Semaphore(1), 0.0
+
+    @property
+    def is_stuck(self) -> bool:
+        """True while the thread works at one piece for longer than any should take."""
+        return self._turn.locked() and time.monotonic() - self._began > _STUCK_S
 
     async def do(self, work: Callable[[], Result]) -> Result:
         """Return the result of the work; a caller that is cancelled early drops it.
@@ -47,7 +70,8 @@ class RequestWorker:
         self._num_waiting += 1
         try:
             await self._turn.acquire()
-            future = self._thread.submit(work)
+            self._began = time.monotonic()
+            future = run_in_daemon(work, self._name)
             # Only when the thread is done: it does not notice that its caller is cancelled.
             future.add_done_callback(end_turn)
             return await asyncio.wrap_future(future)
@@ -66,11 +90,13 @@ async def unless_disconnected(
         timeout_s: Seconds that the work may take; `None` for no limit.
 
     Raises:
-        ApiError: If the client disconnects, or the time is over.
+        ApiError: If the client disconnects, the time is over, or the work is cancelled.
     """
     left = asyncio.ensure_future(_departure(request))
     try:
         await asyncio.wait({work, left}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if work.cancelled():
+            raise failure("cancelled", "")
         if work.done():
             return work.result()
         if left.done():

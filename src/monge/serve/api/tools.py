@@ -11,6 +11,7 @@ from typing import Any, Final
 from monge.core.errors import OptionError
 from monge.core.grammar import Grammar
 from monge.engine.chat_format import ChatFormat, Message, TemplateFormat, Tool
+from monge.engine.grammar import ANY_WHITESPACE, ON_ONE_LINE
 from monge.serve.api.schemas import Function
 
 _PROBE: Final = "probe_function"
@@ -27,9 +28,6 @@ _MARKS: Final = (
 
 _LOG: Final = logging.getLogger(__name__)
 _JSON: Final = json.JSONDecoder()
-_ON_ONE_LINE: Final = {
-    "x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-}
 _INSTRUCTIONS: Final = """You may call functions. Their signatures are within <tools></tools>:
 <tools>
 {tools}
@@ -201,8 +199,9 @@ class ToolUse:
         start = f"{begin} body" + (f' ("\\n" {begin} body)*' if is_many else "")
         if self.answer is not None and not self.is_required:
             start += " | answer"
-            style = {} if self.answer.any_whitespace else _ON_ONE_LINE
-            rules += [f"answer: %json {_dumped(json.loads(self.answer.text) | style)}"]
+            style = ANY_WHITESPACE if self.answer.any_whitespace else ON_ONE_LINE
+            schema = json.loads(self.answer.text) | {"x-guidance": style}
+            rules += [f"answer: %json {_dumped(schema)}"]
         elif not self.is_required:
             start, *further = self._among_text(start, begin)
             rules += further
@@ -242,7 +241,7 @@ class ToolUse:
             # Other arguments are none of the function's.
             closed = {"additionalProperties": False} if "properties" in function.parameters else {}
             schema = closed | function.parameters
-        return _dumped(schema | _ON_ONE_LINE)
+        return _dumped(schema | {"x-guidance": ON_ONE_LINE})
 
 
 def _dumped(value: object) -> str:

@@ -115,7 +115,7 @@ def create_app(
     Returns:
         The application. `app.state.snapshot()` returns the state of its scheduler,
         `app.state.leave()` makes it not ready, and `app.state.end_generations()` ends all its
-        generations; their clients get a 503.
+        generations, `app.state.end_reading()` the requests before them; their clients get a 503.
 
     Raises:
         OptionError: If an option cannot be honoured.
@@ -134,6 +134,7 @@ def create_app(
         watching = asyncio.create_task(_watch(scheduler))
         yield
         watching.cancel()
+        service.close()
         # The connections are gone by now, and what they had asked for is finished or cancelled.
         await asyncio.to_thread(scheduler.close, drain=True, timeout_s=_CLOSE_S)
 
@@ -147,6 +148,7 @@ def create_app(
         redirect_slashes=False,  # they would lead to whatever the Host header says
     )
     app.state.snapshot, app.state.leave = scheduler.snapshot, service.leave
+    app.state.end_reading = service.end_reading
     app.state.end_generations = partial(scheduler.close, drain=False)
     _add_routes(app, service)
     _add_page(app)

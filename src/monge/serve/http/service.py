@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -20,7 +20,15 @@ from monge.options import ServeOptions
 from monge.page.trace import drafters_of, origins_of
 from monge.serve.api.answers import Answers, TokenTexts, dumped
 from monge.serve.api.bodies import check_headers
-from monge.serve.api.request_parser import Body, ParsedRequest, Recorder, RequestParser
+from monge.serve.api.grammar_trials import GrammarTrials
+from monge.serve.api.request_parser import (
+    Body,
+    ParsedRequest,
+    Recorder,
+    RequestParser,
+    UntriedGrammar,
+    fields_named,
+)
 from monge.serve.api.request_worker import RequestWorker, Result, unless_disconnected
 from monge.serve.api.responses import ResponseAnswers
 from monge.serve.api.schemas import ChatRequest, CompletionRequest, ResponsesRequest
@@ -47,13 +55,15 @@ class Service:
         self._recorder, self._components = recorder, decoder.components
         room = scheduler.snapshot().kv_budget_tokens
         longest = min(room, decoder.max_length or room)
-        decoder.prepare_grammars()
+        decoder.grammars.prepare()
         self._parser = RequestParser(
             decoder, options, chat, max_sequence_tokens=longest, recorder=recorder
         )
         self._texts, self._fingerprint = TokenTexts(decoder.tokenizer), _fingerprint(decoder)
         self._worker = RequestWorker("monge-requests", options.max_waiting)
         self._writer = RequestWorker("monge-answers")
+        self._trials = GrammarTrials(decoder.grammars)
+        self._reading = set[asyncio.Future[Any]]()
         self._origins, self._is_leaving = origins_of(self._components.drafter), False
         self._card = {
             "id": options.served_model_name,
@@ -102,11 +112,22 @@ class Service:
 
     async def ready(self) -> Response:
         """Return 200 while requests are to be sent here, else 503: also before the server stops."""
-        return _status(is_well=self._scheduler.snapshot().is_well and not self._is_leaving)
+        is_stuck = self._worker.is_stuck or self._writer.is_stuck
+        is_well = self._scheduler.snapshot().is_well and not is_stuck
+        return _status(is_well=is_well and not self._is_leaving)
 
     def leave(self) -> None:
         """Report that the server is not ready, though requests are served."""
         self._is_leaving = True
+
+    def end_reading(self) -> None:
+        """End the requests that are being read or whose grammars are compiled; their clients get a 503."""
+        for work in self._reading:
+            work.cancel()
+
+    def close(self) -> None:
+        """End the process that tries grammars."""
+        self._trials.close()
 
     async def version(self) -> dict[str, str]:
         """Return the version of the library."""
@@ -120,12 +141,11 @@ class Service:
         arrived = time.perf_counter()
         parse = partial(self._parser.parse, model=model, request_id=request.state.request_id)
         asked = await self._read(request, parse)
-        address = "" if request.client is None else request.client.host
         outputs = Outputs(
             asked,
             self._scheduler,
             arrived=arrived,
-            client=request.state.key or address,
+            client=_client(request),
             deadline_s=self._options.request_timeout_s or math.inf,
             is_oversized=self._record_check(asked),
         )
@@ -154,15 +174,25 @@ class Service:
             outputs.cancel()
 
     async def _read(self, request: Request, parse: Callable[[bytes], Result]) -> Result:
-        """Parse the body of a request, which is not held any longer than that."""
+        """Parse the body of a request, which is not held any longer than that, and compile its grammar."""
         check_headers(request.headers)
         try:
             content = request.scope["state"].pop("body")
-            reading = self._worker.do(partial(parse, content))
-            timeout_s = self._options.request_timeout_s or None
-            return await unless_disconnected(request, asyncio.ensure_future(reading), timeout_s)
+            while True:  # a grammar may be evicted before it is asked for
+                try:
+                    return await self._in_time(request, self._worker.do(partial(parse, content)))
+                except UntriedGrammar as untried:
+                    compiled = self._trials.compile(untried.grammar, _client(request))
+                    with fields_named(untried.param, grammar=untried.param):
+                        await self._in_time(request, compiled)
         finally:
             request.state.release_body()
+
+    async def _in_time(self, request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+        future = asyncio.ensure_future(work)
+        self._reading.add(future)
+        future.add_done_callback(self._reading.discard)
+        return await unless_disconnected(request, future, self._options.request_timeout_s or None)
 
     def _record_check(self, asked: ParsedRequest) -> Callable[[Session], bool] | None:
         """Return a check of the size of a record; the choices share the memory of the request."""
@@ -177,6 +207,10 @@ class Service:
             sessions = [one.recorded for one in outputs if one.recorded is not None]
             whole["certificate"] = self._recorder.certificate(sessions).document()
         return dumped(whole).encode()
+
+
+def _client(request: Request) -> str:
+    return request.state.key or ("" if request.client is None else request.client.host)
 
 
 def _status(*, is_well: bool) -> Response:

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import count
 from typing import Final
 
-from monge.core.errors import ContextLengthError, OptionError, OutOfStepError
+from monge.core.errors import ContextLengthError, GrammarError, OptionError, OutOfStepError
 from monge.core.prefix_cache import PrefixCache
 from monge.engine.batch import Batch
 from monge.engine.components import Components
@@ -506,7 +506,7 @@ class Scheduler:
             self._running.pop(entry.request_id, None)
             self._waiting.discard(entry.request_id)
             self._finished[reason] += 1
-            if reason == "error":
+            if reason == "error" and not isinstance(entry.session.error, GrammarError):
                 self._failed_groups.add(entry.group_id)
                 self._failed_at = time.perf_counter()
             elif reason in {"eos", "stop", "length"}:
