@@ -136,7 +136,7 @@ def test_options_that_move_the_end_do_not_fit(decoder, others):
 
 def test_the_extra_is_named_where_it_is_missing(decoder, without):
     without("llguidance")
-    with pytest.raises(OptionError, match=r"a grammar needs llguidance.*monge\[grammar\]"):
+    with pytest.raises(OptionError, match=r"a grammar needs llguidance.*\.\[grammar\]"):
         decoder.generate("a", grammar="regex:xyz")
 
 
