@@ -73,7 +73,10 @@ def test_a_request_with_a_doubtful_length_is_refused_and_nothing_behind_it_is_an
 @pytest.mark.parametrize(
     ("sent", "fault"),
     [
-        (HEAD + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", "Content-Length beside"),
+        (
+            HEAD + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+            "Content-Length beside",
+        ),
         (b"hello\r\n\r\n", "illegal request line: 'hello'"),
         (b"\x16\x03\x01\x02\x00\x01", "illegal request line"),
         (b"GET /health HTTP/1.1\r\n\r\n", "Missing mandatory Host: header"),

@@ -71,6 +71,8 @@ class Batch:
     def join(self, sessions: Sequence[Session]) -> None:
         """Take in new requests."""
         for session in sessions:
+            if self._prefixes is not None:
+                self._prefixes.salts[session.request_id] = session.request.cache_salt
             self._prefill.join(session)
 
     def leave(self, session: Session) -> None:
@@ -80,6 +82,8 @@ class Batch:
             self._active.remove(session)
         if session.error is None and session.num_rounds:
             self._keep(session, session.context.token_ids)
+        if self._prefixes is not None:
+            self._prefixes.salts.pop(session.request_id, None)
         close_session(session, self._components)
 
     def step(self, *, num_waiting: int = 0) -> list[Session]:
@@ -127,7 +131,7 @@ class Batch:
         if prefixes is None or not self._is_between_rounds:
             return
         for model in self._networks:
-            keep = partial(prefixes.keep, model, session.request_id, token_ids)
+            keep = partial(self._copy, prefixes, model, session, token_ids)
             if (error := catch(keep)) is not None:  # there may be no memory for a copy
                 prefixes.clear()
                 warnings.warn(
@@ -135,6 +139,15 @@ class Batch:
                     f"({type(error).__name__}: {error}); the prefix cache was emptied",
                     stacklevel=2,
                 )
+
+    def _copy(
+        self, prefixes: PrefixCache, model: PrefixModel, session: Session, token_ids: Sequence[int]
+    ) -> None:
+        """Keep what one network holds of a text, and count the tokens of its prompt."""
+        new = prefixes.keep(model, session.request_id, token_ids)
+        if model is self._components.target:
+            num_prompt = session.context.num_prompt_tokens
+            session.num_written += len(range(new.start, min(new.stop, num_prompt)))
 
     def _guard(self, sessions: Sequence[Session], work: Callable[[], None]) -> None:
         """Do some work for requests; an error that it raises fails all of them."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 from monge.core.errors import OptionError
 from monge.core.grammar import Grammar
 from monge.engine.chat_format import ChatFormat, Message, TemplateFormat, Tool
-from monge.serve.api.schemas import Function
+from monge.serve.api.conversations import Function
 
 _PROBE: Final = "probe_function"
 _RESULT: Final = "probe_result"

@@ -84,7 +84,7 @@ class _Parser(h11.Connection):
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._num_chunks = self._num_bytes = 0
-            if _LENGTHS <= {name for name, _ in event.headers}:
+            if _LENGTHS.issubset(name for name, _ in event.headers):
                 raise h11.RemoteProtocolError("Content-Length beside Transfer-Encoding")
         elif isinstance(event, h11.Data):
             self._num_chunks += event.chunk_start
