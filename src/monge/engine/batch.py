@@ -71,9 +71,9 @@ class Batch:
     def join(self, sessions: Sequence[Session]) -> None:
         """Take in new requests."""
         for session in sessions:
+            self._prefill.join(session)
             if self._prefixes is not None:
                 self._prefixes.salts[session.request_id] = session.request.cache_salt
-            self._prefill.join(session)
 
     def leave(self, session: Session) -> None:
         """Drop a request between two rounds, finished or not."""

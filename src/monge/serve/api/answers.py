@@ -26,15 +26,14 @@ _LOWEST: Final = -9999.0
 _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _LINE_ENDS: Final = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 """Letters at which many clients cut the lines of a stream, escaped; JSON escapes the others itself."""
-_NO_PROMPT_DETAILS: Final = dict.fromkeys(("audio_tokens", "image_tokens"), 0)
-_NO_DETAILS: Final = dict.fromkeys(
-    (
-        *("reasoning_tokens", "audio_tokens"),
-        *("accepted_prediction_tokens", "rejected_prediction_tokens"),
-    ),
-    0,
-)
-"""Tokens of kinds that there are not here."""
+_NO_PROMPT_TOKENS: Final = {"audio_tokens": 0, "image_tokens": 0}
+_NO_COMPLETION_TOKENS: Final = {
+    "reasoning_tokens": 0,
+    "audio_tokens": 0,
+    "accepted_prediction_tokens": 0,
+    "rejected_prediction_tokens": 0,
+}
+"""Tokens of kinds that this server does not have."""
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -169,10 +168,11 @@ class Answers:
 
     def cached(self, outputs: Sequence[Output]) -> dict[str, int]:
         """Return prompt tokens that the prefix cache had and got; each prompt counts once, by its last outputs."""
-        firsts = [one.summary for one in outputs[:: self.request.body.n or 1]]
+        firsts = [output.summary for output in outputs[:: self.request.body.n or 1]]
+        summaries = [summary for summary in firsts if summary is not None]
         return {
-            "cached_tokens": sum(one.num_cached_tokens for one in firsts if one is not None),
-            "cache_write_tokens": sum(one.num_written_tokens for one in firsts if one is not None),
+            "cached_tokens": sum(summary.num_cached_tokens for summary in summaries),
+            "cache_write_tokens": sum(summary.num_written_tokens for summary in summaries),
         }
 
     def usage(self, num_generated: int) -> dict[str, Any]:
@@ -186,9 +186,9 @@ class Answers:
         summaries = [one.summary for one in outputs if one.summary is not None]
         usage = self.usage(sum(one.num_generated_tokens for one in summaries))
         num_prompt, num_shown = usage["prompt_tokens"], usage["completion_tokens"]
-        prompt = {"text_tokens": num_prompt} | _NO_PROMPT_DETAILS
+        prompt = {"text_tokens": num_prompt} | _NO_PROMPT_TOKENS
         usage["prompt_tokens_details"] = self.cached(outputs) | prompt
-        usage["completion_tokens_details"] = {"text_tokens": num_shown} | _NO_DETAILS
+        usage["completion_tokens_details"] = {"text_tokens": num_shown} | _NO_COMPLETION_TOKENS
         metrics = {"metrics": metrics_of(summaries[0])} if len(summaries) == 1 else {}
         return {"usage": usage} | metrics
 

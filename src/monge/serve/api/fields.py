@@ -237,7 +237,8 @@ class Strict(BaseModel):
         """
         if isinstance(sent, dict) and info.context is not None:
             fields = cls.model_fields
-            sent = {name: one for name, one in sent.items() if one is not None or name in fields}
+            pairs = sent.items()
+            sent = {name: value for name, value in pairs if value is not None or name in fields}
         if not isinstance(sent, dict) or len(sent) <= len(cls.model_fields):
             return sent
         known = [name for name in cls.model_fields if name in sent]

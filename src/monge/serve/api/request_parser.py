@@ -142,15 +142,15 @@ class RequestParser:
         self._longest_token = None if vocabulary is None else max(map(len, vocabulary()))
 
     def parse(
-        self, content: bytes, ignored: set[str] | None = None, *, model: Body, request_id: str
+        self, content: bytes, model: Body, request_id: str, *, ignored: set[str] | None = None
     ) -> ParsedRequest:
         """Parse a body; the id of the answer has that of the request.
 
         Args:
             content: The body.
-            ignored: Gets the names of fields that are ignored; `None` refuses them.
             model: What the body must fit.
             request_id: Name of the request.
+            ignored: Gets the names of fields that are ignored; `None` refuses them.
 
         Raises:
             ApiError, MongeError: If it does not fit the model, or cannot be honoured.
@@ -160,7 +160,7 @@ class RequestParser:
         if not isinstance(asked, ResponsesRequest):
             return self._parsed(asked, request_id, ignored)
         if ignored is not None:
-            ignored -= {"metadata", "user"}  # the answer repeats them
+            ignored.difference_update({"metadata", "user"})  # the answer repeats them
         try:
             parsed = self._parsed(asked.as_chat, request_id, ignored)
         except ApiError as error:
@@ -224,7 +224,7 @@ class RequestParser:
             echoes=tuple(text for text in echoes for _ in range(each)),
         )
 
-    def tokenized(self, content: bytes, ignored: set[str] | None = None) -> dict[str, Any]:
+    def tokenized(self, content: bytes, *, ignored: set[str] | None = None) -> dict[str, Any]:
         """Return the answer to `POST /tokenize`.
 
         Raises:
@@ -249,7 +249,7 @@ class RequestParser:
             "token_strs": [str(spelled(one)) for one in ids] if body.return_token_strs else None,
         }
 
-    def detokenized(self, content: bytes, ignored: set[str] | None = None) -> dict[str, Any]:
+    def detokenized(self, content: bytes, *, ignored: set[str] | None = None) -> dict[str, Any]:
         """Return the answer to `POST /detokenize`.
 
         Raises:
@@ -307,8 +307,9 @@ class RequestParser:
         ignored: set[str] | None,
     ) -> tuple[int, ...]:
         told, turns = [tool.told for tool in tools], [message.turn for message in messages]
-        texts = [text for one in messages for text in (one.text, one.reasoning_content or "")]
-        self._check_size("messages", texts)
+        self._check_size(
+            "messages", [turn.text + (turn.reasoning_content or "") for turn in messages]
+        )
         self._check_size("tools", list(map(str, told)))
         if told or any({"tool_calls", "tool_call_id"} & turn.keys() for turn in turns):
             turns = self._calls.turns(turns, told)

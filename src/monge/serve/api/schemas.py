@@ -289,8 +289,8 @@ class ResponsesRequest(SamplingRequest, ChatSettings):
     """Body of `POST /v1/responses`."""
 
     input: Annotated[
-        Annotated[str, Tag("one")] | Annotated[list[Item], *FEW_MESSAGES, Tag("items")],
-        Discriminator(lambda value: "one" if isinstance(value, str) else "items"),
+        Annotated[str, Tag("string")] | Annotated[list[Item], *FEW_MESSAGES, Tag("items")],
+        Discriminator(lambda value: "string" if isinstance(value, str) else "items"),
     ]
     instructions: str | None = optional("A system message before the input.")
     max_output_tokens: NumNewTokens | None = None
@@ -335,8 +335,9 @@ class ResponsesRequest(SamplingRequest, ChatSettings):
         if self.reasoning is not None:
             fields["reasoning_effort"] = self.reasoning.effort
         if self.tools is not None:
-            wrapped = [Tool.model_construct(type="function", function=one) for one in self.tools]
-            fields["tools"] = wrapped
+            fields["tools"] = [
+                Tool.model_construct(type="function", function=function) for function in self.tools
+            ]
         if isinstance(choice := self.tool_choice, NamedFunction):
             fields["tool_choice"] = NamedTool.model_construct(type="function", function=choice)
         return ChatRequest.model_construct(messages=turns, **fields)

@@ -152,15 +152,13 @@ class Service:
         finally:
             outputs.cancel()
 
-    async def _read(
-        self, request: Request, parse: Callable[[bytes, set[str] | None], Result]
-    ) -> Result:
+    async def _read(self, request: Request, parse: Callable[..., Result]) -> Result:
         """Parse the body of a request, which is not held any longer than that."""
         check_headers(request.headers)
         try:
             content = request.scope["state"].pop("body")
             ignored = None if self._options.strict else request.state.ignored
-            reading = self._worker.do(partial(parse, content, ignored))
+            reading = self._worker.do(partial(parse, content, ignored=ignored))
             timeout_s = self._options.request_timeout_s or None
             return await unless_disconnected(request, asyncio.ensure_future(reading), timeout_s)
         finally:
