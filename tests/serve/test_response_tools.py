@@ -133,18 +133,14 @@ class City(BaseModel):
 def test_the_official_client_runs_an_agent_to_its_end(client):
     tool = {"type": "function"} | openai.pydantic_function_tool(City)["function"]
     history = [{"role": "user", "content": ASKED["input"]}]
+    fields = {"model": "toy", "tools": [tool], "parallel_tool_calls": False, "store": False}
+    fields |= {"include": ["reasoning.encrypted_content"], "max_output_tokens": 80}
     for choice in ("required", "none"):
-        with client.responses.stream(
-            model="toy",
-            input=history,
-            tools=[tool],
-            tool_choice=choice,
-            parallel_tool_calls=False,
-            max_output_tokens=80,
-            store=False,
-            include=["reasoning.encrypted_content"],
-        ) as events:
-            answer = events.get_final_response()
+        if choice == "none":
+            answer = client.responses.create(**fields, input=history, tool_choice=choice)
+        else:
+            with client.responses.stream(**fields, input=history, tool_choice=choice) as events:
+                answer = events.get_final_response()
         history += answer.output
         for item in answer.output:
             if item.type == "function_call":

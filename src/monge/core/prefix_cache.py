@@ -48,13 +48,13 @@ class PrefixModel(SequenceModel, Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Edge:
-    """A run of tokens behind the run of another edge, which has it under a key."""
+    """A run of tokens behind the run of another edge."""
 
-    token_ids: tuple[int, ...]
+    token_ids: tuple[Hashable, ...]
     kept: KeyValues
     above: "_Edge | None"
-    key: Hashable = None
     below: dict[Hashable, "_Edge"] = field(default_factory=dict[Hashable, "_Edge"])
+    """By their first token."""
     used: int = 0
 
 
@@ -74,15 +74,12 @@ class PrefixCache:
     What is kept are copies, so no sequence depends on another one. The texts that were used least
     recently are dropped first, from their end. One thread at a time may use it.
 
-    Texts of different salts share nothing. A text of salt `None` is neither kept nor looked up.
+    Texts of different salts share nothing, and a text of salt `None` is not kept.
 
     Args:
         max_bytes: Most memory, of all networks.
         max_tokens: Returns most tokens of one network at present.
         min_tokens: Shorter beginnings are read again.
-
-    Attributes:
-        salts: Salt of each sequence; absent, the empty one.
 
     Reference:
         RadixAttention of SGLang (Zheng et al., arXiv 2312.07104).
@@ -98,6 +95,7 @@ class PrefixCache:
         self._max_bytes, self._max_tokens, self._min_tokens = max_bytes, max_tokens, min_tokens
         self._trees: dict[SequenceModel, _Tree] = {}
         self.salts: dict[int, str | None] = {}
+        """Salts of sequences, unless they are empty."""
         self._clock = count(1)
 
     @property
@@ -112,7 +110,7 @@ class PrefixCache:
 
     def length(self, model: SequenceModel, token_ids: Sequence[int], salt: str | None = "") -> int:
         """Return how many first tokens of a text are kept, and count them as used."""
-        length = sum(size for _, size in self._path(model, tuple(token_ids), salt))
+        length = sum(size for _, size in self._path(model, _salted(token_ids, salt)))
         return length if length >= self._min_tokens else 0
 
     def unread(self, model: PrefixModel, sequence: int, token_ids: Sequence[int]) -> Sequence[int]:
@@ -120,7 +118,7 @@ class PrefixCache:
         salt = self.salts.get(sequence, "")
         if model.length(sequence) or not (length := self.length(model, token_ids, salt)):
             return token_ids
-        path = self._path(model, tuple(token_ids), salt)
+        path = self._path(model, _salted(token_ids, salt))
         model.load(sequence, [_part(edge.kept, 0, size) for edge, size in path])
         return token_ids[length:]
 
@@ -128,24 +126,22 @@ class PrefixCache:
         """Keep a text as far as a sequence holds it and there is room, if others have to go for it.
 
         Returns:
-            The places of the tokens that are new in the cache.
+            Places of the tokens that were not kept before.
         """
-        salt = self.salts.get(sequence, "")
-        if salt is None or not model.is_complete(sequence):
+        if not model.is_complete(sequence):
             return range(0)
         tree = self._trees.setdefault(model, _Tree(model.bytes_per_token))
-        text = tuple(token_ids)[: model.length(sequence)]
-        path = self._path(model, text, salt)
+        text = _salted(token_ids, self.salts.get(sequence, ""))[: model.length(sequence)]
+        path = self._path(model, text)
         start = sum(size for _, size in path)
         above, size = path[-1] if path else (tree.root, 0)
         if size < len(above.token_ids):
             above = _split(tree, above, size)
         stop = start + self._make_room(tree, len(text) - start, above)
         if stop > start:
-            key, kept = _key(text, start, salt), model.save(sequence, start, stop)
-            edge = _Edge(text[start:stop], kept, above, key)
+            edge = _Edge(text[start:stop], model.save(sequence, start, stop), above)
             edge.used = next(self._clock)
-            above.below[key] = edge
+            above.below[text[start]] = edge
             tree.edges.add(edge)
             tree.num_tokens += stop - start
         return range(start, stop)
@@ -159,14 +155,12 @@ class PrefixCache:
         """Drop all texts."""
         self._trees.clear()
 
-    def _path(
-        self, model: SequenceModel, text: tuple[int, ...], salt: str | None
-    ) -> list[tuple[_Edge, int]]:
+    def _path(self, model: SequenceModel, text: tuple[Hashable, ...]) -> list[tuple[_Edge, int]]:
         """Return the edges that a text follows, and how many tokens of each."""
         tree, start, path = self._trees.get(model), 0, list[tuple[_Edge, int]]()
         edge, now = None if tree is None else tree.root, next(self._clock)
         while edge is not None and start < len(text):
-            if (edge := edge.below.get(_key(text, start, salt))) is not None:
+            if (edge := edge.below.get(text[start])) is not None:
                 size = _num_equal(edge.token_ids, text[start : start + len(edge.token_ids)])
                 edge.used, start = now, start + size
                 path.append((edge, size))
@@ -186,7 +180,7 @@ class PrefixCache:
                 return max(0, int(min(wanted, room, memory)))
             edge, own = min(ends, key=lambda end: end[0].used)
             assert edge.above is not None, "the root is no edge"
-            del edge.above.below[edge.key]
+            del edge.above.below[edge.token_ids[0]]
             own.edges.remove(edge)
             own.num_tokens -= len(edge.token_ids)
 
@@ -200,29 +194,29 @@ def _ends(trees: Iterable[_Tree], above: _Edge) -> list[tuple[_Edge, _Tree]]:
 def _split(tree: _Tree, edge: _Edge, size: int) -> _Edge:
     """Split an edge in two and return the upper one; copies, so that either can be dropped alone."""
     assert edge.above is not None, "the root has no tokens"
-    upper, length = _Edge(edge.token_ids[:size], (), edge.above, edge.key), len(edge.token_ids)
+    upper, length = _Edge(edge.token_ids[:size], (), edge.above), len(edge.token_ids)
     upper.kept, lower = (
         tuple(one.clone() for one in _part(edge.kept, *ends))
         for ends in ((0, size), (size, length))
     )
-    edge.above.below[edge.key] = upper
+    upper.used, upper.below = edge.used, {edge.token_ids[size]: edge}
+    edge.above.below[edge.token_ids[0]] = upper
     edge.token_ids, edge.kept, edge.above = edge.token_ids[size:], lower, upper
-    edge.key = edge.token_ids[0]
-    upper.used, upper.below = edge.used, {edge.key: edge}
     tree.edges.add(upper)
     return upper
-
-
-def _key(text: tuple[int, ...], start: int, salt: str | None) -> Hashable:
-    """Return under which key an edge has what follows it: the next token, at first with the salt."""
-    return text[start] if start else (salt, text[0])
 
 
 def _part(kept: KeyValues, start: int, stop: int) -> KeyValues:
     return tuple(one[..., start:stop, :] for one in kept)
 
 
-def _num_equal(one: Sequence[int], other: Sequence[int]) -> int:
+def _salted(token_ids: Sequence[int], salt: str | None) -> tuple[Hashable, ...]:
+    """Return a text whose first token has the salt, so that it begins like texts of this salt only."""
+    text = tuple(token_ids)
+    return () if salt is None else ((salt, text[0]), *text[1:]) if salt and text else text
+
+
+def _num_equal(one: Sequence[Hashable], other: Sequence[Hashable]) -> int:
     """Return how many first tokens are equal."""
     if one == other:
         return len(one)

@@ -130,24 +130,23 @@ class Batch:
         prefixes = self._prefixes
         if prefixes is None or not self._is_between_rounds:
             return
+
+        def keep(model: PrefixModel) -> None:
+            new = prefixes.keep(model, session.request_id, token_ids)
+            if model is self._components.target:
+                num_prompt = session.context.num_prompt_tokens
+                session.num_written += sum(place < num_prompt for place in new)
+
         for model in self._networks:
-            keep = partial(self._copy, prefixes, model, session, token_ids)
-            if (error := catch(keep)) is not None:  # there may be no memory for a copy
+            if (
+                error := catch(partial(keep, model))
+            ) is not None:  # there may be no memory for a copy
                 prefixes.clear()
                 warnings.warn(
                     f"request {session.request_id}: its text could not be kept for later ones "
                     f"({type(error).__name__}: {error}); the prefix cache was emptied",
                     stacklevel=2,
                 )
-
-    def _copy(
-        self, prefixes: PrefixCache, model: PrefixModel, session: Session, token_ids: Sequence[int]
-    ) -> None:
-        """Keep what one network holds of a text, and count the tokens of its prompt."""
-        new = prefixes.keep(model, session.request_id, token_ids)
-        if model is self._components.target:
-            num_prompt = session.context.num_prompt_tokens
-            session.num_written += len(range(new.start, min(new.stop, num_prompt)))
 
     def _guard(self, sessions: Sequence[Session], work: Callable[[], None]) -> None:
         """Do some work for requests; an error that it raises fails all of them."""

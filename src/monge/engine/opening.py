@@ -111,12 +111,10 @@ class Prefill:
         is_short = len(request.prompt_ids) <= _WAITED or request.cache_salt is None
         if self._prefixes is None or is_short or request.prompt_logprobs is not None:
             return None
-        for prompt in self._prompts:
-            other = prompt.session.request
-            is_same = other.prompt_ids == request.prompt_ids
-            if prompt.first is None and is_same and other.cache_salt == request.cache_salt:
-                return prompt
-        return None
+        read = (one for one in self._prompts if one.first is None)
+        same = (one for one in read if one.session.request.prompt_ids == request.prompt_ids)
+        salt = request.cache_salt
+        return next((one for one in same if one.session.request.cache_salt == salt), None)
 
     def leave(self, session: Session) -> None:
         """Stop reading a request's prompt."""

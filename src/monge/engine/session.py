@@ -60,8 +60,7 @@ class Request:
         prompt_logprobs: Log-probabilities wanted with every prompt token from the second on; always
             those of `raw`.
         keeps_trees: Whether the records of its rounds have their trees.
-        cache_salt: Requests share beginnings in a prefix cache with those of the same salt; `None`
-            keeps it out of the cache.
+        cache_salt: It shares a prefix cache with requests of this salt only; `None`: with nobody.
     """
 
     prompt_ids: tuple[int, ...]

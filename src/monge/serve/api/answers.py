@@ -26,14 +26,7 @@ _LOWEST: Final = -9999.0
 _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _LINE_ENDS: Final = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 """Letters at which many clients cut the lines of a stream, escaped; JSON escapes the others itself."""
-_NO_PROMPT_TOKENS: Final = {"audio_tokens": 0, "image_tokens": 0}
-_NO_COMPLETION_TOKENS: Final = {
-    "reasoning_tokens": 0,
-    "audio_tokens": 0,
-    "accepted_prediction_tokens": 0,
-    "rejected_prediction_tokens": 0,
-}
-"""Tokens of kinds that this server does not have."""
+_OTHER_TOKENS: Final = ("reasoning", "audio", "accepted_prediction", "rejected_prediction")
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -185,10 +178,11 @@ class Answers:
         """Return tokens and, if there is one choice, times and the worth of drafting."""
         summaries = [one.summary for one in outputs if one.summary is not None]
         usage = self.usage(sum(one.num_generated_tokens for one in summaries))
-        num_prompt, num_shown = usage["prompt_tokens"], usage["completion_tokens"]
-        prompt = {"text_tokens": num_prompt} | _NO_PROMPT_TOKENS
+        prompt = {"text_tokens": usage["prompt_tokens"], "audio_tokens": 0, "image_tokens": 0}
         usage["prompt_tokens_details"] = self.cached(outputs) | prompt
-        usage["completion_tokens_details"] = {"text_tokens": num_shown} | _NO_COMPLETION_TOKENS
+        details = {f"{kind}_tokens": 0 for kind in _OTHER_TOKENS}
+        details["text_tokens"] = usage["completion_tokens"]
+        usage["completion_tokens_details"] = details
         metrics = {"metrics": metrics_of(summaries[0])} if len(summaries) == 1 else {}
         return {"usage": usage} | metrics
 

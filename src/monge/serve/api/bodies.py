@@ -53,12 +53,7 @@ def check_headers(headers: Mapping[str, str]) -> None:
 
 
 def checked(content: bytes, model: type[Model], ignored: set[str] | None = None) -> Model:
-    """Return a checked body.
-
-    Args:
-        content: The body.
-        model: What it must fit.
-        ignored: Gets the names of fields that are ignored; `None` refuses them.
+    """Return a checked body; `ignored` gets the names of ignored fields, and `None` refuses them.
 
     Raises:
         ApiError: If it is not JSON in UTF-8, or does not fit the model.

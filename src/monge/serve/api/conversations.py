@@ -24,7 +24,7 @@ from monge.serve.api.fields import (
 class TextPart(Strict):
     """A part of a message."""
 
-    type: Literal["text", "input_text", "output_text", "reasoning_text"]
+    type: Literal["text", "input_text", "output_text"]
     text: str
     cache_control: Any = ignorable("every beginning may be cached")
     annotations: Any = neutral("there are no annotations", [])
@@ -142,11 +142,10 @@ class NamedTool(Strict):
     function: FunctionName
 
 
-_NAMED_OR_WORD: Final = Discriminator(lambda value: "word" if isinstance(value, str) else "named")
+_Word = Literal["none", "auto", "required"]
+_WORD_OR_NAMED: Final = Discriminator(lambda value: "word" if isinstance(value, str) else "named")
 ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("word")]
-    | Annotated[NamedTool, Tag("named")],
-    _NAMED_OR_WORD,
+    Annotated[_Word, Tag("word")] | Annotated[NamedTool, Tag("named")], _WORD_OR_NAMED
 ]
 
 
@@ -171,14 +170,22 @@ class FunctionResultItem(Strict):
 
 
 class ReasoningItem(Strict):
-    """The reasoning of an earlier response."""
+    """The reasoning of an earlier response of another server, which is ignored."""
 
     type: Literal["reasoning"]
-    content: Annotated[list[TextPart], Field(fail_fast=True)] | None = None
-    summary: Any = ignorable("summaries are not read", [])
-    encrypted_content: Any = ignorable("it can be read where it was encrypted only")
+    content: Any = None
+    summary: Any = None
+    encrypted_content: Any = None
     id: Ignored = None
     status: Ignored = None
+
+    @field_validator("type")
+    @classmethod
+    def _is_ignored(cls, kind: str, info: Info) -> str:
+        if info.context is None:
+            raise ValueError("earlier reasoning is not read")
+        info.context.add(kind)
+        return kind
 
 
 _TAGS: Final = {"function_call": "call", "function_call_output": "result", "reasoning": "thought"}
@@ -197,56 +204,50 @@ Item = Annotated[
     Discriminator(_tag),
 ]
 
+Items = Annotated[list[Item], *FEW_MESSAGES]
+
 
 def conversation(items: Iterable[Item]) -> list[Message]:
-    """Return the turns of a chat: one answer's reasoning, text and calls are one turn."""
+    """Return the turns of a chat; calls belong to the turn of the text before them."""
     turns = list[Message]()
     for item in items:
-        last = turns[-1] if turns and turns[-1].role == "assistant" else None
-        if isinstance(item, FunctionResultItem):
+        if isinstance(item, Message):
+            turns.append(item)
+        elif isinstance(item, FunctionResultItem):
             fields = {"content": item.output, "tool_call_id": item.call_id}
             turns.append(Message.model_construct(role="tool", **fields))
-        elif isinstance(item, ReasoningItem):
-            text = "".join(part.text for part in item.content or ())
-            if text:
-                turns.append(Message.model_construct(role="assistant", reasoning_content=text))
         elif isinstance(item, FunctionCallItem):
-            called = ToolCall.model_construct(id=item.call_id, function=item)
-            before = turns.pop() if last else Message.model_construct(role="assistant")
-            calls = [*(before.tool_calls or ()), called]
-            turns.append(before.model_copy(update={"tool_calls": calls}))
-        elif last and item.role == "assistant" and last.content is None and not last.tool_calls:
-            thoughts = {"reasoning_content": last.reasoning_content}
-            turns[-1] = item.model_copy(update=thoughts)
-        else:
-            turns.append(item)
+            is_same = bool(turns) and turns[-1].role == "assistant"
+            turn = turns.pop() if is_same else Message.model_construct(role="assistant")
+            call = ToolCall.model_construct(id=item.call_id, function=item)
+            update = {"tool_calls": [*(turn.tool_calls or ()), call]}
+            turns.append(turn.model_copy(update=update))
     return turns
 
 
 class ResponseTool(Function):
-    """A function that may be called, without the inner object of a `Tool`."""
+    """A function that may be called, as responses name it."""
 
     type: Literal["function"]
 
     @property
-    def function(self) -> Function:
-        """The function."""
-        return self
+    def of_chat(self) -> Tool:
+        """The same for a chat."""
+        return Tool.model_construct(type="function", function=self)
 
 
 class NamedFunction(FunctionName):
-    """The function that is to be called, without the inner object of a `NamedTool`."""
+    """The function that is to be called, as responses name it."""
 
     type: Literal["function"]
 
     @property
-    def function(self) -> FunctionName:
-        """Its name."""
-        return self
+    def of_chat(self) -> NamedTool:
+        """The same for a chat."""
+        return NamedTool.model_construct(type="function", function=self)
 
 
+ResponseTools = Annotated[list[ResponseTool], *few(MAX_TOOLS)]
 FunctionChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("word")]
-    | Annotated[NamedFunction, Tag("named")],
-    _NAMED_OR_WORD,
+    Annotated[_Word, Tag("word")] | Annotated[NamedFunction, Tag("named")], _WORD_OR_NAMED
 ]

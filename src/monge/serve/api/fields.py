@@ -278,9 +278,7 @@ _CONFLICTS: Final[dict[str, Callable[[Any, dict[str, Any]], Any]]] = {
         is_on is bool(others.get("continue_final_message"))
         and "must be the opposite of continue_final_message"
     ),
-    "tools": lambda tools, _: (
-        len({tool.function.name for tool in tools}) < len(tools) and "two functions have one name"
-    ),
+    "tools": lambda tools, _: len(_names_of(tools)) < len(tools) and "two functions have one name",
     "tool_choice": lambda choice, others: (
         "tools" in others and _no_such_tool(choice, others["tools"])
     ),
@@ -298,11 +296,15 @@ _CONFLICTS: Final[dict[str, Callable[[Any, dict[str, Any]], Any]]] = {
 """Reasons why a field does not fit an earlier one; one that was refused for itself is absent."""
 
 
+def _names_of(tools: Any) -> set[str]:  # noqa: ANN401 (of chats, or of responses)
+    return {getattr(tool, "function", tool).name for tool in tools}
+
+
 def _no_such_tool(choice: Any, tools: Any) -> str | None:  # noqa: ANN401 (checked before)
     """Return why a choice of functions cannot be followed, if it cannot."""
-    names = [tool.function.name for tool in tools or ()]
+    names = _names_of(tools or ())
     if not isinstance(choice, str):
-        name = choice.function.name
+        (name,) = _names_of([choice])
         return None if name in names else f"there is no function {name!r} among the tools"
     return "there are no tools" if choice == "required" and not names else None
 

@@ -144,13 +144,7 @@ class RequestParser:
     def parse(
         self, content: bytes, model: Body, request_id: str, *, ignored: set[str] | None = None
     ) -> ParsedRequest:
-        """Parse a body; the id of the answer has that of the request.
-
-        Args:
-            content: The body.
-            model: What the body must fit.
-            request_id: Name of the request.
-            ignored: Gets the names of fields that are ignored; `None` refuses them.
+        """Parse a body; the id of the answer has that of the request. For `ignored`, see `checked`.
 
         Raises:
             ApiError, MongeError: If it does not fit the model, or cannot be honoured.
@@ -315,20 +309,24 @@ class RequestParser:
             turns = self._calls.turns(turns, told)
         options: dict[str, Any] = {"is_continued": bool(body.continue_final_message)}
         options |= {"tools": told} if told and self._calls.has_tools else {}
-        settings, effort = body.chat_template_kwargs, getattr(body, "reasoning_effort", None)
-        if effort is not None and isinstance(self._chat, TemplateFormat):
-            settings = {"reasoning_effort": effort} | (settings or {})
+        given, effort = body.chat_template_kwargs, getattr(body, "reasoning_effort", None)
+        is_read = effort is not None and isinstance(self._chat, TemplateFormat)
+        settings = {"reasoning_effort": effort} | (given or {}) if is_read else given
+        without: dict[str, tuple[Any, Any]] = (
+            {} if effort is None else {"reasoning_effort": (turns, given)}
+        )
+        for field in ("name", "reasoning_content"):
+            if any(field in turn and turn["role"] != "tool" for turn in turns):
+                bare = [{key: turn[key] for key in turn if key != field} for turn in turns]
+                without[field] = bare, settings
         with _fields_named("messages"):
             found = self._chat.encode(turns, settings=settings, **options)
-            for field in ("name", "reasoning_content"):
-                if any(field in turn and turn["role"] != "tool" for turn in turns):
-                    bare = [{key: turn[key] for key in turn if key != field} for turn in turns]
-                    if found == self._chat.encode(bare, settings=settings, **options):
-                        _ignore(field, "messages", ignored)
-            if effort is not None:
-                settings = body.chat_template_kwargs
-                if found == self._chat.encode(turns, settings=settings, **options):
-                    _ignore("reasoning_effort", "reasoning_effort", ignored)
+            for field, (bare, others) in without.items():
+                if found == self._chat.encode(bare, settings=others, **options):
+                    if ignored is None:
+                        text = f"{field}: the chat template does not read it; leave it out"
+                        raise refused(text, field)
+                    ignored.add(field)
         return found
 
     def _conversation(
@@ -476,13 +474,6 @@ class RequestParser:
         if self._decoder.tokenizer is None:
             raise refused("this server has no tokenizer, so token ids have no text")
         return self._decoder.tokenizer
-
-
-def _ignore(field: str, param: str, ignored: set[str] | None) -> None:
-    """Note a field that the chat template does not read, or refuse it."""
-    if ignored is None:
-        raise refused(f"{param}: the chat template does not read {field}; leave it out", param)
-    ignored.add(field)
 
 
 @contextmanager

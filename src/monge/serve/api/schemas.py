@@ -13,20 +13,16 @@ from monge.core.grammar import Grammar
 from monge.serve.api.conversations import (
     FunctionCallItem,
     FunctionChoice,
-    Item,
+    Items,
     Message,
     Messages,
     NamedFunction,
-    NamedTool,
-    ResponseTool,
-    Tool,
+    ResponseTools,
     ToolChoice,
     Tools,
     conversation,
 )
 from monge.serve.api.fields import (
-    FEW_MESSAGES,
-    MAX_TOOLS,
     Biases,
     DraftSize,
     Ignored,
@@ -45,7 +41,6 @@ from monge.serve.api.fields import (
     TokenIds,
     TopK,
     Words,
-    few,
     ignorable,
     neutral,
     optional,
@@ -289,7 +284,7 @@ class ResponsesRequest(SamplingRequest, ChatSettings):
     """Body of `POST /v1/responses`."""
 
     input: Annotated[
-        Annotated[str, Tag("string")] | Annotated[list[Item], *FEW_MESSAGES, Tag("items")],
+        Annotated[str, Tag("string")] | Annotated[Items, Tag("items")],
         Discriminator(lambda value: "string" if isinstance(value, str) else "items"),
     ]
     instructions: str | None = optional("A system message before the input.")
@@ -310,9 +305,7 @@ class ResponsesRequest(SamplingRequest, ChatSettings):
     response_format: Any = neutral("the form of a response is its `text.format`")
     reasoning: ReasoningOptions | None = None
     truncation: Any = ignorable("conversations are not cut", "disabled")
-    tools: Annotated[list[ResponseTool], *few(MAX_TOOLS)] | None = optional(
-        "Functions that may be called."
-    )
+    tools: ResponseTools | None = optional("Functions that may be called.")
     tool_choice: FunctionChoice | None = optional("Absent means auto.")
     parallel_tool_calls: bool | None = optional("false allows one call in a response.")
     max_tool_calls: NumTokens | None = optional("Of built-in tools, of which there are none.")
@@ -335,11 +328,9 @@ class ResponsesRequest(SamplingRequest, ChatSettings):
         if self.reasoning is not None:
             fields["reasoning_effort"] = self.reasoning.effort
         if self.tools is not None:
-            fields["tools"] = [
-                Tool.model_construct(type="function", function=function) for function in self.tools
-            ]
-        if isinstance(choice := self.tool_choice, NamedFunction):
-            fields["tool_choice"] = NamedTool.model_construct(type="function", function=choice)
+            fields["tools"] = [tool.of_chat for tool in self.tools]
+        if isinstance(self.tool_choice, NamedFunction):
+            fields["tool_choice"] = self.tool_choice.of_chat
         return ChatRequest.model_construct(messages=turns, **fields)
 
 
