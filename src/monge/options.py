@@ -250,6 +250,11 @@ class ServeOptions:
         "raw: the target's own law; processed: the law that tokens are drawn from.",
         kind=Literal["raw", "processed"],
     )
+    strict: bool = option(
+        False,
+        SERVER,
+        "Refuse fields of requests that are otherwise ignored, and named in a header.",
+    )
     certificates: bool = option(
         False,
         SERVER,

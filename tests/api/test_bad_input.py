@@ -73,7 +73,7 @@ def test_seeds_of_64_bits(seed):
 
 
 def test_lengths_beyond_the_context():
-    expected = "prompt of 3 tokens.*max_new_tokens=8 = 11 exceeds the target's context of 10"
+    expected = "prompt of 3 tokens.*max_new_tokens=8 = 11 exceeds the target's context length of 10"
     with pytest.raises(ContextLengthError, match=expected):
         table_decoder(max_length=10).generate([[0, 1, 2]], max_new_tokens=8)
     expected = "draft depth 12 does not fit the target's context of 10 tokens"

@@ -77,7 +77,10 @@ def test_named_arms_of_a_useless_draft(bench, tmp_path):
         (["--top-p", "0"], "top_p must lie in (0, 1]; got 0"),
         (["--time-limit", "-1"], "the time limit must not be negative; got -1"),
         (["--seed", str(2**64)], "seed must be a whole number of at least -2^63"),
-        (["--max-new-tokens", "100000"], "+ max_new_tokens=100000 exceeds the target's context of"),
+        (
+            ["--max-new-tokens", "100000"],
+            "+ max_new_tokens=100000 exceeds the target's context length of",
+        ),
         (["--device", "foo"], "device 'foo' cannot be used"),
         (["--dtype", "float99"], "unknown dtype 'float99'; did you mean 'float64'"),
         (["--arm", "tree=chain(2)"], "arm 'tree=chain(2)' has no name"),

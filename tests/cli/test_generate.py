@@ -145,7 +145,7 @@ def test_trace_and_verbose(generate, tmp_path, expected):
         ),
         (["--temperature", "-1"], "temperature must be"),
         (["--max-new-tokens", "0"], "max_new_tokens must be at least 1"),
-        (["--max-new-tokens", "99999"], "exceeds the target's context of 4096 tokens"),
+        (["--max-new-tokens", "99999"], "exceeds the target's context length of 4096 tokens"),
         (["--batch-size", "0"], "--max-batch-size must be at least 1"),
         (["--file", __file__], "not both"),
         (["--stop", ""], "a stop string is empty"),

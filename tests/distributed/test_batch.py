@@ -272,7 +272,7 @@ BAD = {
     b'{"prompt": [true]}': "'prompt': token ids must be integers; got true at place 0",
     b'{"prompt": [-1]}': "token ids must lie in",
     b'{"prompt": ""}': "the prompt is empty",
-    b'{"prompt": "x", "max_new_tokens": 5000}': "exceeds the target's context of 400 tokens",
+    b'{"prompt": "x", "max_new_tokens": 5000}': "exceeds the target's context length of 400 tokens",
     b'{"prompt": "x", "temperature": "hot"}': "'temperature' must be int or float; got str",
     b'{"prompt": "x", "top_k": true}': "'top_k' must be int; got bool",
     b'{"prompt": "x", "temperature": -1}': "temperature must be finite and >= 0",

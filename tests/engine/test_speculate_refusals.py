@@ -152,7 +152,7 @@ def test_encoder_decoder():
 
 def test_longer_than_the_context():
     target = network("llama", max_position_embeddings=16)
-    with pytest.raises(ContextLengthError, match="exceeds the target's context of 16"):
+    with pytest.raises(ContextLengthError, match="exceeds the target's context length of 16"):
         target.generate(
             **padded(ROWS),
             max_new_tokens=11,

@@ -61,18 +61,32 @@ def test_a_completion_and_its_stream_are_the_library_s(client, name, seed):
     (choice,) = body["choices"]
     assert choice["text"] == result.text
     assert choice["finish_reason"] == ("length" if result.finish_reason == "length" else "stop")
-    assert body["usage"] == {
+    usage, num_generated = body["usage"], len(result.token_ids)
+    assert usage | {"prompt_tokens_details": {}, "completion_tokens_details": {}} == {
         "prompt_tokens": len(PROMPT),
-        "completion_tokens": len(result.token_ids),
-        "total_tokens": len(PROMPT) + len(result.token_ids),
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens": num_generated,
+        "total_tokens": len(PROMPT) + num_generated,
+        "prompt_tokens_details": {},
+        "completion_tokens_details": {},
+    }
+    details = usage["prompt_tokens_details"], usage["completion_tokens_details"]
+    assert details[0].pop("cache_write_tokens") in {0, len(PROMPT)}
+    assert details[0] == {
+        "text_tokens": len(PROMPT),
+        **dict.fromkeys(("cached_tokens", "audio_tokens", "image_tokens"), 0),
+    }
+    assert details[1] == {
+        "text_tokens": num_generated,
+        **dict.fromkeys(("reasoning_tokens", "audio_tokens"), 0),
+        **dict.fromkeys(("accepted_prediction_tokens", "rejected_prediction_tokens"), 0),
     }
     chunks = stream(client, seed=seed, stream_options={"include_usage": True}, **sent)
     *parts, last = chunks
     assert "".join(chunk["choices"][0]["text"] for chunk in parts) == result.text
     ends = [chunk["choices"][0]["finish_reason"] for chunk in parts]
     assert ends == [None] * (len(parts) - 1) + [choice["finish_reason"]]
-    assert (last["choices"], last["usage"]) == ([], body["usage"])
+    assert last["usage"]["prompt_tokens_details"].pop("cache_write_tokens") == 0
+    assert (last["choices"], last["usage"]) == ([], usage)
     spec = body["metrics"]["speculative_decoding"]
     assert last["metrics"]["speculative_decoding"] == spec
     assert len({chunk["id"] for chunk in chunks}) == 1

@@ -406,7 +406,7 @@ def test_a_text_that_can_have_no_room_is_refused_before_it_is_tokenised(path, bo
         longest = {"prompt": "a" * (CONTEXT - 1), "max_tokens": 1}
         assert client.post(COMPLETIONS, json=longest).status_code == 200
     assert (error["param"], error["code"]) == (next(iter(body)), "context_length_exceeded")
-    assert f"this server takes at most {CONTEXT}" in error["message"]
+    assert f"context length of {CONTEXT} tokens" in error["message"]
 
 
 @contextmanager

@@ -149,13 +149,15 @@ def test_usage_and_metrics_say_what_was_not_read(size):
         for expected in (0, cached):
             body = {"prompt": prompt, "max_tokens": 4, "temperature": 0}
             usage = client.post("/v1/completions", json=body).json()["usage"]
-            assert usage["prompt_tokens_details"] == {"cached_tokens": expected}
+            details = usage["prompt_tokens_details"]
+            written = len(prompt) if size and not expected else 0
+            assert (details["cached_tokens"], details["cache_write_tokens"]) == (expected, written)
         usage = client.post("/v1/completions", json=body | {"n": 2, "prompt": [prompt] * 2}).json()[
             "usage"
         ]
-        assert usage["prompt_tokens_details"] == {"cached_tokens": 2 * cached}
+        assert usage["prompt_tokens_details"]["cached_tokens"] == 2 * cached
         scored = client.post("/v1/completions", json=body | {"echo": True, "logprobs": 1}).json()
-        assert scored["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+        assert scored["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
         values = {one.name: one.value for one in samples(client.get("/metrics").text)}
         told = [values[f"vllm:prefix_cache_{name}_total"] for name in ("queries", "hits")]
         assert told == ([7 * len(prompt), 5 * cached] if size else [0, 0])
@@ -165,3 +167,63 @@ def test_usage_and_metrics_say_what_was_not_read(size):
             answers = [client.post("/v1/responses", json=chat).json() for _ in range(2)]
             details = [one["usage"]["input_tokens_details"] for one in answers]
             assert [one["cached_tokens"] > 0 for one in details] == [False, True]
+            assert [one["cache_write_tokens"] > 0 for one in details] == [True, False]
+
+
+SALTS = ["", "a", "b", None]
+
+
+@given(salts=st.lists(st.sampled_from(SALTS), min_size=2, max_size=6), room=st.integers(300, 4000))
+def test_only_requests_of_one_salt_share_beginnings(salts, room):
+    """Texts of other salts, and of none, are as if they had never been read."""
+    options = ServeOptions(prefix_cache_bytes=room)
+    with Scheduler(decoder(), options) as scheduler:
+        for place, salt in enumerate(salts):
+            made = generation(*LONG, seed=place, cache_salt=salt)
+            output = submit(scheduler, made).completion(60)
+            assert output.token_ids == alone(made)
+            if room >= 3 * 8 * (len(LONG) + 12) or salt is None:
+                is_known = salt is not None and salt in salts[:place]
+                assert output.summary.num_cached_tokens == (len(LONG) - 1 if is_known else 0)
+                is_new = salt is not None and not is_known
+                assert output.summary.num_written_tokens == (len(LONG) if is_new else 0)
+        assert scheduler.snapshot().kv_kept_tokens <= room // 8
+        assert scheduler._prefixes.salts == {}
+
+
+def test_choices_and_equal_prompts_of_other_salts_do_not_wait_for_each_other():
+    salts = ["a", "a", "b", None, None]
+    made = [generation(*LONG, *LONG, seed=row, cache_salt=salt) for row, salt in enumerate(salts)]
+    with Scheduler(decoder(), ServeOptions(prefill_chunk=8)) as scheduler:
+        ends = [handle.completion(60) for handle in submit_all(scheduler, made)]
+        kept = scheduler.snapshot().kv_kept_tokens
+    assert [one.token_ids for one in ends] == [alone(one) for one in made]
+    cached = [one.summary.num_cached_tokens for one in ends]
+    assert cached == [0, 2 * len(LONG) - 1, 0, 0, 0]
+    assert kept <= 2 * 2 * len(LONG) + 3 * 12
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
+def test_clients_choose_with_whom_they_share(path):
+    prompt = "the same long prompt again and again"
+    names = {"/v1/completions": "prompt", "/v1/responses": "input"}
+    asked = prompt if path in names else [{"role": "user", "content": prompt}]
+    body = {names.get(path, "messages"): asked, "temperature": 0}
+    with TestClient(toy_app()) as client:
+
+        def cached(**fields):
+            answer = client.post(path, json=body | fields)
+            assert answer.status_code == 200, answer.text
+            usage = answer.json()["usage"]
+            details = usage.get("input_tokens_details") or usage["prompt_tokens_details"]
+            return details["cached_tokens"] > 0, details["cache_write_tokens"] > 0
+
+        assert cached(cache_salt="a", cache_prompt=True) == (False, True)
+        assert cached() == (False, True)
+        assert cached(cache_salt="b", cache_prompt=False) == (False, False)
+        assert cached(cache_salt="b") == (False, True)
+        assert cached(cache_salt="a") == (True, False)
+        assert cached(cache_prompt=False) == (False, False)
+        assert cached(cache_salt=None) == (True, False)
+        refused = client.post(path, json=body | {"cache_salt": ""}).json()["error"]
+        assert refused["param"] == "cache_salt"

@@ -129,12 +129,14 @@ def test_a_schema_is_followed(client):
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
-        ({"tools": [{"type": "function"}]}, "tools", "tools are not called"),
+        ({"tools": [{"type": "function"}]}, "tools.0.name", "required"),
+        ({"tools": [{"type": "mcp", "name": "f"}]}, "tools.0.type", "'function'"),
+        ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
+        ({"background": True}, "background", "answers are not kept"),
         ({"previous_response_id": "resp_1"}, "previous_response_id", "send the conversation"),
-        ({"store": True}, "store", "answers are not kept"),
-        ({"input": []}, "input.messages", "at least 1"),
+        ({"input": []}, "input", "at least 1"),
         ({"max_output_tokens": 0}, "max_output_tokens", "greater than or equal to 1"),
-        ({"max_output_tokens": 10**6}, "max_output_tokens", "exceeds 2048"),
+        ({"max_output_tokens": 10**6}, "max_output_tokens", "context length of 2048 tokens"),
         ({"text": {"format": {"type": "json_schema"}}}, "text", "text: json_schema is missing"),
         ({"messages": []}, "messages", ""),
         ({"response_format": {"type": "text"}}, "response_format", "text.format"),

@@ -120,7 +120,11 @@ def test_log_probabilities_are_those_of_the_law_and_of_the_model():
 def test_what_can_never_fit_is_refused_at_once():
     with Scheduler(decoder(max_length=100), ServeOptions(kv_budget_tokens=50)) as scheduler:
         for wrong, kind, message in (
-            (generation(1, 2, tokens=58), ContextLengthError, "= 60 exceeds the 50 tokens of all"),
+            (
+                generation(1, 2, tokens=58),
+                ContextLengthError,
+                "= 60 exceeds the context length of 50 tokens",
+            ),
             (generation(1, 9), OptionError, r"token ids must lie in 0\.\.6; got 9"),
             (generation(1, stop=("x",)), OptionError, "stop strings need a tokenizer"),
         ):

@@ -19,7 +19,7 @@ from monge.engine.decoder import Decoder
 from monge.engine.grammar import GrammarCompiler
 from monge.options import ServeOptions
 from monge.serve.api.call_reader import CallReader
-from monge.serve.api.schemas import Function
+from monge.serve.api.conversations import Function
 from monge.serve.api.tools import CallFormat, ToolUse, call_format
 from monge.serve.http.app import create_app
 from monge.testing.tabular import TabularModel
@@ -443,7 +443,6 @@ TOOLS = {"tools": [TOOL]}
             "tools",
             "not",
         ),
-        ({"messages": [ASKED["messages"][0] | {"name": "Ada"}]}, "messages", "writes no names"),
         (
             {"messages": [ASKED["messages"][0] | {"role": "tool"}]},
             "messages.0.tool_call_id",

@@ -100,7 +100,7 @@ def _check_lengths(pair: Pair, prompts: TokenIds, settings: Settings) -> None:
         raise ContextLengthError(
             f"bench: the longest prompt of {counted(longest, 'token')} + "
             f"max_new_tokens={settings.max_new_tokens} exceeds the target's "
-            f"context of {room} tokens; ask for fewer tokens, or leave that prompt out"
+            f"context length of {room} tokens; ask for fewer tokens, or leave that prompt out"
         )
 
 

@@ -1,7 +1,7 @@
 """Keys and values of texts, kept for later texts that begin alike."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final, Protocol, runtime_checkable
@@ -50,10 +50,10 @@ class PrefixModel(SequenceModel, Protocol):
 class _Edge:
     """A run of tokens behind the run of another edge."""
 
-    token_ids: tuple[int, ...]
+    token_ids: tuple[Hashable, ...]
     kept: KeyValues
     above: "_Edge | None"
-    below: dict[int, "_Edge"] = field(default_factory=dict[int, "_Edge"])
+    below: dict[Hashable, "_Edge"] = field(default_factory=dict[Hashable, "_Edge"])
     """By their first token."""
     used: int = 0
 
@@ -74,6 +74,8 @@ class PrefixCache:
     What is kept are copies, so no sequence depends on another one. The texts that were used least
     recently are dropped first, from their end. One thread at a time may use it.
 
+    Texts of different salts share nothing, and a text of salt `None` is not kept.
+
     Args:
         max_bytes: Most memory, of all networks.
         max_tokens: Returns most tokens of one network at present.
@@ -92,6 +94,8 @@ class PrefixCache:
     ) -> None:
         self._max_bytes, self._max_tokens, self._min_tokens = max_bytes, max_tokens, min_tokens
         self._trees: dict[SequenceModel, _Tree] = {}
+        self.salts: dict[int, str | None] = {}
+        """Salts of sequences, unless they are empty."""
         self._clock = count(1)
 
     @property
@@ -104,25 +108,30 @@ class PrefixCache:
         """Memory of all that is kept."""
         return sum(tree.num_tokens * tree.bytes_per_token for tree in self._trees.values())
 
-    def length(self, model: SequenceModel, token_ids: Sequence[int]) -> int:
+    def length(self, model: SequenceModel, token_ids: Sequence[int], salt: str | None = "") -> int:
         """Return how many first tokens of a text are kept, and count them as used."""
-        length = sum(size for _, size in self._path(model, tuple(token_ids)))
+        length = sum(size for _, size in self._path(model, _salted(token_ids, salt)))
         return length if length >= self._min_tokens else 0
 
     def unread(self, model: PrefixModel, sequence: int, token_ids: Sequence[int]) -> Sequence[int]:
         """Fill an empty sequence with the beginning of a text that is kept, and return the rest."""
-        if model.length(sequence) or not (length := self.length(model, token_ids)):
+        salt = self.salts.get(sequence, "")
+        if model.length(sequence) or not (length := self.length(model, token_ids, salt)):
             return token_ids
-        path = self._path(model, tuple(token_ids))
+        path = self._path(model, _salted(token_ids, salt))
         model.load(sequence, [_part(edge.kept, 0, size) for edge, size in path])
         return token_ids[length:]
 
-    def keep(self, model: PrefixModel, sequence: int, token_ids: Sequence[int]) -> None:
-        """Keep a text as far as a sequence holds it and there is room, if others have to go for it."""
+    def keep(self, model: PrefixModel, sequence: int, token_ids: Sequence[int]) -> range:
+        """Keep a text as far as a sequence holds it and there is room, if others have to go for it.
+
+        Returns:
+            Places of the tokens that were not kept before.
+        """
         if not model.is_complete(sequence):
-            return
+            return range(0)
         tree = self._trees.setdefault(model, _Tree(model.bytes_per_token))
-        text = tuple(token_ids)[: model.length(sequence)]
+        text = _salted(token_ids, self.salts.get(sequence, ""))[: model.length(sequence)]
         path = self._path(model, text)
         start = sum(size for _, size in path)
         above, size = path[-1] if path else (tree.root, 0)
@@ -135,6 +144,7 @@ class PrefixCache:
             above.below[text[start]] = edge
             tree.edges.add(edge)
             tree.num_tokens += stop - start
+        return range(start, stop)
 
     def trim(self) -> None:
         """Drop texts until the rest is within the limits."""
@@ -145,7 +155,7 @@ class PrefixCache:
         """Drop all texts."""
         self._trees.clear()
 
-    def _path(self, model: SequenceModel, text: tuple[int, ...]) -> list[tuple[_Edge, int]]:
+    def _path(self, model: SequenceModel, text: tuple[Hashable, ...]) -> list[tuple[_Edge, int]]:
         """Return the edges that a text follows, and how many tokens of each."""
         tree, start, path = self._trees.get(model), 0, list[tuple[_Edge, int]]()
         edge, now = None if tree is None else tree.root, next(self._clock)
@@ -200,7 +210,13 @@ def _part(kept: KeyValues, start: int, stop: int) -> KeyValues:
     return tuple(one[..., start:stop, :] for one in kept)
 
 
-def _num_equal(one: Sequence[int], other: Sequence[int]) -> int:
+def _salted(token_ids: Sequence[int], salt: str | None) -> tuple[Hashable, ...]:
+    """Return a text whose first token has the salt, so that it begins like texts of this salt only."""
+    text = tuple(token_ids)
+    return () if salt is None else ((salt, text[0]), *text[1:]) if salt and text else text
+
+
+def _num_equal(one: Sequence[Hashable], other: Sequence[Hashable]) -> int:
     """Return how many first tokens are equal."""
     if one == other:
         return len(one)

@@ -72,6 +72,8 @@ class Batch:
         """Take in new requests."""
         for session in sessions:
             self._prefill.join(session)
+            if self._prefixes is not None:
+                self._prefixes.salts[session.request_id] = session.request.cache_salt
 
     def leave(self, session: Session) -> None:
         """Drop a request between two rounds, finished or not."""
@@ -80,6 +82,8 @@ class Batch:
             self._active.remove(session)
         if session.error is None and session.num_rounds:
             self._keep(session, session.context.token_ids)
+        if self._prefixes is not None:
+            self._prefixes.salts.pop(session.request_id, None)
         close_session(session, self._components)
 
     def step(self, *, num_waiting: int = 0) -> list[Session]:
@@ -126,9 +130,17 @@ class Batch:
         prefixes = self._prefixes
         if prefixes is None or not self._is_between_rounds:
             return
+
+        def keep(model: PrefixModel) -> None:
+            new = prefixes.keep(model, session.request_id, token_ids)
+            if model is self._components.target:
+                num_prompt = session.context.num_prompt_tokens
+                session.num_written += sum(place < num_prompt for place in new)
+
         for model in self._networks:
-            keep = partial(prefixes.keep, model, session.request_id, token_ids)
-            if (error := catch(keep)) is not None:  # there may be no memory for a copy
+            if (
+                error := catch(partial(keep, model))
+            ) is not None:  # there may be no memory for a copy
                 prefixes.clear()
                 warnings.warn(
                     f"request {session.request_id}: its text could not be kept for later ones "

@@ -108,12 +108,13 @@ class Prefill:
 
     def _same(self, request: Request) -> _Prompt | None:
         """Return the same prompt of a request that is being read, if it is worth waiting for."""
-        is_short = len(request.prompt_ids) <= _WAITED
+        is_short = len(request.prompt_ids) <= _WAITED or request.cache_salt is None
         if self._prefixes is None or is_short or request.prompt_logprobs is not None:
             return None
         read = (one for one in self._prompts if one.first is None)
         same = (one for one in read if one.session.request.prompt_ids == request.prompt_ids)
-        return next(same, None)
+        salt = request.cache_salt
+        return next((one for one in same if one.session.request.cache_salt == salt), None)
 
     def leave(self, session: Session) -> None:
         """Stop reading a request's prompt."""
@@ -160,7 +161,8 @@ class Prefill:
                 continue
             # The root of the first tree is read in its round.
             text = text[: len(text) - 1 - prompt.ending]
-            if length := self._prefixes.length(self._components.target, text):
+            salt, target = session.request.cache_salt, self._components.target
+            if length := self._prefixes.length(target, text, salt):
                 kept[session.request_id] = text[:length]
                 prompt.num_read = session.num_cached = length
                 session.is_open = True

@@ -60,6 +60,7 @@ class Request:
         prompt_logprobs: Log-probabilities wanted with every prompt token from the second on; always
             those of `raw`.
         keeps_trees: Whether the records of its rounds have their trees.
+        cache_salt: It shares a prefix cache with requests of this salt only; `None`: with nobody.
     """
 
     prompt_ids: tuple[int, ...]
@@ -82,6 +83,7 @@ class Request:
     logprobs: LogprobOptions | None = None
     prompt_logprobs: LogprobOptions | None = None
     keeps_trees: bool = False
+    cache_salt: str | None = ""
 
     @property
     def told_seed(self) -> int | None:
@@ -152,6 +154,8 @@ class Session:
         self.finish_reason: FinishReason | None = None
         self.num_cached = 0
         """Prompt tokens that the target did not read, since a `PrefixCache` had them."""
+        self.num_written = 0
+        """Prompt tokens that the `PrefixCache` of the target keeps since this request."""
         self.error: Exception | None = None
         self.new_ids: tuple[int, ...] = ()
         """Tokens of the last round."""
@@ -292,7 +296,8 @@ def check_length(request: Request, max_length: int | None, whose: str) -> None:
         raise ContextLengthError(
             f"prompt of {counted(len(request.prompt_ids), 'token')} + "
             f"max_new_tokens={request.max_new_tokens} = {total} exceeds the "
-            f"{whose}'s context of {max_length} tokens; shorten the prompt or ask for fewer tokens"
+            f"{whose}'s context length of {max_length} tokens; "
+            "shorten the prompt or ask for fewer tokens"
         )
 
 

@@ -137,11 +137,15 @@ def listen(host: str, port: int) -> socket.socket:
         raise OptionError(f"--port must lie in 0..{_LARGEST_PORT}; got {port}")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family, backlog=limits_of_process().backlog)
+        backlog = limits_of_process().backlog
+        listener = socket.create_server(address[:2], family=family, backlog=backlog)
     except (OSError, OverflowError) as error:
         raise OptionError(
             f"cannot listen on {host}:{port}: {error}; choose another --host or --port"
         ) from error
+    # Accepted sockets inherit it; asyncio sets it for sockets that name their protocol only.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def url_of(listener: socket.socket, *, is_secure: bool = False) -> str:

@@ -24,6 +24,9 @@ _MS: Final = 1000.0
 _LOWEST: Final = -9999.0
 """Log-probability of an impossible token, as in vLLM; JSON has no infinity."""
 _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_LINE_ENDS: Final = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
+"""Letters at which many clients cut the lines of a stream, escaped; JSON escapes the others itself."""
+_OTHER_TOKENS: Final = ("reasoning", "audio", "accepted_prediction", "rejected_prediction")
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -46,7 +49,8 @@ def dumped(value: Any) -> str:  # noqa: ANN401 (any JSON)
         return "{" + ",".join(items) + "}"
     if isinstance(value, list) and any(isinstance(one, dict) for one in value):
         return "[" + ",".join(map(dumped, value)) + "]"
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.translate(_LINE_ENDS)
 
 
 class TokenTexts:
@@ -132,8 +136,8 @@ class Answers:
         prompt, indices = self._of_prompt(0, Output()), range(len(self.request.choices))
         return [self._envelope([{"index": index, **delta, **end}]) | prompt for index in indices]
 
-    def chunk(self, index: int, output: Output, *, is_first: bool) -> dict[str, Any] | None:
-        """Return what an output adds to a choice; `None` if that is nothing, since text is held back.
+    def chunks(self, index: int, output: Output, *, is_first: bool) -> list[dict[str, Any]]:
+        """Return what an output adds to a choice; nothing where text is held back.
 
         Raises:
             ApiError: If the generation ended in an error.
@@ -142,8 +146,8 @@ class Answers:
         text = choice["text"] if not self.request.is_chat else choice["delta"]
         has_more = choice["logprobs"] is not None or choice.get("token_ids") or output.records
         if not (text or has_more or output.finish_reason is not None):
-            return None
-        return self._envelope([choice])
+            return []
+        return [self._envelope([choice])]
 
     def closing(self, outputs: Sequence[Output]) -> list[dict[str, Any]]:
         """Return the chunks after the last output: usage without choices, if it is wanted."""
@@ -155,10 +159,14 @@ class Answers:
         """Return the chunk of an error after the first chunk."""
         return error.body()
 
-    def num_cached(self, outputs: Sequence[Output]) -> int:
-        """Return how many prompt tokens the prefix cache had; each prompt counts once, by its last outputs."""
-        firsts = [one.summary for one in outputs[:: self.request.body.n or 1]]
-        return sum(one.num_cached_tokens for one in firsts if one is not None)
+    def cached(self, outputs: Sequence[Output]) -> dict[str, int]:
+        """Return prompt tokens that the prefix cache had and got; each prompt counts once, by its last outputs."""
+        firsts = [output.summary for output in outputs[:: self.request.body.n or 1]]
+        summaries = [summary for summary in firsts if summary is not None]
+        return {
+            "cached_tokens": sum(summary.num_cached_tokens for summary in summaries),
+            "cache_write_tokens": sum(summary.num_written_tokens for summary in summaries),
+        }
 
     def usage(self, num_generated: int) -> dict[str, Any]:
         """Return the tokens so far."""
@@ -170,7 +178,11 @@ class Answers:
         """Return tokens and, if there is one choice, times and the worth of drafting."""
         summaries = [one.summary for one in outputs if one.summary is not None]
         usage = self.usage(sum(one.num_generated_tokens for one in summaries))
-        usage["prompt_tokens_details"] = {"cached_tokens": self.num_cached(outputs)}
+        prompt = {"text_tokens": usage["prompt_tokens"], "audio_tokens": 0, "image_tokens": 0}
+        usage["prompt_tokens_details"] = self.cached(outputs) | prompt
+        details = {f"{kind}_tokens": 0 for kind in _OTHER_TOKENS}
+        details["text_tokens"] = usage["completion_tokens"]
+        usage["completion_tokens_details"] = details
         metrics = {"metrics": metrics_of(summaries[0])} if len(summaries) == 1 else {}
         return {"usage": usage} | metrics
 
@@ -188,13 +200,9 @@ class Answers:
             echo = request.echoes[index] if is_first and request.echoes else ""
             prompt = self._of_prompt(index, output) if is_first else {}
             return {"index": index, "text": echo + text, **end, **prompt}
-        calls = list[dict[str, Any]]()
-        if request.tools is not None:
-            name = f"{request.response_id}/{index}"
-            reader = self._readers.setdefault(index, CallReader(request.tools, name))
-            text, calls = reader.read(text, finish)
-            if finish == "stop" and reader.num_calls:
-                end["finish_reason"] = "tool_calls"
+        text, calls = self._called(index, text, finish)
+        if finish == "stop" and index in self._readers and self._readers[index].num_calls:
+            end["finish_reason"] = "tool_calls"
         if request.body.stream:
             delta = {name: one for name, one in (("content", text), ("tool_calls", calls)) if one}
             return {"index": index, "delta": delta, **end}
@@ -203,6 +211,16 @@ class Answers:
             own = [{name: one for name, one in call.items() if name != "index"} for call in calls]
             message |= {"content": text or None, "tool_calls": own}
         return {"index": index, "message": message, **end}
+
+    def _called(
+        self, index: int, text: str, finish: str | None
+    ) -> tuple[str, list[dict[str, Any]]]:
+        """Return the text and the deltas of calls that a piece of an answer adds."""
+        if self.request.tools is None:
+            return text, []
+        name = f"{self.request.response_id}/{index}"
+        reader = self._readers.setdefault(index, CallReader(self.request.tools, name))
+        return reader.read(text, finish)
 
     def _rounds(self, index: int, output: Output) -> list[dict[str, Any]]:
         if index not in self._traces:

@@ -52,8 +52,8 @@ def check_headers(headers: Mapping[str, str]) -> None:
         raise refused(text, code="invalid_content_encoding")
 
 
-def checked(content: bytes, model: type[Model]) -> Model:
-    """Return a checked body.
+def checked(content: bytes, model: type[Model], ignored: set[str] | None = None) -> Model:
+    """Return a checked body; `ignored` gets the names of ignored fields, and `None` refuses them.
 
     Raises:
         ApiError: If it is not JSON in UTF-8, or does not fit the model.
@@ -61,7 +61,7 @@ def checked(content: bytes, model: type[Model]) -> Model:
     if not content:
         raise refused("the body is empty; send a JSON object")
     try:
-        return model.model_validate(_fields(content))
+        return model.model_validate(_fields(content), context=ignored)
     except ValidationError as error:
         raise of_validation(error.errors(include_url=False, include_input=False)) from error
 

@@ -30,6 +30,8 @@ MAX_DRAFT: Final = 1024
 MAX_LABEL: Final = 512
 MAX_GRAMMAR: Final = 1 << 20
 MAX_TOOLS: Final = 128
+LABELS: Final = frozenset({"user", "safety_identifier", "prompt_cache_key", "metadata"})
+"""Fields that change nothing, and are accepted by strict servers, too."""
 MOST_SHOWN: Final = 5
 """Errors of one body that are spelled out."""
 
@@ -112,9 +114,14 @@ def few(most: int, least: int | None = None) -> tuple[Any, BeforeValidator]:
 
 
 def _few_parts(value: Any) -> Any:  # noqa: ANN401 (any JSON)
-    """Refuse messages that have too many parts in total."""
+    """Refuse messages, and results of calls, that have too many parts in total."""
     messages: list[Any] = value if isinstance(value, list) else []
-    contents = [one.get("content") for one in messages if isinstance(one, dict)]
+    contents = [
+        content
+        for message in messages
+        if isinstance(message, dict)
+        for content in (message.get("content"), message.get("output"))
+    ]
     num_parts = sum(len(content) for content in contents if isinstance(content, list))
     if num_parts > MAX_MESSAGES:
         raise ValueError(f"at most {MAX_MESSAGES} parts in all messages together; got {num_parts}")
@@ -198,20 +205,40 @@ def neutral(why: str, *values: JsonValue) -> Any:  # noqa: ANN401 (as pydantic's
     )
 
 
+def ignorable(why: str, *values: JsonValue) -> Any:  # noqa: ANN401 (as pydantic's own `Field`)
+    """Return a field as `neutral`, which is ignored and noted unless the server is strict."""
+    return Field(
+        default=None,
+        description=f"Ignored, or refused with --strict, unless it asks for nothing: {why}.",
+        json_schema_extra={"enum": [None, *values], "ignorable": True},
+    )
+
+
 def optional(description: str | None = None, **bounds: Any) -> Any:  # noqa: ANN401
     """Return a field that may be absent or null."""
     return Field(default=None, description=description, **bounds)
 
 
 class Strict(BaseModel):
-    """Refuses unknown fields, conversions ("1" is no number) and NaN."""
+    """Refuses unknown fields, conversions ("1" is no number) and NaN.
+
+    The context of a validation is a set that gets the names of ignored fields; without one, they
+    are refused.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
     @model_validator(mode="before")
     @classmethod
-    def _few_unknown(cls, sent: Any) -> Any:  # noqa: ANN401 (any JSON)
-        """Leave out unknown fields beyond the first few: every one would become an error."""
+    def _few_unknown(cls, sent: Any, info: Info) -> Any:  # noqa: ANN401 (any JSON)
+        """Leave out unknown fields beyond the first few: every one would become an error.
+
+        Objects of clients have fields of later versions, which are null: they ask for nothing.
+        """
+        if isinstance(sent, dict) and info.context is not None:
+            fields = cls.model_fields
+            pairs = sent.items()
+            sent = {name: value for name, value in pairs if value is not None or name in fields}
         if not isinstance(sent, dict) or len(sent) <= len(cls.model_fields):
             return sent
         known = [name for name in cls.model_fields if name in sent]
@@ -223,8 +250,14 @@ class Strict(BaseModel):
     def _can_be_honoured(cls, value: object, info: Info) -> object:
         is_text(value)  # raises if it is text that no tokenizer reads
         name, field = str(info.field_name), cls.model_fields[str(info.field_name)]
-        allowed: Any = field.json_schema_extra and field.json_schema_extra["enum"]  # pyright: ignore[reportIndexIssue]
+        extra: Any = field.json_schema_extra or {}
+        allowed = extra.get("enum")
+        if value is not None and name in LABELS and info.context is not None:
+            info.context.add(name)
         if allowed and not any(_same(value, one) for one in allowed):
+            if info.context is not None and "ignorable" in extra:
+                info.context.add(name)
+                return None
             why = str(field.description).partition(": ")[2].removesuffix(".")
             raise ValueError(f"{why}; leave it out or send {' or '.join(map(json.dumps, allowed))}")
         if value is not None and name in _CONFLICTS and (why := _CONFLICTS[name](value, info.data)):
@@ -245,9 +278,7 @@ _CONFLICTS: Final[dict[str, Callable[[Any, dict[str, Any]], Any]]] = {
         is_on is bool(others.get("continue_final_message"))
         and "must be the opposite of continue_final_message"
     ),
-    "tools": lambda tools, _: (
-        len({tool.function.name for tool in tools}) < len(tools) and "two functions have one name"
-    ),
+    "tools": lambda tools, _: len(_names_of(tools)) < len(tools) and "two functions have one name",
     "tool_choice": lambda choice, others: (
         "tools" in others and _no_such_tool(choice, others["tools"])
     ),
@@ -265,11 +296,15 @@ _CONFLICTS: Final[dict[str, Callable[[Any, dict[str, Any]], Any]]] = {
 """Reasons why a field does not fit an earlier one; one that was refused for itself is absent."""
 
 
+def _names_of(tools: Any) -> set[str]:  # noqa: ANN401 (of chats, or of responses)
+    return {getattr(tool, "function", tool).name for tool in tools}
+
+
 def _no_such_tool(choice: Any, tools: Any) -> str | None:  # noqa: ANN401 (checked before)
     """Return why a choice of functions cannot be followed, if it cannot."""
-    names = [tool.function.name for tool in tools or ()]
+    names = _names_of(tools or ())
     if not isinstance(choice, str):
-        name = choice.function.name
+        (name,) = _names_of([choice])
         return None if name in names else f"there is no function {name!r} among the tools"
     return "there are no tools" if choice == "required" and not names else None
 

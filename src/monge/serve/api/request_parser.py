@@ -12,12 +12,13 @@ from monge.core.context import DraftPlan
 from monge.core.errors import OptionError
 from monge.core.grammar import Grammar
 from monge.core.text import token_ids_of
-from monge.engine.chat_format import ChatFormat
+from monge.engine.chat_format import ChatFormat, TemplateFormat
 from monge.engine.decoder import Decoder
 from monge.engine.logprobs import LogprobOptions
 from monge.engine.session import Request, Session
 from monge.options import SamplingOptions, ServeOptions
 from monge.serve.api.bodies import checked
+from monge.serve.api.conversations import Message, NamedTool, Tool
 from monge.serve.api.errors import TOO_LONG, ApiError, refused
 from monge.serve.api.fields import MAX_DRAFT, MAX_GRAMMAR
 from monge.serve.api.schemas import (
@@ -26,13 +27,10 @@ from monge.serve.api.schemas import (
     ChatSettings,
     CompletionRequest,
     DetokenizeRequest,
-    Message,
-    NamedTool,
     ResponsesRequest,
     SamplingRequest,
     SpeculationOptions,
     TokenizeRequest,
-    Tool,
 )
 from monge.serve.api.tools import CallFormat, ToolUse, call_format
 
@@ -46,6 +44,7 @@ _IN_RESPONSES: Final = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text",
+    "reasoning_effort": "reasoning.effort",
 }
 """Names that `/v1/responses` gives to fields of a chat."""
 
@@ -151,19 +150,23 @@ class RequestParser:
         vocabulary = getattr(decoder.tokenizer, "get_vocab", None)
         self._longest_token = None if vocabulary is None else max(map(len, vocabulary()))
 
-    def parse(self, content: bytes, model: Body, request_id: str) -> ParsedRequest:
-        """Parse a body; the id of the answer has that of the request.
+    def parse(
+        self, content: bytes, model: Body, request_id: str, *, ignored: set[str] | None = None
+    ) -> ParsedRequest:
+        """Parse a body; the id of the answer has that of the request. For `ignored`, see `checked`.
 
         Raises:
             UntriedGrammar: If its grammar is not compiled yet.
             ApiError, MongeError: If it does not fit the model, or cannot be honoured.
         """
-        asked: CompletionRequest | ChatRequest | ResponsesRequest = checked(content, model)
+        asked: CompletionRequest | ChatRequest | ResponsesRequest = checked(content, model, ignored)
         self.check_name(asked.model)
         if not isinstance(asked, ResponsesRequest):
-            return self._parsed(asked, request_id)
+            return self._parsed(asked, request_id, ignored)
+        if ignored is not None:
+            ignored.difference_update({"metadata", "user"})  # the answer repeats them
         try:
-            parsed = self._parsed(asked.as_chat, request_id)
+            parsed = self._parsed(asked.as_chat, request_id, ignored)
         except ApiError as error:
             if (name := _IN_RESPONSES.get(error.param or "")) is not None:
                 error.message = error.message.replace(str(error.param), name, 1)
@@ -172,13 +175,15 @@ class RequestParser:
         name = f"resp_{request_id}"
         return replace(parsed, asked=asked.model_copy(update={"input": ""}), response_id=name)
 
-    def _parsed(self, body: CompletionRequest | ChatRequest, request_id: str) -> ParsedRequest:
+    def _parsed(
+        self, body: CompletionRequest | ChatRequest, request_id: str, ignored: set[str] | None
+    ) -> ParsedRequest:
         prompts: Sequence[Prompt]
         tools = self._tool_use(body) if isinstance(body, ChatRequest) else None
         self._check_grammar(body, tools)
         if isinstance(body, ChatRequest):
             told = body.tools or () if tools else ()
-            prompts, is_echoed = [self._conversation(body, body.messages, told)], False
+            prompts, is_echoed = [self._conversation(body, told, ignored)], False
             room = self._max_sequence_tokens - len(prompts[0])
             wanted = body.max_completion_tokens or body.max_tokens or room
             logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -223,17 +228,17 @@ class RequestParser:
             echoes=tuple(text for text in echoes for _ in range(each)),
         )
 
-    def tokenized(self, content: bytes) -> dict[str, Any]:
+    def tokenized(self, content: bytes, *, ignored: set[str] | None = None) -> dict[str, Any]:
         """Return the answer to `POST /tokenize`.
 
         Raises:
             ApiError, MongeError: As `parse`.
         """
-        body = checked(content, TokenizeRequest)
+        body = checked(content, TokenizeRequest, ignored)
         self.check_name(body.model)
         tokenizer = self._tokenizer
         if body.messages is not None:
-            ids = self._encoded(body, body.messages, body.tools or ())
+            ids = self._encoded(body, body.messages, body.tools or (), ignored)
         elif body.prompt is not None:
             self._check_size("prompt", [body.prompt])
             is_whole = body.add_special_tokens is not False
@@ -248,13 +253,13 @@ class RequestParser:
             "token_strs": [str(spelled(one)) for one in ids] if body.return_token_strs else None,
         }
 
-    def detokenized(self, content: bytes) -> dict[str, Any]:
+    def detokenized(self, content: bytes, *, ignored: set[str] | None = None) -> dict[str, Any]:
         """Return the answer to `POST /detokenize`.
 
         Raises:
             ApiError, MongeError: As `parse`.
         """
-        body = checked(content, DetokenizeRequest)
+        body = checked(content, DetokenizeRequest, ignored)
         self.check_name(body.model)
         self._check_size("tokens", [body.tokens])
         last = self._decoder.components.target.vocab_size - 1
@@ -312,35 +317,49 @@ class RequestParser:
                 raise UntriedGrammar(grammar, param)
 
     def _encoded(
-        self, body: ChatSettings, messages: Sequence[Message], tools: Sequence[Tool]
+        self,
+        body: ChatSettings,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        ignored: set[str] | None,
     ) -> tuple[int, ...]:
         told, turns = [tool.told for tool in tools], [message.turn for message in messages]
-        self._check_size("messages", [message.text for message in messages])
+        self._check_size(
+            "messages", [turn.text + (turn.reasoning_content or "") for turn in messages]
+        )
         self._check_size("tools", list(map(str, told)))
         if told or any({"tool_calls", "tool_call_id"} & turn.keys() for turn in turns):
             turns = self._calls.turns(turns, told)
-        options: dict[str, Any] = {
-            "is_continued": bool(body.continue_final_message),
-            "settings": body.chat_template_kwargs,
-        }
+        options: dict[str, Any] = {"is_continued": bool(body.continue_final_message)}
         options |= {"tools": told} if told and self._calls.has_tools else {}
+        given, effort = body.chat_template_kwargs, getattr(body, "reasoning_effort", None)
+        is_read = effort is not None and isinstance(self._chat, TemplateFormat)
+        settings = {"reasoning_effort": effort} | (given or {}) if is_read else given
+        without: dict[str, tuple[Any, Any]] = (
+            {} if effort is None else {"reasoning_effort": (turns, given)}
+        )
+        for field in ("name", "reasoning_content"):
+            if any(field in turn and turn["role"] != "tool" for turn in turns):
+                bare = [{key: turn[key] for key in turn if key != field} for turn in turns]
+                without[field] = bare, settings
         with fields_named("messages"):
-            found = self._chat.encode(turns, **options)
-            if any("name" in turn and turn["role"] != "tool" for turn in turns):
-                bare = [{key: turn[key] for key in turn if key != "name"} for turn in turns]
-                if found == self._chat.encode(bare, **options):
-                    text = "messages: the chat template writes no names; put them into the content"
-                    raise refused(text, "messages")
+            found = self._chat.encode(turns, settings=settings, **options)
+            for field, (bare, others) in without.items():
+                if found == self._chat.encode(bare, settings=others, **options):
+                    if ignored is None:
+                        text = f"{field}: the chat template does not read it; leave it out"
+                        raise refused(text, field)
+                    ignored.add(field)
         return found
 
     def _conversation(
-        self, body: ChatSettings, messages: Sequence[Message], tools: Sequence[Tool]
+        self, body: ChatRequest, tools: Sequence[Tool], ignored: set[str] | None
     ) -> tuple[int, ...]:
-        prompt = self._encoded(body, messages, tools)
+        prompt = self._encoded(body, body.messages, tools, ignored)
         if len(prompt) >= self._max_sequence_tokens:
             raise refused(
-                f"the conversation has {len(prompt)} tokens; with an answer it may have "
-                f"{self._max_sequence_tokens}; shorten it",
+                f"the conversation has {len(prompt)} tokens; with an answer it exceeds the context "
+                f"length of {self._max_sequence_tokens} tokens; shorten it",
                 "messages",
                 TOO_LONG,
             )
@@ -353,15 +372,16 @@ class RequestParser:
         tokens.
         """
         size, most, why = sum(map(len, parts)), self._max_sequence_tokens, ""
+        limit = f"the context length of {most} tokens"
         is_text = any(isinstance(part, str) for part in parts)
         if is_text:
             if self._longest_token is None:
                 return
-            why = f": {most} tokens of up to {self._longest_token} characters"
+            why = f" of up to {self._longest_token} characters"
             most *= self._longest_token
         if size > most:
             what = "characters" if is_text else "tokens"
-            text = f"{param}: {size} {what}; this server takes at most {most}{why}; shorten it"
+            text = f"{param}: {size} {what} exceed {limit}{why}; shorten it"
             raise refused(text, param, TOO_LONG)
 
     def _requests(
@@ -392,6 +412,7 @@ class RequestParser:
             "adaptive": drafting.adaptive is not False,
             "limits": DraftPlan(max_depth=drafting.max_depth, max_nodes=drafting.max_nodes),
             "keeps_trees": bool(body.trace),
+            "cache_salt": body.salt,
         }
         if not (speculative and changes["adaptive"]):
             changes["is_repeatable"] = self._decoder.components.coarse_dtype is None
@@ -416,8 +437,8 @@ class RequestParser:
             is_newer = "max_completion_tokens" in body.model_fields_set
             field = "max_completion_tokens" if is_newer else "max_tokens"
             raise refused(
-                f"prompt of {num} tokens + max_tokens={limit} exceeds {most}, "
-                "the limit of a request here; shorten the prompt or ask for fewer tokens",
+                f"prompt of {num} tokens + max_tokens={limit} exceeds the context length of {most} "
+                "tokens; shorten the prompt or ask for fewer tokens",
                 "prompt" if num >= most else field,
                 TOO_LONG,
             )

@@ -6,25 +6,32 @@ Unknown fields are refused.
 from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator
+from pydantic import Discriminator, Field, Tag
 
 from monge.core.errors import OptionError
 from monge.core.grammar import Grammar
+from monge.serve.api.conversations import (
+    FunctionCallItem,
+    FunctionChoice,
+    Items,
+    Message,
+    Messages,
+    NamedFunction,
+    ResponseTools,
+    ToolChoice,
+    Tools,
+    conversation,
+)
 from monge.serve.api.fields import (
-    FEW_MESSAGES,
-    MAX_TOOLS,
-    Arguments,
     Biases,
     DraftSize,
     Ignored,
-    Info,
     Label,
     Labels,
     NumChoices,
     NumNewTokens,
     NumTokens,
     NumTop,
-    Parameters,
     Prompts,
     Seed,
     Settings,
@@ -34,7 +41,7 @@ from monge.serve.api.fields import (
     TokenIds,
     TopK,
     Words,
-    few,
+    ignorable,
     neutral,
     optional,
 )
@@ -133,7 +140,17 @@ class SamplingRequest(Strict):
     )
     certificate: bool | None = optional("Return the record of the rounds, for `monge certify`.")
     trace: bool | None = optional("Return the trees of the rounds, as the page shows them.")
+    cache_salt: Annotated[Label, Field(min_length=1)] | None = optional(
+        "Beginnings of prompts are shared with requests of the same salt only."
+    )
+    cache_prompt: bool | None = optional("false keeps the request out of the prefix cache.")
     user: Ignored = None
+    safety_identifier: Ignored = None
+    prompt_cache_key: Ignored = None
+    metadata: Labels | None = optional("Labels; they change nothing.")
+    store: Any = ignorable("answers are not kept", False)
+    service_tier: Any = ignorable("there is one tier", "auto", "default")
+    prompt_cache_retention: Any = ignorable("the least recently used texts are dropped first")
     best_of: Any = neutral("completions are not ranked against each other", 1)
     use_beam_search: Any = neutral("beams are not searched", False)
     length_penalty: Any = neutral("beams are not searched", 1.0)
@@ -179,6 +196,11 @@ class SamplingRequest(Strict):
         return makers[given[0]](sent[given[0]])
 
     @property
+    def salt(self) -> str | None:
+        """Salt for the prefix cache; `None` keeps the request out of it."""
+        return None if self.cache_prompt is False else self.cache_salt or ""
+
+    @property
     def asked(self) -> Asked:
         """Form of the `speculation` field."""
         if isinstance(self.speculation, SpeculationOptions):
@@ -195,129 +217,6 @@ class CompletionRequest(SamplingRequest):
     echo: bool | None = optional("Put the prompt before the completion.")
     suffix: Any = neutral("text cannot be written before a given end", "")
     add_special_tokens: Any = neutral("the tokenizer's own rule holds", True)
-
-
-class TextPart(Strict):
-    """A part of a message."""
-
-    type: Literal["text", "input_text", "output_text"]
-    text: str
-    annotations: Any = neutral("there are no annotations", [])
-    logprobs: Any = neutral("earlier answers are not scored", [])
-
-
-_FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
-
-
-class CalledFunction(Strict):
-    """The function of a call and its arguments."""
-
-    name: _FunctionName
-    arguments: Arguments = Field(description="The text of a JSON object.")
-
-
-class ToolCall(Strict):
-    """A call in an earlier answer."""
-
-    id: Label
-    type: Literal["function"] = "function"
-    function: CalledFunction
-    index: int | None = optional("Changes nothing.")
-
-
-class Message(Strict):
-    """A turn of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    tool_calls: Annotated[list[ToolCall], *few(MAX_TOOLS)] | None = optional(
-        "Calls of an earlier answer."
-    )
-    tool_call_id: Label | None = Field(default=None, validate_default=True)
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = Field(
-        default=None, description="May be null beside tool_calls.", validate_default=True
-    )
-    name: Label | None = optional("Of a participant, if the template writes it.")
-    function_call: Any = neutral("send tool_calls")
-    refusal: Any = neutral("there are no refusals")
-    annotations: Any = neutral("there are no annotations", [])
-    audio: Any = neutral("messages are text")
-    type: Any = neutral("messages are text", "text", "message")
-    id: Ignored = None
-    status: Ignored = None
-
-    @property
-    def text(self) -> str:
-        """Return the whole text."""
-        content = self.content or ""
-        return content if isinstance(content, str) else "".join(part.text for part in content)
-
-    @property
-    def turn(self) -> dict[str, Any]:
-        """Return the turn as templates take it."""
-        fields: Any = {"role": True, "name": True, "tool_call_id": True}
-        fields["tool_calls"] = {"__all__": {"id", "type", "function"}}
-        return self.model_dump(include=fields, exclude_none=True) | {"content": self.text}
-
-    @field_validator("tool_calls", "tool_call_id", "content")
-    @classmethod
-    def _fits_the_role(cls, value: Any, info: Info) -> Any:  # noqa: ANN401 (as it is)
-        name, role = info.field_name, info.data.get("role")
-        if name == "tool_calls" and value and role != "assistant":
-            raise ValueError("only of role assistant")
-        if name == "tool_call_id" and role and (role == "tool") != (value is not None):
-            raise ValueError("belongs to role tool, which needs it")
-        if name == "content" and value is None and not info.data.get("tool_calls"):
-            raise ValueError("required, unless there are tool_calls")
-        return None if value == [] else value
-
-
-Messages = Annotated[list[Message], *FEW_MESSAGES]
-
-
-class Function(Strict):
-    """A function that may be called."""
-
-    name: _FunctionName
-    description: str | None = None
-    parameters: Parameters = Field(
-        default=None, description="Absent means none.", validate_default=True
-    )
-    strict: bool | None = optional("Whether arguments always follow the schema.")
-
-
-class Tool(Strict):
-    """A function that may be called."""
-
-    type: Literal["function"]
-    function: Function
-
-    @property
-    def told(self) -> dict[str, Any]:
-        """Return the function as templates take it."""
-        return self.model_dump(exclude={"function": {"strict"}}, exclude_none=True)
-
-
-Tools = Annotated[list[Tool], *few(MAX_TOOLS)]
-
-
-class FunctionName(Strict):
-    """The name of a function."""
-
-    name: Label
-
-
-class NamedTool(Strict):
-    """The function that is to be called."""
-
-    type: Literal["function"]
-    function: FunctionName
-
-
-ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("word")]
-    | Annotated[NamedTool, Tag("named")],
-    Discriminator(lambda value: "named" if isinstance(value, dict | NamedTool) else "word"),
-]
 
 
 class ChatSettings(Strict):
@@ -338,9 +237,6 @@ class ChatRequest(SamplingRequest, ChatSettings):
     max_tokens: NumNewTokens | None = optional("The older name.")
     logprobs: bool | None = None
     top_logprobs: NumTop | None = None
-    safety_identifier: Ignored = None
-    prompt_cache_key: Ignored = None
-    metadata: Labels | None = optional("Labels; they change nothing.")
     tools: Tools | None = optional("Functions that may be called.")
     tool_choice: ToolChoice | None = optional("Absent means auto.")
     parallel_tool_calls: bool | None = optional("false allows one call in an answer.")
@@ -348,11 +244,9 @@ class ChatRequest(SamplingRequest, ChatSettings):
     function_call: Any = neutral("send tool_choice", "none", "auto")
     modalities: Any = neutral("answers are text", ["text"])
     audio: Any = neutral("answers are text")
-    prediction: Any = neutral("drafts come from the server's drafter")
-    reasoning_effort: Any = neutral("there is no switch for reasoning")
-    verbosity: Any = neutral("there is no switch for verbosity")
-    service_tier: Any = neutral("there is one tier", "auto", "default")
-    store: Any = neutral("nothing is stored", False)
+    prediction: Any = ignorable("drafts come from the server's drafter")
+    reasoning_effort: Label | None = optional("A variable of the template, if it reads it.")
+    verbosity: Any = ignorable("there is no switch for verbosity")
     web_search_options: Any = neutral("nothing is searched")
     chat_template: Any = neutral("templates come from the server, never from a request")
     add_special_tokens: Any = neutral("the template writes them", False)
@@ -375,43 +269,46 @@ class TextOptions(Strict):
     """Options of the text of a response."""
 
     format: TextFormat | None = None
-    verbosity: Any = neutral("there is no switch for lengths", "medium")
+    verbosity: Any = ignorable("there is no switch for verbosity", "medium")
+
+
+class ReasoningOptions(Strict):
+    """Options of the reasoning before a response."""
+
+    effort: Label | None = optional("A variable of the template, if it reads it.")
+    summary: Any = ignorable("there are no summaries")
+    generate_summary: Any = ignorable("there are no summaries")
 
 
 class ResponsesRequest(SamplingRequest, ChatSettings):
     """Body of `POST /v1/responses`."""
 
     input: Annotated[
-        Annotated[str, Tag("text")] | Annotated[Messages, Tag("messages")],
-        Discriminator(lambda value: "text" if isinstance(value, str) else "messages"),
+        Annotated[str, Tag("string")] | Annotated[Items, Tag("items")],
+        Discriminator(lambda value: "string" if isinstance(value, str) else "items"),
     ]
     instructions: str | None = optional("A system message before the input.")
     max_output_tokens: NumNewTokens | None = None
     stream_options: Any = neutral("chunks are not padded", {}, {"include_obfuscation": False})
-    safety_identifier: Ignored = None
-    prompt_cache_key: Ignored = None
-    metadata: Labels | None = optional("Labels; they change nothing.")
     n: Any = neutral("a response has one text", 1)
     certificate: Any = neutral("a response carries no record", False)
     trace: Any = neutral("a response carries no trees", False)
     return_token_ids: Any = neutral("a response carries no token ids", False)
     prompt_logprobs: Any = neutral("a response carries no scores")
     top_logprobs: Any = neutral("a response carries no scores", 0)
-    include: Any = neutral("nothing is added", [])
+    include: Any = ignorable("nothing is added", [])
     background: Any = neutral("answers are not kept", False)
-    store: Any = neutral("answers are not kept", False)
     previous_response_id: Any = neutral("answers are not kept; send the conversation")
     conversation: Any = neutral("conversations are not kept; send the messages")
     prompt: Any = neutral("there are no stored prompts")
     text: TextOptions | None = None
     response_format: Any = neutral("the form of a response is its `text.format`")
-    reasoning: Any = neutral("there is no switch for reasoning", {})
-    service_tier: Any = neutral("there is one tier", "auto", "default")
-    truncation: Any = neutral("conversations are not cut", "disabled")
-    tools: Any = neutral("tools are not called", [])
-    tool_choice: Any = neutral("tools are not called", "none", "auto")
-    parallel_tool_calls: Any = neutral("tools are not called", True, False)
-    max_tool_calls: Any = neutral("tools are not called")
+    reasoning: ReasoningOptions | None = None
+    truncation: Any = ignorable("conversations are not cut", "disabled")
+    tools: ResponseTools | None = optional("Functions that may be called.")
+    tool_choice: FunctionChoice | None = optional("Absent means auto.")
+    parallel_tool_calls: bool | None = optional("false allows one call in a response.")
+    max_tool_calls: NumTokens | None = optional("Of built-in tools, of which there are none.")
 
     @property
     def as_chat(self) -> ChatRequest:
@@ -419,7 +316,7 @@ class ResponsesRequest(SamplingRequest, ChatSettings):
         turns = (
             [Message(role="user", content=self.input)]
             if isinstance(self.input, str)
-            else self.input
+            else conversation(self.input)
         )
         if self.instructions is not None:
             turns = [Message(role="system", content=self.instructions), *turns]
@@ -428,6 +325,12 @@ class ResponsesRequest(SamplingRequest, ChatSettings):
         fields["max_completion_tokens"] = self.max_output_tokens
         if self.text is not None and self.text.format is not None:
             fields["response_format"] = self.text.format.of_chat
+        if self.reasoning is not None:
+            fields["reasoning_effort"] = self.reasoning.effort
+        if self.tools is not None:
+            fields["tools"] = [tool.of_chat for tool in self.tools]
+        if isinstance(self.tool_choice, NamedFunction):
+            fields["tool_choice"] = self.tool_choice.of_chat
         return ChatRequest.model_construct(messages=turns, **fields)
 
 
@@ -452,7 +355,7 @@ class DetokenizeRequest(Strict):
 FIELD_NAMES: Final = frozenset(
     name
     for model in (
-        *(CompletionRequest, ChatRequest, ResponsesRequest, TokenizeRequest, StreamOptions),
+        *(CompletionRequest, ChatRequest, ResponsesRequest, TokenizeRequest, FunctionCallItem),
         *Strict.__subclasses__(),
     )
     for name in model.model_fields

@@ -155,7 +155,7 @@ async def _events(answers: Answers, outputs: Outputs, writer: RequestWorker) -> 
             num_generated += len(output.token_ids)
             last[index] = output
             usage = answers.usage(num_generated) if wanted.continuous_usage_stats else None
-            write = partial(_chunk, answers, index, output, usage, is_first=index not in begun)
+            write = partial(_chunks, answers, index, output, usage, is_first=index not in begun)
             begun.add(index)
             is_large = request.choices[index].logprobs is not None or request.body.trace
             if chunk := await writer.do(write) if is_large else write():
@@ -167,11 +167,12 @@ async def _events(answers: Answers, outputs: Outputs, writer: RequestWorker) -> 
     yield DONE
 
 
-def _chunk(
+def _chunks(
     answers: Answers, index: int, output: Output, usage: dict[str, Any] | None, *, is_first: bool
 ) -> str:
-    chunk = answers.chunk(index, output, is_first=is_first)
-    return "" if chunk is None else _event(chunk | ({} if usage is None else {"usage": usage}))
+    more = {} if usage is None else {"usage": usage}
+    chunks = answers.chunks(index, output, is_first=is_first)
+    return "".join(_event(chunk | more) for chunk in chunks)
 
 
 def _event(chunk: dict[str, Any]) -> str:

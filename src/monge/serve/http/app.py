@@ -28,7 +28,7 @@ from monge.serve.api.schemas import (
     ResponsesRequest,
     TokenizeRequest,
 )
-from monge.serve.http.middleware import REQUEST_ID, BoundedBodies, Gate
+from monge.serve.http.middleware import IGNORED, REQUEST_ID, BoundedBodies, Gate
 from monge.serve.http.service import Service
 from monge.serve.observe.metrics import ServerMetrics
 from monge.serve.scheduling.scheduler import Scheduler
@@ -173,7 +173,7 @@ def create_app(
             allow_origins=options.allowed_origins,
             allow_methods=("GET", "POST"),
             allow_headers=("*",),
-            expose_headers=(REQUEST_ID, "retry-after"),
+            expose_headers=(REQUEST_ID, IGNORED, "retry-after"),
         )
     return app
 

@@ -3,7 +3,9 @@
 import asyncio
 import errno
 import logging
+import re
 import resource
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,8 @@ _LOG: Final = logging.getLogger(__name__)
 _MOST: Final = 4096
 _FREE_CHUNKS: Final = 256
 _BYTES_PER_CHUNK: Final = 256
+_LENGTHS: Final = frozenset({b"content-length", b"transfer-encoding"})
+_LONGEST_FAULT: Final = 200
 _NO_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
@@ -63,8 +67,9 @@ def limits_of_process() -> ConnectionLimits:
 
 
 class _Parser(h11.Connection):
-    """Refuses bodies in tiny chunks.
+    """Refuses requests with two lengths, and bodies in tiny chunks.
 
+    A proxy may believe the other length, and take the rest of the body for another request.
     Parsing a chunk costs the event loop as much as copying kilobytes, whatever its size.
     """
 
@@ -74,16 +79,20 @@ class _Parser(h11.Connection):
         """Return the next part of a request.
 
         Raises:
-            RemoteProtocolError: If it is not HTTP, or its chunks are too small.
+            RemoteProtocolError: If it is not HTTP, has two lengths, or its chunks are too small.
         """
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._num_chunks = self._num_bytes = 0
+            if _LENGTHS.issubset(name for name, _ in event.headers):
+                raise h11.RemoteProtocolError("Content-Length beside Transfer-Encoding")
         elif isinstance(event, h11.Data):
             self._num_chunks += event.chunk_start
             self._num_bytes += len(event.data)
             if self._num_chunks > _FREE_CHUNKS + self._num_bytes // _BYTES_PER_CHUNK:
-                raise h11.RemoteProtocolError("tiny chunks")
+                raise h11.RemoteProtocolError(
+                    "too many small chunks; send a content-length, or chunks of at least a kilobyte"
+                )
         return event
 
 
@@ -149,14 +158,12 @@ class Connection(H11Protocol):
             min(silent or waiting or [self], key=lambda one: one._since).drop()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP, or not in reasonable chunks; what else comes is not parsed."""
+        """Refuse a request for the error that is being handled; what else comes is not parsed."""
         if self.conn.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:  # it has an answer
             self.drop()
             return
-        text = (
-            "this is not HTTP/1.1, or its body has too many small chunks; send a content-length, "
-            "or chunks of at least a kilobyte"
-        )
+        fault = re.sub(r"bytearray\(b(.*)\)", r"\1", str(sys.exception()))
+        text = f"malformed HTTP: {fault[:_LONGEST_FAULT]}"
         answer = ApiError(400, text, code="invalid_http", headers=CLOSE).response()
         head = h11.Response(status_code=400, headers=answer.raw_headers, reason=b"Bad Request")
         events = (head, h11.Data(data=bytes(answer.body)), h11.EndOfMessage())
@@ -164,8 +171,10 @@ class Connection(H11Protocol):
         if self.cycle is not None:
             self.cycle.disconnected = self.cycle.response_complete = True
             self.cycle.message_event.set()
-        # The client closes when it has read this: if the server did, what it sends meanwhile would
-        # reset the connection, and the answer would be lost.
+        # Only this direction is closed: if both were, what the client sends meanwhile would reset
+        # the connection, and the answer would be lost.
+        if self.transport.can_write_eof():  # not with TLS
+            self.transport.write_eof()
         self._is_refused = True
         self._time_headers(is_on=True)
 

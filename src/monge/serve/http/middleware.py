@@ -26,6 +26,8 @@ _FREE_BYTES: Final = 1 << 16
 CLOSE: Final = {"connection": "close"}
 """Closes the connection, so that the rest of a body is not read."""
 REQUEST_ID: Final = "x-request-id"
+IGNORED: Final = "x-monge-ignored"
+"""Header of an answer with the fields of the request that changed nothing."""
 _ID: Final = re.compile(r"[\w.:+/=@-]{1,128}", re.ASCII)
 _LONGEST_PATH: Final = 100
 _LOG: Final = logging.getLogger(REQUESTS)
@@ -35,7 +37,8 @@ class Gate:
     """Refuses requests without a valid key, in constant time, or sent to a name that is not served.
 
     It names, counts and logs the others, too. The application finds `request_id` and the name of
-    the `key` in `scope["state"]`, and writes into its `figures`, which the log shows.
+    the `key` in `scope["state"]`, and writes into its `figures`, which the log shows, and into its
+    `ignored`, the names of fields that a header shows.
 
     A web page can point its own name to the address of this machine after it is loaded (DNS
     rebinding). Its scripts can then reach a server on loopback, but they cannot hide the name.
@@ -71,6 +74,7 @@ class Gate:
         sent = _header(scope, b"x-request-id").decode("latin-1")
         state["request_id"] = name = sent if _ID.fullmatch(sent) else secrets.token_hex(16)
         state["key"], state["figures"] = self._key_of(scope), dict[str, Any]()
+        state["ignored"] = set[str]()
 
         def count(code: str | None) -> None:
             path = path_of(scope)
@@ -82,8 +86,10 @@ class Gate:
             if message["type"] == "http.response.start":
                 status = int(message["status"])
                 count(state.get("error_code"))
-                header = REQUEST_ID.encode(), name.encode()
-                message = {**message, "headers": [*message.get("headers", ()), header]}
+                headers = [*message.get("headers", ()), (REQUEST_ID.encode(), name.encode())]
+                if fields := ", ".join(sorted(state["ignored"])):
+                    headers.append((IGNORED.encode(), fields.encode()))
+                message = {**message, "headers": headers}
             await send(message)
 
         try:

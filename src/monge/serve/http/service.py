@@ -173,14 +173,16 @@ class Service:
         finally:
             outputs.cancel()
 
-    async def _read(self, request: Request, parse: Callable[[bytes], Result]) -> Result:
+    async def _read(self, request: Request, parse: Callable[..., Result]) -> Result:
         """Parse the body of a request, which is not held any longer than that, and compile its grammar."""
         check_headers(request.headers)
         try:
             content = request.scope["state"].pop("body")
+            ignored = None if self._options.strict else request.state.ignored
+            work = partial(parse, content, ignored=ignored)
             while True:  # a grammar may be evicted before it is asked for
                 try:
-                    return await self._in_time(request, self._worker.do(partial(parse, content)))
+                    return await self._in_time(request, self._worker.do(work))
                 except UntriedGrammar as untried:
                     compiled = self._trials.compile(untried.grammar, _client(request))
                     with fields_named(untried.param, grammar=untried.param):

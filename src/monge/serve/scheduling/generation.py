@@ -88,6 +88,7 @@ class Summary:
     Args:
         num_generated_tokens: Tokens generated.
         num_cached_tokens: Prompt tokens that the prefix cache had.
+        num_written_tokens: Prompt tokens that it keeps since this generation.
         speculation: Figures of speculation.
         queue_s: From submission to the first prefill chunk.
         prefill_s: From there to the end of the prefill, including rounds of other requests.
@@ -99,6 +100,7 @@ class Summary:
 
     num_generated_tokens: int
     num_cached_tokens: int = 0
+    num_written_tokens: int = 0
     speculation: Speculation = Speculation()
     queue_s: float = 0.0
     prefill_s: float = 0.0
@@ -259,6 +261,7 @@ class Generation:
         summary = Summary(
             num_generated_tokens=self.num_sent,
             num_cached_tokens=self.session.num_cached,
+            num_written_tokens=self.session.num_written,
             speculation=self.speculation,
             queue_s=(self.admitted_at or now) - self.submitted_at,
             prefill_s=self.prefill_s,

@@ -328,7 +328,8 @@ class Scheduler:
             raise ContextLengthError(
                 f"prompt of {len(request.prompt_ids)} tokens + "
                 f"max_new_tokens={request.max_new_tokens} = {total} exceeds "
-                f"the {self._kv_budget_tokens} tokens of all caches together; "
+                f"the context length of {self._kv_budget_tokens} tokens, those of all caches "
+                "together; "
                 "shorten the prompt or ask for fewer tokens"
             )
         return session
@@ -423,8 +424,9 @@ class Scheduler:
             entry.admitted_at = time.perf_counter()
             if self._prefixes is not None:
                 # The beginning of its own prompt goes last.
+                request = entry.session.request
                 self._prefixes.length(
-                    self._decoder.components.target, entry.session.request.prompt_ids
+                    self._decoder.components.target, request.prompt_ids, request.cache_salt
                 )
                 self._prefixes.trim()
             try:
