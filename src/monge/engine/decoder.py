@@ -304,7 +304,8 @@ class Decoder:
         if grammar is not None and (ignore_eos or min_tokens):
             name = "ignore_eos" if ignore_eos else "min_tokens"
             raise OptionError(f"{name}: a grammar says where the text ends; leave one of them out")
-        start = None if grammar is None else self.grammars.compile(grammar_of(grammar))
+        rules_of_text = grammar_of(grammar)
+        start = None if rules_of_text is None else self.grammars.compile(rules_of_text)
         end_ids = (frozenset() if ignore_eos else self.eos_ids) | frozenset(stop_ids)
         encoded = [ids for prompt in _as_list(prompts) for ids in [self.encode(prompt)] * n]
         check_seed(0, row)  # before rows are counted on from it
