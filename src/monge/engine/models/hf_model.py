@@ -52,7 +52,8 @@ class HfModel(ABC):
         self.max_length = context_length(config)
         self._rope = changing_rope(model)
         self.draft_length = None if self._rope is None else max(0, self._rope.limit - _ENDING)
-        self._is_long, self._long = False, set[int]()
+        self._is_long = self._has_warned = False
+        self._long = set[int]()
         self._texts, self._blocks = dict[int, list[int]](), dict[int, list[NodeBlock]]()
         self._device = model.device
         self._cache_keyword, self._chooses_logits = cache_keyword(model), chooses_logits(model)
@@ -137,7 +138,9 @@ class HfModel(ABC):
     def _at_length(self, sequence: int, length: int) -> Iterator[None]:
         rope = self._rope
         assert rope is not None, "there is a change"
-        warnings.warn(f"{rope.reason}: these are decoded without drafts", stacklevel=5)
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(f"{rope.reason}: these are decoded without drafts", stacklevel=5)
         is_first = rope.rereads and self.length(sequence) > 0 and sequence not in self._long
         again = (sequence, self._texts[sequence]) if is_first else None
         self._is_long = True
