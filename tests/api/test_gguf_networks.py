@@ -1,6 +1,7 @@
 """The network of a GGUF file is the one that its header and its tensors describe, or the file is refused by name."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from tests.engine.compiling import require
 
 gguf = pytest.importorskip("gguf")
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": len(WORDS),
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -37,15 +38,20 @@ CLASSES = {
     "stablelm": "StableLm",
     "starcoder2": "Starcoder2",
 }
-YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}
+YARN: dict[str, Any] = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}
 YARN |= {"original_max_position_embeddings": 64}
 YARN_KEYS = {"type": "yarn", "factor": 4.0, "original_context_length": 64}
-LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 32.0, "low_freq_factor": 1.0}
+LLAMA3: dict[str, Any] = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+}
 LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 SHORT, LONG = [1.0, 1.5, 2.0, 4.0], [2.0, 3.0, 5.0, 9.0]
 
 
-def network(architecture: str, **settings: object):
+def network(architecture: str, **settings: Any) -> Any:
     """A tiny network of random weights."""
     name = CLASSES[architecture]
     kind = getattr(transformers, name + ("TextConfig" if name == "Gemma3" else "Config"))
@@ -118,7 +124,7 @@ def write(path, model, architecture, *, keys=None, tensors=None, without=(), gen
     return path
 
 
-def scaling(**keys: object) -> dict[str, object]:
+def scaling(**keys: object) -> dict[str, Any]:
     return {f"rope.scaling.{name}": value for name, value in keys.items()}
 
 
@@ -209,7 +215,9 @@ def check_law(path, model, *, packs=True):
 )
 def test_a_rotary_embedding_is_that_of_the_file(cache, tmp_path, architecture, rope, keys, tensors):
     require("compiled")
-    settings = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0} | rope}
+    settings: dict[str, Any] = {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0} | rope
+    }
     if architecture == "phi3":
         settings["original_max_position_embeddings"] = 64
     if architecture == "qwen3":
@@ -261,6 +269,15 @@ def test_factors_of_any_kind_and_scaling_meet(cache, tmp_path):
     check_law(path, model, packs=False)
 
 
+def test_phi3_scales_as_other_networks_do(cache, tmp_path):
+    """The host's own Phi-3 knows no YaRN, so its frequencies are compared with those of a Llama."""
+    expected = network("llama", rope_parameters=dict(YARN)).model.rotary_emb
+    path = write(tmp_path / "yarn.gguf", network("phi3"), "phi3", keys=scaling(**YARN_KEYS))
+    rotary = load_network(path).model.rotary_emb
+    torch.testing.assert_close(rotary.inv_freq, expected.inv_freq)
+    assert rotary.attention_scaling == pytest.approx(expected.attention_scaling)
+
+
 @pytest.mark.parametrize(
     ("keys", "named"),
     [
@@ -295,7 +312,7 @@ def test_keys_that_nobody_honours_are_refused_by_name(cache, tmp_path, keys, nam
     path = write(tmp_path / "strange.gguf", network("llama"), "llama", keys=keys)
     for backend in ("eager", None):
         with pytest.raises(ModelLoadError, match=named):
-            monge.load(path, drafter="none", **({} if backend is None else {"backend": backend}))
+            monge.load(path, drafter="none", backend=backend)
     assert not list((cache / "gguf").glob("strange*"))
 
 
@@ -338,7 +355,7 @@ def test_tensors_and_kinds_are_refused_by_name(cache, tmp_path, more, named):
     path = write(tmp_path / "strange.gguf", network("llama"), "llama", **more)
     for backend in ("eager", None):
         with pytest.raises(ModelLoadError, match=named):
-            monge.load(path, drafter="none", **({} if backend is None else {"backend": backend}))
+            monge.load(path, drafter="none", backend=backend)
     assert not list((cache / "gguf").glob("strange*"))
 
 

@@ -1,5 +1,7 @@
 """Rotary embeddings that change with the length of the text: the text is the host's, before the change and beyond it."""
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -16,7 +18,11 @@ from tests.engine.tiny import COMMON, VOCAB, perturbed
 pytestmark = pytest.mark.filterwarnings("ignore:the rotary embedding of")
 
 LIMIT = 24
-LONG = {"rope_type": "longrope", "rope_theta": 100.0, "original_max_position_embeddings": LIMIT}
+LONG: dict[str, Any] = {
+    "rope_type": "longrope",
+    "rope_theta": 100.0,
+    "original_max_position_embeddings": LIMIT,
+}
 LONG |= {"short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 4.0, 8.0], "factor": 4.0}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 4.0}
 NETWORKS = {
@@ -26,7 +32,7 @@ NETWORKS = {
 }
 
 
-def network(name: str):
+def network(name: str) -> Any:
     kind, rope, settings = NETWORKS[name]
     sizes = COMMON | {"max_position_embeddings": 4 * LIMIT, "rope_parameters": dict(rope)}
     torch.manual_seed(1)
@@ -55,12 +61,12 @@ def written(decoder: Decoder, prompts: list[list[int]], count: int) -> list[list
 @pytest.mark.parametrize("drafter", ["ngram(min_ngram=1)", "model"])
 def test_texts_are_those_of_the_host(name, kind, drafter):
     net = network(name)
-    draft, tree = None, {}
+    draft: Any = None
+    options: dict[str, Any] = {"drafter": drafter, "controller": "fixed"}
     if drafter == "model":
-        draft, tree = HfTreeModel(perturbed(net)), {"tree": "chain(4)"}
-    decoder = Decoder(
-        make_components(kind(net), draft, drafter=drafter, controller="fixed", **tree)
-    )
+        draft = HfTreeModel(perturbed(net))
+        options["tree"] = "chain(4)"
+    decoder = Decoder(make_components(kind(net), draft, **options))
     for length, count in (
         (8, 30),
         (LIMIT - 3, 9),

@@ -87,9 +87,9 @@ class Header:
                 if not name.startswith("tokenizer.") or len(field.data) == 1
             }
         except (ValueError, KeyError, IndexError, OverflowError, MemoryError) as error:
-            reason = "its header ends early, or is damaged"
-            if "version" in str(error) or "promises" in str(error):
-                reason = str(error)
+            # What `gguf` says of damage is about its arrays.
+            is_clear = isinstance(error, _HeaderError) or "version" in str(error)
+            reason = str(error) if is_clear else "its header ends early, or is damaged"
             raise self._refused(f"{reason}; it may be truncated, so fetch it again") from error
         self._architecture = str(self.fields.get("general.architecture"))
         start = f"{self._architecture}."
@@ -145,7 +145,9 @@ class Header:
         """
         known, is_hybrid = self._computed(network), self._architecture in _HYBRIDS
         for key, value in self.keys.items():
-            if self._mapped.get(key) or key in _SETTLED:
+            # The host takes the width of rotary embeddings for that of heads.
+            is_mapped = self._mapped.get(key) and key != "rope.dimension_count"
+            if is_mapped or key in _SETTLED:
                 continue
             if is_hybrid and key.startswith(_OF_HYBRIDS):
                 continue
@@ -268,6 +270,10 @@ class Header:
         )
 
 
+class _HeaderError(ValueError):
+    """What is wrong with a header, in words."""
+
+
 def _set(config: Any, name: str, value: object) -> None:
     if getattr(config, name) != value:  # some are computed, and cannot be set
         setattr(config, name, value)
@@ -286,10 +292,12 @@ def _reader(path: Path) -> Any:
         def _build_tensors(self, start_offs: int, fields: Any) -> None:
             for field in fields:
                 *_, dims, kind, offset = field.parts
+                if int(kind[0]) not in set(GGMLQuantizationType):
+                    raise _HeaderError(f"{field.name} has numbers of the unknown type {kind[0]}")
                 block, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind[0])]
                 end = start_offs + int(offset[0]) + math.prod(map(int, dims)) * size // block
                 if end > len(self.data):
-                    raise ValueError(
+                    raise _HeaderError(
                         f"its header promises {end} bytes or more, and it has {len(self.data)}"
                     )
             super()._build_tensors(start_offs, fields)

@@ -73,7 +73,7 @@ class RopeReader:
         if kind == "yarn":
             usual = usual or (0.1 * math.log(factor) + 1 if factor > 1 else 1.0)
             rope |= {"rope_type": "yarn", "factor": factor, "attention_factor": scale * usual}
-            rope["original_max_position_embeddings"] = original
+            self._set_original(original)
             rope |= {
                 name: keys[key]
                 for name in ("beta_fast", "beta_slow")
@@ -116,10 +116,13 @@ class RopeReader:
             del rope[name]
         rope |= {"rope_type": "longrope", "attention_factor": scale}
         rope |= {"short_factor": list(short), "long_factor": list(long)}
-        rope["original_max_position_embeddings"] = original
         rope["factor"] = max(1.0, config.max_position_embeddings / original)
-        if hasattr(config, "original_max_position_embeddings"):
-            config.original_max_position_embeddings = original
+        self._set_original(original)
+
+    def _set_original(self, length: int) -> None:
+        self._rope["original_max_position_embeddings"] = length
+        if hasattr(self._config, "original_max_position_embeddings"):  # which goes before the other
+            self._config.original_max_position_embeddings = length
 
 
 def computed_rope(network: torch.nn.Module, config: Any) -> dict[str, Any]:
@@ -129,7 +132,7 @@ def computed_rope(network: torch.nn.Module, config: Any) -> dict[str, Any]:
         2 * buffer.shape[-1]
         for name, buffer in network.named_buffers()
         if name.endswith("inv_freq")
-    }
+    } or range(1 << 20)  # any, where positions are learned
     bases = {part["rope_theta"] for part in rope.values() if isinstance(part, Mapping)}
     return {
         **dict.fromkeys(("rope.dimension_count", "rope.dimension_count_swa"), sizes),

@@ -244,12 +244,12 @@ def _write(path: Path, folder: Path, *, packs: bool) -> None:
         config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
         header.describe(config)
         network: Any = empty_network(config)
+        header.check(network)
+        names = header.tensors(network)
     except ModelLoadError:
         raise
     except Exception as error:
         raise _unreadable(path, error) from error
-    header.check(network)
-    names = header.tensors(network)
     if packs:
         _write_packed(header, network, names, folder)
     else:
