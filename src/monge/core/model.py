@@ -126,6 +126,15 @@ def dtype_of(model: SequenceModel) -> torch.dtype | None:
     return getattr(model, "dtype", None)
 
 
+def draft_length(model: SequenceModel) -> int | None:
+    """Longest text in which read tokens can be taken back, if bounded.
+
+    A model that reads longer texts, but only token by token, tells the bound as its `draft_length`.
+    """
+    bound: int | None = getattr(model, "draft_length", None)
+    return model.max_length if bound is None else bound
+
+
 @runtime_checkable
 class WatchedStates(Protocol):
     """Hidden states of committed tokens that one head asked for; forgotten with this object."""

@@ -17,7 +17,7 @@ from monge.api import built_in, default_draft, load
 from monge.backends.registry import Backend, Eager
 from monge.core.errors import OptionError, OutOfStepError
 from monge.core.extras import require
-from monge.core.model import NodeBlock, SequenceModel, dtype_of
+from monge.core.model import NodeBlock, SequenceModel, draft_length, dtype_of
 from monge.engine.decoder import Decoder
 from monge.loading.networks import is_sharded, load_network, load_tokenizer
 
@@ -44,7 +44,7 @@ class RankZeroModel:
         self._model, self._num_ranks, self._send = model, num_ranks, send
         self._failure: str | None = None
         self.vocab_size, self.max_length = model.vocab_size, model.max_length
-        self.dtype = dtype_of(model)
+        self.dtype, self.draft_length = dtype_of(model), draft_length(model)
         self.no_tree_reason, self.no_draft_reason = model.no_tree_reason, model.no_draft_reason
 
     def __repr__(self) -> str:

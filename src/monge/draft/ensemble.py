@@ -11,7 +11,7 @@ from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError, UnsupportedModelError
 from monge.core.law import Law
-from monge.core.model import SequenceModel
+from monge.core.model import SequenceModel, draft_length
 from monge.core.proposal import Independent, Proposal
 from monge.core.sampling_rules import SamplingRules, laws_from_logits
 from monge.core.tree import GrowingTree
@@ -88,7 +88,8 @@ class EnsembleDrafter(PieceReader[States]):
 
     @property
     def capabilities(self) -> Capabilities:
-        lengths = [model.max_length for model in self.models if model.max_length is not None]
+        bounds = map(draft_length, self.models)
+        lengths = [bound for bound in bounds if bound is not None]
         return Capabilities(
             proposes=frozenset[type[Proposal]]({Independent}),
             max_width=len(self.models),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
-from monge.core.model import NodeBlock, SequenceModel
+from monge.core.model import NodeBlock, SequenceModel, draft_length
 from monge.core.sampling_rules import SamplingRules
 from monge.core.tree import root_only
 from monge.core.verdict import Verdict
@@ -65,7 +65,7 @@ class ModelDrafter(PieceReader[ReadPaths]):
 
     @property
     def capabilities(self) -> Capabilities:
-        return tree_capabilities(self.tree.limits, max_length=self.model.max_length)
+        return tree_capabilities(self.tree.limits, max_length=draft_length(self.model))
 
     def open(self, contexts: Sequence[Context]) -> Sequence[ReadPaths]:
         open_texts(self.model, contexts)

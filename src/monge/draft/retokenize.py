@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
-from monge.core.model import ForeignModel, SequenceModel
+from monge.core.model import ForeignModel, SequenceModel, draft_length
 from monge.core.proposal import Deterministic
 from monge.core.tree import fixed_chain
 from monge.draft.base import Capabilities, Draft, Drafter
@@ -57,7 +57,7 @@ class RetokenizeDrafter(Drafter[None]):
             max_depth=self.num_draft_tokens,
             needs_trees=False,
             max_nodes=self.num_draft_tokens,
-            max_length=self.model.max_length,
+            max_length=draft_length(self.model),
         )
 
     def open(self, contexts: Sequence[Context]) -> Sequence[None]:

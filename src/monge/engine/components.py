@@ -1,7 +1,7 @@
 """The components that a round is made of."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from monge.core.errors import (
     VocabularyMismatchError,
     unknown_name,
 )
-from monge.core.model import PreparedModel, SequenceModel, dtype_of
+from monge.core.model import PreparedModel, SequenceModel, draft_length, dtype_of
 from monge.core.proposal import Deterministic
 from monge.core.sampling_rules import Recorder, SamplingRules
 from monge.core.selection import CounterfactualDraft
@@ -109,8 +109,12 @@ class Components:
 
     @cached_property
     def capabilities(self) -> Capabilities:
-        """Capabilities of the drafter, which may take long to tell."""
-        return self.drafter.capabilities
+        """Capabilities of the drafter for this target, which may take long to tell."""
+        can = self.drafter.capabilities
+        bounds = [
+            bound for bound in (can.max_length, draft_length(self.target)) if bound is not None
+        ]
+        return replace(can, max_length=min(bounds, default=None))
 
     @property
     def verifier(self) -> Verifier:

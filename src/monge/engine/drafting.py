@@ -18,6 +18,7 @@ from torch import Tensor
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import num_drawn
 from monge.core.errors import DrafterError
+from monge.core.model import draft_length
 from monge.core.tree import fixed_chain, root_only
 from monge.core.verdict import Verdict, VerifiedTree
 from monge.draft.base import Draft, PieceReader
@@ -199,7 +200,7 @@ def _forced(session: Session, components: Components) -> Draft[Any] | None:
     """Return a draft of the tokens that the grammar forces next, if any: a function of the text alone."""
     if session.grammar is None or not (session.drafts and components.takes_forced):
         return None
-    plan = session.limit(_FORCED_PLAN)
+    plan = session.limit(_FORCED_PLAN, draft_length(components.target))
     tokens = session.grammar.forced(min(plan.depth(16), plan.nodes(16)))
     tree = fixed_chain(session.context.token_ids[-1], tokens, session.draws)
     return Draft(tree, session.drafter_state, drafter=FORCED) if tokens else None

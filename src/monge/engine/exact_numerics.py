@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from monge.core.errors import UnsupportedModelError
-from monge.core.model import NodeBlock, SequenceModel
+from monge.core.model import NodeBlock, SequenceModel, draft_length
 
 _PROMPTS: Final = (5, 440, 450)  # tokens of the trial's texts
 _WIDTHS: Final = ((4, 8, 2), (1, 3, 5), (6, 1, 4), (2, 2, 2))  # tokens of each text, by forward
@@ -25,7 +25,7 @@ def check_exact_numerics(model: SequenceModel) -> None:
     """
     if model.no_draft_reason is not None:
         return  # every forward reads one token of a text
-    longest = min(model.max_length or 1 << 20, max(_PROMPTS) + sum(map(max, _WIDTHS)))
+    longest = min(draft_length(model) or 1 << 20, max(_PROMPTS) + sum(map(max, _WIDTHS)))
     texts = [
         [(31 * place * place + 7 * place + row) % model.vocab_size for place in range(longest)]
         for row in range(len(_PROMPTS))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from monge.control.base import PromptReader
 from monge.core.context import Context
-from monge.core.model import NodeBlock, SequenceModel
+from monge.core.model import NodeBlock, SequenceModel, draft_length
 from monge.core.prefix_cache import PrefixCache
 from monge.core.prompt import PromptProfile
 from monge.draft.base import piece_reader
@@ -159,6 +159,8 @@ class Prefill:
             has_scores = session.request.prompt_logprobs is not None
             if self._prefixes is None or session.is_open or has_scores:
                 continue
+            if is_read_whole(self._components.target, text):
+                continue
             # The root of the first tree is read in its round.
             text = text[: len(text) - 1 - prompt.ending]
             salt, target = session.request.cache_salt, self._components.target
@@ -171,7 +173,8 @@ class Prefill:
 
     def _sizes(self, most: int | None, is_awaited: bool) -> list[int]:
         sizes = [0 if one.first in self._prompts else one.num_left for one in self._prompts]
-        if most is None or self._components.target.no_draft_reason is not None:
+        texts = (prompt.session.request.prompt_ids for prompt in self._prompts)
+        if most is None or any(is_read_whole(self._components.target, text) for text in texts):
             return sizes
         if is_awaited and self._piece_s is not None:
             most = self._bearable(most, self._piece_s)
@@ -253,6 +256,12 @@ def open_sessions(sessions: Sequence[Session], components: Components) -> None:
     prefill.read(None)
 
 
+def is_read_whole(target: SequenceModel, text: Sequence[int]) -> bool:
+    """Return whether a target needs to know all of a prompt when it reads its first token."""
+    bound = draft_length(target)
+    return target.no_draft_reason is not None or (bound is not None and len(text) > bound)
+
+
 def equal_shares(sizes: Sequence[int], total: int) -> list[int]:
     """Share out a total: each gets its size, or as much as every other that needs more."""
     shares = [0] * len(sizes)
@@ -288,7 +297,7 @@ def score(
     """
     text, number = session.request.prompt_ids, session.context.request_id
     wanted, end = session.request.prompt_logprobs, first + size
-    step = size if target.no_draft_reason is not None else _SCORED
+    step = size if is_read_whole(target, text) else _SCORED
     while True:
         count = min(step, end - first)
         logits = target.extend({number: NodeBlock.chain(text[first : first + count])})[number]
@@ -306,7 +315,7 @@ def ending_size(target: SequenceModel, prompt: PromptProfile) -> int:
 
     0 if these are known, or cannot be.
     """
-    if prompt.surprisal is not None or target.no_draft_reason is not None:
+    if prompt.surprisal is not None or is_read_whole(target, prompt.token_ids):
         return 0
     return min(_LAST, len(prompt.token_ids) - 1)
 

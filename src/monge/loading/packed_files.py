@@ -58,7 +58,9 @@ def empty_network(config: Any, attention: str | None = None) -> PreTrainedModel:
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32, **options).eval()
 
 
-def write_panels(reader: Any, network: PreTrainedModel, folder: Path) -> None:
+def write_panels(
+    reader: Any, network: PreTrainedModel, names: Mapping[str, str] | None, folder: Path
+) -> None:
     """Write the tensors of a GGUF file for `read_packed`.
 
     Matrices are written in panels of their own types; norms, biases and others in float32.
@@ -66,6 +68,7 @@ def write_panels(reader: Any, network: PreTrainedModel, folder: Path) -> None:
     Args:
         reader: A `gguf.GGUFReader` of the file.
         network: The network of `empty_network`.
+        names: Names of its tensors by those of the file's, if they are known.
         folder: Where the tensors are written.
 
     Raises:
@@ -73,7 +76,7 @@ def write_panels(reader: Any, network: PreTrainedModel, folder: Path) -> None:
             the file as they are in the network.
         OSError: If there is no room.
     """
-    source = _Source(reader, network)
+    source = _Source(reader, network, names)
     with (folder / PANELS_FILE).open("wb") as file:
         _write_tensors(file, source.tensors(), len(source.places))
 
@@ -112,32 +115,26 @@ def read_packed(folder: Path, attention: str | None = None) -> PreTrainedModel:
 class _Source:
     """The tensors of a GGUF file by the names of a network."""
 
-    def __init__(self, reader: Any, network: PreTrainedModel) -> None:
+    def __init__(
+        self, reader: Any, network: PreTrainedModel, names: Mapping[str, str] | None
+    ) -> None:
         self._reader, self._network = reader, network
         architecture = str(reader.fields["general.architecture"].contents())
         kind = host.TENSOR_PROCESSORS.get(architecture, host.TensorProcessor)
-        if kind not in _PROCESSORS:
+        if kind not in _PROCESSORS or names is None:
             raise CannotPackError(
                 f"architecture {architecture!r} needs more than rows in another order"
             )
         self._processor: Any = kind(config=network.config.to_dict())
-        try:
-            names = host.get_gguf_hf_weights_map(network, self._processor)
-        except NotImplementedError as error:
-            raise CannotPackError(str(error)) from error
         self.places: dict[str, Any] = {
             names[tensor.name]: tensor for tensor in reader.tensors if tensor.name in names
         }
         self._check()
 
     def _check(self) -> None:
-        tied = self._network.all_tied_weights_keys
         for name, expected in self._network.state_dict().items():
-            tensor = self.places.get(name)
-            if tensor is None:
-                if name in tied:
-                    continue
-                raise CannotPackError(f"the file has no {name}")
+            if (tensor := self.places.get(name)) is None:
+                continue  # tied
             kind, shape = tensor.tensor_type.name, tuple(map(int, reversed(tensor.shape)))
             if shape != tuple(expected.shape):
                 raise CannotPackError(

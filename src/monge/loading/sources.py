@@ -3,7 +3,6 @@
 import hashlib
 import json
 import shutil
-import struct
 import tempfile
 import time
 import warnings
@@ -22,10 +21,11 @@ from monge.core.errors import ModelLoadError, MongeError, OptionError
 from monge.core.extras import require
 from monge.engine.chat_format import TemplateFormat
 from monge.engine.notices import notify, waiting
+from monge.loading.gguf_header import Header
 
 PANELS_FILE: Final = "panels.safetensors"
 """The tensors of a GGUF file in their own types, in the folder of a converted file."""
-_FORMAT: Final = 2  # raised whenever what is written from a GGUF file changes
+_FORMAT: Final = 3  # raised whenever what is written from a GGUF file changes
 _SAMPLES: Final = 64  # blocks of a file that its digest reads, spread over it
 _BLOCK: Final = 1 << 16
 _PACKED_FORMAT: Final = 2  # the same for panels
@@ -234,8 +234,10 @@ def _digest(path: Path) -> str:
 
 
 def _write(path: Path, folder: Path, *, packs: bool) -> None:
-    reader, fields = _header(path)
-    num_weights = sum(int(tensor.n_elements) for tensor in reader.tensors)
+    from monge.loading.packed_files import empty_network
+
+    header = Header(path)
+    num_weights = sum(int(tensor.n_elements) for tensor in header.reader.tensors)
     needed = _MOST_PACKED * path.stat().st_size if packs else 4 * num_weights
     free = shutil.disk_usage(folder).free
     if needed > free:
@@ -243,16 +245,26 @@ def _write(path: Path, folder: Path, *, packs: bool) -> None:
             f"{path.name}: its weights take up to {needed / 1e9:.1f} GB, and {folder.parent} has "
             f"{free / 1e9:.1f} GB; make room, or set MONGE_CACHE to another folder"
         )
+    try:
+        config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+        header.describe(config)
+        network: Any = empty_network(config)
+        header.check(network)
+        names = header.tensors(network)
+    except ModelLoadError:
+        raise
+    except Exception as error:
+        raise _unreadable(path, error) from error
     if packs:
-        _write_packed(path, reader, fields, folder)
+        _write_packed(header, network, names, folder)
     else:
-        network = _dequantised(path)
+        network = _dequantised(header, config)
         for weights in network.parameters():
             narrow = (weights.to(dtype) for dtype in _NARROW)
             weights.data = next(
                 (one for one in narrow if torch.equal(one.to(weights.dtype), weights)), weights
             ).data
-        _set_ends(network, fields)
+        _set_ends(network, header.fields)
         network.save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     # That of the computation, not of the first tensor.
@@ -260,57 +272,45 @@ def _write(path: Path, folder: Path, *, packs: bool) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-        if fields.get(_ADD_BOS, fields.get(_TOKENIZER) == "llama"):
+        if header.fields.get(_ADD_BOS, header.fields.get(_TOKENIZER) == "llama"):
             _start_chats_with_bos(tokenizer)
         tokenizer.save_pretrained(folder)
     except Exception as error:  # noqa: BLE001 (whatever a rebuilt tokenizer raises; the weights are good all the same)
         (folder / _NO_TOKENIZER).write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
 
 
-def _write_packed(path: Path, reader: Any, fields: dict[str, Any], folder: Path) -> None:
-    from monge.loading.packed_files import CannotPackError, empty_network, write_panels
+def _write_packed(
+    header: Header, network: PreTrainedModel, names: dict[str, str] | None, folder: Path
+) -> None:
+    from monge.loading.packed_files import CannotPackError, write_panels
 
     try:
-        network = empty_network(AutoConfig.from_pretrained(path.parent, gguf_file=path.name))
-    except Exception as error:
-        raise _unreadable(path, error) from error
-    try:
-        write_panels(reader, network, folder)
+        write_panels(header.reader, network, names, folder)
     except (CannotPackError, MemoryError, OSError):
         raise
     except Exception as error:  # another version of the host may read files in another way
         raise CannotPackError(f"{type(error).__name__}: {error}") from error
-    _set_ends(network, fields)
+    _set_ends(network, header.fields)
     network.config.architectures = [type(network).__name__]
     network.config.save_pretrained(folder)
     if network.generation_config is not None:
         network.generation_config.save_pretrained(folder)
 
 
-def _header(path: Path) -> tuple[Any, dict[str, Any]]:
-    """Return a reader of the file, and the fields about the beginning and the end of texts."""
-    from gguf import GGUFReader
-
+def _dequantised(header: Header, config: Any) -> PreTrainedModel:
+    path = header.path
     try:
-        reader = GGUFReader(path)
-        names = (*_END_OF_TURN, _ADD_BOS, _TOKENIZER)
-        return reader, {
-            name: reader.fields[name].contents() for name in names if name in reader.fields
-        }
-    except (ValueError, KeyError, IndexError, OverflowError, MemoryError, struct.error) as error:
-        raise ModelLoadError(
-            f"{str(path)!r} cannot be read: {type(error).__name__}: {error}; it may be truncated, "
-            "so fetch it again"
-        ) from error
-
-
-def _dequantised(path: Path) -> PreTrainedModel:
-    try:
-        network: Any = AutoModelForCausalLM.from_pretrained(
-            path.parent, gguf_file=path.name, dtype=torch.float32
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path.parent,
+            gguf_file=path.name,
+            config=config,
+            dtype=torch.float32,
+            output_loading_info=True,
         )
     except Exception as error:
         raise _unreadable(path, error) from error
+    network, info = loaded
+    header.refuse(network, info["unexpected_keys"], info["missing_keys"])
     # It holds plain weights by now, and says otherwise.
     network.hf_quantizer = None
     if hasattr(network.config, "quantization_config"):

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from monge.core.errors import ContextLengthError, VocabularyMismatchError
-from monge.core.model import NodeBlock, SequenceModel, dtype_of
+from monge.core.model import NodeBlock, SequenceModel, draft_length, dtype_of
 
 Spelling = bytes | str
 """The bytes of an ordinary token; the name of a special one, such as an end of text."""
@@ -28,7 +28,7 @@ class _DraftModel:
 
     def __init__(self, model: SequenceModel, vocab_size: int) -> None:
         self._model, self.vocab_size, self.dtype = model, vocab_size, dtype_of(model)
-        self.max_length = model.max_length
+        self.max_length = draft_length(model)
         self.no_tree_reason, self.no_draft_reason = model.no_tree_reason, model.no_draft_reason
 
     @property

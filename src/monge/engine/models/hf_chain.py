@@ -1,6 +1,7 @@
 """A `transformers` network that reads chains only: positions from token order, or recurrent state."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Final, TypeGuard
@@ -124,13 +125,15 @@ class HfChainModel(HfModel):
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
         if self.source is not None:
             self.source.check()
-        for sequence in prefixes:
-            # Without a config every layer keeps all it read: one that keeps only its window could
-            # not take tokens back.
-            self._rows[sequence] = _Row(DynamicCache() if self._crops else own_cache(self.network))
+        self._rows |= {sequence: self._new_row() for sequence in prefixes}
         self.append(prefixes)
 
-    def append(self, pieces: Mapping[int, Sequence[int]]) -> None:
+    def _new_row(self) -> _Row:
+        # Without a config every layer keeps all it read: one that keeps only its window could not
+        # take tokens back.
+        return _Row(DynamicCache() if self._crops else own_cache(self.network))
+
+    def _append(self, pieces: Mapping[int, Sequence[int]]) -> None:
         for sequence, tokens in pieces.items():
             # Some recurrent layers start from nothing whenever they read several tokens: they read
             # the prompt whole.
@@ -140,7 +143,7 @@ class HfChainModel(HfModel):
                 self._read(self._rows[sequence], part, keep_logits=False)
                 self.commit({sequence: range(len(part))})
 
-    def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
+    def _extend(self, blocks: Mapping[int, NodeBlock]) -> dict[int, Tensor]:
         logits: dict[int, Tensor] = {}
         for sequence, block in blocks.items():
             row = self._rows[sequence]
@@ -153,6 +156,7 @@ class HfChainModel(HfModel):
         return logits
 
     def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
+        super().commit(paths)
         for sequence, path in paths.items():
             row = self._rows[sequence]
             accepted, dropped = row.drafted[: len(path)], len(row.drafted) - len(path)
@@ -181,6 +185,14 @@ class HfChainModel(HfModel):
 
     def close(self, sequence: int) -> None:
         del self._rows[sequence]
+        super().close(sequence)
+
+    @contextmanager
+    def _plainly(self, text: tuple[int, Sequence[int]] | None) -> Iterator[None]:
+        if text is not None:
+            self._rows[text[0]] = self._new_row()
+            self._append(dict([text]))
+        yield
 
     def _no_chain_reason(self) -> str | None:
         """Return why several tokens behind the cache cannot be read at once, or `None`."""
@@ -219,6 +231,7 @@ class HfChainModel(HfModel):
             return torch.cat(logits)
         finally:
             self._rows.pop(_TRIAL, None)
+            super().close(_TRIAL)
             self._forward_s = 0.0
 
     def _read(self, row: _Row, token_ids: Sequence[int], *, keep_logits: bool) -> Tensor:

@@ -1,7 +1,8 @@
 """A `transformers` network as a model that reads trees."""
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -167,8 +168,9 @@ class HfTreeModel(HfModel):
         return self._cache.bytes_per_token + num_states * self.dtype.itemsize
 
     def is_complete(self, sequence: int) -> bool:
-        cache = self._cache
-        return cache.holds(sequence) and self._states.is_complete(sequence, self.length(sequence))
+        if sequence in self._long or not self._cache.holds(sequence):
+            return False  # keys of a long text are those of its length
+        return self._states.is_complete(sequence, self.length(sequence))
 
     def save(self, sequence: int, start: int, stop: int) -> KeyValues:
         states = self._states.save(sequence, start, stop)
@@ -181,11 +183,11 @@ class HfTreeModel(HfModel):
         self._cache.load(sequence, [one[:-1] for one in kept])
         self._states.load(sequence, torch.cat([one[-1] for one in kept]))
 
-    def append(self, pieces: Mapping[int, Sequence[int]]) -> None:
-        if self._prefixes is not None:
+    def _append(self, pieces: Mapping[int, Sequence[int]]) -> None:
+        if self._prefixes is not None and not self._is_long:
             unread = self._prefixes.unread
             pieces = {one: unread(self, one, tokens) for one, tokens in pieces.items()}
-        for start in range(0, max(map(len, pieces.values())), _PREFILL):
+        for start in range(0, max(map(len, pieces.values()), default=0), _PREFILL):
             parts = {
                 sequence: tuple(tokens[start : start + _PREFILL])
                 for sequence, tokens in pieces.items()
@@ -200,7 +202,7 @@ class HfTreeModel(HfModel):
                 )
                 self.commit({sequence: range(len(parts[sequence])) for sequence in group})
 
-    def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
+    def _extend(self, blocks: Mapping[int, NodeBlock]) -> dict[int, Tensor]:
         cache = self._cache
         program = self._program if self._reads_chains and cache.is_settled else None
         if len(blocks) == 1 and program is not None:
@@ -246,6 +248,7 @@ class HfTreeModel(HfModel):
             return DrawnTrees(requests, drawn, draft_ids)
 
     def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
+        super().commit(paths)
         for sequence, path in paths.items():
             row = self._cache.row(sequence)
             # A path that is the first nodes in reading order lies where it belongs.
@@ -266,6 +269,7 @@ class HfTreeModel(HfModel):
         if not self._cache.num_open and not (self._program and self._program.widths):
             self._cache.give_back()
         self._states.close(sequence)
+        super().close(sequence)
 
     def watch(self, layers: Sequence[int], *, only_last: bool = False) -> HiddenStateLog:
         if self._cache.num_open:
@@ -330,6 +334,22 @@ class HfTreeModel(HfModel):
     def check_integrity(self) -> None:
         """Raise `AssertionError` if the bookkeeping contradicts itself."""
         self._cache.check_integrity()
+
+    @contextmanager
+    def _plainly(self, text: tuple[int, Sequence[int]] | None) -> Iterator[None]:
+        program, self._program = self._program, None
+        try:
+            if text is not None:
+                # What a head needs of these tokens, it has.
+                states, self._states = self._states, HiddenStates(self.num_layers)
+                try:
+                    self._cache.row(text[0]).length = 0
+                    self._append(dict([text]))
+                finally:
+                    self._states = states
+            yield
+        finally:
+            self._program = program
 
     def _made(self, module: torch.nn.Module, like: Sequence[Tensor]) -> Forward | None:
         """The program of a module, or `None` if there is none, with a warning if it failed."""

@@ -186,15 +186,12 @@ def check_causal(network: PreTrainedModel) -> None:
 def context_length(config: Any) -> int | None:
     """Return the longest sequence that the network's positions allow, if bounded.
 
-    Rotary embeddings that change with the length of the text (dynamic, longrope) are bounded where
-    the change begins: beyond it an unverified node would change the embedding of committed ones.
+    Rotary embeddings of type `dynamic` stretch the positions by their factor.
     """
     rope = getattr(config, "rope_parameters", None) or {}
-    original = rope.get("original_max_position_embeddings")
-    if rope.get("rope_type") in {"dynamic", "longrope"} and original:
-        return int(original)
+    factor = rope["factor"] if rope.get("rope_type") == "dynamic" else 1
     lengths = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions"))
-    return next((int(length) for length in lengths if length is not None), None)
+    return next((int(factor * length) for length in lengths if length is not None), None)
 
 
 def layer_windows(config: Any) -> dict[str, int | None]:
