@@ -134,8 +134,7 @@ def vague_names() -> Iterator[str]:
     """Yield the variables that are named for having been found, or for nothing."""
     for name, module in modules().items():
         for node in ast.walk(module):
-            is_stored = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-            if is_stored and node.id in _VAGUE:
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in _VAGUE:
                 yield f"{name}:{node.lineno} {node.id}"
 
 
