@@ -13,8 +13,7 @@ from typing import Final
 
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
-from monge.core.excess import Excess
-from monge.core.law import Law, LawSequence, SparseLaw
+from monge.core.law import Law, LawSequence, SparseLaw, residual
 from monge.core.proposal import Deterministic, Iid, Proposal, WithoutReplacement
 from monge.core.tree import GrowingTree, TokenTree
 from monge.core.verdict import Verdict
@@ -36,7 +35,7 @@ class EpsilonInRatio(OfIid):
         for x in candidates:
             if draws.bernoulli(min(1.0, p.prob(x) / (q.prob(x) + self.epsilon))):
                 return x
-            p = Excess(1.0, p, q).law
+            p = residual(p, q)
         return draws.categorical(p)
 
 
@@ -49,7 +48,7 @@ class TargetAfterRejection(OfIid):
         for x in candidates:
             if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x))):
                 return x
-            p = Excess(1.0, p, q).law
+            p = residual(p, q)
         return draws.categorical(target)
 
 
@@ -61,7 +60,7 @@ class FirstRatioForAll(OfIid):
         for x in candidates:
             if draws.bernoulli(min(1.0, target.prob(x) / draft.prob(x))):
                 return x
-        return draws.categorical(Excess(1.0, target, draft).law)
+        return draws.categorical(residual(target, draft))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +110,12 @@ class SharedCoin(OfIid):
         first = min(1.0, p.prob(candidates[0]) / q.prob(candidates[0]))
         if draws.bernoulli(first):
             return candidates[0]
-        p = Excess(1.0, p, q).law
+        p = residual(p, q)
         for x in candidates[1:]:
             # The uniform is known to exceed `first`, and the same one is compared again.
             if min(1.0, p.prob(x) / q.prob(x)) > first:
                 return x
-            p = Excess(1.0, p, q).law
+            p = residual(p, q)
         return draws.categorical(p)
 
 
@@ -151,7 +150,7 @@ class TokenLevelResidual(Verifier):
         if verdict.next_kind == "bonus" or not isinstance(proposal, Iid):
             return verdict
         return replace(
-            verdict, next_token=draws.categorical(Excess(1.0, target_laws[node], proposal.law).law)
+            verdict, next_token=draws.categorical(residual(target_laws[node], proposal.law))
         )
 
 

@@ -15,8 +15,7 @@ import torch
 from jaxtyping import Float64
 
 from monge.core.draws import Draws
-from monge.core.excess import Excess
-from monge.core.law import Law, SparseLaw, tempered
+from monge.core.law import Law, SparseLaw, residual, tempered
 from monge.core.proposal import Deterministic, HubPairs, Iid, Proposal, WithoutReplacement
 from monge.transport.canonical import PairSelection, truncated_program
 from monge.verify.base import NodeRule
@@ -225,7 +224,7 @@ class CoinInResidual(OfIid):
         return (
             x
             if draws.bernoulli(accept)
-            else draws.categorical(between(Excess(1.0, p, q).law, accept, 1.0))
+            else draws.categorical(between(residual(p, q), accept, 1.0))
         )
 
 
@@ -238,7 +237,7 @@ class DraftNoiseInRecovery(OfIid):
         if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x))):
             return x
         below = float(masses_of(q)[:x].sum())
-        return draws.categorical(between(Excess(1.0, p, q).law, below, below + q.prob(x)))
+        return draws.categorical(between(residual(p, q), below, below + q.prob(x)))
 
 
 def law_of_rest(rest: Float64[np.ndarray, " vocab"], p: Law) -> Law:

@@ -294,6 +294,16 @@ def tempered(law: Law, temperature: float | int) -> SparseLaw:
     return SparseLaw(part.token_ids[kept], masses[kept])
 
 
+def residual(p: Law, q: Law) -> Law:
+    """Normalised `(p - q)_+`, the law of the correction token (Leviathan et al., arXiv 2211.17192).
+
+    Where p equals q nothing is ever rejected, so the residual is never drawn from; rounding alone
+    can bring a caller here, and p itself is then returned.
+    """
+    excess = p.excess_over(q)
+    return p if excess is None else excess
+
+
 def total_variation(p: Law, q: Law) -> float:
     """Half the L1 distance: the smallest rejection probability of one draft."""
     left, right = p.sparse(), q.sparse()
