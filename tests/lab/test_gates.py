@@ -1,11 +1,13 @@
 """Recorded figures are measured again and compared, and a figure that is too low fails."""
 
+import ast
 import json
 
 import pytest
 
 from lab.command import app_of
 from lab.gates import __main__ as gates
+from lab.gates import house
 
 ARMS = [{"world": "w", "controller": "c", "ratio": 1.2, "speed": {"mean": 2.0}}]
 
@@ -65,3 +67,41 @@ def test_the_recorded_gates_can_be_read():
         for figure in gate["figures"]:
             assert figure["recorded"] >= 0
             assert figure.keys() & set(gates.BOUNDS)
+
+
+def test_a_count_may_fall_but_not_grow(run, tmp_path):
+    result = run({"ratio": 1.1}, goal=1.0)
+    assert result.exit_code == 1
+    path = tmp_path / "baselines.json"
+    assert json.loads(path.read_text())["one"]["figures"][0]["recorded"] == 1.1
+    assert run({"ratio": 3}, goal=1.0).exit_code == 0
+    assert json.loads(path.read_text())["one"]["figures"][0]["recorded"] == 1
+
+
+HOUSE = {
+    "a.py": "from monge import b\nclass A:\n    def __getattr__(self, name): ...\n",
+    "b.py": "def f():\n    from monge.a import A\n    one = 1\nclass A: ...\n",
+    "verify/c.py": "class C:\n    programs = 1\n    def emit(self):\n" + "        f()\n" * 6,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "places"),
+    [
+        ("circles of imports", ["a.py <-> b.py"]),
+        ("classes with __getattr__", ["a.py:2 A"]),
+        ("class names that occur twice", ["A"]),
+        ("vague variables", ["b.py:3 one"]),
+        ("rules with two sources", ["verify/c.py:1 C.emit"]),
+    ],
+)
+def test_what_the_house_counts(monkeypatch, name, places):
+    sources = {path: ast.parse(text) for path, text in HOUSE.items()}
+    monkeypatch.setattr(house, "modules", lambda: sources)
+    assert list(house.LISTS[name]()) == places
+
+
+def test_files_of_a_round_are_those_that_it_enters():
+    entered = list(house.files_of_a_round())
+    assert "engine/loop.py" in entered
+    assert "cli/app.py" not in entered

@@ -15,8 +15,8 @@ from monge.transport.linear_program import solve_tree
 from monge.transport.random_tree import RandomTree
 from monge.verify.base import Verifier, Walk
 from monge.verify.block import Block
+from monge.verify.functional.masked import share
 from monge.verify.single_draft import SingleDraft
-from monge.verify.whole_tree import share
 from tests.kit.strategies import weight_lists
 from tests.transport.reference_forms import block_acceptance
 from tests.verify.acceptance import EXACT

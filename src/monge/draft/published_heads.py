@@ -14,15 +14,16 @@ from monge.draft.growth import check_top_k, tree_capabilities
 from monge.draft.head_run import HeadRun, Pairs, RunDrafter, TargetEnds, check_shows_states
 from monge.draft.medusa import StepRun
 from monge.draft.tree.base import TreeBuilder
-from monge.heads.readers.base import ChainHead, PublishedHead, StepHead
+from monge.heads.readers.base import ChainHead, PublishedHead
 from monge.heads.readers.block import DFlashHead
 from monge.heads.readers.eagle3 import cached_steps
+from monge.heads.readers.medusa import MedusaHead
 from monge.heads.readers.registry import load_head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadDrafter(DelegatingDrafter[tuple[Pairs, ...]]):
-    """Draft with a head that was published for the target: Medusa, Hydra, EAGLE, DFlash or a prediction module.
+    """Draft with a head that was published for the target: Medusa, EAGLE, DFlash or a prediction module.
 
     The format is recognised from the folder; see `monge.heads.readers`. The head reads the hidden
     states of the committed text, which the target's own passes leave behind, and the tokens after
@@ -91,8 +92,8 @@ class HeadDrafter(DelegatingDrafter[tuple[Pairs, ...]]):
 
 def run_of(head: PublishedHead, ends: TargetEnds, host: ModuleHost | None = None) -> HeadRun[Any]:
     """Return the run of a head of this kind, with programs in the backend of a `host`."""
-    if isinstance(head, StepHead):
-        return StepRun(head, ends)
+    if isinstance(head, MedusaHead):
+        return StepRun(head)
     if isinstance(head, ChainHead):
         steps = None if host is None else cached_steps(head)
         if host is None or steps is None:

@@ -8,9 +8,14 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
 from typing import Final, TypeVar
 
+import torch
+from jaxtyping import Bool, Float64, Int64
+from torch import Tensor
+
 from monge.core.draws import Draws
 from monge.core.errors import MongeError
-from monge.core.law import Law
+from monge.core.law import Law, trusted_law
+from monge.verify.functional.masked import RowLaws
 
 Outcome = TypeVar("Outcome", bound=Hashable)
 
@@ -80,6 +85,29 @@ class ExactDraws:
         self.weights.append(weight)
         self.arity.append(len(options))
         return index
+
+
+class ExactRows:
+    """`ExactDraws` of a batch of one request, for rules that run on a device: `monge.verify.functional`."""
+
+    def __init__(self, draws: Draws) -> None:
+        self._draws, self.used = draws, torch.zeros(1, dtype=torch.int64)
+
+    def needed(self, mask: object) -> bool:
+        return True
+
+    def bernoulli(
+        self, prob: Float64[Tensor, " batch"], where: Bool[Tensor, " batch"]
+    ) -> Bool[Tensor, " batch"]:
+        self.used = self.used + where
+        is_asked = bool(where)
+        return torch.tensor([is_asked and self._draws.bernoulli(min(1.0, float(prob)))])
+
+    def categorical(self, law: RowLaws, where: Bool[Tensor, " batch"]) -> Int64[Tensor, " batch"]:
+        self.used = self.used + where
+        is_asked = bool(where)
+        (row,) = law.probs
+        return torch.tensor([self._draws.categorical(trusted_law(row)) if is_asked else -1])
 
 
 def exact_law(

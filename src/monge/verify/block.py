@@ -1,16 +1,22 @@
 """Block verification: decides the accepted prefix of a chain from its end."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from monge.core.draws import Draws
+from monge.core.excess import Excess
 from monge.core.law import Law, LawSequence
 from monge.core.proposal import Deterministic, Iid, Proposal
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 from monge.verify.base import Verifier
-from monge.verify.problem import ScoredTree
+from monge.verify.functional.masked import HostDraws, share
+from monge.verify.functional.rejection import whole_chain
+from monge.verify.problem import ScoredTree, verdict_at
 from monge.verify.programs import Programs, on_chain, walk
-from monge.verify.whole_tree import Excess, decided_part, drawn_from, excess, share, walk_on
+from monge.verify.whole_tree import decided_part, offered, walk_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,40 +53,42 @@ class Block(Verifier):
     programs = Programs(by_kind={Iid: on_chain, Deterministic: walk}, max_width=1)
 
     def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
-        scored = ScoredTree(tree=tree, target_laws=target_laws, draws=draws)
-        return walk_on(scored, _decided(decided_part(self, tree, target_laws), target_laws, draws))
+        chain = _Chain(decided_part(self, tree, target_laws), target_laws)
+        accepted, token = whole_chain(chain, HostDraws(draws))
+        verdict = verdict_at(chain.tree, accepted, token)
+        return walk_on(ScoredTree(tree=tree, target_laws=target_laws, draws=draws), verdict)
 
 
-def _decided(tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
-    last = next(node for node, candidates in enumerate(tree.candidates) if not candidates)
-    scales, leftovers = _weigh(tree, target_laws, last)
-    accepted = len(scales) - 1  # a token with a = 0 is not accepted, nor is any after it
-    while accepted > 0:
-        is_end = accepted == last
-        prob = scales[accepted] if is_end else share(leftovers[accepted].mass, scales[accepted])
-        if draws.bernoulli(prob):
-            break
-        accepted -= 1
-    law: Law = target_laws[last] if accepted == last else leftovers[accepted].law
-    return Verdict(
-        path=tuple(range(1, accepted + 1)),
-        next_token=draws.categorical(law),
-        next_kind="bonus" if accepted == last else "correction",
-        examined=(1,) * min(accepted + 1, last),
-    )
+class _Chain:
+    """The chain of one request; see `functional.rejection.Chain`. Its nodes are numbered from the root down."""
 
+    whole, is_open = 1.0, np.True_
 
-def _weigh(
-    tree: TokenTree, target_laws: LawSequence, last: int
-) -> tuple[list[float], list[Excess]]:
-    """Every a_i from the root to the last positive one, and the excess there (the end of the chain has none)."""
-    scales, leftovers = [1.0], list[Excess]()
-    for node in range(last):  # nodes of a chain are numbered from the root down
-        p = target_laws[node]
-        ((token, q),) = drawn_from(tree.proposals[node], (tree.token_ids[node + 1],), p.device)
-        leftovers.append(excess(scales[-1], p, q))
-        scale = min(1.0, scales[-1] * p.prob(token) / q.prob(token))
-        if scale == 0.0:
-            break
-        scales.append(scale)
-    return scales, leftovers
+    def __init__(self, tree: TokenTree, target_laws: LawSequence) -> None:
+        self.tree, self._laws = tree, target_laws
+        self.depth = next(node for node, children in enumerate(tree.candidates) if not children)
+
+    def _offer(self, place: int) -> tuple[int, Law]:
+        tokens = (self.tree.token_ids[place + 1],)
+        return next(offered(self.tree.proposals[place], tokens, self._laws[place]))
+
+    def ratio(self, place: int) -> float:
+        x, q = self._offer(place)
+        return self._laws[place].prob(x) / q.prob(x)
+
+    def weighed(self, scales: Sequence[float]) -> Callable[[int], float]:
+        return lambda count: (
+            scales[count]
+            if count == self.depth
+            else share(self._excess(count, scales).mass, scales[count])
+        )
+
+    def has(self, count: int) -> bool:
+        return count <= self.depth
+
+    def left(self, count: int, scales: Sequence[float]) -> Law:
+        is_end = count == self.depth
+        return self._laws[count] if is_end else self._excess(count, scales).law
+
+    def _excess(self, count: int, scales: Sequence[float]) -> Excess:
+        return Excess(scales[count], self._laws[count], self._offer(count)[1])

@@ -22,6 +22,7 @@ from typing import Final
 import torch
 
 from monge.core.draws import Draws
+from monge.core.excess import below
 from monge.core.law import Law, LawSequence, SparseLaw
 from monge.core.proposal import (
     Deterministic,
@@ -40,7 +41,7 @@ from monge.core.verdict import Verdict
 from monge.verify.base import Verifier
 from monge.verify.block import Block
 from monge.verify.canonical import Canonical
-from monge.verify.flow import Emission, Flow, FlowRule, below, total_of
+from monge.verify.flow import Emission, Flow, FlowRule, total_of
 from monge.verify.functional import layer
 from monge.verify.greedy import Greedy
 from monge.verify.k_seq import KSeq

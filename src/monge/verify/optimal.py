@@ -12,16 +12,18 @@ from torch import Tensor
 
 from monge.core.draws import Draws
 from monge.core.errors import unknown_name
-from monge.core.law import Law, residual
+from monge.core.excess import below
+from monge.core.law import Law
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal
 from monge.transport.rearrangement import Rearrangement
 from monge.transport.rearrangement_law import ScoreTable
 from monge.verify.fast.optimal import chances, decide
 from monge.verify.fast.scores import SMALLEST_MASS
-from monge.verify.flow import Flow, FlowRule, below, total_of, walked, with_fixed
+from monge.verify.flow import Flow, FlowRule, total_of, walked, with_fixed
 from monge.verify.functional import optimal
 from monge.verify.problem import NodeProblem
 from monge.verify.programs import Programs, walk
+from monge.verify.rrs import emitted
 
 GIVEN: Final = ("positions", "candidates")
 """Arguments of the decision: positions that are drawn for the draws, or the draws alone."""
@@ -86,10 +88,7 @@ class Optimal(FlowRule):
             return draws.categorical(p)  # no draw to couple with: the target walk is optimal
         drawn = candidates[len(proposal.fixed) :] if isinstance(proposal, Mixed) else candidates
         if len(drawn) == 1:  # the maximal coupling is optimal, with nothing to lay on a line
-            (x,), q = drawn, proposal.law
-            if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x))):
-                return x
-            return draws.categorical(residual(p, q))
+            return emitted(p, Iid(proposal.law), drawn, draws)
         if self.given == "positions":
             return decide(p, proposal.law, drawn, draws)
         node = DraftLine.of_node(p, 1.0, proposal.law, len(drawn))

@@ -3,13 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from monge.core.draws import Draws
 from monge.core.law import Law
-from monge.core.proposal import Deterministic, Iid, Mixed, Proposal
+from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
 from monge.verify.flow import Flow, FlowRule, walked, with_fixed
 from monge.verify.functional import recursive_rejection
+from monge.verify.functional.masked import HostDraws
+from monge.verify.functional.rejection import rejection
 from monge.verify.problem import NodeProblem
 from monge.verify.programs import Programs, walk
 
@@ -47,22 +50,7 @@ class Rrs(FlowRule):
     def emit(
         self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
     ) -> int:
-        p = target_law
-        if not isinstance(proposal, Iid | Mixed):
-            # Each q is a point mass: accepting x with probability P_x, else drawing from P without
-            # x, is one draw from p.
-            return draws.categorical(p)
-        num_fixed = len(proposal.fixed) if isinstance(proposal, Mixed) else 0
-        for index, x in enumerate(candidates):
-            # Q is then the point mass at x: the ratio is P_x, the residual P without x.
-            fixed = index < num_fixed
-            accept = p.prob(x) if fixed else min(1.0, p.prob(x) / proposal.law.prob(x))
-            if draws.bernoulli(accept):
-                return x
-            rest = p.without(x) if fixed else p.excess_over(proposal.law)
-            if rest is not None:  # nothing is left only where x was certain to be accepted
-                p = rest
-        return draws.categorical(p)
+        return emitted(target_law, proposal, candidates, draws)
 
     def flow(self, problem: NodeProblem) -> Flow:
         """As emitted; what is left is the same whichever tokens were rejected, so y has a closed form.
@@ -91,3 +79,29 @@ class Rrs(FlowRule):
             left, undecided = left - taken, float((drawn - taken).sum())
         token_ids, masses = with_fixed(problem, part.token_ids, wanted - left)
         return Flow(accept_probs=probs, token_ids=token_ids, masses=masses)
+
+
+def emitted(
+    target_law: Law,
+    proposal: Proposal,
+    candidates: Sequence[int],
+    draws: Draws,
+    *,
+    replacement: bool = True,
+) -> int:
+    """Emit a token by `rejection`: an accepted candidate, or a draw from what is left of p."""
+    if not isinstance(proposal, Iid | Mixed | WithoutReplacement):
+        # Each q is a point mass: accepting x with probability P_x, else drawing from P without x,
+        # is one draw from p.
+        return draws.categorical(target_law)
+    is_fixed = (True,) * len(proposal.fixed) if isinstance(proposal, Mixed) else ()
+    token, left = rejection(
+        target_law,
+        proposal.law,
+        candidates,
+        is_fixed,
+        HostDraws(draws),
+        is_open=np.True_,
+        replacement=replacement,
+    )
+    return token if token >= 0 else draws.categorical(left)

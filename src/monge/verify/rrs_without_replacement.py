@@ -4,13 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from monge.core.draws import Draws
+from monge.core.excess import Excess
 from monge.core.law import Law
 from monge.core.proposal import Deterministic, Iid, Proposal, WithoutReplacement
 from monge.verify.flow import Emission, Flow, FlowRule, walked
+from monge.verify.functional.masked import share
 from monge.verify.problem import NodeProblem
 from monge.verify.programs import Programs, walk, without_replacement
+from monge.verify.rrs import emitted
 from monge.verify.single_draft import SingleDraft
-from monge.verify.whole_tree import drawn_from, excess, share
+from monge.verify.whole_tree import offered
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +51,8 @@ class RrsWithoutReplacement(FlowRule):
     def emit(
         self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
     ) -> int:
-        p = target_law
-        if not isinstance(proposal, WithoutReplacement | Iid):
-            # Each q is a point mass: accepting x with probability P_x, else drawing from P without
-            # x, is one draw from p.
-            return draws.categorical(p)
-        for x, q in drawn_from(proposal, tuple(candidates), p.device):
-            if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x))):
-                return x
-            rest = p.excess_over(q)
-            if rest is not None:  # nothing is left only where x was certain to be accepted
-                p = rest
-        return draws.categorical(p)
+        distinct = tuple(dict.fromkeys(candidates))
+        return emitted(target_law, proposal, distinct, draws, replacement=False)
 
     def flow(self, problem: NodeProblem) -> Flow | Emission:
         """As emitted; what is left depends on the rejected tokens, so y has a closed form for one candidate only."""
@@ -70,10 +63,10 @@ class RrsWithoutReplacement(FlowRule):
             return SingleDraft().flow(replace(problem, proposal=Iid(proposal.law)))
         p, scale, reach = problem.target_law, problem.scale, 1.0
         probs: dict[int, float] = {}
-        for x, q in drawn_from(proposal, problem.candidates, problem.target_law.device):
+        for x, q in offered(proposal, problem.candidates, p):
             accept = min(1.0, scale * p.prob(x) / q.prob(x))
             probs[x] = reach * accept
             reach *= 1.0 - accept
-            rest = excess(scale, p, q)
+            rest = Excess(scale, p, q)
             scale, p = share(rest.mass, scale), rest.law
         return Emission(accept_probs=probs, leftover=reach * scale, leftover_law=p)

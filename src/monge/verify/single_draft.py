@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from monge.core.draws import Draws
-from monge.core.law import Law, residual
+from monge.core.law import Law
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal
 from monge.verify.flow import Flow, FlowRule, total_of, walked, with_fixed
 from monge.verify.functional import recursive_rejection
 from monge.verify.problem import NodeProblem
 from monge.verify.programs import Programs, walk
+from monge.verify.rrs import emitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +40,9 @@ class SingleDraft(FlowRule):
     def emit(
         self, target_law: Law, proposal: Proposal, candidates: Sequence[int], draws: Draws
     ) -> int:
-        p = target_law
-        if not isinstance(proposal, Iid | Mixed):
-            # q is a point mass: accepting with probability p_x and otherwise drawing from p without
-            # x is a draw from p.
-            return draws.categorical(p)
-        x = candidates[len(proposal.fixed) if isinstance(proposal, Mixed) else 0]
-        q = proposal.law
-        if draws.bernoulli(min(1.0, p.prob(x) / q.prob(x))):
-            return x
-        return draws.categorical(residual(p, q))
+        num_fixed = len(proposal.fixed) if isinstance(proposal, Mixed) else 0
+        drawn = Iid(proposal.law) if isinstance(proposal, Mixed) else proposal
+        return emitted(target_law, drawn, candidates[num_fixed : num_fixed + 1], draws)
 
     def flow(self, problem: NodeProblem) -> Flow:
         """As emitted, the residual's hits included; the other candidates are independent of the first draw.

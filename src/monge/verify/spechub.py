@@ -8,9 +8,10 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from monge.core.draws import Draws
+from monge.core.excess import below
 from monge.core.law import Law, SparseLaw
 from monge.core.proposal import Deterministic, HubPairs, Proposal
-from monge.verify.flow import Flow, FlowRule, below, walked
+from monge.verify.flow import Flow, FlowRule, walked
 from monge.verify.problem import NodeProblem
 
 

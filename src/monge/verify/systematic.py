@@ -8,11 +8,12 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from monge.core.draws import Draws
+from monge.core.excess import below
 from monge.core.law import Law, SparseLaw
 from monge.core.proposal import Deterministic, Proposal
 from monge.core.systematic import Cells, Systematic
 from monge.transport.systematic import Schedule, earliest_deadline_first
-from monge.verify.flow import Flow, FlowRule, below
+from monge.verify.flow import Flow, FlowRule
 from monge.verify.problem import NodeProblem
 
 

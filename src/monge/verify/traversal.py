@@ -1,6 +1,9 @@
 """Traversal verification: a tree is decided from its leaves to its root."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+import numpy as np
 
 from monge.core.draws import Draws
 from monge.core.law import Law, LawSequence
@@ -9,9 +12,11 @@ from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 from monge.verify.base import Verifier
 from monge.verify.functional import traversal
+from monge.verify.functional.masked import HostDraws
+from monge.verify.functional.rejection import leaves_first
 from monge.verify.problem import ScoredTree, verdict_at
 from monge.verify.programs import Programs, walk
-from monge.verify.whole_tree import decided_part, drawn_from, excess, share, walk_on
+from monge.verify.whole_tree import decided_part, offered, walk_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,30 +61,24 @@ class Traversal(Verifier):
 
     def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
         part = decided_part(self, tree, target_laws)
-        found = _visit(part, target_laws, 0, 1.0, draws)
-        assert found is not None, "the root is always accepted"
-        node, law = found
-        verdict = verdict_at(part, node, draws.categorical(law))
-        return walk_on(ScoredTree(tree=tree, target_laws=target_laws, draws=draws), verdict)
+        node, token = leaves_first(_Tree(part, target_laws), HostDraws(draws))
+        scored = ScoredTree(tree=tree, target_laws=target_laws, draws=draws)
+        return walk_on(scored, verdict_at(part, node, token))
 
 
-def _visit(
-    tree: TokenTree, target_laws: LawSequence, node: int, weight: float, draws: Draws
-) -> tuple[int, Law] | None:
-    """Return the accepted node at or below `node` with the law of the token after it, or `None`."""
-    p = target_laws[node]
-    candidates = tuple(tree.token_ids[child] for child in tree.candidates[node])
-    child_of = dict(zip(candidates, tree.candidates[node], strict=True))
-    for token, q in drawn_from(tree.proposals[node], candidates, p.device):
-        child_weight = min(1.0, weight * p.prob(token) / q.prob(token))
-        found = (
-            _visit(tree, target_laws, child_of[token], child_weight, draws)
-            if child_weight > 0.0
-            else None
-        )
-        if found is not None:
-            return found
-        rest = excess(weight, p, q)
-        weight = share(rest.mass, weight)
-        p = rest.law
-    return (node, p) if node == 0 or draws.bernoulli(weight) else None
+class _Tree:
+    """The tree of one request; see `functional.rejection.Candidates`."""
+
+    whole, is_open = 1.0, np.True_
+
+    def __init__(self, tree: TokenTree, target_laws: LawSequence) -> None:
+        self._tree, self._laws = tree, target_laws
+
+    def target(self, node: int) -> Law:
+        return self._laws[node]
+
+    def offers(self, node: int) -> Iterator[tuple[int, tuple[int, Law]]]:
+        children = self._tree.candidates[node]
+        tokens = tuple(self._tree.token_ids[child] for child in children)
+        offers = offered(self._tree.proposals[node], tokens, self._laws[node])
+        return zip(dict.fromkeys(children), offers, strict=True)

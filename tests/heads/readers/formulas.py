@@ -105,12 +105,9 @@ def affine(made: Published, name: str, values: Tensor) -> Tensor:
     return made.tensors[f"{name}.weight"] @ values + made.tensors[f"{name}.bias"]
 
 
-def res_blocks(
-    made: Published, names: list[str], values: Tensor, skip: str | None = None
-) -> Tensor:
+def res_blocks(made: Published, names: list[str], values: Tensor) -> Tensor:
     for name in names:
-        through = values if skip is None else affine(made, skip, values)
-        values, skip = through + silu(affine(made, f"{name}.linear", values)), None
+        values = values + silu(affine(made, f"{name}.linear", values))
     return values
 
 
@@ -123,26 +120,6 @@ def medusa(made: Published, case: Case) -> Law:
     return lambda path: (
         made.tensors[f"{len(path)}.1.weight"] @ res_blocks(made, [f"{len(path)}.0"], last)
     )
-
-
-def hydra(made: Published, case: Case) -> Law:
-    prefix, grounded = made.config["hydra_head_arch"] == "prefix-mlp", made.config["grounded_heads"]
-    states = last_states(case)
-    if prefix:
-        name = "prefix_embeding_layer"
-        layer = Layer(made, f"{name}.layers.0")
-        states = layer.causal([layer.norm("input_layernorm", one) for one in states], states)
-        states = [rms(one, made.tensors[f"{name}.norm.weight"]) for one in states]
-
-    def law(path: Sequence[int]) -> Tensor:
-        head = len(path)
-        known = [case.embed[token] for token in (case.tokens[-1], *path)] if grounded else []
-        blocks = [f"hydra_mlp.{head}.{one}" for one in ((1, 3) if prefix else (0, 1))]
-        skip = f"{blocks[0]}.res_connection" if grounded else None
-        found = res_blocks(made, blocks, torch.cat([states[-1], *known]), skip)
-        return affine(made, f"hydra_lm_head.{head}" + (".1" if prefix else ""), found)
-
-    return law
 
 
 def chain(case: Case, states: list[Tensor], advance: Callable, logits: Callable) -> Law:
@@ -161,15 +138,13 @@ def chain(case: Case, states: list[Tensor], advance: Callable, logits: Callable)
 
 
 def eagle(made: Published, case: Case) -> Law:
-    is_hydra = "hydra_head_arch" in made.config
-    layer = Layer(made, "attn" if is_hydra else "layers.0")
+    layer = Layer(made, "layers.0")
     embed = made.tensors.get("embed_tokens.weight", case.embed)
 
     def advance(states: list[Tensor], tokens: list[int]) -> list[Tensor]:
         pairs = zip(states, tokens, strict=True)
         values = [affine(made, "fc", torch.cat([embed[token], state])) for state, token in pairs]
-        read = [layer.norm("input_layernorm", one) for one in values] if is_hydra else values
-        return layer.causal(read, values)
+        return layer.causal(values, values)
 
     return chain(case, last_states(case), advance, lambda state: case.unembed @ state)
 
@@ -325,8 +300,6 @@ def block(made: Published, case: Case) -> Law:
 
 FORMULAS: dict[str, Callable[[Published, Case], Law]] = {
     "medusa": medusa,
-    "hydra": hydra,
-    "hydra-eagle": eagle,
     "eagle": eagle,
     "eagle3": eagle3,
     "mtp": mtp,

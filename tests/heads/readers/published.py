@@ -90,34 +90,6 @@ def medusa(hidden: int, vocab: int) -> Published:
     return made
 
 
-def hydra(hidden: int, vocab: int, *, arch: str = "mlp", grounded: bool = True) -> Published:
-    config = {"hydra_num_heads": 3, "hydra_num_layers": 2, "hydra_head_arch": arch}
-    made = Published({**config, "grounded_heads": grounded}, file="hydra_lm_head.pt")
-    made.add("input_embed_fn.weight", vocab, hidden)
-    if arch == "eagle-attn":
-        made.config |= {**LLAMA, "hydra_num_heads": 1}
-        made.linear("fc", hidden, 2 * hidden)
-        layer(made, "attn", hidden)
-        made.norm("attn.input_layernorm", hidden)
-        return made
-    prefix = arch == "prefix-mlp"
-    for head in range(3):
-        width = hidden * (head + 2) if grounded else hidden
-        for place, columns in zip((1, 3) if prefix else (0, 1), (width, hidden), strict=True):
-            made.linear(f"hydra_mlp.{head}.{place}.linear", hidden, columns)
-        if grounded:
-            made.linear(f"hydra_mlp.{head}.{1 if prefix else 0}.res_connection", hidden, width)
-        made.linear(f"hydra_lm_head.{head}" + (".1" if prefix else ""), vocab, hidden)
-    if prefix:
-        made.config |= LLAMA
-        name = "prefix_embeding_layer"
-        made.add(f"{name}.embed_tokens.weight", vocab, hidden)
-        layer(made, f"{name}.layers.0", hidden)
-        made.norm(f"{name}.layers.0.input_layernorm", hidden)
-        made.norm(f"{name}.norm", hidden)
-    return made
-
-
 def sizes(hidden: int, vocab: int, **more: Any) -> dict[str, Any]:
     return {**LLAMA, "hidden_size": hidden, "vocab_size": vocab, **more}
 
@@ -294,10 +266,6 @@ def speculators_mtp(hidden: int, vocab: int) -> Published:
 
 KINDS: dict[str, Callable[[int, int], Published]] = {
     "medusa": medusa,
-    "hydra": hydra,
-    "hydra-blind": partial(hydra, grounded=False),
-    "hydra-prefix": partial(hydra, arch="prefix-mlp"),
-    "hydra-eagle": partial(hydra, arch="eagle-attn"),
     "eagle": eagle,
     "eagle3": eagle3,
     "eagle3.1": partial(eagle3, version="3.1", fused=2),

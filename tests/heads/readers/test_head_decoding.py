@@ -61,8 +61,8 @@ def check_lossless(made: Callable[[], Components], temperature: float = 1, **cas
     assert law_error(output_law(made, one), target_law(table(), one)) < LARGEST_ERROR
 
 
-DEEP = ("hydra", "eagle3", "dspark-rnn")
-FAMILIES = ("medusa", "hydra", "eagle", "eagle3", "mtp-deepseek", "dflash", "dflash2", "dspark-rnn")
+DEEP = ("medusa", "eagle3", "dspark-rnn")
+FAMILIES = ("medusa", "eagle", "eagle3", "mtp-deepseek", "dflash", "dflash2", "dspark-rnn")
 """One layout of each; the others are enumerated at one temperature, and at all with the slow tests."""
 CHAINS = [
     pytest.param(kind, heat, marks=pytest.mark.slow if kind not in FAMILIES and heat != 0.7 else ())
@@ -82,7 +82,7 @@ def test_sampled_chains_are_lossless(kind: str, temperature: float, folder: Path
 PAIRINGS = [
     ("eagle3", "best_first(4, 2, 2)", "target_walk", 1),
     ("dflash2", "best_first(4, 2, 2)", "target_walk", 0.7),
-    ("hydra", "best_first(3, 2, 2)", "target_walk", 0),
+    ("medusa", "best_first(3, 2, 2)", "target_walk", 0),
     (
         "medusa",
         "fixed_width((2, 1), children='without_replacement')",
@@ -241,7 +241,7 @@ def test_a_head_reads_all_that_it_missed_at_once(tmp_path: Path, monkeypatch) ->
 
 @pytest.mark.parametrize(
     "kind",
-    ["medusa", "hydra-prefix", "eagle", "eagle3", "mtp-qwen", "dflash2", "speculators-dspark"],
+    ["medusa", "eagle", "eagle3", "mtp-qwen", "dflash2", "speculators-dspark"],
 )
 def test_greedy_text_of_a_network_stays_what_it_is(kind: str, tmp_path: Path) -> None:
     target_network = network("llama")

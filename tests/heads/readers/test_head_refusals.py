@@ -155,8 +155,6 @@ CONTRADICTIONS = [
     ("dflash", {"architectures": ["DominoDraftModel"]}, "Domino's recurrent correction is not rea"),
     ("dflash", {"input_embedding_scale": 2.0}, "input_embedding_scale is set"),
     ("dspark", {"markov_head_type": "second"}, "'second' is not known here; known: vanilla, gated"),
-    ("hydra", {"hydra_head_arch": "cross-attn"}, "'cross-attn' are not read here; read are eagle"),
-    ("hydra", {"grounded_heads": 1}, "grounded_heads must be true or false"),
     (
         "speculators-eagle3",
         {"speculators_model_type": "peagle"},
@@ -229,7 +227,7 @@ def test_shards_are_read_and_missing_ones_named(tmp_path: Path, write: Write) ->
 
 def test_a_folder_is_recognised_where_a_draft_is_given(write: Write) -> None:
     """By its files; a prediction module beside a whole model is a head of that model only."""
-    names = ["speculators", "medusa", "hydra", "eagle3", "dflash", "eagle", "mtp"]
+    names = ["speculators", "medusa", "eagle3", "dflash", "eagle", "mtp"]
     assert [one.name for one in FORMATS] == names
     eagle = write("eagle")
     assert drafter_of(eagle, None) == "head"

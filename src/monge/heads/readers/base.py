@@ -116,34 +116,6 @@ class PublishedHead(nn.Module, ABC):
         )
 
 
-class StepHead(PublishedHead):
-    """Predicts each future token from the target's last state and, in some families, the tokens drafted before it."""
-
-    reads_tokens: bool = False
-    """True if a step reads the tokens before it."""
-    outputs: nn.ModuleList
-    """An output layer for each step."""
-
-    @property
-    def max_depth(self) -> int:
-        return len(self.outputs)
-
-    def read(self, states: Nodes, segments: Sequence[Segment]) -> Nodes:
-        """Transform the states of committed tokens for `step`."""
-        del segments
-        return states
-
-    @abstractmethod
-    def step(self, index: int, values: Nodes) -> Float[Tensor, "nodes vocab"]:
-        """Return the logits of a step.
-
-        Args:
-            index: From 0, the token after the newest committed one.
-            values: The last state, concatenated with the embeddings of the tokens since if the head
-                reads tokens.
-        """
-
-
 class ChainHead(PublishedHead):
     """Predicts the next state from a state and the token after it, and continues from its own prediction."""
 

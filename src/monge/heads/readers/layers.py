@@ -110,36 +110,20 @@ class GatedMlp(nn.Module):
 class ResBlocks(nn.Module):
     """x + silu(linear(x)), block after block.
 
-    If the first block reduces the width, a linear map replaces its x.
-
     Args:
         names: Tensor names of the blocks.
-        hidden: Output width.
-        width: Input width.
-        narrowing: Tensor name of the linear map that replaces x; `None` without one.
+        hidden: Width.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        names: Sequence[str],
-        hidden: int,
-        width: int,
-        *,
-        narrowing: str | None = None,
-    ) -> None:
+    def __init__(self, source: Source, names: Sequence[str], hidden: int) -> None:
         super().__init__()
-        widths = [width] + [hidden] * (len(names) - 1)
         self.linears = nn.ModuleList(
-            Projection(source, f"{name}.linear", hidden, columns)
-            for name, columns in zip(names, widths, strict=True)
+            Projection(source, f"{name}.linear", hidden, hidden) for name in names
         )
-        self.skip = None if narrowing is None else Projection(source, narrowing, hidden, width)
 
     def forward(self, values: Nodes) -> Nodes:
-        for place, linear in enumerate(self.linears):
-            kept = self.skip(values) if place == 0 and self.skip is not None else values
-            values = kept + functional.silu(linear(values))
+        for linear in self.linears:
+            values = values + functional.silu(linear(values))
         return values
 
 

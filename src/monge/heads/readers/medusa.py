@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from monge.core.errors import ModelLoadError
-from monge.heads.readers.base import StepHead
+from monge.heads.readers.base import PublishedHead
 from monge.heads.readers.files import Checkpoint
 from monge.heads.readers.layers import Nodes, Projection, ResBlocks
 from monge.heads.readers.source import Source
@@ -16,7 +16,7 @@ from monge.heads.readers.source import Source
 _KEY: Final = re.compile(r"^(medusa_heads?\.)?(\d+)\.(\d+)\.(linear\.)?(weight|bias)$")
 
 
-class MedusaHead(StepHead):
+class MedusaHead(PublishedHead):
     """Residual blocks and an output layer per future token, all on the target's last state.
 
     With h_t the state after token x_t, head i (from 0) gives the law of x_{t+2+i}: the target
@@ -37,7 +37,7 @@ class MedusaHead(StepHead):
         vocab, hidden = source.shape(f"0.{num_blocks[0]}.weight")
         super().__init__(hidden, vocab)
         self.blocks = nn.ModuleList(
-            ResBlocks(source, [f"{head}.{block}" for block in range(count)], hidden, hidden)
+            ResBlocks(source, [f"{head}.{block}" for block in range(count)], hidden)
             for head, count in enumerate(num_blocks)
         )
         self.outputs = nn.ModuleList(
@@ -45,7 +45,12 @@ class MedusaHead(StepHead):
             for head, count in enumerate(num_blocks)
         )
 
+    @property
+    def max_depth(self) -> int:
+        return len(self.outputs)
+
     def step(self, index: int, values: Nodes) -> Float[Tensor, "nodes vocab"]:
+        """Return the logits of head `index` after these last states."""
         return self.outputs[index](self.blocks[index](values))
 
 

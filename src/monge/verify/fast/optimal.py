@@ -16,9 +16,10 @@ import torch
 from jaxtyping import Float64, Int64
 
 from monge.core.draws import Draws
+from monge.core.excess import below
 from monge.core.law import Law
 from monge.verify.fast.scores import SMALLEST_MASS, STEPS
-from monge.verify.flow import Flow, below
+from monge.verify.flow import Flow
 from monge.verify.problem import NodeProblem
 
 Number = TypeVar("Number", float, np.ndarray)

@@ -1,11 +1,33 @@
-"""Exact match, the target walk, and rules that accept or reject drawn candidates."""
+"""Exact match, the target walk, and rules that accept or reject drawn candidates.
 
-from collections.abc import Sequence
+`rejection`, `whole_chain` and `leaves_first` are the one source of their rules: the objects call
+them for one request on the host, the functions here for a batch on a device.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
+from monge.verify.functional.masked import (
+    AnyLaw,
+    Mask,
+    RowLaws,
+    RuleDraws,
+    Token,
+    Uniforms,
+    Value,
+    at_most,
+    batch_draws,
+    excess,
+    offers,
+    or_point,
+    pick,
+    share,
+    without,
+)
 from monge.verify.functional.tensors import (
     Children,
     DraftLaws,
@@ -14,18 +36,165 @@ from monge.verify.functional.tensors import (
     Walk,
     Ways,
     at_node,
-    check_uniforms,
     checked_fixed,
     children_of,
     draft_at,
     draft_of,
-    excess,
     frozen,
-    mass_of,
-    next_uniform,
-    quantile,
-    without,
 )
+
+
+def rejection(
+    p: AnyLaw,
+    q: AnyLaw,
+    candidates: Sequence[Token],
+    is_fixed: Sequence[Mask],
+    draws: RuleDraws,
+    *,
+    is_open: Mask,
+    replacement: bool = True,
+) -> tuple[Token, AnyLaw]:
+    """Try the candidates of a node one after another, each against what the rejections have left of p.
+
+    Args:
+        p: Target law.
+        q: Draft law of the drawn candidates.
+        candidates: Tokens in drawing order, -1 where a request has no more.
+        is_fixed: Whether each of the first candidates is deterministic; no later one is.
+        draws: Source of randomness.
+        is_open: Requests that ask.
+        replacement: Whether the candidates are independent draws.
+
+    Returns:
+        The accepted token, or -1, and what is left of p.
+    """
+    token = -1
+    for place, x in enumerate(candidates):
+        law = or_point(q, is_fixed[place], x) if place < len(is_fixed) else q
+        is_tried = is_open & (x >= 0)
+        is_hit = draws.bernoulli(p.prob(x) / law.prob(x), is_tried)
+        token, is_open = pick(is_hit, x, token), is_open & ~is_hit
+        is_rejected = is_open & is_tried
+        if not draws.needed(is_rejected):
+            break
+        # Nothing is left only where x was certain to be accepted.
+        p = pick(is_rejected, excess(1.0, p, law), p)
+        if not replacement and place + 1 < len(candidates):
+            q = pick(is_rejected, without(q, x), q)
+    return token, p
+
+
+@runtime_checkable
+class Chain(Protocol):
+    """A chain of drafted tokens, for `whole_chain`: on the host, or of each request of a batch."""
+
+    @property
+    def depth(self) -> int:
+        """Drafted tokens of the longest chain."""
+        ...
+
+    @property
+    def is_open(self) -> Mask:
+        """True for every request."""
+        ...
+
+    @property
+    def whole(self) -> Value:
+        """The number one."""
+        ...
+
+    def ratio(self, place: int) -> Value:
+        """`p(x) / q(x)` of the token after `place` others."""
+        ...
+
+    def weighed(self, scales: Sequence[Value]) -> Callable[[int], Value]:
+        """Return what gives h_i of the first i tokens; only those are asked that a chain has."""
+        ...
+
+    def has(self, count: int) -> Mask:
+        """Whether a chain has so many drafted tokens."""
+        ...
+
+    def left(self, count: Token, scales: Sequence[Value]) -> AnyLaw:
+        """The law of the token after the first `count`: p at the end, else `(a p - q)_+`."""
+        ...
+
+
+def whole_chain(chain: Chain, draws: RuleDraws) -> tuple[Token, Token]:
+    """Decide a whole drafted chain from its end: Block Verification, Algorithm 2; see `monge.verify.block`.
+
+    Returns:
+        The number of accepted tokens, and the token after them.
+    """
+    scales = [chain.whole]
+    for place in range(chain.depth):
+        # A token with a = 0 is not accepted, nor is any after it.
+        is_going = scales[-1] > 0.0
+        if not draws.needed(is_going):
+            break
+        scale = at_most(1.0, scales[-1] * chain.ratio(place))
+        scales.append(pick(is_going, scale, scales[-1]))
+    share_at, is_open = chain.weighed(scales), chain.is_open
+    accepted = pick(is_open, 0, 0)
+    for count in range(len(scales) - 1, 0, -1):
+        is_asked = is_open & chain.has(count) & (scales[count] != 0.0)
+        if draws.needed(is_asked):
+            is_hit = draws.bernoulli(share_at(count), is_asked)
+            accepted, is_open = pick(is_hit, count, accepted), is_open & ~is_hit
+    return accepted, draws.categorical(chain.left(accepted, scales), chain.is_open)
+
+
+@runtime_checkable
+class Candidates(Protocol):
+    """A tree of candidates, for `leaves_first`: on the host, or of each request of a batch."""
+
+    @property
+    def is_open(self) -> Mask:
+        """True for every request."""
+        ...
+
+    @property
+    def whole(self) -> Value:
+        """The number one."""
+        ...
+
+    def target(self, node: int) -> AnyLaw:
+        """P after a node."""
+        ...
+
+    def offers(self, node: int) -> Iterable[tuple[int, tuple[Token, AnyLaw]]]:
+        """Yield the distinct children of a node, each with its token and law; see `masked.offers`."""
+        ...
+
+
+def leaves_first(tree: Candidates, draws: RuleDraws) -> tuple[Token, Token]:
+    """Decide a tree from its leaves to its root: Traversal Verification; see `monge.verify.traversal`.
+
+    Returns:
+        The accepted node, and the token after it.
+    """
+    accepted, law = pick(tree.is_open, -1, -1), tree.target(0)
+
+    def visit(node: int, weight: Value, is_here: Mask) -> None:
+        nonlocal accepted, law
+        p = tree.target(node)
+        for child, (x, q) in tree.offers(node):
+            below = at_most(1.0, weight * p.prob(x) / q.prob(x))
+            is_asked = is_here & (below != 0.0)
+            if draws.needed(is_asked):
+                visit(child, below, is_asked)
+                is_here = is_here & (accepted < 0)
+            if not draws.needed(is_here):
+                return
+            rest = excess(weight, p, q)
+            weight = pick(is_here, share(rest.mass, weight), weight)
+            p = pick(is_here, rest, p)
+        # The root is accepted in the end: its weight is one.
+        is_hit = draws.bernoulli(weight, is_here) if node else is_here
+        accepted, law = pick(is_hit, node, accepted), pick(is_hit, p, law)
+
+    visit(0, tree.whole, tree.is_open)
+    return accepted, draws.categorical(law, tree.is_open)
 
 
 def exact_match(
@@ -52,7 +221,7 @@ def target_walk(
     probs: Float64[Tensor, "batch nodes vocab"],
     token_ids: Int64[Tensor, "batch nodes"],
     children: Children,
-    uniforms: Float64[Tensor, "batch uniforms"],
+    uniforms: Uniforms,
 ) -> Verified:
     """Verify candidates of any origin: draw from p, and go on from the candidate that was drawn.
 
@@ -65,23 +234,21 @@ def target_walk(
         children: Children of each node.
         uniforms: At least the depth of the tree and one more for each request.
     """
-    check_uniforms(uniforms, 1 + sum(map(len, children)))
+    draws = batch_draws(uniforms, 1 + sum(map(len, children)))
     walk = Walk(children, token_ids)
-    token = next_token = quantile(at_node(probs, walk.node), uniforms[:, 0])
-    used = torch.ones_like(walk.node)
-    for level in range(walk.depth):
+    token = next_token = draws.categorical(RowLaws(at_node(probs, walk.node)), walk.is_open)
+    for _ in range(walk.depth):
         walk.follow(token)
-        token = quantile(at_node(probs, walk.node), uniforms[:, level + 1])
+        token = draws.categorical(RowLaws(at_node(probs, walk.node)), walk.is_open)
         next_token = torch.where(walk.is_open, token, next_token)
-        used = used + walk.is_open
-    return walk.verified(next_token, used)
+    return walk.verified(next_token, draws.used)
 
 
 def speculative_sampling(
     probs: Float64[Tensor, "batch nodes vocab"],
     token_ids: Int64[Tensor, "batch nodes"],
     draft: DraftLaws,
-    uniforms: Float64[Tensor, "batch uniforms"],
+    uniforms: Uniforms,
 ) -> Verified:
     """Verify chains whose tokens were each drawn from q: accept x with probability min(1, p_x / q_x).
 
@@ -103,7 +270,7 @@ def recursive_rejection(
     token_ids: Int64[Tensor, "batch nodes"],
     children: Children,
     draft: DraftLaws,
-    uniforms: Float64[Tensor, "batch uniforms"],
+    uniforms: Uniforms,
     *,
     num_fixed: Sequence[int] = (),
     replacement: bool = True,
@@ -125,47 +292,26 @@ def recursive_rejection(
         replacement: Whether siblings are independent draws. Otherwise each was drawn from q without
             the tokens of its elder siblings.
     """
-    check_uniforms(uniforms, 1 + sum(map(len, children)))
-    walk = Walk(children, token_ids)
-    tensors = TreeTensors.of(frozen(children), token_ids.device)
+    draws, walk = batch_draws(uniforms, 1 + sum(map(len, children))), Walk(children, token_ids)
     ways = Ways.of(frozen(children), tuple(num_fixed), token_ids.device)
-    used = torch.zeros_like(walk.node)
-    law = at_node(probs, walk.node)
+    everywhere, law = walk.is_open, RowLaws(at_node(probs, walk.node))
     for _ in range(walk.depth):
-        p, (q, ids) = law, draft_at(draft, walk.node)
-        siblings = tensors.children[walk.node]
-        token = torch.full_like(walk.node, -1)
-        for place in range(siblings.shape[1]):
-            child = siblings[:, place]
-            x = token_ids.gather(1, child.clamp_min(0)[:, None])
-            is_tried = walk.is_open & (child >= 0) & (token < 0)
-            mass = p.gather(1, x).squeeze(1)
-            ratio = mass / mass_of(q, ids, x)
-            rest, total = excess(torch.ones_like(ratio), p, q, ids)
-            if place < ways.fixed.shape[1]:
-                is_fixed = ways.fixed[walk.node, place] >= 0
-                ratio = torch.where(is_fixed, mass, ratio)
-                rest = torch.where(is_fixed[:, None], p.scatter(1, x, 0.0), rest)
-                total = rest.sum(1)
-            is_hit = is_tried & (next_uniform(uniforms, used) < ratio)
-            used = used + is_tried
-            token = torch.where(is_hit, x.squeeze(1), token)
-            # Nothing is left only where x was certain to be accepted.
-            is_left = is_tried & ~is_hit & ~(total == 0.0)
-            p = torch.where(is_left[:, None], rest / total[:, None], p)
-            if not replacement:
-                q = torch.where((is_tried & ~is_hit)[:, None], without(q, ids, x), q)
-        law = torch.where(walk.is_open[:, None], p, law)
+        q, candidates = RowLaws(*draft_at(draft, walk.node)), walk.candidates().unbind(1)
+        is_fixed = (ways.fixed[walk.node] >= 0).unbind(1)
+        token, left = rejection(
+            law, q, candidates, is_fixed, draws, is_open=walk.is_open, replacement=replacement
+        )
+        law = pick(walk.is_open, left, law)
         walk.follow(token)
-        law = torch.where(walk.is_open[:, None], at_node(probs, walk.node), law)
-    return walk.verified(quantile(law, next_uniform(uniforms, used)), used + 1)
+        law = pick(walk.is_open, RowLaws(at_node(probs, walk.node)), law)
+    return walk.verified(draws.categorical(law, everywhere), draws.used)
 
 
 def block(
     probs: Float64[Tensor, "batch nodes vocab"],
     token_ids: Int64[Tensor, "batch nodes"],
     draft: DraftLaws,
-    uniforms: Float64[Tensor, "batch uniforms"],
+    uniforms: Uniforms,
 ) -> Verified:
     """Verify chains whose tokens were each drawn from q, the whole block at once.
 
@@ -179,46 +325,60 @@ def block(
         draft: q of every node.
         uniforms: At least as many as nodes for each request.
     """
-    check_uniforms(uniforms, probs.shape[1])
-    depth, batch = probs.shape[1] - 1, len(probs)
-    is_there = token_ids[:, 1:] >= 0
-    lengths = is_there.sum(1)
-    x = token_ids[:, 1:].clamp_min(0)
-    # All nodes in one call each; only the scales need their elders.
-    p, (q, ids) = probs[:, :depth].flatten(0, 1), _each_node(draft, depth)
-    ratios = p.gather(1, x.reshape(-1, 1)).squeeze(1).view(batch, depth)
-    drawn = mass_of(q, ids, x.reshape(-1, 1)).view(batch, depth)
-    scales = [torch.ones_like(probs[:, 0, 0])]
-    for node in range(depth):
-        ratio = scales[-1] * ratios[:, node] / drawn[:, node]
-        # A token with a = 0 is not accepted, nor is any after it.
-        scales.append(torch.where(scales[-1] > 0.0, ratio.clamp_max(1.0), scales[-1]))
-    scale = torch.stack(scales, 1)
-    masses = excess(scale[:, :depth].flatten(), p, q, ids)[1].view(batch, depth)
-    # From each end of the accepted path, the deepest first. The mass after the last token is not asked.
-    ends, levels = scale[:, 1:].flip(1), torch.arange(depth, 0, -1, device=x.device)
-    below = torch.cat([masses[:, 1:], torch.zeros_like(scale[:, :1])], 1).flip(1)[:, :depth]
-    prob = torch.where(levels == lengths[:, None], ends, _share(below, ends))
-    is_asked = is_there.flip(1) & ~(ends == 0.0)
-    order = is_asked.cumsum(1)
-    # A scale is NaN below a node whose logits are not finite: the request ends there.
-    is_hit = is_asked & ~(uniforms.gather(1, (order - 1).clamp_min(0)) >= prob)
-    # The number of the deepest hit, or 0.
-    accepted = torch.where(is_hit, levels, 0).amax(1) if depth else lengths
-    used = torch.where(is_asked & (levels >= accepted[:, None]), 1, 0).sum(1)
-    at = accepted.clamp_max(max(depth - 1, 0))
-    law, own = at_node(probs, accepted), scale.gather(1, accepted[:, None]).squeeze(1)
-    rest, total = excess(own, law, *draft_at(draft, at))
-    is_rest = (accepted < lengths) & ~(total == 0.0)
-    law = torch.where(is_rest[:, None], rest / total[:, None], law) + 0.0 * own[:, None]
-    next_token = quantile(law, next_uniform(uniforms, used))
-    levels = levels.flip(0)
+    chain, draws = _RowChain(probs, token_ids, draft), batch_draws(uniforms, probs.shape[1])
+    accepted, next_token = whole_chain(chain, draws)
+    levels = torch.arange(1, chain.depth + 1, device=token_ids.device)
     return Verified(
         path=torch.where(levels <= accepted[:, None], levels, -1),
         num_accepted=accepted,
         next_token=next_token,
-        num_uniforms=used + 1,
+        num_uniforms=draws.used,
     )
+
+
+class _RowChain:
+    """The chains of a batch; see `block`. All nodes are read in one call each; only the scales need their elders."""
+
+    def __init__(
+        self,
+        probs: Float64[Tensor, "batch nodes vocab"],
+        token_ids: Int64[Tensor, "batch nodes"],
+        draft: DraftLaws,
+    ) -> None:
+        self.depth, self.whole = probs.shape[1] - 1, torch.ones_like(probs[:, 0, 0])
+        self.is_open = self.whole > 0.0
+        self._probs, self._draft = probs, draft
+        self._lengths = (token_ids[:, 1:] >= 0).sum(1)
+        ids = None if draft.token_ids is None else draft.token_ids[:, : self.depth].flatten(0, 1)
+        self._p = RowLaws(probs[:, : self.depth].flatten(0, 1))
+        self._q = RowLaws(draft.probs[:, : self.depth].flatten(0, 1), ids)
+        x = token_ids[:, 1:].flatten()
+        ratios = self._p.prob(x) / self._q.prob(x)
+        self._ratios = ratios.view(len(probs), self.depth).unbind(1)
+
+    def ratio(self, place: int) -> Float64[Tensor, " batch"]:
+        return self._ratios[place]
+
+    def weighed(
+        self, scales: Sequence[Float64[Tensor, " batch"]]
+    ) -> Callable[[int], Float64[Tensor, " batch"]]:
+        scale = torch.stack(list(scales), 1)
+        masses = excess(scale[:, : self.depth].flatten(), self._p, self._q).mass
+        mass = torch.cat([masses.view(len(scale), self.depth), scale[:, self.depth :]], 1)
+        levels = torch.arange(self.depth + 1, device=scale.device)
+        shares = torch.where(levels == self._lengths[:, None], scale, share(mass, scale))
+        return shares.unbind(1).__getitem__
+
+    def has(self, count: int) -> Bool[Tensor, " batch"]:
+        return self._lengths >= count
+
+    def left(
+        self, count: Int64[Tensor, " batch"], scales: Sequence[Float64[Tensor, " batch"]]
+    ) -> RowLaws:
+        p = RowLaws(at_node(self._probs, count))
+        q = RowLaws(*draft_at(self._draft, count.clamp_max(max(self.depth - 1, 0))))
+        scale = torch.stack(list(scales), 1).gather(1, count[:, None]).squeeze(1)
+        return pick(count < self._lengths, excess(scale, p, q), p)
 
 
 def traversal(
@@ -226,7 +386,7 @@ def traversal(
     token_ids: Int64[Tensor, "batch nodes"],
     children: Children,
     draft: DraftLaws,
-    uniforms: Float64[Tensor, "batch uniforms"],
+    uniforms: Uniforms,
     *,
     num_fixed: Sequence[int] = (),
 ) -> Verified:
@@ -243,62 +403,41 @@ def traversal(
         uniforms: At least as many as nodes for each request.
         num_fixed: As for `recursive_rejection`.
     """
-    check_uniforms(uniforms, 1 + sum(map(len, children)))
-    fixed = checked_fixed(frozen(children), tuple(num_fixed))
     tensors = TreeTensors.of(frozen(children), token_ids.device)
-    used = torch.zeros_like(token_ids[:, 0])
-    accepted = torch.full_like(used, -1)
-    law = probs[:, 0]
-
-    def visit(
-        node: int, weight: Float64[Tensor, " batch"], is_here: Bool[Tensor, " batch"]
-    ) -> None:
-        nonlocal used, accepted, law
-        p, (q, ids) = probs[:, node], draft_of(draft, node)
-        own = tuple(dict.fromkeys(children[node]))
-        for place, child in enumerate(own):
-            x, is_fixed = token_ids[:, child, None], place < fixed[node]
-            mass = weight * p.gather(1, x).squeeze(1)
-            below = mass.clamp_max(1.0) if is_fixed else (mass / mass_of(q, ids, x)).clamp_max(1.0)
-            visit(child, below, is_here & (accepted < 0) & ~(below == 0.0))
-            is_going = is_here & (accepted < 0)
-            if is_fixed:  # the point mass at x
-                rest = (weight[:, None] * p).scatter(1, x, (mass - 1.0).clamp_min(0.0)[:, None])
-                total, left = rest.sum(1), (weight - below).clamp_min(0.0)
-            else:
-                rest, total = excess(weight, p, q, ids)
-                left = total
-            is_left = is_going & ~(total == 0.0)
-            p = torch.where(is_left[:, None], rest / total[:, None], p)
-            weight = torch.where(is_going, _share(left, weight), weight)
-            if child != own[-1] and not is_fixed:
-                q = without(q, ids, x)
-        is_asked = is_here & (accepted < 0)
-        is_hit = is_asked if node == 0 else is_asked & ~(next_uniform(uniforms, used) >= weight)
-        if node:
-            used = used + is_asked
-        accepted = torch.where(is_hit, node, accepted)
-        # A weight is NaN below a node whose logits are not finite.
-        law = torch.where(is_hit[:, None], p + 0.0 * weight[:, None], law)
-
-    visit(0, torch.ones_like(law[:, 0]), accepted < 0)
+    fixed = checked_fixed(frozen(children), tuple(num_fixed))
+    draws = batch_draws(uniforms, 1 + sum(map(len, children)))
+    accepted, next_token = leaves_first(_RowTree(probs, token_ids, children, draft, fixed), draws)
     return Verified(
         path=tensors.paths[accepted],
         num_accepted=tensors.depths[accepted],
-        next_token=quantile(law, next_uniform(uniforms, used)),
-        num_uniforms=used + 1,
+        next_token=next_token,
+        num_uniforms=draws.used,
     )
 
 
-def _each_node(draft: DraftLaws, count: int) -> tuple[Tensor, Tensor | None]:
-    """Return draft masses and their tokens at the first nodes of all requests, a row each."""
-    ids = None if draft.token_ids is None else draft.token_ids[:, :count].flatten(0, 1)
-    return draft.probs[:, :count].flatten(0, 1), ids
+class _RowTree:
+    """The trees of a batch; see `traversal`."""
 
+    def __init__(
+        self,
+        probs: Float64[Tensor, "batch nodes vocab"],
+        token_ids: Int64[Tensor, "batch nodes"],
+        children: Children,
+        draft: DraftLaws,
+        fixed: Sequence[int],
+    ) -> None:
+        self.whole = torch.ones_like(probs[:, 0, 0])
+        self.is_open = self.whole > 0.0
+        self._probs, self._tokens, self._children = probs, token_ids, children
+        self._draft, self._fixed = draft, fixed
 
-def _share(
-    mass: Float64[Tensor, "*batch"], scale: Float64[Tensor, "*batch"]
-) -> Float64[Tensor, "*batch"]:
-    """`S / (S + 1 - a)`; zero where both vanish, since a deeper token is then certain to be accepted."""
-    undecided = mass + (1.0 - scale)
-    return torch.where(undecided == 0.0, 0.0, mass / undecided)
+    def target(self, node: int) -> RowLaws:
+        return RowLaws(self._probs[:, node])
+
+    def offers(self, node: int) -> Iterable[tuple[int, tuple[Tensor, RowLaws]]]:
+        children = tuple(dict.fromkeys(self._children[node]))
+        tokens = [self._tokens[:, child] for child in children]
+        laws = offers(
+            self.target(node), RowLaws(*draft_of(self._draft, node)), tokens, self._fixed[node]
+        )
+        return zip(children, laws, strict=True)

@@ -211,17 +211,20 @@ class Walk:
                 f"token_ids have {token_ids.shape[1]} nodes, but children has {len(children)}"
             )
         self._tensors = TreeTensors.of(frozen(children), token_ids.device)
-        # What a smaller tree does not have is never followed, not even by the -1 of no token.
-        self._token_ids = token_ids.masked_fill(token_ids < 0, -2)
+        self._token_ids = token_ids
         self.depth = self._tensors.paths.shape[1]
         self.node = torch.zeros_like(token_ids[:, 0])
         self.is_open = torch.ones_like(self.node, dtype=torch.bool)
 
+    def candidates(self) -> Int64[Tensor, "batch width"]:
+        """Return the tokens of the children of each request's node, -1 where there are no more."""
+        children = self._tensors.children[self.node]
+        return torch.where(children < 0, -1, self._token_ids.gather(1, children.clamp_min(0)))
+
     def follow(self, token: Int64[Tensor, " batch"]) -> None:
         """Go to the first child with the emitted token, and stop where there is none."""
         children = self._tensors.children[self.node]
-        drawn = self._token_ids.gather(1, children.clamp_min(0))
-        is_match = (children >= 0) & (drawn == token[:, None])
+        is_match = (self.candidates() == token[:, None]) & (token >= 0)[:, None]
         first = is_match.to(torch.int8).argmax(1, keepdim=True)  # the first of equal values
         self.is_open = self.is_open & is_match.any(1)
         self.node = torch.where(self.is_open, children.gather(1, first).squeeze(1), self.node)
