@@ -148,9 +148,6 @@ def _draw(
     drafts = drafter.draft(contexts, states, [DraftPlan()] * len(contexts), draws)
     for context in contexts:
         drafter.close(context)
-    for draft in drafts:
-        if draft.error is not None:
-            raise draft.error
     return [draft.tree for draft in drafts]
 
 

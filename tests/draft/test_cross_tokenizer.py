@@ -140,8 +140,22 @@ def test_a_text_too_long_for_the_draft_model_says_so() -> None:
     model = foreign(TabularModel(RandomTable(4, 23), 4, max_length=4))
     model.open({0: (2, 2)})
     refusal = "2 tokens are 5 of the draft model's, which reads 4"
+    assert (model.reach(0, (2, 2)), model.reach(0, (2, 2, 0)), foreign().reach(0, ())) == (
+        2,
+        2,
+        None,
+    )
     with pytest.raises(ContextLengthError, match=refusal):
         model.extend({0: NodeBlock((0,), (-1,))})
+
+
+def test_a_text_that_does_not_fit_is_not_read() -> None:
+    model = foreign(TabularModel(RandomTable(4, 23), 4, max_length=4))
+    model.open({0: (2, 2, 2), 1: (2,)})
+    model.append({0: (2, 2, 2), 1: (0, 2)})
+    assert (model.length(0), model.length(1)) == (0, 1)
+    assert (model.reach(0, (2, 2, 2)), model.reach(1, (2,))) == (1, 3)
+    assert (model.reach(1, (2,), mixed=True), model.reach(1, (2, 0, 0), mixed=True)) == (2, 3)
 
 
 def sentence_piece(pieces: list[str]) -> PreTrainedTokenizerFast:

@@ -1,4 +1,4 @@
-"""A network over some of the target's tokens drafts what it would over all, with none of the others."""
+"""Trees of a network over some of the target's tokens, and of one whose logits are no numbers at some nodes."""
 
 import pytest
 import torch
@@ -7,7 +7,9 @@ from monge.core.context import Context, DraftPlan
 from monge.core.draws import SeededDraws
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.growth import TreeExpansion
+from monge.draft.model import ModelDrafter
 from monge.draft.tree.registry import TREES
+from monge.testing.tabular import RandomTable, TabularModel
 
 IDS = torch.tensor([1, 4, 5, 9])
 VOCAB = 11
@@ -42,3 +44,26 @@ def test_trees_are_equal(rules):
     whole.grow(wide)
     assert narrow.draft(None).tree.token_ids == whole.draft(None).tree.token_ids
     assert narrow.token_probs == whole.token_probs
+
+
+@pytest.mark.parametrize("min_token_prob", [0.01, None])
+@pytest.mark.parametrize("tree", ["fixed_width((2, 2), 'top')", "paths(4, 3)"])
+def test_a_threshold_is_asked_about_the_nodes_that_have_a_law(tree, min_token_prob):
+    class NotFinite(TabularModel):
+        def extend(self, blocks):
+            logits = super().extend(blocks)
+            logits[0][torch.tensor(blocks[0].token_ids) == 1] = float("nan")
+            return logits
+
+    drafter = ModelDrafter(model=NotFinite(RandomTable(2, 23), 2), tree=TREES.parse(tree))
+    context = Context(request_id=0, token_ids=(0,), num_prompt_tokens=1, rules=SamplingRules())
+    plan, states = DraftPlan(min_token_prob=min_token_prob), drafter.open([context])
+    with pytest.warns(UserWarning, match="draft model, request 0: logits are not finite"):
+        (draft,) = drafter.draft([context], states, [plan], [SeededDraws(0)])
+    drawn = draft.tree
+    first = [node for node in range(1, drawn.num_nodes) if drawn.depths[node] == 1]
+    assert {drawn.token_ids[node]: bool(drawn.candidates[node]) for node in first} == {
+        0: True,
+        1: False,
+    }
+    assert all(1 not in path[:-1] for path in draft.token_probs)

@@ -1,7 +1,7 @@
 """Pools of drafters: routing, caches that follow, shadow drafts, limits, exact text, refusals."""
 
 from array import array
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -305,26 +305,6 @@ def test_an_unknown_drafter_in_a_plan_costs_the_speculation_and_says_so() -> Non
     with pytest.warns(UserWarning, match="did you mean 'ngram'"):
         result = decoded(components, (0, 1), 4)
     assert len(result.token_ids) == 4
-
-
-def test_a_member_that_says_that_it_failed_is_believed() -> None:
-    """Though it proposes nothing, nobody drafts in its place.
-
-    The request goes on without the pool.
-    """
-
-    class Failing(NoDrafter):
-        def draft(self, contexts: Any, states: Any, plans: Any, draws: Any) -> Any:
-            drafts = NoDrafter.draft(self, contexts, states, plans, draws)
-            return [replace(draft, error=RuntimeError("out of order")) for draft in drafts]
-
-    components = make_components(
-        pair()[0], drafter=PoolDrafter(drafters={"broken": Failing(), "ngram": NgramDrafter()})
-    )
-    with pytest.warns(UserWarning, match="the drafter failed .RuntimeError: out of order"):
-        result = decoded(components, (1, 2, 1, 2), 20)
-    assert len(result.token_ids) == 20
-    assert not any(record.depth for record in result.records)
 
 
 @pytest.mark.parametrize(

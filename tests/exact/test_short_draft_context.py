@@ -111,13 +111,14 @@ def test_the_law_is_the_targets_after_a_prompt_that_is_too_long(kind: str) -> No
     assert not any(draft.longest for draft in drafts)
 
 
-@pytest.mark.filterwarnings("ignore:.*the drafter failed .ContextLengthError:UserWarning")
-@pytest.mark.parametrize("prompt", [(2,), (2, 2, 2)])
 @pytest.mark.parametrize("drafter", ["model", "retokenize(num_own_tokens=2)"])
+@pytest.mark.parametrize(
+    ("prompt", "neighbours"), [((2,), ()), ((2, 2, 2), ()), ((2,), ((2, 2, 2),))]
+)
 def test_other_words_that_are_longer_than_the_context(
-    drafter: str, prompt: tuple[int, ...]
+    drafter: str, prompt: tuple[int, ...], neighbours: tuple[tuple[int, ...], ...]
 ) -> None:
-    """Texts that outgrow the draft model, and prompts that it cannot read."""
+    """Texts that outgrow the draft model, and prompts that it cannot read: its drafter does not fail."""
     own: list[Bounded] = []
 
     def make() -> Components:
@@ -125,9 +126,20 @@ def test_other_words_that_are_longer_than_the_context(
         tree = {"tree": "chain(2)"} if drafter == "model" else {}
         return make_components(target(), foreign(own[-1]), drafter=drafter, **tree)
 
-    case = Case(prompt=prompt, horizon=2, max_new_tokens=3)
+    case = Case(prompt=prompt, horizon=2, max_new_tokens=3, neighbours=neighbours)
     assert law_error(output_law(make, case), target_law(target(), case)) < EXACT
     assert not any(one.beyond for one in own)
+    assert max(one.longest for one in own) == 4
+
+
+def test_tokens_that_others_draw_may_be_several_of_the_draft_models_own() -> None:
+    own = Bounded(23, 20, vocab=4)
+    drafts = [foreign(own), TabularModel(RandomTable(VOCAB, 31), VOCAB)]
+    decoder = Decoder(make_components(target(), drafts, drafter="ensemble(depth=3)"))
+    for seed in range(20):
+        decoder.generate([(0,), (2, 2)], max_new_tokens=16, temperature=1.0, seed=seed)
+    assert own.longest in {19, 20}
+    assert not own.beyond
 
 
 @pytest.mark.parametrize("kind", KINDS)

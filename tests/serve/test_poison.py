@@ -67,6 +67,7 @@ def crowd(make_trouble, *, chunk=2):
         state = scheduler.snapshot()
         went_on = submit(scheduler, generation(3)).completion(60)
         assert went_on.finish_reason == "length", "the scheduler was to go on"
+        assert went_on.summary.speculation.num_drafts > 0
     for model in (whole.components.target, whole.components.drafter.model):
         assert model.open_sequences == 0
     assert (state.kv_used_tokens, state.num_running, state.num_waiting) == (0, 0, 0)
@@ -104,17 +105,18 @@ def test_a_forward_that_raises_ends_those_who_share_it_and_nobody_else(case):
 
 @pytest.mark.parametrize("chunk", [2, 64])
 @pytest.mark.parametrize("what", ["failing", "failing_prompts"])
-def test_a_drafter_that_raises_costs_its_request_the_speculation(what, chunk):
+def test_a_drafter_that_raises_costs_those_who_share_its_call_the_speculation(what, chunk):
     def with_drafter(whole):
         getattr(whole.components.drafter.model, what).add(POISON)
         return {}
 
-    with pytest.warns(UserWarning, match="request 3: the drafter failed .(ZeroDivisionError|Oops)"):
+    said = r"requests? .*\b3\b.*: the drafter failed .(ZeroDivisionError|Oops)"
+    with pytest.warns(UserWarning, match=said) as caught:
         texts, end = crowd(with_drafter, chunk=chunk)
-    assert written(texts) == EXPECTED
-    assert end.finish_reason == "length"
+    assert len(caught) == 1
+    assert all(text.finish_reason == "length" for text in (*texts, end))
+    assert texts[1].token_ids == EXPECTED[1], "greedy text is the same with or without drafts"
     assert end.summary.speculation.num_drafts == 0
-    assert all(text.summary.speculation.num_drafts > 0 for text in texts)
 
 
 def test_a_drafter_that_raises_after_drawing_ends_those_it_drafted_for(monkeypatch):

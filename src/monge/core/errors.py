@@ -57,7 +57,7 @@ class OutOfStepError(BackendError):
 
 
 class DrafterError(MongeError, RuntimeError):
-    """A drafter raised after it had drawn tokens; to continue without them would bias the text."""
+    """A drafter raised after it had drawn tokens; to continue without them would bias the texts of the round."""
 
 
 class ModelLoadError(MongeError, OSError):

@@ -349,6 +349,8 @@ class LevelModel(SequenceModel, Protocol):
     ) -> DrawnTrees:
         """Draw trees below the last committed tokens, and read all levels but the last.
 
+        Whether it raises must not depend on what it draws: the text then goes on with the same uniforms.
+
         Args:
             logits: Logits at the roots, by sequence.
             uniforms: One a node, level by level.
@@ -360,7 +362,23 @@ class LevelModel(SequenceModel, Protocol):
 
 @runtime_checkable
 class ForeignModel(SequenceModel, Protocol):
-    """A draft model with another tokenizer, seen through the target's tokens."""
+    """A draft model with another tokenizer, seen through the target's tokens.
+
+    `open` and `append` leave out a text that is too long in its own tokens; see `reach`.
+    """
+
+    def reach(self, sequence: int, text: Sequence[int], *, mixed: bool = False) -> int | None:
+        """Return the length, in the target's tokens, up to which it can read any continuation of a text.
+
+        Args:
+            sequence: The sequence.
+            text: Its committed text.
+            mixed: Whether tokens follow that it does not share.
+
+        Returns:
+            The length, less than the text's if it cannot read that; `None` if unbounded.
+        """
+        ...
 
     def continuations(self, counts: Mapping[int, int]) -> Mapping[int, tuple[int, ...]]:
         """Return its greedy continuation of the committed text of sequences, spelled in the target's tokens.

@@ -26,8 +26,6 @@ class Draft(Generic[State]):
         token_probs: Draft probability of each candidate, by its path of tokens, if the plan has a
             `min_token_prob`.
         drafter: Name of the drafter of a pool that drew it.
-        error: The error that stopped the drafter. The tree then has all tokens drawn before it. The
-            tree is verified, and the request continues without the drafter.
     """
 
     tree: TokenTree
@@ -36,7 +34,6 @@ class Draft(Generic[State]):
         default_factory=dict[tuple[int, ...], float]
     )
     drafter: str | None = None
-    error: Exception | None = None
 
     @property
     def block(self) -> NodeBlock:
@@ -88,7 +85,12 @@ class Capabilities:
 
 
 class Drafter(ABC, Generic[State]):
-    """Draws a tree for every request of a batch. State is passed in and returned."""
+    """Draws a tree for every request of a batch. State is passed in and returned.
+
+    An error of `open`, `draft` or `observe` turns the drafter off for all requests of that call,
+    which are decoded plainly from there on. If `draft` raises after a draw of any of them, the
+    requests of the round end with `DrafterError`.
+    """
 
     @property
     @abstractmethod
@@ -113,9 +115,7 @@ class Drafter(ABC, Generic[State]):
         the root only, with the state unchanged.
 
         Every drawn token must be in the tree: to draw again, or to drop a drawn token, biases the
-        text. A drafter that fails after its first draw returns the tree so far with `Draft.error`.
-        If it raises instead, its request ends with an error. If it raises before its first draw,
-        the request is decoded without it.
+        text.
         """
 
     def observe(

@@ -18,7 +18,14 @@ from monge.core.tree import GrowingTree
 from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, PieceReader
 from monge.draft.growth import ReadNodes, check_top_k
-from monge.draft.model import ReadPaths, append_texts, commit_accepted, open_texts, read_text
+from monge.draft.model import (
+    ReadPaths,
+    append_texts,
+    commit_accepted,
+    open_texts,
+    read_text,
+    within_reach,
+)
 from monge.draft.tree.base import check_sizes
 
 States = tuple[ReadPaths, ...]
@@ -115,6 +122,8 @@ class EnsembleDrafter(PieceReader[States]):
         plans: Sequence[DraftPlan],
         draws: Sequence[Draws],
     ) -> Sequence[Draft[States]]:
+        for model in self.models:
+            plans = within_reach(model, contexts, plans, mixed=True)
         rows = [self._row(*row) for row in zip(contexts, plans, draws, strict=True)]
         active = [row for row in rows if row.frontier]
         texts = {row.request_id: row.context.token_ids for row in active}
@@ -124,10 +133,8 @@ class EnsembleDrafter(PieceReader[States]):
                 row.grow([own.get(row.request_id) for own in logits], has_paths=self.paths)
             active = [row for row in active if row.frontier]
             logits = self._read_level(active)
-            active = [row for row in active if row.frontier]
         return [
-            Draft(row.tree.finish(), tuple(tuple(one.paths) for one in row.read), error=row.error)
-            for row in rows
+            Draft(row.tree.finish(), tuple(tuple(read.paths) for read in row.read)) for row in rows
         ]
 
     def observe(
@@ -164,45 +171,16 @@ class EnsembleDrafter(PieceReader[States]):
             frontier={0: models} if depth > 0 else {},
         )
 
-    def _read_level(self, rows: Sequence["_Row"]) -> Sequence[Mapping[int, Tensor]]:
-        """Return the logits of every model at the frontiers, and stop unreadable requests.
-
-        The tree so far is kept (see `Drafter.draft`). If a shared forward raises, each request is
-        read alone.
-        """
-        try:
-            logits = self._extend(rows)
-        except Exception:  # noqa: BLE001  whatever it is, the tokens are drawn
-            logits = [dict[int, Tensor]() for _ in self.models]
-            for row in rows:
-                self._read_alone(row, logits)
-        for row in rows:
-            for index, read in enumerate(row.read):
-                if nodes := row.nodes_of(index):
-                    read.note(nodes)
-        return logits
-
-    def _read_alone(self, row: "_Row", logits: Sequence[dict[int, Tensor]]) -> None:
-        try:
-            for model, read in zip(self.models, row.read, strict=True):
-                model.commit({row.request_id: ()})
-                for block in read.blocks:
-                    model.extend({row.request_id: block})
-            for known, own in zip(logits, self._extend([row]), strict=True):
-                known.update(own)
-        except Exception as error:  # noqa: BLE001  see above
-            row.error, row.frontier = error, {}
-
-    def _extend(self, rows: Sequence["_Row"]) -> list[dict[int, Tensor]]:
-        found: list[dict[int, Tensor]] = []
+    def _read_level(self, rows: Sequence["_Row"]) -> list[Mapping[int, Tensor]]:
+        """Return the logits of every model at the frontiers."""
+        logits: list[Mapping[int, Tensor]] = []
         for index, model in enumerate(self.models):
-            wanted = {
-                row.request_id: row.read[index].block(nodes)
-                for row in rows
-                if (nodes := row.nodes_of(index))
-            }
-            found.append(dict(model.extend(wanted)) if wanted else {})
-        return found
+            level = [(row, nodes) for row in rows if (nodes := row.nodes_of(index))]
+            blocks = {row.request_id: row.read[index].block(nodes) for row, nodes in level}
+            logits.append(model.extend(blocks) if blocks else {})
+            for row, nodes in level:
+                row.read[index].note(nodes)
+        return logits
 
 
 @dataclass(slots=True, kw_only=True)
@@ -212,7 +190,6 @@ class _Row:
     Args:
         read: By model, the nodes that it has read.
         frontier: Nodes whose children are drawn next, each with its models.
-        error: Why the frontier could not be read, if so.
     """
 
     context: Context
@@ -223,7 +200,6 @@ class _Row:
     num_nodes: int
     read: list[ReadNodes]
     frontier: dict[int, tuple[int, ...]]
-    error: Exception | None = None
 
     @property
     def request_id(self) -> int:

@@ -66,12 +66,10 @@ class ReadNodes:
     """The nodes of a growing tree that a network has read below the root.
 
     Attributes:
-        blocks: The levels, as they were read.
         paths: Tokens on the path to each node, in reading order.
     """
 
     tree: GrowingTree
-    blocks: list[NodeBlock] = field(default_factory=list[NodeBlock])
     paths: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
     _slot_of: dict[int, int] = field(default_factory=dict[int, int])
 
@@ -84,7 +82,6 @@ class ReadNodes:
 
     def note(self, nodes: Sequence[int]) -> None:
         """Remember that the network has read nodes."""
-        self.blocks.append(self.block(nodes))
         for node in nodes:
             above = self._slot_of.get(self.tree.parents[node])
             path = () if above is None else self.paths[above]
@@ -104,7 +101,6 @@ class TreeExpansion:
     Attributes:
         frontier: Nodes whose children are drawn next.
         read: The nodes that the network has read.
-        error: Why the network could not read some drawn nodes, if so; see `expand_trees`.
         token_probs: See `Draft.token_probs`.
         drawn: The finished tree, if it was drawn at once. The network has then read its nodes with children.
     """
@@ -117,7 +113,6 @@ class TreeExpansion:
     network: str
     draft_ids: Int64[Tensor, " some"] | None = None
     frontier: tuple[int, ...] = (0,)
-    error: Exception | None = None
     token_probs: dict[tuple[int, ...], float] = field(default_factory=dict[tuple[int, ...], float])
     drawn: TokenTree | None = None
     tree: GrowingTree = field(init=False)
@@ -280,7 +275,7 @@ class TreeExpansion:
             state: The drafter's state after drawing it.
         """
         tree = self.drawn or self.builder.finish(self.tree, self.plan)
-        return Draft(tree, state, self.token_probs, error=self.error)
+        return Draft(tree, state, self.token_probs)
 
 
 def expansions(
@@ -351,12 +346,6 @@ class LevelForward:
             row.read.note(row.frontier)
         return logits
 
-    def restore(self, row: TreeExpansion) -> None:
-        """Return the network to what a request had read before a failed `read`."""
-        self.reset(row)
-        for block in row.read.blocks:
-            self.extend({row.request_id: block})
-
 
 def expand_trees(
     rows: Sequence[TreeExpansion],
@@ -365,11 +354,8 @@ def expand_trees(
 ) -> None:
     """Expand the trees of several requests; one forward reads a level of all of them.
 
-    A drawn token is never dropped. If the network raises while it reads a level, each request is
-    read alone. If that raises too, each node is read alone, behind its own path and without the
-    other nodes. A node that cannot be read even so, or whose logits are not finite, gets no
-    candidates. Whether a node has candidates then depends on its path only, as rules for whole
-    paths require.
+    A drawn token is never dropped. A node whose logits are not finite gets no candidates. Whether a
+    node has candidates then depends on its path only, as rules for whole paths require.
 
     Args:
         rows: The requests.
@@ -392,8 +378,7 @@ def expand_trees(
         active, depth = [row for row in active if row.frontier], depth + 1
         if not active or (forward.max_depth is not None and depth > forward.max_depth):
             return
-        logits = _read(active, forward)
-        active = [row for row in active if row.frontier]
+        logits = forward.read(active)
 
 
 def _draw_trees(
@@ -401,8 +386,8 @@ def _draw_trees(
 ) -> set[int]:
     """Draw whole trees without a wait between their levels; return the requests whose trees are drawn.
 
-    All others have drawn nothing: those whose trees are of another kind, those that branch and have a law that is
-    not finite, and all if the network raises.
+    All others have drawn nothing: those whose trees are of another kind, and those that branch and have a law that
+    is not finite.
     """
     groups: dict[Hashable, dict[int, tuple[TreeExpansion, LevelShape]]] = {}
     for row in rows if forward.draw is not None else ():
@@ -423,66 +408,12 @@ def _draw_trees(
             for request, (row, _) in group.items()
             if can_peek(row.draws)
         }
-        try:
-            drawn = forward.draw({one: logits[one] for one in group}, uniforms, deepest, ids)
-        except Exception as error:  # noqa: BLE001  nothing is drawn yet
-            text = (
-                f"{type(error).__name__}: {error}; their levels are drawn one by one, more slowly"
-            )
-            network = next(row.network for row, _ in group.values())
-            warnings.warn(f"{network}: whole trees cannot be drawn ({text})", stacklevel=2)
-            drawn = None
+        drawn = forward.draw(
+            {request: logits[request] for request in group}, uniforms, deepest, ids
+        )
         for request, (row, shape) in group.items():
-            if drawn is not None and row.attach(shape, drawn):
+            if row.attach(shape, drawn):
                 done.add(request)
             else:
                 forward.reset(row)
     return done
-
-
-def _read(rows: Sequence[TreeExpansion], forward: LevelForward) -> Mapping[int, Tensor]:
-    """Return the logits at the frontiers, and reduce the frontiers to nodes that could be read."""
-    whole = [row for row in rows if row.error is None]
-    known: dict[int, Tensor] = {}
-    try:
-        known.update(forward.read(whole) if whole else {})
-    except Exception:  # noqa: BLE001  the drawn tokens are kept, and each request is read alone
-        known.clear()
-    for row in rows:
-        if row.request_id not in known and (logits := _read_alone(row, forward)) is not None:
-            known[row.request_id] = logits
-    return known
-
-
-def _read_alone(row: TreeExpansion, forward: LevelForward) -> Tensor | None:
-    """Read the frontier of one request after a forward has raised: as a level, else node by node."""
-    if row.error is None:
-        try:
-            forward.restore(row)
-            return forward.read([row])[row.request_id]
-        except Exception as error:  # noqa: BLE001  the drawn tokens are kept
-            row.error = error
-    found: dict[int, Tensor] = {}
-    for node in row.frontier:
-        try:
-            found[node] = _read_path(row, node, forward)
-        except Exception:  # noqa: BLE001  this node gets no candidates
-            continue
-    row.frontier = tuple(found)
-    return torch.cat(list(found.values())) if found else None
-
-
-def _read_path(row: TreeExpansion, node: int, forward: LevelForward) -> Tensor:
-    """Return the logits at a node, read behind its path only.
-
-    Nodes that were read together before would fail together, so that one node decided whether
-    another one has candidates.
-    """
-    row.read = ReadNodes(row.tree)
-    forward.restore(row)
-    *path, last = row.tree.path(node)
-    for above in path:
-        row.frontier = (above,)
-        forward.read([row])
-    row.frontier = (last,)
-    return forward.read([row])[row.request_id]

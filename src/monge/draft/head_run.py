@@ -16,7 +16,7 @@ from monge.core.model import FeatureModel, NodeBlock, SequenceModel, WatchedStat
 from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, Drafter
-from monge.draft.growth import LevelForward, TreeExpansion, expand_trees, expansions
+from monge.draft.growth import LevelForward, expand_trees, expansions
 from monge.draft.tree.base import TreeBuilder
 
 _CHUNK: Final = 1024
@@ -200,7 +200,7 @@ class RunDrafter(Drafter[tuple[Pairs, ...]]):
                 logits = self.run.begin({row.request_id: row.root for row in active})
                 forward = LevelForward(
                     extend=self.run.extend,
-                    reset=self._begin_again,
+                    reset=lambda row: self.run.end([row.request_id]),
                     max_depth=self.declared.max_depth,
                     draw=getattr(self.run, "draw_trees", None),
                 )
@@ -241,10 +241,6 @@ class RunDrafter(Drafter[tuple[Pairs, ...]]):
         }
         while chunks := {request: waiting for request, waiting in chunks.items() if waiting}:
             self.run.read({request: waiting.pop(0) for request, waiting in chunks.items()})
-
-    def _begin_again(self, row: TreeExpansion) -> None:
-        self.run.end([row.request_id])
-        self.run.begin({row.request_id: row.root})
 
 
 class TargetEnds:

@@ -81,6 +81,7 @@ class ModelDrafter(PieceReader[ReadPaths]):
         plans: Sequence[DraftPlan],
         draws: Sequence[Draws],
     ) -> Sequence[Draft[ReadPaths]]:
+        plans = within_reach(self.model, contexts, plans)
         if all(plan.max_depth == 0 for plan in plans):
             return [Draft(root_only(context.token_ids[-1]), ()) for context in contexts]
         rows = expansions(
@@ -127,6 +128,32 @@ def append_texts(model: SequenceModel, contexts: Sequence[Context]) -> None:
     """Read the new prompt tokens of open requests, except the last token of each context."""
     texts = {context.request_id: context.token_ids[:-1] for context in contexts}
     model.append({request: text[model.length(request) :] for request, text in texts.items()})
+
+
+def within_reach(
+    model: SequenceModel,
+    contexts: Sequence[Context],
+    plans: Sequence[DraftPlan],
+    *,
+    mixed: bool = False,
+) -> list[DraftPlan]:
+    """Return plans that a draft model with another tokenizer can follow, whatever is drawn.
+
+    Args:
+        model: The draft model; any other changes nothing.
+        contexts: The requests.
+        plans: Their plans.
+        mixed: See `ForeignModel.reach`.
+    """
+    reach = getattr(model, "reach", None)
+    if reach is None:
+        return list(plans)
+    return [
+        plan.reaching(
+            len(context.token_ids), reach(context.request_id, context.token_ids, mixed=mixed)
+        )
+        for context, plan in zip(contexts, plans, strict=True)
+    ]
 
 
 def read_text(

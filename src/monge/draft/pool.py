@@ -178,7 +178,7 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
     ) -> Sequence[Draft[PoolState]]:
         rows, known = range(len(contexts)), [list(state.states) for state in states]
         named = [self._named(contexts[row], plans[row]) for row in rows]
-        # Before anything is drawn, so that an error of a model-free drafter costs no drawn tree.
+        # Before anything is drawn, so that an error of a model-free drafter does not fail the round.
         shadows = [
             self._shadows(contexts[row], known[row]) if plans[row].drafter is not None else ()
             for row in rows
@@ -202,7 +202,7 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
                 least = self._least_nodes(index) if named[row] is None else 1
                 # A device has a node at least, and the host does not wait for its trees here.
                 is_drawn = isinstance(draft.tree, LateTree) or draft.tree.num_nodes > least
-                if is_drawn or draft.error is not None:
+                if is_drawn:
                     known[row][index] = draft.state
                     chosen[row] = replace(draft, drafter=name)
         drafts: list[Draft[PoolState]] = []

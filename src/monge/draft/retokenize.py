@@ -10,7 +10,7 @@ from monge.core.model import ForeignModel, SequenceModel, draft_length
 from monge.core.proposal import Deterministic
 from monge.core.tree import fixed_chain
 from monge.draft.base import Capabilities, Draft, Drafter
-from monge.draft.model import open_texts, read_text
+from monge.draft.model import open_texts, read_text, within_reach
 from monge.draft.tree.base import check_sizes
 
 
@@ -72,6 +72,7 @@ class RetokenizeDrafter(Drafter[None]):
         draws: Sequence[Draws],
     ) -> Sequence[Draft[None]]:
         assert isinstance(self.model, ForeignModel)
+        plans = within_reach(self.model, contexts, plans)
         sizes = [plan.nodes(plan.depth(self.num_draft_tokens)) for plan in plans]
         wanted = {
             context.request_id: context.token_ids

@@ -1,27 +1,26 @@
-"""Asking the drafter, and going on without it where it fails.
+"""Ask the drafter, and go on without it where it fails.
 
-A drafter that raises before it has drawn anything costs a request the speculation, never its text.
-Requests that share the call are then shown to it one by one; one that fails alone is decoded
-plainly from there on, and a warning says so. A drafter that raises after it has drawn fails the
-round: what was drawn cannot be offered, and to decode on as if nothing had been drawn would bias
-the text.
+A drafter that raises before anything is drawn is turned off for the requests of that call: they
+are decoded plainly from there on, and one warning says so. If it raises after a draw, the round
+fails: to decode on as if nothing had been drawn would bias the text.
 """
 
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from jaxtyping import Float
 from torch import Tensor
 
-from monge.core.context import Context, DraftPlan
+from monge.core.context import DraftPlan
 from monge.core.draws import num_drawn
 from monge.core.errors import DrafterError
 from monge.core.model import draft_length
 from monge.core.tree import fixed_chain, root_only
 from monge.core.verdict import Verdict, VerifiedTree
-from monge.draft.base import Draft, PieceReader
+from monge.draft.base import Draft
 from monge.engine.components import Components
 from monge.engine.grammar import FORCED
 from monge.engine.sampling import NodeLaws
@@ -67,27 +66,19 @@ def draft_trees(
     drafts: dict[int, Draft[Any]] = {}
 
     def work() -> None:
-        made = components.drafter.draft(
+        drawn = components.drafter.draft(
             [session.context for session in members],
             [session.drafter_state for session in members],
             [plan for _, plan in asked],
             [session.draws for session in members],
         )
-        drafts.update(zip((session.request_id for session in members), made, strict=True))
+        drafts.update(zip((session.request_id for session in members), drawn, strict=True))
 
     if (error := catch(work)) is not None:
+        if None in before or before != [num_drawn(session.draws) for session in members]:
+            raise _drawn_in_vain(members, error) from error
         drafts.clear()
-        for session, count in zip(members, before, strict=True):
-            if count is None or num_drawn(session.draws) != count:
-                raise _drawn_in_vain(session, error) from error
-        _reopen(members, components, error)
-        if len(members) > 1:
-            for session, plan in asked:
-                (drafts[session.request_id],) = draft_trees([session], [plan], components)
-    for session in members:
-        made = drafts.get(session.request_id)
-        if session.drafts and made is not None and made.error is not None:
-            go_on_without(session, components, made.error)
+        _go_on_without(members, components, error)
     return [
         drafts.get(session.request_id) or draft
         for session, draft in zip(sessions, given, strict=True)
@@ -109,37 +100,19 @@ def observe(rows: Sequence[Row], components: Components) -> None:
         ]
     contexts = [row.session.context for row in rows]
     drafts = [row.draft for row in rows]
-    _ask(
+    ask_drafter(
         [row.session for row in rows],
         components,
         lambda: components.drafter.observe(contexts, drafts, verdicts),
     )
 
 
-def open_drafter(
-    sessions: Sequence[Session], contexts: Sequence[Context], components: Components
-) -> None:
-    """Show the drafter new requests, as far as their prompts are read."""
-    _ask(sessions, components, lambda: components.drafter.open(contexts), contexts)
-
-
-def read_pieces(
-    drafter: PieceReader[Any],
-    sessions: Sequence[Session],
-    contexts: Sequence[Context],
-    components: Components,
-) -> None:
-    """Show the drafter more of the prompts of open requests."""
-    _ask(sessions, components, lambda: drafter.read(contexts), contexts)
-
-
-def _ask(
+def ask_drafter(
     sessions: Sequence[Session],
     components: Components,
     work: Callable[[], Sequence[Any] | None],
-    contexts: Sequence[Context] = (),
 ) -> None:
-    """Let the drafter work, and note the states of the requests that it returns, if any."""
+    """Let the drafter work for requests, and note the states that it returns, if any."""
 
     def noted() -> None:
         if (states := work()) is not None:
@@ -147,34 +120,15 @@ def _ask(
                 session.drafter_state = state
 
     if (error := catch(noted)) is not None:
-        _reopen(sessions, components, error, contexts)
+        _go_on_without(sessions, components, error)
 
 
-def _reopen(
-    sessions: Sequence[Session],
-    components: Components,
-    error: Exception,
-    contexts: Sequence[Context] = (),
-) -> None:
-    """After an error of the drafter, show it each request anew and alone; one alone goes without it."""
-    if len(sessions) == 1:
-        go_on_without(sessions[0], components, error)
-        return
-    shown = contexts or [session.context for session in sessions]
-    for session, context in zip(sessions, shown, strict=True):
-        catch(lambda context=context: components.drafter.close(context))
-        open_drafter([session], [context], components)
-
-
-def go_on_without(session: Session, components: Components, error: Exception) -> None:
-    """Decode a request without the drafter from here on, with a warning."""
-    session.drafts, session.drafter_state = False, None
-    catch(lambda: components.drafter.close(session.context))
-    warnings.warn(
-        f"request {session.request_id}: the drafter failed ({type(error).__name__}: {error}); "
-        "the request is decoded without it from here on",
-        stacklevel=2,
-    )
+def _go_on_without(sessions: Sequence[Session], components: Components, error: Exception) -> None:
+    """Decode requests without the drafter from here on, with one warning."""
+    for session in sessions:
+        session.drafts, session.drafter_state = False, None
+        catch(partial(components.drafter.close, session.context))
+    warnings.warn(f"{_failure(sessions, error)}; decoding goes on without it", stacklevel=2)
 
 
 def close_drafter(session: Session, components: Components) -> None:
@@ -218,13 +172,17 @@ def token_probs(draft: Draft[Any], verdict: Verdict) -> tuple[float, ...]:
     return tuple(prob for prob in found if prob is not None)
 
 
-def _drawn_in_vain(session: Session, error: Exception) -> DrafterError:
+def _drawn_in_vain(sessions: Sequence[Session], error: Exception) -> DrafterError:
     return DrafterError(
-        f"request {session.request_id}: the drafter failed ({type(error).__name__}: {error}) after "
-        "it had drawn tokens, and did not return them; continuing without them would bias the "
-        "text, so the request ends here. A drafter may raise before its first draw, or return the "
-        "tree so far with `Draft.error`"
+        f"{_failure(sessions, error)} after it had drawn tokens; continuing without them would bias "
+        "the text, so the requests of this round end here. A drafter may raise before its first draw"
     )
+
+
+def _failure(sessions: Sequence[Session], error: Exception) -> str:
+    names = ", ".join(str(session.request_id) for session in sessions)
+    whose = "request" if len(sessions) == 1 else "requests"
+    return f"{whose} {names}: the drafter failed ({type(error).__name__}: {error})"
 
 
 def _is_asked(plan: DraftPlan) -> bool:

@@ -16,7 +16,7 @@ from monge.core.prompt import PromptProfile
 from monge.draft.base import piece_reader
 from monge.engine.clock import now, num_preparations
 from monge.engine.components import Components
-from monge.engine.drafting import open_drafter, read_pieces
+from monge.engine.drafting import ask_drafter
 from monge.engine.logprobs import of_logits
 from monge.engine.session import Request, Session
 
@@ -235,10 +235,10 @@ class Prefill:
                 going_on.append(shown)
         if new:
             opened = [session_of[context.request_id] for context in new]
-            open_drafter(opened, new, self._components)
+            ask_drafter(opened, self._components, lambda: self._components.drafter.open(new))
         if going_on and reader is not None:
             readers = [session_of[context.request_id] for context in going_on]
-            read_pieces(reader, readers, going_on, self._components)
+            ask_drafter(readers, self._components, lambda: reader.read(going_on))
 
     def _reads_later(self, session: Session) -> bool:
         """Return whether the drafter's network reads the prompt only when its first draft is due."""

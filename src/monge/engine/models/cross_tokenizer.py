@@ -235,25 +235,35 @@ class CrossTokenizerModel(_DraftModel):
         self._mapping = mapping
         self._draft_tokenizer, self._target_tokenizer = draft_tokenizer, target_tokenizer
         self._shared = torch.tensor(mapping.shared).T
+        self._longest = max(map(len, mapping.written))
         self._rows: dict[int, _Row] = {}
 
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
-        own = {sequence: self._mapping.read(tokens) for sequence, tokens in prefixes.items()}
-        for sequence, tokens in prefixes.items():
-            self._rows[sequence] = _Row(text=list(tokens))
-            self._fits(self._rows[sequence], len(own[sequence]))
-        self._model.open(own)
-        for sequence, tokens in own.items():
-            self._rows[sequence].num_own = len(tokens)
+        self._rows |= {sequence: _Row() for sequence in prefixes}
+        self._model.open(self._readable(prefixes))
 
     def append(self, pieces: Mapping[int, Sequence[int]]) -> None:
-        own = {sequence: self._mapping.read(tokens) for sequence, tokens in pieces.items()}
+        self._model.append(self._readable(pieces))
+
+    def reach(self, sequence: int, text: Sequence[int], *, mixed: bool = False) -> int | None:
+        """See `ForeignModel`. Tokens that both have are one token of its own each."""
+        if self.max_length is None:
+            return None
+        row = self._rows[sequence]
+        unread = self._mapping.read(text[len(row.text) :])
+        room = self.max_length - row.num_own - len(unread)
+        return len(text) + room // (self._longest if mixed else 1)
+
+    def _readable(self, pieces: Mapping[int, Sequence[int]]) -> dict[int, tuple[int, ...]]:
+        """Return pieces in draft tokens and note that they are read; those that do not fit are left out."""
+        readable: dict[int, tuple[int, ...]] = {}
         for sequence, tokens in pieces.items():
-            row = self._rows[sequence]
-            row.text.extend(tokens)
-            row.num_own += len(own[sequence])
-            self._fits(row, row.num_own)
-        self._model.append(own)
+            row, own = self._rows[sequence], self._mapping.read(tokens)
+            fits = self.max_length is None or row.num_own + len(own) <= self.max_length
+            readable[sequence] = own if fits else ()
+            row.text.extend(tokens if fits else ())
+            row.num_own += len(readable[sequence])
+        return readable
 
     def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
         logits = self._model.extend(
@@ -331,15 +341,13 @@ class CrossTokenizerModel(_DraftModel):
                 row.num_slots += 1
             row.nodes.append(tuple(slots))
             row.tokens.append(token)
-        self._fits(row, row.num_own + max(map(len, row.nodes)))
-        return NodeBlock(tuple(tokens), tuple(parents))
-
-    def _fits(self, row: _Row, length: int) -> None:
+        length = row.num_own + max(map(len, row.nodes))
         if self.max_length is not None and length > self.max_length:
             raise ContextLengthError(
                 f"the text's {len(row.text)} tokens are {length} of the draft model's, which "
                 f"reads {self.max_length}"
             )
+        return NodeBlock(tuple(tokens), tuple(parents))
 
     def _in_target_tokens(
         self, own: Float[Tensor, "nodes draft_vocab"]
