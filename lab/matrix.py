@@ -14,7 +14,7 @@ from monge.cli import bench_decode as asked
 from monge.cli import options
 from monge.cli.console import quiet_host, reported
 from monge.cli.options import check_out_folder
-from monge.control.windows import WINDOWS as CONTROLLERS
+from monge.control.registry import DEPTH_CONTROLLERS as CONTROLLERS
 from monge.core.proposal import Deterministic
 from monge.defaults import ADAPTIVE, STEADY
 from monge.draft.tree.base import TreeBuilder

@@ -22,8 +22,9 @@ from monge.cli.options import check_out_folder
 from monge.core.errors import OptionError
 from monge.engine.chat_format import chat_format
 from monge.heads.readers.files import head_path
+from monge.loading.named_models import NAMED
 from monge.loading.networks import load_tokenizer, resolve_for
-from monge.loading.sources import NAMED, resolve
+from monge.loading.sources import resolve
 from monge.prompts import asked_prompts, encode, read_prompts
 
 OUT: Final = Path("bench-peers")

@@ -44,6 +44,7 @@ from monge.engine.decoder import Decoder
 from monge.engine.exact_numerics import check_exact_numerics
 from monge.engine.models.hf_tree import make_programs
 from monge.engine.text import Tokenizer
+from monge.loading.named_models import NAMED
 from monge.loading.networks import (
     AdaptedModel,
     as_draft_model,
@@ -54,7 +55,6 @@ from monge.loading.networks import (
     resolve_for,
     unwrapped,
 )
-from monge.loading.sources import NAMED
 from monge.options import PARTS, LoadOptions, checked
 from monge.verify.base import Rule
 from monge.verify.registry import VERIFIERS

@@ -13,8 +13,9 @@ from transformers import AutoModelForCausalLM
 import monge
 from monge.core.errors import ModelLoadError
 from monge.loading import sources
+from monge.loading.named_models import NAMED, PackagedModel
 from monge.loading.networks import load_network
-from monge.loading.sources import NAMED, PackagedModel, resolve
+from monge.loading.sources import resolve
 
 gguf = pytest.importorskip("gguf")
 

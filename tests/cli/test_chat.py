@@ -12,7 +12,7 @@ import pytest
 
 from monge.api import built_in
 from monge.cli.chat_input import messages
-from monge.loading import sources
+from monge.loading import named_models
 from monge.prompts import read_prompts
 
 SCRIPT = (
@@ -92,8 +92,8 @@ def test_files_go_before_the_next_message_and_a_refused_command_loses_nothing(ru
 
 
 def test_without_the_real_model_the_built_in_target_answers_and_a_line_says_so(run, monkeypatch):
-    missing = sources.PackagedModel("no-such-package", "pip install no-such-package")
-    monkeypatch.setitem(sources.NAMED, "smollm2", missing)
+    missing = named_models.PackagedModel("no-such-package", "pip install no-such-package")
+    monkeypatch.setitem(named_models.NAMED, "smollm2", missing)
     result = run("chat", "--max-new-tokens", "4", stdin="Hello\n")
     assert result.exit_code == 0
     assert "built-in target" in result.stderr

@@ -11,7 +11,7 @@ import pytest
 from monge.api import make_components
 from monge.control.base import RoundInfo, SharedState, SoloController
 from monge.control.latency import Latency
-from monge.control.windows import WINDOWS
+from monge.control.registry import DEPTH_CONTROLLERS
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.proposal import Iid, WithoutReplacement
@@ -87,7 +87,9 @@ def error(case: Case, **settings: Any) -> float:
     )
 
 
-@pytest.mark.parametrize("text", [text for name in WINDOWS for text in SETTINGS.get(name, (name,))])
+@pytest.mark.parametrize(
+    "text", [text for name in DEPTH_CONTROLLERS for text in SETTINGS.get(name, (name,))]
+)
 @pytest.mark.parametrize(
     ("tree", "horizon"),
     [

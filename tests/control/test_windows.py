@@ -10,9 +10,8 @@ from monge.control.base import PromptReader, RoundInfo, SharedState
 from monge.control.confidence_threshold import ConfidenceThreshold, best_threshold
 from monge.control.fsm import CachedFsm, Fsm
 from monge.control.latency import Latency
-from monge.control.registry import CONTROLLERS
+from monge.control.registry import CONTROLLERS, DEPTH_CONTROLLERS
 from monge.control.transformers_heuristic import TransformersHeuristic
-from monge.control.windows import WINDOWS
 from monge.core.context import DraftPlan
 from monge.core.draws import TapeDraws
 from monge.core.errors import OptionError
@@ -102,10 +101,12 @@ def test_threshold_is_refitted_from_six_tokens_of_both_kinds() -> None:
     assert state.threshold == 0.0
 
 
-@pytest.mark.parametrize("name", [name for name in WINDOWS if "latency" in WINDOWS[name].reads])
+@pytest.mark.parametrize(
+    "name", [name for name in DEPTH_CONTROLLERS if "latency" in DEPTH_CONTROLLERS[name].reads]
+)
 def test_costs_are_asked_for(name: str) -> None:
     with pytest.raises(OptionError, match=f"'{name}' needs latency"):
-        WINDOWS.make(name).init(SharedState())
+        DEPTH_CONTROLLERS.make(name).init(SharedState())
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_costs_are_asked_for(name: str) -> None:
 )
 def test_impossible_settings(text: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        WINDOWS.parse(text)
+        DEPTH_CONTROLLERS.parse(text)
 
 
 def trajectory(name: str, times: int) -> list[list[DraftPlan]]:

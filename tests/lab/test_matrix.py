@@ -4,7 +4,7 @@ import json
 
 from lab.matrix import all_arms, controller_arms, legal_pairs
 from monge.bench.arms import DEFAULT
-from monge.control.windows import WINDOWS
+from monge.control.registry import DEPTH_CONTROLLERS
 from monge.draft.tree.registry import TREES
 from monge.verify.base import unsupported_reason
 from monge.verify.registry import VERIFIERS
@@ -31,7 +31,9 @@ def test_matrix_is_all_that_is_exact(tiny_pair):
 
 def test_every_controller_has_an_arm(tiny_pair):
     names = {arm.name for arm in controller_arms(tiny_pair)}
-    assert {f"monge {name}" for name in WINDOWS if name not in ("fixed", "goodput")} < names
+    assert {
+        f"monge {name}" for name in DEPTH_CONTROLLERS if name not in ("fixed", "goodput")
+    } < names
     assert {"monge", "monge none", "monge window 1", "monge window 8"} < names
 
 

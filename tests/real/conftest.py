@@ -7,8 +7,8 @@ import pytest
 
 import monge
 from monge.core.errors import ModelLoadError
+from monge.loading.named_models import NAMED
 from monge.loading.networks import load_network, load_tokenizer
-from monge.loading.sources import NAMED
 
 CONVERSATION = [
     {"role": "user", "content": "Name the first four planets, and write the list twice."}

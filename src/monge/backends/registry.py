@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from monge.core.errors import BackendError
 from monge.core.model import SequenceModel
+from monge.core.parts import PARTS
 from monge.core.registry import Registry
 from monge.engine.models.forward_program import SourceWeights
 from monge.engine.models.hf_chain import HfChainModel
@@ -115,4 +116,4 @@ class Compiled(Backend):
         return HfTreeModel(network, make_step(), make_step, partial(capture_module, capture))
 
 
-BACKENDS: Final[Registry[Backend]] = Registry("backend", {"eager": Eager, "compiled": Compiled})
+BACKENDS: Final[Registry[Backend]] = Registry("backend", PARTS["backend"])

@@ -6,11 +6,9 @@ Importing torch takes seconds, which `monge --help`, `--version` and a mistyped 
 import ast
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +19,9 @@ from typer.main import get_command
 from monge.cli.console import reported
 from monge.config import read_config
 from monge.core.errors import OptionError, unknown_name
+from monge.core.parts import HEADS, PARTS
 from monge.loading.hub import check_model_name, nearest
+from monge.loading.named_models import NAMED
 from monge.options import LoadOptions, SamplingOptions, ServeOptions, flag_of, options_of
 from monge.prompts import read_prompts
 
@@ -31,19 +31,8 @@ SETTINGS: Final[dict[str, Any]] = {
     "pretty_exceptions_enable": False,
     "rich_markup_mode": "markdown",
 }
-TABLES: Final = {
-    "verifier": ("monge.verify.registry",),
-    "drafter": ("monge.draft.registry",),
-    "tree": ("monge.draft.tree.registry",),
-    "controller": ("monge.control.windows", "monge.control.registry"),
-    "backend": ("monge.backends.registry",),
-}
-"""Modules with the registries of components that an option names."""
-_MODELS: Final = {
-    "target": ("monge.loading.sources",),
-    "draft": ("monge.loading.sources", "monge.heads.readers.files"),
-}
-"""Modules with tables of models that need no folder."""
+_MODELS: Final = {"target": {"built-in", *NAMED}, "draft": {"built-in", *NAMED, *HEADS}}
+"""Models that need no folder."""
 _PROMPTS: Final = ("prompts", "file", "data")
 NO_PROMPT: Final = (
     'no prompt; write one, e.g. monge generate "The history of", or use --prompts or a pipe'
@@ -106,7 +95,8 @@ def group(
 def _first_line(place: str) -> str:
     """Return what lists show of a command, the first line of its docstring, without importing it."""
     module, function = _split(place)
-    tree = _parsed(f"monge.cli.{module}").body
+    path = Path(__file__).with_name(f"{module}.py")
+    tree = ast.parse(path.read_text(encoding="utf-8")).body
     (own,) = (one for one in tree if isinstance(one, ast.FunctionDef) and one.name == function)
     return (ast.get_docstring(own) or "").partition("\n")[0]
 
@@ -171,32 +161,16 @@ def _has_prompt(arguments: Sequence[str]) -> bool:
 
 def _check(option: str, value: str) -> None:
     kind = option.removeprefix("draft-")
-    if kind in TABLES and not Path(value).is_file():  # `acceptance --tree` takes a file
+    if kind in PARTS and not Path(value).is_file():  # `acceptance --tree` takes a file
         match = _NAME.match(value)
         if match is not None and match[1] not in names_of(kind):
             raise unknown_name(kind, match[1], names_of(kind))
     elif option in _MODELS:
-        check_model_name(value, {"built-in", *_keys(_MODELS[option])})
+        check_model_name(value, _MODELS[option])
     elif option in _PROMPTS and not Path(value).exists():
         read_prompts(Path(value))
 
 
 def names_of(kind: str) -> set[str]:
-    """Return the names of components in a registry, also those of installed packages."""
-    return {entry.name for entry in entry_points(group=f"monge.{kind}s")} | {*_keys(TABLES[kind])}
-
-
-def _keys(modules: Iterable[str]) -> Iterator[str]:
-    """Yield the keys of tables that are values at the top of modules, or arguments of calls there."""
-    for node in (one for module in modules for one in _parsed(module).body):
-        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
-        for table in value.args if isinstance(value, ast.Call) else [value]:
-            keys = table.keys if isinstance(table, ast.Dict) else ()
-            yield from (str(key.value) for key in keys if isinstance(key, ast.Constant))
-
-
-@lru_cache
-def _parsed(module: str) -> ast.Module:
-    """Read a module without executing it."""
-    path = Path(str(files("monge"))).joinpath(*module.split(".")[1:]).with_suffix(".py")
-    return ast.parse(path.read_text(encoding="utf-8"))
+    """Return the names of parts of a kind, also those of installed packages."""
+    return {entry.name for entry in entry_points(group=f"monge.{kind}s")} | PARTS[kind].keys()

@@ -21,7 +21,8 @@ from monge.draft.tree.base import ByRequest, TreeBuilder
 from monge.draft.tree.children import CHILDREN
 from monge.draft.tree.registry import TREES
 from monge.loading.cache import clear, kept
-from monge.loading.sources import NAMED, obstacle
+from monge.loading.named_models import NAMED
+from monge.loading.sources import obstacle
 from monge.options import OUTPUT
 from monge.verify.base import unsupported_reason
 from monge.verify.registry import VERIFIERS

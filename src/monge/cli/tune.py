@@ -20,7 +20,7 @@ from monge.config import write_config
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.engine.chat_format import TemplateFormat
-from monge.loading.sources import NAMED
+from monge.loading.named_models import NAMED
 from monge.options import OUTPUT, LoadOptions, SamplingOptions, changed
 from monge.prompts import Prompt, as_message, read_prompts, shipped, written
 from monge.replay.configuration import HEADS, MODEL, Configuration

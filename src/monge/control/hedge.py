@@ -14,7 +14,7 @@ from monge.control.base import (
     check_share,
     latency_of,
 )
-from monge.control.windows import WINDOWS
+from monge.control.registry import DEPTH_CONTROLLERS
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
@@ -267,7 +267,7 @@ class Hedge(Controller[HedgeState]):
         return self._settled(state, record.counterfactuals)
 
     def _windows(self) -> AnyController:
-        return WINDOWS.parse(self.inner)
+        return DEPTH_CONTROLLERS.parse(self.inner)
 
     def _settled(self, state: HedgeState, entries: Sequence[CounterfactualDraft]) -> HedgeState:
         """Return the state after the rounds that the text has decided."""

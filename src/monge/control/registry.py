@@ -3,13 +3,14 @@
 from typing import Final
 
 from monge.control.base import AnyController
-from monge.control.hedge import Hedge
-from monge.control.linear_selection import LinearSelection
-from monge.control.windows import WINDOWS
+from monge.core.parts import PARTS
 from monge.core.registry import Registry
 
+DEPTH_CONTROLLERS: Final[Registry[AnyController]] = Registry(
+    "controller", PARTS["depth controller"]
+)
+"""Those that decide how much to draft, and for which drafter-choosing ones have room inside."""
+
 CONTROLLERS: Final[Registry[AnyController]] = Registry(
-    "controller",
-    {**WINDOWS, "hedge": Hedge, "linear_selection": LinearSelection},
-    group="monge.controllers",
+    "controller", PARTS["controller"], group="monge.controllers"
 )

@@ -23,7 +23,7 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
 
     Args:
         kind: Noun for messages ("verifier").
-        parts: Names to classes.
+        parts: Names to classes, or to their places in the form of entry points.
         group: Entry point group of further parts, such as `monge.verifiers`; `None` for a table
             without them.
         provided: Settings that the engine gives and no user writes: networks, trees.
@@ -32,7 +32,7 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
     def __init__(
         self,
         kind: str,
-        parts: Mapping[str, type[Part]],
+        parts: Mapping[str, type[Part] | str],
         *,
         group: str | None = None,
         provided: Iterable[str] = (),
@@ -44,7 +44,8 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
 
     def __getitem__(self, name: str) -> type[Part]:
         if name in self._parts:
-            return self._parts[name]
+            part = self._parts[name]
+            return EntryPoint(name, part, "").load() if isinstance(part, str) else part
         if name not in self._entries:
             raise unknown_name(self.kind, name, self._names)
         entry = self._entries[name]
@@ -75,7 +76,7 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
     @cached_property
     def _all(self) -> Mapping[str, type[Part]]:
         """The built-in parts, then those of installed packages that can be loaded."""
-        found = dict(self._parts)
+        found = {name: self[name] for name in self._parts}
         for name, entry in self._entries.items():
             problem = f"{self.kind} {name!r} of {entry.value} is ignored: the name is taken"
             if name not in self._parts:
@@ -93,9 +94,11 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
 
     def name_of(self, part: Part) -> str:
         """Return the name of the class of `part`."""
+        cls = type(part)
+        places = {cls, f"{cls.__module__}:{cls.__qualname__}"}
         for table in (self._parts, self):  # only a part of another package loads all
-            for name, cls in table.items():
-                if type(part) is cls:
+            for name, place in table.items():
+                if place in places:
                     return name
         raise OptionError(f"{type(part).__name__} is not a registered {self.kind}")
 

@@ -14,10 +14,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from monge.core.errors import ModelLoadError
+from monge.core.parts import HEADS
 
 CONFIG: Final = "config.json"
-NAMED_HEADS: Final = {"smollm2-head": "smollm2_head"}
-"""Heads that ship with this package, by name, with their folders. `smollm2-head` is an EAGLE-3 head."""
 _INDICES: Final = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _SAFE: Final = ".safetensors"
 _OF_TRAINING: Final = "training.pt"
@@ -35,9 +34,9 @@ _BROKEN: Final = (
 
 
 def head_path(source: str | Path) -> Path:
-    """Return the folder of a head, given a name in `NAMED_HEADS` or a path."""
-    if isinstance(source, str) and source in NAMED_HEADS:
-        return Path(str(files("monge"))) / "models" / NAMED_HEADS[source]
+    """Return the folder of a head, given a name in `core.parts.HEADS` or a path."""
+    if isinstance(source, str) and source in HEADS:
+        return Path(str(files("monge"))) / "models" / HEADS[source]
     return Path(source).expanduser()
 
 

@@ -1,0 +1,74 @@
+"""The parts and models that have names: text only, so that looking a name up imports none of them."""
+
+from collections.abc import Mapping
+from typing import Final
+
+_DEPTH_CONTROLLERS: Final = {
+    "fixed": "monge.control.fixed:Fixed",
+    "goodput": "monge.control.goodput:Goodput",
+    "on_the_fly": "monge.control.on_the_fly:OnTheFly",
+    "fsm": "monge.control.fsm:Fsm",
+    "cached_fsm": "monge.control.fsm:CachedFsm",
+    "q_learning": "monge.control.q_learning:QLearning",
+    "transformers_heuristic": "monge.control.transformers_heuristic:TransformersHeuristic",
+    "confidence_threshold": "monge.control.confidence_threshold:ConfidenceThreshold",
+}
+PARTS: Final[Mapping[str, Mapping[str, str]]] = {
+    "verifier": {
+        "target_walk": "monge.verify.target_walk:TargetWalk",
+        "single_draft": "monge.verify.single_draft:SingleDraft",
+        "rrs": "monge.verify.rrs:Rrs",
+        "rrs_without_replacement": "monge.verify.rrs_without_replacement:RrsWithoutReplacement",
+        "naive_tree": "monge.verify.naive_tree:NaiveTree",
+        "k_seq": "monge.verify.k_seq:KSeq",
+        "greedy": "monge.verify.greedy:Greedy",
+        "canonical": "monge.verify.canonical:Canonical",
+        "spechub": "monge.verify.spechub:SpecHub",
+        "systematic": "monge.verify.systematic:EarliestDeadline",
+        "gumbel": "monge.verify.gumbel:Gumbel",
+        "block": "monge.verify.block:Block",
+        "multipath_block": "monge.verify.multipath_block:MultipathBlock",
+        "traversal": "monge.verify.traversal:Traversal",
+        "layer": "monge.verify.layer:Layer",
+        "optimal": "monge.verify.optimal:Optimal",
+    },
+    "drafter": {
+        "model": "monge.draft.model:ModelDrafter",
+        "ensemble": "monge.draft.ensemble:EnsembleDrafter",
+        "shape": "monge.draft.shape:ShapeDrafter",
+        "retokenize": "monge.draft.retokenize:RetokenizeDrafter",
+        "layer_skip": "monge.draft.layer_skip:LayerSkipDrafter",
+        "head": "monge.draft.published_heads:HeadDrafter",
+        "ngram": "monge.draft.ngram:NgramDrafter",
+        "suffix": "monge.draft.suffix:SuffixDrafter",
+        "token_recycling": "monge.draft.token_recycling:TokenRecyclingDrafter",
+        "lookahead": "monge.draft.lookahead:LookaheadDrafter",
+        "jacobi": "monge.draft.jacobi:JacobiDrafter",
+        "pool": "monge.draft.pool:PoolDrafter",
+        "none": "monge.draft.base:NoDrafter",
+    },
+    "tree": {
+        "chain": "monge.draft.tree.fixed_width:Chain",
+        "fixed_width": "monge.draft.tree.fixed_width:FixedWidth",
+        "paths": "monge.draft.tree.paths:Paths",
+        "best_first": "monge.draft.tree.best_first:BestFirst",
+        "eagle2": "monge.draft.tree.best_first:Eagle2",
+        "opt_tree": "monge.draft.tree.best_first:OptTree",
+        "sequoia": "monge.draft.tree.sequoia:Sequoia",
+        "threshold": "monge.draft.tree.best_first:Threshold",
+    },
+    "depth controller": _DEPTH_CONTROLLERS,
+    "controller": {
+        **_DEPTH_CONTROLLERS,
+        "hedge": "monge.control.hedge:Hedge",
+        "linear_selection": "monge.control.linear_selection:LinearSelection",
+    },
+    "backend": {
+        "eager": "monge.backends.registry:Eager",
+        "compiled": "monge.backends.registry:Compiled",
+    },
+}
+"""Classes by kind and name, in the form of entry points."""
+
+HEADS: Final = {"smollm2-head": "smollm2_head"}
+"""Heads that ship with this package, by name, with their folders. `smollm2-head` is an EAGLE-3 head."""
