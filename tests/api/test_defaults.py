@@ -141,7 +141,7 @@ class Raising(NgramDrafter):
         raise RuntimeError("no more ideas")
 
 
-@pytest.mark.filterwarnings("ignore:request 0: the drafter failed")
+@pytest.mark.filterwarnings("ignore:request 0. the drafter failed:UserWarning")
 def test_a_drafter_that_raises_leaves_plain_decoding():
     result = write(make_components(table(1, VOCAB), drafter=Raising(), controller=None), seed=3)
     expected = write(make_components(table(1, VOCAB), drafter="none"), seed=3)
