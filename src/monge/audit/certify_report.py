@@ -10,7 +10,7 @@ from monge.core.words import counted
 
 Answer = Literal["exact", "not exact", "could not tell"]
 EXIT: Final[Mapping[Answer, int]] = {"exact": 0, "not exact": 1, "could not tell": 2}
-_FEW_SEEDS: Final = 3
+_FEW_STREAMS: Final = 3
 _LONGEST: Final = 60
 
 
@@ -107,10 +107,13 @@ class CertifyReport:
         logit_difference: Largest difference of a stated logit to the float64 forward.
         law_distance: Largest total variation between a stated law and the float64 one.
         drafts: Figures of the drafter that was made again.
-        seeds: Seeds of the requests.
+        seeds: Seed of each request.
+        rows: Row of each request.
         dtype: Type in which the target computed.
         tolerance: Largest difference of a logit that counts as rounding.
-        told: Facts that the verdict takes from the record, with the number of requests.
+        loading: Settings of the models that the header states, without those told of requests.
+        told: Settings of requests, and what else the verdict takes from them, with the number of
+            requests.
         findings: Empty for an exact run.
         notes: Limits of the checks.
     """
@@ -126,6 +129,8 @@ class CertifyReport:
     law_distance: float = 0.0
     drafts: DraftFindings = field(default_factory=DraftFindings)
     seeds: list[int] = field(default_factory=list[int])
+    rows: list[int] = field(default_factory=list[int])
+    loading: dict[str, Any] = field(default_factory=dict[str, Any])
     dtype: str = ""
     tolerance: float = 0.0
     told: dict[str, int] = field(default_factory=dict[str, int])
@@ -150,16 +155,37 @@ class CertifyReport:
 
     @property
     def basis(self) -> str:
-        """Seeds, plans, ends and tolerance of an exact run, as far as they were checked."""
-        few = len(self.seeds) <= _FEW_SEEDS
-        seeds = ", ".join(map(str, self.seeds)) if few else f"{len(self.seeds)} of the record"
+        """All settings that decide an exact text, but for its prompt and the weights of the models.
+
+        Whoever makes a record chooses them, so that one that is left out gives a choice of texts.
+        """
         whole = self.num_requests
         told = [
             fact if count == whole else f"{fact} in {count} of {whole} requests"
             for fact, count in self.told.items()
         ]
+        loading = ", ".join(f"{name} {value!r}" for name, value in self.loading.items())
         limit = f"{self.dtype} logits within {self.tolerance:g}"
-        return "; ".join([f"seed {seeds}", *self.drafts.plan_facts(), *told, limit])
+        drafted = [f"loaded with {loading}"] if loading else []
+        return "; ".join([self._streams(), *told, *drafted, *self.drafts.plan_facts(), limit])
+
+    def _streams(self) -> str:
+        """Seeds and rows of the requests, in order."""
+        runs = list[tuple[int, range]]()
+        for seed, row in zip(self.seeds, self.rows, strict=True):
+            if runs and runs[-1] == (seed, range(runs[-1][1].start, row)):
+                runs[-1] = seed, range(runs[-1][1].start, row + 1)
+            else:
+                runs.append((seed, range(row, row + 1)))
+        if len(runs) > _FEW_STREAMS:
+            are_counted = all(rows.start == 0 for _, rows in runs)
+            rows = "each with rows from 0" if are_counted else "with rows of the record"
+            return f"{counted(len(set(self.seeds)), 'seed')} of the record, {rows}"
+        return ", ".join(
+            f"seed {seed}, "
+            + (f"rows {rows[0]} to {rows[-1]}" if len(rows) > 1 else f"row {rows[0]}")
+            for seed, rows in runs
+        )
 
     def summary(self) -> str:
         """Return one line."""
