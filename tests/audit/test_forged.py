@@ -255,12 +255,7 @@ def test_many_seeds_are_counted() -> None:
         recorder.generate([[0, 1]], max_new_tokens=2, temperature=1.0, seed=seed)
     told(
         certified(reread(recorder.certificate()), CHAIN),
-        "(5 seeds of the record, each with rows from 0; ",
-    )
-    recorder.generate([[0, 1]], max_new_tokens=2, temperature=1.0, seed=0, row=7)
-    told(
-        certified(reread(recorder.certificate()), CHAIN),
-        "(5 seeds of the record, with rows of the record; ",
+        "(seed 5 of the record, rows 5 of the record; ",
     )
 
 
@@ -368,7 +363,7 @@ def test_settings_of_models_are_in_the_verdict() -> None:
     ("rows", "text"),
     [
         ([0, 1, 2], "(seed 1, rows 0 to 2; "),
-        ([2, 0, 1], "(seed 1, row 2, seed 1, rows 0 to 1; "),
+        ([2, 0, 1], "(seed 1, rows 2, 0, 1; "),
         ([5], "(seed 1, row 5; "),
     ],
 )

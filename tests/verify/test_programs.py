@@ -44,8 +44,14 @@ class Laws:
         return not self.scores.is_cpu
 
 
+class PartlyFixed(Mixed):
+    """`Mixed`, and at some nodes as many candidates that are not drawn."""
+
+
 def proposal(kind: type, law: Law, width: int) -> Proposal:
-    if kind is Mixed:
+    if kind is PartlyFixed and law.top(1)[0] % 2:
+        return Deterministic(law.top(width + 1))
+    if issubclass(kind, Mixed):
         (top,) = law.top(1)
         rest = law.without(top)
         assert rest is not None
@@ -160,12 +166,23 @@ RULES = (
 MIXTURES = {
     "single_draft": ((Iid, (1, 1)), (Iid, (1,))),
     "block": ((Iid, (1, 1)), (Iid, (1, 1, 1)), (Deterministic, (1, 1))),
-    "rrs": ((Iid, (3, 2)), (Mixed, (2, 1)), (Mixed, (1,)), (Iid, (2,))),
+    "rrs": ((Iid, (3, 2)), (Mixed, (2, 1)), (PartlyFixed, (2, 1)), (Iid, (2,))),
     "rrs_without_replacement": ((WithoutReplacement, (3, 2)), (Iid, (3, 2))),
-    "traversal": ((WithoutReplacement, (3, 2)), (Iid, (3, 2)), (Mixed, (2, 1))),
+    "traversal": (
+        (WithoutReplacement, (3, 2)),
+        (Iid, (3, 2)),
+        (Mixed, (2, 1)),
+        (PartlyFixed, (2, 1)),
+    ),
     "target_walk": ((Iid, (3, 2)), (WithoutReplacement, (3, 2)), (Deterministic, (1, 1, 1))),
-    "optimal": ((Iid, (3, 2)), (Mixed, (2, 1))),
-    "layer": ((Iid, (3, 2)), (Mixed, (2, 1)), (PathDraws, (3, 2)), (Iid, (1, 1))),
+    "optimal": ((Iid, (3, 2)), (Mixed, (2, 1)), (PartlyFixed, (2, 1))),
+    "layer": (
+        (Iid, (3, 2)),
+        (Mixed, (2, 1)),
+        (PartlyFixed, (2, 1)),
+        (PathDraws, (3, 2)),
+        (Iid, (1, 1)),
+    ),
 }
 """Kinds of candidates and widths of levels that occur in one batch."""
 

@@ -10,7 +10,7 @@ from monge.core.words import counted
 
 Answer = Literal["exact", "not exact", "could not tell"]
 EXIT: Final[Mapping[Answer, int]] = {"exact": 0, "not exact": 1, "could not tell": 2}
-_FEW_STREAMS: Final = 3
+_FEW_NUMBERS: Final = 3
 _LONGEST: Final = 60
 
 
@@ -60,6 +60,11 @@ def check_equal(name: str, stated: object, right: object, whose: str) -> None:
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
+
+
+def _listed(numbers: list[int]) -> str:
+    few = len(numbers) <= _FEW_NUMBERS
+    return ", ".join(map(str, numbers)) if few else f"{len(numbers)} of the record"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -171,21 +176,10 @@ class CertifyReport:
 
     def _streams(self) -> str:
         """Seeds and rows of the requests, in order."""
-        runs = list[tuple[int, range]]()
-        for seed, row in zip(self.seeds, self.rows, strict=True):
-            if runs and runs[-1] == (seed, range(runs[-1][1].start, row)):
-                runs[-1] = seed, range(runs[-1][1].start, row + 1)
-            else:
-                runs.append((seed, range(row, row + 1)))
-        if len(runs) > _FEW_STREAMS:
-            are_counted = all(rows.start == 0 for _, rows in runs)
-            rows = "each with rows from 0" if are_counted else "with rows of the record"
-            return f"{counted(len(set(self.seeds)), 'seed')} of the record, {rows}"
-        return ", ".join(
-            f"seed {seed}, "
-            + (f"rows {rows[0]} to {rows[-1]}" if len(rows) > 1 else f"row {rows[0]}")
-            for seed, rows in runs
-        )
+        seeds, rows = _listed([*dict.fromkeys(self.seeds)]), self.rows
+        is_run = len(rows) > 1 and rows == [*range(rows[0], rows[0] + len(rows))]
+        numbers = f"{rows[0]} to {rows[-1]}" if is_run else _listed(rows)
+        return f"seed {seeds}, row{'s' * (len(rows) > 1)} {numbers}"
 
     def summary(self) -> str:
         """Return one line."""
