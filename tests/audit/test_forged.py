@@ -41,6 +41,8 @@ CHAIN = combined("chain(3)", "block")
 PLAIN = combined("chain(3)", "block", controller="fixed(max_depth=0)")
 STEADY = ("fixed", "fixed(max_depth=1)", "fsm", "cached_fsm", "transformers_heuristic")  # fmt: skip
 POOL = {"drafter": "pool('jacobi(2)', 'model')", "tree": "chain(2)"}
+READERS = 1
+"""The seed of the reader, which nobody else chooses."""
 TIMED: dict[str, dict[str, Any]] = {
     "goodput": {},
     "on_the_fly(probe_prob=0.5)": {},
@@ -54,7 +56,7 @@ TIMED: dict[str, dict[str, Any]] = {
 def timed(controller: str, **parts: Any) -> Make:
     """A pair whose controller reads these times; some of them draw."""
     times = Latency(plain_s=1.0, node_share=0.025, draft_share=0.04)
-    settings = {"drafter": "model", "tree": "chain(3)", "verifier": "block"} | parts
+    settings: dict[str, Any] = {"drafter": "model", "tree": "chain(3)", "verifier": "block"} | parts
     return lambda: make_components(
         table(1), table(2), controller=controller, latency=times, **settings
     )
@@ -82,7 +84,10 @@ def test_no_controller_hides_uniforms_that_are_left_out(controller: str, is_draf
 def test_plans_are_those_of_the_stated_controller(controller: str) -> None:
     make = combined("chain(3)", "block", controller=controller)
     certificate = recorded(make, max_new_tokens=16)
-    told(certified(certificate, make), f"(seed 1; planned by {controller}; ")
+    told(
+        certified(certificate, make),
+        f"(seed 1, row 0; temperature 1.0; at most 16 tokens; verified by block; planned by {controller}; ",
+    )
     other = combined("chain(3)", "block", controller="fixed(max_depth=2, max_nodes=2)")
     claimed = edited(recorded(other, max_new_tokens=16), controller=controller)
     report = certified(claimed, other)
@@ -248,7 +253,10 @@ def test_many_seeds_are_counted() -> None:
     recorder = Recorder(Decoder(CHAIN()))
     for seed in range(5):
         recorder.generate([[0, 1]], max_new_tokens=2, temperature=1.0, seed=seed)
-    told(certified(reread(recorder.certificate()), CHAIN), "(seed 5 of the record; ")
+    told(
+        certified(reread(recorder.certificate()), CHAIN),
+        "(seed 5 of the record, rows 5 of the record; ",
+    )
 
 
 class FirstOfTwo(TreeBuilder):
@@ -287,3 +295,81 @@ def typed(certificate: Certificate, dtype: str) -> Certificate:
     return Certificate(
         header=header, requests=certificate.requests, arrays=certificate.arrays
     ).sealed()
+
+
+def chosen(make: Make = CHAIN, limits: DraftPlan | None = None, **options: Any) -> Certificate:
+    """The record of what somebody makes under the reader's seed."""
+    recorder = Recorder(Decoder(make(), eos_ids=frozenset(options.pop("eos_ids", ()))))
+    settings = {"max_new_tokens": 12, "temperature": 1.0, "seed": READERS} | options
+    (request,) = recorder.decoder.requests([[0, 1]], **settings)
+    if limits is not None:
+        request = replace(request, limits=limits)
+    return run_of(recorder, recorder.decoder.session(recorder.recorded(request)))
+
+
+CHOICES: dict[str, list[dict[str, Any]]] = {
+    "row": [{"row": row} for row in (0, 1, 2, 1 << 63)],
+    "limits": [
+        {"limits": DraftPlan(max_depth=depth, max_nodes=nodes)}
+        for depth in (1, 2, None)
+        for nodes in (1, 2, None)
+    ],
+    # Both end before, after plans that are cut otherwise.
+    "max_new_tokens": [{"max_new_tokens": most, "eos_ids": [2]} for most in (11, 12)],
+    "temperature": [{"temperature": 1.0 + step / 10} for step in range(4)],
+    "top_p": [{"top_p": 0.7}, {"top_p": 0.8}, {}],
+    "verifier": [
+        {"make": combined("chain(3)", rule)} for rule in ("block", "single_draft", "target_walk")
+    ],
+    "controller": [
+        {"make": combined("chain(3)", "block", controller=f"fixed(max_depth={depth})")}
+        for depth in (1, 2, 3)
+    ],
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_what_the_maker_of_a_record_chooses_is_in_the_verdict(name: str) -> None:
+    """Two records of one verdict have one text, so nobody can try settings until a text suits them."""
+    texts = dict[str, set[tuple[int, ...]]]()
+    for choice in CHOICES[name]:
+        options = dict(choice)
+        make = options.get("make", CHAIN)
+        certificate = chosen(**options)
+        ends = frozenset(options.get("eos_ids", ()))
+        report = certified(certificate, make, eos_ids=ends, num_nodes=1)
+        told(report)
+        (request,) = certificate.requests
+        texts.setdefault(report.basis, set()).add(tuple(request["token_ids"]))
+    assert len(set().union(*texts.values())) > 1, "the choice was to matter"
+    assert all(len(own) == 1 for own in texts.values()), texts
+
+
+def test_settings_of_models_are_in_the_verdict() -> None:
+    make = combined("chain(3)", "block", draft_temperature=0.7)
+    loading = {"tree": "chain(3)", "draft_temperature": 0.7, "max_batch_size": 8, "draft": ["mine"]}
+    recorder = Recorder(Decoder(make()), loading=loading)
+    recorder.generate([[0, 1]], max_new_tokens=8, temperature=1.0, seed=READERS)
+    certificate = reread(recorder.certificate())
+    told(certified(certificate, make), "; loaded with tree 'chain(3)', draft_temperature 0.7; ")
+    target = {**certificate.header["target"], "weights": "int8"}
+    rounded = replace(certificate, header={**certificate.header, "target": target}).sealed()
+    told(certified(rounded, make), "; loaded with weights 'int8', tree 'chain(3)'")
+    odd = replace(certificate, header={**certificate.header, "loading": "chain(3)"}).sealed()
+    assert certified(odd, make).findings[0].field == "header.loading"
+
+
+@pytest.mark.parametrize(
+    ("rows", "text"),
+    [
+        ([0, 1, 2], "(seed 1, rows 0 to 2; "),
+        ([2, 0, 1], "(seed 1, rows 2, 0, 1; "),
+        ([5], "(seed 1, row 5; "),
+    ],
+)
+def test_rows_of_requests_are_told_in_their_order(rows: list[int], text: str) -> None:
+    recorder = Recorder(Decoder(CHAIN()))
+    sessions = recorder.sessions([[0, 1]] * 6, max_new_tokens=3, temperature=1.0, seed=READERS)
+    for _ in decode(sessions, recorder.decoder.components, max_batch_size=6):
+        pass
+    told(certified(reread(recorder.certificate([sessions[row] for row in rows])), CHAIN), text)

@@ -43,7 +43,8 @@ def test_an_exact_run(record, certify):
     assert report["num_tokens"] == 5
     assert report["law_error"] < 1e-12
     assert report["drafts"]["laws"] > 0
-    assert "exact (seed 1; planned by fixed(" in report["summary"]
+    settings = "seed 1, row 0; temperature 0.7; top_k 6; at most 5 tokens; verified by block"
+    assert f"exact ({settings}; loaded with tree 'chain(2)'; planned by" in report["summary"]
     assert report["summary"].endswith("float32 logits within 0.001)")
 
 

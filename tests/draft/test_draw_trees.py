@@ -32,12 +32,18 @@ def exact_network():
 
 
 def drafted(own, tree, rules, plans, draws=None):
-    """Drafts of several requests, draws used, and the waits before anybody looked at the drafts."""
-    model = HfTreeModel(own)
+    """Drafts of several requests, draws used, and the waits before anybody looked at the drafts.
+
+    Requests have the same rules, or each its own.
+    """
+    model, rules = (
+        HfTreeModel(own),
+        [rules] * len(TEXTS) if isinstance(rules, SamplingRules) else rules,
+    )
     drafter = ModelDrafter(model=model, tree=tree)
     contexts = [
-        Context(request_id=row, token_ids=tuple(text), num_prompt_tokens=len(text), rules=rules)
-        for row, text in enumerate(TEXTS)
+        Context(request_id=row, token_ids=tuple(text), num_prompt_tokens=len(text), rules=own)
+        for row, (text, own) in enumerate(zip(TEXTS, rules, strict=True))
     ]
     draws = draws or [SeededDraws(3, row) for row in range(len(TEXTS))]
     states = drafter.open(contexts)
@@ -103,6 +109,24 @@ def test_drafts_are_those_of_the_host(device, tree, rules, plans, num_waits):
     own = exact_network()
     found = drafted(copy.deepcopy(own).to(device), tree, rules, plans)
     assert found[2] <= num_waits
+    check_equal(found, drafted(own, tree, rules, plans))
+
+
+@pytest.mark.parametrize(
+    "tree", [Chain(4), FixedWidth((3, 2, 1)), FixedWidth((2, 2), "iid")], ids=str
+)
+@pytest.mark.parametrize(
+    "rules",
+    [
+        [SamplingRules(), WARM, GREEDY],
+        [WARM, SamplingRules(temperature=0.7, top_k=2), SamplingRules(temperature=0.7, min_p=0.3)],
+        [SamplingRules(temperature=0.5), SamplingRules(temperature=1.5), SamplingRules(top_p=0.5)],
+    ],
+    ids=["kinds", "truncated", "temperatures"],
+)
+def test_requests_of_several_rules_and_depths(device, tree, rules):
+    own, plans = exact_network(), [DraftPlan(max_depth=2), WHOLE, WHOLE]
+    found = drafted(copy.deepcopy(own).to(device), tree, rules, plans)
     check_equal(found, drafted(own, tree, rules, plans))
 
 

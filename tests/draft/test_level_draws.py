@@ -3,6 +3,7 @@
 import math
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -23,8 +24,8 @@ VOCAB = 9
 WHOLE = DraftPlan()
 
 
-def levels(builder, rules, plan=WHOLE, count=5, spoilt=None):
-    """First levels of several requests, whose second level is drawn next."""
+def levels(builder, rules, plan=WHOLE, count=5, spoilt=None, *, is_first=False):
+    """First levels of several requests, whose second level is drawn next; or their roots."""
     rng = np.random.default_rng(1)
     for row in range(count):
         tree, draws = GrowingTree(0), SeededDraws(row)
@@ -34,7 +35,7 @@ def levels(builder, rules, plan=WHOLE, count=5, spoilt=None):
             own = logits[: len(frontier)].clone()
             if spoilt is not None and row == 1:
                 own[0] = spoilt
-            if tree.num_nodes > 1 or builder.limits.max_depth == 1:
+            if tree.num_nodes > 1 or builder.limits.max_depth == 1 or is_first:
                 break
             laws = laws_from_logits(logits[:1], rules)
             frontier = tuple(builder.expand(tree, frontier, laws, plan, draws))
@@ -80,6 +81,24 @@ def test_children_are_those_of_the_builder(builder, rules, plan, device) -> None
         assert waits() == 1
     assert any(one is not None for one in drawn)
     assert [grown(*pair) for pair in zip(together, drawn, strict=True)] == expected
+
+
+def test_levels_of_several_trees_and_rules_are_drawn_apart() -> None:
+    builders = [Chain(3), FixedWidth((2, 3), "iid"), FixedWidth((2, 3)), FixedWidth((3, 3))]
+    rules = [SamplingRules(), SamplingRules(temperature=0.3), SamplingRules(top_k=4), SamplingRules(temperature=0)]  # fmt: skip
+
+    def mixture():
+        every = [
+            level
+            for builder, own, is_first in product(builders, rules, (False, True))
+            for level in levels(builder, own, count=2, is_first=is_first)
+        ]
+        return [every[place] for place in np.random.default_rng(0).permutation(len(every))]
+
+    expected, together = [grown(level) for level in mixture()], mixture()
+    drawn = draw_levels(together)
+    assert [grown(*pair) for pair in zip(together, drawn, strict=True)] == expected
+    assert 0 < drawn.count(None) < len(drawn)
 
 
 @pytest.mark.parametrize("spoilt", [math.nan, math.inf])

@@ -73,6 +73,30 @@ def test_a_sequence_that_is_not_open_or_began_before_its_states_were_kept_is_lef
     assert len(log.take(1)) == 2, "the head's own are not taken away"
 
 
+@given(text=st.lists(st.integers(0, 1), min_size=1, max_size=8).map(tuple), held=st.integers(0, 8))
+def test_a_text_is_kept_as_far_as_its_sequence_holds_it(text, held):
+    """The last token of a text that ends is committed, and was never read."""
+    model, cache = TabularModel(RandomTable(2, 1), 2), PrefixCache(min_tokens=1)
+    model.open({0: text[:held]})
+    cache.keep(model, 0, text)
+    assert cache.num_tokens == cache.length(model, text) == min(held, len(text))
+    model.open({1: ()})
+    assert cache.unread(model, 1, text) == text[held:]
+    assert model.text(1) == text[:held]
+
+
+def test_a_network_reads_the_tokens_that_a_kept_text_never_held():
+    model, cache = HfTreeModel(network("llama")), PrefixCache(min_tokens=1)
+    text, tree = tuple(range(3, 23)), NodeBlock((5, 6), (-1, 0))
+    model.open({0: text})
+    expected = model.extend({0: tree})[0]
+    model.open({1: text[:12]})
+    cache.keep(model, 1, text)
+    model.prefixes = cache
+    model.open({2: text})
+    torch.testing.assert_close(model.extend({2: tree})[2], expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("watched", [(), (1,), (0, 2)], ids=str)
 @pytest.mark.parametrize("family", TREE_FAMILIES)
 def test_a_network_goes_on_as_from_its_own_reading(family, watched):

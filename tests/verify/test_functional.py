@@ -1,9 +1,13 @@
 """Tensor programs of the rules: for equal uniforms the verdict of the object, and the target's law by enumeration."""
 
 import math
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -49,7 +53,7 @@ from monge.verify.rrs_without_replacement import RrsWithoutReplacement
 from monge.verify.single_draft import SingleDraft
 from monge.verify.target_walk import TargetWalk
 from monge.verify.traversal import Traversal
-from tests.engine import cuda_waits
+from tests.engine import cuda_waits, pretend
 from tests.verify.whole_trees import random_tables
 from tests.verify.whole_trees import text_error as whole_text_error
 
@@ -61,12 +65,14 @@ STAR = (-1, 0, 0, 0)
 REGIMES = ("rough", "ties", "zeros", "one-hot", "equal", "tiny masses")
 
 
-def without(probs, ids, children, draft, uniforms, **_):
-    return recursive_rejection(probs, ids, children, draft, uniforms, replacement=False)
+def without(probs, token_ids, children, draft, uniforms, **_):
+    return recursive_rejection(probs, token_ids, children, draft, uniforms, replacement=False)
 
 
 def on_chain(rule: Callable[..., Verified]) -> Callable[..., Verified]:
-    return lambda probs, ids, children, draft, uniforms, **_: rule(probs, ids, draft, uniforms)
+    return lambda probs, token_ids, children, draft, uniforms, **_: rule(
+        probs, token_ids, draft, uniforms
+    )
 
 
 PROGRAMS: dict[str, tuple[Callable[..., Verified], Rule, type, tuple[tuple[int, ...], ...]]] = {
@@ -76,8 +82,8 @@ PROGRAMS: dict[str, tuple[Callable[..., Verified], Rule, type, tuple[tuple[int, 
     "without replacement": (without, RrsWithoutReplacement(), WithoutReplacement, (BUSH, STAR)),
     "traversal": (traversal, Traversal(), WithoutReplacement, (BUSH, STAR, CHAIN)),
     "target_walk": (
-        lambda probs, ids, children, draft, uniforms, **_: target_walk(
-            probs, ids, children, uniforms
+        lambda probs, token_ids, children, draft, uniforms, **_: target_walk(
+            probs, token_ids, children, uniforms
         ),
         TargetWalk(),
         Deterministic,
@@ -739,6 +745,39 @@ def test_nothing_waits_and_no_shape_depends_on_data(name: str) -> None:
     assert found.next_token.shape == (3,)
 
 
+COMPILED = """
+import torch
+from monge.verify import functional as f
+
+def decide(logits, heat, token_ids, q, uniforms):
+    probs, shape = f.probs_from_logits(logits, temperature=heat, top_p=0.9), f.children_of((-1, 0, 1))
+    laws = f.DraftLaws(q)
+    yield f.exact_match(logits, token_ids, shape)
+    yield f.target_walk(probs, token_ids, shape, uniforms)
+    for program in (f.block, f.speculative_sampling):
+        yield program(probs, token_ids, laws, uniforms)
+    for program in (f.recursive_rejection, f.traversal, f.optimal, f.layer):
+        yield program(probs, token_ids, shape, laws, uniforms)
+
+def decide_all(*inputs):
+    return list(decide(*inputs))
+
+logits, q = torch.randn(4, 3, 9), torch.randn(4, 3, 9).double().softmax(-1)
+token_ids, uniforms = torch.randint(9, (4, 3)), torch.rand(4, 9, dtype=torch.float64)
+inputs = logits, torch.full((4,), 0.7), token_ids, q, uniforms
+expected = decide_all(*inputs)  # the tables of a shape are made once
+found = torch.compile(decide_all, backend="eager", fullgraph=True)(*inputs)
+for one, other in zip(found, expected, strict=True):
+    assert all(map(torch.equal, one, other))
+"""
+
+
+@pytest.mark.slow
+def test_programs_are_compiled_whole() -> None:
+    """Apart from this process, whose type checks are in the way."""
+    subprocess.run([sys.executable, "-c", COMPILED], check=True)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("regimes", [("rough", "rough"), ("zeros", "tiny masses")])
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -771,3 +810,142 @@ def test_too_few_uniforms_and_wrong_shapes_are_refused() -> None:
         target_walk(*arguments[:2], ((1,), (1,), (3,), ()), torch.zeros(1, 4, dtype=torch.float64))
     with pytest.raises(ProposalMismatchError, match=r"token_ids have 4 nodes, but children has 3"):
         target_walk(*arguments[:2], ((1,), (2,), ()), torch.zeros(1, 4, dtype=torch.float64))
+
+
+def given(name: str, device: str = "cpu", **changes) -> dict:
+    """Arguments of a program by name, for two requests, some of them changed."""
+    program, _, kind, (shape, *_) = PROGRAMS[name]
+    one = problem(("rough", "rough"), shape, kind, 1)
+    arguments = {
+        "probs": one.p.expand(2, -1, -1),
+        "token_ids": torch.tensor([one.token_ids] * 2),
+        "children": one.children,
+        "draft": DraftLaws(one.q.expand(2, -1, -1)),
+        "uniforms": torch.full((2, num_uniforms(one.children)), 0.5, dtype=torch.float64),
+    }
+    arguments |= {key: change(arguments[key].clone()) for key, change in changes.items()}
+    placed = {
+        key: own.to(device) if isinstance(own, Tensor) else own for key, own in arguments.items()
+    }
+    placed["draft"] = DraftLaws(placed["draft"].probs.to(device))
+    return placed
+
+
+def spoilt(place: tuple[int, ...], value: float) -> Callable[[Tensor], Tensor]:
+    """Set one number."""
+
+    def change(tensor: Tensor) -> Tensor:
+        tensor[place] = value
+        return tensor
+
+    return change
+
+
+WRONG_NUMBERS = {
+    "a uniform of one": ("uniforms", (1, 0), 1.0, "got 1.0 in row 1; expected numbers in [0, 1)"),
+    "a negative uniform": ("uniforms", (1, 0), -0.1, "got -0.1 in row 1; expected numbers in"),
+    "no uniform": ("uniforms", (1, 0), math.nan, "got nan in row 1; expected numbers in"),
+    "a token beyond": ("token_ids", (1, 1), VOCAB, "got 5 in row 1; expected tokens of a"),
+    "a token far beyond": ("token_ids", (1, 1), 1 << 40, "got 1099511627776 in row 1; expected"),
+    "a negative token": ("token_ids", (1, 1), -1, "got -1 in row 1; expected tokens of a"),
+}
+WRONG_SHAPES = {
+    "uniforms": (lambda own: own.float(), "uniforms: got torch.float32 .* expected torch.float64"),
+    "probs": (lambda own: own.float(), "probs: got torch.float32 .* expected torch.float64"),
+    "token_ids": (lambda own: own[:, :1], r"token_ids: .* of shape \(2, 1\); expected .* of shape \(2, "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG_NUMBERS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_wrong_numbers_are_refused_or_give_no_token(name: str, wrong: str) -> None:
+    """On a device without a wait, and the other requests are not affected."""
+    key, place, value, message = WRONG_NUMBERS[wrong]
+    program, right, changed = PROGRAMS[name][0], given(name), {key: spoilt(place, value)}
+    if wrong == "a negative token" and name in {"block", "target_walk"}:
+        assert program(**given(name, **changed)).next_token.min() >= 0, "padding"
+        return
+    with pytest.raises(OptionError, match=re.escape(f"{key}: {message}")):
+        program(**given(name, **changed))
+    expected = told(program(**right))
+    with pretend.device() as device:
+        arguments = given(name, device, **changed)
+        program(**given(name, device))  # the tables of a shape are made once
+        pretend.waits.clear()
+        found = program(**arguments)
+        assert not pretend.waits
+        assert found.next_token.tolist()[1] == -1
+        assert told(found)[0] == expected[0]
+
+
+@pytest.mark.parametrize("wrong", WRONG_SHAPES)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_wrong_shapes_and_types_are_refused(name: str, wrong: str) -> None:
+    change, message = WRONG_SHAPES[wrong]
+    with pytest.raises(OptionError, match=message):
+        PROGRAMS[name][0](**given(name, **{wrong: change}))
+
+
+def test_draft_laws_of_tokens_that_are_not_there_are_refused_or_give_no_token() -> None:
+    right = given("block")
+    ids = torch.arange(VOCAB).expand(2, len(CHAIN), -1)
+    for wrong in (-1, VOCAB):
+        draft = DraftLaws(right["draft"].probs, ids.clone().index_fill(0, torch.tensor(1), wrong))
+        with pytest.raises(OptionError, match=f"draft.token_ids: got {wrong} in row 1; expected"):
+            block(right["probs"], right["token_ids"], draft, right["uniforms"])
+        with pretend.device() as device:
+            parts = [right[key].to(device) for key in ("probs", "token_ids", "uniforms")]
+            moved = DraftLaws(*(part.to(device) for part in draft))
+            found = block(parts[0], parts[1], moved, uniforms=parts[2])
+            assert (found.next_token >= 0).tolist() == [True, False]
+
+
+def test_a_float32_uniform_below_one_is_no_float64_one() -> None:
+    """Rounded to float32 it is 1, behind the last token of the vocabulary."""
+    probs = torch.full((1, VOCAB), 1 / VOCAB, dtype=torch.float64)
+    last = torch.tensor([BELOW_ONE], dtype=torch.float64)
+    with pytest.raises(OptionError, match="positions: got torch.float32"):
+        quantile(probs, last.float())
+    assert quantile(probs, last).tolist() == [VOCAB - 1]
+    for bad in (1.0, -0.1, math.nan):
+        positions = torch.tensor([bad], dtype=torch.float64)
+        with pytest.raises(OptionError, match=r"positions: got .* expected numbers in \[0, 1\)"):
+            quantile(probs, positions)
+        with pretend.device() as device:
+            assert quantile(probs.to(device), positions.to(device)).tolist() == [-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("temperature", (-1.0, math.nan, math.inf)),
+        ("top_k", (0, -3)),
+        ("top_p", (0.0, -0.5, 1.5, math.nan)),
+        ("min_p", (-0.1, 2.0, math.nan)),
+    ],
+)
+def test_wrong_sampling_rules_are_refused_or_give_no_law(name: str, values) -> None:
+    logits, right = torch.randn(2, 3, VOCAB), {"top_k": 2}.get(name, 0.5)
+    expected = probs_from_logits(logits, **{name: right})[0]
+    types = [torch.int64] if name == "top_k" else [torch.float32, torch.float64]
+    for value, dtype in product(values, types):
+        row = torch.tensor([right, value], dtype=dtype)
+        with pytest.raises(OptionError, match=name):
+            probs_from_logits(logits, **{name: value})
+        with pytest.raises(OptionError, match=f"{name}: got .* in row 1; expected"):
+            probs_from_logits(logits, **{name: row})
+        with pretend.device() as device:
+            found = probs_from_logits(logits.to(device), **{name: row.to(device)})
+            assert not pretend.waits
+            assert found[1].isnan().all().item()
+            torch.testing.assert_close(found[0].cpu(), expected, rtol=0, atol=1e-15)
+    for odd in (torch.tensor([right]), torch.tensor([[right, right]])):
+        with pytest.raises(OptionError, match=f"{name}: got .* of shape"):
+            probs_from_logits(logits, **{name: odd})
+
+
+def test_a_node_has_one_parent() -> None:
+    one = problem(("rough", "rough"), CHAIN, Iid, 0)
+    arguments = one.p[None], torch.tensor([one.token_ids])
+    with pytest.raises(ProposalMismatchError, match="node 2 is a child of nodes 0 and 1"):
+        target_walk(*arguments, ((1, 2), (2, 3), (), ()), torch.zeros(1, 5, dtype=torch.float64))

@@ -30,8 +30,8 @@ VOCAB = 12
 class Laws:
     """Laws of logits, one by one and together."""
 
-    def __init__(self, logits: torch.Tensor, record=None) -> None:
-        self.scores, self.rules, self.record = logits, SamplingRules(), record
+    def __init__(self, logits: torch.Tensor, record=None, rules=SamplingRules()) -> None:  # noqa: B008 (frozen)
+        self.scores, self.rules, self.record = logits, rules, record
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -44,13 +44,19 @@ class Laws:
         return not self.scores.is_cpu
 
 
+class PartlyFixed(Mixed):
+    """`Mixed`, and at some nodes as many candidates that are not drawn."""
+
+
 def proposal(kind: type, law: Law, width: int) -> Proposal:
-    if kind is Mixed:
+    if kind is PartlyFixed and law.top(1)[0] % 2:
+        return Deterministic(law.top(width + 1))
+    if issubclass(kind, Mixed):
         (top,) = law.top(1)
         rest = law.without(top)
         assert rest is not None
         return Mixed((top,), rest, width)
-    return kind(law, width)
+    return Deterministic(law.top(width)) if kind is Deterministic else kind(law, width)
 
 
 def trees(kind: type, shape: tuple[int, ...], is_sparse: bool, device: str, count: int = 6):
@@ -78,13 +84,15 @@ def trees(kind: type, shape: tuple[int, ...], is_sparse: bool, device: str, coun
     return found
 
 
-def verdicts(rule: str, scored: list[tuple[TokenTree, torch.Tensor]], record=None):
+def verdicts(
+    rule: str, scored: list[tuple[TokenTree, torch.Tensor, *tuple[SamplingRules, ...]]], record=None
+):
     verifier = as_verifier(VERIFIERS.parse(rule))
     draws = [SeededDraws(100 + row) for row in range(len(scored))]
     outcomes = verifier.verify_many(
         [
-            ScoredTree(tree=tree, target_laws=Laws(logits, record), draws=own)
-            for (tree, logits), own in zip(scored, draws, strict=True)
+            ScoredTree(tree=tree, target_laws=Laws(logits, record, *rules), draws=own)
+            for (tree, logits, *rules), own in zip(scored, draws, strict=True)
         ],
     )
     return outcomes, [own.num_drawn for own in draws]
@@ -145,6 +153,64 @@ def test_chains_of_several_lengths_have_one_wait(rule, kind, is_sparse, records)
         assert sum(pretend.waits.values()) == 1
     if records:  # six chains of up to five tokens
         assert recorded[0][0] == (8, 9, VOCAB)
+
+
+RULES = (
+    SamplingRules(),
+    SamplingRules(temperature=0.5),
+    SamplingRules(top_k=3),
+    SamplingRules(top_p=0.6),
+    SamplingRules(min_p=0.4),
+    SamplingRules(temperature=1.7, top_k=6, top_p=0.9, min_p=0.05),
+)
+MIXTURES = {
+    "single_draft": ((Iid, (1, 1)), (Iid, (1,))),
+    "block": ((Iid, (1, 1)), (Iid, (1, 1, 1)), (Deterministic, (1, 1))),
+    "rrs": ((Iid, (3, 2)), (Mixed, (2, 1)), (PartlyFixed, (2, 1)), (Iid, (2,))),
+    "rrs_without_replacement": ((WithoutReplacement, (3, 2)), (Iid, (3, 2))),
+    "traversal": (
+        (WithoutReplacement, (3, 2)),
+        (Iid, (3, 2)),
+        (Mixed, (2, 1)),
+        (PartlyFixed, (2, 1)),
+    ),
+    "target_walk": ((Iid, (3, 2)), (WithoutReplacement, (3, 2)), (Deterministic, (1, 1, 1))),
+    "optimal": ((Iid, (3, 2)), (Mixed, (2, 1)), (PartlyFixed, (2, 1))),
+    "layer": (
+        (Iid, (3, 2)),
+        (Mixed, (2, 1)),
+        (PartlyFixed, (2, 1)),
+        (PathDraws, (3, 2)),
+        (Iid, (1, 1)),
+    ),
+}
+"""Kinds of candidates and widths of levels that occur in one batch."""
+
+
+@pytest.mark.parametrize("records", [False, True])
+@pytest.mark.parametrize("rule", MIXTURES)
+def test_requests_of_a_batch_share_nothing_that_differs(rule, records) -> None:
+    """Sampling rules, shapes, ways of drawing, and laws of few tokens and of all, in any order."""
+
+    def batch(device: str):
+        requests = [
+            (*pair, rules)
+            for kind, shape in MIXTURES[rule]
+            for is_sparse in (False, True)
+            for pair, rules in zip(
+                trees(kind, shape, is_sparse, device, 12), RULES * 2, strict=True
+            )
+        ]
+        order = np.random.default_rng(0).permutation(len(requests))
+        return [requests[place] for place in order]
+
+    expected = verdicts(rule, batch("cpu"))
+    with pretend.device() as device:
+        scored = batch(device)
+        pretend.waits.clear()
+        record = (lambda function, inputs: function(*inputs)) if records else None
+        assert verdicts(rule, scored, record) == expected
+        assert sum(pretend.waits.values()) < len(scored), "some were verified together"
 
 
 def test_plain_rounds_have_a_program_too() -> None:

@@ -15,7 +15,14 @@ from monge.audit.certificate import Certificate
 from monge.audit.certify_report import CertifyReport, MismatchError, check_equal
 from monge.audit.checks.coupling import Coupling, check_coupling
 from monge.audit.checks.laws import TOLERANCES, LawCheck
-from monge.audit.checks.request import check_document, check_end, check_fields, verifier_of
+from monge.audit.checks.request import (
+    check_document,
+    check_end,
+    check_fields,
+    stated_loading,
+    tell_settings,
+    verifier_of,
+)
 from monge.audit.checks.round import check_commit, check_draws, check_tree, check_verdict
 from monge.audit.plain_forward import Forward
 from monge.audit.redraft import Redrafter
@@ -62,6 +69,7 @@ def certify(
     report = CertifyReport(num_requests=len(certificate.requests))
     try:
         num_visited, is_drafted = check_document(certificate, vocab_size, dtype)
+        report.loading = stated_loading(certificate.header)
     except MismatchError as error:
         report.add(error)
         return report
@@ -80,6 +88,7 @@ def certify(
                 replay.check(one, every=every, is_last=place == len(request["rounds"]))
                 on_round()
             place = 0
+            tell_settings(request, report)
             check_end(request, tokenizer, eos_ids, report)
             if redrafter is not None:
                 redrafter.redraft(request, replay.trees, report.drafts)

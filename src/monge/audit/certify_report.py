@@ -10,7 +10,7 @@ from monge.core.words import counted
 
 Answer = Literal["exact", "not exact", "could not tell"]
 EXIT: Final[Mapping[Answer, int]] = {"exact": 0, "not exact": 1, "could not tell": 2}
-_FEW_SEEDS: Final = 3
+_FEW_NUMBERS: Final = 3
 _LONGEST: Final = 60
 
 
@@ -62,6 +62,11 @@ def _short(value: object) -> str:
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
 
 
+def _listed(numbers: list[int]) -> str:
+    few = len(numbers) <= _FEW_NUMBERS
+    return ", ".join(map(str, numbers)) if few else f"{len(numbers)} of the record"
+
+
 @dataclass(slots=True, kw_only=True)
 class DraftFindings:
     """Figures of drafting again.
@@ -107,10 +112,13 @@ class CertifyReport:
         logit_difference: Largest difference of a stated logit to the float64 forward.
         law_distance: Largest total variation between a stated law and the float64 one.
         drafts: Figures of the drafter that was made again.
-        seeds: Seeds of the requests.
+        seeds: Seed of each request.
+        rows: Row of each request.
         dtype: Type in which the target computed.
         tolerance: Largest difference of a logit that counts as rounding.
-        told: Facts that the verdict takes from the record, with the number of requests.
+        loading: Settings of the models that the header states, without those told of requests.
+        told: Settings of requests, and what else the verdict takes from them, with the number of
+            requests.
         findings: Empty for an exact run.
         notes: Limits of the checks.
     """
@@ -126,6 +134,8 @@ class CertifyReport:
     law_distance: float = 0.0
     drafts: DraftFindings = field(default_factory=DraftFindings)
     seeds: list[int] = field(default_factory=list[int])
+    rows: list[int] = field(default_factory=list[int])
+    loading: dict[str, Any] = field(default_factory=dict[str, Any])
     dtype: str = ""
     tolerance: float = 0.0
     told: dict[str, int] = field(default_factory=dict[str, int])
@@ -150,16 +160,26 @@ class CertifyReport:
 
     @property
     def basis(self) -> str:
-        """Seeds, plans, ends and tolerance of an exact run, as far as they were checked."""
-        few = len(self.seeds) <= _FEW_SEEDS
-        seeds = ", ".join(map(str, self.seeds)) if few else f"{len(self.seeds)} of the record"
+        """All settings that decide an exact text, but for its prompt and the weights of the models.
+
+        Whoever makes a record chooses them, so that one that is left out gives a choice of texts.
+        """
         whole = self.num_requests
         told = [
             fact if count == whole else f"{fact} in {count} of {whole} requests"
             for fact, count in self.told.items()
         ]
+        loading = ", ".join(f"{name} {value!r}" for name, value in self.loading.items())
         limit = f"{self.dtype} logits within {self.tolerance:g}"
-        return "; ".join([f"seed {seeds}", *self.drafts.plan_facts(), *told, limit])
+        drafted = [f"loaded with {loading}"] if loading else []
+        return "; ".join([self._streams(), *told, *drafted, *self.drafts.plan_facts(), limit])
+
+    def _streams(self) -> str:
+        """Seeds and rows of the requests, in order."""
+        seeds, rows = _listed([*dict.fromkeys(self.seeds)]), self.rows
+        is_run = len(rows) > 1 and rows == [*range(rows[0], rows[0] + len(rows))]
+        numbers = f"{rows[0]} to {rows[-1]}" if is_run else _listed(rows)
+        return f"seed {seeds}, row{'s' * (len(rows) > 1)} {numbers}"
 
     def summary(self) -> str:
         """Return one line."""

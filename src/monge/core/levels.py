@@ -212,14 +212,14 @@ def independent(
         positions: Uniforms.
 
     Returns:
-        Tokens, never one of mass zero; -1 where a law is NaN.
+        Tokens, never one of mass zero; -1 where a law is NaN or a position is at least 1.
     """
     if not probs.is_cpu and probs.shape[1] >= _LARGE:
         return in_blocks(probs, positions)
     sums = probs.cumsum(1)
-    total = sums[:, -1:]
-    found = torch.searchsorted(sums, positions * total, right=True)
-    return torch.where(total.isnan(), -1, found)
+    wanted = positions * sums[:, -1:]
+    found = torch.searchsorted(sums, wanted, right=True)
+    return torch.where(wanted < sums[:, -1:], found, -1)
 
 
 def in_blocks(
@@ -232,8 +232,7 @@ def in_blocks(
     """
     blocks = pad(probs, (0, -probs.shape[1] % _BLOCK)).unflatten(1, (-1, _BLOCK))
     sums = blocks.sum(2).cumsum(1)
-    total = sums[:, -1:]
-    wanted = positions * total
+    wanted = positions * sums[:, -1:]
     block = torch.searchsorted(sums, wanted, right=True).clamp_max(sums.shape[1] - 1)
     before = pad(sums, (1, 0)).gather(1, block)
     inner = blocks.gather(1, block[:, :, None].expand(-1, -1, _BLOCK)).cumsum(2)
@@ -242,7 +241,7 @@ def in_blocks(
     # The two sums of a block are rounded differently: what lies behind both is its last token.
     last = torch.searchsorted(inner, inner[:, :, -1:].contiguous())
     found = block * _BLOCK + torch.minimum(place, last).squeeze(2)
-    return torch.where(total.isnan(), -1, found)
+    return torch.where(wanted < sums[:, -1:], found, -1)
 
 
 def without_replacement(

@@ -44,8 +44,9 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
 
     def __getitem__(self, name: str) -> type[Part]:
         if name in self._parts:
-            part = self._parts[name]
-            return EntryPoint(name, part, "").load() if isinstance(part, str) else part
+            place = self._parts[name]
+            part: Any = EntryPoint(name, place, "").load() if isinstance(place, str) else place
+            return part
         if name not in self._entries:
             raise unknown_name(self.kind, name, self._names)
         entry = self._entries[name]

@@ -99,7 +99,7 @@ def _key(level: Level) -> Hashable | None:
     ):
         return None
     width = builder.level_widths[level.tree.depths[level.frontier[0]]]
-    return builder.children, width, rules, level.logits.shape[1]
+    return builder, width, rules, level.logits.shape[1]
 
 
 def _drawn(levels: Sequence[Level]) -> Iterator[DrawnLevel | None]:

@@ -42,7 +42,7 @@ from monge.verify.base import Verifier
 from monge.verify.block import Block
 from monge.verify.canonical import Canonical
 from monge.verify.flow import Emission, Flow, FlowRule, total_of
-from monge.verify.functional import layer
+from monge.verify.functional.optimum import layer
 from monge.verify.greedy import Greedy
 from monge.verify.k_seq import KSeq
 from monge.verify.naive_tree import NaiveTree

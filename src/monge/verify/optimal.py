@@ -20,7 +20,7 @@ from monge.transport.rearrangement_law import ScoreTable
 from monge.verify.fast.optimal import chances, decide
 from monge.verify.fast.scores import SMALLEST_MASS
 from monge.verify.flow import Flow, FlowRule, total_of, walked, with_fixed
-from monge.verify.functional import optimal
+from monge.verify.functional.optimum import optimal
 from monge.verify.problem import NodeProblem
 from monge.verify.programs import Programs, walk
 from monge.verify.rrs import emitted

@@ -34,19 +34,18 @@ from monge.core.proposal import (
 from monge.core.sampling_rules import Recorder, SamplingRules, are_stacked, probs_under
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
-from monge.verify.functional import (
+from monge.verify.functional.optimum import layer, optimal
+from monge.verify.functional.rejection import block, recursive_rejection, target_walk
+from monge.verify.functional.tensors import (
     Children,
     DraftLaws,
+    TreeTensors,
     Verified,
-    block,
+    Ways,
     children_of,
-    layer,
+    frozen,
     num_uniforms,
-    optimal,
-    recursive_rejection,
-    target_walk,
 )
-from monge.verify.functional.tensors import TreeTensors, Ways, frozen
 from monge.verify.problem import ScoredTree, verdict_at
 
 Program = Callable[..., Verified]

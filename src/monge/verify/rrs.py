@@ -10,9 +10,8 @@ from monge.core.draws import Draws
 from monge.core.law import Law
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutReplacement
 from monge.verify.flow import Flow, FlowRule, walked, with_fixed
-from monge.verify.functional import recursive_rejection
 from monge.verify.functional.masked import HostDraws
-from monge.verify.functional.rejection import rejection
+from monge.verify.functional.rejection import recursive_rejection, rejection
 from monge.verify.problem import NodeProblem
 from monge.verify.programs import Programs, walk
 

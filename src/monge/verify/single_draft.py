@@ -7,7 +7,7 @@ from monge.core.draws import Draws
 from monge.core.law import Law
 from monge.core.proposal import Deterministic, Iid, Mixed, Proposal
 from monge.verify.flow import Flow, FlowRule, total_of, walked, with_fixed
-from monge.verify.functional import recursive_rejection
+from monge.verify.functional.rejection import recursive_rejection
 from monge.verify.problem import NodeProblem
 from monge.verify.programs import Programs, walk
 from monge.verify.rrs import emitted

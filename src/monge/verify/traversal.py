@@ -11,9 +11,8 @@ from monge.core.proposal import Deterministic, Iid, Mixed, Proposal, WithoutRepl
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 from monge.verify.base import Verifier
-from monge.verify.functional import traversal
 from monge.verify.functional.masked import HostDraws
-from monge.verify.functional.rejection import leaves_first
+from monge.verify.functional.rejection import leaves_first, traversal
 from monge.verify.problem import ScoredTree, verdict_at
 from monge.verify.programs import Programs, walk
 from monge.verify.whole_tree import decided_part, offered, walk_on

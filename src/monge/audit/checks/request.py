@@ -1,14 +1,19 @@
 """Check the document, the fields of its requests, and the end of their texts."""
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import asdict
+from typing import Any, Final
 
 from monge.audit.certificate import Certificate
 from monge.audit.certify_report import CertifyReport, MismatchError, check_equal
 from monge.core.errors import MongeError
+from monge.core.sampling_rules import SamplingRules
 from monge.engine.text import TextStream, Tokenizer
 from monge.verify.base import Rule, Verifier, as_verifier
 from monge.verify.registry import VERIFIERS
+
+_TOLD_OTHERWISE: Final = {"draft", "verifier", "controller", "dtype", "max_batch_size"}
+"""Settings of a header that each request has, that the reader gives, or that decide no text."""
 
 
 def check_document(
@@ -34,6 +39,16 @@ def check_document(
     if not rounds:
         raise MismatchError("requests", "nothing to certify: there are no rounds", is_wrong=False)
     return num_visited, is_drafted
+
+
+def stated_loading(header: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how the header says that the models are loaded, as far as nothing else tells it."""
+    loading = header.get("loading") or {}
+    if not isinstance(loading, Mapping):
+        raise MismatchError("header.loading", "malformed: expected names and values")
+    weights = header["target"].get("weights", "exact")
+    rounded = {} if weights == "exact" else {"weights": weights}
+    return rounded | {key: own for key, own in loading.items() if key not in _TOLD_OTHERWISE}
 
 
 def check_fields(request: Mapping[str, Any]) -> None:
@@ -78,7 +93,7 @@ def check_end(
     """Check that a text ends where its request says, and nowhere before.
 
     The report is told what the verdict takes from the record: ends that no record can prove, end
-    tokens that are not `eos_ids`, stop strings and the seed.
+    tokens that are not `eos_ids`, and stop strings.
     """
     tokens, reason = request["token_ids"], request["finish_reason"]
     limit = request["max_new_tokens"]
@@ -108,8 +123,21 @@ def check_end(
         report.tell(f"eos_ids {request['eos_ids']} of the request")
     if request["stop"]:
         report.tell(f"stop {request['stop']} of the request")
-    if request["seed"] not in report.seeds:
-        report.seeds.append(request["seed"])
+
+
+def tell_settings(request: Mapping[str, Any], report: CertifyReport) -> None:
+    """Tell the report the settings that decide the text of a request, beside those of its end and its plans."""
+    report.seeds.append(request["seed"])
+    report.rows.append(request["row"])
+    rules, usual = asdict(SamplingRules(**request["rules"])), asdict(SamplingRules())
+    for name, value in rules.items():
+        if name == "temperature" or value != usual[name]:
+            report.tell(f"{name} {value}")
+    report.tell(f"at most {request['max_new_tokens']} tokens")
+    report.tell(f"verified by {request['verifier']}")
+    for name, value in request.get("limits", {}).items():
+        if value is not None:
+            report.tell(f"plans limited to {name} {value}")
 
 
 def _stops(request: Mapping[str, Any], tokenizer: Tokenizer | None) -> list[int]:

@@ -10,29 +10,32 @@ token drawn twice; `children_of` makes it of parents. All trees of a batch have 
 requests by shape. For `block`, `exact_match` and `target_walk` some may lack nodes of it, whose
 tokens are negative then.
 
+Arguments are checked without a wait: wrong shapes and types, and wrong numbers on the host, raise
+`OptionError`. A request with a wrong number on a device gets no token: `next_token` is -1.
+
 Each function is the rule of the same name in `monge.verify`, whose page has its proof: for equal
 uniforms it gives the verdict of the rule, except where a uniform lies within rounding of a
 threshold. Uniforms are used in the order in which the rule draws them.
 """
 
-from monge.core.sampling_rules import probs_from_logits
-from monge.verify.functional.optimum import layer, optimal
-from monge.verify.functional.rejection import (
-    block,
-    exact_match,
-    recursive_rejection,
-    speculative_sampling,
-    target_walk,
-    traversal,
-)
+from monge.verify.functional import optimum, rejection
+from monge.verify.functional.arguments import checked, probs_from_logits, quantile
 from monge.verify.functional.tensors import (
     Children,
     DraftLaws,
     Verified,
     children_of,
     num_uniforms,
-    quantile,
 )
+
+exact_match = checked(rejection.exact_match, takes_padding=True)
+target_walk = checked(rejection.target_walk, takes_padding=True)
+block = checked(rejection.block, takes_padding=True)
+speculative_sampling = checked(rejection.speculative_sampling)
+recursive_rejection = checked(rejection.recursive_rejection)
+traversal = checked(rejection.traversal)
+optimal = checked(optimum.optimal)
+layer = checked(optimum.layer)
 
 __all__ = [
     "Children",

@@ -50,15 +50,7 @@ class DraftLaws(NamedTuple):
 def quantile(
     probs: Float64[Tensor, "*rows vocab"], positions: Float64[Tensor, " *rows"]
 ) -> Int64[Tensor, " *rows"]:
-    """Return the tokens whose cumulative intervals cover positions in [0, 1): draws from the laws.
-
-    Args:
-        probs: Laws.
-        positions: One uniform a law.
-
-    Returns:
-        Tokens, never one of mass zero; -1 where the law is NaN.
-    """
+    """Return draws from laws, one uniform each; -1 where the law is NaN."""
     flat = probs.reshape(-1, probs.shape[-1])
     return independent(flat, positions.reshape(-1, 1)).view(positions.shape)
 
@@ -113,6 +105,11 @@ class TreeTensors(NamedTuple):
                     f"{len(children) - 1}, a child after its parent"
                 )
             for child in own:
+                if parents[child] not in {-1, node}:
+                    raise ProposalMismatchError(
+                        f"children: node {child} is a child of nodes {parents[child]} and {node}; "
+                        "expected one parent of each node"
+                    )
                 parents[child] = node
         return TreeTensors(
             _table(children, device),

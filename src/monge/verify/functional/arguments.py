@@ -1,0 +1,143 @@
+"""Checks of what other engines give to the programs; none of them waits for a device.
+
+Shapes, types and numbers on the host are refused. Numbers on a device are known too late for that:
+tokens are brought into the vocabulary, and the request gets no token.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import wraps
+from inspect import signature
+from math import inf, nan, nextafter
+from sys import float_info
+from typing import Any, Final, ParamSpec
+
+import torch
+from jaxtyping import Bool, Float, Float64, Int64, Shaped
+from torch import Tensor
+
+from monge.core import sampling_rules
+from monge.core.errors import OptionError
+from monge.core.sampling_rules import SamplingRules
+from monge.core.setting_types import is_of
+from monge.verify.functional import tensors
+from monge.verify.functional.tensors import DraftLaws, Verified
+
+_Arguments = ParamSpec("_Arguments")
+_Bounds = tuple[float | int, float | int, str]
+_UNIFORM: Final[_Bounds] = (0.0, nextafter(1.0, 0.0), "numbers in [0, 1)")
+_RULES: Final[Mapping[str, _Bounds]] = {
+    "temperature": (0.0, float_info.max, "finite numbers of at least 0"),
+    "top_k": (1, inf, "whole numbers of at least 1"),
+    "top_p": (nextafter(0.0, 1.0), 1.0, "numbers in (0, 1]"),
+    "min_p": (0.0, 1.0, "numbers in [0, 1]"),
+}
+
+
+def checked(
+    program: Callable[_Arguments, Verified], *, takes_padding: bool = False
+) -> Callable[_Arguments, Verified]:
+    """Return a program that checks its arguments; negative tokens are padding, if it takes any."""
+    names = tuple(signature(program).parameters)
+
+    @wraps(program)
+    def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Verified:
+        given: dict[str, Any] = dict(zip(names, args, strict=False)) | kwargs
+        scores, token_ids, draft = given[names[0]], given["token_ids"], given.get("draft")
+        _check(
+            names[0], scores, (None, None, None), None if names[0] == "logits" else torch.float64
+        )
+        batch, nodes, vocab = scores.shape
+        _check("token_ids", token_ids, (batch, nodes), torch.int64)
+        known = (0, vocab - 1, f"tokens of a vocabulary of {vocab}")
+        least = -inf if takes_padding else 0
+        numbers = {"token_ids": (token_ids[:, 1:], (least, *known[1:]))}
+        given["token_ids"] = token_ids.clamp(None if takes_padding else 0, vocab - 1)
+        if draft is not None:
+            probs, ids = draft
+            support = vocab if ids is None else None
+            _check("draft.probs", probs, (batch, nodes, support), torch.float64)
+            if ids is not None:
+                _check("draft.token_ids", ids, tuple(probs.shape), torch.int64)
+                numbers["draft.token_ids"] = ids, known
+                given["draft"] = DraftLaws(probs, ids.clamp(0, vocab - 1))
+        if isinstance(given.get("uniforms"), Tensor):
+            _check("uniforms", given["uniforms"], (batch, None), torch.float64)
+            numbers["uniforms"] = given["uniforms"], _UNIFORM
+        is_bad = _bad_rows(numbers)
+        verified = program(**given)  # pyright: ignore[reportCallIssue]
+        return verified._replace(next_token=verified.next_token.masked_fill(is_bad, -1))
+
+    return call
+
+
+def quantile(
+    probs: Float[Tensor, "*rows vocab"], positions: Float[Tensor, " *rows"]
+) -> Int64[Tensor, " *rows"]:
+    """Return the tokens whose cumulative intervals cover positions in [0, 1): draws from the laws.
+
+    Args:
+        probs: Laws, in float64.
+        positions: One uniform a law, in float64.
+
+    Returns:
+        Tokens, never one of mass zero; -1 where the law is NaN, or the position on a device is none.
+
+    Raises:
+        OptionError: If a shape, a type, or a position on the host is wrong.
+    """
+    _check("probs", probs, (None,) * probs.ndim, torch.float64)
+    _check("positions", positions, tuple(probs.shape[:-1]), torch.float64)
+    is_bad = _bad_rows({"positions": (positions.reshape(-1, 1), _UNIFORM)}).view(positions.shape)
+    return tensors.quantile(probs, positions).masked_fill(is_bad, -1)
+
+
+@wraps(sampling_rules.probs_from_logits)
+def probs_from_logits(
+    logits: Float[Tensor, "batch nodes vocab"], **rules: float | int | Tensor | None
+) -> Float64[Tensor, "batch nodes vocab"]:
+    """See `monge.core.sampling_rules`; of wrong numbers on a device, the law is NaN."""
+    _check("logits", logits, (None, None, None))
+    plain = {name: rule for name, rule in rules.items() if not isinstance(rule, Tensor | None)}
+    SamplingRules(**plain)  # pyright: ignore[reportArgumentType]
+    if not is_of(top_k := plain.get("top_k", 1), int):
+        raise OptionError(f"top_k must be a whole number; got {top_k!r}")
+    numbers: dict[str, tuple[Tensor, _Bounds]] = {}
+    for name, rule in rules.items():
+        if isinstance(rule, Tensor):
+            _check(name, rule, (len(logits),), torch.int64 if name == "top_k" else None)
+            numbers[name] = rule[:, None], _RULES[name]
+    if numbers:
+        logits = logits.masked_fill(_bad_rows(numbers)[:, None, None], nan)
+    return sampling_rules.probs_from_logits(logits, **rules)  # pyright: ignore[reportArgumentType]
+
+
+def _check(
+    name: str, tensor: Tensor, shape: tuple[int | None, ...], dtype: torch.dtype | None = None
+) -> None:
+    """Raise `OptionError` for a tensor of another shape or type; `None` is any size, and any float type."""
+    is_typed = tensor.is_floating_point() if dtype is None else tensor.dtype == dtype
+    sizes = zip(tensor.shape, shape, strict=False)
+    is_shaped = tensor.ndim == len(shape) and all(want in {None, size} for size, want in sizes)
+    if not (is_typed and is_shaped):
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        raise OptionError(
+            f"{name}: got {tensor.dtype} of shape {tuple(tensor.shape)}; expected "
+            f"{dtype or 'a float type'} of shape ({wanted})"
+        )
+
+
+def _bad_rows(
+    numbers: Mapping[str, tuple[Shaped[Tensor, "rows _"], _Bounds]],
+) -> Bool[Tensor, " rows"]:
+    """Return which rows have a number outside of its bounds, or NaN; raise `OptionError` where it lies on the host."""
+    rows: list[Tensor] = []
+    for name, (values, (least, most, expected)) in numbers.items():
+        exact = values.double().flatten(1)  # bounds are numbers of float64
+        is_bad = ((exact >= least) & (exact <= most)).logical_not()
+        rows.append(is_bad.any(1))
+        # Tensors without data, and those that are traced, have no numbers.
+        is_known = values.is_cpu and type(values) is Tensor and not torch.compiler.is_compiling()
+        if is_known and bool(rows[-1].any()):
+            row, number = int(rows[-1].int().argmax()), values.flatten(1)[is_bad][0].item()
+            raise OptionError(f"{name}: got {number} in row {row}; expected {expected}")
+    return torch.stack(rows).any(0)

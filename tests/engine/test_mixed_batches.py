@@ -1,0 +1,148 @@
+"""Requests that differ in everything share a batch on a simulated device; each writes what it writes alone on the host."""
+
+import copy
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+import monge
+from monge.backends import cuda
+from monge.backends.cuda import FunctionGraphs
+from monge.core.context import DraftPlan
+from monge.engine.batch import decode
+from monge.engine.models.hf_tree import HfTreeModel
+from tests.engine import pretend
+from tests.engine.tiny import VOCAB, network, perturbed, prompts
+from tests.heads.readers.published import KINDS
+from tests.heads.toy import random_head
+
+OPTIONS = (
+    {"temperature": 1.0},
+    {"temperature": 0.0},
+    {"temperature": 0.6},
+    {"top_k": 4},
+    {"top_k": 40},
+    {"top_p": 0.6},
+    {"top_p": 0.6},
+    {"min_p": 0.2},
+    {"temperature": 1.5, "top_k": 30, "top_p": 0.9, "min_p": 0.01},
+    {"temperature": 1.0, "limits": DraftPlan(max_depth=1)},
+    {"temperature": 0.6, "limits": DraftPlan(max_depth=2)},
+    {"temperature": 1.0, "limits": DraftPlan(max_nodes=3)},
+    {"temperature": 0.0, "limits": DraftPlan(max_depth=1)},
+    {"temperature": 1.0, "speculative": False},
+    {"temperature": 0.0, "speculative": False},
+    {"temperature": 1.0, "max_new_tokens": 2},
+    {"temperature": 0.0, "max_new_tokens": 4},
+    {"temperature": 1.0, "seed": 8},
+    {"temperature": 1.0, "repetition_penalty": 1.3, "presence_penalty": 0.5},
+    {"temperature": 0.0, "frequency_penalty": 0.7, "logit_bias": {5: 3.0}},
+    {"temperature": 1.0, "logprobs": 2},
+    {"temperature": 0.0, "logprobs": 0},
+    {"temperature": 1.0, "allowed_token_ids": tuple(range(3, 40))},
+)
+"""Settings of the requests of one batch."""
+LATER = ("limits", "speculative")
+"""Settings that `Request` has and `Decoder.requests` has not."""
+
+
+@pytest.fixture
+def device():
+    with pretend.device() as name:
+        yield name
+
+
+def placed(model, device):
+    return copy.deepcopy(model).to(device)
+
+
+def sessions_of(decoder, options=OPTIONS):
+    """A session for each request, in order."""
+    texts = prompts(tuple(3 + row % 5 for row in range(len(options))), seed=5)
+    made = []
+    for row, (text, own) in enumerate(zip(texts, options, strict=True)):
+        settings = {
+            "max_new_tokens": 6,
+            "seed": 3,
+            "row": row,
+            "ignore_eos": True,
+            "temperature": 1.0,
+        }
+        settings |= {name: value for name, value in own.items() if name not in LATER}
+        (request,) = decoder.requests([text], **settings)
+        later = {name: own[name] for name in LATER if name in own}
+        made.append(decoder.session(replace(request, **later)))
+    return made
+
+
+def written(decoder, sessions, batch_size):
+    for _ in decode(sessions, decoder.components, max_batch_size=batch_size):
+        pass
+    assert all(session.error is None for session in sessions)
+    texts = [session.completion_ids for session in sessions]
+    logprobs = [
+        (one.token_id, round(one.logprob, 3)) for session in sessions for one in session.logprobs
+    ]
+    return texts, logprobs
+
+
+RARE = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("settings", "head", "backend"),
+    [
+        ({"verifier": "block", "tree": "chain(3)"}, None, "compiled"),
+        ({"verifier": "rrs", "tree": "fixed_width((3, 1), 'mixed(1)')"}, None, "eager"),
+        ({"verifier": "layer", "tree": "fixed_width((2, 1), 'iid')"}, None, "eager"),
+        (
+            {"verifier": "traversal", "tree": "fixed_width((2, 1))", "draft_temperature": 0.7},
+            None,
+            "eager",
+        ),
+        ({"verifier": "block", "tree": "chain(3)"}, "eagle3", "compiled"),
+        pytest.param(
+            {"verifier": "rrs_without_replacement", "tree": "fixed_width((2, 2))"},
+            None,
+            "eager",
+            marks=RARE,
+        ),
+        pytest.param(
+            {"verifier": "block", "tree": "chain(3)", "draft_temperature": 0.0},
+            None,
+            "compiled",
+            marks=RARE,
+        ),
+        pytest.param(
+            {"verifier": "block", "tree": "chain(3)", "draft_top_k": 5},
+            None,
+            "compiled",
+            marks=RARE,
+        ),
+        pytest.param({}, "shape", "compiled", marks=RARE),
+        pytest.param({"drafter": "pool('ngram', 'model')"}, None, "compiled", marks=RARE),
+    ],
+    ids=str,
+)
+def test_each_text_of_a_mixed_batch_is_that_of_its_request(
+    device, monkeypatch, tmp_path, settings, head, backend
+):
+    monkeypatch.setattr(cuda, "GraphCapture", lambda _: pretend.Rerun())
+    monkeypatch.setattr(cuda, "FunctionGraphs", partial(FunctionGraphs, few_calls=2))
+    target = network("llama", "sdpa")
+    if head == "eagle3":
+        KINDS[head](target.config.hidden_size, VOCAB).write(tmp_path)
+
+    def draft(where):
+        if head is None:
+            return placed(perturbed(target), where)
+        return tmp_path if head == "eagle3" else random_head(HfTreeModel(target))
+
+    options = {"controller": "fixed", **settings}
+    host = monge.load(target, draft("cpu"), **options)
+    alone = written(host, sessions_of(host), batch_size=1)
+    whole = monge.load(placed(target, device), draft(device), backend=backend, **options)
+    together = sessions_of(whole)
+    assert written(whole, together, batch_size=len(together)) == alone
+    assert len(set(alone[0])) > len(OPTIONS) // 2
