@@ -20,7 +20,7 @@ from lab.shape.diagonal import head_with
 from monge.bench.arms import MongeArm, TokenIds
 from monge.bench.pair import Pair
 from monge.bench.runner import Measurement, Settings, measure
-from monge.bench.statistics import Summary
+from monge.bench.statistics import RepeatSummary
 from monge.core.errors import MongeError
 from monge.core.metrics import block_efficiency
 from monge.draft.by_name import drafters_in, head_drafter, options_of
@@ -87,7 +87,7 @@ class Line:
     block_efficiency: float
     nodes_per_round: float
     tokens_per_s: float
-    over_plain: Summary
+    over_plain: RepeatSummary
     training_s: float | None
     training_tokens: int | None
 
@@ -233,8 +233,8 @@ def _line(entry: Entry, one: Measurement, plain: Measurement) -> Line:
         temperature=one.temperature,
         block_efficiency=block_efficiency(one.records),
         nodes_per_round=sum(record.num_nodes for record in one.records) / len(one.records),
-        tokens_per_s=Summary.of(one.tokens_per_s).median,
-        over_plain=Summary.of(
+        tokens_per_s=RepeatSummary.of(one.tokens_per_s).median,
+        over_plain=RepeatSummary.of(
             [
                 ours / theirs
                 for ours, theirs in zip(one.tokens_per_s, plain.tokens_per_s, strict=True)

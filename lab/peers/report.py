@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from lab.peers.engines import OURS, REFERENCE, Settings
-from monge.bench.statistics import Summary, is_degenerate
+from monge.bench.statistics import RepeatSummary, is_degenerate
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,7 +102,7 @@ def arm_record(arm: PeerArm, arms: Sequence[PeerArm]) -> dict[str, Any]:
         pairs = zip(arm.completions, plain.completions, strict=True)
         same = statistics.fmean(ours == theirs for ours, theirs in pairs)
     return record | {
-        "tokens_per_s": asdict(Summary.of(arm.tokens_per_s)),
+        "tokens_per_s": asdict(RepeatSummary.of(arm.tokens_per_s)),
         "ratio_to_plain": _ratio(arm, plain),
         "same_as_plain_share": same,
         "degenerate_share": statistics.fmean(

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 
 from monge.bench.provenance import provenance
-from monge.bench.statistics import Summary, paired_ratios
+from monge.bench.statistics import RepeatSummary, paired_ratios
 from monge.cli.bench_decode import mode
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules, law_from_logits
@@ -59,8 +59,8 @@ def measure_laws(vocab_sizes: Sequence[int], repeats: int, device: torch.device)
                 "logits": kind,
                 "rules": mode(*RULES[place]),
                 "support": law_from_logits(row, rules).sparse().probs.numel(),
-                "law_s": asdict(Summary.of(seconds[place])),
-                "ratio": asdict(Summary.of(paired_ratios(seconds[place], seconds[0]))),
+                "law_s": asdict(RepeatSummary.of(seconds[place])),
+                "ratio": asdict(RepeatSummary.of(paired_ratios(seconds[place], seconds[0]))),
             }
             for place, rules in enumerate(all_rules)
         ]

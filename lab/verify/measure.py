@@ -21,7 +21,7 @@ import torch
 
 from monge.backends.cuda import FunctionGraphs, GraphCapture
 from monge.bench.provenance import provenance
-from monge.bench.statistics import Summary, paired_ratios
+from monge.bench.statistics import RepeatSummary, paired_ratios
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import RequestDraws
 from monge.core.errors import OptionError
@@ -218,9 +218,9 @@ class _Trees:
             yardstick.append(_clock(lambda: torch.multinomial(row.softmax(0), 1), self._device))  # noqa: TID251 (the yardstick)
             seconds.append(self._clock(verifier, batch))
         return {
-            "tree_s": asdict(Summary.of(seconds)),
-            "yardstick_s": asdict(Summary.of(yardstick)),
-            "ratio": asdict(Summary.of(paired_ratios(seconds, yardstick))),
+            "tree_s": asdict(RepeatSummary.of(seconds)),
+            "yardstick_s": asdict(RepeatSummary.of(yardstick)),
+            "ratio": asdict(RepeatSummary.of(paired_ratios(seconds, yardstick))),
         }
 
     def _clock(self, verifier: Verifier, batch: int) -> float:
@@ -324,9 +324,9 @@ class _Nodes:
             )
             seconds.append(_clock(work, self._device) / batch)
         return {
-            "node_s": asdict(Summary.of(seconds)),
-            "yardstick_s": asdict(Summary.of(yardstick)),
-            "ratio": asdict(Summary.of(paired_ratios(seconds, yardstick))),
+            "node_s": asdict(RepeatSummary.of(seconds)),
+            "yardstick_s": asdict(RepeatSummary.of(yardstick)),
+            "ratio": asdict(RepeatSummary.of(paired_ratios(seconds, yardstick))),
         }
 
     def _one_by_one(self, rule: Rule, proposals: Sequence[Proposal]) -> Work:

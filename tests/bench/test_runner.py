@@ -4,7 +4,7 @@ from dataclasses import dataclass
 import pytest
 
 from monge.bench import runner
-from monge.bench.arms import Arm, Call, Output
+from monge.bench.arms import Arm, Call, DecodedCall
 from monge.bench.runner import WARM_UP_TOKENS, Settings, batches, measure
 from monge.core.errors import MongeError, OptionError
 from monge.engine.clock import now
@@ -27,7 +27,7 @@ class Scripted(Arm):
         if mine == self.fails_at_call:
             raise self.error("no room")
         row = (7,) * (call.max_new_tokens - self.missing)
-        return Output(token_ids=(row,) * len(call.prompt_ids))
+        return DecodedCall(token_ids=(row,) * len(call.prompt_ids))
 
 
 def run(tiny_pair, arms, **settings):

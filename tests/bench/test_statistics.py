@@ -3,7 +3,7 @@ import pytest
 from monge.bench.statistics import (
     MAX_PERIOD,
     TAIL_TOKENS,
-    Summary,
+    RepeatSummary,
     geometric_mean,
     is_degenerate,
     paired_ratios,
@@ -13,12 +13,12 @@ from monge.core.errors import MongeError
 
 
 def test_summary():
-    summary = Summary.of([3.0, 1.0, 2.0, 10.0])
+    summary = RepeatSummary.of([3.0, 1.0, 2.0, 10.0])
     assert (summary.median, summary.low, summary.high) == (2.5, 1.0, 10.0)
     assert summary.iqr == pytest.approx(3.0)  # quartiles 1.75 and 4.75
     assert summary.values == (3.0, 1.0, 2.0, 10.0)
     with pytest.raises(MongeError, match="nothing was measured"):
-        Summary.of([])
+        RepeatSummary.of([])
 
 
 def test_ratios():

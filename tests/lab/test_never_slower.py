@@ -8,7 +8,7 @@ import pytest
 from lab.never_slower import measure as module
 from lab.never_slower.__main__ import PROMPTS, lowest, table
 from lab.never_slower.measure import measured_cells, ratio_interval
-from monge.bench.arms import Arm, Output
+from monge.bench.arms import Arm, DecodedCall
 from monge.bench.runner import Settings
 from monge.prompts import read_prompts
 
@@ -41,7 +41,7 @@ def cells(monkeypatch, tiny_pair):
                     clock.now += 1000 if self.calls < 0 else self.takes(call.prompt_ids, self.calls)
                     type(self).calls += 1
                     rows = ((0,) * call.max_new_tokens,) * len(call.prompt_ids)
-                    return Output(token_ids=rows)
+                    return DecodedCall(token_ids=rows)
 
             arms.append(Fake(name="fake"))
         monkeypatch.setattr(module, "arms_of", lambda way: arms)

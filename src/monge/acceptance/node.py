@@ -74,15 +74,15 @@ def node_report(
     for name in VERIFIERS:
         rule = VERIFIERS.make(name)
         if legal := legal_schemes(rule, schemes):
-            found = {way: acceptance(name, target, proposal) for way, proposal in legal.items()}
+            estimates = {way: acceptance(name, target, proposal) for way, proposal in legal.items()}
             usual = usual_scheme(rule, legal)
             report["drafting"][name] = usual
-            report["rules"][name] = None if usual is None else found[usual][0]
-            report["laws"][name] = {way: value for way, (value, _) in found.items()}
-            report["how"][name] = {way: how for way, (_, how) in found.items()}
+            report["rules"][name] = None if usual is None else estimates[usual][0]
+            report["laws"][name] = {way: value for way, (value, _) in estimates.items()}
+            report["how"][name] = {way: how for way, (_, how) in estimates.items()}
             report["gap"][name] = {
                 way: None if value is None or (top := best[way]) is None else top - value
-                for way, (value, _) in found.items()
+                for way, (value, _) in estimates.items()
             }
         on_rule()
     always = acceptance_one(p, q)

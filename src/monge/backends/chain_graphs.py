@@ -118,8 +118,8 @@ class ChainGraph:
             vocab = given.logits.shape[-1]
             top_k = vocab if rules.top_k is None else rules.top_k
             numbers = (rules.temperature, top_k, rules.top_p, rules.min_p)
-            for own, number in zip(self._rules, numbers, strict=True):
-                own.fill_(number)
+            for rule, number in zip(self._rules, numbers, strict=True):
+                rule.fill_(number)
         probs = list[Tensor]()
         replays = [
             (self._replay_first, self._first),

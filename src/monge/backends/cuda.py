@@ -105,19 +105,19 @@ class CapturedGraph:
         """
         token_ids, _, columns = self.inputs
         width, is_padded = token_ids.shape[1], rows.stop - rows.start < len(token_ids)
-        for own, given in zip(self.inputs, inputs, strict=True):
-            if is_padded and own is columns:
-                own.copy_(_spare_columns(self.masks[0].shape[-1], own))
-            own[rows].copy_(given, non_blocking=True)
-        for own, mask in zip(self.masks, masks, strict=True):
-            is_bool = own.dtype == torch.bool
-            hidden, shown = (False, True) if is_bool else (torch.finfo(own.dtype).min, 0.0)
-            own.fill_(hidden)
+        for static, given in zip(self.inputs, inputs, strict=True):
+            if is_padded and static is columns:
+                static.copy_(_spare_columns(self.masks[0].shape[-1], static))
+            static[rows].copy_(given, non_blocking=True)
+        for static_mask, mask in zip(self.masks, masks, strict=True):
+            is_bool = static_mask.dtype == torch.bool
+            hidden, shown = (False, True) if is_bool else (torch.finfo(static_mask.dtype).min, 0.0)
+            static_mask.fill_(hidden)
             if is_padded:
                 # A query that sees no column gives no numbers.
-                own[: rows.start, ..., -width:] = shown
-                own[rows.stop :, ..., -width:] = shown
-            own[rows, ..., : mask.shape[-1]] = mask
+                static_mask[: rows.start, ..., -width:] = shown
+                static_mask[rows.stop :, ..., -width:] = shown
+            static_mask[rows, ..., : mask.shape[-1]] = mask
         self.replay()
         return tuple(output[rows].clone() for output in self.outputs)
 
@@ -144,9 +144,9 @@ class FunctionGraphs:
         self._has_memory = True
 
     def __call__(self, function: Recordable, inputs: Sequence[Tensor]) -> Tensor:
-        if not self._has_memory or sum(one.numel() for one in inputs) > _MOST_NUMBERS:
+        if not self._has_memory or sum(tensor.numel() for tensor in inputs) > _MOST_NUMBERS:
             return function(*inputs)
-        key = function, *((one.shape, one.dtype) for one in inputs)
+        key = function, *((tensor.shape, tensor.dtype) for tensor in inputs)
         graph = self._graphs.get(key, 0)
         if isinstance(graph, int):
             graph = graph + 1 if graph < self._few_calls else self._captured(function, inputs)
@@ -158,22 +158,23 @@ class FunctionGraphs:
             self._graphs.popitem(last=False)
         if not isinstance(graph, CapturedGraph):
             return function(*inputs)
-        for own, given in zip(graph.inputs, inputs, strict=True):
-            own.copy_(given, non_blocking=True)
+        for static, given in zip(graph.inputs, inputs, strict=True):
+            static.copy_(given, non_blocking=True)
         graph.replay()
         return graph.outputs[0].clone()
 
     def _captured(self, function: Recordable, inputs: Sequence[Tensor]) -> CapturedGraph | None:
-        own, constants = tuple(one.clone() for one in inputs), function.constants(inputs[0].device)
+        static_inputs = tuple(tensor.clone() for tensor in inputs)
+        constants = function.constants(inputs[0].device)
         try:
-            replay, outputs = captured(self._capture, lambda: (function(*own),))
+            replay, outputs = captured(self._capture, lambda: (function(*static_inputs),))
         except torch.OutOfMemoryError as error:
             self._has_memory = False
             warnings.warn(
                 f"no memory for more CUDA graphs; verification is launched: {error}", stacklevel=6
             )
             return None
-        return CapturedGraph(own, (), replay, outputs, (constants,))
+        return CapturedGraph(static_inputs, (), replay, outputs, (constants,))
 
 
 class CudaGraphForward(ForwardProgram):
@@ -244,7 +245,7 @@ class CudaGraphForward(ForwardProgram):
         rows = [1 << power for power in range(num_rows.bit_length())]
         widest = next((width for width in WIDTHS if width >= num_nodes), WIDTHS[-1])
         nodes = [width for width in WIDTHS if width <= widest]
-        shapes = [one for one in product(rows, nodes) if one[0] * one[1] <= _MOST_NODES]
+        shapes = [shape for shape in product(rows, nodes) if shape[0] * shape[1] <= _MOST_NODES]
         chains = list(product(rows, KINDS)) if drafts else []
         self._prepared |= {*shapes, *chains}
         for shape in sorted(shapes, key=lambda shape: shape[0] * shape[1]):
@@ -253,10 +254,10 @@ class CudaGraphForward(ForwardProgram):
             self._chain(key, cache, None)
         if self._has_memory:
             self._add("prompts", cache, lambda: self._prompts.prepare(rows[-1], device))
-        if (made := self._num_graphs - count) > 0:
+        if (num_new := self._num_graphs - count) > 0:
             used = (_reserved_bytes(device) - before) / 2**20
             notify(
-                f"{made} CUDA graphs captured for up to {rows[-1]} requests and {nodes[-1]} nodes, "
+                f"{num_new} CUDA graphs captured for up to {rows[-1]} requests and {nodes[-1]} nodes, "
                 f"{used:.0f} MiB with keys and values"
             )
 
@@ -264,10 +265,14 @@ class CudaGraphForward(ForwardProgram):
         self, token_ids: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: TreeCache
     ) -> ForwardOutput | None:
         """See `ForwardProgram`."""
-        found = list[ForwardOutput | None]()
+        prompt_outputs = list[ForwardOutput | None]()
         if self._has_memory:
-            self._add("prompts", cache, lambda: found.append(self._prompts.read(token_ids, cache)))
-        return found[0] if found else None
+            self._add(
+                "prompts",
+                cache,
+                lambda: prompt_outputs.append(self._prompts.read(token_ids, cache)),
+            )
+        return prompt_outputs[0] if prompt_outputs else None
 
     def draw_levels(
         self, given: LevelDraws, rows: slice, lengths: Sequence[int], cache: TreeCache
@@ -354,8 +359,8 @@ class CudaGraphForward(ForwardProgram):
         replay, outputs = captured(
             self._capture, lambda: self.module(token_ids, places, masks, kept)
         )
-        own = token_ids, *places[:2]
-        self._graphs[key] = CapturedGraph(own, masks, replay, outputs, (*places, *kept))
+        static_inputs = token_ids, *places[:2]
+        self._graphs[key] = CapturedGraph(static_inputs, masks, replay, outputs, (*places, *kept))
 
     def _chain(
         self, key: tuple[int, str], cache: TreeCache, draft_ids: Tensor | None

@@ -98,10 +98,10 @@ class _CompiledLayer:
         self._layer, self._place, self._run = layer, place, run
 
     def __call__(self, states: Tensor, *inputs: Any, **named: Any) -> Any:
-        given = [self._own(one) for one in (states, *inputs)]
-        named = {name: self._own(one) for name, one in named.items()}
-        for one in (*given, *named.values()):
-            _mark_sizes(one, len(states))
+        given = [self._own(value) for value in (states, *inputs)]
+        named = {name: self._own(value) for name, value in named.items()}
+        for value in (*given, *named.values()):
+            _mark_sizes(value, len(states))
         settings = _torch._dynamo.config.patch(
             recompile_limit=_MOST_PROGRAMS,
             accumulated_recompile_limit=_MOST_PROGRAMS,
@@ -133,8 +133,8 @@ def _mark_sizes(value: Any, batch: int) -> None:
             _torch._dynamo.maybe_mark_dynamic(tensor, 2)
         _mark_sizes([layer.keys, layer.values, layer.rows, layer.columns], batch)
     elif isinstance(value, list | tuple):
-        for one in value:
-            _mark_sizes(one, batch)
+        for entry in value:
+            _mark_sizes(entry, batch)
     elif isinstance(value, Tensor):
         if value.ndim == 4 and value.shape[1] == 1:  # a mask
             _torch._dynamo.maybe_mark_dynamic(value, 3)
@@ -191,12 +191,12 @@ def _merge_products(network: PreTrainedModel, layers: Sequence[torch.nn.Module])
     finally:
         for hook in hooks:
             hook.remove()
-    for _, found in read.values():
-        is_once = len({id(one) for one in found}) == len(found) > 1
-        if is_once and len({(one.weight.dtype, one.bias is None) for one in found}) == 1:
-            product = _Product(found)
-            for place, one in enumerate(found):
-                layer: Any = one
+    for _, linears in read.values():
+        is_once = len({id(linear) for linear in linears}) == len(linears) > 1
+        if is_once and len({(linear.weight.dtype, linear.bias is None) for linear in linears}) == 1:
+            product = _Product(linears)
+            for place, linear in enumerate(linears):
+                layer: Any = linear
                 layer.forward = product.later if place else product.first
 
 

@@ -34,20 +34,20 @@ class ModuleGraph:
             if width not in self._graphs:
                 self._graphs[width] = self._captured(inputs, width)
             graph = self._graphs[width]
-            for own, given in zip(graph.inputs, inputs, strict=True):
-                own[:rows].copy_(given, non_blocking=True)
+            for static, given in zip(graph.inputs, inputs, strict=True):
+                static[:rows].copy_(given, non_blocking=True)
             graph.replay()
             return tuple(output[:rows].clone() for output in graph.outputs)
 
     def prepare(self, like: Sequence[Tensor]) -> None:
         """Capture all graphs, for inputs of these widths and types."""
         for width in WIDTHS:
-            self(*(one.new_zeros(width, *one.shape[1:]) for one in like))
+            self(*(tensor.new_zeros(width, *tensor.shape[1:]) for tensor in like))
 
     def _captured(self, inputs: Sequence[Tensor], width: int) -> CapturedGraph:
-        own = tuple(given.new_zeros(width, *given.shape[1:]) for given in inputs)
-        replay, outputs = captured(self._capture, lambda: self._module(*own))
-        return CapturedGraph(own, (), replay, outputs, ())
+        static_inputs = tuple(given.new_zeros(width, *given.shape[1:]) for given in inputs)
+        replay, outputs = captured(self._capture, lambda: self._module(*static_inputs))
+        return CapturedGraph(static_inputs, (), replay, outputs, ())
 
 
 class StepGraph:
@@ -83,14 +83,14 @@ class StepGraph:
                     self._graphs.popitem(last=False)
             self._graphs.move_to_end(key)
             graph = self._graphs[key]
-            for own, given in zip(graph.inputs, inputs, strict=True):
-                own.copy_(given, non_blocking=True)
+            for static, given in zip(graph.inputs, inputs, strict=True):
+                static.copy_(given, non_blocking=True)
             (seen,) = graph.masks
             seen.fill_(False)
             seen[..., : mask.shape[-1]] = mask
             graph.replay()
-            found, logits = graph.outputs
-            return found.clone(), logits[shown]
+            hidden, logits = graph.outputs
+            return hidden.clone(), logits[shown]
 
     def draw_levels(
         self, given: LevelDraws, states: Tensor, lengths: Sequence[int], kept: Sequence[Tensor]
@@ -114,27 +114,27 @@ class StepGraph:
             if len(self._chains) > MAX_GRAPHS:
                 self._chains.popitem(last=False)
         self._chains.move_to_end(key)
-        chain, own = self._chains[key]
-        own.copy_(states)
+        chain, static_states = self._chains[key]
+        static_states.copy_(states)
         return chain.draw(given, slice(0, len(lengths)), lengths)
 
     def _captured_chain(
         self, given: LevelDraws, states: Tensor, starts: Tensor, kept: Sequence[Tensor]
     ) -> tuple[ChainGraph, Tensor]:
-        own = states.clone()
+        static_states = states.clone()
         columns = torch.arange(kept[0].shape[2], device=states.device)
         every = torch.arange(len(starts), device=states.device)
 
         def read(token_ids: Tensor, lengths: Tensor) -> Tensor:
             (mask,) = masks_behind(lengths, columns, [self._module.window])
             places = lengths[:, None], lengths[:, None], every
-            found, logits = self._module(token_ids, own, places, mask, kept)
-            own.copy_(found)
+            hidden, logits = self._module(token_ids, static_states, places, mask, kept)
+            static_states.copy_(hidden)
             return logits[:, None]
 
         capture = partial(captured, self._capture)
         kind = kind_of(given.shape.rules)
-        return ChainGraph(capture, read, starts, kind, given.draft_ids), own
+        return ChainGraph(capture, read, starts, kind, given.draft_ids), static_states
 
     def _follow(self, kept: Sequence[Tensor]) -> None:
         """Drop the graphs of a cache that has moved."""
@@ -144,7 +144,7 @@ class StepGraph:
             self._capacity = kept[0].shape[2]
 
     def _captured(self, inputs: Sequence[Tensor], kept: Sequence[Tensor]) -> CapturedGraph:
-        token_ids, states, positions, columns = (one.clone() for one in inputs)
+        token_ids, states, positions, columns = (tensor.clone() for tensor in inputs)
         (batch, nodes), device = token_ids.shape, token_ids.device
         every = torch.arange(batch * nodes, device=device)
         mask = torch.ones(batch, 1, nodes, kept[0].shape[2], dtype=torch.bool, device=device)
@@ -152,8 +152,8 @@ class StepGraph:
         replay, outputs = captured(
             self._capture, lambda: self._module(token_ids, states, places, mask, kept)
         )
-        own = token_ids, states, positions, columns
-        return CapturedGraph(own, (mask,), replay, outputs, (every, *kept))
+        static_inputs = token_ids, states, positions, columns
+        return CapturedGraph(static_inputs, (mask,), replay, outputs, (every, *kept))
 
 
 def capture_module(capture: Capture, module: torch.nn.Module, like: Sequence[Tensor]) -> Forward:

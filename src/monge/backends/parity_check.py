@@ -131,7 +131,7 @@ def check_module(
     """
 
     def outputs(run: Forward, dtype: torch.dtype | None = None) -> list[Tensor]:
-        found: list[Tensor] = []
+        tensors: list[Tensor] = []
 
         def used(tensor: Tensor) -> Tensor:
             is_number = tensor.is_floating_point()  # a clone, since steps write into their caches
@@ -139,8 +139,8 @@ def check_module(
 
         with torch.inference_mode():
             for example in example_inputs(module, like):
-                found += [one.clone() for one in run(*tree_map(used, example))]
-        return found
+                tensors += [output.clone() for output in run(*tree_map(used, example))]
+        return tensors
 
     reason = difference(
         outputs(program),
@@ -188,27 +188,29 @@ def difference(
     """
     # Comparisons are written so that NaN fails.
     if all(
-        float((own - host).abs().max())
+        float((candidate - host).abs().max())
         <= _CLOSE[dtype] * float(host.abs().max().clamp(min=torch.finfo(host.dtype).tiny))
-        for own, host in zip(ours, eager, strict=True)
+        for candidate, host in zip(ours, eager, strict=True)
     ):
         return None
     reference = None if dtype == torch.float64 else exact()
     if reference is None:
         shares = [
-            _rms(own.double() - host.double()) / _rms(host.double())
-            for own, host in zip(ours, eager, strict=True)
+            _rms(candidate.double() - host.double()) / _rms(host.double())
+            for candidate, host in zip(ours, eager, strict=True)
         ]
         if all(share <= most_of_large for share in shares):
             return None
         return f"by {max(shares):.2g} of the network's (root mean square), at most {most_of_large:.2g} is rounding"
-    for own, host, true in zip(ours, eager, reference, strict=True):
-        error, rounding = (float((one.double() - true).abs().max()) for one in (own, host))
+    for candidate, host, true in zip(ours, eager, reference, strict=True):
+        error, rounding = (
+            float((output.double() - true).abs().max()) for output in (candidate, host)
+        )
         if not error <= _TOLERANCE * rounding:
             return f"{error:.2g} from a float64 run, where the network is {rounding:.2g} from it"
         top = true.topk(2, dim=-1)
         is_clear = top.values[..., 0] - top.values[..., 1] > _TOLERANCE * rounding
-        if bool((is_clear & (own.argmax(dim=-1) != top.indices[..., 0])).any()):
+        if bool((is_clear & (candidate.argmax(dim=-1) != top.indices[..., 0])).any()):
             return "the largest is another one, although it is larger than the next by more than rounding"
     return None
 
@@ -234,13 +236,13 @@ def _test_outputs(model: HfTreeModel, layers: tuple[int, ...]) -> list[Tensor]:
     read_on = {0: NodeBlock(tokens(3, 4), (-1, -1)), 1: NodeBlock.chain(tokens(9))}
     watched = model.watch(layers) if layers else None
     model.open({0: tokens(1, 2, 3), 1: tokens(4, 3, 2, 1, 0, 5, 6, 7), 2: tokens(8, 9)})
-    logits = [one for blocks in rounds for one in _extend(model, blocks)]
+    logits = [rows for blocks in rounds for rows in _extend(model, blocks)]
     model.commit({0: (0, 2), 1: (1, 2), 2: (0, 1, 2)})
     model.append({0: tokens(2, 7, 5), 1: tokens(1)})
     logits += _extend(model, read_on)
     if watched is None:
         return [torch.cat(logits)]
-    states = [one for sequence in (0, 1, 2) if (one := watched.take(sequence)) is not None]
+    states = [state for sequence in (0, 1, 2) if (state := watched.take(sequence)) is not None]
     return [torch.cat(logits), *torch.cat(states).split(model.hidden_size, dim=-1)]
 
 
@@ -259,9 +261,9 @@ def _in_float64(module: AnyModule) -> AnyModule:
         packed = packed_layers(module)
         known = {id(layer.panels) for layer in packed}
         twins |= {
-            id(one): one.double()
-            for one in module.buffers()
-            if one.is_floating_point() and id(one) not in known
+            id(buffer): buffer.double()
+            for buffer in module.buffers()
+            if buffer.is_floating_point() and id(buffer) not in known
         }
         plain = {id(layer): layer.unpacked(torch.float64) for layer in packed}
         return copy.deepcopy(module, {**twins, **plain})

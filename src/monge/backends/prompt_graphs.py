@@ -66,8 +66,8 @@ class PromptGraphs:
         shape = power_of_two(rows), max(_LEAST, power_of_two(size))
         if any(cache.starts) or shape[0] * shape[1] > MOST_TOKENS:
             return None
-        own, replay, (logits, *states), _ = self._graph(*shape, token_ids.device)
-        own[:rows, :size] = token_ids
+        static_ids, replay, (logits, *states), _ = self._graph(*shape, token_ids.device)
+        static_ids[:rows, :size] = token_ids
         replay()
         for kept, written in zip(cache.kept(), self._written(shape), strict=True):
             kept[:, :, :size] = written[:rows, :, :size]
@@ -85,7 +85,7 @@ class PromptGraphs:
                     torch.zeros(heads * MOST_TOKENS * size, dtype=self._spec.dtype, device=device)
                     for heads, size in self._spec.cache_shapes
                 ]
-            own = torch.zeros(rows, width, dtype=torch.int64, device=device)
+            static_ids = torch.zeros(rows, width, dtype=torch.int64, device=device)
             columns = torch.arange(width, device=device)
             places = columns.repeat(rows, 1), columns.repeat(rows, 1), columns[:1].clone()
             # A text is read as its nodes would be, each behind the columns before it.
@@ -95,8 +95,8 @@ class PromptGraphs:
                 for mask in masks_behind(columns, columns, spec.windows, spec.mask_dtype)
             ]
             kept = self._written((rows, width))
-            replay, outputs = self._capture(lambda: self._read(own, places, masks, kept))
-            self._graphs[rows, width] = own, replay, outputs, (places, masks)
+            replay, outputs = self._capture(lambda: self._read(static_ids, places, masks, kept))
+            self._graphs[rows, width] = static_ids, replay, outputs, (places, masks)
         return self._graphs[rows, width]
 
     def _written(self, shape: tuple[int, int]) -> list[Tensor]:

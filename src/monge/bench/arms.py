@@ -70,7 +70,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
+class DecodedCall:
     """New tokens of every row of a call, and the engine's round records."""
 
     token_ids: TokenIds
@@ -97,7 +97,7 @@ class Arm(ABC):
         """Do what is done once, before anything is timed."""
 
     @abstractmethod
-    def decode(self, pair: Pair, call: Call) -> Output:
+    def decode(self, pair: Pair, call: Call) -> DecodedCall:
         """Decode; everything that happens here is timed."""
 
 
@@ -111,7 +111,7 @@ class HostArm(Arm):
 
     assistant: Mapping[float, Mapping[str, Any]] | None = None
 
-    def decode(self, pair: Pair, call: Call) -> Output:
+    def decode(self, pair: Pair, call: Call) -> DecodedCall:
         options: dict[str, Any] = dict(self.settings)
         if self.assistant is not None:
             if pair.draft is None:
@@ -137,7 +137,7 @@ class HostArm(Arm):
         output = generate(
             input_ids, attention_mask=mask, max_new_tokens=call.max_new_tokens, **options
         )
-        return Output(token_ids=tuple(map(tuple, output[:, input_ids.shape[1] :].tolist())))
+        return DecodedCall(token_ids=tuple(map(tuple, output[:, input_ids.shape[1] :].tolist())))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -171,7 +171,7 @@ class MongeArm(Arm):
         self.shared_states.clear()
         self._components(pair)
 
-    def decode(self, pair: Pair, call: Call) -> Output:
+    def decode(self, pair: Pair, call: Call) -> DecodedCall:
         place = (call.temperature, len(call.prompt_ids))
         shared = self.shared_states.setdefault(place, SharedState())
         components = replace(self._components(pair), shared=shared)
@@ -189,7 +189,7 @@ class MongeArm(Arm):
         failed = [result.error for result in results if result.error is not None]
         if failed:
             raise OptionError(f"a request failed: {failed[0]}")
-        return Output(
+        return DecodedCall(
             token_ids=tuple(result.token_ids for result in results),
             records=tuple(record for result in results for record in result.records),
         )
@@ -199,7 +199,7 @@ class MongeArm(Arm):
         drafter = None if named is None and pair.head is None else pair.drafter(named)
         taken = {"model"}
         if drafter is not None:
-            taken = {key for one in drafters_in(drafter) for key in options_of(one)}
+            taken = {key for name in drafters_in(drafter) for key in options_of(name)}
         draft = None
         if taken & {"model", "models"} and pair.draft is not None:
             several = drafter is None or "models" in taken
@@ -254,14 +254,14 @@ def _left_padded(prompt_ids: TokenIds, pair: Pair) -> tuple[torch.Tensor, torch.
 def host_arms(pair: Pair, tuned: Mapping[float, Mapping[str, Any]]) -> list[Arm]:
     """Return `transformers` plain, assisted (default and tuned) and with prompt lookup."""
     arms = [HostArm(name=PLAIN, family="plain")]
-    one: dict[str, Any] = {"family": "assisted", "max_batch_size": 1}
+    shared: dict[str, Any] = {"family": "assisted", "max_batch_size": 1}
     if pair.draft is not None:
-        arms.append(HostArm(name="transformers assisted", assistant={}, **one))
+        arms.append(HostArm(name="transformers assisted", assistant={}, **shared))
     if tuned:
-        arms.append(HostArm(name="transformers assisted tuned", assistant=tuned, **one))
+        arms.append(HostArm(name="transformers assisted tuned", assistant=tuned, **shared))
     lookup = {"prompt_lookup_num_tokens": LOOKUP_TOKENS}
-    name, one = "transformers prompt lookup", one | {"family": "prompt_lookup"}
-    return [*arms, HostArm(name=name, settings=lookup, **one)]
+    name, shared = "transformers prompt lookup", shared | {"family": "prompt_lookup"}
+    return [*arms, HostArm(name=name, settings=lookup, **shared)]
 
 
 def plain_arm() -> Arm:
@@ -387,8 +387,8 @@ def _keywords(text: str, given: str) -> list[tuple[str, ast.expr, str]]:
 
 def _value(text: str, key: str, node: ast.expr, source: str) -> Any:  # noqa: ANN401 (a part's text, or a number)
     if key == "drafter":  # it needs a network: only names and settings are looked at here
-        for one in drafters_in(source):
-            DRAFTERS.read(one)
+        for name in drafters_in(source):
+            DRAFTERS.read(name)
         return source
     if key in _ROOMS:
         _ROOMS[key].parse(source)

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from monge.backends.registry import BACKENDS
 from monge.bench.provenance import provenance
 from monge.bench.runner import OnCall
-from monge.bench.statistics import Summary, paired_ratios
+from monge.bench.statistics import RepeatSummary, paired_ratios
 from monge.core.errors import BackendError, OptionError
 from monge.core.model import NodeBlock, SequenceModel
 from monge.core.words import counted
@@ -107,10 +107,10 @@ def _records(seconds: Mapping[str, list[float]], **cell: int) -> list[dict[str, 
         {
             "backend": name,
             **cell,
-            "step_s": asdict(Summary.of(own)),
-            "ratio": asdict(Summary.of(paired_ratios(own, first))),
+            "step_s": asdict(RepeatSummary.of(durations)),
+            "ratio": asdict(RepeatSummary.of(paired_ratios(durations, first))),
         }
-        for name, own in seconds.items()
+        for name, durations in seconds.items()
     ]
 
 
@@ -149,7 +149,7 @@ def _cell(
     models: Mapping[str, SequenceModel], settings: StepSettings, batch: int, nodes: int
 ) -> dict[str, list[float]]:
     tokens = _texts(models, batch, settings.context + nodes)
-    ends = {row: tuple(own[settings.context :]) for row, own in enumerate(tokens)}
+    ends = {row: tuple(token_ids[settings.context :]) for row, token_ids in enumerate(tokens)}
     blocks = {row: NodeBlock.chain(end) for row, end in ends.items()}
 
     def forward_s(model: SequenceModel) -> float:
@@ -161,7 +161,7 @@ def _cell(
         return seconds
 
     for model in models.values():
-        model.open({row: own[: settings.context] for row, own in enumerate(tokens)})
+        model.open({row: token_ids[: settings.context] for row, token_ids in enumerate(tokens)})
     try:
         return _in_turns(models, settings.repeats, forward_s)
     finally:

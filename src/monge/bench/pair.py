@@ -89,21 +89,21 @@ def load_pair(
     source = resolve_for(target, chosen)
     network, tokenizer = load_network(source, **loading), load_tokenizer(source)
     target_model = as_sequence_model(network, backend=chosen)
-    networks = [load_network(one, **loading) for one in places]
-    tokenizers = [load_tokenizer(one) for one in places]
+    networks = [load_network(place, **loading) for place in places]
+    tokenizers = [load_tokenizer(place) for place in places]
     if useless_draft:
         _spoil(networks[0])
-    for one in (network, *networks):
-        one.generation_config = empty_settings(tokenizer)
+    for loaded in (network, *networks):
+        loaded.generation_config = empty_settings(tokenizer)
     models = [
         as_draft_model(
-            one,
+            draft_network,
             target_model,
-            tokenizer=own,
+            tokenizer=draft_tokenizer,
             target_tokenizer=tokenizer,
             backend=draft_backend or chosen,
         )
-        for one, own in zip(networks, tokenizers, strict=True)
+        for draft_network, draft_tokenizer in zip(networks, tokenizers, strict=True)
     ]
     if head is None:  # the step that a head needs is known when its drafter is made
         make_programs((target_model, *models))

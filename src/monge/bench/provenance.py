@@ -49,9 +49,9 @@ def commit_of(folder: Path) -> dict[str, Any]:
 
 def versions(*names: str) -> dict[str, str | None]:
     """Return installed versions; `None` for what is not installed."""
-    found = {name: installed_version(name) for name in names}
+    installed = {name: installed_version(name) for name in names}
     # The metadata of torch may lack the label of its build: `+cpu`, `+cu130`.
-    return found | ({"torch": str(torch.__version__)} if "torch" in names else {})
+    return installed | ({"torch": str(torch.__version__)} if "torch" in names else {})
 
 
 def device_name(device: torch.device) -> str:

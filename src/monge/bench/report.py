@@ -10,7 +10,7 @@ from typing import Any
 from monge.bench.arms import DEFAULT, NONE, PLAIN, HostArm, MongeArm
 from monge.bench.runner import Measurement
 from monge.bench.statistics import (
-    Summary,
+    RepeatSummary,
     geometric_mean,
     is_degenerate,
     paired_ratios,
@@ -32,9 +32,10 @@ def find(
     measurements: Sequence[Measurement], name: str, temperature: float, batch_size: int
 ) -> Measurement | None:
     """Return the measurement of an arm, or `None` where it failed or was not measured."""
-    for one in measurements:
-        if (one.arm.name, one.temperature, one.batch_size) == (name, temperature, batch_size):
-            return one if one.failure is None else None
+    place = name, temperature, batch_size
+    for measurement in measurements:
+        if (measurement.arm.name, measurement.temperature, measurement.batch_size) == place:
+            return measurement if measurement.failure is None else None
     return None
 
 
@@ -42,17 +43,19 @@ def best_assisted(
     measurements: Sequence[Measurement], temperature: float, batch_size: int
 ) -> Measurement | None:
     """Return the assisted arm of the host with the largest median."""
-    names = [one.arm.name for one in measurements if one.arm.family == "assisted"]
+    names = [
+        measurement.arm.name for measurement in measurements if measurement.arm.family == "assisted"
+    ]
     arms = [find(measurements, name, temperature, batch_size) for name in dict.fromkeys(names)]
-    found = [arm for arm in arms if arm is not None]
-    return max(found, key=lambda arm: Summary.of(arm.tokens_per_s).median, default=None)
+    measured = [arm for arm in arms if arm is not None]
+    return max(measured, key=lambda arm: RepeatSummary.of(arm.tokens_per_s).median, default=None)
 
 
-def speedup(ours: Measurement | None, theirs: Measurement | None) -> Summary | None:
+def speedup(ours: Measurement | None, theirs: Measurement | None) -> RepeatSummary | None:
     """Return paired ratios of tokens per second, repeat by repeat; `None` where a side has no numbers."""
     if ours is None or theirs is None:
         return None
-    return Summary.of(paired_ratios(ours.tokens_per_s, theirs.tokens_per_s))
+    return RepeatSummary.of(paired_ratios(ours.tokens_per_s, theirs.tokens_per_s))
 
 
 def arm_record(measurement: Measurement, measurements: Sequence[Measurement]) -> dict[str, Any]:
@@ -78,7 +81,7 @@ def arm_record(measurement: Measurement, measurements: Sequence[Measurement]) ->
     record |= {
         "num_tokens": sum(measurement.num_tokens),
         "seconds": measurement.seconds,
-        "tokens_per_s": asdict(Summary.of(measurement.tokens_per_s)),
+        "tokens_per_s": asdict(RepeatSummary.of(measurement.tokens_per_s)),
         "ratio_to_plain": ratio and asdict(ratio),
         "ratio_to_none": over_none and asdict(over_none),
         "ratio_to_none_of_all": of_all and asdict(of_all),
@@ -150,16 +153,18 @@ def slowest_adaptive(measurements: Sequence[Measurement]) -> dict[str, Any] | No
     Plain decoding is the better of the host's and of this library's without speculation, each a
     median of paired ratios.
     """
-    found: list[dict[str, Any]] = []
-    for one in measurements:
-        where = {"temperature": one.temperature, "batch_size": one.batch_size}
-        reads = one.arm.reads if isinstance(one.arm, MongeArm) else ()
-        if one.failure is not None or Reads.LATENCY not in reads:
+    ratios_of_arms: list[dict[str, Any]] = []
+    for measurement in measurements:
+        where = {"temperature": measurement.temperature, "batch_size": measurement.batch_size}
+        reads = measurement.arm.reads if isinstance(measurement.arm, MongeArm) else ()
+        if measurement.failure is not None or Reads.LATENCY not in reads:
             continue
-        ratios = [speedup(one, find(measurements, name, **where)) for name in (PLAIN, NONE)]
+        ratios = [speedup(measurement, find(measurements, name, **where)) for name in (PLAIN, NONE)]
         if medians := [ratio.median for ratio in ratios if ratio is not None]:
-            found.append({"arm": one.arm.name, **where, "ratio_to_faster_plain": min(medians)})
-    return min(found, key=lambda entry: entry["ratio_to_faster_plain"], default=None)
+            ratios_of_arms.append(
+                {"arm": measurement.arm.name, **where, "ratio_to_faster_plain": min(medians)}
+            )
+    return min(ratios_of_arms, key=lambda entry: entry["ratio_to_faster_plain"], default=None)
 
 
 def write_rounds(measurements: Sequence[Measurement], path: Path) -> Path:

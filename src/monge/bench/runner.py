@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import chain, product
 from typing import Any, Final
 
-from monge.bench.arms import Arm, Call, Output, TokenIds, synchronize
+from monge.bench.arms import Arm, Call, DecodedCall, TokenIds, synchronize
 from monge.bench.pair import Pair
 from monge.core.draws import check_seed
 from monge.core.errors import MongeError, OptionError, unknown_name
@@ -150,11 +150,13 @@ def measure(
     """
     places = list(product(settings.temperatures, settings.batch_sizes))
     cells = [
-        [Measurement(arm=arm, temperature=one, batch_size=size) for arm in arms]
-        for one, size in places
+        [Measurement(arm=arm, temperature=temperature, batch_size=size) for arm in arms]
+        for temperature, size in places
     ]
-    found = list(chain.from_iterable(cells))
-    warm_ups = [(one, _warm_up(one, prompts, settings)) for one in found]
+    measurements = list(chain.from_iterable(cells))
+    warm_ups = [
+        (measurement, _warm_up(measurement, prompts, settings)) for measurement in measurements
+    ]
     repeats = [
         list(chain.from_iterable(_turns(cell, prompts, settings, repeat) for cell in cells))
         for repeat in range(settings.repeats)
@@ -163,23 +165,27 @@ def measure(
     with measured_by(CLOCKS[settings.clock]):
         try:
             for arm in arms:
-                _prepare([one for one in found if one.arm is arm], pair)
-            for one, call in warm_ups:
-                _decode(one, pair, call, CLOCKS[settings.clock], on_call)
+                _prepare(
+                    [measurement for measurement in measurements if measurement.arm is arm], pair
+                )
+            for measurement, call in warm_ups:
+                _decode(measurement, pair, call, CLOCKS[settings.clock], on_call)
             _measure(repeats, pair, settings, on_call)
         finally:
             gc.unfreeze()
-    return found
+    return measurements
 
 
-def _warm_up(one: Measurement, prompts: TokenIds, settings: Settings) -> Call:
-    limit = one.arm.max_batch_size
-    if limit is not None and one.batch_size > limit:
-        one.fail(f"{NOT_APPLICABLE}: this arm decodes at most {limit} sequence(s) at a time")
+def _warm_up(measurement: Measurement, prompts: TokenIds, settings: Settings) -> Call:
+    limit = measurement.arm.max_batch_size
+    if limit is not None and measurement.batch_size > limit:
+        measurement.fail(
+            f"{NOT_APPLICABLE}: this arm decodes at most {limit} sequence(s) at a time"
+        )
     return Call(
-        prompt_ids=batches(prompts, one.batch_size)[0],
+        prompt_ids=batches(prompts, measurement.batch_size)[0],
         max_new_tokens=min(WARM_UP_TOKENS, settings.max_new_tokens),
-        temperature=one.temperature,
+        temperature=measurement.temperature,
         truncation=settings.truncation,
         seed=settings.seed,
     )
@@ -197,8 +203,8 @@ def _turns(
             seed=settings.seed + 100_003 * repeat + number,
         )
         first = (repeat + number) % len(cell)  # no arm always follows the same one
-        for one in (*cell[first:], *cell[:first]):
-            yield one, call
+        for measurement in (*cell[first:], *cell[:first]):
+            yield measurement, call
 
 
 def _prepare(measurements: Sequence[Measurement], pair: Pair) -> None:
@@ -224,18 +230,18 @@ def _measure(
             break
         # A full collection would take longer than many a pass, in whichever arm it falls.
         settle_objects()
-        for one, call in turns:
-            made = _decode(one, pair, call, CLOCKS[settings.clock], on_call)
-            if made is None:
+        for measurement, call in turns:
+            decoded = _decode(measurement, pair, call, CLOCKS[settings.clock], on_call)
+            if decoded is None:
                 continue
-            output, seconds = made
-            if len(one.seconds) == repeat:
-                one.seconds.append(0.0)
-                one.num_tokens.append(0)
-            one.seconds[-1] += seconds
-            one.num_tokens[-1] += sum(map(len, output.token_ids))
-            one.records += output.records
-            one.completions += output.token_ids
+            output, seconds = decoded
+            if len(measurement.seconds) == repeat:
+                measurement.seconds.append(0.0)
+                measurement.num_tokens.append(0)
+            measurement.seconds[-1] += seconds
+            measurement.num_tokens[-1] += sum(map(len, output.token_ids))
+            measurement.records += output.records
+            measurement.completions += output.token_ids
 
 
 def _decode(
@@ -244,7 +250,7 @@ def _decode(
     call: Call,
     clock: Callable[[], float],
     on_call: OnCall,
-) -> tuple[Output, float] | None:
+) -> tuple[DecodedCall, float] | None:
     """Decode once, and return the output and its seconds; `None` after a failure."""
     if measurement.failure is not None:
         return None

@@ -16,7 +16,7 @@ MAX_PERIOD: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class RepeatSummary:
     """Repeated measurements of one number: median, smallest, largest, and quartile distance.
 
     The distance is 0 for fewer than two values, which stand in order of measurement.
@@ -29,7 +29,7 @@ class Summary:
     values: tuple[float, ...]
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> "Summary":
+    def of(cls, values: Sequence[float]) -> "RepeatSummary":
         """Return the summary of at least one value."""
         if not values:
             raise MongeError("statistics: nothing was measured, so there is nothing to summarise")

@@ -70,7 +70,7 @@ class SharedState:
     def model_free(self) -> frozenset[str | None]:
         """Names of the pool's drafters that run no network and come before one that does."""
         first = list(takewhile(lambda member: not member.runs_network, self.members))
-        return frozenset(one.name for one in first if len(first) < len(self.members))
+        return frozenset(member.name for member in first if len(first) < len(self.members))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ class SoloController(Controller[State]):
         self, states: Sequence[State], info: RoundInfo, draws: Sequence[Draws]
     ) -> list[DraftPlan]:
         rows = zip(states, info.context_lengths, draws, strict=True)
-        return [self.plan_one(state, info, length, own) for state, length, own in rows]
+        return [self.plan_one(state, info, length, row_draws) for state, length, row_draws in rows]
 
     @abstractmethod
     def plan_one(

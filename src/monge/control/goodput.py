@@ -93,7 +93,7 @@ class Goodput(Controller[SharedState]):
         check_windows("goodput", lowest=1, highest=self.max_window)
         are_cooldowns = 1 <= self.first_cooldown <= self.last_cooldown
         margins = self.margin, self.batch_margin
-        if not are_cooldowns or self.probe < 1 or not all(one >= 0.0 for one in margins):
+        if not are_cooldowns or self.probe < 1 or not all(margin >= 0.0 for margin in margins):
             raise OptionError(
                 "goodput: need 1 <= first_cooldown <= last_cooldown, probe >= 1, margin >= 0 and "
                 f"batch_margin >= 0; got {self.first_cooldown}, {self.last_cooldown}, {self.probe}, "
@@ -113,8 +113,8 @@ class Goodput(Controller[SharedState]):
         shared, count, num_idle = states[0], len(states), info.batch_size - len(states)
         known = self._known(shared)
 
-        def speed(one: Forecast) -> float:
-            return (count * one.tokens + num_idle) / one.seconds
+        def speed(forecast: Forecast) -> float:
+            return (count * forecast.tokens + num_idle) / forecast.seconds
 
         if known.cooldown > 0.0 and not shared.model_free:
             return [DraftPlan(max_depth=0)] * count
@@ -137,10 +137,10 @@ class Goodput(Controller[SharedState]):
 
     def update(self, state: SharedState, record: StepRecord) -> SharedState:
         plan, known, share = record.plan, self._known(state), 1.0 / record.batch_size
-        found = len(record.examined), record.num_accepted
+        counts = len(record.examined), record.num_accepted
         is_model_free = record.depth > 0 and record.drafter in state.model_free
         if plan.model_free_depth:
-            seen = found if is_model_free else (0, 0)
+            seen = counts if is_model_free else (0, 0)
             known = replace(known, model_free=known.model_free.update(*seen, share))
         is_asked = plan.max_depth != 0 and not is_model_free
         if is_asked:
@@ -148,7 +148,7 @@ class Goodput(Controller[SharedState]):
             lost_s = record.times.total_s - len(record.token_ids) * plain_s
             known = replace(
                 known,
-                network=known.network.update(*found, share),
+                network=known.network.update(*counts, share),
                 lost_s=max(0.0, known.lost_s + share * lost_s),
             )
         state.notes["goodput"] = self._paced(known, state, record.batch_size, is_asked=is_asked)
@@ -170,7 +170,7 @@ class Goodput(Controller[SharedState]):
         if known.probe > 0.0 or int(known.rounds + 0.5 * share) == int(before + 0.5 * share):
             return known
         forecasts = self._network(shared, known, batch_size, batch_size)
-        plain, *drafted = (one.tokens / one.seconds for one in forecasts)
+        plain, *drafted = (forecast.tokens / forecast.seconds for forecast in forecasts)
         best, is_alone = max(drafted), batch_size == 1
         margin, doubt = (self.margin, known.network.doubt) if is_alone else (self.batch_margin, 0.0)
         least = (1.0 + margin) * plain
@@ -196,7 +196,7 @@ class Goodput(Controller[SharedState]):
         self, shared: SharedState, known: Known, count: int, batch_size: int
     ) -> list[Forecast]:
         """Return the forecasts by depth of the network's drafts, or of the only drafter's."""
-        name = next((one.name for one in shared.members if one.runs_network), None)
+        name = next((member.name for member in shared.members if member.runs_network), None)
         latency = latency_of(shared, "goodput").of(name, runs_network=True)
         deepest = max(1, min(self.max_window, shared.max_depth or self.max_window))
         seconds = latency.rounds_s(deepest, batch_size)
@@ -206,8 +206,8 @@ class Goodput(Controller[SharedState]):
         self, shared: SharedState, known: Known, count: int, batch_size: int, otherwise: Forecast
     ) -> list[Forecast]:
         """Return the forecasts by depth of model-free drafts; none without such drafters in a pool."""
-        members = [one for one in shared.members if one.name in shared.model_free]
-        deepest = min(self.max_window, max((one.max_depth for one in members), default=0))
+        members = [member for member in shared.members if member.name in shared.model_free]
+        deepest = min(self.max_window, max((member.max_depth for member in members), default=0))
         if not deepest:
             return []
         latency = latency_of(shared, "goodput").of(members[0].name, runs_network=False)
@@ -236,7 +236,9 @@ def _forecasts(
         rate * drafted + (1.0 - rate) * otherwise.tokens
         for drafted in counts.tokens(len(seconds) - 1)
     ]
-    spent = [any_hit * max(one, least) + (1.0 - any_hit) * otherwise.seconds for one in seconds]
+    spent = [
+        any_hit * max(duration, least) + (1.0 - any_hit) * otherwise.seconds for duration in seconds
+    ]
     return [otherwise, *map(Forecast, tokens[1:], spent[1:])]
 
 

@@ -204,7 +204,9 @@ class Hedge(Controller[HedgeState]):
     def plan(
         self, states: Sequence[HedgeState], info: RoundInfo, draws: Sequence[Draws]
     ) -> list[DraftPlan]:
-        chosen = [self.choose(state, own) for state, own in zip(states, draws, strict=True)]
+        chosen = [
+            self.choose(state, row_draws) for state, row_draws in zip(states, draws, strict=True)
+        ]
         return self.plans_of(states, chosen, info, draws)
 
     def update(self, state: HedgeState, record: StepRecord) -> HedgeState:
@@ -239,10 +241,10 @@ class Hedge(Controller[HedgeState]):
         """Return the plans of a batch; the requests of one drafter are planned together."""
         plans: dict[int, DraftPlan] = {}
         for arm in sorted(set(chosen)):
-            rows = [row for row, own in enumerate(chosen) if own == arm]
-            own = replace(info, context_lengths=tuple(info.context_lengths[row] for row in rows))
+            rows = [row for row, choice in enumerate(chosen) if choice == arm]
+            group = replace(info, context_lengths=tuple(info.context_lengths[row] for row in rows))
             planned = self._windows().plan(
-                [states[row].inner[arm] for row in rows], own, [draws[row] for row in rows]
+                [states[row].inner[arm] for row in rows], group, [draws[row] for row in rows]
             )
             for row, plan in zip(rows, planned, strict=True):
                 plans[row] = replace(plan, drafter=states[row].members[arm].name)
@@ -275,33 +277,33 @@ class Hedge(Controller[HedgeState]):
         for entry in entries:
             by_position.setdefault(entry.position, {})[entry.drafter] = entry
         waits = any(not member.runs_network for member in state.members)
-        for one in state.pending:
-            seen = by_position.get(one.record.context_length)
+        for pending in state.pending:
+            seen = by_position.get(pending.record.context_length)
             if seen is not None or not waits:
-                left = tuple(other for other in state.pending if other is not one)
-                state = replace(self._after(state, one, seen or {}), pending=left)
+                left = tuple(other for other in state.pending if other is not pending)
+                state = replace(self._after(state, pending, seen or {}), pending=left)
         return state
 
     def _after(
-        self, state: HedgeState, one: PendingRound, seen: Mapping[str, CounterfactualDraft]
+        self, state: HedgeState, pending: PendingRound, seen: Mapping[str, CounterfactualDraft]
     ) -> HedgeState:
         """Return the state with the gain of every drafter in a round, or an unbiased estimate of it.
 
         The price and the averages precede the round, so that the estimate is unbiased given the
         past.
         """
-        record, losses, averages = one.record, list[float](), list(state.averages)
+        record, losses, averages = pending.record, list[float](), list(state.averages)
         for arm, (member, average) in enumerate(zip(state.members, state.averages, strict=True)):
-            gain = average.tokens - one.price * average.seconds
+            gain = average.tokens - pending.price * average.seconds
             if member.name == record.drafter:
                 tokens = record.num_accepted + 1.0
                 seconds = state.seconds(arm, record.depth, record.batch_size)
-                gain += (tokens - one.price * seconds - gain) / one.prob
+                gain += (tokens - pending.price * seconds - gain) / pending.prob
                 averages[arm] = average.update(tokens, seconds, self.keep)
             if member.name in seen:
                 entry = seen[member.name]
                 seconds = state.seconds(arm, entry.num_nodes, record.batch_size)
-                gain = entry.expected_tokens - one.price * seconds
+                gain = entry.expected_tokens - pending.price * seconds
             losses.append(-gain)
         return replace(
             state, weights=state.weights.update(losses, self.keep), averages=tuple(averages)

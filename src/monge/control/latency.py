@@ -96,14 +96,14 @@ class Latency:
                 rows.setdefault(batch, {})[depth] = min(times)
             elif batch == bucket:
                 seldom[depth] = min(times)
-        own = rows.pop(bucket, {})
+        measured = rows.pop(bucket, {})
         near = [batch for batch, row in rows.items() if 0 in row]
         nearest = min(near, key=lambda batch: abs(math.log(batch / bucket)), default=None)
         usual = {0: self._plain_s} if nearest is None else rows[nearest]
         # In proportion to the shallowest round of this batch size that was measured.
-        first = min(own, default=0)
-        scale = own[first] / self._at(usual, first) if own else 1.0
-        row = {depth: scale * seconds for depth, seconds in usual.items()} | own
+        first = min(measured, default=0)
+        scale = measured[first] / self._at(usual, first) if measured else 1.0
+        row = {depth: scale * seconds for depth, seconds in usual.items()} | measured
         bounds = {depth: min(spent, self._at(row, depth)) for depth, spent in seldom.items()}
         return row | bounds
 

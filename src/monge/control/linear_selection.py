@@ -45,7 +45,9 @@ FEATURES: Final[Mapping[str, Callable[[PromptProfile], float]]] = {
     "entropy": lambda prompt: _nats(prompt.entropy),
     "digits": lambda prompt: _share(prompt.text, str.isdigit),
     "code": lambda prompt: _share(prompt.text, _CODE_MARKS.__contains__),
-    "foreign": lambda prompt: _share(prompt.text, lambda one: one.isalpha() and not one.isascii()),
+    "foreign": lambda prompt: _share(
+        prompt.text, lambda character: character.isalpha() and not character.isascii()
+    ),
 }
 """Numbers that describe a prompt, each about as large as 1."""
 _OF_LAWS: Final = frozenset({"surprisal", "entropy"})
@@ -83,7 +85,7 @@ class Ridge:
         scale = 1.0 / (1.0 / weight + _dot(features, spread))
         step = scale * (value - self.predict(features))
         return Ridge(
-            tuple(old + step * own for old, own in zip(self.coefficients, spread, strict=True)),
+            tuple(old + step * entry for old, entry in zip(self.coefficients, spread, strict=True)),
             tuple(
                 tuple(old - scale * left * right for old, right in zip(row, spread, strict=True))
                 for row, left in zip(self.inverse, spread, strict=True)
@@ -103,7 +105,7 @@ class Ridge:
 
 
 def _dot(left: Sequence[float], right: Sequence[float]) -> float:
-    return math.fsum(one * other for one, other in zip(left, right, strict=True))
+    return math.fsum(x * y for x, y in zip(left, right, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +124,12 @@ class DraftCounts:
         if not member.runs_network:
             # Where nothing was found the next token was not foretold: a rejection, or lookups that
             # rarely match would look good.
-            own = [one.factors for one in record.counterfactuals if one.drafter == member.name]
-            seen = [(math.fsum(factors), not factors or factors[-1] == 0.0) for factors in own]
+            factor_lists = [
+                draft.factors for draft in record.counterfactuals if draft.drafter == member.name
+            ]
+            seen = [
+                (math.fsum(factors), not factors or factors[-1] == 0.0) for factors in factor_lists
+            ]
         elif record.drafter == member.name and record.depth > 0:
             seen = [(record.num_accepted, record.next_kind == "correction")]
         return DraftCounts(
@@ -229,8 +235,8 @@ class LinearSelection(PromptReader[LinearState]):
     ) -> list[DraftPlan]:
         hedge = self.hedge()
         chosen = [
-            state.choice if state.opening_left > 0 else hedge.choose(state.hedge, own)
-            for state, own in zip(states, draws, strict=True)
+            state.choice if state.opening_left > 0 else hedge.choose(state.hedge, row_draws)
+            for state, row_draws in zip(states, draws, strict=True)
         ]
         return hedge.plans_of([state.hedge for state in states], chosen, info, draws)
 

@@ -105,7 +105,9 @@ class QLearning(SoloController[QState]):
         window, old = record.plan.max_depth or 0, state.learned
         # A round may be shortened by the tree builder or the end of the text; it says something
         # about windows that it ran.
-        action = max((index for index, own in enumerate(self.windows) if own <= window), default=0)
+        action = max(
+            (index for index, size in enumerate(self.windows) if size <= window), default=0
+        )
         quarter = -1 if record.depth == 0 else min(3, 4 * record.num_accepted // record.depth)
         following = (quarter, self.windows[action], record.batch_size.bit_length())
         latency = latency_of(state.shared, "q_learning")

@@ -170,7 +170,8 @@ class ModelFreeDrafter(Drafter[State]):
     ) -> Sequence[Draft[State]]:
         rows = zip(contexts, states, plans, draws, strict=True)
         return [
-            Draft(self.tree(context, state, plan, own), state) for context, state, plan, own in rows
+            Draft(self.tree(context, state, plan, row_draws), state)
+            for context, state, plan, row_draws in rows
         ]
 
     def observe(

@@ -14,7 +14,7 @@ from monge.heads.readers.reading import Reading
 
 
 @dataclass(slots=True)
-class _Text:
+class _BlockText:
     reading: Reading
     rows: Tensor | None = None
     logits: Tensor | None = None
@@ -23,7 +23,7 @@ class _Text:
     memories: list[Tensor] = field(default_factory=list)
 
 
-class BlockRun(HeadRun[_Text]):
+class BlockRun(HeadRun[_BlockText]):
     """Runs a `DFlashHead`.
 
     The target's states at committed tokens are the context, at their positions. The last committed
@@ -36,16 +36,17 @@ class BlockRun(HeadRun[_Text]):
         self._head, self._ends = head, ends
 
     def open(self, request: int) -> None:
-        self._texts[request] = _Text(Reading(self._head.num_kept))
+        self._texts[request] = _BlockText(Reading(self._head.num_kept))
 
     def knows(self, request: int) -> bool:
         return len(self._texts[request].reading) > 0
 
     def read(self, pairs: Mapping[int, Pairs]) -> None:
         segments = [
-            self._texts[request].reading.read(one.positions) for request, one in pairs.items()
+            self._texts[request].reading.read(row_pairs.positions)
+            for request, row_pairs in pairs.items()
         ]
-        self._head.read(torch.cat([one.features for one in pairs.values()]), segments)
+        self._head.read(torch.cat([row_pairs.features for row_pairs in pairs.values()]), segments)
 
     def begin(self, roots: Mapping[int, int]) -> Mapping[int, Float[Tensor, "one vocab"]]:
         head, size = self._head, self._head.block_size
@@ -54,8 +55,8 @@ class BlockRun(HeadRun[_Text]):
         tokens = [
             token for root in roots.values() for token in (root, *[head.mask_token] * (size - 1))
         ]
-        own = head.embed(self._ends.ids(tokens))
-        states = head.predict(self._ends.embed(tokens) if own is None else own, segments)
+        embedded = head.embed(self._ends.ids(tokens))
+        states = head.predict(self._ends.embed(tokens) if embedded is None else embedded, segments)
         first = 0 if head.is_shifted else 1
         useful = states.unflatten(0, (len(roots), size))[:, first:]
         logits = head.logits(useful.flatten(0, 1), self._ends.unembed).unflatten(
@@ -69,17 +70,17 @@ class BlockRun(HeadRun[_Text]):
         )
 
     def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
-        asked: dict[int, tuple[Sequence[int], list[int], Sequence[int]]] = {}
+        nodes: dict[int, tuple[Sequence[int], list[int], Sequence[int]]] = {}
         for request, block in blocks.items():
             depths = self._texts[request].depths
             for parent in block.parents:
                 depths.append(1 if parent < 0 else depths[parent] + 1)
-            asked[request] = (
+            nodes[request] = (
                 block.token_ids,
                 depths[len(depths) - len(block.parents) :],
                 block.parents,
             )
-        return self._follow(asked, keep=True)
+        return self._follow(nodes, keep=True)
 
     def end(self, requests: Sequence[int]) -> None:
         for request in requests:
@@ -90,11 +91,11 @@ class BlockRun(HeadRun[_Text]):
             text.rows = text.logits = text.root = None
 
     def _follow(
-        self, asked: Mapping[int, tuple[Sequence[int], Sequence[int], Sequence[int]]], *, keep: bool
+        self, nodes: Mapping[int, tuple[Sequence[int], Sequence[int], Sequence[int]]], *, keep: bool
     ) -> Mapping[int, Tensor]:
         """Return the logits at nodes, given their tokens, depths and parents."""
         rows, scores, memories, counts = [], [], [], []
-        for request, (tokens, depths, parents) in asked.items():
+        for request, (tokens, depths, parents) in nodes.items():
             text = self._texts[request]
             rows.append(known(text.rows)[list(depths)])
             scores.append(known(text.logits)[list(depths)])
@@ -102,12 +103,14 @@ class BlockRun(HeadRun[_Text]):
                 known(text.root) if parent < 0 else text.memories[parent] for parent in parents
             )
             counts.append(len(tokens))
-        tokens = self._ends.ids([token for own, _, _ in asked.values() for token in own])
+        tokens = self._ends.ids(
+            [token for token_ids, _, _ in nodes.values() for token in token_ids]
+        )
         parts = (torch.cat(part) for part in (rows, memories, scores))
         logits, after = self._head.follow(tokens, *parts)
-        for request, part in zip(asked, after.split(counts), strict=True):
+        for request, part in zip(nodes, after.split(counts), strict=True):
             if keep:
                 self._texts[request].memories.extend(part.split(1))
             else:
                 self._texts[request].root = part
-        return dict(zip(asked, logits.split(counts), strict=True))
+        return dict(zip(nodes, logits.split(counts), strict=True))

@@ -41,13 +41,13 @@ def _read(text: str) -> tuple[tuple[str, ...], dict[str, Any] | None]:
     if _name(text) != "pool":
         return (text,), None
     _, listed, settings = DRAFTERS.split(text)
-    are_names = all(isinstance(one, str) for one in listed) and "drafters" not in settings
+    are_names = all(isinstance(name, str) for name in listed) and "drafters" not in settings
     if len(listed) < 2 or not are_names or len(set(listed)) < len(listed):
         raise OptionError(
             f"cannot read drafter {text!r}; a pool lists at least two different drafters, as in "
             "pool('ngram', 'model') or pool('ngram(max_ngram=5)', 'suffix', 'none')"
         )
-    if any(_name(one) == "pool" for one in listed):
+    if any(_name(name) == "pool" for name in listed):
         raise OptionError(
             f"drafter {text!r}: a pool cannot be in a pool; list its drafters instead"
         )
@@ -61,7 +61,7 @@ def options_of(text: str) -> Mapping[str, Any]:
 
 def takes_target(text: str) -> bool:
     """Return whether some named drafter reads the target's hidden states or runs its layers."""
-    return any("target" in options_of(one) for one in drafters_in(text))
+    return any("target" in options_of(name) for name in drafters_in(text))
 
 
 def drafter_of(draft: object, target: object) -> str | None:
@@ -82,9 +82,9 @@ def drafter_of(draft: object, target: object) -> str | None:
     checkpoint = Checkpoint(path)
     if is_shape(checkpoint.config):
         return "shape"
-    found = format_of(checkpoint)
-    is_model = found is not None and found.name == "mtp" and not is_alone(checkpoint)
-    return None if found is None or (is_model and not _is_same(path, target)) else "head"
+    head_format = format_of(checkpoint)
+    is_model = head_format is not None and head_format.name == "mtp" and not is_alone(checkpoint)
+    return None if head_format is None or (is_model and not _is_same(path, target)) else "head"
 
 
 def read_head(draft: str | Path, target: object) -> AnyHead | None:
@@ -111,7 +111,7 @@ def with_head(text: str, head: str | None) -> str:
     if head is None:
         return text
     texts, settings = _read(text)
-    filled = [head if one.strip() == _name(head) else one for one in texts]
+    filled = [head if member.strip() == _name(head) else member for member in texts]
     if settings is None:
         return filled[0]
     arguments = [*map(repr, filled), *(f"{name}={value!r}" for name, value in settings.items())]
@@ -136,25 +136,27 @@ def make_drafter(text: str, resources: Mapping[str, Any]) -> AnyDrafter:
         OptionError: If no drafter takes a given resource, or one needs a missing resource.
     """
     texts, settings = _read(text)
-    taken = {one: options_of(one).keys() & resources.keys() for one in texts}
+    taken = {name: options_of(name).keys() & resources.keys() for name in texts}
     for key, value in resources.items():
-        if value is not None and not any(key in own for own in taken.values()):
+        if value is not None and not any(key in names for names in taken.values()):
             raise OptionError(
                 f"drafter {text!r} takes no {_WORDS[key]}; leave it out or choose another drafter"
             )
-    for one, own in taken.items():
+    for name, resource_names in taken.items():
         for key in resources:
-            if key in own and resources[key] is None:
+            if key in resource_names and resources[key] is None:
                 raise OptionError(
-                    f"drafter {one!r} needs a {_WORDS[key]}; give one, or use drafter='ngram'"
+                    f"drafter {name!r} needs a {_WORDS[key]}; give one, or use drafter='ngram'"
                 )
-    made = [DRAFTERS.parse(one, **{key: resources[key] for key in taken[one]}) for one in texts]
+    drafters = [
+        DRAFTERS.parse(name, **{key: resources[key] for key in taken[name]}) for name in texts
+    ]
     if settings is None:
-        return made[0]
+        return drafters[0]
     # A name that occurs twice is told apart by its settings.
     count = Counter(map(_name, texts))
-    labels = [one if count[_name(one)] > 1 else _name(one) for one in texts]
-    return DRAFTERS.make("pool", drafters=dict(zip(labels, made, strict=True)), **settings)
+    labels = [name if count[_name(name)] > 1 else _name(name) for name in texts]
+    return DRAFTERS.make("pool", drafters=dict(zip(labels, drafters, strict=True)), **settings)
 
 
 def _may_be_head(path: Path) -> bool:

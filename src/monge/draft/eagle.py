@@ -16,14 +16,14 @@ from monge.heads.readers.reading import Reading
 
 
 @dataclass(slots=True)
-class _Text:
+class _EagleText:
     reading: Reading
     last: Tensor | None = None
     last_logits: Tensor | None = None
     states: list[Tensor] = field(default_factory=list)
 
 
-class ChainRun(HeadRun[_Text]):
+class ChainRun(HeadRun[_EagleText]):
     """Runs a `ChainHead`.
 
     Committed text is read as pairs of the target's state at x_t and the token x_{t+1}, at position
@@ -37,18 +37,19 @@ class ChainRun(HeadRun[_Text]):
         self._head, self._ends = head, ends
 
     def open(self, request: int) -> None:
-        self._texts[request] = _Text(Reading(self._head.num_kept))
+        self._texts[request] = _EagleText(Reading(self._head.num_kept))
 
     def knows(self, request: int) -> bool:
         return self._texts[request].last is not None
 
     def read(self, pairs: Mapping[int, Pairs]) -> None:
         segments = [
-            self._texts[request].reading.read(one.positions) for request, one in pairs.items()
+            self._texts[request].reading.read(row_pairs.positions)
+            for request, row_pairs in pairs.items()
         ]
-        states = self._head.fuse(torch.cat([one.features for one in pairs.values()]))
-        tokens = [token for one in pairs.values() for token in one.token_ids]
-        counts = [len(one.token_ids) for one in pairs.values()]
+        states = self._head.fuse(torch.cat([row_pairs.features for row_pairs in pairs.values()]))
+        tokens = [token for row_pairs in pairs.values() for token in row_pairs.token_ids]
+        counts = [len(row_pairs.token_ids) for row_pairs in pairs.values()]
         states = self._head.advance(self._embedded(tokens), states, segments)
         ends = [end - 1 for end in accumulate(counts)]
         for request, end in zip(pairs, ends, strict=True):
@@ -90,8 +91,8 @@ class ChainRun(HeadRun[_Text]):
         return known(text.last) if node < 0 else text.states[node]
 
     def _embedded(self, token_ids: Sequence[int]) -> Tensor:
-        own = self._head.embed(self._ends.ids(token_ids))
-        return self._ends.embed(token_ids) if own is None else own
+        embedded = self._head.embed(self._ends.ids(token_ids))
+        return self._ends.embed(token_ids) if embedded is None else embedded
 
 
 @dataclass(slots=True)
@@ -122,10 +123,12 @@ class CachedRun(HeadRun[_Read]):
         return self._texts[request].last is not None
 
     def read(self, pairs: Mapping[int, Pairs]) -> None:
-        blocks = {request: NodeBlock.chain(one.token_ids) for request, one in pairs.items()}
-        features = [one.features for one in pairs.values()]
+        blocks = {
+            request: NodeBlock.chain(row_pairs.token_ids) for request, row_pairs in pairs.items()
+        }
+        features = [row_pairs.features for row_pairs in pairs.values()]
         states, logits = self._model.read(blocks, _rows_of(features))
-        ends = accumulate(len(one.token_ids) for one in pairs.values())
+        ends = accumulate(len(row_pairs.token_ids) for row_pairs in pairs.values())
         for request, end, row in zip(pairs, ends, logits.split(1), strict=True):
             text = self._texts[request]
             text.last, text.logits = states[end - 1 : end], row

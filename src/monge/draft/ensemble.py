@@ -130,7 +130,10 @@ class EnsembleDrafter(PieceReader[States]):
         logits = [read_text(model, texts) for model in self.models] if active else []
         while active:
             for row in active:
-                row.grow([own.get(row.request_id) for own in logits], has_paths=self.paths)
+                row.grow(
+                    [logits_of_model.get(row.request_id) for logits_of_model in logits],
+                    has_paths=self.paths,
+                )
             active = [row for row in active if row.frontier]
             logits = self._read_level(active)
         return [
@@ -157,10 +160,10 @@ class EnsembleDrafter(PieceReader[States]):
     def _unread(self) -> States:
         return ((),) * len(self.models)
 
-    def _row(self, context: Context, plan: DraftPlan, draws: Draws) -> "_Row":
+    def _row(self, context: Context, plan: DraftPlan, draws: Draws) -> "_EnsembleRow":
         rules, tree = self.rules or context.rules, GrowingTree(context.token_ids[-1])
         models, depth = tuple(range(len(self.models))), plan.depth(self.depth)
-        return _Row(
+        return _EnsembleRow(
             context=context,
             tree=tree,
             draws=draws,
@@ -171,7 +174,7 @@ class EnsembleDrafter(PieceReader[States]):
             frontier={0: models} if depth > 0 else {},
         )
 
-    def _read_level(self, rows: Sequence["_Row"]) -> list[Mapping[int, Tensor]]:
+    def _read_level(self, rows: Sequence["_EnsembleRow"]) -> list[Mapping[int, Tensor]]:
         """Return the logits of every model at the frontiers."""
         logits: list[Mapping[int, Tensor]] = []
         for index, model in enumerate(self.models):
@@ -184,7 +187,7 @@ class EnsembleDrafter(PieceReader[States]):
 
 
 @dataclass(slots=True, kw_only=True)
-class _Row:
+class _EnsembleRow:
     """One request while its tree grows.
 
     Args:
@@ -235,9 +238,9 @@ class _Row:
     ) -> dict[int, dict[int, Law]]:
         """Return the draft laws at each node of the frontier; nodes without a law are left out."""
         laws: dict[int, dict[int, Law]] = {node: {} for node in self.frontier}
-        for index, own in enumerate(logits):
-            found = [] if own is None else laws_from_logits(own, self.rules)
-            for node, law in zip(self.nodes_of(index), found, strict=True):
+        for index, rows in enumerate(logits):
+            node_laws = [] if rows is None else laws_from_logits(rows, self.rules)
+            for node, law in zip(self.nodes_of(index), node_laws, strict=True):
                 if law is None:
                     # The model skips this node, which does not depend on draws below it.
                     name = f"draft model {index + 1}, request {self.request_id}"
@@ -246,4 +249,4 @@ class _Row:
                     )
                 else:
                     laws[node][index] = law
-        return {node: own for node, own in laws.items() if own}
+        return {node: node_laws for node, node_laws in laws.items() if node_laws}

@@ -198,8 +198,8 @@ class TreeExpansion:
         for _ in token_ids:
             self.draws.uniform()
         kind = Iid if shape.replacement else WithoutReplacement
-        inner = [own for own in candidates if own]
-        drawn = [kind(law, len(own)) for law, own in zip(laws, inner, strict=False)]
+        inner = [children for children in candidates if children]
+        drawn = [kind(law, len(children)) for law, children in zip(laws, inner, strict=False)]
         leaves = [Deterministic()] * (len(parents) - len(drawn))
         return TokenTree(
             token_ids=(self.root, *token_ids),
@@ -305,7 +305,7 @@ def expansions(
         draft_ids: See `TreeExpansion`.
     """
     rows: list[TreeExpansion] = []
-    for context, plan, own in zip(contexts, plans, draws, strict=True):
+    for context, plan, row_draws in zip(contexts, plans, draws, strict=True):
         builder = tree.under(context.rules)
         only_ranks = builder.limits.proposes == {Deterministic}
         used = rules or (SamplingRules() if only_ranks else context.rules)
@@ -313,7 +313,7 @@ def expansions(
             TreeExpansion(
                 context=context,
                 plan=plan,
-                draws=own,
+                draws=row_draws,
                 builder=builder,
                 rules=used if top_k is None else used.within_top(top_k),
                 network=network,
@@ -400,7 +400,7 @@ def _draw_trees(
     done = set[int]()
     for group in groups.values():
         assert forward.draw is not None
-        _, deepest = max(group.values(), key=lambda one: len(one[1].widths))
+        _, deepest = max(group.values(), key=lambda entry: len(entry[1].widths))
         ids = next(row.draft_ids for row, _ in group.values())
         count = sum(deepest.sizes)
         uniforms = {

@@ -53,15 +53,15 @@ class Pairs:
 def joined(pairs: Iterable[Pairs]) -> list[Pairs]:
     """Return the same, those together that follow one another in the text: each costs a forward."""
     runs: list[list[Pairs]] = []
-    for one in pairs:
-        if runs and runs[-1][-1].positions.stop == one.positions.start:
-            runs[-1].append(one)
+    for piece in pairs:
+        if runs and runs[-1][-1].positions.stop == piece.positions.start:
+            runs[-1].append(piece)
         else:
-            runs.append([one])
+            runs.append([piece])
     return [
         Pairs(
-            torch.cat([one.features for one in run]),
-            tuple(token for one in run for token in one.token_ids),
+            torch.cat([piece.features for piece in run]),
+            tuple(token for piece in run for token in piece.token_ids),
             range(run[0].positions.start, run[-1].positions.stop),
         )
         for run in runs

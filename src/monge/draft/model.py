@@ -174,7 +174,7 @@ def read_text(
         unread |= {request: texts[request][-1:] for request in behind}
     logits = model.extend({request: NodeBlock.chain(tokens) for request, tokens in unread.items()})
     model.commit({request: range(len(tokens)) for request, tokens in unread.items()})
-    return {request: own[-1:] for request, own in logits.items()}
+    return {request: node_logits[-1:] for request, node_logits in logits.items()}
 
 
 def commit_accepted(
@@ -193,5 +193,5 @@ def commit_accepted(
         slot_of = {path: slot for slot, path in enumerate(paths)}
         accepted = tuple(draft.tree.token_ids[node] for node in verdict.path)
         prefixes = (accepted[: depth + 1] for depth in range(len(accepted)))
-        slots[context.request_id] = [slot_of[one] for one in prefixes if one in slot_of]
+        slots[context.request_id] = [slot_of[prefix] for prefix in prefixes if prefix in slot_of]
     model.commit(slots)

@@ -55,8 +55,8 @@ class NgramDrafter(ModelFreeDrafter[bytes]):
 
     def tree(self, context: Context, state: bytes, plan: DraftPlan, draws: Draws) -> TokenTree:
         text = _up_to_date(state, context)
-        found = self._continuation(text, plan.nodes(plan.depth(self.num_draft_tokens)))
-        return fixed_chain(context.token_ids[-1], found, draws)
+        continuation = self._continuation(text, plan.nodes(plan.depth(self.num_draft_tokens)))
+        return fixed_chain(context.token_ids[-1], continuation, draws)
 
     def follow(self, context: Context, draft: Draft[bytes], verdict: Verdict) -> bytes:
         return _up_to_date(draft.state, context)
@@ -68,7 +68,7 @@ class NgramDrafter(ModelFreeDrafter[bytes]):
 
     def _place(self, text: bytes) -> int | None:
         """Return the end of the latest earlier occurrence of the longest match, or `None`."""
-        size, longest, found = (
+        size, longest, end = (
             self.min_ngram * _WIDTH,
             min(self.max_ngram * _WIDTH, len(text) - _WIDTH),
             None,
@@ -79,7 +79,7 @@ class NgramDrafter(ModelFreeDrafter[bytes]):
             if start is None:
                 break
             # The tokens before it may match too. A longer match can only be further back.
-            before = found = start + size
+            before = end = start + size
             while (
                 size < longest
                 and start
@@ -87,15 +87,15 @@ class NgramDrafter(ModelFreeDrafter[bytes]):
             ):
                 size, start = size + _WIDTH, start - _WIDTH
             size += _WIDTH
-        return found
+        return end
 
 
 def _copied(text: bytes, start: int, length: int) -> bytes:
     """Return the tokens after `start`, continued as a cycle if the text has just repeated them."""
-    found, cycle = text[start : start + length], len(text) - start
-    if len(found) == length or text[start - cycle : start] != found:
-        return found
-    return (found * (length // cycle + 1))[:length]
+    copied, cycle = text[start : start + length], len(text) - start
+    if len(copied) == length or text[start - cycle : start] != copied:
+        return copied
+    return (copied * (length // cycle + 1))[:length]
 
 
 def _up_to_date(text: bytes, context: Context) -> bytes:

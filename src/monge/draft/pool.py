@@ -109,7 +109,7 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
                 )
         check_sizes("pool", min_nodes=self.min_nodes)
         object.__setattr__(self, "_all", tuple(self.drafters.values()))
-        object.__setattr__(self, "_can", tuple(own.capabilities for own in self._all))
+        object.__setattr__(self, "_can", tuple(member.capabilities for member in self._all))
         readers = (i for i in self._networks if piece_reader(self._all[i]) is not None)
         object.__setattr__(self, "_readers", tuple(readers))
         object.__setattr__(self, "_opened", {})
@@ -186,18 +186,20 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         chosen: dict[int, Draft[Any]] = {}
         for index, (name, drafter) in enumerate(self.drafters.items()):
             free = [row for row in rows if row not in chosen and named[row] in {None, index}]
-            own = {row: self._own_plan(index, contexts[row], plans[row]) for row in free}
-            own = {row: plan for row, plan in own.items() if plan.nodes(plan.depth(1)) > 0}
-            if not own:
+            own_plans = {row: self._own_plan(index, contexts[row], plans[row]) for row in free}
+            own_plans = {
+                row: plan for row, plan in own_plans.items() if plan.nodes(plan.depth(1)) > 0
+            }
+            if not own_plans:
                 continue
-            self._open(index, [(contexts[row], known[row]) for row in own])
+            self._open(index, [(contexts[row], known[row]) for row in own_plans])
             proposed = drafter.draft(
-                [contexts[row] for row in own],
-                [known[row][index] for row in own],
-                list(own.values()),
-                [draws[row] for row in own],
+                [contexts[row] for row in own_plans],
+                [known[row][index] for row in own_plans],
+                list(own_plans.values()),
+                [draws[row] for row in own_plans],
             )
-            for row, draft in zip(own, proposed, strict=True):
+            for row, draft in zip(own_plans, proposed, strict=True):
                 # Model-free candidates are not random, so a small tree drops no draw.
                 least = self._least_nodes(index) if named[row] is None else 1
                 # A device has a node at least, and the host does not wait for its trees here.
@@ -223,7 +225,9 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         states = [list(draft.state.states) for draft in drafts]
         for index, drafter in enumerate(self._all):
             rows = [
-                row for row, one in enumerate(contexts) if index in self._opened[one.request_id]
+                row
+                for row, context in enumerate(contexts)
+                if index in self._opened[context.request_id]
             ]
             if rows:
                 new = drafter.observe(
@@ -234,8 +238,8 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
                 for row, state in zip(rows, new, strict=True):
                     states[row][index] = state
         return [
-            _settled(tuple(own), draft.state.shadows, context.token_ids)
-            for context, draft, own in zip(contexts, drafts, states, strict=True)
+            _settled(tuple(row_states), draft.state.shadows, context.token_ids)
+            for context, draft, row_states in zip(contexts, drafts, states, strict=True)
         ]
 
     def close(self, context: Context) -> None:
@@ -267,8 +271,8 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
 
     def _own_plan(self, index: int, context: Context, plan: DraftPlan) -> DraftPlan:
         can = self._can[index]
-        own = plan if can.runs_network or plan.drafter is not None else plan.for_model_free
-        return own.reaching(len(context.token_ids), can.max_length)
+        member_plan = plan if can.runs_network or plan.drafter is not None else plan.for_model_free
+        return member_plan.reaching(len(context.token_ids), can.max_length)
 
     def _shadows(self, context: Context, states: list[Any]) -> tuple[ShadowDraft, ...]:
         """Return the shadow drafts of all model-free drafters."""
@@ -300,13 +304,17 @@ def _settled(
     states: tuple[Any, ...], shadows: Sequence[ShadowDraft], text: Sequence[int]
 ) -> PoolState:
     """Return the state after a commit; a round's shadow drafts are reported together."""
-    results = [(one, one.result(text)) for one in shadows]
-    first_open = min((one.position for one, found in results if found is None), default=len(text))
+    results = [(shadow, shadow.result(text)) for shadow in shadows]
+    first_open = min(
+        (shadow.position for shadow, outcome in results if outcome is None), default=len(text)
+    )
     return PoolState(
         states,
-        shadows=tuple(one for one in shadows if one.position >= first_open),
+        shadows=tuple(shadow for shadow in shadows if shadow.position >= first_open),
         counterfactuals=tuple(
-            found for one, found in results if found is not None and one.position < first_open
+            outcome
+            for shadow, outcome in results
+            if outcome is not None and shadow.position < first_open
         ),
     )
 

@@ -81,15 +81,17 @@ class RetokenizeDrafter(Drafter[None]):
         }
         if wanted:
             read_text(self.model, wanted)
-        found = self.model.continuations(dict.fromkeys(wanted, self.num_own_tokens))
+        continuations = self.model.continuations(dict.fromkeys(wanted, self.num_own_tokens))
         return [
             Draft(
                 fixed_chain(
-                    context.token_ids[-1], tuple(found.get(context.request_id, ())[:size]), own
+                    context.token_ids[-1],
+                    tuple(continuations.get(context.request_id, ())[:size]),
+                    row_draws,
                 ),
                 None,
             )
-            for context, size, own in zip(contexts, sizes, draws, strict=True)
+            for context, size, row_draws in zip(contexts, sizes, draws, strict=True)
         ]
 
     def close(self, context: Context) -> None:

@@ -97,7 +97,7 @@ class ShapeDrafter(DelegatingDrafter[tuple[Pairs, ...]]):
 
 
 @dataclass(slots=True)
-class _Text:
+class _ShapeText:
     """One text.
 
     Args:
@@ -115,7 +115,7 @@ class _Text:
     depths: list[int] = field(default_factory=list)
 
 
-class ShapeRun(HeadRun[_Text]):
+class ShapeRun(HeadRun[_ShapeText]):
     """Runs a `ShapeHead`: a predicted state and a token give the next state.
 
     Args:
@@ -132,20 +132,22 @@ class ShapeRun(HeadRun[_Text]):
             ends.unembed(head.probe[:1])
 
     def open(self, request: int) -> None:
-        self._texts[request] = _Text()
+        self._texts[request] = _ShapeText()
 
     def knows(self, request: int) -> bool:
         return self._texts[request].last is not None
 
     def read(self, pairs: Mapping[int, Pairs]) -> None:
-        for request, one in pairs.items():
-            self._texts[request].last = one.features[-1:].to(self._dtype)
+        for request, row_pairs in pairs.items():
+            self._texts[request].last = row_pairs.features[-1:].to(self._dtype)
 
     def begin(self, roots: Mapping[int, int]) -> Mapping[int, Float[Tensor, "one vocab"]]:
         last = _rows_of([known(self._texts[request].last) for request in roots])
         start, predicted = self._steps[0](last, self._embedded(list(roots.values())))
-        for request, own, state in zip(roots, start.split(1), predicted.split(1), strict=True):
-            self._texts[request].start, self._texts[request].root = own, state
+        for request, start_state, state in zip(
+            roots, start.split(1), predicted.split(1), strict=True
+        ):
+            self._texts[request].start, self._texts[request].root = start_state, state
         return dict(zip(roots, self._logits(1, predicted).split(1), strict=True))
 
     def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
@@ -168,12 +170,14 @@ class ShapeRun(HeadRun[_Text]):
             _rows_of(start), _rows_of(previous), self._embedded(tokens)
         )
         for (request, block), states in zip(blocks.items(), predicted.split(counts), strict=True):
-            own = states.split(1)
-            self._texts[request].states += own if branched else own * len(block.token_ids)
+            node_states = states.split(1)
+            self._texts[request].states += (
+                node_states if branched else node_states * len(block.token_ids)
+            )
         logits = self._logits(number, predicted).split(counts)
         return {
-            request: one if branched else one.expand(len(block.token_ids), -1)
-            for (request, block), one in zip(blocks.items(), logits, strict=True)
+            request: node_logits if branched else node_logits.expand(len(block.token_ids), -1)
+            for (request, block), node_logits in zip(blocks.items(), logits, strict=True)
         }
 
     def draw_trees(
@@ -200,8 +204,8 @@ class ShapeRun(HeadRun[_Text]):
                 self._embedded(token_ids[:, :count].flatten()),
             )
             above = predicted.unflatten(0, (batch, count))
-            found = self._logits(level + 2, predicted).unflatten(0, (batch, count))
-            return found if branched else found.expand(-1, token_ids.shape[1], -1)
+            scores = self._logits(level + 2, predicted).unflatten(0, (batch, count))
+            return scores if branched else scores.expand(-1, token_ids.shape[1], -1)
 
         drawn = draw_levels(draws_of(list(logits), logits, uniforms, shape, draft_ids), read)
         return DrawnTrees(list(logits), drawn, draft_ids)

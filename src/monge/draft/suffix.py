@@ -66,7 +66,7 @@ class SuffixIndex:
         A shorter length is listed only if it occurs more often than the longer one.
         """
         tokens, first = self._tokens, self._first
-        found: list[tuple[int, list[int]]] = []
+        matches: list[tuple[int, list[int]]] = []
         places = [place + 1 for place in reversed(self._occurrences.get(ending[-1], ()))]
         places = [
             place for place in places if first < place < len(tokens) and tokens[place] != _END
@@ -77,10 +77,10 @@ class SuffixIndex:
                 places = [p for p in places if p - length >= first and tokens[p - length] == before]
             if not places:
                 break
-            if found and len(found[-1][1]) == len(places):
-                found.pop()
-            found.append((length, places))
-        return found[::-1]
+            if matches and len(matches[-1][1]) == len(places):
+                matches.pop()
+            matches.append((length, places))
+        return matches[::-1]
 
     def continuations(
         self, places: Sequence[int], *, num_nodes: int, depth: int, width: int, min_share: float

@@ -89,11 +89,11 @@ def _tree(root: int, shape: Shape, table: Successors, draws: Draws) -> TokenTree
     tree, level = GrowingTree(root), [(0, shape)]
     while level:
         below: list[tuple[int, Shape]] = []
-        for node, own in level:
-            tokens = table.get(tree.token_ids[node], ())[: len(own.children)]
+        for node, subtree in level:
+            tokens = table.get(tree.token_ids[node], ())[: len(subtree.children)]
             if tokens:
                 grown = tree.grow(node, Deterministic(tokens), draws)
                 # A short row leaves the last subtrees out.
-                below.extend(zip(grown, own.children, strict=False))
+                below.extend(zip(grown, subtree.children, strict=False))
         level = below
     return tree.finish()

@@ -44,7 +44,7 @@ def page_of(document: Mapping[str, Any]) -> str:
     data = json.dumps(document, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
     parts = {"policy": policy, "style": style, "data": data, "script": script}
     pieces = content_of("run.html").split("%%")
-    return "".join(parts[one] if place % 2 else one for place, one in enumerate(pieces))
+    return "".join(parts[piece] if place % 2 else piece for place, piece in enumerate(pieces))
 
 
 def _hash(text: str) -> str:

@@ -33,7 +33,10 @@ Origins = Mapping[str | None, Origin]
 def origins_of(drafter: AnyDrafter) -> Origins:
     """Return the origin of accepted tokens, by `StepRecord.drafter`."""
     members = drafter.drafters if isinstance(drafter, PoolDrafter) else {None: drafter}
-    return {FORCED: "grammar", **{name: _origin(one.capabilities) for name, one in members.items()}}
+    return {
+        FORCED: "grammar",
+        **{name: _origin(member.capabilities) for name, member in members.items()},
+    }
 
 
 def drafters_of(origins: Origins) -> list[str]:
@@ -86,7 +89,7 @@ class RunTrace:
         origin = self._origins.get(record.drafter, "draft") if record.num_nodes else None
         accepted = [(origin, nodes[node]["p"], nodes[node]["q"]) for node in tree.path]
         last = record.next_kind if record.num_nodes else "target"
-        found = zip(record.token_ids, [*accepted, (last, tree.next_prob, None)], strict=False)
+        sources = zip(record.token_ids, [*accepted, (last, tree.next_prob, None)], strict=False)
         self._num_tokens += len(record.token_ids)
         stages = ("draft", "score", "verify", "commit")
         return {
@@ -101,7 +104,7 @@ class RunTrace:
             "path": list(tree.path),
             "tokens": [
                 {"id": token, "text": self._next(token), "origin": kind, "p": p, "q": q}
-                for token, (kind, p, q) in found
+                for token, (kind, p, q) in sources
             ],
         }
 

@@ -226,13 +226,17 @@ def _request(
 ) -> Request:
     """Return the request of one row, whose prompt begins at `start`, from arguments of `generate`."""
     batch_size, length = replay.text.shape
-    lengths = [one.max_length for one in criteria if isinstance(one, MaxLengthCriteria)]
-    ends = [one.eos_token_id for one in criteria if isinstance(one, EosTokenCriteria)]
+    lengths = [
+        criterion.max_length for criterion in criteria if isinstance(criterion, MaxLengthCriteria)
+    ]
+    ends = [
+        criterion.eos_token_id for criterion in criteria if isinstance(criterion, EosTokenCriteria)
+    ]
     padding = replay.text[row : row + 1, :start]
-    own: tuple[Processor, ...] = row_processors(processors, row, batch_size, padding)
+    processors_of_row: tuple[Processor, ...] = row_processors(processors, row, batch_size, padding)
     if replay.visited:
         note = Stateless(replay.visited[row].note)
-        own = (note, *own, note)
+        processors_of_row = (note, *processors_of_row, note)
 
     def stop_check(token_ids: Sequence[int]) -> bool:
         replay.grow(row, token_ids[length - start :])
@@ -243,7 +247,7 @@ def _request(
         max_new_tokens=min(lengths) - length,
         row=row,
         eos_ids=frozenset(int(token) for tokens in ends for token in tokens),
-        processors=own,
+        processors=processors_of_row,
         stop_check=stop_check,
         **usual,
     )
@@ -251,9 +255,9 @@ def _request(
 
 def _components(model: Any, draft: Draft, *, drafter: Any = None, **parts: Any) -> Components:
     target = as_sequence_model(model)
-    if (found := drafter_of(draft, model.name_or_path)) is not None:
+    if (drafter_name := drafter_of(draft, model.name_or_path)) is not None:
         head = cast(AnyHead | str | Path, draft)
-        return make_components(target, drafter=drafter or found, head=head, **parts)
+        return make_components(target, drafter=drafter or drafter_name, head=head, **parts)
     if draft is not None:
         network = load_network(cast(PreTrainedModel | str | Path, draft))
         return make_components(target, as_draft_model(network, target), drafter=drafter, **parts)
@@ -333,7 +337,9 @@ def is_accelerated(model: Any) -> bool:
 def _accelerated(where: str, model: Any) -> list[Any]:
     if not isinstance(model, torch.nn.Module):
         raise OptionError(f"{where}: got {type(model).__name__}; expected {_A_MODEL}")
-    return [one for one in model.modules() if isinstance(vars(one).get("generate"), _Generate)]
+    return [
+        module for module in model.modules() if isinstance(vars(module).get("generate"), _Generate)
+    ]
 
 
 def generate(model: Any, *arguments: Any, **settings: Any) -> Tensor | GenerateDecoderOnlyOutput:
@@ -431,5 +437,5 @@ def _move_stop_strings(settings: dict[str, Any], tokenizer: Any) -> None:
         settings["generation_config"] = config = deepcopy(config)
         config.stop_strings = None
     criteria = settings.get("stopping_criteria") or ()
-    own = StopStringCriteria(tokenizer, strings)
-    settings["stopping_criteria"] = StoppingCriteriaList([*criteria, own])
+    stop_strings = StopStringCriteria(tokenizer, strings)
+    settings["stopping_criteria"] = StoppingCriteriaList([*criteria, stop_strings])

@@ -100,10 +100,10 @@ class Replay:
 
     def column(self, index: int, which: int) -> Float[Tensor, "batch vocab"]:
         """Return a generated column of `generate`: logits (0) or scores (1), 0 in stopped rows."""
-        found = [row.settled[index : index + 1] for row in self.visited]
-        like = next(pairs[0][which] for pairs in found if pairs)
+        columns = [row.settled[index : index + 1] for row in self.visited]
+        like = next(pairs[0][which] for pairs in columns if pairs)
         return torch.stack(
-            [pairs[0][which] if pairs else torch.zeros_like(like) for pairs in found]
+            [pairs[0][which] if pairs else torch.zeros_like(like) for pairs in columns]
         )
 
     def _is_late(self, row: int) -> bool:

@@ -75,20 +75,20 @@ class RowProcessor:
 
     def __call__(self, token_ids: Tensor, scores: Tensor) -> Tensor:
         padded: Any = torch.cat([self.padding.to(token_ids.device), token_ids], dim=1)
-        asked = LogitsProcessorList([self.processor])
+        processors = LogitsProcessorList([self.processor])
         if self.num_rows == 1:
-            return asked(padded, scores)
+            return processors(padded, scores)
         rows = scores.repeat(self.num_rows, 1)
         try:
-            found = asked(padded.repeat(self.num_rows, 1), rows)
+            processed = processors(padded.repeat(self.num_rows, 1), rows)
         except Exception as error:
             raise OptionError(
                 f"speculate: {name_of(self)} failed ({type(error).__name__}: {error}) on a batch "
                 f"whose {self.num_rows} rows hold the text of row {self.row}; if its rows have "
                 "grammars of their own, decode one row at a time"
             ) from error
-        check_scores(self, found, rows)
-        return found[self.row : self.row + 1]
+        check_scores(self, processed, rows)
+        return processed[self.row : self.row + 1]
 
 
 def row_processors(
@@ -103,10 +103,10 @@ def row_processors(
         OptionError: If a processor cannot be applied node by node, or cannot be copied and there
             are several rows.
     """
-    made: list[Processor] = []
+    wrapped: list[Processor] = []
     for processor in processors:
         if type(processor) in _FUNCTIONS:
-            made.append(Stateless(RowProcessor(_of_row(processor, row, batch_size), padding)))
+            wrapped.append(Stateless(RowProcessor(_of_row(processor, row, batch_size), padding)))
         else:
             for kind, reason in _REFUSED.items():
                 if isinstance(processor, kind):
@@ -114,10 +114,10 @@ def row_processors(
                         f"speculate: {type(processor).__name__} {reason}; use generate without "
                         "custom_generate"
                     )
-            made.append(RowProcessor(processor, padding, row, batch_size))
+            wrapped.append(RowProcessor(processor, padding, row, batch_size))
     if batch_size > 1:
-        check_shared(made)
-    return tuple(made)
+        check_shared(wrapped)
+    return tuple(wrapped)
 
 
 def draft_rules(processors: Sequence[Any]) -> SamplingRules:
@@ -140,20 +140,20 @@ def draft_rules(processors: Sequence[Any]) -> SamplingRules:
 
 def _of_row(processor: Any, row: int, batch_size: int) -> Any:
     """Return a copy for one row, which it treats as row `row` of the batch."""
-    own: Any = copy.copy(processor)
-    if isinstance(own, known.PrefixConstrainedLogitsProcessor):
+    copied: Any = copy.copy(processor)
+    if isinstance(copied, known.PrefixConstrainedLogitsProcessor):
         # It passes the number of the prompt, of which its beams are the rows.
-        function, prompt = own._prefix_allowed_tokens_fn, row // own._num_beams
-        own._prefix_allowed_tokens_fn = lambda _, token_ids: function(prompt, token_ids)
-        own._num_beams = 1
-    elif isinstance(own, known.RepetitionPenaltyLogitsProcessor):
-        if isinstance(own.prompt_ignore_length, Tensor):
-            own.prompt_ignore_length = own.prompt_ignore_length[row : row + 1]
-    elif isinstance(own, known.EncoderRepetitionPenaltyLogitsProcessor):
-        prompts: Any = own.encoder_input_ids
+        function, prompt = copied._prefix_allowed_tokens_fn, row // copied._num_beams
+        copied._prefix_allowed_tokens_fn = lambda _, token_ids: function(prompt, token_ids)
+        copied._num_beams = 1
+    elif isinstance(copied, known.RepetitionPenaltyLogitsProcessor):
+        if isinstance(copied.prompt_ignore_length, Tensor):
+            copied.prompt_ignore_length = copied.prompt_ignore_length[row : row + 1]
+    elif isinstance(copied, known.EncoderRepetitionPenaltyLogitsProcessor):
+        prompts: Any = copied.encoder_input_ids
         prompt = row * len(prompts) // batch_size
-        own.encoder_input_ids = prompts[prompt : prompt + 1]
-    elif isinstance(own, known.EncoderNoRepeatNGramLogitsProcessor):
-        prompt = row * own.batch_size // batch_size
-        own.batch_size, own.generated_ngrams = 1, own.generated_ngrams[prompt : prompt + 1]
-    return own
+        copied.encoder_input_ids = prompts[prompt : prompt + 1]
+    elif isinstance(copied, known.EncoderNoRepeatNGramLogitsProcessor):
+        prompt = row * copied.batch_size // batch_size
+        copied.batch_size, copied.generated_ngrams = 1, copied.generated_ngrams[prompt : prompt + 1]
+    return copied

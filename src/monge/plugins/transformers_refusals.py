@@ -108,9 +108,11 @@ def check_settings(model: Any, config: GenerationConfig, model_kwargs: dict[str,
             raise OptionError(f"generate: {name} is not supported: {instead}")
     mode = config.get_generation_mode()
     outputs = ("output_attentions", "output_hidden_states")
-    asked = [name for name in outputs if getattr(config, name) and config.return_dict_in_generate]
+    requested = [
+        name for name in outputs if getattr(config, name) and config.return_dict_in_generate
+    ]
     caches = [value for value in model_kwargs.values() if isinstance(value, Cache)]
-    own = [
+    names = [
         name
         for name in CACHE_KEYWORDS
         if getattr(model_kwargs.get(name), "_is_user_defined", False)
@@ -125,7 +127,7 @@ def check_settings(model: Any, config: GenerationConfig, model_kwargs: dict[str,
         "call model.eval(), or set their rates to 0": acting,
         f"the decoding method {mode.value!r}; leave out num_beams, penalty_alpha, constraints, "
         "dola_layers and use_mtp": mode not in TAKEN,
-        f"{', '.join(asked)}; leave it out": asked,
+        f"{', '.join(requested)}; leave it out": requested,
         f"cache_implementation={config.cache_implementation!r}; leave it out, the cache is this "
         "library's own": config.cache_implementation not in {None, "dynamic"},
         # Some checkpoints have it in their settings, where it is no wish of the caller.
@@ -135,7 +137,7 @@ def check_settings(model: Any, config: GenerationConfig, model_kwargs: dict[str,
             map(_holds_text, caches)
         ),
         # The host passes an empty one of its own, and marks those of the caller since 5.24.
-        f"a cache of the caller's ({', '.join(own)}); leave it out, it would not be filled": own,
+        f"a cache of the caller's ({', '.join(names)}); leave it out, it would not be filled": names,
         "a static cache; leave it out, the cache is this library's own": any(
             isinstance(cache, StaticCache) for cache in caches
         ),
@@ -172,7 +174,7 @@ def _other_inputs(model: Any, model_kwargs: dict[str, Any]) -> list[str]:
     """
     parameters = forward_parameters(model)
     marks = _TEXT_MARKS if "pixel_values" in parameters else frozenset[str]()
-    found: list[str] = []
+    inputs: list[str] = []
     for name, value in model_kwargs.items():
         usual = parameters[name].default if name in parameters else None
         is_harmless = (
@@ -187,8 +189,8 @@ def _other_inputs(model: Any, model_kwargs: dict[str, Any]) -> list[str]:
         if not is_harmless:
             # Inputs that the host has encoded already are named by what they were: an image, a video.
             what = f" ({', '.join(map(str, value))})" if isinstance(value, Mapping) else ""
-            found.append(name + what)
-    return sorted(found)
+            inputs.append(name + what)
+    return sorted(inputs)
 
 
 def _holds_text(cache: Cache) -> bool:

@@ -272,9 +272,9 @@ def _settings(additional: Any) -> dict[str, str]:
 
 def _drafter(text: str) -> AnyDrafter:
     missing = [
-        one
-        for one in drafters_in(text)
-        if not {"model", "target", "tree"}.isdisjoint(options_of(one))
+        name
+        for name in drafters_in(text)
+        if not {"model", "target", "tree"}.isdisjoint(options_of(name))
     ]
     if missing:
         raise OptionError(

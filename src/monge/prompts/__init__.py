@@ -62,8 +62,8 @@ def written(prompt: Prompt, chat: Callable[[Sequence[Mapping[str, str]]], T]) ->
 def as_message(prompt: Prompt, system: str | None = None) -> Prompt:
     """Return raw text as a user's message, and a conversation as it is, after the system message."""
     before = () if system is None else ({"role": "system", "content": system},)
-    own = prompt.messages or ({"role": "user", "content": prompt.text},)
-    return replace(prompt, messages=(*before, *own))
+    messages = prompt.messages or ({"role": "user", "content": prompt.text},)
+    return replace(prompt, messages=(*before, *messages))
 
 
 def interleaved(prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:
@@ -160,17 +160,17 @@ def _prompt_of(line: str, where: str, file: str) -> Prompt:
     raise OptionError(f"{where}: no text under 'prompt', 'question', 'turns' or 'messages'")
 
 
-def _messages_of(found: Any, where: str) -> tuple[Mapping[str, str], ...]:  # noqa: ANN401 (JSON)
-    are_some = isinstance(found, list) and found
-    for message in found if are_some else [None]:
+def _messages_of(messages: Any, where: str) -> tuple[Mapping[str, str], ...]:  # noqa: ANN401 (JSON)
+    are_some = isinstance(messages, list) and messages
+    for message in messages if are_some else [None]:
         if not isinstance(message, dict) or not all(
             isinstance(message.get(name), str) for name in ("role", "content")
         ):
             raise OptionError(
                 f"{where}: messages must be a list of objects with a text 'role' and 'content'; "
-                f"got {json.dumps(found)[:60]}"
+                f"got {json.dumps(messages)[:60]}"
             )
-    return tuple(found)
+    return tuple(messages)
 
 
 def _text_of(record: Mapping[str, Any]) -> str | None:

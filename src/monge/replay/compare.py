@@ -71,7 +71,7 @@ def replay(
         seed=seed,
         on_text=on_text,
     )
-    records = [record for one in passes for record in one.records]
+    records = [record for simulated in passes for record in simulated.records]
     sums = _sums(passes, log, costs)
     tags = np.array([text.tag for text in log.texts])
     return {
@@ -114,7 +114,7 @@ def compare(
 def _nodes_by_depth(components: Components, log: LawLog, seed: int) -> tuple[int, ...]:
     """Return the drafted nodes of plans of depth 0, 1, ..., by the mean of one pass of full plans."""
     passes = simulate(with_fields(components, controller=Fixed()), log, seed=seed)
-    rounds = [record for one in passes for record in one.records if record.depth]
+    rounds = [record for simulated in passes for record in simulated.records if record.depth]
     if not rounds:
         return (0,)
     nodes_a_level = fmean(record.num_nodes / record.depth for record in rounds)
@@ -126,12 +126,12 @@ def _sums(passes: Sequence[SimulatedText], log: LawLog, costs: RoundCosts | None
     """Return tokens, rounds, seconds and seconds of plain decoding, summed by text over all passes."""
     sums = np.zeros((4, len(log.texts)))
     plain = [0.0 if costs is None else plain_seconds(text, costs) for text in log.texts]
-    for one in passes:
-        sums[:, one.text] += (
-            sum(len(record.token_ids) for record in one.records),
-            len(one.records),
-            sum(record.times.total_s for record in one.records),
-            plain[one.text],
+    for simulated in passes:
+        sums[:, simulated.text] += (
+            sum(len(record.token_ids) for record in simulated.records),
+            len(simulated.records),
+            sum(record.times.total_s for record in simulated.records),
+            plain[simulated.text],
         )
     return sums
 
@@ -145,5 +145,5 @@ def _figures(sums: np.ndarray, seed: int, *, is_timed: bool) -> dict[str, Any]:
     speeds = {"tokens_per_s": (tokens, seconds), "speedup": (plain, seconds)}
     if is_timed:
         figures |= speeds
-    found = {name: asdict(resamples.ratio(*own, texts)) for name, own in figures.items()}
-    return dict.fromkeys(speeds) | found
+    ratios = {name: asdict(resamples.ratio(*figure, texts)) for name, figure in figures.items()}
+    return dict.fromkeys(speeds) | ratios

@@ -29,7 +29,9 @@ class Configuration(LoadOptions):
     @property
     def label(self) -> str:
         """Return a label for tables and plots."""
-        parts = (str(own) for name, own in self.settings.items() if not name.startswith("draft_"))
+        parts = (
+            str(value) for name, value in self.settings.items() if not name.startswith("draft_")
+        )
         return " ".join(parts) or "default"
 
     @property
@@ -52,9 +54,9 @@ class Configuration(LoadOptions):
         Raises:
             MongeError: If they do not fit together.
         """
-        own = draft if MODEL in self.drafter_names(draft) else None
-        made = make_components(target, own, **self.settings)
-        return made if self.verifier is not None else with_replayable_rule(made)
+        needed_draft = draft if MODEL in self.drafter_names(draft) else None
+        components = make_components(target, needed_draft, **self.settings)
+        return components if self.verifier is not None else with_replayable_rule(components)
 
     def drafter_names(self, draft: SequenceModel | None) -> tuple[str, ...]:
         """Return the names of the drafters that it is made of, or of the default one.

@@ -89,7 +89,7 @@ def fixed_latency(costs: RoundCosts, components: Components, nodes: Sequence[int
     `nodes` are drafted nodes of depth 0, 1, ... of the drafter that runs the network. Model-free drafters
     of a pool draft chains, in no time.
     """
-    drafters = [(one.name, one.runs_network) for one in components.shared.members]
+    drafters = [(member.name, member.runs_network) for member in components.shared.members]
     latency = Latency()
     for name, runs_network in drafters or [(None, True)]:
         for depth, num_nodes in enumerate(nodes):

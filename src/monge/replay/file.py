@@ -42,7 +42,7 @@ def write_log(log: LawLog, path: Path) -> Path:
     tensors: dict[str, Tensor] = {}
     for number, text in enumerate(log.texts):
         masses = text.masses
-        own = {
+        fields = {
             "prompt": torch.tensor(text.prompt_ids),
             "text": torch.tensor(text.token_ids),
             "probs": masses.probs,
@@ -50,7 +50,9 @@ def write_log(log: LawLog, path: Path) -> Path:
             "own": masses.own,
         }
         tensors |= {
-            f"{key}/{number}": one.contiguous() for key, one in own.items() if one is not None
+            f"{key}/{number}": tensor.contiguous()
+            for key, tensor in fields.items()
+            if tensor is not None
         }
     header = json.dumps(
         {
@@ -150,10 +152,10 @@ def _raw(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             f"{path}: truncated or not a log: its {size} bytes are not what the file's header "
             f"announces ({error}); {_AGAIN}"
         ) from error
-    found, expected = _digest(metadata["monge_log"], tensors), metadata.get("digest", "nothing")
-    if found != expected:
+    digest, expected = _digest(metadata["monge_log"], tensors), metadata.get("digest", "nothing")
+    if digest != expected:
         raise LogFileError(
-            f"{path}: corrupted: field 'digest' expects {expected}, the contents give {found}; "
+            f"{path}: corrupted: field 'digest' expects {expected}, the contents give {digest}; "
             f"copy the file again, or {_AGAIN}"
         )
     header = json.loads(metadata["monge_log"])

@@ -62,8 +62,8 @@ class Masses:
                 f"tokens; got top={top}"
             )
         token_ids = torch.topk(self.probs, top, dim=1).indices.sort(dim=1).values
-        own = self.probs[torch.arange(len(own_ids)), torch.tensor(own_ids)]
-        return Masses(probs=self.probs.gather(1, token_ids), token_ids=token_ids, own=own)
+        committed = self.probs[torch.arange(len(own_ids)), torch.tensor(own_ids)]
+        return Masses(probs=self.probs.gather(1, token_ids), token_ids=token_ids, own=committed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,10 +204,10 @@ class LawLog:
             ("tokenizer", "tokenizer"),
             ("network", "network"),
         ):
-            logged, found = getattr(self.model, key), getattr(other, key)
-            if logged and found and logged != found:
+            logged, actual = getattr(self.model, key), getattr(other, key)
+            if logged and actual and logged != actual:
                 raise ForeignLogError(
                     f"the log was made with {self.model.name!r}, {name} {logged}; {whose} "
-                    f"{other.name!r} has {found}; log the texts again with `monge replay record`, or "
+                    f"{other.name!r} has {actual}; log the texts again with `monge replay record`, or "
                     "replay with the models that the log was made for"
                 )

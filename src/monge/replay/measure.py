@@ -67,17 +67,17 @@ def measured_costs(
         for name, configuration in TIMED.items()
         if name == "none" or (drafts and (name != MODEL or draft is not None))
     }
-    for configuration, own in more:
+    for configuration, its_target in more:
         (name,) = configuration.drafter_names(draft)
-        drafters[name] = measured_rounds(configuration.components(own, draft))
-    plain = median(one.verify_s(0) for one in (*filled, *drafters.values()))
+        drafters[name] = measured_rounds(configuration.components(its_target, draft))
+    plain = median(costs.verify_s(0) for costs in (*filled, *drafters.values()))
     verify = {0: plain}
-    for one in filled:
-        for nodes, seconds in one.scaled(1, plain / one.verify_s(0)).verify[1].items():
+    for costs in filled:
+        for nodes, seconds in costs.scaled(1, plain / costs.verify_s(0)).verify[1].items():
             verify.setdefault(nodes, seconds)
     return {
-        name: RoundCosts({1: verify}, one.scaled(1, plain / one.verify_s(0)).draft).as_dict()
-        for name, one in drafters.items()
+        name: RoundCosts({1: verify}, costs.scaled(1, plain / costs.verify_s(0)).draft).as_dict()
+        for name, costs in drafters.items()
     }
 
 
@@ -99,13 +99,13 @@ def measured_rounds(
     deepest = min(can.max_depth, _DEEPEST)
     for size in sorted(set(batch_sizes)):
         records = _rounds(components, size, budget_s)
-        draft[size] = _shortest((one.depth, one.times.draft_s) for one in records)
+        draft[size] = _shortest((record.depth, record.times.draft_s) for record in records)
         # A lookup drafts where the text repeats itself, which the measured text hardly does.
-        if Deterministic in can.proposes and max(one.num_nodes for one in records) < deepest:
+        if Deterministic in can.proposes and max(record.num_nodes for record in records) < deepest:
             filler = replace(components, drafter=FillerDrafter(deepest))
             records = _rounds(filler, size, budget_s)
         verify[size] = _shortest(
-            (one.num_nodes, one.times.total_s - one.times.draft_s) for one in records
+            (record.num_nodes, record.times.total_s - record.times.draft_s) for record in records
         )
     return RoundCosts(verify, draft)
 
@@ -163,10 +163,10 @@ class _Cycle(SoloController[int]):
 
 def _shortest(times: Iterable[tuple[int, float]]) -> dict[int, float]:
     """Return the shortest time of each size; no size takes longer than a larger one."""
-    found: dict[int, float] = {}
+    shortest: dict[int, float] = {}
     for size, seconds in sorted(times, reverse=True):
-        found[size] = min(seconds, *found.values()) if found else seconds
-    return dict(sorted(found.items()))
+        shortest[size] = min(seconds, *shortest.values()) if shortest else seconds
+    return dict(sorted(shortest.items()))
 
 
 def _rounds(components: Components, batch_size: int, budget_s: float) -> Sequence[StepRecord]:
@@ -182,7 +182,7 @@ def _rounds(components: Components, batch_size: int, budget_s: float) -> Sequenc
     longest = min((bound for bound in bounds if bound is not None), default=_UNBOUNDED)
     most = min(_CYCLES * (sum(depths) + len(depths)) + 1, longest - 1)
     prompt = max(1, min(_PROMPT, longest - most))
-    asked = [
+    requests = [
         Request(
             prompt_ids=_text(prompt, components.target.vocab_size, row),
             max_new_tokens=most,
@@ -191,9 +191,9 @@ def _rounds(components: Components, batch_size: int, budget_s: float) -> Sequenc
         )
         for row in range(batch_size)
     ]
-    sessions = [Session(request, request_id=request.seed) for request in asked]
+    sessions = [Session(request, request_id=request.seed) for request in requests]
     open_sessions(sessions, trial)
-    start, found = now(), list[StepRecord]()
+    start, records = now(), list[StepRecord]()
     try:
         for number in range(_CYCLES * len(depths)):
             is_late = number >= 2 * len(depths) and now() - start > budget_s
@@ -202,11 +202,11 @@ def _rounds(components: Components, batch_size: int, budget_s: float) -> Sequenc
             run_round(sessions, trial)
             rows = [session.records[-1] for session in sessions]
             num_nodes, depth = (max(row.num_nodes for row in rows), max(row.depth for row in rows))
-            found.append(replace(rows[0], num_nodes=num_nodes, depth=depth))
+            records.append(replace(rows[0], num_nodes=num_nodes, depth=depth))
     finally:
         for session in sessions:
             close_session(session, trial)
-    return found
+    return records
 
 
 def _text(length: int, vocab_size: int, seed: int) -> tuple[int, ...]:

@@ -122,8 +122,8 @@ def _possible(probs: Float64[Tensor, "seq vocab"], token_ids: tuple[int, ...]) -
     Logits read in one pass differ in rounding from those it was written with, which can move the
     largest of a greedy law, or the last token that a truncated law keeps.
     """
-    own = probs[torch.arange(len(token_ids)), torch.tensor(token_ids)]
-    impossible = (own == 0.0).nonzero().flatten().tolist()
+    masses = probs[torch.arange(len(token_ids)), torch.tensor(token_ids)]
+    impossible = (masses == 0.0).nonzero().flatten().tolist()
     cut = impossible[0] if impossible else len(token_ids)
     if cut == 0:
         raise OptionError(

@@ -34,28 +34,30 @@ def first_grid(
     *, has_draft: bool, is_greedy: bool, drafters: Sequence[str] = ()
 ) -> list[Configuration]:
     """Return every drafter and tree with a few fixed depths."""
-    found = [Configuration(drafter="ngram")]
-    others = [one for one in drafters if one not in ("none", "ngram", MODEL)]
+    grid = [Configuration(drafter="ngram")]
+    others = [name for name in drafters if name not in ("none", "ngram", MODEL)]
     for drafter in [*([MODEL] if has_draft else []), *others]:
-        if not any("tree" in options_of(one) for one in drafters_in(drafter)):
-            found.append(Configuration(drafter=drafter))
+        if not any("tree" in options_of(name) for name in drafters_in(drafter)):
+            grid.append(Configuration(drafter=drafter))
             continue
-        found += [Configuration(drafter=drafter, tree=tree) for tree in _TREES]
+        grid += [Configuration(drafter=drafter, tree=tree) for tree in _TREES]
         # A greedy target accepts the token that it ranks first: drawing candidates only misses it.
-        found += [
+        grid += [
             Configuration(drafter=drafter, tree=tree, verifier=verifier)
             for tree, verifier in (() if is_greedy else _DRAWN)
         ]
-    fixed = [replace(one, controller=depth) for one in found for depth in _NEARBY]
+    fixed = [
+        replace(configuration, controller=depth) for configuration in grid for depth in _NEARBY
+    ]
     return [Configuration(drafter="none"), *fixed]
 
 
 def second_grid(first: Sequence[dict[str, Any]]) -> list[Configuration]:
     """Return nearby depths and adaptive controllers for the fastest drafters and trees."""
     best: dict[Configuration, str | None] = {}
-    for one in sorted(first, key=_speed, reverse=True):
-        chosen = Configuration(**one["configuration"])
-        if one["mean_depth"] > 0.0:
+    for row in sorted(first, key=_speed, reverse=True):
+        chosen = Configuration(**row["configuration"])
+        if row["mean_depth"] > 0.0:
             best.setdefault(replace(chosen, controller=None), chosen.controller)
     return [
         replace(parts, controller=controller)
@@ -100,5 +102,5 @@ def tune(
     return {"replayed": replayed, "refused": first["refused"] + second["refused"]}
 
 
-def _speed(one: dict[str, Any]) -> float:
-    return float(one["tokens_per_s"]["mean"])
+def _speed(row: dict[str, Any]) -> float:
+    return float(row["tokens_per_s"]["mean"])

@@ -161,8 +161,8 @@ def _pairs(
     """Predicted states of a step before its alignment, and the true states."""
     seen = 0
     for windows in all_windows(texts, head.predictor.num_steps, ends):
-        found = head.predictor.step(number, *_inputs(head, number, windows))
-        yield found, windows.true[:, number - 1]
+        predicted = head.predictor.step(number, *_inputs(head, number, windows))
+        yield predicted, windows.true[:, number - 1]
         seen += len(windows.states)
         if limit is not None and seen >= limit:
             return
@@ -178,9 +178,9 @@ def principal_directions(
 
 
 def _check_enough(texts: Texts, num_steps: int, needed: int) -> None:
-    found = num_windows(texts, num_steps)
-    if found < needed:
+    available = num_windows(texts, num_steps)
+    if available < needed:
         raise OptionError(
-            f"calibrate: {found} positions of text are too few to fit {num_steps} "
+            f"calibrate: {available} positions of text are too few to fit {num_steps} "
             f"steps; give {needed} or more"
         )

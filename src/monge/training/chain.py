@@ -147,12 +147,12 @@ def chain_loss(
         tv = 1.0 - torch.minimum(p, log_q.exp()).sum(dim=1).mean()
         loss = kl + weights.tv * tv
         if step.states is not None:
-            found, true = (states.float() for states in step.states)
+            predicted, true = (states.float() for states in step.states)
             if weights.cosine > 0:
-                angle = 1.0 - functional.cosine_similarity(found, true, dim=-1).mean()
+                angle = 1.0 - functional.cosine_similarity(predicted, true, dim=-1).mean()
                 loss = loss + weights.cosine * angle
             if subspace is not None and weights.sinkhorn > 0:
-                clouds = (found @ subspace.T, true @ subspace.T)
+                clouds = (predicted @ subspace.T, true @ subspace.T)
                 loss = loss + weights.sinkhorn * sinkhorn_divergence(*clouds)
         loss = weights.decay**number * loss
         total = loss if total is None else total + loss

@@ -14,7 +14,7 @@ _LOGITS: Final = 512  # rows of logits at a time while states are read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class TokenStates:
     """Tokens with the target's states: places `[rows, seq]` of a batch, or `[tokens]` of all conversations.
 
     Args:
@@ -33,7 +33,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conversations(Rows):
+class Conversations(TokenStates):
     """Conversations, concatenated, shortest first.
 
     Args:
@@ -45,14 +45,14 @@ class Conversations(Rows):
     def __len__(self) -> int:
         return len(self.starts) - 1
 
-    def rows(self, first: int, count: int, device: torch.device | str = "cpu") -> Rows:
+    def rows(self, first: int, count: int, device: torch.device | str = "cpu") -> TokenStates:
         """Select conversations as a batch on a device, padded on the right."""
         ends = list(zip(self.starts, self.starts[1:], strict=False))[first : first + count]
         padded: dict[str, Tensor] = {}
-        for name in (field.name for field in fields(Rows)):
+        for name in (field.name for field in fields(TokenStates)):
             cut = [getattr(self, name)[start:end] for start, end in ends]
             padded[name] = pad_sequence(cut, batch_first=True).to(device)
-        return Rows(**padded)
+        return TokenStates(**padded)
 
 
 def read_conversations(
@@ -80,7 +80,9 @@ def read_conversations(
         on_rows: Receives the number of conversations read.
     """
     cut = [((*prompt, *answer)[:longest], len(prompt)) for prompt, answer in conversations]
-    cut = sorted((one for one in cut if len(one[0]) - one[1] >= least), key=lambda one: len(one[0]))
+    cut = sorted(
+        (text for text in cut if len(text[0]) - text[1] >= least), key=lambda text: len(text[0])
+    )
     starts = [0, *accumulate(len(tokens) for tokens, _ in cut)]
     total, output = starts[-1], network.get_output_embeddings()
     width, device = network.config.get_text_config().hidden_size, network.device

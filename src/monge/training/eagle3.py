@@ -24,7 +24,7 @@ from monge.heads.readers.attention import GroupedAttention
 from monge.heads.readers.eagle3 import Eagle3Head
 from monge.heads.readers.source import Source
 from monge.training.chain import ChainQuality, Step, chain_quality
-from monge.training.conversations import Conversations, Rows, read_conversations
+from monge.training.conversations import Conversations, TokenStates, read_conversations
 from monge.training.loop import NOBODY, Outcome, Recipe, Watch, train
 from monge.training.own_text import AnswerSettings, OnRows, write_answers
 from monge.training.texts import feature_model
@@ -132,7 +132,7 @@ class Eagle3Trainee:
             for start in range(0, len(texts), _ROWS)
         )
 
-    def _steps(self, texts: Rows) -> Iterator[Step]:
+    def _steps(self, texts: TokenStates) -> Iterator[Step]:
         """Steps of the chains that count, over the draft vocabulary.
 
         The chain at position t is given x_0 .. x_{t+1}. Its step n (from 0) reads the embedding of
@@ -200,8 +200,8 @@ class Eagle3Trainee:
         with torch.autocast(self._device.type, enabled=False):
             hidden = torch.ones(length, length, dtype=torch.bool, device=queries.device).triu(1)
             scores = (queries @ keys[0].transpose(2, 3)).masked_fill(hidden, -math.inf)
-            own = [(queries * key).sum(dim=-1, keepdim=True) for key in keys[1:]]
-            shares = (torch.cat([scores, *own], dim=-1) * scale).softmax(dim=-1)
+            later_scores = [(queries * key).sum(dim=-1, keepdim=True) for key in keys[1:]]
+            shares = (torch.cat([scores, *later_scores], dim=-1) * scale).softmax(dim=-1)
             later = zip(shares[..., length:].split(1, dim=-1), values[1:], strict=False)
             return shares[..., :length] @ values[0] + sum(share * value for share, value in later)
 
@@ -393,7 +393,7 @@ def save_published(
 ) -> None:
     """Save a head in a published format, its weights in bfloat16, which changes no output distribution."""
     rounded = {name: weight.detach().to("cpu", torch.bfloat16) for name, weight in weights.items()}
-    save_file({name: one.contiguous() for name, one in (rounded | beside).items()}, file)
+    save_file({name: tensor.contiguous() for name, tensor in (rounded | beside).items()}, file)
     text = json.dumps(config, indent=2) + "\n"
     (file.parent / "config.json").write_text(text, encoding="utf-8")
 

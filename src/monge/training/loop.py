@@ -119,8 +119,12 @@ class Outcome:
     @property
     def figures(self) -> dict[str, Any]:
         """Entries of a saved head's configuration."""
-        own, quality = self.progress, None if self.quality is None else asdict(self.quality)
-        steps = {"steps": own.step, "best_step": own.best_step, "training_s": own.seconds}
+        progress, quality = self.progress, None if self.quality is None else asdict(self.quality)
+        steps = {
+            "steps": progress.step,
+            "best_step": progress.best_step,
+            "training_s": progress.seconds,
+        }
         return {**steps, "held_out": quality}
 
 

@@ -318,8 +318,10 @@ def _restored(path: Path, prompts: Sequence[tuple[int, ...]], key: str) -> list[
         raise OptionError(
             f"cannot read {str(path)!r}: {error}; remove it to write the answers again"
         ) from error
-    found = [prompt for prompt, _ in answers[: len(prompts)]]
-    if found != list(prompts[: len(found)]) or any(row.get("settings") != key for row in rows):
+    answered = [prompt for prompt, _ in answers[: len(prompts)]]
+    if answered != list(prompts[: len(answered)]) or any(
+        row.get("settings") != key for row in rows
+    ):
         raise OptionError(
             f"{str(path)!r} holds answers to other prompts or by other settings; restore them "
             "or choose another folder"

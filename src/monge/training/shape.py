@@ -163,13 +163,13 @@ def make_head(
 
 
 def _fresh(target: FeatureModel, settings: HeadSettings, device: torch.device) -> ShapeHead:
-    sizes, own = TargetSizes.of(target), dict(PRESETS[settings.preset])
-    kind = own.pop("kind")
+    sizes, options = TargetSizes.of(target), dict(PRESETS[settings.preset])
+    kind = options.pop("kind")
     if kind == "gated":
-        own["width"] = settings.width or min(1024, sizes.hidden_size)
-        own["gate_rank"] = min(64, max(1, sizes.hidden_size // 8))
+        options["width"] = settings.width or min(1024, sizes.hidden_size)
+        options["gate_rank"] = min(64, max(1, sizes.hidden_size // 8))
     generator = torch.Generator().manual_seed(settings.recipe.seed)
-    predictor = make_predictor(kind, sizes, generator, num_steps=settings.num_steps, **own)
+    predictor = make_predictor(kind, sizes, generator, num_steps=settings.num_steps, **options)
     head = ShapeHead(predictor, sizes, settings.alignment)
     head.remember(target)
     return head.to(device)

@@ -153,9 +153,9 @@ def acceptance_one(p: Vector, q: Vector) -> AcceptanceOne:
         )
     if tokens.size == 1:
         return AcceptanceOne(num_drafts=1, tokens=())
-    asked = _log_prefixes(p[tokens]) / _log_prefixes(q[tokens])
-    size = int(asked.argmax())
-    least = float(asked[size])
+    required = _log_prefixes(p[tokens]) / _log_prefixes(q[tokens])
+    size = int(required.argmax())
+    least = float(required[size])
     count = max(1, math.ceil(least * (1.0 - DRAFTS_ROUNDING)))
     return AcceptanceOne(
         num_drafts=count, tokens=tuple(sorted(tokens[: size + 1].tolist())) if count > 1 else ()

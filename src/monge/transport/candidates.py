@@ -185,25 +185,25 @@ class CandidateLaw:
         """
         match proposal:
             case Deterministic():
-                made = cls.deterministic(num_tokens, proposal.token_ids)
+                law = cls.deterministic(num_tokens, proposal.token_ids)
             case Iid():
-                made = cls.iid(dense(proposal.law, num_tokens), proposal.width)
+                law = cls.iid(dense(proposal.law, num_tokens), proposal.width)
             case Independent():
-                made = cls.independent([dense(law, num_tokens) for law in proposal.laws])
+                law = cls.independent([dense(law, num_tokens) for law in proposal.laws])
             case WithoutReplacement():
-                made = cls.without_replacement(dense(proposal.law, num_tokens), proposal.width)
+                law = cls.without_replacement(dense(proposal.law, num_tokens), proposal.width)
             case Mixed():
-                made = cls.mixed(proposal.fixed, dense(proposal.law, num_tokens), proposal.width)
+                law = cls.mixed(proposal.fixed, dense(proposal.law, num_tokens), proposal.width)
             case HubPairs():
                 q = dense(proposal.law, num_tokens)
                 is_point = np.count_nonzero(q) == 1
-                made = (
+                law = (
                     cls.deterministic(num_tokens, (proposal.hub,))
                     if is_point
                     else cls.hub_pairs(q, proposal.hub)
                 )
             case Systematic():
-                made = cls.explicit(
+                law = cls.explicit(
                     num_tokens,
                     dict(zip(proposal.cells.candidates, proposal.cells.lengths, strict=True)),
                 )
@@ -212,7 +212,7 @@ class CandidateLaw:
                     f"candidates: {type(proposal).__name__} has no declared law; list the joint law "
                     "with `explicit`"
                 )
-        return made
+        return law
 
     def __iter__(self) -> Iterator[tuple[TokenTuple, float]]:
         return zip(self.tuples, self.probs.tolist(), strict=True)

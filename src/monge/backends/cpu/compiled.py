@@ -78,7 +78,7 @@ _OPTIONS: Final = {
     "cpp.threads": 1,
     # Our operations are calls of machine code, past torch's dispatch.
     "aot_inductor.custom_ops_to_c_shims": {
-        one.OPERATION: [one.DECLARATION] for one in (packed_linear, grouped_attention)
+        module.OPERATION: [module.DECLARATION] for module in (packed_linear, grouped_attention)
     },
 }
 
@@ -333,7 +333,7 @@ def _packed(module: torch.nn.Module, *, is_float32: bool) -> torch.nn.Module:
     """A copy that shares its tensors, except for matrices, which lie in the order that products of a few rows read."""
     kept = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
     known = torch.nn.Linear | torch.nn.Embedding
-    layers = {id(one.weight) for one in module.modules() if isinstance(one, known)}
+    layers = {id(layer.weight) for layer in module.modules() if isinstance(layer, known)}
     for tensor in module.parameters():
         is_float = tensor.dtype in {torch.float32, torch.float64}
         if tensor.ndim == 2 and is_float and id(tensor) not in layers:
@@ -373,12 +373,12 @@ def compile_program(
         torch._inductor.aoti_compile_and_package(
             program, package_path=str(package), inductor_configs=_OPTIONS
         )
-        made = {
-            name: one
-            for name, one in program.constants.items()
-            if name not in tensors and isinstance(one, Tensor)
+        constants = {
+            name: constant
+            for name, constant in program.constants.items()
+            if name not in tensors and isinstance(constant, Tensor)
         }
-        return store_program(key, package, made)
+        return store_program(key, package, constants)
 
 
 def load_program(stored: StoredProgram, tensors: Mapping[str, Tensor]) -> Run:

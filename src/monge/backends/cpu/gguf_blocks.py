@@ -153,10 +153,10 @@ def panels_of_type(name: str, rows: Tensor) -> Tensor:
         ValueError: If a scale is not finite.
     """
     num_bytes, layout, read = BLOCK_TYPES[name]
-    made: list[Tensor] = []
+    panels: list[Tensor] = []
     for part in rows.split(_ROWS):
         blocks = read(part.unflatten(-1, (-1, num_bytes)))
         if not blocks.halves.isfinite().all():
             raise ValueError(f"a block of type {name} has an infinite scale, or NaN")
-        made.append(panels_of_blocks(layout, blocks))
-    return torch.cat(made)
+        panels.append(panels_of_blocks(layout, blocks))
+    return torch.cat(panels)

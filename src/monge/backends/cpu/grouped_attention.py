@@ -50,16 +50,16 @@ def _grouped_attention(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float
 ) -> Tensor:
     run = _LOADED[-1] if _LOADED else None
-    is_dense = all(one.stride(-1) == 1 for one in (queries, keys, values, mask))
+    is_dense = all(tensor.stride(-1) == 1 for tensor in (queries, keys, values, mask))
     if run is None or not is_dense or queries.dtype != torch.float32:
         return plain_grouped_attention(queries, keys, values, mask, scale)
     batch, heads, nodes, dim = queries.shape
     out = queries.new_empty(batch, nodes, heads, values.shape[-1])
-    strides = [size for one in (queries, keys, values) for size in one.stride()[:3]]
+    strides = [size for tensor in (queries, keys, values) for size in tensor.stride()[:3]]
     sizes = [batch, heads, keys.shape[1], nodes, mask.shape[-1], dim, values.shape[-1]]
     seen = [0 if mask.shape[0] == 1 else mask.stride(0), mask.stride(2)]
     layout = (ctypes.c_int64 * 18)(*sizes, *strides, *seen)
-    if run(*(one.data_ptr() for one in (queries, keys, values, mask, out)), layout, scale):
+    if run(*(tensor.data_ptr() for tensor in (queries, keys, values, mask, out)), layout, scale):
         raise RuntimeError("grouped attention failed")
     return out
 

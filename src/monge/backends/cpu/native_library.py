@@ -67,9 +67,9 @@ def native_function(source: Path, name: str, arguments: Sequence[Any]) -> Any:
         RuntimeError, OSError: As `native_library`.
     """
     # Programs look for a function among all that the process knows.
-    found: Any = getattr(ctypes.CDLL(str(native_library(source)), mode=ctypes.RTLD_GLOBAL), name)
-    found.argtypes = tuple(arguments)
-    return found
+    function: Any = getattr(ctypes.CDLL(str(native_library(source)), mode=ctypes.RTLD_GLOBAL), name)
+    function.argtypes = tuple(arguments)
+    return function
 
 
 def _loadable(stored: StoredProgram) -> Path:

@@ -82,9 +82,9 @@ class PackedLinear(PackedLayer):
     ) -> None:
         super().__init__()
         self.width, self.depth = matrix.shape
-        made, self.weights = _rounded(matrix, weights) if panels is None else (panels, weights)
+        packed, self.weights = _rounded(matrix, weights) if panels is None else (panels, weights)
         self.bias = bias
-        self.register_buffer("panels", made)
+        self.register_buffer("panels", packed)
 
     def forward(self, rows: Tensor) -> Tensor:
         """`[..., depth]` -> `[..., width]`."""
@@ -144,9 +144,9 @@ class PackedEmbedding(PackedLayer):
 
     def unpacked(self, dtype: torch.dtype) -> torch.nn.Module:
         """Return the embedding with the same numbers in a plain matrix."""
-        made = copy.deepcopy(self._rest)
-        made.weight = torch.nn.Parameter(self.weight.to(dtype), requires_grad=False)
-        return made
+        embedding = copy.deepcopy(self._rest)
+        embedding.weight = torch.nn.Parameter(self.weight.to(dtype), requires_grad=False)
+        return embedding
 
 
 class PlainLinear(torch.nn.Module):
@@ -231,11 +231,11 @@ def four_bit_panels_of(matrix: Tensor) -> Tensor | None:
         their own (it is 8 % for normal numbers), or float16 cannot hold a scale.
     """
     # Some rows at a time, since this takes several times the memory of what it reads.
-    made = [_four_bit_rows(rows) for rows in matrix.split(_ROWS)]
+    parts = [_four_bit_rows(rows) for rows in matrix.split(_ROWS)]
     # An error is not a number where float16 is infinite.
-    if not torch.stack([error for _, error in made]).sum().sqrt() <= _MOST_LOST * matrix.norm():
+    if not torch.stack([error for _, error in parts]).sum().sqrt() <= _MOST_LOST * matrix.norm():
         return None
-    return torch.cat([panels for panels, _ in made])
+    return torch.cat([panels for panels, _ in parts])
 
 
 def _four_bit_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -253,7 +253,7 @@ def _four_bit_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
         integers = torch.where(is_other[..., None], others, integers)
         error = torch.minimum(error, other_error)
     halves = torch.stack([scale, base], dim=-1)
-    integers, halves = (one.transpose(1, 2).flatten(0, 1) for one in (integers, halves))
+    integers, halves = (part.transpose(1, 2).flatten(0, 1) for part in (integers, halves))
     panels = panels_of_blocks(_FOUR_BITS, Blocks(integers[:, :, None], halves))
     return panels, error.sum()
 
@@ -342,8 +342,8 @@ def rounded_rows(rows: Tensor, size: int) -> Tensor:
 
 
 def _packed_linear(rows: Tensor, panels: Sequence[Tensor], widths: Sequence[int]) -> Tensor:
-    made = [_product(rows, *one) for one in zip(panels, widths, strict=True)]
-    return made[0] if len(made) == 1 else torch.cat(made, dim=-1)
+    products = [_product(rows, *pair) for pair in zip(panels, widths, strict=True)]
+    return products[0] if len(products) == 1 else torch.cat(products, dim=-1)
 
 
 def _product(rows: Tensor, panels: Tensor, width: int) -> Tensor:
@@ -443,28 +443,28 @@ def pack_linears(
             much in 4 bits have 8.
         output: The output layer of a network: logits lose most, so it has 8 bits in place of 4.
     """
-    made = dict[int, torch.nn.Module]()  # a map that is used in several places stays one
+    replacements = dict[int, torch.nn.Module]()  # a map that is used in several places stays one
     new = list[PackedLinear]()
     for parent in tuple(module.modules()):
         for name, child in tuple(parent.named_children()):
-            if id(child) not in made:
+            if id(child) not in replacements:
                 finer = weights == "int4" and child is output
                 packed = _packed(child, "int8" if finer else weights)
-                made[id(child)] = packed
+                replacements[id(child)] = packed
                 if packed is not child and isinstance(packed, PackedLinear):
                     new.append(packed)
-            if made[id(child)] is not child:
-                parent.add_module(name, made[id(child)])
+            if replacements[id(child)] is not child:
+                parent.add_module(name, replacements[id(child)])
     _lay_together(new)
 
 
 def _lay_together(layers: Sequence[PackedLinear]) -> None:
     """Move panels into one block of memory, in their order: they are read up to a tenth faster."""
-    sizes = [-(-one.panels.nbytes // _PAGE) * _PAGE for one in layers]
+    sizes = [-(-layer.panels.nbytes // _PAGE) * _PAGE for layer in layers]
     block = torch.empty(sum(sizes), dtype=torch.uint8)
-    for one, place in zip(layers, block.split(sizes), strict=True):
-        moved = place[: one.panels.nbytes].view(one.panels.dtype).view(one.panels.shape)
-        one.panels = moved.copy_(one.panels)
+    for layer, place in zip(layers, block.split(sizes), strict=True):
+        moved = place[: layer.panels.nbytes].view(layer.panels.dtype).view(layer.panels.shape)
+        layer.panels = moved.copy_(layer.panels)
 
 
 def pack_draft_module(module: torch.nn.Module) -> None:

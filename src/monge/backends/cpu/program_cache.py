@@ -107,15 +107,15 @@ def module_facts(module: torch.nn.Module) -> list[tuple[object, ...]]:
     return [
         (
             name,
-            type(one).__module__,
-            type(one).__qualname__,
+            type(child).__module__,
+            type(child).__qualname__,
             sorted(
                 (key, value)
-                for key, value in vars(one).items()
+                for key, value in vars(child).items()
                 if isinstance(value, int | float | str | None)
             ),
         )
-        for name, one in module.named_modules()
+        for name, child in module.named_modules()
     ]
 
 
@@ -131,9 +131,9 @@ def find_program(key: str, suffix: str, name: str) -> StoredProgram | None:
         return None
     damage = f"{path.name} is damaged"
     try:
-        found = torch.load(notes, weights_only=True)
-        if hashlib.sha256(path.read_bytes()).hexdigest() == found["sha256"]:
-            return StoredProgram(path=path, constants=found["constants"])
+        stored = torch.load(notes, weights_only=True)
+        if hashlib.sha256(path.read_bytes()).hexdigest() == stored["sha256"]:
+            return StoredProgram(path=path, constants=stored["constants"])
     except _FAULTS as error:
         damage = f"{notes.name} is unreadable ({type(error).__name__})"
     notify(f"the stored program of {name} cannot be used: {damage}")
@@ -213,8 +213,8 @@ def only_process(folder: str, key: str, what: str) -> Iterator[None]:
 
 
 def _remove(path: Path) -> None:
-    for one in (path, path.with_suffix(_NOTES)):
-        one.unlink(missing_ok=True)
+    for file in (path, path.with_suffix(_NOTES)):
+        file.unlink(missing_ok=True)
 
 
 def _files(key: str, suffix: str) -> tuple[Path, Path]:

@@ -62,11 +62,11 @@ def round_weights(network: PreTrainedModel, weights: str) -> PreTrainedModel:
                 "or NaN; mend the checkpoint, or use weights='exact'"
             )
     load_packed_linear()
-    tensors: dict[int, Tensor] = {id(one): one for one in network.buffers()}
+    tensors: dict[int, Tensor] = {id(buffer): buffer for buffer in network.buffers()}
     # A layer that shares its matrix with the embeddings, as output layers do, gets tiles of its own.
     tensors |= {
-        id(one): torch.nn.Parameter(one.detach().float(), requires_grad=False)
-        for one in network.parameters()
+        id(parameter): torch.nn.Parameter(parameter.detach().float(), requires_grad=False)
+        for parameter in network.parameters()
     }
     with torch.inference_mode(mode=False), torch.no_grad():
         twin: PreTrainedModel = copy.deepcopy(network, dict(tensors))
@@ -75,11 +75,11 @@ def round_weights(network: PreTrainedModel, weights: str) -> PreTrainedModel:
         output = twin.get_output_embeddings()
     finer = [
         name
-        for name, one in twin.named_modules()
+        for name, child in twin.named_modules()
         if weights == "int4"
-        and isinstance(one, PackedLinear)
-        and one.weights != weights
-        and one is not output
+        and isinstance(child, PackedLinear)
+        and child.weights != weights
+        and child is not output
     ]
     if finer:
         notify(f"{name} loses too much in 4 bits, these maps have 8: {', '.join(finer)}")

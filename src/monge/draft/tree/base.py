@@ -88,9 +88,9 @@ class ByRequest(TreeBuilder):
         both = self.greedy.limits, self.sampled.limits
         return TreeLimits(
             proposes=both[0].proposes | both[1].proposes,
-            max_width=max(one.max_width for one in both),
-            max_depth=max(one.max_depth for one in both),
-            max_nodes=max(one.max_nodes for one in both),
+            max_width=max(limits.max_width for limits in both),
+            max_depth=max(limits.max_depth for limits in both),
+            max_nodes=max(limits.max_nodes for limits in both),
         )
 
     def under(self, rules: SamplingRules) -> TreeBuilder:

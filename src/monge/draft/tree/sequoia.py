@@ -100,11 +100,11 @@ def best_shapes(num_nodes: int, depth: int, acceptance: tuple[float, ...]) -> tu
     best: list[tuple[float, tuple[int, ...]]] = [(1.0, ())] * (num_nodes + 1)
     for prob in acceptance:
         wider: dict[int, tuple[float, tuple[int, ...]]] = {}
-        for size, (value, owns) in exact.items():
-            for own in range(num_nodes - size):
-                total = value + prob * worth[own]
-                if total > wider.get(size + own + 1, (0.0, ()))[0]:
-                    wider[size + own + 1] = (total, (*owns, own))
+        for size, (value, children) in exact.items():
+            for child in range(num_nodes - size):
+                total = value + prob * worth[child]
+                if total > wider.get(size + child + 1, (0.0, ()))[0]:
+                    wider[size + child + 1] = (total, (*children, child))
         exact = wider
         best = [
             max(old, exact.get(size, old), key=lambda choice: choice[0])
@@ -112,7 +112,7 @@ def best_shapes(num_nodes: int, depth: int, acceptance: tuple[float, ...]) -> tu
         ]
     for size in range(1, num_nodes + 1):
         best[size] = max(best[size], best[size - 1], key=lambda choice: choice[0])
-    return tuple(Shape(tuple(below[own] for own in owns)) for _, owns in best)
+    return tuple(Shape(tuple(below[child] for child in children)) for _, children in best)
 
 
 @dataclass(frozen=True, slots=True)

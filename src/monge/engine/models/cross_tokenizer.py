@@ -87,7 +87,7 @@ class VocabularyMapping:
 
     def read(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         """Return a text in draft tokens."""
-        return tuple(own for token in token_ids for own in self.written[token])
+        return tuple(draft_token for token in token_ids for draft_token in self.written[token])
 
 
 def map_vocabulary(
@@ -186,7 +186,7 @@ def _written(
 
 
 @dataclass(slots=True)
-class _Row:
+class _TokenizedRow:
     """One sequence.
 
     Args:
@@ -236,10 +236,10 @@ class CrossTokenizerModel(_DraftModel):
         self._draft_tokenizer, self._target_tokenizer = draft_tokenizer, target_tokenizer
         self._shared = torch.tensor(mapping.shared).T
         self._longest = max(map(len, mapping.written))
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[int, _TokenizedRow] = {}
 
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
-        self._rows |= {sequence: _Row() for sequence in prefixes}
+        self._rows |= {sequence: _TokenizedRow() for sequence in prefixes}
         self._model.open(self._readable(prefixes))
 
     def append(self, pieces: Mapping[int, Sequence[int]]) -> None:
@@ -258,9 +258,9 @@ class CrossTokenizerModel(_DraftModel):
         """Return pieces in draft tokens and note that they are read; those that do not fit are left out."""
         readable: dict[int, tuple[int, ...]] = {}
         for sequence, tokens in pieces.items():
-            row, own = self._rows[sequence], self._mapping.read(tokens)
-            fits = self.max_length is None or row.num_own + len(own) <= self.max_length
-            readable[sequence] = own if fits else ()
+            row, draft_tokens = self._rows[sequence], self._mapping.read(tokens)
+            fits = self.max_length is None or row.num_own + len(draft_tokens) <= self.max_length
+            readable[sequence] = draft_tokens if fits else ()
             row.text.extend(tokens if fits else ())
             row.num_own += len(readable[sequence])
         return readable
@@ -271,22 +271,22 @@ class CrossTokenizerModel(_DraftModel):
         )
         answers: dict[int, Tensor] = {}
         for sequence, block in blocks.items():
-            row, own = self._rows[sequence], logits[sequence]
-            first = row.num_slots - own.shape[0]
+            row, row_logits = self._rows[sequence], logits[sequence]
+            first = row.num_slots - row_logits.shape[0]
             ends = [path[-1] - first for path in row.nodes[-len(block.token_ids) :]]
-            row.logits = own[ends[-1]]
-            answers[sequence] = self._in_target_tokens(own[ends])
+            row.logits = row_logits[ends[-1]]
+            answers[sequence] = self._in_target_tokens(row_logits[ends])
         return answers
 
     def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
-        own: dict[int, tuple[int, ...]] = {}
+        draft_paths: dict[int, tuple[int, ...]] = {}
         for sequence, path in paths.items():
             row = self._rows[sequence]
-            own[sequence] = row.nodes[path[-1]] if path else ()
+            draft_paths[sequence] = row.nodes[path[-1]] if path else ()
             row.text.extend(row.tokens[node] for node in path)
-            row.num_own += len(own[sequence])
+            row.num_own += len(draft_paths[sequence])
             row.nodes, row.tokens, row.num_slots = [], [], 0
-        self._model.commit(own)
+        self._model.commit(draft_paths)
 
     def length(self, sequence: int) -> int:
         return len(self._rows[sequence].text)
@@ -300,8 +300,8 @@ class CrossTokenizerModel(_DraftModel):
         written: dict[int, list[int]] = {sequence: [] for sequence in counts}
         if self.max_length is not None:  # the last token is not read
             counts = {
-                one: min(count, self.max_length - self._rows[one].num_own + 1)
-                for one, count in counts.items()
+                sequence: min(count, self.max_length - self._rows[sequence].num_own + 1)
+                for sequence, count in counts.items()
             }
         active = {sequence: count for sequence, count in counts.items() if count > 0}
         while active:
@@ -323,8 +323,8 @@ class CrossTokenizerModel(_DraftModel):
                     self._rows[sequence].logits = logits[-1]
         self._model.commit(dict.fromkeys(counts, ()))
         return {
-            sequence: self._retokenised(self._rows[sequence].text, own)
-            for sequence, own in written.items()
+            sequence: self._retokenised(self._rows[sequence].text, tokens)
+            for sequence, tokens in written.items()
         }
 
     def _own_block(self, sequence: int, block: NodeBlock) -> NodeBlock:
@@ -334,9 +334,9 @@ class CrossTokenizerModel(_DraftModel):
         for token, parent in zip(block.token_ids, block.parents, strict=True):
             above = row.nodes[parent] if parent >= 0 else ()
             slots = list(above)
-            for own in self._mapping.written[token]:
+            for draft_token in self._mapping.written[token]:
                 parents.append(slots[-1] if slots else -1)
-                tokens.append(own)
+                tokens.append(draft_token)
                 slots.append(row.num_slots)
                 row.num_slots += 1
             row.nodes.append(tuple(slots))
@@ -350,15 +350,15 @@ class CrossTokenizerModel(_DraftModel):
         return NodeBlock(tuple(tokens), tuple(parents))
 
     def _in_target_tokens(
-        self, own: Float[Tensor, "nodes draft_vocab"]
+        self, logits: Float[Tensor, "nodes draft_vocab"]
     ) -> Float[Tensor, "nodes vocab"]:
-        target_ids, draft_ids = self._shared.to(own.device)
-        answers = own.new_full((own.shape[0], self.vocab_size), -math.inf)
-        answers[:, target_ids] = own[:, draft_ids]
+        target_ids, draft_ids = self._shared.to(logits.device)
+        answers = logits.new_full((logits.shape[0], self.vocab_size), -math.inf)
+        answers[:, target_ids] = logits[:, draft_ids]
         return answers
 
-    def _retokenised(self, text: Sequence[int], own: Sequence[int]) -> tuple[int, ...]:
-        new = self._draft_tokenizer.decode(list(own), skip_special_tokens=True).rstrip(
+    def _retokenised(self, text: Sequence[int], new_tokens: Sequence[int]) -> tuple[int, ...]:
+        new = self._draft_tokenizer.decode(list(new_tokens), skip_special_tokens=True).rstrip(
             "\N{REPLACEMENT CHARACTER}"
         )
         before = self._target_tokenizer.decode(list(text[-_NEIGHBOURS:]), skip_special_tokens=True)

@@ -220,7 +220,7 @@ class LateModule:
 def compiling(seconds: Sequence[int]) -> Iterator[None]:
     """Announce programs by the seconds that each takes, and leave inference mode, in which nothing is traced."""
     note_preparation()
-    needed = [one for one in seconds if one]
+    needed = [duration for duration in seconds if duration]
     what, total = "1 program" if len(needed) == 1 else f"{len(needed)} programs", sum(needed)
     if needed:
         notify(f"compiling {what} for this machine, about {total} s in all; kept for later starts")

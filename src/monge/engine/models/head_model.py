@@ -66,12 +66,12 @@ class CachedHead:
     def read(
         self, blocks: Mapping[int, NodeBlock], states: Float[Tensor, "nodes width"]
     ) -> tuple[Float[Tensor, "nodes hidden"], Float[Tensor, "sequences vocab"]]:
-        found, logits = self._run(self._read, blocks, states, only_last=True)
+        hidden, logits = self._run(self._read, blocks, states, only_last=True)
         for sequence, block in blocks.items():
             row = self._cache.row(sequence)
             row.length += len(block.token_ids)
             row.nodes.clear()
-        return found, logits
+        return hidden, logits
 
     def extend(
         self, blocks: Mapping[int, NodeBlock], states: Float[Tensor, "nodes width"]
@@ -90,16 +90,16 @@ class CachedHead:
         where = cache.together(logits)
         rows = cache.rows_in(where)
         requests = [row.sequence for row in rows]
-        above = torch.stack([states[one] for one in requests])
+        above = torch.stack([states[request] for request in requests])
 
         def read(token_ids: Tensor, level: int) -> Tensor:
             nonlocal above
             given = above.repeat_interleave(shape.widths[level], 1).flatten(0, 1)
             blocks = dict.fromkeys(requests, level_blocks(shape)[level])
-            found, scores = self._run(
+            hidden, scores = self._run(
                 self._extend, blocks, given, only_last=False, token_ids=token_ids
             )
-            above = found.unflatten(0, token_ids.shape)
+            above = hidden.unflatten(0, token_ids.shape)
             return scores.unflatten(0, token_ids.shape)
 
         with torch.inference_mode():
@@ -157,7 +157,7 @@ class CachedHead:
         shown = all_nodes = (
             _run_of(0, batch * width)
             if is_dense
-            else torch.cat([_run_of(*one) for one in zip(firsts, counts, strict=True)])
+            else torch.cat([_run_of(*span) for span in zip(firsts, counts, strict=True)])
         ).to(self._device, non_blocking=True)
         if only_last:
             ends = [first + count - 1 for first, count in zip(firsts, counts, strict=True)]
@@ -167,18 +167,18 @@ class CachedHead:
             padded[all_nodes] = states
             states = padded
         ids, positions, columns, mask = (
-            one.to(self._device, non_blocking=True) for one in (ids, positions, columns, mask)
+            tensor.to(self._device, non_blocking=True) for tensor in (ids, positions, columns, mask)
         )
         with torch.inference_mode():
-            found, logits = run(
+            hidden, logits = run(
                 ids if token_ids is None else token_ids,
                 states.unflatten(0, (batch, width)),
                 (positions, columns, shown),
                 mask,
                 cache.kept(),
             )
-            found = found.flatten(0, 1)
-            return (found if is_dense else found[all_nodes]), logits
+            hidden = hidden.flatten(0, 1)
+            return (hidden if is_dense else hidden[all_nodes]), logits
 
 
 def step_inputs(step: CachedStep, like: Tensor, batch: int, nodes: int, logits: int) -> StepInputs:

@@ -68,7 +68,7 @@ def _grows(layer: object) -> TypeGuard[DynamicLayer]:
 
 
 @dataclass(slots=True)
-class _Row:
+class _ChainRow:
     """One sequence.
 
     Args:
@@ -105,7 +105,7 @@ class HfChainModel(HfModel):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
         self._takes_position_ids = "position_ids" in forward_parameters(model)
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[int, _ChainRow] = {}
         self.no_tree_reason = no_tree_reason(model)
         self.no_draft_reason: str | None = None
         self._crops = no_rollback_reason(model) is None
@@ -128,10 +128,10 @@ class HfChainModel(HfModel):
         self._rows |= {sequence: self._new_row() for sequence in prefixes}
         self.append(prefixes)
 
-    def _new_row(self) -> _Row:
+    def _new_row(self) -> _ChainRow:
         # Without a config every layer keeps all it read: one that keeps only its window could not
         # take tokens back.
-        return _Row(DynamicCache() if self._crops else own_cache(self.network))
+        return _ChainRow(DynamicCache() if self._crops else own_cache(self.network))
 
     def _append(self, pieces: Mapping[int, Sequence[int]]) -> None:
         for sequence, tokens in pieces.items():
@@ -234,7 +234,7 @@ class HfChainModel(HfModel):
             super().close(_TRIAL)
             self._forward_s = 0.0
 
-    def _read(self, row: _Row, token_ids: Sequence[int], *, keep_logits: bool) -> Tensor:
+    def _read(self, row: _ChainRow, token_ids: Sequence[int], *, keep_logits: bool) -> Tensor:
         """Read tokens behind the drafted ones, and behind committed ones that are unread."""
         waiting: tuple[int, ...] = () if row.drafted else row.unread
         if self.no_draft_reason is None and not self._crops and not row.drafted:

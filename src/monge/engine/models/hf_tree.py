@@ -180,13 +180,15 @@ class HfTreeModel(HfModel):
         if not self._states.layers:
             self._cache.load(sequence, kept)
             return
-        self._cache.load(sequence, [one[:-1] for one in kept])
-        self._states.load(sequence, torch.cat([one[-1] for one in kept]))
+        self._cache.load(sequence, [piece[:-1] for piece in kept])
+        self._states.load(sequence, torch.cat([piece[-1] for piece in kept]))
 
     def _append(self, pieces: Mapping[int, Sequence[int]]) -> None:
         if self._prefixes is not None and not self._is_long:
             unread = self._prefixes.unread
-            pieces = {one: unread(self, one, tokens) for one, tokens in pieces.items()}
+            pieces = {
+                sequence: unread(self, sequence, tokens) for sequence, tokens in pieces.items()
+            }
         for start in range(0, max(map(len, pieces.values()), default=0), _PREFILL):
             parts = {
                 sequence: tuple(tokens[start : start + _PREFILL])
@@ -231,8 +233,8 @@ class HfTreeModel(HfModel):
         requests, blocks = [row.sequence for row in rows], level_blocks(shape)
 
         def read(token_ids: Tensor, level: int) -> Tensor:
-            own = dict.fromkeys(requests, blocks[level])
-            return self._read(own, keep_logits=True, token_ids=token_ids)[:, : shape.sizes[level]]
+            nodes = dict.fromkeys(requests, blocks[level])
+            return self._read(nodes, keep_logits=True, token_ids=token_ids)[:, : shape.sizes[level]]
 
         with torch.inference_mode():
             given = draws_of(requests, logits, uniforms, shape, draft_ids)
@@ -356,14 +358,14 @@ class HfTreeModel(HfModel):
         if self._module_maker is None:
             return None
         try:
-            made = self._module_maker(module, like)
+            program = self._module_maker(module, like)
         except BackendError as error:
             warnings.warn(f"part of a head runs eagerly: {error}", stacklevel=4)
             return None
-        if isinstance(made, PendingModule):
-            made = LateModule(made, module)
-            self.late_modules.append(made)
-        return made
+        if isinstance(program, PendingModule):
+            program = LateModule(program, module)
+            self.late_modules.append(program)
+        return program
 
     def _read(
         self,
@@ -492,16 +494,18 @@ def make_programs(models: Iterable[object]) -> None:
 
     Whatever cannot be made runs eagerly, with a warning.
     """
-    own = [model for model in models if isinstance(model, HfTreeModel)]
-    waiting = {model: model.pending for model in own if model.pending is not None}
-    modules = [one for model in own for one in model.late_modules if not one.is_made]
+    tree_models = [model for model in models if isinstance(model, HfTreeModel)]
+    waiting = {model: model.pending for model in tree_models if model.pending is not None}
+    modules = [
+        module for model in tree_models for module in model.late_modules if not module.is_made
+    ]
     if not waiting and not modules:
         return
-    seconds = [one.expected_s for one in (*modules, *waiting.values())]
+    seconds = [pending.expected_s for pending in (*modules, *waiting.values())]
     if is_compiled_elsewhere(seconds):
         return
     with compiling(seconds):
-        for model in own:
+        for model in tree_models:
             model.late_modules.clear()
         for module in modules:
             module.make()
@@ -536,10 +540,10 @@ def group_by_length(sizes: Mapping[int, int], recorded: int = 0) -> list[list[in
 
     least, firsts = [0], [0]
     for stop in range(1, len(keys) + 1):
-        found, first = min(
+        cheapest, first = min(
             (least[first] + cost(stop - first, sizes[keys[first]]), first) for first in range(stop)
         )
-        least.append(found)
+        least.append(cheapest)
         firsts.append(first)
     groups: list[list[int]] = []
     stop = len(keys)

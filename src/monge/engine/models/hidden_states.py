@@ -44,7 +44,7 @@ class HiddenStates:
         log = HiddenStateLog(layers, only_last=only_last)
         self._logs.add(log)
         self.archive(is_wanted=False)
-        self.layers = tuple(sorted({layer for one in self._logs for layer in one.layers}))
+        self.layers = tuple(sorted({layer for log in self._logs for layer in log.layers}))
         return log
 
     def archive(self, *, is_wanted: bool) -> None:
@@ -100,8 +100,8 @@ class HiddenStates:
         is_last = self.layers == (self._num_layers,)
         if is_last and self._shows_last is None:
             probe = torch.zeros(1, 1, dtype=torch.long, device=network.device)
-            found = _with_last(network, {"input_ids": probe, "use_cache": False})
-            self._shows_last = bool(found.states)
+            probed = _with_last(network, {"input_ids": probe, "use_cache": False})
+            self._shows_last = bool(probed.states)
         if is_last and self._shows_last:
             return _with_last(network, inputs)
         output = network(**inputs, output_hidden_states=True)

@@ -58,23 +58,23 @@ def path_of_layers(network: PreTrainedModel) -> list[str]:
         UnsupportedModelError: If there is no such list, or several.
     """
     total = int(network.config.get_text_config().num_hidden_layers)
-    found = [
+    paths = [
         name
         for name, module in network.named_modules()
         if isinstance(module, torch.nn.ModuleList)
         and len(module) == total
         and all(map(_has_number, module))
     ]
-    if len(found) != 1:
+    if len(paths) != 1:
         raise UnsupportedModelError(
             f"{type(network).__name__}: one list of {total} numbered layers was expected; found "
-            f"{len(found)}, so layers cannot be told apart"
+            f"{len(paths)}, so layers cannot be told apart"
         )
-    return found[0].split(".")
+    return paths[0].split(".")
 
 
 def _has_number(module: torch.nn.Module) -> bool:
-    return any(isinstance(getattr(one, "layer_idx", None), int) for one in module.modules())
+    return any(isinstance(getattr(child, "layer_idx", None), int) for child in module.modules())
 
 
 def _copied(module: Any, swap: dict[int, Any] | None = None) -> Any:

@@ -58,7 +58,7 @@ class UncommittedNodes:
 def level_blocks(shape: LevelShape) -> tuple[NodeBlock, ...]:
     """Blocks of the levels of trees that are read; their tokens are known to a device only."""
     levels = range(len(shape.widths) - 1)
-    return tuple(NodeBlock((0,) * shape.sizes[one], shape.parents(one)) for one in levels)
+    return tuple(NodeBlock((0,) * shape.sizes[level], shape.parents(level)) for level in levels)
 
 
 def forward_inputs(

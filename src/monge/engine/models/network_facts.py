@@ -64,14 +64,16 @@ def forward_parameters(network: PreTrainedModel) -> Mapping[str, inspect.Paramet
 
     A forward that passes `**keywords` on also takes those of its base class.
     """
-    found: dict[str, inspect.Parameter] = {}
+    merged: dict[str, inspect.Parameter] = {}
     for owner in type(network).__mro__:
         if "forward" in vars(owner):
             parameters = inspect.signature(vars(owner)["forward"]).parameters
-            found = {**parameters, **found}
-            if inspect.Parameter.VAR_KEYWORD not in {one.kind for one in parameters.values()}:
+            merged = {**parameters, **merged}
+            if inspect.Parameter.VAR_KEYWORD not in {
+                parameter.kind for parameter in parameters.values()
+            }:
                 break
-    return found
+    return merged
 
 
 def cache_keyword(network: PreTrainedModel) -> str:
@@ -84,14 +86,14 @@ def cache_keyword(network: PreTrainedModel) -> str:
         UnsupportedModelError: If it takes none.
     """
     parameters = forward_parameters(network)
-    found = next((name for name in CACHE_KEYWORDS if name in parameters), None)
-    if found is None:
+    keyword = next((name for name in CACHE_KEYWORDS if name in parameters), None)
+    if keyword is None:
         raise UnsupportedModelError(
             f"the forward of {type(network).__name__} takes no cache (none of "
             f"{', '.join(CACHE_KEYWORDS)}), so what it has read cannot be kept between tokens; use "
             "the network without monge"
         )
-    return found
+    return keyword
 
 
 class OutputLayer(torch.nn.Module):
@@ -241,5 +243,5 @@ def num_weights(model: PreTrainedModel) -> int:
     is_tied = bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
     # A packed output layer has a matrix of its own.
     shared = model.get_output_embeddings() if is_tied else None
-    packed = [one.width * one.depth for one in packed_layers(model) if one is not shared]
+    packed = [layer.width * layer.depth for layer in packed_layers(model) if layer is not shared]
     return sum(weight.numel() for weight in model.parameters()) + sum(packed)

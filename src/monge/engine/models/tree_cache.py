@@ -225,17 +225,17 @@ class TreeCache(Cache):
         assert places == self._index_of, f"rows lie at {places}, listed are {self._index_of}"
         assert all(row.length >= 0 for row in self._rows)
 
-    def _swap(self, one: int, other: int) -> None:
+    def _swap(self, left: int, right: int) -> None:
         rows, index_of = self._rows, self._index_of
-        if rows[one].end or rows[other].end:
-            if max(one, other) >= self._num_rows:
-                self._resize(max(one, other) + 1, self._num_columns)
+        if rows[left].end or rows[right].end:
+            if max(left, right) >= self._num_rows:
+                self._resize(max(left, right) + 1, self._num_columns)
             # All copies first: where memory runs out, no layer has been exchanged without the others.
-            copies = [(slab[:, one].clone(), slab[:, other].clone()) for slab in self._slabs]
+            copies = [(slab[:, left].clone(), slab[:, right].clone()) for slab in self._slabs]
             for slab, (first, second) in zip(self._slabs, copies, strict=True):
-                slab[:, one], slab[:, other] = second, first
-        rows[one], rows[other] = rows[other], rows[one]
-        index_of[rows[one].sequence], index_of[rows[other].sequence] = one, other
+                slab[:, left], slab[:, right] = second, first
+        rows[left], rows[right] = rows[right], rows[left]
+        index_of[rows[left].sequence], index_of[rows[right].sequence] = left, right
 
     # The next forward.
 
@@ -331,12 +331,12 @@ class TreeCache(Cache):
     def load(self, sequence: int, kept: Sequence[Sequence[Tensor]]) -> None:
         """Fill an empty row with copies of `save`, one after the other, and commit them."""
         index, row, start = self._index_of[sequence], self.row(sequence), 0
-        self.place(slice(index, index + 1), (0,), sum(one[0].shape[2] for one in kept))
+        self.place(slice(index, index + 1), (0,), sum(piece[0].shape[2] for piece in kept))
         with torch.inference_mode():
-            for one in kept:
-                for slab, own in zip(self._slabs, one, strict=True):
-                    slab[:, index, :, start : start + own.shape[2]] = own
-                start += one[0].shape[2]
+            for piece in kept:
+                for slab, part in zip(self._slabs, piece, strict=True):
+                    slab[:, index, :, start : start + part.shape[2]] = part
+                start += piece[0].shape[2]
         row.length = start
 
     # The memory.
@@ -344,8 +344,8 @@ class TreeCache(Cache):
     @property
     def bytes_per_token(self) -> int:
         """Memory of keys and values of one token."""
-        shapes = ((one.shape[0] * one.shape[2] * one.shape[4], one) for one in self._slabs)
-        return sum(size * one.element_size() for size, one in shapes)
+        shapes = ((slab.shape[0] * slab.shape[2] * slab.shape[4], slab) for slab in self._slabs)
+        return sum(size * slab.element_size() for size, slab in shapes)
 
     @property
     def least_columns(self) -> int:

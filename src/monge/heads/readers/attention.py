@@ -70,8 +70,8 @@ class GroupedAttention(nn.Module):
     def keys_values(self, values: Nodes) -> tuple[Tensor, Tensor]:
         """Return keys before their rotation, and values, `[nodes, heads, dim]`."""
         parts = (part(values) for part in (self.k_proj, self.v_proj))
-        keys, found = (part.unflatten(-1, (self.kv_heads, -1)) for part in parts)
-        return self.k_norm(keys), found
+        keys, value_states = (part.unflatten(-1, (self.kv_heads, -1)) for part in parts)
+        return self.k_norm(keys), value_states
 
     def turned(
         self, values: Nodes, angles: tuple[Tensor, Tensor]
@@ -81,10 +81,10 @@ class GroupedAttention(nn.Module):
         if self.is_gated:
             queries, gate = queries.chunk(2, dim=-1)
             gate = gate.flatten(1)
-        keys, found = self.keys_values(values)
+        keys, value_states = self.keys_values(values)
         turned = self.rotary.turn(torch.cat([self.q_norm(queries), keys], dim=1), angles)
         queries, keys = turned.split([self.heads, self.kv_heads], dim=1)
-        return queries, keys, found, gate
+        return queries, keys, value_states, gate
 
     def forward(
         self,
@@ -103,9 +103,9 @@ class GroupedAttention(nn.Module):
             visible: The mask of nodes that are read anew in every round; `None` for the texts' own.
         """
         angles = self.rotary.angles(torch.cat([segment.positions for segment in segments]), values)
-        queries, keys, found, gate = self.turned(values, angles)
+        queries, keys, value_states, gate = self.turned(values, angles)
         mixed = read_segments(
-            queries, keys, found, segments, layer, window=self.window, visible=visible
+            queries, keys, value_states, segments, layer, window=self.window, visible=visible
         )
         return self.o_proj(mixed if gate is None else mixed * torch.sigmoid(gate))
 
@@ -147,13 +147,15 @@ class LatentAttention(nn.Module):
         queries = self.q_up(self.q_norm(self.q_down(values))).unflatten(-1, (self.heads, -1))
         latent, turning = self.kv_down(values).split([self.latent, self.rope], dim=-1)
         pairs = self.kv_up(self.kv_norm(latent)).unflatten(-1, (self.heads, -1))
-        plain, found = pairs.split([self.plain, self.value], dim=-1)
+        plain, value_states = pairs.split([self.plain, self.value], dim=-1)
         angles = self.rotary.angles(torch.cat([segment.positions for segment in segments]), values)
         turned = self.rotary.turn(turning[:, None], angles).expand(-1, self.heads, -1)
         keys = torch.cat([plain, turned], dim=-1)
         still, turning = queries.split([self.plain, self.rope], dim=-1)
         queries = torch.cat([still, self.rotary.turn(turning, angles)], dim=-1)
-        return self.o_proj(read_segments(queries, keys, found, segments, layer, scale=self.scale))
+        return self.o_proj(
+            read_segments(queries, keys, value_states, segments, layer, scale=self.scale)
+        )
 
 
 class CacheAttention(nn.Module):
@@ -193,11 +195,11 @@ def read_segments(
     """
     counts = [len(segment.positions) for segment in segments]
     parts: list[Tensor] = []
-    for segment, query, *own in zip(
+    for segment, query, key, value in zip(
         segments, *(part.split(counts) for part in (queries, keys, values)), strict=True
     ):
         kept = segment.layers[layer]
-        all_keys, all_values = kept.append(*own)
+        all_keys, all_values = kept.append(key, value)
         mask = segment.visible if visible is None else visible(segment)
         if window is not None:
             mask = mask & (segment.positions[:, None] - segment.columns[None] < window)

@@ -65,8 +65,8 @@ class PublishedHead(nn.Module, ABC):
 
     def embed(self, token_ids: Int64[Tensor, " nodes"]) -> Nodes | None:
         """Return the head's own embeddings; `None` if it uses the target's."""
-        own = self.embedding
-        return None if own is None else functional.embedding(token_ids.to(own.device), own)
+        weight = self.embedding
+        return None if weight is None else functional.embedding(token_ids.to(weight.device), weight)
 
     def check(self, target: FeatureModel) -> None:
         """Check that the head fits a target.
@@ -76,15 +76,15 @@ class PublishedHead(nn.Module, ABC):
         """
         advice = "use the head that was published for this target"
         sizes = (target.hidden_size, target.vocab_size, target.num_layers)
-        found = dict(zip(("wide", "tokens", "layers"), sizes, strict=True))
-        if found | self._sizes != found:
-            own, theirs = (
-                ", ".join(f"{size} {what}" for what, size in one.items())
-                for one in (self._sizes, found)
+        target_sizes = dict(zip(("wide", "tokens", "layers"), sizes, strict=True))
+        if target_sizes | self._sizes != target_sizes:
+            expected, actual = (
+                ", ".join(f"{size} {what}" for what, size in numbers.items())
+                for numbers in (self._sizes, target_sizes)
             )
             raise OptionError(
-                f"head: this {self.family} head is for a target with states {own}; the target's "
-                f"are {theirs}; {advice}"
+                f"head: this {self.family} head is for a target with states {expected}; the target's "
+                f"are {actual}; {advice}"
             )
         read = self.layers(target.num_layers)
         if any(not 0 <= layer <= target.num_layers for layer in read):

@@ -13,7 +13,7 @@ from monge.heads.readers.attention import GroupedAttention, Mask
 from monge.heads.readers.base import PublishedHead, Unembed, plain_names
 from monge.heads.readers.decoder import feed_forward, windows
 from monge.heads.readers.files import Checkpoint
-from monge.heads.readers.layers import Nodes, Norm, OutputLayer, Projection
+from monge.heads.readers.layers import HeadOutputLayer, Nodes, Norm, Projection
 from monge.heads.readers.reading import Segment
 from monge.heads.readers.source import Source
 
@@ -68,11 +68,11 @@ class DFlashHead(PublishedHead):
         self.context_norm = Norm(source, "hidden_norm", hidden)
         self.norm = Norm(source, "norm", hidden)
         self.decoder = nn.ModuleList(
-            BlockLayer(source, f"layers.{one}", mask)
-            for one, mask in enumerate(_masks(source, count, from_anchor=is_speculators))
+            BlockLayer(source, f"layers.{layer}", mask)
+            for layer, mask in enumerate(_masks(source, count, from_anchor=is_speculators))
         )
         self.embedding = source.maybe("embed_tokens.weight", vocab, hidden)
-        self.output = OutputLayer.maybe(source, hidden, vocab)
+        self.output = HeadOutputLayer.maybe(source, hidden, vocab)
         drafted = vocab if self.output is None else self.output.size
         self.edges: MarkovEdges | SelectorEdges | None = None
         if "markov_head.markov_w1.weight" in source:
@@ -103,7 +103,7 @@ class DFlashHead(PublishedHead):
         if self.num_layers == 1:
             return (num_layers // 2 + 1,)
         gap = (num_layers - 4) / (self.num_layers - 1)
-        return tuple(round(1 + one * gap) + 1 for one in range(self.num_layers))
+        return tuple(round(1 + index * gap) + 1 for index in range(self.num_layers))
 
     def read(self, features: Nodes, segments: Sequence[Segment]) -> None:
         """Read the target's states of committed tokens into the cache."""
@@ -181,8 +181,10 @@ class BlockLayer(nn.Module):
         positions = torch.cat([segment.positions for segment in segments])
         rotary, counts = self.attention.rotary, [len(segment.positions) for segment in segments]
         keys = rotary.turn(keys, rotary.angles(positions, states))
-        for segment, *own in zip(segments, keys.split(counts), values.split(counts), strict=True):
-            segment.layers[layer].append(*own)
+        for segment, key, value in zip(
+            segments, keys.split(counts), values.split(counts), strict=True
+        ):
+            segment.layers[layer].append(key, value)
 
     def forward(
         self, values: Float[Tensor, "texts rows hidden"], segments: Sequence[Segment], layer: int
@@ -256,8 +258,8 @@ class DynamicConv(nn.Module):
 
     def before(self, values: Float[Tensor, "texts rows hidden"]) -> tuple[Tensor, Tensor]:
         """Return the sub-layer's input, and the kernels for its output."""
-        own = self.kernels(values).unflatten(-1, (2, self.taps, -1))
-        return self._convolved(values, own[..., 0, :, :], self.base[0]), own[..., 1, :, :]
+        kernels = self.kernels(values).unflatten(-1, (2, self.taps, -1))
+        return self._convolved(values, kernels[..., 0, :, :], self.base[0]), kernels[..., 1, :, :]
 
     def after(
         self, values: Float[Tensor, "texts rows hidden"], kernels: Tensor
@@ -265,11 +267,11 @@ class DynamicConv(nn.Module):
         """Return the sub-layer's output after the convolution."""
         return self._convolved(values, kernels, self.base[1])
 
-    def _convolved(self, values: Tensor, own: Tensor, base: Tensor) -> Tensor:
+    def _convolved(self, values: Tensor, kernels: Tensor, base: Tensor) -> Tensor:
         total = torch.zeros_like(values)
         for tap in range(self.taps):
             moved = functional.pad(values[:, : values.shape[1] - tap], (0, 0, tap, 0))
-            kernel = base[tap] + own[..., tap, :].repeat_interleave(self.group, dim=-1)
+            kernel = base[tap] + kernels[..., tap, :].repeat_interleave(self.group, dim=-1)
             total = total + kernel * moved
         return total
 
@@ -378,7 +380,7 @@ def read(checkpoint: Checkpoint) -> DFlashHead:
     is_shifted = config.get("shift_label", "DSpark" in architecture or "num_anchors" in config)
     ids = source.numbers("target_layer_ids")
     if ids is not None:
-        ids = tuple(one + 1 for one in ids)  # named by their outputs, and the embedding by -1
+        ids = tuple(layer + 1 for layer in ids)  # named by their outputs, and the embedding by -1
     return build(source, ids, is_shifted=bool(is_shifted))
 
 

@@ -133,9 +133,9 @@ def _expert_weights(source: Source, name: str, shape: tuple[int, ...]) -> Tensor
     return torch.stack(
         [
             torch.cat(
-                [source.take(f"{prefix}.{one}.{half}.weight", size, columns) for half in halves]
+                [source.take(f"{prefix}.{expert}.{half}.weight", size, columns) for half in halves]
             )
-            for one in range(count)
+            for expert in range(count)
         ]
     )
 

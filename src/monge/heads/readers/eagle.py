@@ -10,7 +10,7 @@ from torch import nn
 from monge.heads.readers.base import ChainHead, Unembed, plain_names
 from monge.heads.readers.decoder import DecoderLayer, windows
 from monge.heads.readers.files import Checkpoint
-from monge.heads.readers.layers import Nodes, Norm, OutputLayer, Projection
+from monge.heads.readers.layers import HeadOutputLayer, Nodes, Norm, Projection
 from monge.heads.readers.reading import Segment
 from monge.heads.readers.source import Source
 
@@ -42,8 +42,8 @@ class EagleHead(ChainHead):
             )
         count = source.number("num_hidden_layers", default=1)
         self.decoder = nn.ModuleList(
-            DecoderLayer(source, f"layers.{one}", window=window, may_lack_norm=one == 0)
-            for one, window in enumerate(windows(source, count))
+            DecoderLayer(source, f"layers.{layer}", window=window, may_lack_norm=layer == 0)
+            for layer, window in enumerate(windows(source, count))
         )
         self.embedding = source.maybe("embed_tokens.weight", vocab, hidden)
         # Norms that some retrained heads have; the published ones have none.
@@ -51,7 +51,7 @@ class EagleHead(ChainHead):
             Norm(source, name, hidden) if f"{name}.weight" in source else nn.Identity()
             for name in ("embed_norm", "norm")
         )
-        self.output = OutputLayer.maybe(source, hidden, vocab)
+        self.output = HeadOutputLayer.maybe(source, hidden, vocab)
 
     @property
     def draft_ids(self) -> Int64[torch.Tensor, " some"] | None:

@@ -15,9 +15,9 @@ from monge.heads.readers.decoder import DecoderLayer, windows
 from monge.heads.readers.files import Checkpoint
 from monge.heads.readers.layers import (
     GatedMlp,
+    HeadOutputLayer,
     Nodes,
     Norm,
-    OutputLayer,
     Projection,
 )
 from monge.heads.readers.reading import Segment
@@ -64,7 +64,7 @@ class Eagle3Head(ChainHead):
             )
         if "fc_norm.0.weight" in source:
             self.part_norms = nn.ModuleList(
-                Norm(source, f"fc_norm.{one}", target) for one in range(self.num_fused)
+                Norm(source, f"fc_norm.{index}", target) for index in range(self.num_fused)
             )
         elif source.flag("fc_norm"):
             raise source.refuse(
@@ -74,8 +74,8 @@ class Eagle3Head(ChainHead):
         self.state_norm = Norm(source, "layers.0.hidden_norm", hidden)
         self.token_norm = Norm(source, "layers.0.input_layernorm", hidden)
         self.decoder = nn.ModuleList(
-            DecoderLayer(source, f"layers.{one}", doubled=one == 0, window=window)
-            for one, window in enumerate(windows(source, count))
+            DecoderLayer(source, f"layers.{layer}", doubled=layer == 0, window=window)
+            for layer, window in enumerate(windows(source, count))
         )
         self.norm = Norm(source, "norm", hidden)
         self.keeps_normed = source.flag("norm_before_residual")
@@ -86,7 +86,7 @@ class Eagle3Head(ChainHead):
                 f"the head is {hidden} wide and its target {target}, and it has "
                 "no embeddings of its own"
             )
-        self.output = OutputLayer(source, hidden, vocab)
+        self.output = HeadOutputLayer(source, hidden, vocab)
         named = source.number("draft_vocab_size", default=self.output.size)
         if named != self.output.size:
             raise source.refuse(
@@ -210,8 +210,8 @@ class HeadStep(CachedStep):
         mixed = self.attend(
             queries.unflatten(0, (batch, nodes)).transpose(1, 2), keys, values, mask
         )
-        found = residual + self.attention.o_proj(mixed.flatten(2).flatten(0, 1))
-        states = self.head.leave(found + self.layer.mlp(self.layer.second(found)))
+        attended = residual + self.attention.o_proj(mixed.flatten(2).flatten(0, 1))
+        states = self.head.leave(attended + self.layer.mlp(self.layer.second(attended)))
         return states.unflatten(0, (batch, nodes)), self.head.scores(states[shown])
 
 

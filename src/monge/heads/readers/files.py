@@ -117,18 +117,20 @@ class Checkpoint:
         for name in _INDICES:
             if (self._folder / name).is_file():
                 shards = sorted(set(read_json(self._folder / name).get("weight_map", {}).values()))
-                missing = [one for one in shards if not (self._folder / one).is_file()]
+                missing = [shard for shard in shards if not (self._folder / shard).is_file()]
                 if missing or not shards:
                     raise ModelLoadError(
                         f"{str(self._folder / name)!r} names "
                         f"{missing or 'no files'}; fetch the folder again"
                     )
-                return tuple(self._folder / one for one in shards)
+                return tuple(self._folder / shard for shard in shards)
         present = sorted(self._folder.iterdir())
         for suffixes in ((_SAFE,), _TORCH):
-            found = [one for one in present if one.suffix in suffixes and one.name != _OF_TRAINING]
-            if found:
-                return tuple(found)
+            weights = [
+                file for file in present if file.suffix in suffixes and file.name != _OF_TRAINING
+            ]
+            if weights:
+                return tuple(weights)
         if any(file.suffix == ".gguf" for file in present):
             raise ModelLoadError(
                 f"{str(self.path)!r} holds GGUF files, which are not read here; "
@@ -147,16 +149,16 @@ def read_json(path: Path) -> dict[str, Any]:
         ModelLoadError: If there is none.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        settings = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ModelLoadError(
             f"cannot read {str(path)!r}: {type(error).__name__}: {error}"
         ) from error
-    if not isinstance(found, dict):
+    if not isinstance(settings, dict):
         raise ModelLoadError(
-            f"{str(path)!r} holds {type(found).__name__}; expected an object of settings"
+            f"{str(path)!r} holds {type(settings).__name__}; expected an object of settings"
         )
-    return found
+    return settings
 
 
 def listed(names: Iterable[str], most: int = 6) -> str:
@@ -171,17 +173,17 @@ def _load(file: Path) -> dict[str, Tensor]:
         # About formats, and with advice to load code; what matters is raised.
         warnings.simplefilter("ignore")
         try:
-            found: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+            loaded: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
         except RuntimeError:
             # Torch's older format cannot be mapped.
-            found = torch.load(file, map_location="cpu", weights_only=True)
-    parts = found if isinstance(found, dict) else {type(found).__name__: found}
+            loaded = torch.load(file, map_location="cpu", weights_only=True)
+    parts = loaded if isinstance(loaded, dict) else {type(loaded).__name__: loaded}
     wrong = [key for key, value in parts.items() if not isinstance(value, Tensor)]
-    if wrong or parts is not found:
+    if wrong or parts is not loaded:
         raise ValueError(
-            f"expected tensors by name; got {type(found).__name__} with {str(wrong)[:40]}"
+            f"expected tensors by name; got {type(loaded).__name__} with {str(wrong)[:40]}"
         )
-    return found
+    return loaded
 
 
 def _broken(file: Path, error: Exception) -> ModelLoadError:

@@ -127,7 +127,7 @@ class ResBlocks(nn.Module):
         return values
 
 
-class OutputLayer(nn.Module):
+class HeadOutputLayer(nn.Module):
     """A head's own output layer, over the target's vocabulary or a reduced one.
 
     Args:
@@ -151,7 +151,7 @@ class OutputLayer(nn.Module):
         self.is_ascending = places is not None and bool((places.diff() > 0).all())
 
     @classmethod
-    def maybe(cls, source: Source, hidden: int, vocab: int) -> "OutputLayer | None":
+    def maybe(cls, source: Source, hidden: int, vocab: int) -> "HeadOutputLayer | None":
         """The head's own output layer, or `None` if it has none."""
         return cls(source, hidden, vocab) if "lm_head.weight" in source else None
 

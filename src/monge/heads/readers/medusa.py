@@ -56,31 +56,31 @@ class MedusaHead(PublishedHead):
 
 def recognises(checkpoint: Checkpoint) -> bool:
     """Return whether this is a Medusa head, judged by its tensors."""
-    return any((found := _KEY.match(name)) and found[4] for name in checkpoint.shapes)
+    return any((match := _KEY.match(name)) and match[4] for name in checkpoint.shapes)
 
 
 def read(checkpoint: Checkpoint) -> MedusaHead:
     """Read one. Heads and blocks are counted, because published configurations are often wrong."""
-    where, found = repr(str(checkpoint.path)), dict[str, re.Match[str]]()
+    where, matches = repr(str(checkpoint.path)), dict[str, re.Match[str]]()
     for name in checkpoint.shapes:
         if match := _KEY.match(name):
-            found[name] = match
-    prefixes = {match[1] or "" for match in found.values()}
-    others = [name for name in checkpoint.shapes if name not in found]
+            matches[name] = match
+    prefixes = {match[1] or "" for match in matches.values()}
+    others = [name for name in checkpoint.shapes if name not in matches]
     if len(prefixes) > 1 or (prefixes == {""} and others):
         raise ModelLoadError(
             f"{where}: tensors beside the Medusa heads: {sorted(others or prefixes)[:4]}"
         )
-    heads = sorted({int(match[2]) for match in found.values()})
+    heads = sorted({int(match[2]) for match in matches.values()})
     if heads != list(range(len(heads))):
         raise ModelLoadError(
             f"{where}: Medusa heads {heads}; expected 0 to {len(heads) - 1} without gaps"
         )
-    blocks = {(int(match[2]), match[3]) for match in found.values() if match[4]}
-    counts = [sum(head == one for head, _ in blocks) for one in heads]
+    blocks = {(int(match[2]), match[3]) for match in matches.values() if match[4]}
+    counts = [sum(head == number for head, _ in blocks) for number in heads]
     # Heads that were trained together with their target come in one file with it; a prefix tells
     # them apart.
-    names = {name.removeprefix(match[1] or ""): name for name, match in found.items()}
+    names = {name.removeprefix(match[1] or ""): name for name, match in matches.items()}
     source = Source.of(checkpoint, names)
     head = MedusaHead(source, counts)
     source.finish()

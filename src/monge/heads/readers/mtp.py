@@ -102,11 +102,11 @@ def read(checkpoint: Checkpoint, config: Mapping[str, Any] | None = None) -> Mtp
     for name in checkpoint.shapes:
         if name.startswith(prefix):
             # The longest part that fits: the layer's own prefix begins every name of some layouts.
-            part = max((one for one in parts if name.startswith(one)), key=len, default="")
+            part = max((part for part in parts if name.startswith(part)), key=len, default="")
             names[parts.get(part, "") + name.removeprefix(part)] = name
     text: Any = checkpoint.config.get("text_config")
     source = Source.of(checkpoint, names, config or text)
-    source.leave(*(f"mtp.layers.{one}." for one in range(1, num_modules)))
+    source.leave(*(f"mtp.layers.{module}." for module in range(1, num_modules)))
     state_first = prefix.startswith("model.mtp_layers.")
     centred = str(source.config.get("model_type", "")).startswith(_CENTRED)
     head = MtpHead(source, state_first=state_first, centred=centred)
@@ -124,5 +124,5 @@ def _layout(checkpoint: Checkpoint) -> tuple[str, str, int] | None:
         ends = [name for name in names if name.endswith(".input_proj.weight")]
         if f"{prefix}0.input_proj.weight" in ends:
             return "mimo", f"{prefix}0.", sum(name.startswith(prefix) for name in ends)
-    layers = sorted(int(found[1]) for name in names if (found := _LAYERED.match(name)))
+    layers = sorted(int(match[1]) for name in names if (match := _LAYERED.match(name)))
     return ("deepseek", f"model.layers.{layers[0]}.", len(layers)) if layers else None

@@ -87,7 +87,9 @@ FORMATS: Final = (
 
 def format_of(checkpoint: Checkpoint) -> Format | None:
     """Return the first format that matches a folder."""
-    return next((one for one in FORMATS if one.recognises(checkpoint)), None)
+    return next(
+        (head_format for head_format in FORMATS if head_format.recognises(checkpoint)), None
+    )
 
 
 def load_head(path: str | Path) -> PublishedHead:
@@ -101,15 +103,15 @@ def load_head(path: str | Path) -> PublishedHead:
             verification, or settings or tensors are missing, unexpected, misshapen or inconsistent.
     """
     checkpoint = Checkpoint(path)
-    found = format_of(checkpoint)
-    if found is None:
+    head_format = format_of(checkpoint)
+    if head_format is None:
         raise unknown_format(checkpoint)
-    return found.read(checkpoint).eval()
+    return head_format.read(checkpoint).eval()
 
 
 def unknown_format(checkpoint: Checkpoint) -> ModelLoadError:
     """Return the error for a folder that no format matches."""
-    signs = "; ".join(f"{one.name} ({one.sign})" for one in FORMATS)
+    signs = "; ".join(f"{head_format.name} ({head_format.sign})" for head_format in FORMATS)
     config = checkpoint.config
     return ModelLoadError(
         f"{str(checkpoint.path)!r} is no head that is read here: architectures "

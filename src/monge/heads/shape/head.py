@@ -138,9 +138,9 @@ class ShapeHead(nn.Module):
 
     def alignment(self, number: int) -> StepAlignment:
         """The alignment of a step, from 1."""
-        found = self.alignments[number - 1]
-        assert isinstance(found, StepAlignment)
-        return found
+        alignment = self.alignments[number - 1]
+        assert isinstance(alignment, StepAlignment)
+        return alignment
 
     def cooled(
         self, number: int, logits: Float[Tensor, "nodes vocab"]
@@ -159,13 +159,13 @@ class ShapeHead(nn.Module):
         Raises:
             OptionError: If sizes or embeddings differ.
         """
-        found = TargetSizes.of(target)
-        if found != self.sizes:
-            own = self.sizes
+        sizes = TargetSizes.of(target)
+        if sizes != self.sizes:
+            expected = self.sizes
             raise OptionError(
-                f"shape: this head is for a target of hidden size {own.hidden_size}, "
-                f"{own.num_layers} layers and {own.vocab_size} tokens; the target has "
-                f"{found.hidden_size}, {found.num_layers} and {found.vocab_size}; train one for it "
+                f"shape: this head is for a target of hidden size {expected.hidden_size}, "
+                f"{expected.num_layers} layers and {expected.vocab_size} tokens; the target has "
+                f"{sizes.hidden_size}, {sizes.num_layers} and {sizes.vocab_size}; train one for it "
                 "with `monge train shape`"
             )
         probes = (self.probe, _probe_of(target).to(self.probe.device))
