@@ -20,9 +20,9 @@ from monge.bench.arms import (
     PLAIN,
     Arm,
     Call,
+    DecodedCall,
     HostArm,
     MongeArm,
-    Output,
     TokenIds,
     plain_arm,
     synchronize,
@@ -88,7 +88,7 @@ class TimedArm(Arm):
     def prepare(self, pair: Pair) -> None:
         self.arm.prepare(pair)
 
-    def decode(self, pair: Pair, call: Call) -> Output:
+    def decode(self, pair: Pair, call: Call) -> DecodedCall:
         began = self.clock()
         output = self.arm.decode(pair, call)
         synchronize(pair)
@@ -127,7 +127,7 @@ class DropInArm(Arm):
 
             self.draft = read_head(str(pair.names["draft"]), str(pair.names["target"]))
 
-    def decode(self, pair: Pair, call: Call) -> Output:
+    def decode(self, pair: Pair, call: Call) -> DecodedCall:
         target: Any = Accelerated(pair.target, self.draft)
         return HostArm(name=PLAIN, family="plain").decode(replace(pair, target=target), call)
 

@@ -11,8 +11,9 @@ import monge
 from monge.core.errors import ModelLoadError, OptionError
 from monge.engine.models.network_facts import packed_layers
 from monge.loading import networks
+from monge.loading.named_models import PANELS_FILE
 from monge.loading.networks import load_network, resolve_for
-from monge.loading.sources import PANELS_FILE, resolve
+from monge.loading.sources import resolve
 from tests.api.test_gguf import TEMPLATE, WORDS, write
 from tests.engine.compiling import require
 from tests.engine.test_gguf_blocks import random_rows

@@ -8,6 +8,9 @@ from typing import Final
 
 from monge.core.errors import ModelLoadError
 
+PANELS_FILE: Final = "panels.safetensors"
+"""The tensors of a GGUF file in their own types, in the folder of a converted file."""
+
 
 @dataclass(frozen=True, slots=True)
 class PackagedModel:

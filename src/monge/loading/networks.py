@@ -41,8 +41,8 @@ from monge.engine.models.hf_tree import make_programs
 from monge.engine.notices import notify, waiting
 from monge.engine.process import free_memory
 from monge.loading.hub import check_model_name
-from monge.loading.named_models import NAMED
-from monge.loading.sources import PANELS_FILE, is_gguf, no_tokenizer_reason, resolve
+from monge.loading.named_models import NAMED, PANELS_FILE
+from monge.loading.sources import is_gguf, no_tokenizer_reason, resolve
 
 DTYPES: Final = ("float32", "float16", "bfloat16", "float64")
 """Types of weights by name."""

@@ -24,7 +24,7 @@ from monge.backends.cpu.packed_linear import (
     load_packed_linear,
     panels_of,
 )
-from monge.loading.sources import PANELS_FILE
+from monge.loading.named_models import PANELS_FILE
 
 FLOATS: Final = ("F32", "F16", "BF16")
 """Types of GGUF files that are no blocks."""

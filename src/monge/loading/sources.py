@@ -21,8 +21,6 @@ from monge.engine.notices import notify, waiting
 from monge.loading.gguf_header import Header
 from monge.loading.named_models import NAMED
 
-PANELS_FILE: Final = "panels.safetensors"
-"""The tensors of a GGUF file in their own types, in the folder of a converted file."""
 _FORMAT: Final = 3  # raised whenever what is written from a GGUF file changes
 _SAMPLES: Final = 64  # blocks of a file that its digest reads, spread over it
 _BLOCK: Final = 1 << 16

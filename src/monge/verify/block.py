@@ -53,14 +53,14 @@ class Block(Verifier):
     programs = Programs(by_kind={Iid: on_chain, Deterministic: walk}, max_width=1)
 
     def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
-        chain = _Chain(decided_part(self, tree, target_laws), target_laws)
+        chain = _ChainOfRequest(decided_part(self, tree, target_laws), target_laws)
         accepted, token = whole_chain(chain, HostDraws(draws))
         verdict = verdict_at(chain.tree, accepted, token)
         return walk_on(ScoredTree(tree=tree, target_laws=target_laws, draws=draws), verdict)
 
 
-class _Chain:
-    """The chain of one request; see `functional.rejection.Chain`. Its nodes are numbered from the root down."""
+class _ChainOfRequest:
+    """The chain of one request; see `functional.rejection.ChainProblem`. Its nodes are numbered from the root down."""
 
     whole, is_open = 1.0, np.True_
 

@@ -60,13 +60,13 @@ class Traversal(Verifier):
 
     def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
         part = decided_part(self, tree, target_laws)
-        node, token = leaves_first(_Tree(part, target_laws), HostDraws(draws))
+        node, token = leaves_first(_TreeOfRequest(part, target_laws), HostDraws(draws))
         scored = ScoredTree(tree=tree, target_laws=target_laws, draws=draws)
         return walk_on(scored, verdict_at(part, node, token))
 
 
-class _Tree:
-    """The tree of one request; see `functional.rejection.Candidates`."""
+class _TreeOfRequest:
+    """The tree of one request; see `functional.rejection.TreeProblem`."""
 
     whole, is_open = 1.0, np.True_
 

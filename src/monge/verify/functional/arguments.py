@@ -19,8 +19,8 @@ from monge.core import sampling_rules
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.core.setting_types import is_of
-from monge.verify.functional import tensors
 from monge.verify.functional.tensors import DraftLaws, Verified
+from monge.verify.functional.tensors import quantile as _quantile
 
 _Arguments = ParamSpec("_Arguments")
 _Bounds = tuple[float | int, float | int, str]
@@ -88,7 +88,7 @@ def quantile(
     _check("probs", probs, (None,) * probs.ndim, torch.float64)
     _check("positions", positions, tuple(probs.shape[:-1]), torch.float64)
     is_bad = _bad_rows({"positions": (positions.reshape(-1, 1), _UNIFORM)}).view(positions.shape)
-    return tensors.quantile(probs, positions).masked_fill(is_bad, -1)
+    return _quantile(probs, positions).masked_fill(is_bad, -1)
 
 
 @wraps(sampling_rules.probs_from_logits)

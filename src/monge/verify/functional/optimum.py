@@ -11,11 +11,11 @@ from torch import Tensor
 from monge.verify.fast.scores import SMALLEST_MASS, Lines, Scores
 from monge.verify.functional.rejection import block
 from monge.verify.functional.tensors import (
+    BatchWalk,
     Children,
     DraftLaws,
     TreeTensors,
     Verified,
-    Walk,
     Ways,
     at_node,
     check_uniforms,
@@ -50,7 +50,7 @@ def optimal(
     Args: As for `recursive_rejection`, with at least `num_uniforms(children)` uniforms a request.
     """
     check_uniforms(uniforms, num_uniforms(children))
-    walk = Walk(children, token_ids)
+    walk = BatchWalk(children, token_ids)
     ways = Ways.of(frozen(children), tuple(num_fixed), token_ids.device)
     used = torch.zeros_like(walk.node)
     next_token = torch.full_like(walk.node, -1)

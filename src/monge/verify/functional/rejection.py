@@ -29,11 +29,11 @@ from monge.verify.functional.masked import (
     without,
 )
 from monge.verify.functional.tensors import (
+    BatchWalk,
     Children,
     DraftLaws,
     TreeTensors,
     Verified,
-    Walk,
     Ways,
     at_node,
     checked_fixed,
@@ -85,7 +85,7 @@ def rejection(
 
 
 @runtime_checkable
-class Chain(Protocol):
+class ChainProblem(Protocol):
     """A chain of drafted tokens, for `whole_chain`: on the host, or of each request of a batch."""
 
     @property
@@ -120,7 +120,7 @@ class Chain(Protocol):
         ...
 
 
-def whole_chain(chain: Chain, draws: RuleDraws) -> tuple[Token, Token]:
+def whole_chain(chain: ChainProblem, draws: RuleDraws) -> tuple[Token, Token]:
     """Decide a whole drafted chain from its end: Block Verification, Algorithm 2; see `monge.verify.block`.
 
     Returns:
@@ -145,7 +145,7 @@ def whole_chain(chain: Chain, draws: RuleDraws) -> tuple[Token, Token]:
 
 
 @runtime_checkable
-class Candidates(Protocol):
+class TreeProblem(Protocol):
     """A tree of candidates, for `leaves_first`: on the host, or of each request of a batch."""
 
     @property
@@ -167,7 +167,7 @@ class Candidates(Protocol):
         ...
 
 
-def leaves_first(tree: Candidates, draws: RuleDraws) -> tuple[Token, Token]:
+def leaves_first(tree: TreeProblem, draws: RuleDraws) -> tuple[Token, Token]:
     """Decide a tree from its leaves to its root: Traversal Verification; see `monge.verify.traversal`.
 
     Returns:
@@ -211,7 +211,7 @@ def exact_match(
     """
     largest, best = logits.max(-1)
     best = torch.where(largest.isfinite(), best, -1)
-    walk = Walk(children, token_ids)
+    walk = BatchWalk(children, token_ids)
     for _ in range(walk.depth):
         walk.follow(best.gather(1, walk.node[:, None]).squeeze(1))
     return walk.verified(best.gather(1, walk.node[:, None]).squeeze(1), 0 * walk.node)
@@ -235,7 +235,7 @@ def target_walk(
         uniforms: At least the depth of the tree and one more for each request.
     """
     draws = batch_draws(uniforms, 1 + sum(map(len, children)))
-    walk = Walk(children, token_ids)
+    walk = BatchWalk(children, token_ids)
     token = next_token = draws.categorical(RowLaws(at_node(probs, walk.node)), walk.is_open)
     for _ in range(walk.depth):
         walk.follow(token)
@@ -292,7 +292,7 @@ def recursive_rejection(
         replacement: Whether siblings are independent draws. Otherwise each was drawn from q without
             the tokens of its elder siblings.
     """
-    draws, walk = batch_draws(uniforms, 1 + sum(map(len, children))), Walk(children, token_ids)
+    draws, walk = batch_draws(uniforms, 1 + sum(map(len, children))), BatchWalk(children, token_ids)
     ways = Ways.of(frozen(children), tuple(num_fixed), token_ids.device)
     everywhere, law = walk.is_open, RowLaws(at_node(probs, walk.node))
     for _ in range(walk.depth):

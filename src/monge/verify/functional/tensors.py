@@ -194,7 +194,7 @@ def _table(rows: Sequence[tuple[int, ...]], device: torch.device) -> Int64[Tenso
     return flat.to(device, non_blocking=True)
 
 
-class Walk:
+class BatchWalk:
     """The way of each request down its tree.
 
     Attributes:
