@@ -585,3 +585,23 @@ def test_chains_behind_logits_of_another_type_are_left_to_levels():
     for dtype, is_drawn in ((torch.float32, True), (torch.float64, False)):
         given = LevelDraws(torch.zeros(1, 1, 7, dtype=dtype), uniforms, shape)
         assert (chain.draw(given, slice(0, 1), (4,)) is not None) == is_drawn
+
+
+def test_chains_write_over_no_other_text():
+    """Rows of a graph that have no chain, whichever had one before, write behind all texts."""
+    starts, seen = torch.tensor([20, 20, 20, 20]), []
+
+    def read(token_ids, lengths):
+        seen.append(lengths.clone())
+        return torch.zeros(4, 1, 7)
+
+    shape = LevelShape(widths=(1, 1, 1), replacement=True, rules=SamplingRules())
+    chain = ChainGraph(pretend.Rerun(), read, starts, "plain", None)
+    for rows, lengths in ((slice(0, 3), (5, 6, 7)), (slice(2, 4), (9, 4)), (slice(1, 2), (8,))):
+        seen.clear()
+        count = len(lengths)
+        uniforms = torch.zeros(count, 3, dtype=torch.float64)
+        chain.draw(LevelDraws(torch.zeros(count, 1, 7), uniforms, shape), rows, lengths)
+        expected = starts.clone()
+        expected[rows] = torch.tensor(lengths)
+        assert [one.tolist() for one in seen] == [(expected + step).tolist() for step in range(2)]

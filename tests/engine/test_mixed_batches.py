@@ -4,6 +4,7 @@ import copy
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 
 import monge
@@ -11,11 +12,37 @@ from monge.backends import cuda
 from monge.backends.cuda import FunctionGraphs
 from monge.core.context import DraftPlan
 from monge.engine.batch import decode
+from monge.engine.grammar import GrammarState
 from monge.engine.models.hf_tree import HfTreeModel
 from tests.engine import pretend
 from tests.engine.tiny import VOCAB, network, perturbed, prompts
 from tests.heads.readers.published import KINDS
 from tests.heads.toy import random_head
+
+
+class Alternating(GrammarState):
+    """Even and odd tokens take turns, and a multiple of ten is followed by the next number."""
+
+    def __init__(self, last=None):
+        super().__init__(None, VOCAB, frozenset())
+        self.last = last
+
+    @property
+    def allowed(self):
+        if self.last is not None and self.last % 10 == 0:
+            return [self.last + 1]
+        return [token for token in range(VOCAB) if self.last is None or (token - self.last) % 2]
+
+    def after(self, token):
+        return Alternating(token) if token in self.allowed else None
+
+    def write(self, row):
+        bits = np.isin(np.arange(32 * len(row)), self.allowed)
+        row[:] = np.packbits(bits, bitorder="little").view(np.uint32)
+
+    def _next_run(self):
+        return tuple(self.allowed) if len(self.allowed) == 1 else ()
+
 
 OPTIONS = (
     {"temperature": 1.0},
@@ -41,9 +68,12 @@ OPTIONS = (
     {"temperature": 1.0, "logprobs": 2},
     {"temperature": 0.0, "logprobs": 0},
     {"temperature": 1.0, "allowed_token_ids": tuple(range(3, 40))},
+    {"temperature": 1.0, "grammar": Alternating()},
+    {"temperature": 0.0, "grammar": Alternating()},
+    {"top_p": 0.6, "grammar": Alternating(), "repetition_penalty": 1.3},
 )
 """Settings of the requests of one batch."""
-LATER = ("limits", "speculative")
+LATER = ("limits", "speculative", "grammar")
 """Settings that `Request` has and `Decoder.requests` has not."""
 
 
@@ -87,6 +117,26 @@ def written(decoder, sessions, batch_size):
     return texts, logprobs
 
 
+def pair(device, monkeypatch, folder, settings, head, backend):
+    """A decoder on the host, and one on the device."""
+    monkeypatch.setattr(cuda, "GraphCapture", lambda _: pretend.Rerun())
+    monkeypatch.setattr(cuda, "FunctionGraphs", partial(FunctionGraphs, few_calls=2))
+    target = network("llama", "sdpa")
+    if head == "eagle3":
+        KINDS[head](target.config.hidden_size, VOCAB).write(folder)
+
+    def draft(where):
+        if head is None:
+            return placed(perturbed(target), where)
+        return folder if head == "eagle3" else random_head(HfTreeModel(target))
+
+    options = {"controller": "fixed", **settings}
+    return (
+        monge.load(target, draft("cpu"), **options),
+        monge.load(placed(target, device), draft(device), backend=backend, **options),
+    )
+
+
 RARE = pytest.mark.slow
 
 
@@ -128,21 +178,18 @@ RARE = pytest.mark.slow
 def test_each_text_of_a_mixed_batch_is_that_of_its_request(
     device, monkeypatch, tmp_path, settings, head, backend
 ):
-    monkeypatch.setattr(cuda, "GraphCapture", lambda _: pretend.Rerun())
-    monkeypatch.setattr(cuda, "FunctionGraphs", partial(FunctionGraphs, few_calls=2))
-    target = network("llama", "sdpa")
-    if head == "eagle3":
-        KINDS[head](target.config.hidden_size, VOCAB).write(tmp_path)
-
-    def draft(where):
-        if head is None:
-            return placed(perturbed(target), where)
-        return tmp_path if head == "eagle3" else random_head(HfTreeModel(target))
-
-    options = {"controller": "fixed", **settings}
-    host = monge.load(target, draft("cpu"), **options)
+    host, whole = pair(device, monkeypatch, tmp_path, settings, head, backend)
     alone = written(host, sessions_of(host), batch_size=1)
-    whole = monge.load(placed(target, device), draft(device), backend=backend, **options)
     together = sessions_of(whole)
     assert written(whole, together, batch_size=len(together)) == alone
     assert len(set(alone[0])) > len(OPTIONS) // 2
+
+
+@pytest.mark.parametrize("head", [None, "eagle3"])
+def test_a_graph_is_no_other_request_s(device, monkeypatch, tmp_path, head):
+    """One after another, requests take the same row of the caches."""
+    settings = {"verifier": "block", "tree": "chain(3)"}
+    host, whole = pair(device, monkeypatch, tmp_path, settings, head, "compiled")
+    options = (*OPTIONS[:9], *OPTIONS[:2])
+    alone = written(host, sessions_of(host, options), batch_size=1)
+    assert written(whole, sessions_of(whole, options), batch_size=1) == alone
