@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from monge.core.errors import OptionError, unknown_name
 from monge.core.files import write_text
-from monge.options import LoadOptions, Option, key_of, options_of
+from monge.options import LoadOptions, Option, key_of, options_of, types_of
 
 _NAMES: Final = {str: "text", list: "a list of texts", float: "a number", int: "a whole number"}
 
@@ -53,8 +53,7 @@ def write_config(path: Path, settings: Mapping[str, Any], notes: Sequence[str] =
 
 
 def _check_type(path: str | Path, key: str, value: object, option: Option) -> None:
-    types = {float: (float, int), int: (int,), bool: (bool,)}.get(option.kind, (str,))
-    types = (*types, list) if option.several else types
+    types = types_of(option)
     fits = isinstance(value, types) and (not isinstance(value, bool) or bool in types)
     if fits and isinstance(value, list):
         fits = bool(value) and all(isinstance(one, str) for one in value)

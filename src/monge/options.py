@@ -7,10 +7,13 @@ torch, so that a mistyped option is refused at once.
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, Literal, TypeVar
+from functools import partial
+from math import isfinite
+from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar, cast
 
 from monge.core.errors import OptionError, unknown_name
 from monge.core.grammar import Grammar, grammar_of
+from monge.core.setting_types import is_of
 
 MODELS: Final = "Models"
 SPECULATION: Final = "Speculation"
@@ -24,7 +27,20 @@ RAY: Final = "Ray"
 """Panels of `--help`."""
 
 Group = TypeVar("Group")
+_Owner = TypeVar("_Owner")
+_Input = TypeVar("_Input")
+_Output = TypeVar("_Output")
+_Fields = ParamSpec("_Fields")
 _ENTRY: Final = "option"
+_OTHER_NAMES: Final = {
+    "do_sample": "temperature",
+    "max_length": "max_new_tokens",
+    "max_tokens": "max_new_tokens",
+    "min_new_tokens": "min_tokens",
+    "num_return_sequences": "n",
+    "stop_strings": "stop",
+}
+"""Names that other libraries give to fields of `SamplingOptions`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,28 +49,31 @@ class Option:
 
     Args:
         help: One sentence, with the unit of a number.
-        panel: Panel of `--help`.
-        kind: Type of a value.
+        panel: Panel of `--help`; `None` for an option that is no flag.
+        kind: Type of a value; `None` for one that only Python calls take.
         otherwise: What holds where the option is absent, if the default does not say it.
         flags: Names on the command line; none for the field's own.
         several: The option may be repeated.
         least: Smallest value of a number.
         envvar: Variable of the environment that holds it.
+        bounds: Bounds in a request over HTTP, by pydantic's names, which may be narrower than those
+            of the library; `None` if it has no such field, or writes it in another way.
     """
 
     help: str
-    panel: str
+    panel: str | None
     kind: Any = str
     otherwise: str | None = None
     flags: tuple[str, ...] = ()
     several: bool = False
     least: float | int | None = None
     envvar: str | None = None
+    bounds: Mapping[str, float | int] | None = None
 
 
 def option(
     default: Any,  # noqa: ANN401 (of any type)
-    panel: str,
+    panel: str | None,
     help: str,
     otherwise: object = None,
     **more: Any,
@@ -71,6 +90,14 @@ def option(
     return field(
         default=default, metadata={_ENTRY: Option(help, panel, otherwise=said, **settings)}
     )
+
+
+LAW: Final = ("temperature", "top_k", "top_p", "min_p")
+"""Sampling options that are arguments of `SamplingRules`."""
+_FINITE: Final = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+PENALTIES: Final = (*_FINITE, "logit_bias", "min_tokens")
+"""Sampling options that are arguments of `Penalties`."""
+_argument: Final = partial(option, panel=None, kind=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,30 +184,61 @@ class LoadOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingOptions:
-    """Options of a request, as `Decoder.generate` takes them."""
+class LengthAndTruncation:
+    """Options that requests and benchmarks have."""
 
     max_new_tokens: int = option(128, SAMPLING, "Most tokens to generate.")
-    temperature: float | int = option(0.0, SAMPLING, "0 decodes greedily.")
     top_k: int | None = option(None, SAMPLING, "Keep the k most probable tokens.", "all", kind=int)
-    top_p: float | int = option(1.0, SAMPLING, "Keep the most probable tokens up to this mass.")
-    min_p: float | int = option(
-        0.0, SAMPLING, "Keep tokens of at least this share of the largest mass."
+    top_p: float | int = option(
+        1.0, SAMPLING, "Keep the most probable tokens up to this mass.", bounds={"gt": 0, "le": 1}
     )
+    min_p: float | int = option(
+        0.0,
+        SAMPLING,
+        "Keep tokens of at least this share of the largest mass.",
+        bounds={"ge": 0, "le": 1},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingOptions(LengthAndTruncation):
+    """Options of a request: arguments of `Decoder.generate`, and fields of batch rows and of HTTP.
+
+    Raises:
+        OptionError: If a value is wrong for every model.
+    """
+
+    temperature: float | int = option(0.0, SAMPLING, "0 decodes greedily.", bounds={"ge": 0})
     min_tokens: int = option(0, SAMPLING, "Fewest tokens before one that ends the text.")
     repetition_penalty: float | int = option(
-        1.0, SAMPLING, "Above 1, tokens that the text holds become less probable."
+        1.0,
+        SAMPLING,
+        "Above 1, tokens that the text holds become less probable.",
+        bounds={"ge": 0.01, "le": 10},
     )
     presence_penalty: float | int = option(
-        0.0, SAMPLING, "Taken off the logits of tokens that the completion holds."
+        0.0,
+        SAMPLING,
+        "Taken off the logits of tokens that the completion holds.",
+        bounds={"ge": -2, "le": 2},
     )
     frequency_penalty: float | int = option(
-        0.0, SAMPLING, "Taken off them once for every occurrence."
+        0.0,
+        SAMPLING,
+        "Taken off the logits of such tokens once for every occurrence.",
+        bounds={"ge": -2, "le": 2},
     )
     seed: int | None = option(
-        None, SAMPLING, "Makes the text reproducible.", "drawn, and reported", kind=int
+        None,
+        SAMPLING,
+        "Makes the text reproducible.",
+        "drawn, and reported where it gives the text again",
+        kind=int,
+        bounds={"ge": -(1 << 63), "le": (1 << 64) - 1},
     )
-    stop: Sequence[str] = option((), SAMPLING, "End before this string; may be repeated.", "none")
+    stop: str | Sequence[str] = option(
+        (), SAMPLING, "End before this string; may be repeated.", "none"
+    )
     stop_token_ids: Sequence[int] = option(
         (),
         SAMPLING,
@@ -189,7 +247,7 @@ class SamplingOptions:
         kind=int,
         flags=("--stop-token-id",),
     )
-    ignore_eos: bool = option(False, SAMPLING, "Go on after an end-of-text token.")
+    ignore_eos: bool = option(False, SAMPLING, "Go on after an end-of-text token.", bounds={})
     grammar: Grammar | str | None = option(
         None,
         SAMPLING,
@@ -197,10 +255,66 @@ class SamplingOptions:
         "rules), `regex:[a-z]+` or `choice:yes|no`.",
         "any text",
     )
+    logit_bias: Mapping[int, float | int] | None = option(
+        None, None, "What is added to logits, by token id.", "nothing", kind=dict
+    )
+    allowed_token_ids: Sequence[int] | None = option(
+        None, None, "The only tokens that may come.", "all", kind=int, several=True
+    )
+    bad_words: str | Sequence[str] = option(
+        (),
+        None,
+        "Words whose tokens, with and without a space before them, may not come in their order; "
+        "other tokens that spell them may.",
+        "none",
+    )
+    n: int = _argument(1, help="Texts per prompt.")
+    row: int = _argument(
+        0, help="Number of the first text's stream among those of the seed; the next have the next."
+    )
+    logprobs: int | None = _argument(
+        None, help="Scores of tokens and of so many top ones, under the law that they come from."
+    )
+    processors: Sequence[Callable[..., Any]] = _argument(
+        (),
+        help="Logits processors, `(token_ids [1, seq], scores [1, vocab]) -> scores`, before the "
+        "penalties; each text decodes with copies of them, which may keep state.",
+    )
+    stop_check: Callable[[tuple[int, ...]], bool] | None = _argument(
+        None, help="Called with all token ids after every token; true stops."
+    )
+    controller: str | None = _argument(None, help="Which of the controllers of `load` plans.")
+    keeps_trees: bool = _argument(False, help="Whether records have the trees of their rounds.")
 
     def __post_init__(self) -> None:
+        wholes = ("n", self.n, 1), ("min_tokens", self.min_tokens, 0)
+        for name, value, least in (*wholes, ("logprobs", self.logprobs or 0, 0)):
+            if not is_of(value, int) or value < least:
+                expected = f"a whole number of at least {least}"
+                raise OptionError(f"{name} must be {expected}; got {value!r}")
+        for name in _FINITE:
+            value = getattr(self, name)
+            if not is_of(value, float) or not isfinite(value):
+                raise OptionError(f"{name} must be a finite number; got {value!r}")
+        # The request itself checks the larger one.
+        if is_of(self.max_new_tokens, int) and self.min_tokens > max(self.max_new_tokens, 0):
+            most = f"max_new_tokens={self.max_new_tokens}"
+            raise OptionError(f"min_tokens={self.min_tokens} is more than {most}")
+        for name in ("stop", "bad_words"):
+            value: Any = getattr(self, name)
+            texts = (value,) if isinstance(value, str) else tuple(value)
+            if not all(isinstance(text, str) for text in texts):
+                raise OptionError(f"{name!r} must be a text or a list of texts")
+            object.__setattr__(self, name, texts)
+        if self.grammar is not None and (self.ignore_eos or self.min_tokens):
+            name = "ignore_eos" if self.ignore_eos else "min_tokens"
+            raise OptionError(f"{name}: a grammar says where the text ends; leave one of them out")
         # Read here, before anything is loaded.
         object.__setattr__(self, "grammar", grammar_of(self.grammar))
+
+    def only(self, *names: str) -> dict[str, Any]:
+        """Return some options, as keyword arguments."""
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -363,19 +477,13 @@ class ServeOptions:
         return bool(self.api_keys) or self.api_key_file is not None
 
 
-def same_option(group: type, name: str) -> Any:  # noqa: ANN401 (as `dataclasses.field`)
-    """Return a field that is the option of another group."""
-    (same,) = (one for one in fields(group) if one.name == name)
-    return field(default=same.default, metadata=same.metadata)
-
-
 def options_of(*groups: type) -> dict[str, Option]:
-    """Return the options of some groups that can be written as text, by field."""
+    """Return the options of some groups that can be written as text or JSON, by field."""
     return {
         one.name: one.metadata[_ENTRY]
         for group in groups
         for one in fields(group)
-        if _ENTRY in one.metadata
+        if _ENTRY in one.metadata and one.metadata[_ENTRY].kind is not None
     }
 
 
@@ -393,6 +501,20 @@ def flag_of(name: str, option: Option) -> str:
 def key_of(name: str, option: Option) -> str:
     """Return the name of an option in a file."""
     return flag_of(name, option).removeprefix("--").replace("-", "_")
+
+
+def types_of(option: Option) -> tuple[type, ...]:
+    """Return the types of an option's value in TOML or JSON."""
+    kinds = {float: (int, float), int: (int,), bool: (bool,), dict: (dict,)}
+    types = kinds.get(option.kind, (str,))
+    if not option.several:
+        return types
+    return (list,) if option.kind is int else (*types, list)
+
+
+def described(help: str, otherwise: object) -> str:
+    """Return the help of an option with what holds where it is absent."""
+    return help if otherwise is None else f"{help} Default: {otherwise}."
 
 
 def changed(options: object) -> dict[str, Any]:
@@ -420,15 +542,43 @@ def checked(
     return group(**{**defaults, **given})
 
 
+def sampling_options(given: Mapping[str, Any]) -> SamplingOptions:
+    """Return sampling options from keyword arguments.
+
+    Raises:
+        OptionError: If a name is unknown, or a value is wrong for every model.
+    """
+    for name in given:
+        if name in _OTHER_NAMES:
+            raise OptionError(f"unknown option {name!r}; did you mean {_OTHER_NAMES[name]!r}?")
+    return checked(SamplingOptions, given, [one.name for one in fields(SamplingOptions)])
+
+
+def takes(
+    group: Callable[_Fields, object],
+) -> Callable[
+    [Callable[Concatenate[_Owner, _Input, ...], _Output]],
+    Callable[Concatenate[_Owner, _Input, _Fields], _Output],
+]:
+    """Let a method with `**options` show the fields of a group, to type checkers and in its help."""
+
+    def shown(method: Any) -> Any:  # noqa: ANN401 (the types are above)
+        signature, asked = inspect.signature(method), inspect.signature(group)
+        *own, _ = signature.parameters.values()
+        method.__signature__ = signature.replace(parameters=[*own, *asked.parameters.values()])
+        entries = [(one.name, one.metadata[_ENTRY]) for one in fields(cast(Any, group))]
+        lines = [f"    {name}: {described(one.help, one.otherwise)}" for name, one in entries]
+        method.__doc__ = "\n".join((inspect.getdoc(method) or "", "", "Options:", *lines))
+        return method
+
+    return shown
+
+
 def takes_parts(function: Callable[..., Any]) -> Callable[..., Any]:
     """Let a function with `**keywords` show `PARTS` among its parameters, to editors and to hosts."""
-    signature = inspect.signature(function)
+    signature, known = inspect.signature(function), inspect.signature(LoadOptions).parameters
     *own, keywords = signature.parameters.values()
-    defaults = LoadOptions()
-    parts = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=getattr(defaults, name))
-        for name in PARTS
-    ]
+    parts = [known[name] for name in PARTS]
     vars(function)["__signature__"] = signature.replace(parameters=[*own, *parts, keywords])
     return function
 

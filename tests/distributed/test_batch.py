@@ -15,7 +15,7 @@ from monge.core.errors import OptionError
 from monge.distributed import batch
 from monge.distributed.batch import BatchJob, decode_here, run_batch
 from monge.distributed.files import RowFile
-from monge.distributed.rows import RowRules, Shard, decode_shard
+from monge.distributed.rows import ROW_OPTIONS, RowRules, Shard, decode_shard
 from monge.options import LoadOptions
 from tests.bench.tiny import save_pair
 from tests.serve.served import toy_decoder
@@ -187,6 +187,8 @@ def test_an_output_that_comes_during_the_run_is_kept(job):
         ({"options": {"top_k": 0}}, "top_k must be at least 1"),
         ({"options": {"top_p": 0.0}}, "top_p must lie in"),
         ({"options": {"min_p": 2.0}}, "min_p must lie in"),
+        ({"options": {"tempratur": 1.0}}, "unknown option 'tempratur'; did you mean 'temperature'"),
+        ({"options": {"repetition_penalty": 0.0}}, "repetition_penalty must be positive"),
         ({"seed": 1 << 64}, re.escape(f"at least -2^63 and less than 2^64; got {1 << 64}")),
         ({"seed": -(1 << 63) - 1}, r"seed must be a whole number of at least -2\^63"),
     ],
@@ -278,6 +280,13 @@ BAD = {
     b'{"prompt": "x", "temperature": -1}': "temperature must be finite and >= 0",
     b'{"prompt": "x", "seed": 18446744073709551616}': "less than 2^64",
     b'{"prompt": "x", "stop": [1]}': "'stop' must be a text or a list of texts",
+    b'{"prompt": "x", "bad_words": [1]}': "'bad_words' must be a text or a list of texts",
+    b'{"prompt": "x", "stop_token_ids": 3}': "'stop_token_ids' must be list; got int",
+    b'{"prompt": "x", "logit_bias": [1]}': "'logit_bias' must be dict; got list",
+    b'{"prompt": "x", "logit_bias": {"x": 1}}': "'logit_bias': keys must be token ids; got 'x'",
+    b'{"prompt": "x", "min_tokens": -1}': "min_tokens must be a whole number of at least 0; got -1",
+    b'{"prompt": "x", "repetition_penalty": 0}': "repetition_penalty must be positive",
+    b'{"prompt": "x", "grammar": "json", "ignore_eos": true}': "ignore_eos: a grammar says where",
 }
 
 
@@ -303,6 +312,43 @@ def test_rows_have_options_of_their_own(job, tmp_path):
     first, second = rows_of(made.output)
     assert (first["seed"], len(first["token_ids"])) == (7, 3)
     assert second["seed"] not in {None, 7}
+
+
+ROW_VALUES = {
+    "max_new_tokens": 3,
+    "temperature": 0.5,
+    "top_k": 2,
+    "top_p": 0.3,
+    "min_p": 0.9,
+    "min_tokens": 8,
+    "repetition_penalty": 3.0,
+    "presence_penalty": 2.0,
+    "frequency_penalty": 2.0,
+    "seed": 7,
+    "stop": ["a", "e", "o"],
+    "stop_token_ids": list(range(15)),
+    "ignore_eos": True,
+    "grammar": "choice:yes|no",
+    "logit_bias": {"5": 100, "6": None},
+    "allowed_token_ids": [3, 4],
+    "bad_words": ["a", "e"],
+}
+
+
+def test_a_row_takes_every_option_that_has_a_text_form(job, tmp_path):
+    assert ROW_VALUES.keys() == ROW_OPTIONS.keys()
+    rows = [{"prompt": "A", "seed": 1} | {name: value} for name, value in ROW_VALUES.items()]
+    (source := tmp_path / "every.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    run(made := job(source=source))
+    for row, sent in zip(rows_of(made.output), rows, strict=True):
+        options = (
+            {"seed": 1}
+            | OPTIONS
+            | sent
+            | ({"logit_bias": {5: 100}} if "logit_bias" in sent else {})
+        )
+        (expected,) = toy_decoder().generate([options.pop("prompt")], **options)
+        assert (row["error"], row["token_ids"]) == (None, list(expected.token_ids)), sent
 
 
 @pytest.mark.parametrize(

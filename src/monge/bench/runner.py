@@ -15,7 +15,7 @@ from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import StepRecord
 from monge.engine.clock import measured_by
 from monge.engine.process import settle_objects
-from monge.options import MEASURING, SamplingOptions, changed, option, same_option
+from monge.options import MEASURING, LengthAndTruncation, changed, option
 
 OnCall = Callable[..., None]
 """Callback `on_call(name)` before each call of a benchmark; `on_call(name, total)` announces their number."""
@@ -38,7 +38,7 @@ does not see a device, or how well threads share the work.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(LengthAndTruncation):
     """Settings of a comparison, which are options of `monge bench decode`.
 
     The warm-up comes on top of the repeats. Every repeat and batch derives its own seed, the same
@@ -54,9 +54,6 @@ class Settings:
     temperatures: tuple[float, ...] = option(
         (0.0, 1.0), MEASURING, "0 is greedy; may be repeated.", flags=("--temperature",)
     )
-    top_k: int | None = same_option(SamplingOptions, "top_k")
-    top_p: float | int = same_option(SamplingOptions, "top_p")
-    min_p: float | int = same_option(SamplingOptions, "min_p")
     seed: int = option(0, MEASURING, "Seed of the sampled arms.")
     time_limit_s: float | None = option(
         None,

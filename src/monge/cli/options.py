@@ -24,6 +24,7 @@ from monge.options import (
     ServeOptions,
     changed,
     check_least,
+    described,
     flag_of,
     key_of,
     options_of,
@@ -39,7 +40,7 @@ _POSITIVE: Final = Option(help="", panel="", kind=int, least=1)
 
 def option(
     default: Any,  # noqa: ANN401 (of any type)
-    panel: str,
+    panel: str | None,
     help: str,
     otherwise: object = None,
     *flags: str,
@@ -54,7 +55,7 @@ def option(
         otherwise = default
     if isinstance(otherwise, tuple):
         otherwise = ", ".join(one if isinstance(one, str) else f"{one:g}" for one in otherwise)
-    said = help if otherwise is None else f"{help} Default: {otherwise}."
+    said = described(help, otherwise)
     return typer.Option(
         default, *flags, help=said, show_default=False, rich_help_panel=panel, **more
     )
@@ -141,7 +142,7 @@ def command(
         if takes_file and group is LoadOptions:
             shown.append(_keyword("config", _Config))
         for key, asked in options_of(group).items():
-            if key not in without and (wanted is None or key in wanted):
+            if asked.panel and key not in without and (wanted is None or key in wanted):
                 places[key] = name, asked
                 several = key in many
                 kind = list[asked.kind] if asked.several or several else asked.kind

@@ -38,6 +38,7 @@ from monge.loading.networks import (
     load_tokenizer,
 )
 from monge.options import (
+    LAW,
     MODELS,
     OUTPUT,
     SPECULATION,
@@ -58,7 +59,6 @@ BUILT_IN: Final = "built-in"
 PER_TASK: Final = 2
 _record: Final = panel("Record")
 _replay: Final = panel("Replay")
-LAW: Final = ("temperature", "top_k", "top_p", "min_p")
 MANY: Final = ("drafter", "tree", "verifier")
 LENGTH: Final = 64
 """Most tokens of a recorded text."""
@@ -110,7 +110,7 @@ def record(
     found = recorded(
         load_networks(**changed(load)),
         shown,
-        SamplingRules(**{name: getattr(sampling, name) for name in LAW}),
+        SamplingRules(**sampling.only(*LAW)),
         drafters=None if no_costs else drafter or (),
         seed=sampling.seed,
         max_new_tokens=sampling.max_new_tokens,

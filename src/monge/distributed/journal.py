@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
@@ -61,7 +62,7 @@ class Journal:
 
     def __init__(self, file: IO[bytes], settings: Mapping[str, Any]) -> None:
         self._file = file
-        self._settings: dict[str, Any] = json.loads(json.dumps(settings))
+        self._settings: dict[str, Any] = json.loads(json.dumps(settings, default=asdict))
         self._places: dict[int, int] = {}
         self.num_errors = 0
         file.seek(0)

@@ -6,25 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from monge.core.draws import check_seed
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.engine.batch import Batch
-from monge.engine.decoder import Decoder, check_numbers
+from monge.engine.decoder import Decoder
 from monge.engine.penalties import text_processors
 from monge.engine.session import Request, Session
+from monge.options import LAW, PENALTIES, SamplingOptions, options_of, sampling_options, types_of
 
-ROW_OPTIONS: Final[Mapping[str, tuple[type, ...]]] = {
-    "max_new_tokens": (int,),
-    "temperature": (int, float),
-    "top_k": (int,),
-    "top_p": (int, float),
-    "min_p": (int, float),
-    "seed": (int,),
-    "stop": (str, list),
-    "ignore_eos": (bool,),
-}
-"""Options that a row may set for itself, with their types in JSON."""
+ROW_OPTIONS: Final = options_of(SamplingOptions)
+"""Options that a row may set for itself."""
 
 _MOST_SHOWN: Final = 40
 """Characters of a wrong value in an error."""
@@ -78,22 +69,14 @@ class RowRules:
         Raises:
             OptionError: If the seed or an option is invalid.
         """
-
-        def some(*names: str) -> dict[str, Any]:
-            return {name: self.options[name] for name in names if name in self.options}
-
-        if self.seed is not None:
-            check_seed(self.seed)
-        penalties = some("repetition_penalty", "presence_penalty", "frequency_penalty")
-        check_numbers(**some("max_new_tokens", "min_tokens"), **penalties)
-        text_processors(1, 1, **penalties)
-        stop = self.options.get("stop", ())
+        options = sampling_options(self.options)
+        text_processors(1, 1 << 62, **options.only(*PENALTIES))
         Request(
             prompt_ids=(0,),
-            rules=SamplingRules(**some("temperature", "top_k", "top_p", "min_p")),
-            seed=0,
-            stop=(stop,) if isinstance(stop, str) else tuple(stop),
-            max_new_tokens=self.options.get("max_new_tokens", 1),
+            rules=SamplingRules(**options.only(*LAW)),
+            seed=0 if self.seed is None else self.seed,
+            stop=tuple(options.stop),
+            max_new_tokens=options.max_new_tokens,
         )
 
 
@@ -173,9 +156,7 @@ def _session(record: Mapping[str, Any], index: int, decoder: Decoder, rules: Row
     prompt = (
         decoder.encode_chat(record["messages"]) if is_chat else _prompt(record, rules.prompt_field)
     )
-    own = {name: record[name] for name in ROW_OPTIONS if record.get(name) is not None}
-    for name, value in own.items():
-        _check_type(name, value)
+    own = {name: _value(name, record[name]) for name in ROW_OPTIONS if record.get(name) is not None}
     row = 0 if rules.seed is None or "seed" in own else index
     (request,) = decoder.requests([prompt], row=row, **{"seed": rules.seed, **rules.options, **own})
     return decoder.session(request, keeps_records=False)
@@ -195,10 +176,15 @@ def _prompt(record: Mapping[str, Any], name: str) -> str | list[int]:
     return prompt
 
 
-def _check_type(name: str, value: object) -> None:
-    kinds = ROW_OPTIONS[name]
+def _value(name: str, value: Any) -> Any:  # noqa: ANN401 (any JSON)
+    kinds = types_of(ROW_OPTIONS[name])
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         expected = " or ".join(kind.__name__ for kind in kinds)
         raise OptionError(f"{name!r} must be {expected}; got {type(value).__name__}")
-    if isinstance(value, list) and not all(isinstance(item, str) for item in value):
-        raise OptionError(f"{name!r} must be a text or a list of texts")
+    if not isinstance(value, dict):
+        return value
+    for key in value:
+        if not (key.isascii() and key.isdigit()):
+            raise OptionError(f"{name!r}: keys must be token ids; got {key!r}")
+    # Parquet gives every row the keys of all.
+    return {int(key): item for key, item in value.items() if item is not None}

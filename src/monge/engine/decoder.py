@@ -2,19 +2,17 @@
 
 import operator
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from inspect import signature
 from itertools import count
-from math import isfinite
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import numpy as np
 from torch import Tensor
 
 from monge.core.draws import check_seed
-from monge.core.errors import OptionError, unknown_name
-from monge.core.grammar import Grammar, grammar_of
+from monge.core.errors import OptionError
+from monge.core.grammar import grammar_of
 from monge.core.sampling_rules import SamplingRules
 from monge.core.setting_types import is_of
 from monge.core.text import token_ids_of
@@ -33,20 +31,11 @@ from monge.engine.penalties import text_processors
 from monge.engine.processors import check_shared
 from monge.engine.result import GenerationResult, result_of
 from monge.engine.sampling import Processor
-from monge.engine.session import FinishReason, Request, Session, StopCheck, check_length
+from monge.engine.session import FinishReason, Request, Session, check_length
 from monge.engine.token_masks import token_masks
+from monge.options import LAW, PENALTIES, SamplingOptions, sampling_options, takes
 
 Prompt = str | Sequence[int]
-_NO_OPTIONS: Final = {"self", "prompts", "unknown"}
-_OTHER_NAMES: Final = {
-    "do_sample": "temperature",
-    "max_length": "max_new_tokens",
-    "max_tokens": "max_new_tokens",
-    "min_new_tokens": "min_tokens",
-    "num_return_sequences": "n",
-    "stop_strings": "stop",
-}
-"""Names that other libraries give to options of `Decoder.requests`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +112,7 @@ class Decoder:
         }
         return "Decoder(\n" + "".join(f"  {name}={one!r},\n" for name, one in shown.items()) + ")"
 
+    @takes(SamplingOptions)
     def generate(
         self, prompts: Prompt | Sequence[Prompt], **options: Any
     ) -> list[GenerationResult]:
@@ -146,6 +136,7 @@ class Decoder:
             for session in sessions
         ]
 
+    @takes(SamplingOptions)
     def chat(self, messages: Sequence[Message], **options: Any) -> GenerationResult:
         """Answer a conversation.
 
@@ -169,6 +160,7 @@ class Decoder:
         """
         return self.chat_format.encode(messages)
 
+    @takes(SamplingOptions)
     def stream(self, prompt: Prompt, **options: Any) -> Iterator[Piece]:
         """Complete one prompt, piece by piece: one piece a round.
 
@@ -185,6 +177,7 @@ class Decoder:
         for _ in decode([session], self.components, max_batch_size=1):
             yield piece_of(session)
 
+    @takes(SamplingOptions)
     def sessions(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> list[Session]:
         """Sessions for `monge.engine.batch.decode`, checked against the target's context."""
         return [self.session(request) for request in self.requests(prompts, **options)]
@@ -207,146 +200,62 @@ class Decoder:
             session.drafts = False
         return session
 
-    def requests(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        *,
-        max_new_tokens: int = 128,
-        min_tokens: int = 0,
-        n: int = 1,
-        temperature: float | int = 0.0,
-        top_k: int | None = None,
-        top_p: float | int = 1.0,
-        min_p: float | int = 0.0,
-        repetition_penalty: float | int = 1.0,
-        presence_penalty: float | int = 0.0,
-        frequency_penalty: float | int = 0.0,
-        logit_bias: Mapping[int, float | int] | None = None,
-        logprobs: int | None = None,
-        seed: int | None = None,
-        row: int = 0,
-        stop: str | Sequence[str] = (),
-        stop_token_ids: Sequence[int] = (),
-        allowed_token_ids: Sequence[int] | None = None,
-        bad_words: Sequence[str] = (),
-        ignore_eos: bool = False,
-        processors: Sequence[Processor] = (),
-        grammar: Grammar | str | None = None,
-        stop_check: StopCheck | None = None,
-        controller: str | None = None,
-        keeps_trees: bool = False,
-        **unknown: Any,
-    ) -> list[Request]:
+    @takes(SamplingOptions)
+    def requests(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> list[Request]:
         """Requests for prompts that share their options.
+
+        A seed makes the output reproducible, whatever else is in the batch, but for sampled texts of
+        controllers that look at clocks, as `load`'s default does not where a request has a seed. A
+        result has its seed where that gives the text again: not where a network computes in bfloat16
+        or float16, whose sums depend on the other rows of the batch. `seed=result.seed,
+        row=result.row` gives the text of one row of a batch again.
 
         Args:
             prompts: Text or token ids, one or a list.
-            max_new_tokens: Most tokens to generate.
-            min_tokens: Fewest tokens to generate: before them, neither an end-of-text token nor one
-                of `stop_token_ids` comes.
-            n: Texts per prompt.
-            temperature: 0 decodes greedily.
-            top_k: Keep the `top_k` largest logits.
-            top_p: Keep the most probable tokens up to this mass.
-            min_p: Keep tokens of at least this share of the largest mass.
-            repetition_penalty: Divides positive logits of tokens that the text holds, and
-                multiplies negative ones; 1 does nothing.
-            presence_penalty: Taken off the logits of tokens that the completion holds.
-            frequency_penalty: Taken off them once for every occurrence.
-            logit_bias: What is added to logits, by token id.
-            logprobs: Log-probabilities of every token and of so many of the most probable ones, in
-                the result; 0 for the token's own alone. Those of the law that it was drawn from.
-            seed: Makes the output reproducible, whatever else is in the batch, but for sampled
-                texts of controllers that look at clocks, as `load`'s default does not where a
-                request has a seed. Drawn where absent, and returned in the result where it gives
-                the text again: not where a network computes in bfloat16 or float16, whose sums
-                depend on the other rows of the batch. Whole, from -2^63 to 2^64 - 1; a negative
-                seed is the same as itself plus 2^64.
-            row: Number of the first prompt's stream of random numbers among those of the seed; the
-                next prompts have the next ones. So `seed=result.seed, row=result.row` gives the
-                text of one row of a batch again.
-            stop: One stop string or several.
-            stop_token_ids: Tokens that end the text beside the tokenizer's own.
-            allowed_token_ids: The only tokens that may be generated; absent, all.
-            bad_words: Words that are not written. Their tokens, with and without a space before
-                them, may not come in this order; other tokens that spell them may.
-            ignore_eos: Go on after an end-of-text token of the tokenizer.
-            processors: Prefix-dependent logits processors, `(token_ids [1, seq], scores [1, vocab])
-                -> scores`, applied before the penalties above. Each text decodes with copies of
-                them, so they may keep state; what they note is in the copies.
-            grammar: What the completion must be, as `monge.Grammar` or in the text form of
-                `Grammar.parse`. Applied last to the logits. Tokens that it forces are drafted.
-            stop_check: Called with all token ids after every token; true stops.
-            controller: Which of the controllers that `load` was given plans; absent, the first, or
-                that of `load`'s default.
-            keeps_trees: Whether every record has the tree of its round; see `StepRecord.tree`.
-            **unknown: Refused.
+            **options: Fields of `monge.options.SamplingOptions`.
 
         Raises:
             OptionError: If an option is unknown or cannot be honoured.
         """
-        for name in unknown:
-            raise _unknown_option(name)
-        vocab_size = self.components.target.vocab_size
-        stop_ids = _whole_numbers(stop_token_ids, "stop_token_ids")
-        _check_tokens(stop_ids, vocab_size, "stop_token_ids")
-        penalties = {
-            "repetition_penalty": repetition_penalty,
-            "presence_penalty": presence_penalty,
-            "frequency_penalty": frequency_penalty,
-        }
-        if allowed_token_ids is not None:
-            allowed_token_ids = _whole_numbers(allowed_token_ids, "allowed_token_ids")
-            _check_tokens(allowed_token_ids, vocab_size, "allowed_token_ids")
-        bad_ids = self._spelled(bad_words)
-        limits = {"max_new_tokens": max_new_tokens, "min_tokens": min_tokens}
-        check_numbers(**limits, n=n, logprobs=logprobs, **penalties)
-        if grammar is not None and (ignore_eos or min_tokens):
-            name = "ignore_eos" if ignore_eos else "min_tokens"
-            raise OptionError(f"{name}: a grammar says where the text ends; leave one of them out")
-        rules_of_text = grammar_of(grammar)
-        start = None if rules_of_text is None else self.grammars.compile(rules_of_text)
-        end_ids = (frozenset() if ignore_eos else self.eos_ids) | frozenset(stop_ids)
-        encoded = [ids for prompt in _as_list(prompts) for ids in [self.encode(prompt)] * n]
-        check_seed(0, row)  # before rows are counted on from it
+        asked = sampling_options(options)
+        stop_ids, allowed_ids = self._ids(asked.stop_token_ids, "stop_token_ids"), None
+        if asked.allowed_token_ids is not None:
+            allowed_ids = self._ids(asked.allowed_token_ids, "allowed_token_ids")
+        bad_ids = self._spelled(asked.bad_words)
+        start = (grammar := grammar_of(asked.grammar)) and self.grammars.compile(grammar)
+        end_ids = (frozenset() if asked.ignore_eos else self.eos_ids) | frozenset(stop_ids)
+        encoded = [ids for prompt in _as_list(prompts) for ids in [self.encode(prompt)] * asked.n]
+        check_seed(0, asked.row)  # before rows are counted on from it
         if len(encoded) > 1:
-            check_shared(processors)
-        rules = SamplingRules(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-        controller = self.components.named_for(controller, rules, is_seeded=seed is not None)
-        first_seed = secrets.randbits(63) if seed is None else seed
+            check_shared(asked.processors)
+        rules = SamplingRules(**asked.only(*LAW))
+        is_seeded = asked.seed is not None
+        controller = self.components.named_for(asked.controller, rules, is_seeded=is_seeded)
+        seed = secrets.randbits(63) if asked.seed is None else asked.seed
+
+        def processors(num_prompt_tokens: int) -> tuple[Processor, ...]:
+            sizes = num_prompt_tokens, self.components.target.vocab_size
+            late = end_ids if asked.min_tokens else frozenset[int]()
+            masks = token_masks(*sizes, allowed_ids=allowed_ids, bad_words=bad_ids, late_ids=late)
+            penalties = text_processors(*sizes, end_ids=end_ids, **asked.only(*PENALTIES))
+            return *asked.processors, *penalties, *masks
+
         return [
             Request(
                 prompt_ids=ids,
-                max_new_tokens=max_new_tokens,
+                max_new_tokens=asked.max_new_tokens,
                 rules=rules,
-                seed=first_seed,
-                row=row + number,
+                seed=seed,
+                row=asked.row + number,
                 eos_ids=end_ids,
-                stop=(stop,) if isinstance(stop, str) else tuple(stop),
-                processors=(
-                    *processors,
-                    *text_processors(
-                        len(ids),
-                        vocab_size,
-                        min_tokens=min_tokens,
-                        end_ids=end_ids,
-                        logit_bias=logit_bias,
-                        **penalties,
-                    ),
-                    *token_masks(
-                        len(ids),
-                        vocab_size,
-                        allowed_ids=allowed_token_ids,
-                        bad_words=bad_ids,
-                        late_ids=end_ids if min_tokens else frozenset(),
-                    ),
-                ),
+                stop=tuple(asked.stop),
+                processors=processors(len(ids)),
                 grammar=start,
-                stop_check=stop_check,
-                logprobs=None if logprobs is None else LogprobOptions(num_top=logprobs),
+                stop_check=asked.stop_check,
+                logprobs=None if asked.logprobs is None else LogprobOptions(num_top=asked.logprobs),
                 controller=controller,
                 is_repeatable=self.components.repeats(controller, rules),
-                keeps_trees=keeps_trees,
+                keeps_trees=asked.keeps_trees,
             )
             for number, ids in enumerate(encoded)
         ]
@@ -356,7 +265,7 @@ class Decoder:
         if words and self.tokenizer is None:
             raise OptionError("bad_words: this decoder has no tokenizer; load with tokenizer=...")
         found = dict[tuple[int, ...], None]()
-        for place, word in enumerate([words] if isinstance(words, str) else words):
+        for place, word in enumerate(words):
             where = f"bad_words[{place}]"
             if not word.strip():
                 raise OptionError(f"{where}: expected a word; got {word!r}")
@@ -388,8 +297,11 @@ class Decoder:
                     "this decoder has no tokenizer: give token ids, or load with tokenizer=..."
                 )
             return token_ids_of(self.tokenizer, prompt)
-        ids = _whole_numbers(prompt)
-        _check_tokens(ids, self.components.target.vocab_size)
+        return self._ids(prompt, "prompt")
+
+    def _ids(self, given: object, where: str) -> tuple[int, ...]:
+        ids = _whole_numbers(given, where)
+        _check_tokens(ids, self.components.target.vocab_size, where)
         return ids
 
 
@@ -412,43 +324,6 @@ def piece_of(session: Session) -> Piece:
     )
 
 
-def _unknown_option(name: str) -> OptionError:
-    """Error for an option that does not exist, with the one that was probably meant."""
-    known = [name for name in signature(Decoder.requests).parameters if name not in _NO_OPTIONS]
-    meant = _OTHER_NAMES.get(name)
-    if meant is None:
-        return unknown_name("option", name, known)
-    return OptionError(f"unknown option {name!r}; did you mean {meant!r}?")
-
-
-def check_numbers(
-    *,
-    max_new_tokens: Any = 128,
-    min_tokens: Any = 0,
-    n: Any = 1,
-    logprobs: Any = None,
-    **real: Any,
-) -> None:
-    """Refuse options of `Decoder.requests` that are no numbers, or none for any prompt.
-
-    Raises:
-        OptionError: With the option and what was given.
-    """
-    for name, value, least in (
-        ("n", n, 1),
-        ("min_tokens", min_tokens, 0),
-        ("logprobs", logprobs or 0, 0),
-    ):
-        if not is_of(value, int) or operator.index(value) < least:
-            raise OptionError(f"{name} must be a whole number of at least {least}; got {value!r}")
-    for name, value in real.items():
-        if not is_of(value, float) or not isfinite(value):
-            raise OptionError(f"{name} must be a finite number; got {value!r}")
-    # The request itself checks the larger one.
-    if is_of(max_new_tokens, int) and min_tokens > max(max_new_tokens, 0):
-        raise OptionError(f"min_tokens={min_tokens} is more than max_new_tokens={max_new_tokens}")
-
-
 def _check_tokens(ids: Sequence[int], vocab_size: int, where: str = "prompt") -> None:
     """Refuse token ids that have no embedding."""
     # Quick: a server asks while all its clients wait.
@@ -457,7 +332,7 @@ def _check_tokens(ids: Sequence[int], vocab_size: int, where: str = "prompt") ->
         raise OptionError(f"{where}: token ids must lie in 0..{vocab_size - 1}; got {wrong}")
 
 
-def _whole_numbers(given: object, where: str = "prompt") -> tuple[int, ...]:
+def _whole_numbers(given: object, where: str) -> tuple[int, ...]:
     items: object = given.tolist() if isinstance(given, np.ndarray | Tensor) else given
     if not isinstance(items, Sequence) or isinstance(items, str | bytes | bytearray | memoryview):
         expected = "a str or whole numbers" if where == "prompt" else "whole numbers"

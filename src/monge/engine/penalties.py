@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -89,30 +90,17 @@ class Penalties:
 
 
 def text_processors(
-    num_prompt_tokens: int,
-    vocab_size: int,
-    *,
-    min_tokens: int = 0,
-    end_ids: frozenset[int] = frozenset(),
-    logit_bias: Mapping[int, float | int] | None = None,
-    **penalties: float | int,
+    num_prompt_tokens: int, vocab_size: int, **settings: Any
 ) -> tuple[Processor, ...]:
     """Return the processor of some options, see `Penalties`; nothing where all are neutral.
 
     Raises:
         OptionError: If a value cannot be used.
     """
-    made = Penalties(
-        num_prompt_tokens=num_prompt_tokens,
-        vocab_size=vocab_size,
-        min_tokens=min_tokens,
-        end_ids=end_ids,
-        logit_bias=logit_bias,
-        **penalties,
-    )
+    made = Penalties(num_prompt_tokens=num_prompt_tokens, vocab_size=vocab_size, **settings)
     is_needed = (
-        bool(logit_bias)
-        or bool(min_tokens and end_ids)
+        bool(made.logit_bias)
+        or bool(made.min_tokens and made.end_ids)
         or made.repetition_penalty != 1
         or made.presence_penalty != 0
         or made.frequency_penalty != 0

@@ -4,7 +4,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -16,12 +16,13 @@ from monge.engine.chat_format import ChatFormat, TemplateFormat
 from monge.engine.decoder import Decoder
 from monge.engine.logprobs import LogprobOptions
 from monge.engine.session import Request, Session
-from monge.options import SamplingOptions, ServeOptions
+from monge.options import SamplingOptions, ServeOptions, options_of
 from monge.serve.api.bodies import checked
 from monge.serve.api.conversations import Message, NamedTool, Tool
 from monge.serve.api.errors import TOO_LONG, ApiError, refused
 from monge.serve.api.fields import MAX_DRAFT, MAX_GRAMMAR
 from monge.serve.api.schemas import (
+    DEFAULTS,
     FIELD_NAMES,
     ChatRequest,
     ChatSettings,
@@ -509,9 +510,8 @@ def fields_named(prompt: str, grammar: str = "") -> Iterator[None]:
 
 def _sampling(body: SamplingRequest) -> dict[str, Any]:
     """Return the options of `Decoder.requests` that the body has."""
-    given = {one.name: getattr(body, one.name, None) for one in fields(SamplingOptions)}
+    given = {name: getattr(body, name, None) for name in options_of(SamplingOptions)}
     given["logit_bias"] = {int(token): one for token, one in (body.logit_bias or {}).items()}
-    given |= {"allowed_token_ids": body.allowed_token_ids, "bad_words": body.bad_words}
     if given["top_k"] in {-1, 0}:
         del given["top_k"]
-    return {"temperature": 1.0} | {name: one for name, one in given.items() if one is not None}
+    return DEFAULTS | {name: one for name, one in given.items() if one is not None}

@@ -181,6 +181,8 @@ class ResponseAnswers(Answers):
             "error": None,
             "incomplete_details": None,
             **{name: getattr(asked, name) for name in repeated},
+            **{"temperature": 1.0, "top_p": 1.0},
+            **asked.model_dump(include={"temperature", "top_p"}, exclude_none=True),
             "metadata": asked.metadata or {},
             "model": self.model_name,
             "output": [item.document for item in self._items],
@@ -189,13 +191,11 @@ class ResponseAnswers(Answers):
             "seed": self.request.seed,
             "store": False,
             "system_fingerprint": self.fingerprint,
-            "temperature": 1.0 if asked.temperature is None else asked.temperature,
             "text": {"format": _form(asked)},
             "tool_choice": choice.model_dump()
             if isinstance(choice, NamedFunction)
             else choice or "auto",
             "tools": [tool.model_dump() for tool in asked.tools or ()],
-            "top_p": 1.0 if asked.top_p is None else asked.top_p,
             "truncation": "disabled",
             "usage": None,
         }

@@ -6,10 +6,11 @@ Unknown fields are refused.
 from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, create_model
 
 from monge.core.errors import OptionError
 from monge.core.grammar import Grammar
+from monge.options import SamplingOptions, described, options_of
 from monge.serve.api.conversations import (
     FunctionCallItem,
     FunctionChoice,
@@ -33,7 +34,6 @@ from monge.serve.api.fields import (
     NumTokens,
     NumTop,
     Prompts,
-    Seed,
     Settings,
     StopIds,
     Stops,
@@ -46,6 +46,8 @@ from monge.serve.api.fields import (
     optional,
 )
 
+DEFAULTS: Final = {"temperature": 1.0}
+"""Sampling options whose default is not the library's."""
 Asked = Literal["default", "options", "off"]
 """Forms of the `speculation` field: absent or true, an object, or false."""
 
@@ -111,26 +113,29 @@ class StructuredOutputs(Strict):
     )
 
 
-class SamplingRequest(Strict):
+_SAME: Final[dict[str, Any]] = {
+    name: (
+        option.kind | None,
+        optional(described(option.help, DEFAULTS.get(name, option.otherwise)), **option.bounds),
+    )
+    for name, option in options_of(SamplingOptions).items()
+    if option.bounds is not None
+}
+"""Fields that are written as the library takes them."""
+
+
+class SamplingRequest(create_model("_Sampling", __base__=Strict, **_SAME)):
     """Fields of both endpoints."""
 
     model: str | None = optional("The served model; it may be left out.")
-    temperature: float | None = optional("0 decodes greedily; absent means 1.", ge=0)
-    top_p: float | None = optional(gt=0, le=1)
     top_k: TopK | None = optional("-1 and 0 keep all tokens.")
-    min_p: float | None = optional(ge=0, le=1)
-    presence_penalty: float | None = optional(ge=-2, le=2)
-    frequency_penalty: float | None = optional(ge=-2, le=2)
-    repetition_penalty: float | None = optional(ge=0.01, le=10)
     logit_bias: Biases | None = None
-    seed: Seed | None = optional("Drawn if absent; returned if it gives the text again.")
     stop: Stops = Field(default=(), description="Texts before which the completion ends.")
     stop_token_ids: StopIds | None = optional("End the completion, as the model's own do.")
     min_tokens: NumTokens | None = optional("Fewest tokens before one that ends the completion.")
     allowed_token_ids: TokenIds | None = optional("The only tokens that may come.")
     bad_words: Words | None = optional("Words whose tokens may not come in their order.")
     n: NumChoices | None = None
-    ignore_eos: bool | None = None
     speculation: Speculation | None = optional("Whether to draft, or how; absent means true.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
