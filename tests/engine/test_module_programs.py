@@ -12,7 +12,7 @@ import torch
 import monge
 from monge.backends.cpu import compiled
 from monge.backends.cpu.compiled import ModuleProgram
-from monge.backends.cpu.program_cache import FOLDER_VARIABLE, scratch_folder
+from monge.backends.cpu.program_cache import FOLDER_VARIABLE, PROGRAMS, writable_folder
 from monge.core.errors import BackendError
 from monge.core.model import NodeBlock
 from monge.engine.models.forward_program import PendingModule
@@ -174,7 +174,7 @@ def test_other_numbers_are_refused_and_not_kept(backend, monkeypatch, tmp_path):
     path = ModuleProgram(module, like)._stored.path
     whole = {one.name: one.read_bytes() for one in (path, path.with_suffix(".constants"))}
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    folder, built, load = scratch_folder(), [], compiled.load_program
+    folder, built, load = writable_folder(PROGRAMS), [], compiled.load_program
 
     def build(*given):
         built.append(given)

@@ -112,28 +112,3 @@ def test_every_node_has_the_law_of_the_formula(kind: str, beside: str | None, fo
     states = drafter.observe(contexts, drafts, [verdict] * 2)
     for context, tree in zip(contexts, grown(drafter, contexts, list(states)), strict=True):
         check_tree(kind, tree, drafter, context.token_ids)
-
-
-@pytest.mark.parametrize("kind", ["medusa", "eagle3", "mtp-qwen", "dflash2", "dspark-rnn"])
-def test_a_level_that_is_read_again_has_the_laws_that_it_had(
-    kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A forward that two requests share raises half-way; each is taken back to the level before it."""
-    drafter, contexts = drafter_with(kind, folder), contexts_of(TEXTS)
-    drafter.target.open({request: text[:-1] for request, text in enumerate(TEXTS)})
-    grown(drafter, contexts, list(drafter.open(contexts)))
-    shared, extend = [0], drafter._drafter.run.extend
-
-    def stumbling(blocks):
-        if len(blocks) == 1:
-            return extend(blocks)
-        shared[0] += 1
-        for request, block in blocks.items():  # what it leaves behind is of no use
-            others = tuple((token + 1) % VOCAB for token in block.token_ids)
-            extend({request: NodeBlock(others, block.parents)})
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(drafter._drafter.run, "extend", stumbling)
-    for text, tree in zip(TEXTS, grown(drafter, contexts, [()] * 2), strict=True):
-        check_tree(kind, tree, drafter, text)
-    assert shared[0] == drafter.capabilities.max_depth - 1 > 0
