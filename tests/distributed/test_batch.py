@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 
@@ -341,7 +342,7 @@ def test_a_row_takes_every_option_that_has_a_text_form(job, tmp_path):
     (source := tmp_path / "every.jsonl").write_text("\n".join(map(json.dumps, rows)))
     run(made := job(source=source))
     for row, sent in zip(rows_of(made.output), rows, strict=True):
-        options = (
+        options: dict[str, Any] = (
             {"seed": 1}
             | OPTIONS
             | sent
