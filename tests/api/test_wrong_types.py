@@ -46,6 +46,8 @@ _OPTIONS: Final = {
     "{'logprobs': 'all'}": "logprobs must be a whole number of at least 0; got 'all'",
     "{'repetition_penalty': '2'}": "repetition_penalty must be a finite number; got '2'",
     "{'presence_penalty': float('nan')}": "presence_penalty must be a finite number; got nan",
+    "{'bad_words': [3]}": "'bad_words' must be a text or a list of texts",
+    "{'stop_token_ids': ['a']}": "stop_token_ids: token ids must be whole numbers; got 'a' at place 0",
     "{'logit_bias': {'a': 1}}": "logit_bias: token ids must lie in 0..4; got 'a'",
     "{'logit_bias': {1: 'x'}}": "logit_bias: a bias must be a finite number; got 'x' for token 1",
 }

@@ -43,3 +43,13 @@ def test_options_that_cannot_be(batch, tmp_path, arguments, message):
     assert message in result.stderr
     left = [path.name for path in tmp_path.iterdir()]
     assert left == ["in.jsonl"], "it stands in the way of the right command"
+
+
+def test_a_grammar_of_the_command_and_one_of_a_row(run, tmp_path):
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"prompt": "A"}\n{"prompt": "A", "grammar": "choice:red|blue"}\n')
+    result = run("batch", source, output, "--seed", 1, "--grammar", "choice:yes|no")
+    assert result.exit_code == 0, result.stderr
+    first, second = (json.loads(line)["text"] for line in output.read_text().splitlines())
+    assert first in {"yes", "no"}
+    assert second in {"red", "blue"}
