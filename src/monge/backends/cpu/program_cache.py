@@ -199,7 +199,8 @@ def only_process(folder: str, key: str, what: str) -> Iterator[None]:
     Raises:
         OptionError: As `writable_folder`.
     """
-    with (writable_folder(folder) / f"{key}.lock").open("w") as file:
+    path = writable_folder(folder) / f"{key}.lock"
+    with path.open("w") as file:
         with suppress(OSError, ImportError):
             import fcntl
 
@@ -209,7 +210,11 @@ def only_process(folder: str, key: str, what: str) -> Iterator[None]:
                 notify(f"another process makes {what}; waiting for it")
                 with waiting(f"waiting for another process, which makes {what}"):
                     fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        try:
+            yield
+        finally:
+            # Whoever comes now finds what was made, or makes it beside those that waited.
+            path.unlink(missing_ok=True)
 
 
 def _remove(path: Path) -> None:
