@@ -288,6 +288,7 @@ BAD = {
     b'{"prompt": "x", "min_tokens": -1}': "min_tokens must be a whole number of at least 0; got -1",
     b'{"prompt": "x", "repetition_penalty": 0}': "repetition_penalty must be positive",
     b'{"prompt": "x", "grammar": "json", "ignore_eos": true}': "ignore_eos: a grammar says where",
+    b'{"prompt": "x", "grammar": "/etc/rules.json"}': "'grammar': a row may say json, regex:...",
 }
 
 
