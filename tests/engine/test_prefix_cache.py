@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 import monge
 from monge.core.model import NodeBlock
 from monge.core.prefix_cache import PrefixCache
-from monge.engine.batch import decode
+from monge.engine import loop
+from monge.engine.batch import Batch, decode
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.testing.tabular import RandomTable, TabularModel
-from tests.engine.tiny import TREE_FAMILIES, VOCAB, network
+from tests.engine.tiny import TREE_FAMILIES, VOCAB, network, perturbed
 
 TEXTS = st.lists(st.lists(st.integers(0, 1), max_size=8).map(tuple), max_size=20)
 
@@ -170,3 +171,80 @@ def test_laws_that_a_controller_wants_are_read_again(monkeypatch):
         list(decode([one], decoder.components, max_batch_size=1, prefixes=prefixes))
     assert [one.num_cached for one in made] == [0, len(prompt) - 1 - 32]
     assert seen[0] == pytest.approx(seen[1])
+
+
+class TestBatches:
+    """Which texts a batch keeps, and when."""
+
+    PROMPT = tuple(range(3, 33))
+
+    @pytest.fixture
+    def decoder(self):
+        target = network("llama")
+        return monge.load(target, perturbed(target), controller="fixed")
+
+    def joined(self, decoder, prefixes, **options):
+        """A batch with one request, and its session."""
+        batch = Batch(decoder.components, prefixes=prefixes, isolated=True)
+        settings = {"max_new_tokens": 40, "temperature": 1.0, "seed": 1, "ignore_eos": True}
+        (session,) = decoder.sessions([self.PROMPT], **settings | options)
+        batch.join([session])
+        return batch, session
+
+    def kept(self, decoder, prefixes, session):
+        text = session.context.token_ids
+        return prefixes.length(decoder.components.target, text), len(text)
+
+    def test_a_prompt_is_kept_while_its_text_goes_on(self, decoder):
+        prefixes = PrefixCache()
+        batch, first = self.joined(decoder, prefixes)
+        batch.step()
+        (second,) = decoder.sessions([self.PROMPT], max_new_tokens=2)
+        batch.join([second])
+        batch.step()
+        assert first.finish_reason is None
+        assert second.num_cached == len(self.PROMPT) - 1
+        batch.close()
+
+    def test_a_text_that_is_left_is_kept_to_its_end(self, decoder):
+        prefixes = PrefixCache()
+        batch, session = self.joined(decoder, prefixes)
+        batch.step()
+        batch.step()
+        batch.close()
+        length, whole = self.kept(decoder, prefixes, session)
+        assert length == whole - 1 > len(self.PROMPT)
+
+    @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+    def test_a_text_whose_round_failed_is_not_kept(self, decoder, monkeypatch, error):
+        """Nobody knows what the networks hold then."""
+        prefixes = PrefixCache()
+        batch, session = self.joined(decoder, prefixes)
+        batch.step()
+        batch.step()
+        before = prefixes.num_tokens
+
+        def fail(*_):
+            raise error("in the middle")
+
+        monkeypatch.setattr(loop, "_verify", fail)
+        if error is KeyboardInterrupt:
+            with pytest.raises(KeyboardInterrupt):
+                batch.step()
+        else:
+            assert batch.step() == [session]
+        batch.close()
+        assert prefixes.num_tokens == before
+
+    def test_batches_that_take_turns_have_their_own(self, decoder):
+        prefixes = PrefixCache()
+        batch, _ = self.joined(decoder, prefixes)
+        batch.step()
+        others = PrefixCache()
+        for own, cached in ((None, 0), (others, 0), (prefixes, len(self.PROMPT) - 1)):
+            other, session = self.joined(decoder, own, max_new_tokens=4)
+            other.step()
+            assert session.num_cached == cached
+            other.close()
+        batch.close()
+        assert others.num_tokens > 0
