@@ -245,6 +245,7 @@ class TestBatches:
             other, session = self.joined(decoder, own, max_new_tokens=4)
             other.step()
             assert session.num_cached == cached
+            assert decoder.components.target.prefixes is own, "what `open` looks up"
             other.close()
         batch.close()
         assert others.num_tokens > 0
