@@ -116,5 +116,5 @@ def test_keys_of_a_short_text_are_not_taken_for_those_of_a_long_one(name):
 
 def test_a_text_longer_than_stretched_positions_is_refused():
     decoder = monge.load(network("dynamic"), drafter="none")
-    with pytest.raises(monge.ContextLengthError, match=f"context of {4 * LIMIT} tokens"):
+    with pytest.raises(monge.ContextLengthError, match=f"context length of {4 * LIMIT} tokens"):
         decoder.generate([prompt(90)], max_new_tokens=7)
