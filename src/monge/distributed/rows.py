@@ -181,7 +181,8 @@ def _value(name: str, value: Any) -> Any:  # noqa: ANN401 (any JSON)
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         expected = " or ".join(kind.__name__ for kind in kinds)
         raise OptionError(f"{name!r} must be {expected}; got {type(value).__name__}")
-    if name == "grammar" and value != "json" and not value.startswith(("regex:", "choice:")):
+    forms = ("regex:", "choice:")
+    if name == "grammar" and value != "json" and not str(value).startswith(forms):
         # Rows may come from elsewhere: they do not read files of this machine.
         raise OptionError(f"{name!r}: a row may say json, regex:... or choice:...; got {value!r}")
     if not isinstance(value, dict):
