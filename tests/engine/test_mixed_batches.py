@@ -33,6 +33,9 @@ class Alternating(GrammarState):
             return [self.last + 1]
         return [token for token in range(VOCAB) if self.last is None or (token - self.last) % 2]
 
+    def of_request(self):
+        return self
+
     def after(self, token):
         return Alternating(token) if token in self.allowed else None
 

@@ -174,20 +174,22 @@ def load_or_make(
     Raises:
         Exception: What `load` raises for the new program.
     """
-    program, is_new = stored or find_program(*place), False
-    if program is None:
-        with only_process(PROGRAMS, place[0], what):
-            if (program := find_program(*place)) is None:
-                program, is_new = make(), True
+    program = stored or find_program(*place)
+    if program is not None:
+        try:
+            return load(program)
+        except _FAULTS as error:
+            _remove(program.path)
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+        notify(f"the stored program of {what} is removed and compiled again: {reason}")
+    with only_process(PROGRAMS, place[0], what):
+        # One that failed may still be there, where files cannot be removed.
+        new = (find_program(*place) if program is None else None) or make()
     try:
-        return load(program)
-    except _FAULTS as error:
-        _remove(program.path)
-        if is_new:
-            raise
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-    notify(f"the stored program of {what} is removed and compiled again: {reason}")
-    return load_or_make(place, None, make, load, what)
+        return load(new)
+    except _FAULTS:
+        _remove(new.path)
+        raise
 
 
 @contextmanager
