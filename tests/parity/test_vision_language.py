@@ -203,5 +203,5 @@ def test_encoder_decoders_are_refused(kind, config, tmp_path):
             monge.load(target)
     with pytest.raises(UnsupportedModelError, match=message):
         monge.load(made("llava"), network)
-    with pytest.raises(OptionError, match=message):
+    with pytest.raises(UnsupportedModelError, match=message):
         monge.generate(network, torch.tensor([[3, 4]]), max_new_tokens=2)

@@ -199,4 +199,4 @@ def test_answers_are_written_in_a_thread_of_their_own(client, monkeypatch):
     body = {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "max_tokens": 2}
     for more in ({}, {"stream": True}):
         assert client.post("/v1/chat/completions", json=body | more).status_code == 200
-    assert set(threads) == {"monge-answers_0"}
+    assert set(threads) == {"monge-answers"}
