@@ -12,7 +12,7 @@ from monge import api
 from monge.cli import tune as tuning
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
-from monge.loading.sources import PackagedModel
+from monge.loading.named_models import PackagedModel
 from monge.prompts import Prompt
 from monge.replay.file import read_log
 from monge.replay.log import LawLog, LoggedText, Masses, ModelIdentity
