@@ -147,7 +147,7 @@ def circles() -> Iterator[str]:
         for name in arrows
         if name in reached[name]
     }
-    yield from map(" <-> ".join, sorted(groups))
+    yield from (" <-> ".join(group) for group in sorted(groups) if len(group) > 1)
 
 
 def _imported(module: ast.Module) -> Iterator[str]:
