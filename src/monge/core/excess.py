@@ -10,12 +10,12 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from monge.core.law import DenseLaw, Law, sparse_part, trusted_law
+from monge.core.law import DenseLaw, Law, residual, sparse_part, trusted_law
 
 
 @dataclass(frozen=True)
 class Excess:
-    """`(scale p - q)_+`, of which each part is made when it is asked for.
+    """`(scale p - q)_+`. Its mass and its law are computed on demand.
 
     Args:
         scale: In (0, 1].
@@ -45,7 +45,7 @@ class Excess:
         """Its normalised law; p if there is no mass."""
         p, q = self.p, self.q
         if self.scale == 1.0:
-            return p.excess_over(q) or p
+            return residual(p, q)
         if isinstance(p, DenseLaw) and isinstance(q, DenseLaw):
             left = self._difference(p, q)
             total = left.sum()

@@ -262,7 +262,7 @@ def sparse_part(
 
 
 def places_of(mask: Bool[Tensor, " size"]) -> Int64[Tensor, " places"]:
-    """Where a mask is true; the host waits."""
+    """Return the places where a mask is true; the host waits."""
     # Numpy takes a quarter of the time.
     return torch.from_numpy(np.flatnonzero(mask.numpy())) if mask.is_cpu else mask.nonzero()[:, 0]
 

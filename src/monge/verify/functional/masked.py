@@ -96,7 +96,7 @@ class RuleDraws(Protocol):
     """The only door of a rule to chance."""
 
     def needed(self, mask: Mask) -> bool:
-        """Whether any request takes the next step; always true in a batch, which never asks its device."""
+        """Return whether any request takes the next step; true in a batch, which never asks its device."""
         ...
 
     def bernoulli(self, prob: Value, where: Mask) -> Mask:
@@ -216,7 +216,7 @@ def at_most(most: float, value: Value) -> Value:
 
 
 def without(law: AnyLaw, token: Token) -> AnyLaw:
-    """A law conditioned on not being a token, of which something is left."""
+    """Return a law conditioned on not being a token. Some other token must have mass."""
     rest = law.without(token)
     assert rest is not None, "more candidates than the draft law has tokens"
     return rest

@@ -108,11 +108,11 @@ class ChainProblem(Protocol):
         ...
 
     def weighed(self, scales: Sequence[Value]) -> Callable[[int], Value]:
-        """Return what gives h_i of the first i tokens; only those are asked that a chain has."""
+        """Return a function from i to h_i, for each i up to the length of the chain."""
         ...
 
     def has(self, count: int) -> Mask:
-        """Whether a chain has so many drafted tokens."""
+        """Return whether a chain has at least `count` drafted tokens."""
         ...
 
     def left(self, count: Token, scales: Sequence[Value]) -> AnyLaw:
