@@ -94,9 +94,10 @@ class Verifier(_Declarations):
         A request draws from its own source only, in the same order as alone. If its target logits
         are not finite, it gets the error instead of a verdict; the others are not affected.
         """
-        found = self.by_programs(scored)
+        verdicts = self.by_programs(scored)
         return [
-            found[row] if row in found else self.verify_one(one) for row, one in enumerate(scored)
+            verdicts[row] if row in verdicts else self.verify_one(request)
+            for row, request in enumerate(scored)
         ]
 
     def by_programs(self, scored: Sequence[ScoredTree]) -> Mapping[int, Verdict]:
@@ -104,7 +105,9 @@ class Verifier(_Declarations):
         rule = self._rule
         # A subclass may decide differently.
         programs = rule.programs if "programs" in vars(type(rule)) else None
-        can_stack = programs is not None and any(are_stacked(one.target_laws) for one in scored)
+        can_stack = programs is not None and any(
+            are_stacked(request.target_laws) for request in scored
+        )
         return programs.verdicts(scored) if programs is not None and can_stack else {}
 
     @property

@@ -156,7 +156,7 @@ class Layer(Verifier):
             "_rules": rules,
             "accepts": frozenset(RULE_OF) if rule is None else rule.accepts,
             "max_width": None if rule is None else rule.max_width,
-            "is_lossless": all(one.is_lossless for one in rules),
+            "is_lossless": all(rule.is_lossless for rule in rules),
             "is_enumerable": all(one.is_enumerable for one in rules),
             "programs": _PROGRAMS if rule is None else None,
         }
@@ -273,7 +273,7 @@ class LayerPass:
         while layer > first and not (self._kept[layer] and draws.bernoulli(self._stop_prob(layer))):
             layer -= 1
         kept = self._kept[layer]
-        masses = torch.tensor([one.mass for one in kept], dtype=torch.float64)
+        masses = torch.tensor([node.mass for node in kept], dtype=torch.float64)
         rows = masses.nonzero().squeeze(-1)
         # Where nothing is kept the layer is never reached, but for rounding.
         row = (

@@ -99,8 +99,8 @@ class Optimal(FlowRule):
         """As emitted, given the positions or the candidates; the residual delivers deterministic candidates."""
         if not isinstance(problem.proposal, Iid | Mixed):
             return walked(problem)
-        found = chances(problem) if self.given == "positions" else _enumerated(problem)
-        return _completed(problem, found)
+        flow = chances(problem) if self.given == "positions" else _enumerated(problem)
+        return _completed(problem, flow)
 
 
 def _enumerated(problem: NodeProblem) -> Flow:
@@ -161,8 +161,8 @@ class DraftLine:
         masses = self.line.accepted_masses
         index_of = {token: i for i, token in enumerate(self.tokens.tolist()) if masses[i] > 0.0}
         on_line = tuple(sorted(index_of[token] for token in drawn if token in index_of))
-        found = _table(self.line).accept_probs(on_line) if on_line else {}
-        return {token: found.get(index_of.get(token, -1), 0.0) for token in dict.fromkeys(drawn)}
+        probs = _table(self.line).accept_probs(on_line) if on_line else {}
+        return {token: probs.get(index_of.get(token, -1), 0.0) for token in dict.fromkeys(drawn)}
 
 
 # An enumeration asks about one node once for every tuple of its candidates.

@@ -90,23 +90,23 @@ class Programs:
 
     def verdicts(self, scored: Sequence[ScoredTree]) -> dict[int, Verdict]:
         """Return the verdicts that programs can give, by place; they are those of the rule, up to rounding."""
-        found: dict[int, Verdict] = {}
+        outcomes: dict[int, Verdict] = {}
         groups: dict[Hashable, dict[int, _Question]] = {}
-        for row, one in enumerate(scored):
-            if (question := self._question(one)) is not None:
+        for row, request in enumerate(scored):
+            if (question := self._question(request)) is not None:
                 groups.setdefault(question.key, {})[row] = question
         for group in groups.values():
             verdicts = zip(group, _answers(list(group.values())), strict=True)
             # A token is missing where the logits are not finite; the rule says so in words.
-            found |= {row: verdict for row, verdict in verdicts if verdict is not None}
-        return found
+            outcomes |= {row: verdict for row, verdict in verdicts if verdict is not None}
+        return outcomes
 
     def _question(self, scored: ScoredTree) -> "_Question | None":
         laws, tree, draws = scored.target_laws, scored.tree, scored.draws
         if not are_stacked(laws) or not can_peek(draws) or len(laws) != tree.num_nodes:
             return None
         pairs = zip(tree.proposals, tree.candidates, strict=True)
-        kinds = {type(proposal) for proposal, own in pairs if own} - {Arbitrary}
+        kinds = {type(proposal) for proposal, candidates in pairs if candidates} - {Arbitrary}
         if self.takes_fixed_nodes and not kinds <= {Deterministic}:
             kinds -= {Deterministic}
         chosen = {self._program(kind) for kind in kinds or {Deterministic}}
@@ -118,15 +118,15 @@ class Programs:
         if program is walk:
             return _Question(scored, program, logits, rules, record, tree.candidates, (), (), draws)
         drawn_laws = _draft_laws(tree)
-        if any(Arbitrary is type(one) for one in tree.proposals) or not all(
+        if any(Arbitrary is type(proposal) for proposal in tree.proposals) or not all(
             _is_readable(law, logits) for law in drawn_laws
         ):
             return None
         children = tree.candidates
         if program not in _WITH_REPEATS:
-            children = tuple(tuple(dict.fromkeys(own)) for own in children)
+            children = tuple(tuple(dict.fromkeys(siblings)) for siblings in children)
         pairs = zip(tree.proposals, children, strict=True)
-        fixed = tuple(_num_fixed(proposal, own) for proposal, own in pairs)
+        fixed = tuple(_num_fixed(proposal, siblings) for proposal, siblings in pairs)
         return _Question(scored, program, logits, rules, record, children, fixed, drawn_laws, draws)
 
     def _program(self, kind: type[Proposal]) -> Program | None:
@@ -183,8 +183,8 @@ def _num_fixed(proposal: Proposal, own: tuple[int, ...]) -> int:
 def _draft_laws(tree: TokenTree) -> tuple[Law, ...]:
     """Return the draft law of every node; at leaves, which are not asked, that of another node."""
     laws = [
-        one.law if isinstance(one, Iid | WithoutReplacement | Mixed) else None
-        for one in tree.proposals
+        proposal.law if isinstance(proposal, Iid | WithoutReplacement | Mixed) else None
+        for proposal in tree.proposals
     ]
     known = next(law for law in laws if law is not None)
     return tuple(known if law is None else law for law in laws)
@@ -207,31 +207,35 @@ def _chain(num_nodes: int) -> tuple[tuple[int, ...], ...]:
 def _answers(questions: Sequence[_Question]) -> list[Verdict | None]:
     first = questions[0]
     device, children, fixed = first.logits.device, first.children, first.fixed
-    asked = questions
+    padded = questions
     if first.is_padded:
-        children = _chain(max(len(one.children) for one in questions))
+        children = _chain(max(len(question.children) for question in questions))
         fixed = (0,) * len(children) if fixed else ()
     if first.record is not None:
         # Padded to powers of two, for fewer shapes to record.
-        asked = [*questions, *[first] * (_power_of_two(len(questions)) - len(questions))]
+        padded = [*questions, *[first] * (_power_of_two(len(questions)) - len(questions))]
         if first.is_padded and len(children) > 1:
             children = _chain(1 + _power_of_two(len(children) - 1))
             fixed = (0,) * len(children) if fixed else ()
-    token_ids = [one.scored.tree.token_ids for one in asked]
-    token_ids = torch.tensor([(*own, *[-1] * (len(children) - len(own))) for own in token_ids])
+    token_ids = [question.scored.tree.token_ids for question in padded]
+    token_ids = torch.tensor(
+        [(*tokens, *[-1] * (len(children) - len(tokens))) for tokens in token_ids]
+    )
     needed = num_uniforms(children)
-    uniforms = torch.tensor([one.draws.peek(needed) for one in asked], dtype=torch.float64)
+    uniforms = torch.tensor(
+        [question.draws.peek(needed) for question in padded], dtype=torch.float64
+    )
     inputs = (
-        _padded([one.logits for one in asked], len(children)),
+        _padded([question.logits for question in padded], len(children)),
         token_ids.to(device, non_blocking=True),
         uniforms.to(device, non_blocking=True),
-        *_stacked(asked, len(children)),
+        *_stacked(padded, len(children)),
     )
     answer = _Answer(first.program, first.rules, children, fixed)
     numbers = answer(*inputs) if first.record is None else first.record(answer, inputs)
     # The host waits here, and nowhere else.
     rows: list[list[int]] = numbers.tolist()
-    return [_verdict(one, row) for one, row in zip(questions, rows, strict=False)]
+    return [_verdict(question, row) for question, row in zip(questions, rows, strict=False)]
 
 
 def _power_of_two(count: int) -> int:
@@ -287,7 +291,9 @@ def _stacked(questions: Sequence[_Question], num_nodes: int) -> tuple[Tensor, ..
         return ()
     # Nodes that a chain does not have repeat a law, which nobody reads.
     laws = [
-        law for one in questions for law in (*one.laws, *one.laws[:1] * (num_nodes - len(one.laws)))
+        law
+        for question in questions
+        for law in (*question.laws, *question.laws[:1] * (num_nodes - len(question.laws)))
     ]
     size = len(questions), num_nodes, -1
     if all(map(_is_dense, laws)):

@@ -61,9 +61,12 @@ def decided_part(
     return replace(
         tree,
         proposals=tuple(
-            Deterministic() if node in cut else one for node, one in enumerate(tree.proposals)
+            Deterministic() if node in cut else proposal
+            for node, proposal in enumerate(tree.proposals)
         ),
-        candidates=tuple(() if node in cut else one for node, one in enumerate(tree.candidates)),
+        candidates=tuple(
+            () if node in cut else candidates for node, candidates in enumerate(tree.candidates)
+        ),
     )
 
 

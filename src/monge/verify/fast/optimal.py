@@ -205,18 +205,18 @@ def chances(problem: NodeProblem) -> Flow:
 
 def _columns(token_ids: Int64[np.ndarray, " support"], drawn: Sequence[int]) -> list[int]:
     """Places of drawn tokens in the support, -1 for one outside it."""
-    found = np.minimum(np.searchsorted(token_ids, drawn), token_ids.size - 1)
-    return np.where(token_ids[found] == drawn, found, -1).tolist()
+    places = np.minimum(np.searchsorted(token_ids, drawn), token_ids.size - 1)
+    return np.where(token_ids[places] == drawn, places, -1).tolist()
 
 
 def _powers(w: Number, width: int) -> tuple[Number, Number, Number]:
     """As `Degrees.powers`."""
-    found, square = w * 0.0 + 1.0, w
+    least, square = w * 0.0 + 1.0, w
     for place in range(max(width - 2, 0).bit_length()):
         square = square * square if place else square
-        found = found * square if (width - 2) >> place & 1 else found
-    above = found * w if width > 1 else found
-    return found, above, above * w
+        least = least * square if (width - 2) >> place & 1 else least
+    above = least * w if width > 1 else least
+    return least, above, above * w
 
 
 def _root(x: float, width: int) -> float:

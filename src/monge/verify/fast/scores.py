@@ -56,20 +56,20 @@ class Degrees(NamedTuple):
 
     def powers(self, w: Float64[Tensor, "nodes some"]) -> tuple[Tensor, Tensor, Tensor]:
         """`w^(K - 2)`, or 1 for one draw, `w^(K - 1)` and `w^K`."""
-        found, square = torch.ones_like(w), w
+        least, square = torch.ones_like(w), w
         for place, is_set in enumerate(self.bits):
             square = square * square if place else square
-            found = torch.where(is_set, found * square, found)
-        above = torch.where(self.widths == 1.0, 1.0, found * w)
-        return found, above, above * w
+            least = torch.where(is_set, least * square, least)
+        above = torch.where(self.widths == 1.0, 1.0, least * w)
+        return least, above, above * w
 
     def roots(self, x: Float64[Tensor, "nodes 1"]) -> Float64[Tensor, "nodes 1"]:
         """`x^(1 / K)`, a step of Halley's method from the nearest number of 24 bits."""
         more, less = self.widths + 1.0, self.widths - 1.0
         start = (x ** (1.0 / self.widths)).float().double()
         power = self.powers(start)[2]
-        found = start * ((less * power + more * x) / (more * power + less * x))
-        return torch.where(start == 0.0, 0.0, found)
+        root = start * ((less * power + more * x) / (more * power + less * x))
+        return torch.where(start == 0.0, 0.0, root)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -204,20 +204,21 @@ class Scores:
         """Probability, over the swaps, that each draw is the accepted one given all positions."""
         places = self.own, self.swapped
         weights = 1.0 - self.swap_probs, self.swap_probs
-        draw, found = torch.arange(self.own.shape[1], device=self.own.device), 0.0
+        draw, probs = torch.arange(self.own.shape[1], device=self.own.device), 0.0
         for place, weight in zip(places, weights, strict=True):
             won = torch.ones_like(place)
             for rival in range(place.shape[1]):
                 # Of equal scores the earlier draw's counts as the larger.
                 below, swapped = (
-                    ((theirs := one[:, rival, None]) < place) | ((theirs == place) & (draw < rival))
-                    for one in places
+                    ((theirs := scores[:, rival, None]) < place)
+                    | ((theirs == place) & (draw < rival))
+                    for scores in places
                 )
-                own, other = (one[:, rival, None] for one in weights)
-                won = torch.where(draw == rival, won, won * (below * own + swapped * other))
-            found = found + torch.where(place > self.floors, weight * won, 0.0)
-        assert isinstance(found, Tensor)
-        return found
+                stays, other = (shares[:, rival, None] for shares in weights)
+                won = torch.where(draw == rival, won, won * (below * stays + swapped * other))
+            probs = probs + torch.where(place > self.floors, weight * won, 0.0)
+        assert isinstance(probs, Tensor)
+        return probs
 
 
 def _ceilings(kept: Tensor, drawn: Tensor, ratios: Tensor, totals: Tensor) -> Tensor:

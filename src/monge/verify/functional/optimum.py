@@ -60,8 +60,10 @@ def optimal(
         count = (drawn >= 0).sum(1)
         x = _tokens(token_ids, drawn)
         first = x[:, :1].clamp_min(0)
-        one = next_uniform(uniforms, used) < p.gather(1, first).squeeze(1) / mass_of(q, ids, first)
-        winner = torch.where((count == 1) & one, 0, -1)
+        is_accepted = next_uniform(uniforms, used) < p.gather(1, first).squeeze(1) / mass_of(
+            q, ids, first
+        )
+        winner = torch.where((count == 1) & is_accepted, 0, -1)
         ceiling, is_several = torch.ones_like(p[:, 0]), count > 1
         if x.shape[1] > 1:
             lines = Lines.build(_on(p, ids), q, count.clamp_min(2), x.shape[1])
@@ -108,10 +110,10 @@ def layer(
     if not ways.fixed.shape[1] and shape == children_of(range(-1, len(shape) - 1)):
         return block(probs, token_ids, draft, uniforms)
     check_uniforms(uniforms, num_uniforms(children))
-    found = _weigh(_Nodes(probs, token_ids, shape, ways.counts, draft), ways, uniforms)
-    node, used = _stop(found, ways, uniforms)
+    weighed = _weigh(_Nodes(probs, token_ids, shape, ways.counts, draft), ways, uniforms)
+    node, used = _stop(weighed, ways, uniforms)
     tensors, at = TreeTensors.of(shape, token_ids.device), node[:, None]
-    scale, ceiling = (one.gather(1, at).squeeze(1) for one in (found.scales, found.ceilings))
+    scale, ceiling = (one.gather(1, at).squeeze(1) for one in (weighed.scales, weighed.ceilings))
     p, (q, ids) = at_node(probs, node), draft_at(draft, node)
     left = scale[:, None] * p
     taken = _taken(_on(left, ids), q, ceiling, (ways.drawn[node] >= 0).sum(1) > 1)
@@ -124,7 +126,7 @@ def layer(
     return Verified(
         path=tensors.paths[node],
         num_accepted=tensors.depths[node],
-        next_token=torch.where(found.is_bad, -1, token),
+        next_token=torch.where(weighed.is_bad, -1, token),
         num_uniforms=used + 1,
     )
 
@@ -152,14 +154,18 @@ class _Weighed(NamedTuple):
 
 
 def _weigh(tree: "_Nodes", ways: "Ways", uniforms: Float64[Tensor, "batch uniforms"]) -> _Weighed:
-    nodes, one = range(len(ways.counts)), torch.ones_like(uniforms[:, 0])
-    used, is_bad = torch.zeros_like(tree.token_ids[:, 0]), one < 0.0
-    weights = dict.fromkeys(nodes, 0.0 * one) | {0: one}
-    masses, scales, ceilings = dict(weights), dict.fromkeys(nodes, one), dict.fromkeys(nodes, one)
-    frees = [one]
+    nodes, by_node = range(len(ways.counts)), torch.ones_like(uniforms[:, 0])
+    used, is_bad = torch.zeros_like(tree.token_ids[:, 0]), by_node < 0.0
+    weights = dict.fromkeys(nodes, 0.0 * by_node) | {0: by_node}
+    masses, scales, ceilings = (
+        dict(weights),
+        dict.fromkeys(nodes, by_node),
+        dict.fromkeys(nodes, by_node),
+    )
+    frees = [by_node]
     for level in ways.order:
         parents = [node for node in level if tree.children[node]]
-        scale = _in_order([weights[node] for node in parents], one).clamp_max(1.0)
+        scale = _in_order([weights[node] for node in parents], by_node).clamp_max(1.0)
         positions = dict[int, Tensor]()
         for node in parents:
             is_here, count = weights[node] > 0.0, ways.counts[node]
@@ -177,7 +183,7 @@ def _weigh(tree: "_Nodes", ways: "Ways", uniforms: Float64[Tensor, "batch unifor
             rest = (weights[node] - part * flow.total).clamp_min(0.0)
             masses[node] = torch.where(is_here, rest, 0.0)
             scales[node], ceilings[node] = scale, flow.ceiling
-        frees.append((1.0 - _in_order(below, one)).clamp_min(0.0))
+        frees.append((1.0 - _in_order(below, by_node)).clamp_min(0.0))
     weighed, kept, scaled, highest = (
         torch.stack(list(one.values()), 1) for one in (weights, masses, scales, ceilings)
     )
@@ -238,19 +244,19 @@ class _Nodes(NamedTuple):
         """Of nodes of a layer with several draws: chances of the draws, y of the support of q, and mu."""
         if not positions:
             return {}
-        size = max(one.shape[1] for one in positions.values())
+        size = max(values.shape[1] for values in positions.values())
         rows = list[tuple[Tensor, ...]]()
-        for node, own in positions.items():
+        for node, values in positions.items():
             q, ids = draft_of(self.draft, node)
-            x = self._tokens(self.children[node][-own.shape[1] :])
+            x = self._tokens(self.children[node][-values.shape[1] :])
             p = _on(scale[:, None] * self.probs[:, node], ids)
             columns = _wide(_columns(x, q, ids), size, -1)
-            width = torch.full_like(x[:, 0], own.shape[1])
-            rows.append((p, q, width, columns, _wide(own, size, 0.0)))
-        p, q, widths, columns, at = (torch.cat(one) for one in zip(*rows, strict=True))
+            width = torch.full_like(x[:, 0], values.shape[1])
+            rows.append((p, q, width, columns, _wide(values, size, 0.0)))
+        p, q, widths, columns, at = (torch.cat(parts) for parts in zip(*rows, strict=True))
         lines = Lines.build(p, q, widths, size)
-        found = Scores.of(lines, columns, at).win_probs(), lines.masses, lines.ceilings.squeeze(1)
-        parts = zip(*(one.chunk(len(rows)) for one in found), strict=True)
+        results = Scores.of(lines, columns, at).win_probs(), lines.masses, lines.ceilings.squeeze(1)
+        parts = zip(*(result.chunk(len(rows)) for result in results), strict=True)
         return dict(zip(positions, parts, strict=True))
 
     def flow(
@@ -259,20 +265,23 @@ class _Nodes(NamedTuple):
         node: int,
         won: tuple[Tensor, Tensor, Tensor] | None,
     ) -> _Flow:
-        own, one = self.children[node], torch.ones_like(scale)
-        fixed, drawn = own[: len(own) - self.counts[node]], own[len(own) - self.counts[node] :]
+        children, certain = self.children[node], torch.ones_like(scale)
+        fixed, drawn = (
+            children[: len(children) - self.counts[node]],
+            children[len(children) - self.counts[node] :],
+        )
         p, (q, ids) = self.probs[:, node], draft_of(self.draft, node)
         due = {
             child: scale * p.gather(1, self._tokens([child])).squeeze(1)
-            for child in dict.fromkeys(own)
+            for child in dict.fromkeys(children)
         }
-        accept = dict.fromkeys(due, 0.0 * one)
+        accept = dict.fromkeys(due, 0.0 * certain)
         if not drawn:
             masses = torch.stack(list(due.values()), 1)
             order = self._tokens(fixed).argsort(1)
-            return _Flow(due, masses.gather(1, order).cumsum(1)[:, -1], 0.0 * one)
+            return _Flow(due, masses.gather(1, order).cumsum(1)[:, -1], 0.0 * certain)
         if won is None:  # one draw
-            (child,), ceiling = drawn, one
+            (child,), ceiling = drawn, certain
             masses = torch.minimum(scale[:, None] * _on(p, ids), q)
             accept[child] = (due[child] / mass_of(q, ids, self._tokens(drawn))).clamp_max(1.0)
             rejected, refused = 1.0 - accept[child], (q - masses).cumsum(1)[:, -1]
@@ -280,7 +289,7 @@ class _Nodes(NamedTuple):
             chances, masses, ceiling = won
             for place, child in enumerate(drawn):
                 accept[child] = accept[child] + chances[:, place]
-            rejected = (1.0 - _in_order(list(accept.values()), one)).clamp_min(0.0)
+            rejected = (1.0 - _in_order(list(accept.values()), certain)).clamp_min(0.0)
             refused = 1.0 - masses.cumsum(1)[:, -1]
         for child in fixed:
             share = rejected * (due[child] / refused).clamp_max(1.0)

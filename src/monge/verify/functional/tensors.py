@@ -60,7 +60,7 @@ def num_uniforms(children: Children) -> int:
 
     That is two a candidate, one for the candidates of a node, and one for the token after them.
     """
-    return 1 + sum(2 * len(own) + 1 for own in children if own)
+    return 1 + sum(2 * len(siblings) + 1 for siblings in children if siblings)
 
 
 def children_of(parents: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -98,13 +98,13 @@ class TreeTensors(NamedTuple):
     @lru_cache(maxsize=256)
     def of(children: tuple[tuple[int, ...], ...], device: torch.device) -> "TreeTensors":
         parents = [-1] * len(children)
-        for node, own in enumerate(children):
-            if any(not node < child < len(children) for child in own):
+        for node, siblings in enumerate(children):
+            if any(not node < child < len(children) for child in siblings):
                 raise ProposalMismatchError(
-                    f"children of node {node}: got {own}; expected nodes from {node + 1} to "
+                    f"children of node {node}: got {siblings}; expected nodes from {node + 1} to "
                     f"{len(children) - 1}, a child after its parent"
                 )
-            for child in own:
+            for child in siblings:
                 if parents[child] not in {-1, node}:
                     raise ProposalMismatchError(
                         f"children: node {child} is a child of nodes {parents[child]} and {node}; "
@@ -147,10 +147,10 @@ class Ways(NamedTuple):
             for level in _levels(children)
         )
         return Ways(
-            _table([own[:count] for own, count in pairs], device),
-            _table([own[count:] for own, count in pairs], device),
+            _table([siblings[:count] for siblings, count in pairs], device),
+            _table([siblings[count:] for siblings, count in pairs], device),
             _table(order, device),
-            tuple(len(own) - count for own, count in pairs),
+            tuple(len(siblings) - count for siblings, count in pairs),
             order,
         )
 
@@ -165,7 +165,7 @@ def checked_fixed(
     """
     fixed = num_fixed or (0,) * len(children)
     if len(fixed) != len(children) or any(
-        not 0 <= count <= len(own) for own, count in zip(children, fixed, strict=False)
+        not 0 <= count <= len(siblings) for siblings, count in zip(children, fixed, strict=False)
     ):
         raise ProposalMismatchError(
             f"num_fixed: got {num_fixed}; expected a number for each of {len(children)} nodes, no "
