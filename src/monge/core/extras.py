@@ -23,8 +23,12 @@ def require(extra: str, feature: str, *packages: str, otherwise: str = "") -> No
     Raises:
         OptionError: If a package is missing or too old.
     """
-    needed = [one for one in _of_extra("monge", extra) if not packages or one.name in packages]
-    if missing := [text for one in needed for text in _missing(one)]:
+    needed = [
+        requirement
+        for requirement in _of_extra("monge", extra)
+        if not packages or requirement.name in packages
+    ]
+    if missing := [text for requirement in needed for text in _missing(requirement)]:
         way_out = f", or {otherwise}" if otherwise else ""
         raise OptionError(
             f"{feature} needs {', '.join(dict.fromkeys(missing))}, which cannot be found: "
@@ -43,24 +47,24 @@ def installed_version(package: str) -> str | None:
 def _of_extra(package: str, extra: str) -> list[Requirement]:
     every = map(Requirement, requires(package) or ())
     return [
-        one
-        for one in every
-        if one.marker is not None
-        and one.marker.evaluate({"extra": extra})
-        and not one.marker.evaluate({"extra": ""})
+        requirement
+        for requirement in every
+        if requirement.marker is not None
+        and requirement.marker.evaluate({"extra": extra})
+        and not requirement.marker.evaluate({"extra": ""})
     ]
 
 
 def _missing(requirement: Requirement) -> list[str]:
     try:
-        found = version(requirement.name)
+        installed = version(requirement.name)
     except PackageNotFoundError:
         return [requirement.name]
-    if not requirement.specifier.contains(found, prereleases=True):
-        return [f"{requirement.name}{requirement.specifier} (here is {found})"]
+    if not requirement.specifier.contains(installed, prereleases=True):
+        return [f"{requirement.name}{requirement.specifier} (here is {installed})"]
     return [
         text
         for extra in sorted(requirement.extras)
-        for one in _of_extra(requirement.name, extra)
-        for text in _missing(one)
+        for needed in _of_extra(requirement.name, extra)
+        for text in _missing(needed)
     ]

@@ -57,13 +57,13 @@ class Grammar:
         if isinstance(schema, type):
             schema = getattr(schema, "model_json_schema", dict[str, Any])()
         try:
-            found: Any = json.loads(schema) if isinstance(schema, str) else schema
-            text = json.dumps(found, ensure_ascii=False, allow_nan=False)
+            value: Any = json.loads(schema) if isinstance(schema, str) else schema
+            text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise OptionError(f"grammar: the JSON schema is not JSON: {error}") from error
-        if not isinstance(found, Mapping):
+        if not isinstance(value, Mapping):
             raise OptionError(
-                f"grammar: a JSON schema must be an object; got {type(found).__name__}"
+                f"grammar: a JSON schema must be an object; got {type(value).__name__}"
             )
         return cls("json_schema", text, any_whitespace)
 

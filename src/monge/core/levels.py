@@ -98,8 +98,8 @@ def draws_of(
     draft_ids: Int64[Tensor, " vocab"] | None,
 ) -> LevelDraws:
     """Return what the trees of requests are drawn from, in this order."""
-    roots = torch.stack([logits[one] for one in requests])
-    positions = torch.tensor([uniforms[one] for one in requests], dtype=torch.float64)
+    roots = torch.stack([logits[request] for request in requests])
+    positions = torch.tensor([uniforms[request] for request in requests], dtype=torch.float64)
     return LevelDraws(roots, positions.to(roots.device, non_blocking=True), shape, draft_ids)
 
 
@@ -185,7 +185,7 @@ class DrawnTrees:
             laws = [*map(trusted_law, probs[row])]
         else:
             # Tokens that the rules cut keep mass zero: to leave them out, the host would wait.
-            laws = [sparse_part(self._draft_ids, one) for one in probs[row]]
+            laws = [sparse_part(self._draft_ids, masses) for masses in probs[row]]
         return tokens, laws
 
     @cached_property
@@ -218,8 +218,8 @@ def independent(
         return in_blocks(probs, positions)
     sums = probs.cumsum(1)
     wanted = positions * sums[:, -1:]
-    found = torch.searchsorted(sums, wanted, right=True)
-    return torch.where(wanted < sums[:, -1:], found, -1)
+    tokens = torch.searchsorted(sums, wanted, right=True)
+    return torch.where(wanted < sums[:, -1:], tokens, -1)
 
 
 def in_blocks(
@@ -240,8 +240,8 @@ def in_blocks(
     place = torch.searchsorted(inner, left, right=True)
     # The two sums of a block are rounded differently: what lies behind both is its last token.
     last = torch.searchsorted(inner, inner[:, :, -1:].contiguous())
-    found = block * _BLOCK + torch.minimum(place, last).squeeze(2)
-    return torch.where(wanted < sums[:, -1:], found, -1)
+    tokens = block * _BLOCK + torch.minimum(place, last).squeeze(2)
+    return torch.where(wanted < sums[:, -1:], tokens, -1)
 
 
 def without_replacement(

@@ -178,11 +178,11 @@ class PrefixCache:
                 ends = _ends(self._trees.values(), above)
             if not ends:
                 return max(0, int(min(wanted, room, memory)))
-            edge, own = min(ends, key=lambda end: end[0].used)
+            edge, owner = min(ends, key=lambda end: end[0].used)
             assert edge.above is not None, "the root is no edge"
             del edge.above.below[edge.token_ids[0]]
-            own.edges.remove(edge)
-            own.num_tokens -= len(edge.token_ids)
+            owner.edges.remove(edge)
+            owner.num_tokens -= len(edge.token_ids)
 
 
 def _ends(trees: Iterable[_Tree], above: _Edge) -> list[tuple[_Edge, _Tree]]:
@@ -196,7 +196,7 @@ def _split(tree: _Tree, edge: _Edge, size: int) -> _Edge:
     assert edge.above is not None, "the root has no tokens"
     upper, length = _Edge(edge.token_ids[:size], (), edge.above), len(edge.token_ids)
     upper.kept, lower = (
-        tuple(one.clone() for one in _part(edge.kept, *ends))
+        tuple(states.clone() for states in _part(edge.kept, *ends))
         for ends in ((0, size), (size, length))
     )
     upper.used, upper.below = edge.used, {edge.token_ids[size]: edge}
@@ -207,7 +207,7 @@ def _split(tree: _Tree, edge: _Edge, size: int) -> _Edge:
 
 
 def _part(kept: KeyValues, start: int, stop: int) -> KeyValues:
-    return tuple(one[..., start:stop, :] for one in kept)
+    return tuple(states[..., start:stop, :] for states in kept)
 
 
 def _salted(token_ids: Sequence[int], salt: str | None) -> tuple[Hashable, ...]:

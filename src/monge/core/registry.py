@@ -67,8 +67,8 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
     @cached_property
     def _entries(self) -> Mapping[str, EntryPoint]:
         """Entry points of installed packages, which are not loaded yet."""
-        found = entry_points(group=self._group) if self._group else ()
-        return {entry.name: entry for entry in found}
+        entries = entry_points(group=self._group) if self._group else ()
+        return {entry.name: entry for entry in entries}
 
     @property
     def _names(self) -> Iterable[str]:
@@ -77,17 +77,17 @@ class Registry(Mapping[str, type[Part]], Generic[Part]):
     @cached_property
     def _all(self) -> Mapping[str, type[Part]]:
         """The built-in parts, then those of installed packages that can be loaded."""
-        found = {name: self[name] for name in self._parts}
+        parts = {name: self[name] for name in self._parts}
         for name, entry in self._entries.items():
             problem = f"{self.kind} {name!r} of {entry.value} is ignored: the name is taken"
             if name not in self._parts:
                 try:
-                    found[name] = self[name]
+                    parts[name] = self[name]
                     continue
                 except OptionError as error:  # a broken package must not stop the others
                     problem = str(error)
             warnings.warn(problem, stacklevel=3)
-        return found
+        return parts
 
     def is_built_in(self, name: str) -> bool:
         """Return whether a part is this library's, and not one of an installed package."""

@@ -41,9 +41,9 @@ def is_of(value: object, declared: Any) -> bool:  # noqa: ANN401 (an annotation 
         return True
     origin, inside = get_origin(declared), get_args(declared)
     if origin in _UNIONS:
-        return any(is_of(value, one) for one in inside)
+        return any(is_of(value, choice) for choice in inside)
     if origin is Literal:
-        return any(type(value) is type(one) and value == one for one in inside)
+        return any(type(value) is type(choice) and value == choice for choice in inside)
     if origin is tuple:
         return isinstance(value, tuple) and _are_of(cast(tuple[object, ...], value), inside)
     return isinstance(value, types.NoneType if declared is None else origin or declared)
@@ -53,7 +53,7 @@ def _are_of(values: tuple[object, ...], declared: tuple[Any, ...]) -> bool:
     if declared[1:] == (...,):
         return all(is_of(value, declared[0]) for value in values)
     return len(values) == len(declared) and all(
-        is_of(value, one) for value, one in zip(values, declared, strict=True)
+        is_of(value, kind) for value, kind in zip(values, declared, strict=True)
     )
 
 

@@ -80,10 +80,10 @@ class TokenTree:
             token_ids=tuple(self.token_ids[node] for node in kept),
             parents=tuple(-1 if node == 0 else index[self.parents[node]] for node in kept),
             proposals=tuple(
-                kind(tuple(self.token_ids[child] for child in own))
-                for kind, own in zip(kinds, children, strict=True)
+                kind(tuple(self.token_ids[child] for child in siblings))
+                for kind, siblings in zip(kinds, children, strict=True)
             ),
-            candidates=tuple(tuple(index[child] for child in own) for own in children),
+            candidates=tuple(tuple(index[child] for child in siblings) for siblings in children),
         )
 
 
@@ -251,7 +251,7 @@ class GrowingTree:
 
     def _attach(self, node: int, proposal: Proposal, draws: Draws) -> tuple[int, ...]:
         if isinstance(draws, ChildDraws):
-            path = tuple(self.token_ids[one] for one in self.path(node))
+            path = tuple(self.token_ids[step] for step in self.path(node))
             tokens = draws.draw_children(path, proposal)
         else:
             tokens = proposal.draw(draws)

@@ -76,15 +76,15 @@ def draw_levels(levels: Sequence[Level]) -> list[DrawnLevel | None]:
     peeked, or if a law is not finite or has fewer tokens than are drawn. The children are the same,
     as functions of the draws, up to rounding.
     """
-    found: list[DrawnLevel | None] = [None] * len(levels)
+    result: list[DrawnLevel | None] = [None] * len(levels)
     groups: dict[Hashable, list[int]] = {}
     for place, level in enumerate(levels):
         if (key := _key(level)) is not None:
             groups.setdefault(key, []).append(place)
     for places in groups.values():
         for place, drawn in zip(places, _drawn([levels[place] for place in places]), strict=True):
-            found[place] = drawn
-    return found
+            result[place] = drawn
+    return result
 
 
 def _key(level: Level) -> Hashable | None:
@@ -122,14 +122,14 @@ def _drawn(levels: Sequence[Level]) -> Iterator[DrawnLevel | None]:
     tokens: list[list[int]] = draw(probs, positions).tolist()
     laws, start = list(map(trusted_law, probs)), 0
     for level, num in zip(levels, counts, strict=True):
-        own = tokens[start : start + num]
+        row = tokens[start : start + num]
         yield (
             None
-            if min(map(min, own)) < 0
+            if min(map(min, row)) < 0
             else DrawnLevel(
                 nodes=level.frontier[:num],
                 laws=laws[start : start + num],
-                tokens=iter(list(map(tuple, own))),
+                tokens=iter(list(map(tuple, row))),
                 draws=level.draws,
             )
         )

@@ -52,8 +52,8 @@ class Batch:
         self._active: list[Session] = []
         self._prefixes, self._is_between_rounds = prefixes, True
         self._networks = _prefix_models(components)
-        own = prefixes if components.target in self._networks else None
-        self._prefill = Prefill(components, piece_s=piece_s, prefixes=own)
+        shared = prefixes if components.target in self._networks else None
+        self._prefill = Prefill(components, piece_s=piece_s, prefixes=shared)
 
     def __len__(self) -> int:
         return len(self._active) + len(self._prefill)
@@ -154,7 +154,7 @@ class Batch:
             for session in sessions:
                 session.fail(error)
         errors = [session.error for session in sessions if session.error is not None]
-        raised = [one for one in errors if not isinstance(one, NonFiniteLogitsError)]
+        raised = [error for error in errors if not isinstance(error, NonFiniteLogitsError)]
         if raised and not self._isolated:
             raise raised[0]
 

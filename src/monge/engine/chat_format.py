@@ -108,8 +108,8 @@ class TemplateFormat:
         settings: Mapping[str, Any] | None = None,
         tools: Sequence[Tool] = (),
     ) -> tuple[int, ...]:
-        own = {*signature(self.tokenizer.apply_chat_template).parameters, "messages"}
-        for name in own.intersection(settings or ()):
+        parameters = {*signature(self.tokenizer.apply_chat_template).parameters, "messages"}
+        for name in parameters.intersection(settings or ()):
             raise OptionError(f"chat_template_kwargs: {name!r} is not the template's; leave it out")
         turns = checked_messages(messages, is_continued=is_continued)
         return self._ids(
@@ -123,8 +123,8 @@ class TemplateFormat:
             OptionError: If the template does not write the turn down as it is.
         """
         text = self.written([*before, {"role": "user", "content": _MARK}])
-        start, found, _ = text.partition(_MARK)
-        if not found:
+        start, mark, _ = text.partition(_MARK)
+        if not mark:
             raise OptionError("the chat template does not show where a user's turn starts")
         # Most tokenizers join a space to the word that follows.
         return self._ids(start.rstrip(" "))
@@ -136,8 +136,8 @@ class TemplateFormat:
             text = self._rendered(answer, add_generation_prompt=False)
         except Exception:  # noqa: BLE001  a template is code of its own; the first conversation says what is wrong
             return frozenset()
-        _, found, after = text.rpartition(_MARK)
-        ids = self._ids(after.strip()) if found else ()
+        _, mark, after = text.rpartition(_MARK)
+        ids = self._ids(after.strip()) if mark else ()
         return frozenset(ids[:1]) & frozenset(getattr(self.tokenizer, "added_tokens_decoder", ()))
 
     def written(
@@ -239,9 +239,9 @@ def chat_format(
         raise OptionError(
             f"--chat-template: {wanted!r} is neither {INSTRUCTION!r} nor a readable file: {error}"
         ) from error
-    found = TemplateFormat(tokenizer, template)
-    found.encode([{"role": "user", "content": "Hello"}])
-    return found
+    form = TemplateFormat(tokenizer, template)
+    form.encode([{"role": "user", "content": "Hello"}])
+    return form
 
 
 def checked_messages(messages: object, *, is_continued: bool = False) -> list[Message]:
@@ -256,8 +256,8 @@ def checked_messages(messages: object, *, is_continued: bool = False) -> list[Me
             f"messages must be a list of {{'role': ..., 'content': ...}}; got "
             f"{type(messages).__name__}"
         )
-    found: Sequence[Any] = messages
-    for place, message in enumerate(found):
+    turns: Sequence[Any] = messages
+    for place, message in enumerate(turns):
         where = f"messages[{place}]"
         if not isinstance(message, Mapping) or {"role", "content"} - set(message):
             raise OptionError(f"{where} must have a 'role' and a 'content'; got {message!r}")
@@ -267,6 +267,6 @@ def checked_messages(messages: object, *, is_continued: bool = False) -> list[Me
         if not isinstance(content, str):
             raise OptionError(f"{where}: the content must be text; got {type(content).__name__}")
         check_text(content, where)
-    if is_continued and not (found[-1]["role"] == "assistant" and found[-1]["content"]):
+    if is_continued and not (turns[-1]["role"] == "assistant" and turns[-1]["content"]):
         raise OptionError("messages: the last one, to be continued, must be the assistant's text")
-    return list(found)
+    return list(turns)

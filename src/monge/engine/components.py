@@ -231,7 +231,7 @@ class Components:
     def runs_network(self, name: str | None) -> bool:
         """Return whether a drafter runs a network, by its name in the pool; without a pool, `True`."""
         members = self.shared.members
-        return not members or any(one.runs_network and one.name == name for one in members)
+        return not members or any(member.runs_network and member.name == name for member in members)
 
     def prepare(self, max_batch_size: int) -> None:
         """Let the networks make their programs for rounds of up to `max_batch_size` requests."""

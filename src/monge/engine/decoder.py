@@ -100,8 +100,8 @@ class Decoder:
         parts = self.components
         networks = {"target": parts.target}
         networks |= {
-            "draft" if len(parts.draft_models) == 1 else f"draft {number}": one
-            for number, one in enumerate(parts.draft_models, start=1)
+            "draft" if len(parts.draft_models) == 1 else f"draft {number}": network
+            for number, network in enumerate(parts.draft_models, start=1)
         }
         shown = {
             **networks,
@@ -110,7 +110,7 @@ class Decoder:
             "controller": parts.controller,
             "max_batch_size": self.max_batch_size,
         }
-        return "Decoder(\n" + "".join(f"  {name}={one!r},\n" for name, one in shown.items()) + ")"
+        return "Decoder(\n" + "".join(f"  {name}={part!r},\n" for name, part in shown.items()) + ")"
 
     @takes(SamplingOptions)
     def generate(
@@ -127,9 +127,9 @@ class Decoder:
         """
         sessions = self.sessions(prompts, **options)
         logprobs: dict[int, list[TokenLogprob]] = {}
-        for one in decode(sessions, self.components, max_batch_size=self.max_batch_size):
-            if one.error is None:
-                logprobs.setdefault(one.context.request_id, []).extend(one.logprobs)
+        for result in decode(sessions, self.components, max_batch_size=self.max_batch_size):
+            if result.error is None:
+                logprobs.setdefault(result.context.request_id, []).extend(result.logprobs)
         backend = self.backend
         return [
             result_of(session, backend, logprobs.get(session.context.request_id, ()))
@@ -217,45 +217,49 @@ class Decoder:
         Raises:
             OptionError: If an option is unknown or cannot be honoured.
         """
-        asked = sampling_options(options)
-        stop_ids, allowed_ids = self._ids(asked.stop_token_ids, "stop_token_ids"), None
-        if asked.allowed_token_ids is not None:
-            allowed_ids = self._ids(asked.allowed_token_ids, "allowed_token_ids")
-        bad_ids = self._spelled(asked.bad_words)
-        start = (grammar := grammar_of(asked.grammar)) and self.grammars.compile(grammar)
-        end_ids = (frozenset() if asked.ignore_eos else self.eos_ids) | frozenset(stop_ids)
-        encoded = [ids for prompt in _as_list(prompts) for ids in [self.encode(prompt)] * asked.n]
-        check_seed(0, asked.row)  # before rows are counted on from it
+        sampling = sampling_options(options)
+        stop_ids, allowed_ids = self._ids(sampling.stop_token_ids, "stop_token_ids"), None
+        if sampling.allowed_token_ids is not None:
+            allowed_ids = self._ids(sampling.allowed_token_ids, "allowed_token_ids")
+        bad_ids = self._spelled(sampling.bad_words)
+        start = (grammar := grammar_of(sampling.grammar)) and self.grammars.compile(grammar)
+        end_ids = (frozenset() if sampling.ignore_eos else self.eos_ids) | frozenset(stop_ids)
+        encoded = [
+            ids for prompt in _as_list(prompts) for ids in [self.encode(prompt)] * sampling.n
+        ]
+        check_seed(0, sampling.row)  # before rows are counted on from it
         if len(encoded) > 1:
-            check_shared(asked.processors)
-        rules = SamplingRules(**asked.only(*LAW))
-        is_seeded = asked.seed is not None
-        controller = self.components.named_for(asked.controller, rules, is_seeded=is_seeded)
-        seed = secrets.randbits(63) if asked.seed is None else asked.seed
+            check_shared(sampling.processors)
+        rules = SamplingRules(**sampling.only(*LAW))
+        is_seeded = sampling.seed is not None
+        controller = self.components.named_for(sampling.controller, rules, is_seeded=is_seeded)
+        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
 
         def processors(num_prompt_tokens: int) -> tuple[Processor, ...]:
             sizes = num_prompt_tokens, self.components.target.vocab_size
-            late = end_ids if asked.min_tokens else frozenset[int]()
+            late = end_ids if sampling.min_tokens else frozenset[int]()
             masks = token_masks(*sizes, allowed_ids=allowed_ids, bad_words=bad_ids, late_ids=late)
-            penalties = text_processors(*sizes, end_ids=end_ids, **asked.only(*PENALTIES))
-            return *asked.processors, *penalties, *masks
+            penalties = text_processors(*sizes, end_ids=end_ids, **sampling.only(*PENALTIES))
+            return *sampling.processors, *penalties, *masks
 
         return [
             Request(
                 prompt_ids=ids,
-                max_new_tokens=asked.max_new_tokens,
+                max_new_tokens=sampling.max_new_tokens,
                 rules=rules,
                 seed=seed,
-                row=asked.row + number,
+                row=sampling.row + number,
                 eos_ids=end_ids,
-                stop=tuple(asked.stop),
+                stop=tuple(sampling.stop),
                 processors=processors(len(ids)),
                 grammar=start,
-                stop_check=asked.stop_check,
-                logprobs=None if asked.logprobs is None else LogprobOptions(num_top=asked.logprobs),
+                stop_check=sampling.stop_check,
+                logprobs=None
+                if sampling.logprobs is None
+                else LogprobOptions(num_top=sampling.logprobs),
                 controller=controller,
                 is_repeatable=self.components.repeats(controller, rules),
-                keeps_trees=asked.keeps_trees,
+                keeps_trees=sampling.keeps_trees,
             )
             for number, ids in enumerate(encoded)
         ]
@@ -264,15 +268,15 @@ class Decoder:
         """Token ids of words, with and without a space before them."""
         if words and self.tokenizer is None:
             raise OptionError("bad_words: this decoder has no tokenizer; load with tokenizer=...")
-        found = dict[tuple[int, ...], None]()
+        spellings = dict[tuple[int, ...], None]()
         for place, word in enumerate(words):
             where = f"bad_words[{place}]"
             if not word.strip():
                 raise OptionError(f"{where}: expected a word; got {word!r}")
             for text in (word, f" {word.lstrip()}"):
                 ids = token_ids_of(self.tokenizer, text, where, add_special_tokens=False)
-                found[ids] = None
-        return tuple(found)
+                spellings[ids] = None
+        return tuple(spellings)
 
     @property
     def backend(self) -> str:

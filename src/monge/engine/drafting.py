@@ -54,14 +54,14 @@ def draft_trees(
         DrafterError: If the drafter raises after it has drawn.
     """
     given = [_forced(session, components) or nothing(session) for session in sessions]
-    asked = [
+    drafting = [
         (session, plan)
         for session, plan, draft in zip(sessions, plans, given, strict=True)
         if session.drafts and draft.drafter != FORCED and _is_asked(plan)
     ]
-    if not asked:
+    if not drafting:
         return given
-    members = [session for session, _ in asked]
+    members = [session for session, _ in drafting]
     before = [num_drawn(session.draws) for session in members]
     drafts: dict[int, Draft[Any]] = {}
 
@@ -69,7 +69,7 @@ def draft_trees(
         drawn = components.drafter.draft(
             [session.context for session in members],
             [session.drafter_state for session in members],
-            [plan for _, plan in asked],
+            [plan for _, plan in drafting],
             [session.draws for session in members],
         )
         drafts.update(zip((session.request_id for session in members), drawn, strict=True))
@@ -168,8 +168,8 @@ def token_probs(draft: Draft[Any], verdict: Verdict) -> tuple[float, ...]:
     while candidates := tree.candidates[path[-1] if path else 0]:
         path.append(candidates[0])
     tokens = tuple(tree.token_ids[node] for node in path)
-    found = (draft.token_probs.get(tokens[:depth]) for depth in range(1, len(tokens) + 1))
-    return tuple(prob for prob in found if prob is not None)
+    probs = (draft.token_probs.get(tokens[:depth]) for depth in range(1, len(tokens) + 1))
+    return tuple(prob for prob in probs if prob is not None)
 
 
 def _drawn_in_vain(sessions: Sequence[Session], error: Exception) -> DrafterError:

@@ -52,17 +52,19 @@ def _read(
 ) -> list[Tensor]:
     """Logits after every token behind the starts, by text; the texts share their forwards."""
     ids = [next(_IDS) for _ in texts]
-    model.open({one: text[:start] for one, text, start in zip(ids, texts, starts, strict=True)})
+    model.open(
+        {sequence: text[:start] for sequence, text, start in zip(ids, texts, starts, strict=True)}
+    )
     at = list(starts)
-    found: list[list[Tensor]] = [[] for _ in texts]
+    rows: list[list[Tensor]] = [[] for _ in texts]
     try:
         for forward, counts in enumerate(widths):
             branches = forward % 2 == 1 and model.no_tree_reason is None
             blocks: dict[int, NodeBlock] = {}
             paths: dict[int, Sequence[int]] = {}
-            for one, text, place, width in zip(ids, texts, at, counts, strict=True):
+            for sequence, text, place, width in zip(ids, texts, at, counts, strict=True):
                 tokens = text[place : place + width]
-                blocks[one], paths[one] = (
+                blocks[sequence], paths[sequence] = (
                     _tree(tokens, model.vocab_size)
                     if branches
                     else (
@@ -71,18 +73,18 @@ def _read(
                     )
                 )
             logits = model.extend(blocks)
-            for own, one in zip(found, ids, strict=True):
-                own.append(logits[one][list(paths[one])])
+            for parts, sequence in zip(rows, ids, strict=True):
+                parts.append(logits[sequence][list(paths[sequence])])
             model.commit(paths)
             at = [place + width for place, width in zip(at, counts, strict=True)]
     finally:
-        for one in ids:
-            model.close(one)
-    return [torch.cat(own) for own in found]
+        for sequence in ids:
+            model.close(sequence)
+    return [torch.cat(parts) for parts in rows]
 
 
 def _tree(tokens: Sequence[int], vocab_size: int) -> tuple[NodeBlock, Sequence[int]]:
     """A path of these tokens in which every node follows a sibling, and the places of its nodes."""
-    both = [one for token in tokens for one in ((token + 1) % vocab_size, token)]
+    both = [each for token in tokens for each in ((token + 1) % vocab_size, token)]
     parents = [place - 1 - place % 2 for place in range(len(both))]
     return NodeBlock(tuple(both), tuple(parents)), range(1, len(both), 2)

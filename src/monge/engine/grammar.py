@@ -265,18 +265,18 @@ class GrammarState:
         Where one text alone can follow, only the tokens in which the tokenizer writes it are
         allowed.
         """
-        state, found = self, list[int]()
-        while state is not None and not state._is_ended and len(found) < most:
+        state, tokens = self, list[int]()
+        while state is not None and not state._is_ended and len(tokens) < most:
             # Kept along the run, which may be long: a grammar can force a million characters.
             state._run = state._run or state._next_run()
             if not state._run:
                 break
-            found.append(state._run[0])
+            tokens.append(state._run[0])
             try:
-                state = state.after(found[-1])
+                state = state.after(tokens[-1])
             except GrammarError:  # raised again where the text comes to this token
                 state = None
-        return tuple(found if state is not None else found[:-1])
+        return tuple(tokens if state is not None else tokens[:-1])
 
     def _next_run(self) -> tuple[int, ...]:
         if run := tuple(self._matcher.compute_ff_tokens()):

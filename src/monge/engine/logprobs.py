@@ -87,8 +87,8 @@ def of_logits(
 ) -> tuple[TokenLogprob, ...]:
     """Log-probabilities under the laws of logits at temperature 1: token i under row i."""
     logprobs = torch.log_softmax(logits.double(), dim=-1)
-    own = logprobs[range(len(token_ids)), list(token_ids)]
-    ranks = 1 + (logprobs > own[:, None]).sum(dim=-1)
+    chosen = logprobs[range(len(token_ids)), list(token_ids)]
+    ranks = 1 + (logprobs > chosen[:, None]).sum(dim=-1)
     values, tokens = torch.topk(logprobs, min(num_top, logprobs.shape[-1]), dim=-1)
     best = zip(tokens.tolist(), values.tolist(), strict=True)
     return tuple(
@@ -99,6 +99,6 @@ def of_logits(
             top=tuple(pair for pair in zip(*row, strict=True) if pair[1] > -math.inf),
         )
         for token, logprob, rank, row in zip(
-            token_ids, own.tolist(), ranks.tolist(), best, strict=True
+            token_ids, chosen.tolist(), ranks.tolist(), best, strict=True
         )
     )

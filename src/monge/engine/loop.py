@@ -38,19 +38,21 @@ def run_round(sessions: Sequence[Session], components: Components, *, num_waitin
     drafts = draft_trees(sessions, plans, components)
     timer.lap("draft_s")
     drafted = zip(sessions, drafts, strict=True)
-    logits = components.target.extend({one.request_id: draft.block for one, draft in drafted})
+    logits = components.target.extend(
+        {session.request_id: draft.block for session, draft in drafted}
+    )
     drafts = [draft.settled() for draft in drafts]  # the host waits for a device here, if at all
     timer.lap("score_s")
     laws = [
         NodeLaws(
-            logits[one.request_id],
+            logits[session.request_id],
             draft.tree,
-            one.context,
-            one.processors,
-            one.grammar,
+            session.context,
+            session.processors,
+            session.grammar,
             record=components.record,
         )
-        for one, draft in zip(sessions, drafts, strict=True)
+        for session, draft in zip(sessions, drafts, strict=True)
     ]
     verdicts = _verify(sessions, drafts, laws, components)
     timer.lap("verify_s")

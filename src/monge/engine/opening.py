@@ -111,10 +111,12 @@ class Prefill:
         is_short = len(request.prompt_ids) <= _WAITED or request.cache_salt is None
         if self._prefixes is None or is_short or request.prompt_logprobs is not None:
             return None
-        read = (one for one in self._prompts if one.first is None)
-        same = (one for one in read if one.session.request.prompt_ids == request.prompt_ids)
-        salt = request.cache_salt
-        return next((one for one in same if one.session.request.cache_salt == salt), None)
+        key = request.prompt_ids, request.cache_salt
+        for prompt in self._prompts:
+            other = prompt.session.request
+            if prompt.first is None and (other.prompt_ids, other.cache_salt) == key:
+                return prompt
+        return None
 
     def leave(self, session: Session) -> None:
         """Stop reading a request's prompt."""
@@ -172,7 +174,9 @@ class Prefill:
             self._components.target.open(kept)
 
     def _sizes(self, most: int | None, is_awaited: bool) -> list[int]:
-        sizes = [0 if one.first in self._prompts else one.num_left for one in self._prompts]
+        sizes = [
+            0 if prompt.first in self._prompts else prompt.num_left for prompt in self._prompts
+        ]
         texts = (prompt.session.request.prompt_ids for prompt in self._prompts)
         if most is None or any(is_read_whole(self._components.target, text) for text in texts):
             return sizes
@@ -324,8 +328,10 @@ def profiled(prompt: PromptProfile, logits: Float[Tensor, "nodes vocab"]) -> Pro
     """The prompt with its surprisal and entropy, from the logits at the tokens before its last one."""
     following = prompt.token_ids[-len(logits) :]
     logs = torch.log_softmax(logits.double(), dim=-1)
-    own = logs[torch.arange(len(following)), torch.tensor(following, device=logs.device)]
+    masses = logs[torch.arange(len(following)), torch.tensor(following, device=logs.device)]
     # Tokens of mass zero add nothing to the entropy; one that is read all the same is infinitely
     # surprising.
     terms = torch.where(logs.isfinite(), logs.exp() * logs, 0.0)
-    return replace(prompt, surprisal=float(-own.mean()), entropy=float(-terms.sum(dim=-1).mean()))
+    return replace(
+        prompt, surprisal=float(-masses.mean()), entropy=float(-terms.sum(dim=-1).mean())
+    )

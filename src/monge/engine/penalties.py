@@ -64,7 +64,9 @@ class Penalties:
                 f"repetition_penalty must be positive (1 = none); got {self.repetition_penalty}"
             )
         object.__setattr__(self, "_biased", torch.tensor(list(bias), dtype=torch.long))
-        object.__setattr__(self, "_bias", torch.tensor([[float(one) for one in bias.values()]]))
+        object.__setattr__(
+            self, "_bias", torch.tensor([[float(amount) for amount in bias.values()]])
+        )
 
     def __call__(self, token_ids: Tensor, scores: Tensor) -> Tensor:
         written = token_ids[:, self.num_prompt_tokens :]
@@ -97,12 +99,12 @@ def text_processors(
     Raises:
         OptionError: If a value cannot be used.
     """
-    made = Penalties(num_prompt_tokens=num_prompt_tokens, vocab_size=vocab_size, **settings)
+    penalties = Penalties(num_prompt_tokens=num_prompt_tokens, vocab_size=vocab_size, **settings)
     is_needed = (
-        bool(made.logit_bias)
-        or bool(made.min_tokens and made.end_ids)
-        or made.repetition_penalty != 1
-        or made.presence_penalty != 0
-        or made.frequency_penalty != 0
+        bool(penalties.logit_bias)
+        or bool(penalties.min_tokens and penalties.end_ids)
+        or penalties.repetition_penalty != 1
+        or penalties.presence_penalty != 0
+        or penalties.frequency_penalty != 0
     )
-    return (Stateless(made),) if is_needed else ()
+    return (Stateless(penalties),) if is_needed else ()

@@ -34,8 +34,8 @@ def plan_round(
             num_waiting=num_waiting,
         )
         states = [session.controller_state for session in group]
-        found = controller.plan(states, info, [session.plan_draws for session in group])
-        plans |= zip((session.request_id for session in group), found, strict=True)
+        group_plans = controller.plan(states, info, [session.plan_draws for session in group])
+        plans |= zip((session.request_id for session in group), group_plans, strict=True)
     return [
         session.limit(plans[session.request_id], components.capabilities.max_length)
         if session.drafts

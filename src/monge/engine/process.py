@@ -69,8 +69,8 @@ def _runtimes() -> tuple[Any, ...]:
     except OSError:  # not on Linux
         return ()
     names = {line.split()[-1] for line in maps.splitlines() if "libgomp" in line}
-    found = [ctypes.CDLL(name) for name in sorted(names)]
-    return tuple(one for one in found if hasattr(one, "omp_pause_resource_all"))
+    libraries = [ctypes.CDLL(name) for name in sorted(names)]
+    return tuple(library for library in libraries if hasattr(library, "omp_pause_resource_all"))
 
 
 def free_memory() -> int | None:
@@ -79,8 +79,8 @@ def free_memory() -> int | None:
         lines = _MEMORY.read_text(encoding="utf-8").splitlines()
     except OSError:  # not on Linux
         return None
-    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return 1024 * int(found[0]) if found else None
+    sizes = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return 1024 * int(sizes[0]) if sizes else None
 
 
 def settle_objects() -> None:

@@ -135,22 +135,24 @@ def fork(value: Any, memo: dict[int, Any] | None = None) -> Any:
     if isinstance(value, nn.Module):
         raise TypeError(f"it holds a network, {type(value).__name__}")
     try:
-        made = _copied(value, memo)
+        copied = _copied(value, memo)
     except Exception:
-        own = [getattr(type(value), name, None) for name in _OWN_METHODS]
-        method = next((one for one in own if one is not None), None)
+        methods = [getattr(type(value), name, None) for name in _OWN_METHODS]
+        method = next((candidate for candidate in methods if candidate is not None), None)
         if method is None:
             raise
-        made = method(value)
-    memo[id(value)] = made
-    return made
+        copied = method(value)
+    memo[id(value)] = copied
+    return copied
 
 
 def _holds_no_state(value: object) -> bool:
     kind = type(value)
     if isinstance(value, Stateless | OnePath | ModuleType | type):
         return True
-    return any(f"{one.__module__.split('.')[0]}.{one.__name__}" in _SHARED for one in kind.__mro__)
+    return any(
+        f"{base.__module__.split('.')[0]}.{base.__name__}" in _SHARED for base in kind.__mro__
+    )
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
@@ -165,23 +167,23 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
     if kind is FunctionType:
         return _copied_function(value, memo)
     if _is_plain(kind):
-        memo[id(value)] = made = object.__new__(kind)
-        vars(made).update(fork(vars(value), memo))
-        return made
+        memo[id(value)] = copied = object.__new__(kind)
+        vars(copied).update(fork(vars(value), memo))
+        return copied
     return copy.deepcopy(value, memo)
 
 
 def _copied_items(value: Any, memo: dict[int, Any]) -> Any:
     if not isinstance(value, list | dict):
-        return type(value)(fork(one, memo) for one in value)
+        return type(value)(fork(item, memo) for item in value)
     # First in the memo, since it may hold what refers to it.
-    made: Any = type(value)()
-    memo[id(value)] = made
+    copied: Any = type(value)()
+    memo[id(value)] = copied
     if isinstance(value, dict):
-        made.update((fork(name, memo), fork(one, memo)) for name, one in value.items())
+        copied.update((fork(name, memo), fork(item, memo)) for name, item in value.items())
     else:
-        made.extend(fork(one, memo) for one in value)
-    return made
+        copied.extend(fork(item, memo) for item in value)
+    return copied
 
 
 def _copied_function(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
@@ -190,17 +192,17 @@ def _copied_function(function: FunctionType, memo: dict[int, Any]) -> FunctionTy
         return function  # nothing of its own to change
     # Functions that share a variable go on sharing it.
     copies = [memo.setdefault(id(cell), CellType()) for cell in cells]
-    made = FunctionType(
+    copied = FunctionType(
         function.__code__, function.__globals__, function.__name__, None, tuple(copies)
     )
-    memo[id(function)] = made
-    for cell, own in zip(cells, copies, strict=True):
-        own.cell_contents = fork(cell.cell_contents, memo)
-    made.__defaults__ = fork(function.__defaults__, memo)
-    made.__kwdefaults__ = fork(function.__kwdefaults__, memo)
-    made.__qualname__ = function.__qualname__
-    vars(made).update(fork(vars(function), memo))
-    return made
+    memo[id(function)] = copied
+    for cell, copied_cell in zip(cells, copies, strict=True):
+        copied_cell.cell_contents = fork(cell.cell_contents, memo)
+    copied.__defaults__ = fork(function.__defaults__, memo)
+    copied.__kwdefaults__ = fork(function.__kwdefaults__, memo)
+    copied.__qualname__ = function.__qualname__
+    vars(copied).update(fork(vars(function), memo))
+    return copied
 
 
 def _is_plain(kind: type) -> bool:
@@ -213,5 +215,5 @@ def _is_plain(kind: type) -> bool:
             for name in ("__reduce_ex__", "__reduce__", "__getstate__")
         )
         and not any(hasattr(kind, name) for name in hooks)
-        and not any(vars(one).get("__slots__") for one in kind.__mro__)
+        and not any(vars(base).get("__slots__") for base in kind.__mro__)
     )

@@ -138,10 +138,10 @@ class NodeLaws:
         scores = logits[None].to(torch.float32, copy=True)
         for processor in processors:
             try:
-                found = processor(token_ids, scores)
-                check_scores(processor, found, scores)
+                changed = processor(token_ids, scores)
+                check_scores(processor, changed, scores)
             except Exception as error:
                 name = name_of(processor)
                 raise ProcessorError(f"the logits processor {name} raised {error!r}") from error
-            scores = found
+            scores = changed
         return scores[0]

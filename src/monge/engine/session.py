@@ -246,14 +246,16 @@ class Session:
         try:
             self.processors = laws.processors_after(path[-1] if path else 0)
             wanted = self.request.logprobs
-            found = () if wanted is None else along(wanted, laws, laws.logits, (0, *path), tokens)
+            logprobs = (
+                () if wanted is None else along(wanted, laws, laws.logits, (0, *path), tokens)
+            )
             self._append(tokens)
             if self.grammar is not None and self.finish_reason is None:
                 self.grammar = self.grammar.after_all(self.new_ids)
         except Exception as error:  # noqa: BLE001  processors and stop checks may raise anything
             self.fail(error)
             return False
-        self.logprobs = found[: len(self.new_ids)]
+        self.logprobs = logprobs[: len(self.new_ids)]
         return True
 
     def _append(self, token_ids: Sequence[int]) -> None:

@@ -56,11 +56,11 @@ class TextStream:
         start = max(0, len(self.text) - self._longest_stop)
         self._advance(last=False)
         places = {stop: self.text.find(stop, start) for stop in self._stop}
-        found = {stop: place for stop, place in places.items() if place >= 0}
-        if found:
-            self.stop_string = min(found, key=found.__getitem__)
-            self.text = self.text[: found[self.stop_string]]
-        return bool(found)
+        matches = {stop: place for stop, place in places.items() if place >= 0}
+        if matches:
+            self.stop_string = min(matches, key=matches.__getitem__)
+            self.text = self.text[: matches[self.stop_string]]
+        return bool(matches)
 
     def finish(self) -> None:
         """No token follows: what waited for the rest of a character is decoded as it is."""

@@ -38,9 +38,9 @@ class BadWords:
         longest = min(num_written, max(map(len, self.sequences)) - 1)
         end = tuple(token_ids[0, token_ids.shape[1] - longest :].tolist())
         last = [
-            one[-1]
-            for one in self.sequences
-            if len(one) <= longest + 1 and one[:-1] == end[longest - len(one) + 1 :]
+            sequence[-1]
+            for sequence in self.sequences
+            if len(sequence) <= longest + 1 and sequence[:-1] == end[longest - len(sequence) + 1 :]
         ]
         return scores.index_fill(
             1, torch.tensor(last, dtype=torch.long).to(scores.device), -torch.inf
@@ -67,16 +67,16 @@ def token_masks(
     Raises:
         OptionError: If there may be a place where no token is left.
     """
-    banned = late_ids.union(one[-1] for one in bad_words)
+    banned = late_ids.union(sequence[-1] for sequence in bad_words)
     allowed = frozenset(allowed_ids or ())
     num_left = vocab_size - len(banned) if allowed_ids is None else len(allowed - banned)
     if num_left <= 0 and (bad_words or allowed_ids is not None):
         raise OptionError(
             "allowed_token_ids: bad_words and min_tokens leave none of these tokens; allow more"
         )
-    made: list[Processor] = []
+    processors: list[Processor] = []
     if allowed_ids is not None:
-        made.append(Stateless(AllowedTokens(tuple(allowed))))
+        processors.append(Stateless(AllowedTokens(tuple(allowed))))
     if bad_words:
-        made.append(Stateless(BadWords(tuple(bad_words), num_prompt_tokens)))
-    return tuple(made)
+        processors.append(Stateless(BadWords(tuple(bad_words), num_prompt_tokens)))
+    return tuple(processors)

@@ -24,12 +24,12 @@ class TreeMask:
         for node, parent in enumerate(tree.parents):
             above = None if node == 0 else states[parent]
             try:
-                own = state if node == 0 else above and above.after(tree.token_ids[node])
+                here = state if node == 0 else above and above.after(tree.token_ids[node])
             except GrammarError as error:
-                own, self._errors[node] = None, str(error)
-            states.append(own)
+                here, self._errors[node] = None, str(error)
+            states.append(here)
             # Where the path is no text of the grammar, no law is asked for.
-            if own is not None and (reason := own.write(words[node])) is not None:
+            if here is not None and (reason := here.write(words[node])) is not None:
                 self._errors[node] = f"grammar: no token can come next: {reason}"
         bits = np.unpackbits(
             words.view(np.uint8), axis=1, count=state.vocab_size, bitorder="little"

@@ -133,8 +133,8 @@ class TabularModel:
     def load(self, sequence: int, kept: Sequence[KeyValues]) -> None:
         tokens, *states = (torch.cat(parts) for parts in zip(*kept, strict=True))
         self._committed[sequence] = tuple(tokens.flatten().tolist())
-        for own in states:
-            self._states.load(sequence, own)
+        for state in states:
+            self._states.load(sequence, state)
 
     def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
         for sequence, path in paths.items():
