@@ -3,6 +3,7 @@
 import doctest
 import importlib.util
 import inspect
+import pkgutil
 import re
 from collections.abc import Iterable
 
@@ -31,6 +32,16 @@ def missing_parts(text: str, parts: Iterable[str]) -> list[str]:
     """Lines that should stand in a text and do not."""
     lines = {line.strip() for line in text.splitlines()}
     return [part for part in parts if part not in lines]
+
+
+WHERE = (DOCS / "architecture.md").read_text().partition("## Where is")[2]
+PLACES = re.findall(r"`(monge[\w.]*:[\w.]+)`", WHERE)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_every_place_that_the_architecture_names_is_there(place):
+    assert len(PLACES) >= 15, "the table is read"
+    assert pkgutil.resolve_name(place) is not None
 
 
 @pytest.fixture(scope="module")

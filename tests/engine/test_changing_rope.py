@@ -8,11 +8,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import monge
 from monge.api import make_components
-from monge.core.prefix_cache import PrefixCache
 from monge.engine.batch import decode
 from monge.engine.decoder import Decoder
 from monge.engine.models.hf_chain import HfChainModel
 from monge.engine.models.hf_tree import HfTreeModel
+from monge.engine.prefix_cache import PrefixCache
 from tests.engine.tiny import COMMON, VOCAB, perturbed
 
 pytestmark = pytest.mark.filterwarnings("ignore:the rotary embedding of")

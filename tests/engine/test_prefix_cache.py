@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 import monge
 from monge.core.model import NodeBlock
-from monge.core.prefix_cache import PrefixCache
 from monge.engine import loop
 from monge.engine.batch import Batch, decode
 from monge.engine.models.hf_tree import HfTreeModel
+from monge.engine.prefix_cache import PrefixCache
 from monge.testing.tabular import RandomTable, TabularModel
 from tests.engine.tiny import TREE_FAMILIES, VOCAB, network, perturbed
 

@@ -4,9 +4,9 @@ import pytest
 
 from monge.api import make_components
 from monge.core import prefix_cache
-from monge.core.prefix_cache import PrefixCache
 from monge.engine.batch import Batch, decode
 from monge.engine.models.cross_tokenizer import ResizedVocabulary
+from monge.engine.prefix_cache import PrefixCache
 from monge.testing.decoding import Case, target_law
 from monge.testing.oracle import exact_law, law_error
 from monge.testing.tabular import RandomTable, TabularModel

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from monge.core.errors import NonFiniteLogitsError, OptionError
-from monge.core.prefix_cache import PrefixCache, PrefixModel
 from monge.engine.components import Components
 from monge.engine.loop import close_session, run_round
 from monge.engine.opening import Prefill
+from monge.engine.prefix_cache import PrefixCache, PrefixModel
 from monge.engine.session import Session, catch
 
 

@@ -4,10 +4,10 @@ from collections.abc import Generator, Sequence
 from math import inf
 from typing import Any
 
-from monge.core.prefix_cache import PrefixCache
 from monge.engine.batch import decode
 from monge.engine.chat_format import Message
 from monge.engine.decoder import Decoder, Piece, piece_of
+from monge.engine.prefix_cache import PrefixCache
 from monge.engine.session import Session
 
 

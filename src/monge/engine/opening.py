@@ -11,13 +11,13 @@ from torch import Tensor
 from monge.control.base import PromptReader
 from monge.core.context import Context
 from monge.core.model import NodeBlock, SequenceModel, draft_length
-from monge.core.prefix_cache import PrefixCache
 from monge.core.prompt import PromptProfile
 from monge.draft.base import piece_reader
 from monge.engine.clock import now, num_preparations
 from monge.engine.components import Components
 from monge.engine.drafting import ask_drafter
 from monge.engine.logprobs import of_logits
+from monge.engine.prefix_cache import PrefixCache
 from monge.engine.session import Request, Session
 
 _UNBOUNDED: Final = 1 << 62

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from monge.core.errors import MongeError
 from monge.core.model import NodeBlock
-from monge.core.prefix_cache import KeyValues, PrefixCache
 from monge.engine.models.hidden_states import HiddenStateLog, HiddenStates
+from monge.engine.prefix_cache import KeyValues, PrefixCache
 
 Style = Literal["positive", "sparse", "ties"]
 

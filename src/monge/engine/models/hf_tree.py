@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 from monge.core.errors import BackendError, MongeError, UnsupportedModelError
 from monge.core.levels import DrawnTrees, LevelShape, draw_levels, draws_of
 from monge.core.model import CachedStep, Forward, NodeBlock
-from monge.core.prefix_cache import KeyValues, PrefixCache
 from monge.core.sampling_rules import Recorder
 from monge.engine.clock import now
 from monge.engine.models.background_compiler import is_compiled_elsewhere
@@ -44,6 +43,7 @@ from monge.engine.models.network_facts import (
     num_weights,
 )
 from monge.engine.models.tree_cache import RECORDED_ROOM, CacheRow, TreeCache, power_of_two
+from monge.engine.prefix_cache import KeyValues, PrefixCache
 
 _PREFILL: Final = 1024
 """Tokens of a prompt that one forward reads: bounds the mask and the activations, not the prompt."""

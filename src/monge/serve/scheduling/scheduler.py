@@ -12,10 +12,10 @@ from itertools import count
 from typing import Final
 
 from monge.core.errors import ContextLengthError, GrammarError, OptionError, OutOfStepError
-from monge.core.prefix_cache import PrefixCache
 from monge.engine.batch import Batch
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder
+from monge.engine.prefix_cache import PrefixCache
 from monge.engine.process import release_openmp_pool, trim_heap
 from monge.engine.session import Request, Session
 from monge.options import ServeOptions
