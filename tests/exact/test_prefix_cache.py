@@ -3,7 +3,7 @@
 import pytest
 
 from monge.api import make_components
-from monge.core import prefix_cache
+from monge.engine import prefix_cache
 from monge.engine.batch import Batch, decode
 from monge.engine.models.cross_tokenizer import ResizedVocabulary
 from monge.engine.prefix_cache import PrefixCache
