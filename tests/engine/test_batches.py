@@ -1,5 +1,6 @@
 """Requests that share a batch: joining, leaving, permuted, failing; each as if it were alone."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -106,3 +107,15 @@ def test_speculate_raises_on_nan_logits():
 
 def _poison(module, args, output):
     output.logits.fill_(float("nan"))
+
+
+def test_threads_that_share_a_decoder_take_turns():
+    shared = decoder(tree="chain(4)")
+    texts = [
+        [result.token_ids for result in shared.generate([prompt], max_new_tokens=60)]
+        for prompt in PROMPTS
+    ]
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        futures = [pool.submit(shared.generate, [prompt], max_new_tokens=60) for prompt in PROMPTS]
+        together = [[result.token_ids for result in future.result()] for future in futures]
+    assert together == texts

@@ -193,6 +193,9 @@ def decode(
             batch.join(
                 [waiting.popleft() for _ in range(min(len(waiting), max_batch_size - len(batch)))]
             )
-            yield from batch.step(num_waiting=len(waiting))
+            with components.lock:
+                served = batch.step(num_waiting=len(waiting))
+            yield from served
     finally:
-        batch.close()
+        with components.lock:
+            batch.close()

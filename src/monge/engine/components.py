@@ -1,8 +1,10 @@
 """The components that a round is made of."""
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from threading import RLock
 from typing import Any, Final
 
 import torch
@@ -49,6 +51,7 @@ class Components:
         draft_models: Networks that the drafter runs, for the accounting of forward times.
         alternatives: Gives verifiers by name, to be named where `rule` does not fit the drafter.
         shared: What controllers keep beyond a request; the one component that changes.
+        lock: Held during a round, so that threads which share a decoder take turns.
 
     Raises:
         OptionError: If a controller says that it reads something unknown.
@@ -67,6 +70,7 @@ class Components:
     shared: SharedState = field(default_factory=SharedState)
     controllers: Mapping[str, AnyController] = field(default_factory=dict[str, AnyController])
     seeded: str | None = None
+    lock: AbstractContextManager[Any] = field(default_factory=RLock, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self.shared.members = self.drafter.members if isinstance(self.drafter, DrafterPool) else ()

@@ -58,7 +58,7 @@ class Piece:
 
 
 class Decoder:
-    """Decodes prompts with one set of components. Made by `load`.
+    """Decodes prompts with one set of components. Made by `load`. Threads may share it: their rounds take turns.
 
     Args:
         components: Target, drafter, verifier, controller.
