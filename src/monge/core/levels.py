@@ -69,8 +69,9 @@ def relatives(shape: LevelShape) -> tuple[tuple[int, ...], tuple[tuple[int, ...]
 
 
 DrawnTree = tuple[Sequence[int], Sequence[Law]]
-"""Tokens of a tree below its root, level by level: -1 where a law is not finite or has too few tokens, and anything below such
-a node. And the draft laws of the nodes with children, level by level."""
+"""Tokens of a tree below its root, and the draft laws of its nodes with children, both level by level.
+
+A token is -1 where a law is not finite or has too few tokens; the tokens below that node have no meaning."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

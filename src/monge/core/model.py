@@ -111,7 +111,7 @@ class SequenceModel(Protocol):
         ...
 
     def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
-        """Keep these uncommitted nodes, a path from the last committed token down; drop the sequence's others."""
+        """Commit these nodes, a path from the last committed token down, and drop the sequence's other uncommitted nodes."""
 
     def length(self, sequence: int) -> int:
         """Number of committed tokens."""

@@ -53,7 +53,7 @@ class Resamples:
         others: Float64[np.ndarray, " values"],
         clusters: Int64[np.ndarray, " values"],
     ) -> Estimate:
-        """Sum of values over the sum of others that were measured in the same clusters, with its percentile interval."""
+        """Ratio of two sums over the same clusters, with its percentile interval."""
         if values.size == 0:
             raise MongeError("statistics: nothing was measured, so there is nothing to estimate")
         sizes = [

@@ -73,7 +73,7 @@ class SamplingRules:
 
 @runtime_checkable
 class Recordable(Hashable, Protocol):
-    """A function of tensors that never asks for a number; equal ones do the same."""
+    """A function of tensors that never waits for a number. Equal functions give equal results."""
 
     def __call__(self, *inputs: Tensor) -> Tensor: ...
 
@@ -83,7 +83,7 @@ class Recordable(Hashable, Protocol):
 
 
 Recorder = Callable[[Recordable, Sequence[Tensor]], Tensor]
-"""Runs such a function on a device, which may record what it does there."""
+"""Runs a `Recordable` on a device, and may record its launches there."""
 
 
 class StackedLaws(LawSequence, Protocol):

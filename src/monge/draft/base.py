@@ -258,7 +258,7 @@ class PieceReader(Drafter[State]):
 
     @property
     def reads_pieces(self) -> bool:
-        """True if it reads prompts in chunks; a drafter made of others may not."""
+        """True if it reads prompts in chunks. A drafter that is made of several drafters may not."""
         return True
 
     @abstractmethod

@@ -184,7 +184,7 @@ def commit_accepted(
     read: Sequence[ReadPaths],
     verdicts: Sequence[Verdict],
 ) -> None:
-    """Commit the accepted paths among the nodes that a network has read, and drop the others."""
+    """Commit the accepted paths among the nodes that a network has read, and drop its other nodes."""
     slots: dict[int, list[int]] = {}
     for context, draft, known, verdict in zip(contexts, drafts, read, verdicts, strict=True):
         tree = draft.tree

@@ -44,7 +44,7 @@ class SuffixIndex:
             self._tokens.append(token)
 
     def end_text(self) -> None:
-        """Start another text, and drop the oldest ones beyond the limit."""
+        """Start a text, and drop the oldest texts beyond the limit."""
         self._tokens.append(_END)
         if self._max_tokens is None:
             return

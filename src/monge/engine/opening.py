@@ -1,4 +1,4 @@
-"""Opening requests: prompts are read, whole or in chunks, beside the rounds of others."""
+"""Reads the prompts of new requests, whole or in chunks, between the rounds of running requests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -185,7 +185,7 @@ class Prefill:
         return equal_shares(sizes, most)
 
     def _bearable(self, most: int, piece_s: float) -> int:
-        """Tokens of a chunk for which others wait. Halving keeps the shapes of forwards few."""
+        """Return the tokens of a chunk while running requests wait. Halving keeps the shapes of forwards few."""
         if self._token_s is None:  # nothing is known yet
             return -(-most // 8)
         while most > 1 and most * self._token_s > piece_s:

@@ -31,7 +31,7 @@ class PrefixModel(SequenceModel, Protocol):
 
     @property
     def bytes_per_token(self) -> int:
-        """Memory of what is kept of one token, known once a sequence was open."""
+        """Bytes that the cache keeps for one token; known once a sequence was open."""
         ...
 
     def is_complete(self, sequence: int) -> bool:
@@ -39,11 +39,11 @@ class PrefixModel(SequenceModel, Protocol):
         ...
 
     def save(self, sequence: int, start: int, stop: int) -> KeyValues:
-        """Return a copy of what is kept of these committed tokens."""
+        """Return a copy of the keys and values of these committed tokens."""
         ...
 
     def load(self, sequence: int, kept: Sequence[KeyValues]) -> None:
-        """Fill an empty sequence with what is kept of its first tokens, run after run; they are then committed."""
+        """Fill an empty sequence with the keys and values of its first tokens, run after run, and commit them."""
 
 
 @dataclass(slots=True, eq=False)

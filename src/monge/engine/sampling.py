@@ -18,7 +18,7 @@ from monge.engine.processors import Processor, check_scores, fork, has_state, na
 from monge.engine.tree_mask import TreeMask
 
 _FEW: Final = 1 << 17
-"""Logits whose largest ones are found in the time of a few calls."""
+"""Number of logits in which the largest are found in the time of a few calls."""
 
 
 class NodeLaws:

@@ -23,7 +23,7 @@ class AllowedTokens:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BadWords:
-    """Forbids the last token of a sequence where the completion ends with the others, as vLLM does.
+    """Forbids the last token of a sequence where the completion ends with its other tokens, as vLLM does.
 
     Args:
         sequences: Token ids of the sequences.

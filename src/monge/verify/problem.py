@@ -36,12 +36,12 @@ class NodeProblem:
 
     @property
     def fixed(self) -> tuple[int, ...]:
-        """The deterministic candidates beside drawn ones."""
+        """The deterministic candidates of a node that also has drawn candidates."""
         return self.proposal.fixed if isinstance(self.proposal, Mixed) else ()
 
     @property
     def drawn(self) -> tuple[int, ...]:
-        """The other candidates."""
+        """The drawn candidates."""
         return self.candidates[len(self.fixed) :]
 
 

@@ -52,7 +52,7 @@ class Rrs(FlowRule):
         return emitted(target_law, proposal, candidates, draws)
 
     def flow(self, problem: NodeProblem) -> Flow:
-        """As emitted; what is left is the same whichever tokens were rejected, so y has a closed form.
+        """The flow of `emit`. The residual does not depend on the rejected tokens, so y has a closed form.
 
         With T = s p and M = 1, each draw takes `min(T, M q)` of T, and as much in all of M.
         """
@@ -88,7 +88,7 @@ def emitted(
     *,
     replacement: bool = True,
 ) -> int:
-    """Emit a token by `rejection`: an accepted candidate, or a draw from what is left of p."""
+    """Emit a token by `rejection`: an accepted candidate, or a draw from the residual of p."""
     if not isinstance(proposal, Iid | Mixed | WithoutReplacement):
         # Each q is a point mass: accepting x with probability P_x, else drawing from P without x,
         # is one draw from p.

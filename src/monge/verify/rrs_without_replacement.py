@@ -18,7 +18,7 @@ from monge.verify.whole_tree import offered
 
 @dataclass(frozen=True, slots=True)
 class RrsWithoutReplacement(FlowRule):
-    """Recursive rejection where each candidate is tested against the law it had given the ones before it.
+    """Recursive rejection that tests each candidate against its law given the candidates before it.
 
     Law:
         The emitted token follows p for candidates drawn without replacement *in drawing order*
@@ -55,7 +55,7 @@ class RrsWithoutReplacement(FlowRule):
         return emitted(target_law, proposal, distinct, draws, replacement=False)
 
     def flow(self, problem: NodeProblem) -> Flow | Emission:
-        """As emitted; what is left depends on the rejected tokens, so y has a closed form for one candidate only."""
+        """The flow of `emit`. The residual depends on the rejected tokens, so y has a closed form for one candidate only."""
         proposal = problem.proposal
         if not isinstance(proposal, WithoutReplacement | Iid):
             return walked(problem)

@@ -67,7 +67,7 @@ class TargetWalk(FlowRule):
         return draws.categorical(target_law)
 
     def flow(self, problem: NodeProblem) -> Flow | Emission:
-        """`s p` of every candidate; what is left is p without the candidates."""
+        """`s p` of every candidate. The leftover law is p without the candidates."""
         if isinstance(problem.proposal, Deterministic):
             return walked(problem)
         p, scale = problem.target_law, problem.scale

@@ -69,7 +69,7 @@ class TreeBuilder(ABC):
 
 @dataclass(frozen=True, slots=True)
 class ByRequest(TreeBuilder):
-    """Build one tree for greedy requests and another for sampled ones.
+    """Build one tree for greedy requests, and another tree for sampled requests.
 
     Greedy requests gain from several of the most probable tokens, sampled ones from draws of the
     draft law. A drafter that does not call `under` builds the sampled trees, which are exact for

@@ -38,13 +38,13 @@ class LevelTree(TreeBuilder):
         )
 
     def served(self, tree: GrowingTree, frontier: Sequence[int], plan: DraftPlan) -> int:
-        """Return how many nodes of the frontier get children within a plan; they are its first ones."""
+        """Return how many nodes of the frontier get children within a plan: the first nodes come first."""
         widths = self.level_widths
         left = nodes_left(tree, plan, sum(accumulate(widths, mul)))
         return min(len(frontier), left // widths[tree.depths[frontier[0]]])
 
     def shape(self, plan: DraftPlan, rules: SamplingRules, most: int | None) -> LevelShape | None:
-        """Return the shape of trees that can be drawn as tensors, or `None` if this one's depend on what is drawn.
+        """Return the shape of trees that can be drawn as tensors, or `None` if the shape depends on drawn tokens.
 
         Args:
             plan: The plan, of at least one level and one node.

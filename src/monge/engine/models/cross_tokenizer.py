@@ -15,7 +15,7 @@ from monge.core.errors import ContextLengthError, VocabularyMismatchError
 from monge.core.model import NodeBlock, SequenceModel, draft_length, dtype_of
 
 Spelling = bytes | str
-"""The bytes of an ordinary token; the name of a special one, such as an end of text."""
+"""The bytes of an ordinary token, or the name of a special token, such as an end of text."""
 
 _NEIGHBOURS: Final = 8
 """Tokens of the text that are retokenised with a continuation, whose pieces depend on them."""

@@ -235,7 +235,7 @@ class HfChainModel(HfModel):
             self._forward_s = 0.0
 
     def _read(self, row: _ChainRow, token_ids: Sequence[int], *, keep_logits: bool) -> Tensor:
-        """Read tokens behind the drafted ones, and behind committed ones that are unread."""
+        """Read these tokens behind the drafted ones, and before the first draft the unread committed tokens."""
         waiting: tuple[int, ...] = () if row.drafted else row.unread
         if self.no_draft_reason is None and not self._crops and not row.drafted:
             row.snapshot = CacheSnapshot(row.cache)

@@ -119,7 +119,7 @@ class BatchDraws(RuleDraws, Protocol):
 
 
 Uniforms = Float64[Tensor, "batch uniforms"] | BatchDraws
-"""Uniforms of each request, or another source of its draws, such as one that enumerates them."""
+"""Uniforms of each request, or another source of draws, such as that of the oracle, which enumerates them."""
 
 
 @dataclass(frozen=True, slots=True)

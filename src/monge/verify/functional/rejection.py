@@ -104,7 +104,7 @@ class ChainProblem(Protocol):
         ...
 
     def ratio(self, place: int) -> Value:
-        """`p(x) / q(x)` of the token after `place` others."""
+        """`p(x) / q(x)` of the drafted token with this place in the chain, counted from 0."""
         ...
 
     def weighed(self, scales: Sequence[Value]) -> Callable[[int], Value]:
