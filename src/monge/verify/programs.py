@@ -231,7 +231,7 @@ def _answers(questions: Sequence[_Question]) -> list[Verdict | None]:
         uniforms.to(device, non_blocking=True),
         *_stacked(padded, len(children)),
     )
-    answer = _Answer(first.program, first.rules, children, fixed)
+    answer = _ConfiguredProgram(first.program, first.rules, children, fixed)
     numbers = answer(*inputs) if first.record is None else first.record(answer, inputs)
     # The host waits here, and nowhere else.
     rows: list[list[int]] = numbers.tolist()
@@ -256,7 +256,7 @@ def _joined(rows: Sequence[Tensor]) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _ConfiguredProgram:
     """A program with its settings."""
 
     program: Program
