@@ -20,7 +20,7 @@ from monge.cli import options
 from monge.cli.console import output, quiet_host, reported
 from monge.cli.options import check_out_folder
 from monge.cli.progress import working
-from monge.heads.shape.checkpoint import built_in_head
+from monge.core.parts import built_in
 from monge.prompts import encode, interleaved, read_prompts, shipped
 from monge.training.own_text import TextSettings, write_own_text
 
@@ -121,7 +121,7 @@ def _circumstances(pair: Pair, settings: Settings) -> dict[str, Any]:
 
 def _built_in(target: str | None) -> list[Path]:
     """The head that ships, for the target that ships."""
-    return [built_in_head()] if target is None else []
+    return [built_in("shape")] if target is None else []
 
 
 def _show(lines: Sequence[Line], num_prompts: int) -> None:

@@ -17,17 +17,19 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from lab.shape.diagonal import head_with
+from monge.api import drafts_of
 from monge.bench.arms import MongeArm, TokenIds
 from monge.bench.pair import Pair
 from monge.bench.runner import Measurement, Settings, measure
 from monge.bench.statistics import RepeatSummary
 from monge.core.errors import MongeError
 from monge.core.metrics import block_efficiency
-from monge.draft.by_name import drafters_in, head_drafter, options_of
+from monge.draft.by_name import drafters_in, options_of
 from monge.heads.readers.files import CONFIG, read_json
 from monge.heads.shape.checkpoint import is_shape, load_head, save_head
 from monge.heads.shape.head import TargetSizes, make_predictor
 from monge.heads.shape.predictors import RidgePredictor
+from monge.loading.sources import ModelSource
 from monge.training.calibrate import calibrate_alignments, calibrate_ridge, calibrate_temperatures
 from monge.training.texts import Texts, feature_model, gradient_ends, read_texts, thirds
 
@@ -124,7 +126,8 @@ def entries(
                     _fitted(pair, folder, variant, texts, out / f"{folder.name}-{variant}")
                 )
             continue
-        drafter, about = head_drafter(folder, pair.names["target"]), config.get("about", {})
+        target = ModelSource.of(pair.names["target"])
+        drafter, about = drafts_of(folder, target).head_text, config.get("about", {})
         if drafter is None:
             raise MongeError(f"lab.drafters: {str(folder)!r} holds no head for this target")
         times = {"training_s": about.get("training_s"), "training_tokens": about.get("tokens")}

@@ -18,7 +18,6 @@ from monge.bench.provenance import provenance
 from monge.core.errors import OptionError, unknown_name
 from monge.core.model import NodeBlock, SequenceModel
 from monge.engine.models.hf_tree import make_programs
-from monge.heads.shape.checkpoint import built_in_head
 from monge.loading.networks import as_sequence_model, usable_device
 from monge.prompts import encode, interleaved, shipped
 
@@ -88,7 +87,7 @@ class Machine:
     def headed(self) -> Pair:
         """SmolLM2 with its head; in the tiny size, the built-in target with its head."""
         names = (
-            (None, str(built_in_head()))
+            (None, str(built_in("shape")))
             if self.size.params is None
             else ("smollm2", "smollm2-head")
         )

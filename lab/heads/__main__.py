@@ -22,7 +22,6 @@ from monge.cli import options
 from monge.cli.console import output, quiet_host, reported
 from monge.cli.options import check_out_folder
 from monge.cli.progress import working
-from monge.heads.shape.checkpoint import built_in_head
 from monge.loading.networks import load_network, load_tokenizer
 from monge.prompts import encode, read_prompts, shipped
 from monge.training.own_text import TextSettings, write_own_text
@@ -75,7 +74,7 @@ def main(
         encode(tokenizer, prompt.text)
         for prompt in (shipped() if data is None else read_prompts(data))
     ]
-    folders, settings = head or [built_in_head()], replace(TextSettings(), num_tokens=tokens)
+    folders, settings = head or [built_in("shape")], replace(TextSettings(), num_tokens=tokens)
     arms: list[ArmResult] = []
     loops: list[LoopResult] = []
     with working() as work:

@@ -21,10 +21,8 @@ from monge.cli.console import notes, output, quiet_host, reported, write_documen
 from monge.cli.options import check_out_folder
 from monge.core.errors import OptionError
 from monge.engine.chat_format import chat_format
-from monge.heads.readers.files import head_path
-from monge.loading.named_models import NAMED
-from monge.loading.networks import load_tokenizer, resolve_for
-from monge.loading.sources import resolve
+from monge.loading.networks import load_tokenizer, prepare
+from monge.loading.sources import ModelSource
 from monge.prompts import asked_prompts, encode, read_prompts
 
 OUT: Final = Path("bench-peers")
@@ -120,8 +118,8 @@ def main(
                 "--gguf is the target, and has its own types: leave --target and --rounded out"
             )
         known, other = gguf_peers(draft or ""), draft or ""
-        source = str(NAMED[str(file)].path() if str(file) in NAMED else file.expanduser())
-        tokenizer = load_tokenizer(resolve_for(source, _BACKEND))
+        model = ModelSource.of(str(file))
+        source, tokenizer = str(model.path), load_tokenizer(prepare(model, _BACKEND))
     else:
         known = ROUNDED if rounded else PEERS
         source, other = _folder(target, "target"), _folder(draft, "draft")
@@ -206,8 +204,8 @@ def _texts(tokenizer: Any, count: int | None) -> TokenIds:  # noqa: ANN401 (the 
 
 def _folder(given: str | None, which: str) -> str:
     """A checkpoint's folder: other engines cannot take anything else."""
-    named = built_in(which) if given is None else head_path(resolve(given))
-    folder = Path(named).expanduser().resolve()
+    source = ModelSource.of(built_in(which) if given is None else given)
+    folder = Path(prepare(source, "eager").place if source.is_gguf else source.path).resolve()
     if not (folder / "config.json").is_file():
         raise OptionError(
             f"--{which} {str(given)!r}: peers need the folder of a checkpoint, with "

@@ -19,7 +19,8 @@ from monge.cli.console import output, quiet_host, reported
 from monge.cli.progress import working
 from monge.core.errors import OptionError
 from monge.engine.chat_format import chat_format
-from monge.loading.networks import load_network, load_tokenizer, resolve_for
+from monge.loading.networks import load_network, load_tokenizer, prepare
+from monge.loading.sources import ModelSource
 from monge.prompts import read_prompts
 
 KINDS = ("bfloat16", "int8", "int4")
@@ -90,7 +91,7 @@ def main(
 
 
 def _of_file(source: str | Path) -> PreTrainedModel:
-    return load_network(resolve_for(source, "compiled(weights='file')"))
+    return load_network(prepare(ModelSource.of(source), "compiled(weights='file')"))
 
 
 def table(found: dict[str, dict[str, Estimate]]) -> Table:

@@ -28,8 +28,9 @@ from monge.loading.networks import (
     as_sequence_model,
     load_network,
     load_tokenizer,
-    resolve_for,
+    prepare,
 )
+from monge.loading.sources import ModelSource
 from monge.prompts import encode, read_prompts, shipped
 
 SHAPE: Final = Shape(width=2, kv_width=2, intermediate=2048, layers=2)
@@ -100,7 +101,9 @@ def compared(
     small, path = load_network(built_in("draft")), folder / f"{name}.gguf"
     tokenizer = load_tokenizer(built_in("target"))
     write_gguf(grown(small, SHAPE), tokenizer, path, name)
-    target = as_sequence_model(load_network(resolve_for(path, _BACKEND)), backend=_BACKEND)
+    target = as_sequence_model(
+        load_network(prepare(ModelSource.of(path), _BACKEND)), backend=_BACKEND
+    )
     draft = as_draft_model(small, target, backend="compiled")
     texts = _texts(tokenizer, num_prompts)
 

@@ -16,7 +16,6 @@ from monge.cli import options
 from monge.cli.console import notes, output, quiet_host, reported
 from monge.cli.options import check_out_folder
 from monge.cli.progress import working
-from monge.heads.shape.checkpoint import built_in_head
 from monge.loading.networks import load_network, load_tokenizer
 from monge.prompts import Prompt, read_prompts, shipped
 
@@ -67,7 +66,7 @@ def main(
     """
     options.set_threads(threads)
     check_out_folder(out)
-    trained = head or (built_in_head() if target is None else None)
+    trained = head or (built_in("shape") if target is None else None)
     size = replace(
         QUICK if quick else ReportSettings(),
         **options.given(rows_per_task=rows, max_new_tokens=max_new_tokens),

@@ -3,9 +3,8 @@
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from importlib.resources import files
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, ParamSpec, cast
 
@@ -18,6 +17,7 @@ from monge.control.base import AnyController, SharedState
 from monge.control.latency import Latency
 from monge.core.errors import ModelLoadError, OptionError
 from monge.core.model import SequenceModel
+from monge.core.parts import built_in
 from monge.core.sampling_rules import SamplingRules
 from monge.defaults import (
     STEADY,
@@ -44,23 +44,20 @@ from monge.engine.decoder import Decoder
 from monge.engine.exact_numerics import check_exact_numerics
 from monge.engine.models.hf_tree import make_programs
 from monge.engine.text import Tokenizer
-from monge.loading.named_models import NAMED
 from monge.loading.networks import (
-    AdaptedModel,
     as_draft_model,
     as_sequence_model,
-    backend_for,
     load_network,
     load_tokenizer,
-    resolve_for,
-    unwrapped,
+    prepare,
 )
+from monge.loading.sources import BUILT_IN, AdaptedModel, ModelSource
 from monge.options import PARTS, LoadOptions, checked
 from monge.verify.base import Rule
 from monge.verify.registry import VERIFIERS
 from monge.verify.target_walk import TargetWalk
 
-Source = str | Path | PreTrainedModel
+Source = str | Path | PreTrainedModel | ModelSource
 
 _SAMPLING_SETTINGS: Final = frozenset({"temperature", "top_k", "top_p", "min_p", "typical_p"})
 _LAW_SETTINGS: Final = _SAMPLING_SETTINGS | {
@@ -180,49 +177,41 @@ def load(
         "attention": attention,
         "trust_remote_code": trust_remote_code,
     }
-    given: Source | None = unwrapped(target)
-    draft = default_draft(given, one_or_several(unwrapped(draft)), drafter)
-    is_built_in, target = given is None, built_in("target") if given is None else given
-    backend = backend_for(target, backend, **loading)
-    if not isinstance(target, PreTrainedModel):
-        target = resolve_for(target, backend)
-    if isinstance(draft, str | Path):
-        draft = resolve_for(draft, draft_backend or backend, is_draft=True)
-    network = load_network(target, **loading)
+    source = ModelSource.of(target)
+    draft = default_draft(source, drafter) if draft is None else draft
+    drafts = drafts_of(draft, source, draft_backend)
+    source = prepare(source, backend, **loading)
+    draft_backend = draft_backend or source.backend
+    draft_sources = [prepare(one, draft_backend, is_draft=True) for one in drafts.models]
+    network = load_network(source, **loading)
     _say_unused_settings(network)
-    if tokenizer is None and not isinstance(target, PreTrainedModel):
-        tokenizer = load_tokenizer(target, trust_remote_code=trust_remote_code)
-    target_model = as_sequence_model(network, backend=backend)
+    if tokenizer is None:
+        tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
+    target_model = as_sequence_model(network, backend=source.backend)
     if exact_numerics:
         check_exact_numerics(target_model)
-    draft_model, head = None, None
-    if (found := drafter_of(draft, target)) is not None:
-        drafter, head, draft = drafter or found, cast(AnyHead | str | Path, draft), None
-    check_draft_backend(draft_backend, draft)
-    options = {
-        "backend": draft_backend or backend,
-        "cross_tokenizer": cross_tokenizer,
-        "target_tokenizer": tokenizer,
-    }
-    if isinstance(draft, tuple):
-        draft_model = tuple(
-            _load_draft(one, target_model, loading, **options)
-            for one in cast(tuple[Source, ...], draft)
+    draft_models = [
+        _load_draft(
+            draft_source,
+            target_model,
+            loading,
+            cross_tokenizer=cross_tokenizer,
+            target_tokenizer=tokenizer,
         )
-    elif draft is not None:
-        draft_model = _load_draft(cast(Source, draft), target_model, loading, **options)
+        for draft_source in draft_sources
+    ]
     components = make_components(
         target_model,
-        draft_model,
-        head=head,
-        drafter=drafter,
+        draft_models,
+        head=drafts.head,
+        drafter=drafter or drafts.drafter,
         tree=tree,
         verifier=verifier,
         controller=controller,
         draft_temperature=draft_temperature,
         draft_top_k=draft_top_k,
     )
-    chat = chat_format(tokenizer, chat_template, is_built_in=is_built_in)
+    chat = chat_format(tokenizer, chat_template, is_built_in=source.is_built_in)
     return Decoder(
         components,
         tokenizer=tokenizer,
@@ -320,69 +309,87 @@ def make_components(
     return components
 
 
-def built_in(which: str) -> Path:
-    """Return the folder of the built-in `target` or `draft`."""
-    return Path(str(files("monge"))) / "models" / which
-
-
-def default_draft(
-    target: Source | None,
-    draft: Source | AnyHead | tuple[Source, ...] | None,
-    drafter: str | AnyDrafter | None,
-) -> Source | AnyHead | tuple[Source, ...] | None:
-    """Return the given draft, or the one that comes with the target.
+def default_draft(target: ModelSource, drafter: str | AnyDrafter | None) -> str | Path | None:
+    """Return the draft that comes with a target, if the drafter reads it.
 
     That is the built-in draft model for the built-in target, and a shipped head for `smollm2`.
     """
-    if draft is not None:
-        return draft
     names = drafters_in(drafter) if isinstance(drafter, str) else ()
-    if target is None and (drafter is None or any("model" in options_of(one) for one in names)):
+    if target.is_built_in and (drafter is None or any("model" in options_of(one) for one in names)):
         return built_in("draft")
-    is_named = drafter is None and isinstance(target, str) and target in NAMED
-    return NAMED[cast(str, target)].head if is_named else None
+    return target.head if drafter is None else None
 
 
-def one_or_several(
-    draft: Source | AnyHead | Sequence[Source] | None,
-) -> Source | AnyHead | tuple[Source, ...] | None:
-    """Return the draft; a list of one becomes its entry.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafts:
+    """What drafts for a target beside the drafters that need no network.
+
+    Attributes:
+        models: Draft models.
+        head: A head in their place, loaded or its folder.
+        drafter: Name of the drafter that runs the head.
+    """
+
+    models: tuple[ModelSource, ...] = ()
+    head: AnyHead | str | Path | None = None
+    drafter: str | None = None
+
+    @property
+    def head_text(self) -> str | None:
+        """The drafter of the head, with the folder as a setting; `None` without a head."""
+        return None if self.head is None else f"{self.drafter}(head={str(self.head)!r})"
+
+
+def drafts_of(
+    draft: object, target: ModelSource, draft_backend: str | Backend | None = None
+) -> Drafts:
+    """Return what a user's draft is: draft models, or a head.
+
+    Args:
+        draft: As for `load`; `None` for nothing.
+        target: The target. Its folder may also hold a prediction module; the folder of another model
+            with such a module counts as a model.
+        draft_backend: The backend of draft models, if one is named.
 
     Raises:
-        OptionError: If a list is empty, names one model twice, or has a head in it.
+        OptionError: If a list is empty, names one model twice, or has a head in it; or if there is
+            no draft model for the backend.
+        ModelLoadError: If a folder cannot be read.
     """
-    if not isinstance(draft, list | tuple):
-        return cast(Source | AnyHead | None, draft)
-    if not draft:
-        raise OptionError("draft: the list is empty; give draft models, or leave it out")
-    seen = set[object]()
-    for one in draft:
-        is_path = isinstance(one, str | Path)
-        name = repr(str(one)) if is_path else f"a {type(one).__name__}"
-        place = Path(one).expanduser().resolve() if is_path else id(one)
-        if place in seen:
+    entries: Any = draft if isinstance(draft, list | tuple) else (draft,)
+    if draft is not None and (not entries or any(entry is None for entry in entries)):
+        raise OptionError(
+            "draft: the list is empty or has None in it; give draft models, or leave it out"
+        )
+    drafts, models = Drafts(), dict[object, ModelSource]()
+    for entry in entries if draft is not None else ():
+        named = built_in("draft") if isinstance(entry, str) and entry == BUILT_IN else entry
+        source = None if isinstance(entry, AnyHead) else ModelSource.of(named)
+        if source is None or source.network is not None:
+            name, place, folder = f"a {type(entry).__name__}", id(entry), None
+        else:
+            name, place = repr(source.name), Path(source.path).resolve()
+            folder = None if source.is_gguf else source.path
+        if place in models:
             raise OptionError(
                 f"draft: {name} is given twice; draft models of an ensemble are different ones"
             )
-        if len(draft) > 1 and drafter_of(one, None) is not None:
+        head = entry if source is None else folder
+        drafter = drafter_of(head, target.path if len(entries) == 1 else None)
+        if drafter is not None and len(entries) > 1:
             raise OptionError(
                 f"draft: {name} is a head; a list takes draft models only, and a head drafts alone"
             )
-        seen.add(place)
-    return draft[0] if len(draft) == 1 else tuple(draft)
-
-
-def check_draft_backend(draft_backend: str | Backend | None, draft: object) -> None:
-    """Refuse a draft backend without a draft model.
-
-    Raises:
-        OptionError: If one was named.
-    """
-    if draft_backend is not None and draft is None:
+        if source is None or drafter is not None:
+            drafts = Drafts(head=head, drafter=drafter)
+        else:
+            models[place] = source
+    if draft_backend is not None and not models:
         raise OptionError(
             f"draft_backend={str(draft_backend)!r} says how a draft model runs, and there is "
             "none; give one, or leave this out"
         )
+    return replace(drafts, models=tuple(models.values()))
 
 
 def eos_ids_of(network: PreTrainedModel) -> frozenset[int]:
@@ -410,23 +417,12 @@ def _say_unused_settings(network: PreTrainedModel) -> None:
 
 
 def _load_draft(
-    draft: Source,
-    target: SequenceModel,
-    loading: dict[str, Any],
-    *,
-    target_tokenizer: Tokenizer | None,
-    **options: Any,
+    source: ModelSource, target: SequenceModel, loading: Mapping[str, Any], **tokens: Any
 ) -> SequenceModel:
-    tokenizer = None
     try:
-        if not isinstance(draft, PreTrainedModel):
-            draft = resolve_for(draft, options["backend"], is_draft=True)
-        network = load_network(draft, **loading)
-        if not isinstance(draft, PreTrainedModel):
-            tokenizer = load_tokenizer(draft, trust_remote_code=loading["trust_remote_code"])
+        network = load_network(source, **loading)
+        tokenizer = load_tokenizer(source, trust_remote_code=loading["trust_remote_code"])
     except ModelLoadError as error:
-        reason = None if isinstance(draft, PreTrainedModel) else no_head_reason(draft)
+        reason = no_head_reason(source.path)
         raise error if reason is None else ModelLoadError(f"{error}; and {reason}") from error
-    return as_draft_model(
-        network, target, tokenizer=tokenizer, target_tokenizer=target_tokenizer, **options
-    )
+    return as_draft_model(network, target, tokenizer=tokenizer, backend=source.backend, **tokens)

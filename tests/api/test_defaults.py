@@ -5,6 +5,7 @@ between them.
 """
 
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
@@ -21,7 +22,9 @@ from monge.draft.ngram import NgramDrafter
 from monge.draft.pool import PoolDrafter
 from monge.engine.decoder import Decoder
 from monge.engine.notices import watched_by
+from monge.loading.named_models import PackagedModel
 from monge.loading.networks import load_network
+from monge.loading.sources import ModelSource
 from monge.verify.single_draft import SingleDraft
 from tests.kit.tables import table
 from tests.serve.served import toy_app, toy_decoder
@@ -255,18 +258,19 @@ def test_the_built_in_pair():
 
 
 @pytest.mark.parametrize(
-    ("target", "draft", "drafter", "expected"),
+    ("target", "drafter", "expected"),
     [
-        ("smollm2", None, None, "smollm2-head"),
-        ("smollm2", None, "ngram", None),
-        ("smollm2", "other", None, "other"),
-        ("./smollm2", None, None, None),
-        (None, None, None, built_in("draft")),
-        (None, None, "ngram", None),
+        ("smollm2", None, "smollm2-head"),
+        ("smollm2", "ngram", None),
+        ("./smollm2", None, None),
+        (None, None, built_in("draft")),
+        (None, "ngram", None),
+        (None, "pool('ngram', 'model')", built_in("draft")),
     ],
 )
-def test_drafts_that_come_with_a_target(target, draft, drafter, expected):
-    assert default_draft(target, draft, drafter) == expected
+def test_drafts_that_come_with_a_target(monkeypatch, target, drafter, expected):
+    monkeypatch.setattr(PackagedModel, "path", lambda _: Path("smollm2.gguf"))
+    assert default_draft(ModelSource.of(target), drafter) == expected
 
 
 def test_reading_weights_says_how_long_it_takes():

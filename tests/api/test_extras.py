@@ -12,8 +12,7 @@ import pytest
 import monge
 from monge.core.errors import OptionError
 from monge.core.extras import require
-from monge.loading.named_models import NAMED, PackagedModel
-from monge.loading.sources import obstacle
+from monge.loading.named_models import NAMED, PackagedModel, obstacle
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

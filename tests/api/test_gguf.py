@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM
 
 import monge
 from monge.core.errors import ModelLoadError
-from monge.loading import sources
+from monge.loading import gguf_files
+from monge.loading.gguf_files import converted
 from monge.loading.named_models import NAMED, PackagedModel
 from monge.loading.networks import load_network
-from monge.loading.sources import resolve
 
 gguf = pytest.importorskip("gguf")
 
@@ -97,7 +97,7 @@ def path(cache):
 
 
 def test_weights_are_those_of_the_file_in_the_narrowest_exact_type(path, monkeypatch):
-    folder = Path(resolve(path))
+    folder = converted(path)
     with safe_open(folder / "model.safetensors", "pt") as file:
         kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118  it is no mapping
     assert {kind for name, kind in kinds.items() if "self_attn" in name} == {"BF16"}
@@ -105,7 +105,7 @@ def test_weights_are_those_of_the_file_in_the_narrowest_exact_type(path, monkeyp
     config = json.loads((folder / "config.json").read_text())
     assert config["dtype"] == "float32"
     assert "quantization_config" not in config
-    monkeypatch.setattr(sources, "_write", None)  # the second start reads what the first wrote
+    monkeypatch.setattr(gguf_files, "_write", None)  # the second start reads what the first wrote
     ours = load_network(path)
     theirs = AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, dtype=torch.float32

@@ -10,8 +10,8 @@ import transformers
 
 import monge
 from monge.core.errors import ModelLoadError
+from monge.loading.gguf_files import converted
 from monge.loading.networks import load_network
-from monge.loading.sources import resolve
 from tests.api.test_gguf import WORDS
 from tests.engine.compiling import require
 
@@ -151,7 +151,7 @@ def check_law(path, model, *, packs=True):
     """The law of the next token is the original's in both forms of the file."""
     expected = logits(model).softmax(-1)
     for file_weights in (False, True) if packs else (False,):
-        law = logits(load_network(resolve(path, file_weights=file_weights))).softmax(-1)
+        law = logits(load_network(converted(path, file_weights=file_weights))).softmax(-1)
         assert (law - expected).abs().sum(-1).max() < 1e-3, f"file_weights={file_weights}"
 
 

@@ -11,9 +11,10 @@ import monge
 from monge.core.errors import ModelLoadError, OptionError
 from monge.engine.models.network_facts import packed_layers
 from monge.loading import networks
+from monge.loading.gguf_files import converted
 from monge.loading.named_models import PANELS_FILE
-from monge.loading.networks import load_network, resolve_for
-from monge.loading.sources import resolve
+from monge.loading.networks import load_network, prepare
+from monge.loading.sources import ModelSource
 from tests.api.test_gguf import TEMPLATE, WORDS, write
 from tests.engine.compiling import require
 from tests.engine.test_gguf_blocks import random_rows
@@ -113,7 +114,7 @@ def test_a_network_has_the_numbers_that_the_host_dequantises(
     cache, tmp_path, architecture, is_tied
 ):
     path = write_mixed(tmp_path / f"{architecture}.gguf", architecture, is_tied=is_tied)
-    folder = Path(resolve_for(path, BACKEND))
+    folder = Path(prepare(ModelSource.of(path), BACKEND).place)
     assert {file.suffix for file in folder.glob("*.safetensors")} == {".safetensors"}
     assert (folder / PANELS_FILE).stat().st_size < 1.6 * path.stat().st_size
     ours = load_network(folder)
@@ -164,15 +165,15 @@ def test_it_runs_eagerly_where_asked_or_where_nothing_compiles(
 @pytest.mark.parametrize("backend", ["eager", BACKEND])
 def test_too_little_memory_is_told_before_weights_are_read(cache, tmp_path, monkeypatch, backend):
     path = write_mixed(tmp_path / "large.gguf", "llama", is_tied=True)
-    folder = resolve_for(path, backend)
+    source = prepare(ModelSource.of(path), backend)
     monkeypatch.setattr(networks, "free_memory", lambda: 500_000)
     with pytest.warns(UserWarning, match=r"weights of large.* GB, and 0.0 GB of memory are free"):
-        load_network(folder)
+        load_network(source)
 
 
 def test_an_embedding_is_traced_for_any_number_of_tokens(cache, tmp_path):
     path = write_mixed(tmp_path / "traced.gguf", "gemma3", is_tied=True)
-    embedding = load_network(resolve_for(path, BACKEND)).get_input_embeddings()
+    embedding = load_network(prepare(ModelSource.of(path), BACKEND)).get_input_embeddings()
     sizes = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     with torch.inference_mode():
         traced = torch.export.export(
@@ -185,7 +186,7 @@ def test_an_embedding_is_traced_for_any_number_of_tokens(cache, tmp_path):
 def test_a_type_without_panels_is_dequantised_and_named(cache, tmp_path):
     path = write_mixed(tmp_path / "strange.gguf", "llama", is_tied=False, last="IQ2_XXS")
     with pytest.warns(UserWarning, match=r"strange.gguf is dequantised.*ffn_down.*type IQ2_XXS"):
-        folder = resolve(path, file_weights=True)
+        folder = converted(path, file_weights=True)
     assert not packed_layers(load_network(folder))
 
 
@@ -210,7 +211,7 @@ def test_a_converted_file_that_cannot_be_read_is_written_again(
     cache, tmp_path, caplog, damaged, packs
 ):
     path = write(tmp_path / f"{damaged}-{packs}.gguf")
-    folder = Path(resolve(path, file_weights=packs))
+    folder = converted(path, file_weights=packs)
     whole = {file.name: file.read_bytes() for file in folder.iterdir()}
     name = damaged if damaged in whole else next(one for one in whole if "safetensors" in one)
     if damaged is None:
@@ -218,9 +219,9 @@ def test_a_converted_file_that_cannot_be_read_is_written_again(
     else:
         (folder / name).write_bytes(whole[name][:-100])
     caplog.set_level("INFO", "monge")
-    assert Path(resolve(path, file_weights=packs)) == folder
+    assert converted(path, file_weights=packs) == folder
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == whole
     assert caplog.text.count("is removed and written again") == 1
     caplog.clear()
-    resolve(path, file_weights=packs)
+    converted(path, file_weights=packs)
     assert caplog.text == ""

@@ -156,7 +156,7 @@ class TestCache:
         def refuse(path):
             raise PermissionError(13, "Permission denied", str(path))
 
-        monkeypatch.setattr("monge.loading.cache.shutil.rmtree", refuse)
+        monkeypatch.setattr("monge.cli.listing.shutil.rmtree", refuse)
         result = run("list", "--clear-cache")
         assert result.exit_code == 2
         assert "Permission denied" in result.output

@@ -3,6 +3,7 @@ import re
 import shlex
 import shutil
 import tomllib
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,6 @@ from monge import api
 from monge.cli import tune as tuning
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
-from monge.loading.named_models import PackagedModel
 from monge.prompts import Prompt
 from monge.replay.file import read_log
 from monge.replay.log import LawLog, LoggedText, Masses, ModelIdentity
@@ -177,8 +177,8 @@ def test_a_chat_model_is_tuned_on_messages_and_with_the_head_that_ships_for_it(
     tokenizer.chat_template = "{% for m in messages %}Asked: {{ m.content }}\n{% endfor %}"
     tokenizer.save_pretrained(target)
     head = medusa(32, 4096).write(tmp_path / "medusa")
-    named = PackagedModel("none", "none", head=str(head))
-    monkeypatch.setattr(tuning, "NAMED", {str(target): named})
+    named = SimpleNamespace(of=lambda _: SimpleNamespace(head=str(head)))
+    monkeypatch.setattr(tuning, "ModelSource", named)
     monkeypatch.setattr(tuning, "FREE", ())
     result, document, words = tune("--max-new-tokens", 4, target=target)
     assert "prompts are written as messages" in result.stderr

@@ -286,11 +286,9 @@ def test_stop_strings(built_in_pair, place):
 
 
 def test_a_head_is_read_once(built_in_pair):
-    from monge.heads.shape.checkpoint import built_in_head
-
     target, tokenizer = built_in_pair
     inputs = tokenizer("The history of", return_tensors="pt", return_token_type_ids=False)
-    model = monge.accelerate(copy.deepcopy(target), built_in_head())
+    model = monge.accelerate(copy.deepcopy(target), built_in("shape"))
     assert not isinstance(model.generate.draft, str)
     expected = target.generate(**inputs, **GREEDY)
     assert torch.equal(model.generate(**inputs, **GREEDY), expected)

@@ -8,12 +8,13 @@ from typing import Any, Final
 
 import torch
 
-from monge.api import built_in, eos_ids_of
+from monge.api import eos_ids_of
 from monge.audit.client import TOKEN_ID, Completion, one_at_a_time
 from monge.core.errors import OptionError
+from monge.core.parts import built_in
 from monge.core.text import token_ids_of
-from monge.loading.networks import load_network, load_tokenizer
-from monge.loading.sources import resolve
+from monge.loading.networks import load_network, load_tokenizer, prepare
+from monge.loading.sources import ModelSource
 
 ASSISTED: Final = "transformers-assisted"
 LOOKUP: Final = "transformers-lookup"
@@ -89,16 +90,17 @@ class TransformersEngine:
     ) -> None:
         if name == LOOKUP and draft is not None:
             raise OptionError(f"{LOOKUP} takes no draft model; leave --draft out")
-        if name == ASSISTED and draft is None and target is not None:
+        source = ModelSource.of(target)
+        if name == ASSISTED and draft is None and not source.is_built_in:
             raise OptionError(f"{ASSISTED} needs a draft model; give one with --draft")
-        source = built_in("target") if target is None else resolve(target)
+        source = prepare(source, "eager")
         self.url, self.model = name, str(target or "built-in")
         self._network: Any = load_network(source, **loading)
         self._tokenizer: Any = load_tokenizer(source)
         self._eos_ids = eos_ids_of(self._network)
         self._speculation: dict[str, Any] = {"prompt_lookup_num_tokens": NUM_LOOKUP_TOKENS}
         if name == ASSISTED:
-            small = built_in("draft") if draft is None else resolve(draft)
+            small = built_in("draft") if draft is None else draft
             self._speculation = {"assistant_model": load_network(small, **loading)}
         self._lock, self._num_requests = asyncio.Lock(), 0
 

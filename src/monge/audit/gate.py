@@ -131,7 +131,7 @@ async def audited(
             target = loading.pop("target")
             if settings.tolerance is None:
                 settings = replace(settings, tolerance=LOCAL_TOLERANCE)
-            decoder = load(None if target == "built-in" else target, drafter="none", **loading)
+            decoder = load(target, drafter="none", **loading)
             reference = LocalReference(
                 decoder.components.target, decoder.tokenizer, decoder.eos_ids, by_id=naming == "ids"
             )

@@ -20,7 +20,7 @@ from transformers import set_seed
 
 from monge.api import make_components
 from monge.backends.registry import BACKENDS
-from monge.bench.pair import Pair, draft_model_by, empty_settings
+from monge.bench.pair import Pair, empty_settings
 from monge.control.base import Reads, SharedState
 from monge.control.registry import CONTROLLERS
 from monge.core.errors import OptionError, unknown_name
@@ -33,7 +33,7 @@ from monge.draft.registry import DRAFTERS
 from monge.draft.tree.registry import TREES
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder
-from monge.loading.networks import as_sequence_model
+from monge.loading.networks import as_draft_model, as_sequence_model
 from monge.verify.registry import VERIFIERS
 
 PLAIN: Final = "transformers"
@@ -231,7 +231,14 @@ class MongeArm(Arm):
         if backend is None:
             return pair.draft_model
         if self.draft is None:
-            self.draft = draft_model_by(pair, backend)
+            assert pair.draft is not None, "there is a draft model"
+            self.draft = as_draft_model(
+                pair.draft,
+                pair.target_model,
+                tokenizer=pair.draft_tokenizer,
+                target_tokenizer=pair.tokenizer,
+                backend=backend,
+            )
         return self.draft
 
 

@@ -7,20 +7,21 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from monge.api import built_in, check_draft_backend, one_or_several
+from monge.api import drafts_of
 from monge.backends.registry import Backend
 from monge.core.errors import OptionError
 from monge.core.model import SequenceModel
-from monge.draft.by_name import head_drafter, with_head
+from monge.core.parts import built_in
+from monge.draft.by_name import with_head
 from monge.engine.models.hf_tree import make_programs
 from monge.loading.networks import (
     as_draft_model,
     as_sequence_model,
-    backend_for,
     load_network,
     load_tokenizer,
-    resolve_for,
+    prepare,
 )
+from monge.loading.sources import ModelSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,24 +74,21 @@ def load_pair(
             it costs what it costs, and guesses nothing.
         **loading: As for `monge.loading.networks.load_network`.
     """
-    named: Any = one_or_several(drafts)
-    places = list(named) if isinstance(named, tuple) else [] if named is None else [named]
-    if target is None:
-        target, places = str(built_in("target")), places or [str(built_in("draft"))]
-    names = {"target": target, "draft": ", ".join(places) or None}
-    head = head_drafter(places[0], target) if places else None
-    places = places if head is None else []
-    check_draft_backend(draft_backend, places or None)
+    source = ModelSource.of(target)
+    if source.is_built_in and drafts is None:
+        drafts = str(built_in("draft"))
+    chosen = drafts_of(drafts, source, draft_backend)
+    drafts = [drafts] if isinstance(drafts, str) else drafts or ()
+    names = {"target": source.name, "draft": ", ".join(drafts) or None}
     if useless_draft:
-        if not places:
+        if not chosen.models:
             raise OptionError("a useless draft needs a draft model to spoil; give --draft")
         names["draft"] = f"{names['draft']}, output shifted"
-    chosen = backend_for(target, backend, **loading)
-    source = resolve_for(target, chosen)
+    source = prepare(source, backend, **loading)
     network, tokenizer = load_network(source, **loading), load_tokenizer(source)
-    target_model = as_sequence_model(network, backend=chosen)
-    networks = [load_network(place, **loading) for place in places]
-    tokenizers = [load_tokenizer(place) for place in places]
+    target_model = as_sequence_model(network, backend=source.backend)
+    networks = [load_network(draft, **loading) for draft in chosen.models]
+    tokenizers = [load_tokenizer(draft) for draft in chosen.models]
     if useless_draft:
         _spoil(networks[0])
     for loaded in (network, *networks):
@@ -101,11 +99,11 @@ def load_pair(
             target_model,
             tokenizer=draft_tokenizer,
             target_tokenizer=tokenizer,
-            backend=draft_backend or chosen,
+            backend=draft_backend or source.backend,
         )
         for draft_network, draft_tokenizer in zip(networks, tokenizers, strict=True)
     ]
-    if head is None:  # the step that a head needs is known when its drafter is made
+    if chosen.head is None:  # the step that a head needs is known when its drafter is made
         make_programs((target_model, *models))
     return Pair(
         target=network,
@@ -114,24 +112,12 @@ def load_pair(
         draft_model=next(iter(models), None),
         tokenizer=tokenizer,
         names=names,
-        head=head,
-        backend=chosen,
+        head=chosen.head_text,
+        backend=source.backend,
         draft_backend=draft_backend,
         draft_tokenizer=next(iter(tokenizers), None),
         further=tuple(models[1:]),
     )
-
-
-def draft_model_by(pair: Pair, backend: str) -> SequenceModel:
-    """Return the draft model of a pair, run in another way.
-
-    Raises:
-        OptionError: If there is none.
-    """
-    check_draft_backend(backend, pair.draft)
-    assert pair.draft is not None
-    tokenizers = {"tokenizer": pair.draft_tokenizer, "target_tokenizer": pair.tokenizer}
-    return as_draft_model(pair.draft, pair.target_model, **tokenizers, backend=backend)
 
 
 def empty_settings(tokenizer: PreTrainedTokenizerBase, **options: Any) -> GenerationConfig:

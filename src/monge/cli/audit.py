@@ -108,8 +108,7 @@ def audit(
         async with AsyncExitStack() as stack:
             server: Any = {"url": url, "model": model, "api_key": api_key}
             if engine is not None:
-                source = None if target == "built-in" else target
-                opening = _started(engine, source, draft, parts, loading)
+                opening = _started(engine, target, draft, parts, loading)
                 with working("loading the models"):
                     server = await stack.enter_async_context(opening)
             # With a limit of time the sampled texts end by the clock.

@@ -5,7 +5,6 @@ from typing import Any
 
 from rich.table import Table
 
-from monge.api import built_in
 from monge.bench.micro import StepSettings, measure
 from monge.bench.provenance import busy_note
 from monge.cli import options
@@ -38,7 +37,7 @@ def micro(
     options.set_threads(threads)
     loading = changed(load)
     with working("loading the model"):
-        network = load_network(loading.pop("target", built_in("target")), **loading)
+        network = load_network(loading.pop("target", None), **loading)
     with call_bar() as on_call:
         document = measure(settings, network, on_call)
     report(document, markdown=markdown)

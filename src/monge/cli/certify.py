@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from monge.api import built_in, eos_ids_of, load
+from monge.api import eos_ids_of, load
 from monge.cli import options
 from monge.cli.console import quiet_host, reported, show
 from monge.cli.options import given, panel
@@ -15,7 +15,8 @@ from monge.cli.progress import working
 from monge.core.errors import MongeError, OptionError
 from monge.core.model import dtype_of
 from monge.core.words import counted
-from monge.loading.networks import as_sequence_model, load_network, load_tokenizer, resolve_for
+from monge.loading.networks import as_sequence_model, load_network, load_tokenizer, prepare
+from monge.loading.sources import BUILT_IN, ModelSource
 
 if TYPE_CHECKING:
     from monge.audit.certificate import Certificate
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from monge.audit.redraft import Redrafter
 
 _certify: Final = panel("Certify")
-BUILT_IN: Final = "built-in"
 _COLORS: Final = {"exact": "green", "not exact": "red", "could not tell": "yellow"}
 
 
@@ -72,10 +72,11 @@ def certify(
     certificate = read_certificate(record)
     with working("loading the models"):
         _check_named(certificate, target)
-        redrafter, reason = _redrafter(certificate, target, draft)
-        model = _target(certificate, target, redrafter)
+        source = ModelSource.of(target)
+        redrafter, reason = _redrafter(certificate, source, draft)
+        model = _target(certificate, source, redrafter)
         stops = any(own.get("stop") for own in certificate.requests)
-        tokenizer = load_tokenizer(_source(target)) if stops else None
+        tokenizer = load_tokenizer(source) if stops else None
     is_rounded = rounded_weights_of(model) is not None
     num_rounds = sum(len(own.get("rounds", ())) for own in certificate.requests)
     with working() as work:
@@ -115,7 +116,7 @@ def _check_named(certificate: "Certificate", target: str | None) -> None:
         )
 
 
-def _target(certificate: "Certificate", target: str | None, redrafter: "Redrafter | None") -> Any:  # noqa: ANN401 (a network's model)
+def _target(certificate: "Certificate", source: ModelSource, redrafter: "Redrafter | None") -> Any:  # noqa: ANN401 (a network's model)
     from monge.audit.certificate import CertificateError
     from monge.audit.recorder import weights_digest
     from monge.engine.models.forward_program import NetworkModel, rounded_weights_of
@@ -126,25 +127,20 @@ def _target(certificate: "Certificate", target: str | None, redrafter: "Redrafte
     # One with packed weights serves both: its program need not be compiled for another set of outputs.
     if weights == "exact" or model is None or rounded_weights_of(model) != weights:
         backend = "eager" if weights == "exact" else f"compiled(weights={weights!r})"
-        source = resolve_for(_source(target), backend)
-        network = load_network(source, dtype=str(stated.get("dtype", "auto")))
+        network = load_network(prepare(source, backend), dtype=str(stated.get("dtype", "auto")))
         model = as_sequence_model(network, backend=backend)
     assert isinstance(model, NetworkModel)
     digest = weights_digest(model.network)
     if digest != stated.get("digest"):
         raise CertificateError(
             f"another target: the record was made with {stated.get('name')!r}, weights "
-            f"{stated.get('digest')}; those of {target or BUILT_IN!r} are {digest}"
+            f"{stated.get('digest')}; those of {BUILT_IN if source.is_built_in else source.name!r} are {digest}"
         )
     return model
 
 
-def _source(target: str | None) -> str:
-    return str(built_in("target")) if target in {None, BUILT_IN} else str(target)
-
-
 def _redrafter(
-    certificate: "Certificate", target: str | None, draft: list[str] | None
+    certificate: "Certificate", source: ModelSource, draft: list[str] | None
 ) -> tuple["Redrafter | None", str]:
     """Return the drafter, made again, or why there is none."""
     from monge.audit.recorder import processor_digest
@@ -165,7 +161,7 @@ def _redrafter(
     if stated is not None and draft is None:
         return None, f"the record names the draft model {', '.join(stated)}; --draft checks it"
     try:
-        decoder = load(None if target == BUILT_IN else target, draft, **loading)
+        decoder = load(source, draft, **loading)
     except MongeError as error:
         return None, f"the drafter could not be made again: {error}"
     backend = backend_of(decoder.components.target)

@@ -18,7 +18,7 @@ from monge.engine.conversation import Conversation
 from monge.engine.decoder import Decoder
 from monge.engine.models.background_compiler import compiled_meanwhile
 from monge.engine.result import GenerationStats
-from monge.loading.sources import obstacle
+from monge.loading.named_models import obstacle
 from monge.options import LoadOptions, SamplingOptions, changed
 
 _HELP: Final = """\

@@ -14,7 +14,7 @@ import typer
 from monge.backends.cpu.native_library import compiler_obstacle
 from monge.cli.console import output, reported, show
 from monge.cli.options import MEASURING, switch
-from monge.loading.sources import obstacle
+from monge.loading.named_models import obstacle
 from monge.prompts import shipped
 
 REAL_MODEL: Final = "smollm2"

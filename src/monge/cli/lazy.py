@@ -19,9 +19,8 @@ from typer.main import get_command
 from monge.cli.console import reported
 from monge.config import read_config
 from monge.core.errors import OptionError, unknown_name
-from monge.core.parts import HEADS, PARTS
+from monge.core.parts import PARTS
 from monge.loading.hub import check_model_name, nearest
-from monge.loading.named_models import NAMED
 from monge.options import LoadOptions, SamplingOptions, ServeOptions, flag_of, options_of
 from monge.prompts import read_prompts
 
@@ -31,8 +30,7 @@ SETTINGS: Final[dict[str, Any]] = {
     "pretty_exceptions_enable": False,
     "rich_markup_mode": "markdown",
 }
-_MODELS: Final = {"target": {"built-in", *NAMED}, "draft": {"built-in", *NAMED, *HEADS}}
-"""Models that need no folder."""
+_MODELS: Final = ("target", "draft")
 _PROMPTS: Final = ("prompts", "file", "data")
 NO_PROMPT: Final = (
     'no prompt; write one, e.g. monge generate "The history of", or use --prompts or a pipe'
@@ -166,7 +164,7 @@ def _check(option: str, value: str) -> None:
         if match is not None and match[1] not in names_of(kind):
             raise unknown_name(kind, match[1], names_of(kind))
     elif option in _MODELS:
-        check_model_name(value, _MODELS[option])
+        check_model_name(value)
     elif option in _PROMPTS and not Path(value).exists():
         read_prompts(Path(value))
 

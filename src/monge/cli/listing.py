@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
@@ -20,9 +21,8 @@ from monge.draft.registry import DRAFTERS
 from monge.draft.tree.base import ByRequest, TreeBuilder
 from monge.draft.tree.children import CHILDREN
 from monge.draft.tree.registry import TREES
-from monge.loading.cache import clear, kept
-from monge.loading.named_models import NAMED
-from monge.loading.sources import obstacle
+from monge.loading.cache import kept
+from monge.loading.named_models import NAMED, obstacle
 from monge.options import OUTPUT
 from monge.verify.base import unsupported_reason
 from monge.verify.registry import VERIFIERS
@@ -146,7 +146,8 @@ def _list_cache(*, clears: bool, as_json: bool, markdown: bool) -> None:
     try:
         rows = kept()
         if clears:
-            clear(rows)
+            for row in rows:  # what a running process has mapped stays readable for it
+                shutil.rmtree(row.path)
     except OSError as error:
         raise OptionError(f"the cache in {folder}: {error}") from error
     size = sum(one.num_bytes for one in rows)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.table import Table
 
-from monge.api import built_in
+from monge.api import drafts_of
 from monge.api import load as monge_load
 from monge.bench.provenance import provenance
 from monge.cli import options
@@ -25,18 +25,20 @@ from monge.cli.options import option, panel, switch
 from monge.cli.progress import working
 from monge.core.errors import OptionError
 from monge.core.model import SequenceModel
+from monge.core.parts import built_in
 from monge.core.sampling_rules import SamplingRules
 from monge.core.words import counted
 from monge.defaults import STEADY
-from monge.draft.by_name import drafters_in, head_drafter, with_head
+from monge.draft.by_name import drafters_in, with_head
 from monge.engine.decoder import Decoder
 from monge.loading.networks import (
     as_draft_model,
     as_sequence_model,
-    backend_for,
     load_network,
     load_tokenizer,
+    prepare,
 )
+from monge.loading.sources import BUILT_IN, ModelSource
 from monge.options import (
     LAW,
     MODELS,
@@ -55,7 +57,6 @@ from monge.replay.measure import TIMED, measured_costs
 from monge.replay.record import identity_of, record_log
 from monge.replay.text import ReplayTarget
 
-BUILT_IN: Final = "built-in"
 PER_TASK: Final = 2
 _record: Final = panel("Record")
 _replay: Final = panel("Replay")
@@ -205,13 +206,13 @@ def load_networks(
 ) -> Networks:
     """Load target and draft model, or target and head; without names the built-in pair."""
     with working("loading the models"):
-        source = built_in("target") if target is None else target
-        head = None if draft is None else head_drafter(draft, source)
-        draft = draft if head is None else None
-        is_alone = head is not None or (draft is None and target is not None)
+        source = ModelSource.of(target)
+        drafts = drafts_of(draft, source)
+        is_alone = not drafts.models and (draft is not None or not source.is_built_in)
+        source = prepare(source, backend, **loading)
         drafter = "none" if is_alone else None
-        chosen = str(backend_for(source, backend, **loading))
-        plain = monge_load(target, draft, drafter=drafter, backend=chosen, **loading)
+        plain = monge_load(source, drafts.models or None, drafter=drafter, **loading)
+    chosen, head = str(source.backend), drafts.head_text
     return Networks(plain=plain, name=target or BUILT_IN, backend=chosen, head=head)
 
 
@@ -224,14 +225,14 @@ def load_draft(log: LawLog, draft: str | None, **loading: Any) -> SequenceModel 
     """
     if draft is None and log.model.name != BUILT_IN:
         return None
-    source = str(built_in("draft")) if draft is None else draft
-    if head_drafter(source, None) is not None:
+    source = ModelSource.of(built_in("draft") if draft is None else draft)
+    if drafts_of(source, source).head is not None:
         raise OptionError(
-            f"--draft: {source!r} is a head, which reads hidden states of the target, and a log "
+            f"--draft: {source.name!r} is a head, which reads hidden states of the target, and a log "
             "holds none; use `monge tune` or `monge bench decode`, where the target runs"
         )
     network = load_network(source, **loading)
-    identity = identity_of(network, load_tokenizer(source), source)
+    identity = identity_of(network, load_tokenizer(source), source.name)
     log.check_model(replace(identity, network=""), "the draft model")
     return as_draft_model(network, ReplayTarget(log.model.vocab_size))
 
@@ -318,7 +319,8 @@ def run(
     found = read_log(log)
     if check_target is not None:
         with working("loading the target"):
-            network, tokenizer = load_network(check_target), load_tokenizer(check_target)
+            source = prepare(ModelSource.of(check_target), "eager")
+            network, tokenizer = load_network(source), load_tokenizer(source)
             found.check_model(identity_of(network, tokenizer, check_target), "the target")
     parts = {name: getattr(load, name) for name in MANY} | {"controller": controller}
     laws = {name: [getattr(load, name)] for name in ("draft_temperature", "draft_top_k")}

@@ -68,7 +68,6 @@ def serve(
 
 
 def _serve_here(load: LoadOptions, options: ServeOptions) -> None:
-    from monge.engine.chat_format import chat_format
     from monge.serve import run
     from monge.serve.http.app import create_app
     from monge.serve.settings import checked_options, hosts_to_accept, is_loopback
@@ -87,9 +86,8 @@ def _serve_here(load: LoadOptions, options: ServeOptions) -> None:
         run.listen(options.host, options.port) as listener,
         loaded(load, tensor_parallel=options.tensor_parallel) as decoder,
     ):
-        chat = chat_format(decoder.tokenizer, load.chat_template, is_built_in=load.target is None)
         recorder = _recorder(decoder, load) if options.certificates else None
-        app = create_app(decoder, options, chat, recorder=recorder)
+        app = create_app(decoder, options, decoder.chat_format, recorder=recorder)
         url = run.url_of(listener, is_secure=options.ssl_certfile is not None)
         where = f"serving {options.served_model_name} at {url}/v1; in a browser: {url}/"
         _say(decoder, where, verbose=options.verbose, is_open=is_open)

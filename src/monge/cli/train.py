@@ -11,14 +11,14 @@ import torch
 import typer
 from transformers import PreTrainedModel
 
-from monge.api import built_in
 from monge.bench.provenance import versions
 from monge.cli import options
 from monge.cli.console import quiet_host, say
 from monge.cli.progress import Stage, working
 from monge.core.errors import OptionError
 from monge.engine.chat_format import ChatFormat, TemplateFormat, chat_format
-from monge.loading.networks import load_network, load_tokenizer
+from monge.loading.networks import load_network, load_tokenizer, prepare
+from monge.loading.sources import ModelSource
 from monge.options import OUTPUT, RUNNING, LoadOptions, changed, option
 from monge.prompts import Prompt, as_message, encode, read_prompts, shipped
 from monge.training.chain import Weights
@@ -236,10 +236,10 @@ def _opened(
     options.set_threads(common.threads)
     options.check_out_folder(out)
     loading = changed(load)
-    source = loading.pop("target", built_in("target"))
+    source = prepare(ModelSource.of(loading.pop("target", None)), "eager")
     with working("loading the models"):
         network, tokenizer = load_network(source, **loading), load_tokenizer(source)
-    return network, tokenizer, chat_format(tokenizer, is_built_in=load.target is None)
+    return network, tokenizer, chat_format(tokenizer, is_built_in=source.is_built_in)
 
 
 def _about(load: LoadOptions) -> dict[str, Any]:

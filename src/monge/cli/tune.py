@@ -20,7 +20,7 @@ from monge.config import write_config
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
 from monge.engine.chat_format import TemplateFormat
-from monge.loading.named_models import NAMED
+from monge.loading.sources import ModelSource
 from monge.options import OUTPUT, LoadOptions, SamplingOptions, changed
 from monge.prompts import Prompt, as_message, read_prompts, shipped, written
 from monge.replay.configuration import HEADS, MODEL, Configuration
@@ -97,8 +97,8 @@ def tune(
     options.check_out_folder(out)
     options.check_out_file(save, "--save")
     shown = (read_prompts(prompts) if prompts else shipped(per_task=1))[:max_prompts]
-    if load.draft is None and load.target in NAMED:
-        load = replace(load, draft=NAMED[load.target].head)
+    if load.draft is None:
+        load = replace(load, draft=ModelSource.of(load.target).head)
     networks = load_networks(**changed(load))
     if isinstance(networks.plain.chat_format, TemplateFormat):
         if any(one.messages is None for one in shown):

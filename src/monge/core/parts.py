@@ -1,6 +1,8 @@
 """The parts and models that have names: text only, so that looking a name up imports none of them."""
 
 from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
 from typing import Final
 
 _DEPTH_CONTROLLERS: Final = {
@@ -72,3 +74,8 @@ PARTS: Final[Mapping[str, Mapping[str, str]]] = {
 
 HEADS: Final = {"smollm2-head": "smollm2_head"}
 """Heads that ship with this package, by name, with their folders. `smollm2-head` is an EAGLE-3 head."""
+
+
+def built_in(name: str) -> Path:
+    """Return the folder of a model that ships with this package: `target`, `draft`, `shape`, or one of `HEADS`."""
+    return Path(str(files("monge"))) / "models" / name

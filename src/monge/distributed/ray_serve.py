@@ -12,7 +12,6 @@ from monge.core.errors import OptionError
 from monge.distributed.batch import load_decoder
 from monge.distributed.ray_cluster import require_ray
 from monge.distributed.shared_metrics import SharedMetrics
-from monge.engine.chat_format import chat_format
 from monge.engine.process import settle_objects
 from monge.options import LoadOptions, Option, ServeOptions, changed, options_of
 from monge.serve.http.app import create_app
@@ -161,7 +160,6 @@ def replica_app(args: BaseModel, *, engine: str, gather: Gather) -> tuple[FastAP
     load, serve = _split(args)
     serve = checked_options(serve, load.target)
     decoder = load_decoder(load)
-    chat = chat_format(decoder.tokenizer, load.chat_template, is_built_in=load.target is None)
     metrics = ServerMetrics(str(serve.served_model_name), engine=engine, gather=gather)
     recorder = None
     if serve.certificates:
@@ -170,4 +168,6 @@ def replica_app(args: BaseModel, *, engine: str, gather: Gather) -> tuple[FastAP
         drafts = None if given is None else [served_name(one) for one in given]
         loading = loading_of(drafts, changed(load))
         recorder = Recorder(decoder, target=served_name(load.target), loading=loading)
-    return create_app(decoder, serve, chat, metrics=metrics, recorder=recorder), metrics
+    return create_app(
+        decoder, serve, decoder.chat_format, metrics=metrics, recorder=recorder
+    ), metrics

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -13,13 +13,14 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from monge.api import built_in, default_draft, load
+from monge.api import load
 from monge.backends.registry import Backend, Eager
 from monge.core.errors import OptionError, OutOfStepError
 from monge.core.extras import require
 from monge.core.model import NodeBlock, SequenceModel, draft_length, dtype_of
 from monge.engine.decoder import Decoder
-from monge.loading.networks import is_sharded, load_network, load_tokenizer
+from monge.loading.networks import is_sharded, load_network, prepare
+from monge.loading.sources import ModelSource
 
 Send = Callable[[str, Any], None]
 
@@ -152,13 +153,11 @@ def tensor_parallel(
             "torchrun --nproc-per-node 2 -m monge generate ... --tensor-parallel"
         )
     num_ranks = int(os.environ["WORLD_SIZE"])
-    if target is None and draft is None:
-        draft = default_draft(None, None, options.get("drafter"))  # type: ignore[assignment]  # a folder or none
-    target = built_in("target") if target is None else target
+    source = prepare(ModelSource.of(target), "eager")
     trust = {"trust_remote_code": options.get("trust_remote_code", False)}
     loading = {name: options[name] for name in ("dtype", "attention") if name in options}
     # The host creates the process group.
-    network = load_network(target, tensor_parallel=num_ranks, **loading, **trust)
+    network = load_network(source, tensor_parallel=num_ranks, **loading, **trust)
     # Calls are Python objects, so they use gloo, whatever the tensors use.
     group: Any = dist.new_group(backend="gloo", timeout=_PATIENCE)
 
@@ -176,9 +175,10 @@ def tensor_parallel(
             yield None
             return
         try:
-            tokenizer = load_tokenizer(target, **trust)
+            # A head reads hidden states, which this rank does not have.
+            loaded = replace(source, network=network, head=None)
             backend = RankZeroBackend(num_ranks, send)
-            yield load(network, draft, tokenizer=tokenizer, backend=backend, **options)
+            yield load(loaded, draft, backend=backend, **options)
         finally:
             with suppress(RuntimeError):  # the others are gone already
                 send(_END, None)

@@ -64,13 +64,13 @@ def takes_target(text: str) -> bool:
     return any("target" in options_of(name) for name in drafters_in(text))
 
 
-def drafter_of(draft: object, target: object) -> str | None:
+def drafter_of(draft: object, target: str | Path | None) -> str | None:
     """Return the drafter for a head or its folder, or `None` for anything else.
 
     Args:
         draft: The draft that the user gave: a loaded head, a folder, a file, or something else.
-        target: The target that the user gave. Its folder may also hold a prediction module; the
-            folder of another model with such a module counts as a model.
+        target: Where the target comes from, if known. Its folder may also hold a prediction module;
+            the folder of another model with such a module counts as a model.
 
     Raises:
         ModelLoadError: If the folder cannot be read.
@@ -83,11 +83,14 @@ def drafter_of(draft: object, target: object) -> str | None:
     if is_shape(checkpoint.config):
         return "shape"
     head_format = format_of(checkpoint)
-    is_model = head_format is not None and head_format.name == "mtp" and not is_alone(checkpoint)
-    return None if head_format is None or (is_model and not _is_same(path, target)) else "head"
+    if head_format is None or head_format.name != "mtp" or is_alone(checkpoint):
+        return None if head_format is None else "head"
+    if not target or not Path(target).exists():
+        return None
+    return "head" if path.samefile(target) else None
 
 
-def read_head(draft: str | Path, target: object) -> AnyHead | None:
+def read_head(draft: str | Path, target: str | Path | None) -> AnyHead | None:
     """Read the head in a folder, or return `None` if it holds something else; as `drafter_of`."""
     kind = drafter_of(draft, target)
     if kind is None:
@@ -95,18 +98,12 @@ def read_head(draft: str | Path, target: object) -> AnyHead | None:
     return load_shape_head(draft) if kind == "shape" else load_head(draft)
 
 
-def head_drafter(draft: str | Path, target: object) -> str | None:
-    """Return the drafter for the folder of a head, with the folder as a setting; as `drafter_of`."""
-    name = drafter_of(draft, target)
-    return None if name is None else f"{name}(head={str(head_path(draft))!r})"
-
-
 def with_head(text: str, head: str | None) -> str:
     """Fill a given head into a drafter that is named without one.
 
     Args:
         text: One drafter, or several.
-        head: Result of `head_drafter`.
+        head: `head(head='FOLDER')` or `shape(head='FOLDER')`; `None` for no head.
     """
     if head is None:
         return text
@@ -161,13 +158,6 @@ def make_drafter(text: str, resources: Mapping[str, Any]) -> AnyDrafter:
 
 def _may_be_head(path: Path) -> bool:
     return path.is_file() or (path / CONFIG).is_file()
-
-
-def _is_same(path: Path, target: object) -> bool:
-    if not isinstance(target, str | Path):
-        return False
-    folder = Path(target).expanduser()
-    return folder.exists() and path.samefile(folder)
 
 
 def _name(text: str) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from monge.core.levels import DrawnTrees, LevelShape, draw_levels, draws_of
 from monge.core.model import FeatureModel, Forward, ModuleHost, NodeBlock, SequenceModel
+from monge.core.parts import built_in
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.base import DelegatingDrafter
 from monge.draft.growth import check_top_k, tree_capabilities
@@ -25,7 +26,7 @@ from monge.draft.head_run import (
 from monge.draft.tree.base import ByRequest, TreeBuilder
 from monge.draft.tree.best_first import BestFirst
 from monge.draft.tree.fixed_width import Chain
-from monge.heads.shape.checkpoint import built_in_head, load_head
+from monge.heads.shape.checkpoint import load_head
 from monge.heads.shape.head import FirstStep, LaterStep, ShapeHead
 
 _DEFAULT_TREE: Final = ByRequest(BestFirst(num_nodes=3, depth=1, width=3, beam=1), Chain(depth=2))
@@ -70,7 +71,7 @@ class ShapeDrafter(DelegatingDrafter[tuple[Pairs, ...]]):
         check_top_k(self.top_k)
         head = self.head
         if not isinstance(head, ShapeHead):
-            head = load_head(head or built_in_head())
+            head = load_head(head or built_in("shape"))
         head.check(target)
         ends = TargetEnds(target)
         # Predictions of a float16 or bfloat16 target are made in float32 and read in the target's

@@ -70,6 +70,7 @@ class Header:
 
     Attributes:
         reader: A `gguf.GGUFReader`.
+        architecture: Name of the architecture in GGUF files.
         fields: Values by key, without the vocabulary.
         keys: Values of the architecture's keys, by their names behind it.
 
@@ -91,13 +92,13 @@ class Header:
             is_clear = isinstance(error, _HeaderError) or "version" in str(error)
             reason = str(error) if is_clear else "its header ends early, or is damaged"
             raise self._refused(f"{reason}; it may be truncated, so fetch it again") from error
-        self._architecture = str(self.fields.get("general.architecture"))
-        start = f"{self._architecture}."
+        self.architecture = str(self.fields.get("general.architecture"))
+        start = f"{self.architecture}."
         named = {name: value for name, value in self.fields.items() if name.startswith(start)}
         self.keys = {name.removeprefix(start): value for name, value in named.items()}
         known: Any = host.GGUF_TO_TRANSFORMERS_MAPPING["config"]
-        others = (self._architecture.replace("moe", "_moe"), self._architecture.replace("-", "_"))
-        names = (name for name in (self._architecture, *others) if name in known)
+        others = (self.architecture.replace("moe", "_moe"), self.architecture.replace("-", "_"))
+        names = (name for name in (self.architecture, *others) if name in known)
         # Attributes of the configuration that the host itself sets, by key.
         self._mapped: Mapping[str, str | None] = known.get(next(names, ""), {})
         self._check_kind()
@@ -143,7 +144,7 @@ class Header:
         Raises:
             ModelLoadError: With the name of the key.
         """
-        known, is_hybrid = self._computed(network), self._architecture in _HYBRIDS
+        known, is_hybrid = self._computed(network), self.architecture in _HYBRIDS
         for key, value in self.keys.items():
             # The host takes the width of rotary embeddings for that of heads.
             is_mapped = self._mapped.get(key) and key != "rope.dimension_count"
@@ -154,7 +155,7 @@ class Header:
             amount = any(value) if isinstance(value, list) else value
             if amount not in known.get(key, {0, 1} if key.endswith("scale") else {0}):
                 raise self._refused(
-                    f"{self._architecture}.{key} = {value} changes what is computed, and "
+                    f"{self.architecture}.{key} = {value} changes what is computed, and "
                     f"{type(network).__name__} does not do that"
                 )
 
@@ -164,10 +165,8 @@ class Header:
         Raises:
             ModelLoadError: If a tensor is missing, or is read by no part of the network.
         """
-        kind = host.TENSOR_PROCESSORS.get(self._architecture, host.TensorProcessor)
-        processor: Any = kind(config=network.config.to_dict())
         try:
-            places: dict[str, str] = host.get_gguf_hf_weights_map(network, processor)
+            places: dict[str, str] = host.get_gguf_hf_weights_map(network, self.processor(network))
         except NotImplementedError:
             return None
         # The host knows tensors of several experts without the ending of their names.
@@ -181,6 +180,11 @@ class Header:
         absent = network.state_dict().keys() - names.values() - network.all_tied_weights_keys.keys()
         self.refuse(network, unread, [files.get(place, place) for place in absent])
         return {name: place for name, place in names.items() if place is not None}
+
+    def processor(self, network: PreTrainedModel) -> host.TensorProcessor:
+        """Return what turns the file's tensors into those of a network, as the host does."""
+        kind = host.TENSOR_PROCESSORS.get(self.architecture, host.TensorProcessor)
+        return kind(config=network.config.to_dict())
 
     def refuse(
         self, network: PreTrainedModel, unread: Collection[str], missing: Collection[str]
@@ -219,7 +223,7 @@ class Header:
         if not any("epsilon" in key for key in self.keys):
             needed += [key for key in self._mapped if "epsilon" in key]
         if missing := [key for key in needed if key not in self.keys]:
-            raise self._refused(f"its header has no {self._architecture}.{missing[0]}")
+            raise self._refused(f"its header has no {self.architecture}.{missing[0]}")
 
     def _factors(self) -> dict[str, list[float]]:
         from gguf import dequantize
@@ -263,7 +267,7 @@ class Header:
             known
             | {
                 "attention.causal": {True},
-                "attention.max_alibi_bias": {8 if self._architecture == "bloom" else 0},
+                "attention.max_alibi_bias": {8 if self.architecture == "bloom" else 0},
                 "expert_gating_func": {0, 1},  # softmax
             }
             | computed_rope(network, config)

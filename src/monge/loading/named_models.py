@@ -6,7 +6,8 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Final
 
-from monge.core.errors import ModelLoadError
+from monge.core.errors import ModelLoadError, MongeError
+from monge.core.extras import require
 
 PANELS_FILE: Final = "panels.safetensors"
 """The tensors of a GGUF file in their own types, in the folder of a converted file."""
@@ -68,3 +69,13 @@ NAMED: Final = {
     ),
 }
 """Models by name."""
+
+
+def obstacle(name: str) -> str | None:
+    """Return why a model of `NAMED` cannot be loaded here, and what to do, or `None`."""
+    try:
+        NAMED[name].path()
+        require("gguf", name)
+    except MongeError as error:
+        return str(error)
+    return None

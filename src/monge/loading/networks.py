@@ -3,8 +3,9 @@
 import math
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -40,9 +41,10 @@ from monge.engine.models.cross_tokenizer import (
 from monge.engine.models.hf_tree import make_programs
 from monge.engine.notices import notify, waiting
 from monge.engine.process import free_memory
+from monge.loading.gguf_files import converted, no_tokenizer_reason
 from monge.loading.hub import check_model_name
-from monge.loading.named_models import NAMED, PANELS_FILE
-from monge.loading.sources import is_gguf, no_tokenizer_reason, resolve
+from monge.loading.named_models import PANELS_FILE
+from monge.loading.sources import ModelSource
 
 DTYPES: Final = ("float32", "float16", "bfloat16", "float64")
 """Types of weights by name."""
@@ -50,55 +52,69 @@ _COMPUTED: Final = frozenset({"auto", "float32", "torch.float32"})
 _BYTES_PER_S: Final = 5e8  # of weights, by the slower disks of today
 
 
-@runtime_checkable
-class AdaptedModel(Protocol):
-    """A network inside a wrapper that adds adapters to its layers, such as a `PeftModel`."""
-
-    def get_base_model(self) -> Any:
-        """The network, with its adapters."""
-        ...
-
-
-def unwrapped(source: Any) -> Any:
-    """Return the network of an `AdaptedModel`, with its adapters; anything else unchanged.
-
-    Raises:
-        UnsupportedModelError: If the adapter is not inside the network, as learned prompts are not.
-    """
-    if isinstance(source, PreTrainedModel | str | Path) or not isinstance(source, AdaptedModel):
-        return source
-    if getattr(getattr(source, "active_peft_config", None), "is_prompt_learning", False):
-        raise UnsupportedModelError(
-            f"{type(source).__name__}: learned prompts are not part of the network, and the "
-            "decoder would leave them out; use monge.accelerate(model), or an adapter of layers "
-            "such as LoRA"
-        )
-    network = source.get_base_model()
-    if not isinstance(network, PreTrainedModel):
-        raise UnsupportedModelError(
-            f"{type(source).__name__} wraps a {type(network).__name__}; expected a model of "
-            "transformers"
-        )
-    return network
-
-
-def backend_for(source: object, backend: str | Backend | None, **loading: Any) -> str | Backend:
-    """Return the backend that runs a model.
+def prepare(
+    source: ModelSource,
+    backend: str | Backend | None = None,
+    *,
+    is_draft: bool = False,
+    **loading: Any,
+) -> ModelSource:
+    """Choose the backend of a model, and find its files in the form that the backend runs.
 
     Args:
-        source: As for `load_network`.
-        backend: The backend; `None` keeps the types of a GGUF file on a CPU, and runs anything else
+        source: The model; one that is prepared is returned as it is.
+        backend: The backend. `None` keeps the types of a GGUF file on a CPU, and runs anything else
             as `transformers` does.
-        **loading: Options of `load_network`. A file is run by `transformers` too if they ask for
-            another device, or for another type or attention than this backend computes.
+        is_draft: Whether the model may be another than a GGUF file where the backend keeps the
+            types of one, since draft models take the target's backend.
+        **loading: Options of `load_network`. Without a backend, a GGUF file is run by
+            `transformers` too if they ask for another device, or for another type or attention
+            than `compiled(weights='file')` computes.
+
+    Raises:
+        OptionError: If the backend keeps the types of a GGUF file, and the model is none.
+        BackendError: If there is no compiler for such a backend.
+        ModelLoadError: If the model is missing, or its file cannot be read.
     """
-    if backend is not None:
-        return backend
+    if source.place and source.network is None:
+        return source
+    if backend is None:
+        backend = _usual_backend(source, loading)
+    chosen = BACKENDS.parse(backend) if isinstance(backend, str) else backend
+    place, keeps = source.path, chosen.keeps_file_types
+    if source.network is not None:
+        return replace(source, backend=backend)
+    if keeps and not source.is_gguf and not is_draft:
+        raise OptionError(
+            f"weights='file' keeps the types of a GGUF file, and {source.name!r} is none; use "
+            "weights='exact', 'int8' or 'int4'"
+        )
+    if source.is_gguf:
+        if keeps and (reason := compiler_obstacle()) is not None:
+            raise BackendError(f"weights='file' needs a C++ compiler: {reason}")
+        place = converted(Path(place), file_weights=keeps)
+    path = Path(place)
+    if not path.exists():
+        # A `Path` is no name, wherever it points.
+        check_model_name(str(path.absolute() if isinstance(place, Path) else place))
+    elif path.is_file():
+        raise ModelLoadError(
+            f"{str(place)!r} is a file; give the folder of a checkpoint (config.json and "
+            "weights), or a *.gguf file"
+        )
+    elif not (path / "config.json").is_file():
+        raise ModelLoadError(
+            f"{str(place)!r} has no config.json; is it the folder of a checkpoint?"
+        )
+    return replace(source, place=place, backend=backend)
+
+
+def _usual_backend(source: ModelSource, loading: Mapping[str, Any]) -> str:
     is_usual = _unusual(loading) is None and loading.get("attention") in {None, "sdpa"}
-    if not (is_gguf(source) and is_usual):
+    if not (source.is_gguf and is_usual):
         return "eager"
     if (reason := compiler_obstacle()) is not None:
-        notify(f"{source} runs many times slower than it could: {reason}")
+        notify(f"{source.name} runs many times slower than it could: {reason}")
         return "eager"
     return "compiled(weights='file')"
 
@@ -110,37 +126,8 @@ def _unusual(loading: Mapping[str, Any]) -> str | None:
     return next((name for name, value in given.items() if value not in fits[name]), None)
 
 
-def resolve_for(
-    source: str | Path, backend: str | Backend, *, is_draft: bool = False
-) -> str | Path:
-    """Return a source that `load_network` loads in the form that a backend runs.
-
-    Args:
-        source: As for `resolve`.
-        backend: The backend.
-        is_draft: Whether the source may be another than a GGUF file where the backend keeps the
-            types of one, since draft models take the target's backend.
-
-    Raises:
-        OptionError: If the backend keeps the types of a GGUF file, and the source is none.
-        BackendError: If there is no compiler.
-        ModelLoadError: As `resolve`.
-    """
-    chosen = BACKENDS.parse(backend) if isinstance(backend, str) else backend
-    if not chosen.keeps_file_types:
-        return resolve(source)
-    if not is_draft and not is_gguf(source):
-        raise OptionError(
-            f"weights='file' keeps the types of a GGUF file, and {str(source)!r} is none; use "
-            "weights='exact', 'int8' or 'int4'"
-        )
-    if is_gguf(source) and (reason := compiler_obstacle()) is not None:
-        raise BackendError(f"weights='file' needs a C++ compiler: {reason}")
-    return resolve(source, file_weights=True)
-
-
 def load_network(
-    source: str | Path | PreTrainedModel,
+    model: object,
     *,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device | None = None,
@@ -151,8 +138,7 @@ def load_network(
     """Load a causal language model in evaluation mode.
 
     Args:
-        source: A loaded model (returned as it is), a folder, a GGUF file, `smollm2`, or a name that
-            `transformers` resolves.
+        model: The model, as for `ModelSource.of`; one in memory is returned as it is.
         dtype: Type of the weights; `auto` takes that of the checkpoint.
         device: Device of the weights; `None` leaves them on the CPU.
         attention: `eager`, `sdpa` or `flex_attention`; `None` takes the network's own default.
@@ -165,12 +151,17 @@ def load_network(
         UnsupportedModelError: If it is no decoder-only language model.
         OptionError: If there is no such type of weights, or the device cannot be used here.
     """
-    if isinstance(source, PreTrainedModel):
-        return source.eval()
-    source = resolve(source)
-    _check_folder(source)
-    if (Path(source) / PANELS_FILE).is_file():
-        return _load_packed(Path(source), str(dtype), device, attention, tensor_parallel)
+    source = prepare(ModelSource.of(model), "eager")
+    if source.network is not None:
+        return source.network.eval()
+    place = source.place
+    is_packed = (Path(place) / PANELS_FILE).is_file()
+    given = {"dtype": dtype, "device": device, "tensor_parallel": tensor_parallel}
+    if is_packed and (wrong := _unusual(given)) is not None:
+        raise OptionError(
+            f"{wrong}={str(given[wrong])!r}: weights='file' computes in float32 on one CPU; "
+            "leave it out, or use backend='eager'"
+        )
     if isinstance(dtype, str) and dtype not in ("auto", *DTYPES):
         raise unknown_name("dtype", dtype, ("auto", *DTYPES))
     device = None if device is None else usable_device(device)
@@ -180,52 +171,37 @@ def load_network(
     if tensor_parallel is not None:
         options["distributed_config"] = DistributedConfig(tp_size=tensor_parallel)
     try:
-        config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
-        kind = _class_for(config, source)
-        size = sum(file.stat().st_size for file in Path(source).glob("*.safetensors"))
+        if is_packed:
+            from monge.loading.packed_files import read_packed
+
+            _check_memory(Path(place), None)
+            return read_packed(Path(place), attention)
+        config = AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code)
+        kind = _class_for(config, place)
+        size = sum(file.stat().st_size for file in Path(place).glob("*.safetensors"))
         name = str(config.dtype if dtype == "auto" else dtype).removeprefix("torch.")
-        _check_memory(Path(source), getattr(torch, name) if name in DTYPES else None)
-        with waiting(f"reading {Path(source).name}", size / _BYTES_PER_S or None):
-            model, info = kind.from_pretrained(
-                source, dtype=dtype, output_loading_info=True, **options
+        _check_memory(Path(place), getattr(torch, name) if name in DTYPES else None)
+        with waiting(f"reading {Path(place).name}", size / _BYTES_PER_S or None):
+            network, info = kind.from_pretrained(
+                place, dtype=dtype, output_loading_info=True, **options
             )
     except UnsupportedModelError:
         raise
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        way_out = "; delete the folder, and load the file again" if is_packed else ""
         raise ModelLoadError(
-            f"cannot load a model from {str(source)!r}: {type(error).__name__}: {error}"
+            f"cannot load a model from {str(place)!r}: {type(error).__name__}: {error}{way_out}"
         ) from error
     missing = sorted(info["missing_keys"])
     if missing:
         raise ModelLoadError(
-            f"{str(source)!r} lacks {counted(len(missing), 'weight')} of a {type(model).__name__}, "
+            f"{str(place)!r} lacks {counted(len(missing), 'weight')} of a {type(network).__name__}, "
             f"{missing[0]} among them; fetch it again, or, if it is a head, give it to the "
             "drafter: head('folder')"
         )
     if device is not None:
-        torch.nn.Module.to(model, device)
-    return model.eval()
-
-
-def _load_packed(
-    folder: Path, dtype: str, device: object, attention: str | None, tensor_parallel: int | None
-) -> PreTrainedModel:
-    from monge.loading.packed_files import read_packed
-
-    given = {"dtype": dtype, "device": device, "tensor_parallel": tensor_parallel}
-    if (wrong := _unusual(given)) is not None:
-        raise OptionError(
-            f"{wrong}={str(given[wrong])!r}: weights='file' computes in float32 on one CPU; "
-            "leave it out, or use backend='eager'"
-        )
-    _check_memory(folder, None)
-    try:
-        return read_packed(folder, attention)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ModelLoadError(
-            f"cannot load a model from {str(folder)!r}: {type(error).__name__}: {error}; delete the "
-            "folder, and load the file again"
-        ) from error
+        torch.nn.Module.to(network, device)
+    return network.eval()
 
 
 def _class_for(config: Any, source: str | Path) -> Any:
@@ -254,23 +230,29 @@ def usable_device(device: str | torch.device) -> torch.device:
         ) from error
 
 
-def load_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> Any:
-    """Load the tokenizer beside a checkpoint.
+def load_tokenizer(model: object, *, trust_remote_code: bool = False) -> Any:
+    """Load the tokenizer beside a checkpoint; `None` for a network that was given in memory.
+
+    Args:
+        model: The model, as for `ModelSource.of`.
+        trust_remote_code: Run code that comes with the checkpoint.
 
     Raises:
         ModelLoadError: If there is none or it cannot be read.
     """
-    source = resolve(source)
-    _check_folder(source)
-    if (reason := no_tokenizer_reason(source)) is not None:
+    source = ModelSource.of(model)
+    if source.network is not None and not source.place:
+        return None
+    place = prepare(source, "eager").place
+    if (reason := no_tokenizer_reason(place)) is not None:
         raise ModelLoadError(
-            f"the tokenizer in {source} could not be rebuilt ({reason}); give one: tokenizer=..."
+            f"the tokenizer in {place} could not be rebuilt ({reason}); give one: tokenizer=..."
         )
     try:
-        return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+        return AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
         raise ModelLoadError(
-            f"cannot load a tokenizer from {str(source)!r}: {type(error).__name__}: {error}"
+            f"cannot load a tokenizer from {str(place)!r}: {type(error).__name__}: {error}"
         ) from error
 
 
@@ -384,20 +366,4 @@ def _check_memory(folder: Path, dtype: torch.dtype | None) -> None:
             f"memory are free: every token may wait for the disk; use {mapped}a smaller file or a "
             "smaller model",
             stacklevel=4,
-        )
-
-
-def _check_folder(source: str | Path) -> None:
-    path = Path(source).expanduser()
-    if not path.exists():
-        # A `Path` is no name, wherever it points.
-        check_model_name(str(path.absolute() if isinstance(source, Path) else source), NAMED)
-    elif path.is_file():
-        raise ModelLoadError(
-            f"{str(source)!r} is a file; give the folder of a checkpoint (config.json and "
-            "weights), or a *.gguf file"
-        )
-    elif not (path / "config.json").is_file():
-        raise ModelLoadError(
-            f"{str(source)!r} has no config.json; is it the folder of a checkpoint?"
         )

@@ -24,6 +24,7 @@ from monge.backends.cpu.packed_linear import (
     load_packed_linear,
     panels_of,
 )
+from monge.loading.gguf_header import Header
 from monge.loading.named_models import PANELS_FILE
 
 FLOATS: Final = ("F32", "F16", "BF16")
@@ -59,14 +60,14 @@ def empty_network(config: Any, attention: str | None = None) -> PreTrainedModel:
 
 
 def write_panels(
-    reader: Any, network: PreTrainedModel, names: Mapping[str, str] | None, folder: Path
+    header: Header, network: PreTrainedModel, names: Mapping[str, str] | None, folder: Path
 ) -> None:
     """Write the tensors of a GGUF file for `read_packed`.
 
     Matrices are written in panels of their own types; norms, biases and others in float32.
 
     Args:
-        reader: A `gguf.GGUFReader` of the file.
+        header: The header of the file.
         network: The network of `empty_network`.
         names: Names of its tensors by those of the file's, if they are known.
         folder: Where the tensors are written.
@@ -76,7 +77,7 @@ def write_panels(
             the file as they are in the network.
         OSError: If there is no room.
     """
-    source = _Source(reader, network, names)
+    source = _Source(header, network, names)
     with (folder / PANELS_FILE).open("wb") as file:
         _write_tensors(file, source.tensors(), len(source.places))
 
@@ -116,18 +117,16 @@ class _Source:
     """The tensors of a GGUF file by the names of a network."""
 
     def __init__(
-        self, reader: Any, network: PreTrainedModel, names: Mapping[str, str] | None
+        self, header: Header, network: PreTrainedModel, names: Mapping[str, str] | None
     ) -> None:
-        self._reader, self._network = reader, network
-        architecture = str(reader.fields["general.architecture"].contents())
-        kind = host.TENSOR_PROCESSORS.get(architecture, host.TensorProcessor)
-        if kind not in _PROCESSORS or names is None:
+        self._reader, self._network = header.reader, network
+        self._processor: Any = header.processor(network)
+        if type(self._processor) not in _PROCESSORS or names is None:
             raise CannotPackError(
-                f"architecture {architecture!r} needs more than rows in another order"
+                f"architecture {header.architecture!r} needs more than rows in another order"
             )
-        self._processor: Any = kind(config=network.config.to_dict())
         self.places: dict[str, Any] = {
-            names[tensor.name]: tensor for tensor in reader.tensors if tensor.name in names
+            names[tensor.name]: tensor for tensor in self._reader.tensors if tensor.name in names
         }
         self._check()
 

@@ -1,284 +1,103 @@
-"""GGUF files and models by name, converted to folders that `transformers` reads."""
+"""What a user means by a model. Imports no torch, so that a command line can ask at once."""
 
-import hashlib
-import json
-import shutil
-import tempfile
-import time
-import warnings
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol, runtime_checkable
 
-import torch
-from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
-
-from monge.backends.cpu.program_cache import MODELS, cache_folder, only_process
-from monge.core.errors import ModelLoadError, MongeError, OptionError
-from monge.core.extras import require
-from monge.engine.chat_format import TemplateFormat
-from monge.engine.notices import notify, waiting
-from monge.loading.gguf_header import Header
+from monge.core.errors import OptionError, UnsupportedModelError
+from monge.core.parts import HEADS, built_in
 from monge.loading.named_models import NAMED
 
-_FORMAT: Final = 3  # raised whenever what is written from a GGUF file changes
-_SAMPLES: Final = 64  # blocks of a file that its digest reads, spread over it
-_BLOCK: Final = 1 << 16
-_PACKED_FORMAT: Final = 2  # the same for panels
-_BYTES_PER_S: Final = 4e6  # of a file that is dequantised and written, on two cores
-_PACKED_BYTES_PER_S: Final = 6e7  # of a file whose types are kept
-_HEADER_S: Final = 8  # for the vocabulary of a file, which is read several times
-_MOST_PACKED: Final = 2  # of the bytes of a file: those of Q2_K grow most
-_NO_TOKENIZER: Final = "no_tokenizer.txt"
-_NARROW: Final = (torch.bfloat16, torch.float16)
-_END_OF_TURN: Final = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
-_ADD_BOS: Final = "tokenizer.ggml.add_bos_token"
-_TOKENIZER: Final = "tokenizer.ggml.model"
+BUILT_IN: Final = "built-in"
+"""Name of the built-in target."""
 
 
-def is_gguf(source: object) -> bool:
-    """Return whether a source is a GGUF file, or the name of one."""
-    if isinstance(source, str) and source in NAMED:
-        return True
-    return isinstance(source, str | Path) and Path(source).suffix.lower() == ".gguf"
+@runtime_checkable
+class AdaptedModel(Protocol):
+    """A network inside a wrapper that adds adapters to its layers, such as a `PeftModel`."""
+
+    def get_base_model(self) -> Any:
+        """The network, with its adapters."""
+        ...
 
 
-def resolve(source: str | Path, *, file_weights: bool = False) -> str | Path:
-    """Return a source that `load_network` can load.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ModelSource:
+    """Where a model comes from. Made once a model, by `of`, and handed down.
 
-    A GGUF file is converted once: its weights are dequantised and kept with its tokenizer in the
-    cache folder (`$MONGE_CACHE`), each tensor in the narrowest type that holds it exactly.
-
-    Args:
-        source: A folder, a model's name, the path of a GGUF file, or a name in `NAMED`.
-        file_weights: Keep matrices of a GGUF file in the types of the file, for the backend
-            `compiled(weights='file')`. A file for which that is not known to be exact is dequantised,
-            with a warning that says why.
-
-    Returns:
-        The folder of the converted file, or the source as it is.
-
-    Raises:
-        ModelLoadError: If a file is missing, truncated, of an unknown architecture, or there is no
-            room for its weights.
-        OptionError: If a package that reads GGUF files is missing, or the source is something else.
+    Attributes:
+        name: What the user wrote: a name or a path; for a built-in model its folder.
+        path: A GGUF file, or the folder or the name that `transformers` reads.
+        network: The network, if it was given in memory; its `path` is then where it came from.
+        is_gguf: Whether `path` is a GGUF file.
+        head: Name of the head that drafts for the model where the user names nothing.
+        is_built_in: Whether it is the built-in target.
+        place: The folder or name that `transformers` reads, once `networks.prepare` has checked it,
+            and converted a GGUF file to it.
+        backend: What runs the network, once `networks.prepare` has chosen it.
     """
-    if not isinstance(source, str | Path):
-        compiled = "; give model._orig_mod" if hasattr(source, "_orig_mod") else ""
+
+    name: str
+    path: str | Path
+    network: Any = None
+    is_gguf: bool = False
+    head: str | None = None
+    is_built_in: bool = False
+    place: str | Path = ""
+    backend: Any = None
+
+    @classmethod
+    def of(cls, model: object) -> "ModelSource":
+        """Return the source of a model.
+
+        Args:
+            model: A model of `transformers`, or one with adapters; a folder, a GGUF file, a name of
+                `NAMED` or `HEADS`, or one that `transformers` resolves; `None` or `BUILT_IN` for the
+                built-in target; or a source, which is returned as it is. A `Path` is no name.
+
+        Raises:
+            ModelLoadError: If the package of a model in `NAMED` is missing.
+            OptionError: If it is something else.
+            UnsupportedModelError: If an adapter is not inside its network, as learned prompts are not.
+        """
+        if isinstance(model, cls):
+            return model
+        if model is None or (isinstance(model, str) and model == BUILT_IN):
+            path = built_in("target")
+            return cls(name=str(path), path=path, is_built_in=True)
+        if not isinstance(model, str | Path):
+            network = _network(model)
+            return cls(name=type(network).__name__, path=network.name_or_path, network=network)
+        name = str(model)
+        if isinstance(model, str) and name in NAMED:
+            return cls(name=name, path=NAMED[name].path(), is_gguf=True, head=NAMED[name].head)
+        if isinstance(model, str) and name in HEADS:
+            return cls(name=name, path=built_in(HEADS[name]))
+        path = Path(model).expanduser()
+        is_gguf = path.suffix.lower() == ".gguf"
+        return cls(name=name, path=path if is_gguf or path.exists() else model, is_gguf=is_gguf)
+
+
+def _network(model: Any) -> Any:
+    """Return a network in memory, with its adapters."""
+    from transformers import PreTrainedModel
+
+    if isinstance(model, PreTrainedModel):
+        return model
+    kind = type(model).__name__
+    if not isinstance(model, AdaptedModel):
+        compiled = "; give model._orig_mod" if hasattr(model, "_orig_mod") else ""
         raise OptionError(
-            f"expected a model of transformers, a folder or a name; got {type(source).__name__}"
-            f"{compiled}"
+            f"expected a model of transformers, a folder or a name; got {kind}{compiled}"
         )
-    if isinstance(source, str) and source in NAMED:
-        path = NAMED[source].path()
-    elif not is_gguf(source):
-        return source
-    else:
-        path = Path(source).expanduser()
-    if not path.is_file():
-        raise ModelLoadError(f"no file {str(source)!r}; give the path of a GGUF file")
-    if file_weights:
-        from monge.loading.packed_files import CannotPackError
-
-        try:
-            return _converted(path, packs=True)
-        except CannotPackError as error:
-            warnings.warn(
-                f"{path.name} is dequantised, which takes more memory and time: {error}",
-                stacklevel=3,
-            )
-    return _converted(path)
-
-
-def obstacle(name: str) -> str | None:
-    """Return why a model of `NAMED` cannot be loaded here, and what to do, or `None`."""
-    try:
-        NAMED[name].path()
-        require("gguf", name)
-    except MongeError as error:
-        return str(error)
-    return None
-
-
-def no_tokenizer_reason(folder: str | Path) -> str | None:
-    """Return why the tokenizer of a converted GGUF file could not be rebuilt, or `None`."""
-    note = Path(folder) / _NO_TOKENIZER
-    return note.read_text(encoding="utf-8") if note.is_file() else None
-
-
-def _converted(path: Path, *, packs: bool = False) -> Path:
-    kind = f"file{_PACKED_FORMAT}-" if packs else ""
-    folder = cache_folder() / MODELS / f"{path.stem}-{kind}{_digest(path)}"
-    if (folder / "config.json").is_file():
-        if (damage := _damage(folder)) is None:
-            return folder
-        notify(f"{folder} is removed and written again: {damage}")
-        shutil.rmtree(folder)
-    with path.open("rb") as file:
-        magic = file.read(4)
-    if magic != b"GGUF":
-        raise ModelLoadError(f"{str(path)!r} is no GGUF file: it starts with {magic!r}")
-    require("gguf", f"reading {path.name}")
-    with only_process(MODELS, folder.name, f"the form of {path.name} that is loaded"):
-        if not (folder / "config.json").is_file():
-            _convert(path, folder, packs=packs)
-    return folder
-
-
-def _convert(path: Path, folder: Path, *, packs: bool) -> None:
-    size = path.stat().st_size
-    written = "weights in their own types" if packs else "dequantised weights"
-    notify(f"reading {path.name} ({size / 1e6:.0f} MB) and writing its {written} to {folder}, once")
-    began = time.perf_counter()
-    # Another process that reads at the same time finds the whole folder or none.
-    with (
-        waiting(
-            f"reading {path.name}",
-            _HEADER_S + size / (_PACKED_BYTES_PER_S if packs else _BYTES_PER_S),
-        ),
-        tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing-") as temporary,
-    ):
-        _write(path, Path(temporary), packs=packs)
-        try:
-            Path(temporary).rename(folder)
-        except OSError:
-            if not (folder / "config.json").is_file():
-                raise
-    notify(f"{path.name} is ready after {time.perf_counter() - began:.0f} s")
-
-
-def _damage(folder: Path) -> str | None:
-    """Return why a converted file cannot be read, without reading its tensors, or `None`."""
-    weights = list(folder.glob("*.safetensors"))
-    try:
-        json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        for one in weights:
-            with safe_open(one, "pt"):  # which compares its header with its size
-                pass
-    except (OSError, ValueError, SafetensorError) as error:
-        return f"{type(error).__name__}: {error}"
-    return None if weights else "it has no weights"
-
-
-def _digest(path: Path) -> str:
-    """Return a name for the contents, from blocks spread over the file, which may be huge."""
-    size = path.stat().st_size
-    found = hashlib.sha256(f"{_FORMAT} {size}".encode())
-    with path.open("rb") as file:
-        for number in range(_SAMPLES):
-            file.seek(number * max(0, size - _BLOCK) // (_SAMPLES - 1))
-            found.update(file.read(_BLOCK))
-    return found.hexdigest()[:16]
-
-
-def _write(path: Path, folder: Path, *, packs: bool) -> None:
-    from monge.loading.packed_files import empty_network
-
-    header = Header(path)
-    num_weights = sum(int(tensor.n_elements) for tensor in header.reader.tensors)
-    needed = _MOST_PACKED * path.stat().st_size if packs else 4 * num_weights
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise ModelLoadError(
-            f"{path.name}: its weights take up to {needed / 1e9:.1f} GB, and {folder.parent} has "
-            f"{free / 1e9:.1f} GB; make room, or set MONGE_CACHE to another folder"
+    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+        raise UnsupportedModelError(
+            f"{kind}: learned prompts are not part of the network, and the decoder would leave "
+            "them out; use monge.accelerate(model), or an adapter of layers such as LoRA"
         )
-    try:
-        config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
-        header.describe(config)
-        network: Any = empty_network(config)
-        header.check(network)
-        names = header.tensors(network)
-    except ModelLoadError:
-        raise
-    except Exception as error:
-        raise _unreadable(path, error) from error
-    if packs:
-        _write_packed(header, network, names, folder)
-    else:
-        network = _dequantised(header, config)
-        for weights in network.parameters():
-            narrow = (weights.to(dtype) for dtype in _NARROW)
-            weights.data = next(
-                (one for one in narrow if torch.equal(one.to(weights.dtype), weights)), weights
-            ).data
-        _set_ends(network, header.fields)
-        network.save_pretrained(folder)
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    # That of the computation, not of the first tensor.
-    config |= {"dtype": "float32", "_name_or_path": path.name}
-    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-        if header.fields.get(_ADD_BOS, header.fields.get(_TOKENIZER) == "llama"):
-            _start_chats_with_bos(tokenizer)
-        tokenizer.save_pretrained(folder)
-    except Exception as error:  # noqa: BLE001 (whatever a rebuilt tokenizer raises; the weights are good all the same)
-        (folder / _NO_TOKENIZER).write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
-
-
-def _write_packed(
-    header: Header, network: PreTrainedModel, names: dict[str, str] | None, folder: Path
-) -> None:
-    from monge.loading.packed_files import CannotPackError, write_panels
-
-    try:
-        write_panels(header.reader, network, names, folder)
-    except (CannotPackError, MemoryError, OSError):
-        raise
-    except Exception as error:  # another version of the host may read files in another way
-        raise CannotPackError(f"{type(error).__name__}: {error}") from error
-    _set_ends(network, header.fields)
-    network.config.architectures = [type(network).__name__]
-    network.config.save_pretrained(folder)
-    if network.generation_config is not None:
-        network.generation_config.save_pretrained(folder)
-
-
-def _dequantised(header: Header, config: Any) -> PreTrainedModel:
-    path = header.path
-    try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            path.parent,
-            gguf_file=path.name,
-            config=config,
-            dtype=torch.float32,
-            output_loading_info=True,
+    network = model.get_base_model()
+    if not isinstance(network, PreTrainedModel):
+        raise UnsupportedModelError(
+            f"{kind} wraps a {type(network).__name__}; expected a model of transformers"
         )
-    except Exception as error:
-        raise _unreadable(path, error) from error
-    network, info = loaded
-    header.refuse(network, info["unexpected_keys"], info["missing_keys"])
-    # It holds plain weights by now, and says otherwise.
-    network.hf_quantizer = None
-    if hasattr(network.config, "quantization_config"):
-        del network.config.quantization_config
     return network
-
-
-def _unreadable(path: Path, error: Exception) -> ModelLoadError:
-    return ModelLoadError(f"transformers cannot read {path.name}: {type(error).__name__}: {error}")
-
-
-def _set_ends(network: PreTrainedModel, fields: dict[str, Any]) -> None:
-    """Let tokens that end a turn, which GGUF files name apart, end a text."""
-    config = network.generation_config
-    named = [int(fields[name]) for name in _END_OF_TURN if name in fields]
-    if config is None or not named:
-        return
-    given = config.eos_token_id
-    ends = [] if given is None else list(given) if isinstance(given, list | tuple) else [int(given)]
-    config.eos_token_id = ends + [one for one in named if one not in ends]
-
-
-def _start_chats_with_bos(tokenizer: Any) -> None:
-    """Let the chat template write BOS where it does not, as engines that read GGUF files do."""
-    template, start = tokenizer.chat_template, tokenizer.bos_token
-    if not isinstance(template, str) or start is None:
-        return
-    try:
-        text = TemplateFormat(tokenizer).written([{"role": "user", "content": "Hello"}])
-    except OptionError:  # which the first conversation will say
-        return
-    if not text.startswith(start):
-        tokenizer.chat_template = "{{ bos_token }}" + template

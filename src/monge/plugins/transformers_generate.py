@@ -6,7 +6,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MethodType
-from typing import Any, Final, cast
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -25,21 +25,17 @@ from transformers.generation.stopping_criteria import (
 )
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from monge.api import make_components
+from monge.api import drafts_of, make_components
 from monge.control.base import SharedState
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
-from monge.draft.by_name import AnyHead, drafter_of, read_head
+from monge.draft.by_name import AnyHead, read_head
 from monge.engine.batch import decode
 from monge.engine.components import Components
 from monge.engine.processors import Processor, Stateless
 from monge.engine.session import Request, Session, check_length
-from monge.loading.networks import (
-    AdaptedModel,
-    as_draft_model,
-    as_sequence_model,
-    load_network,
-)
+from monge.loading.networks import as_draft_model, as_sequence_model, load_network
+from monge.loading.sources import ModelSource
 from monge.options import PARTS, takes_parts
 from monge.plugins.transformers_outputs import Replay, VisitedRows
 from monge.plugins.transformers_processors import draft_rules, row_processors
@@ -255,13 +251,10 @@ def _request(
 
 def _components(model: Any, draft: Draft, *, drafter: Any = None, **parts: Any) -> Components:
     target = as_sequence_model(model)
-    if (drafter_name := drafter_of(draft, model.name_or_path)) is not None:
-        head = cast(AnyHead | str | Path, draft)
-        return make_components(target, drafter=drafter or drafter_name, head=head, **parts)
-    if draft is not None:
-        network = load_network(cast(PreTrainedModel | str | Path, draft))
-        return make_components(target, as_draft_model(network, target), drafter=drafter, **parts)
-    return make_components(target, drafter=drafter, **parts)
+    drafts = drafts_of(draft, ModelSource.of(model))
+    models = [as_draft_model(load_network(source), target) for source in drafts.models]
+    drafter = drafter or drafts.drafter
+    return make_components(target, models, drafter=drafter, head=drafts.head, **parts)
 
 
 def _key(model: Any, draft: Any, parts: dict[str, Any]) -> str:
@@ -418,9 +411,8 @@ def _check_model(where: str, model: Any) -> None:
         raise OptionError(
             f"{where}: got {type(model).__name__}, which has no generate; expected {hint}"
         )
-    if isinstance(model, AdaptedModel) and not isinstance(model, PreTrainedModel):
-        model = model.get_base_model()
-    as_sequence_model(model)  # refuses networks that cannot be decoded
+    base = getattr(model, "get_base_model", lambda: model)  # of an adapter
+    as_sequence_model(base())  # refuses networks that cannot be decoded
 
 
 def _move_stop_strings(settings: dict[str, Any], tokenizer: Any) -> None:

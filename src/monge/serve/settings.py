@@ -12,10 +12,9 @@ from typing import Final, get_args
 
 from monge.core.errors import OptionError
 from monge.engine.logprobs import LogprobSource
+from monge.loading.sources import BUILT_IN
 from monge.options import ServeOptions
 
-BUILT_IN: Final = "built-in"
-"""Name of the built-in target."""
 _LOG: Final = logging.getLogger(__name__)
 
 

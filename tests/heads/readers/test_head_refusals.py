@@ -11,14 +11,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import monge
-from monge.api import built_in
+from monge.api import built_in, drafts_of
 from monge.core.errors import ModelLoadError, OptionError
-from monge.draft.by_name import drafter_of, head_drafter, read_head
+from monge.draft.by_name import drafter_of, read_head
 from monge.draft.published_heads import HeadDrafter
 from monge.draft.tree.registry import TREES
 from monge.heads.readers.eagle3 import Eagle3Head
 from monge.heads.readers.registry import FORMATS, load_head
 from monge.loading.networks import load_network
+from monge.loading.sources import ModelSource
 from monge.testing.tabular import RandomTable, TabularModel
 from tests.heads.readers.published import KINDS, Published
 
@@ -245,7 +246,10 @@ def test_a_folder_is_recognised_where_a_draft_is_given(write: Write) -> None:
 def test_a_head_that_ships_with_the_package_is_found_by_name() -> None:
     assert drafter_of("smollm2-head", "smollm2") == "head"
     assert drafter_of(Path("smollm2-head"), None) is None  # a path of that name is a path
-    head, text = read_head("smollm2-head", "smollm2"), head_drafter("smollm2-head", "smollm2")
+    head, text = (
+        read_head("smollm2-head", "smollm2"),
+        drafts_of("smollm2-head", ModelSource.of(None)).head_text,
+    )
     assert isinstance(head, Eagle3Head)
     assert head.draft_ids is not None
     assert text is not None

@@ -5,7 +5,6 @@ import pickle
 import warnings
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from monge.core.errors import ModelLoadError
-from monge.core.parts import HEADS
+from monge.core.parts import HEADS, built_in
 
 CONFIG: Final = "config.json"
 _INDICES: Final = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -36,7 +35,7 @@ _BROKEN: Final = (
 def head_path(source: str | Path) -> Path:
     """Return the folder of a head, given a name in `core.parts.HEADS` or a path."""
     if isinstance(source, str) and source in HEADS:
-        return Path(str(files("monge"))) / "models" / HEADS[source]
+        return built_in(HEADS[source])
     return Path(source).expanduser()
 
 

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,11 +56,6 @@ def save_head(
 def is_shape(config: Mapping[str, Any]) -> bool:
     """Return whether a configuration describes a SHAPE head."""
     return config.get("format") == FORMAT
-
-
-def built_in_head() -> Path:
-    """Folder of the head of the built-in target."""
-    return Path(str(files("monge"))) / "models" / "shape"
 
 
 def load_head(folder: str | Path) -> ShapeHead:
