@@ -79,7 +79,7 @@ class RecordingVerifier(Verifier):
 
     def verify_many(self, scored: Sequence[ScoredTree]) -> Sequence[Verdict | RequestError]:
         asked = [
-            replace(one, target_laws=_WatchedLaws(one.target_laws, one.draws.place))
+            replace(one, target_laws=_WatchedLaws(one.target_laws, one.draws.num_drawn))
             if isinstance(one.draws, Tape)
             else one
             for one in scored
@@ -94,7 +94,7 @@ class RecordingVerifier(Verifier):
                 taped |= {
                     "tree": tree_fields(one.tree),
                     "laws": laws.fields(),
-                    "verify": [laws.start, draws.place],
+                    "verify": [laws.start, draws.num_drawn],
                     "verdict": {
                         "path": list(verdict.path),
                         "next_token": verdict.next_token,

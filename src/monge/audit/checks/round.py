@@ -31,10 +31,10 @@ def check_draws(one: Mapping[str, Any], tree: TokenTree, tape: Tape, length: int
     `tape` is at the place where the round before it ended, after `length` tokens.
     """
     drawn = {tuple(own["path"]): own for own in one["draws"]}
-    check_equal("start", one["start"], tape.place, "the round before it ended at uniform")
+    check_equal("start", one["start"], tape.num_drawn, "the round before it ended at uniform")
     if len(drawn) != len(one["draws"]):
         raise MismatchError("draws", "a node drew its children twice")
-    place = tape.place
+    place = tape.num_drawn
     for start, stop in [*((own["start"], own["stop"]) for own in one["draws"]), one["verify"]]:
         if start > place:
             raise MismatchError("draws", f"uniforms {place} to {start} were left out")
@@ -58,7 +58,7 @@ def check_draws(one: Mapping[str, Any], tree: TokenTree, tape: Tape, length: int
             raise MismatchError("draws", str(error)) from error
         check_equal(f"tree.candidates[{node}]", offered, right, "its uniforms give")
         check_equal("draws.tokens", tuple(own["tokens"]), right, "the uniforms give")
-        check_equal("draws.stop", own["stop"], tape.place, "the last uniform is")
+        check_equal("draws.stop", own["stop"], tape.num_drawn, "the last uniform is")
     paths = {tree.path_tokens(node) for node in range(tree.num_nodes)}
     is_pruned = any(isinstance(kind, Arbitrary) for kind in tree.proposals)
     for path in drawn:
@@ -83,7 +83,7 @@ def check_verdict(
     stated = verdict_of(one["verdict"])
     for name, own in asdict(stated).items():
         check_equal(f"verdict.{name}", own, getattr(right, name), "the verifier says")
-    check_equal("verify", stop, tape.place, "the verifier's last uniform is")
+    check_equal("verify", stop, tape.num_drawn, "the verifier's last uniform is")
     return right
 
 
