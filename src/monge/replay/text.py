@@ -16,6 +16,7 @@ from monge.core.verdict import Verdict
 from monge.engine.follow import KnownText
 from monge.replay.conditional import Conditional, draft_prob, next_scale, scaled_tests
 from monge.replay.log import LoggedText, UnavailableError
+from monge.verify.problem import verdict_at
 
 
 @dataclass(eq=False)
@@ -65,21 +66,14 @@ class TextDraws(KnownText):
         return candidates
 
     def verdict(self, tree: TokenTree) -> Verdict:
-        tokens, place = self.text.all_ids, self.start
-        node, path, examined = 0, list[int](), list[int]()
-        while tree.candidates[node]:
+        node, tokens = 0, self.text.all_ids[self.start :]
+        # The last token of a text is its round's own: nothing is logged of what comes after it.
+        for token in tokens[:-1]:
             child_of = {tree.token_ids[child]: child for child in tree.candidates[node]}
-            examined.append(len(child_of))
-            # The last token of a text is its round's own: nothing is logged of what comes after it.
-            if place + 1 >= len(tokens) or tokens[place] not in child_of:
+            if token not in child_of:
                 break
-            node = child_of[tokens[place]]
-            path.append(node)
-            place += 1
-        kind = "correction" if tree.candidates[node] else "bonus"
-        return Verdict(
-            path=tuple(path), next_token=tokens[place], next_kind=kind, examined=tuple(examined)
-        )
+            node = child_of[token]
+        return verdict_at(tree, node, tokens[len(tree.path(node))])
 
 
 @dataclass(frozen=True, slots=True)
