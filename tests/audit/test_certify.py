@@ -12,7 +12,8 @@ import torch
 
 from monge.api import make_components
 from monge.audit.certificate import CertificateError, held, read_certificate
-from monge.audit.checks.coupling import Coupling, Level
+from monge.audit.certify_report import CertifyReport
+from monge.audit.checks.coupling import CouplingCheck, VisitedNode
 from monge.audit.recorder import Recorder
 from monge.core.errors import OptionError
 from monge.core.proposal import Deterministic, Iid, WithoutReplacement
@@ -174,9 +175,10 @@ def test_known_bad_decisions_are_seen_at_a_node(name: str) -> None:
     mutant = KNOWN_BAD_NODES[name]
     if mutant.declared is not None:
         pytest.skip("drawn otherwise than declared, which the check of draws finds")
-    coupling = Coupling(as_verifier(mutant.rule))
+    coupling = CouplingCheck(as_verifier(mutant.rule), 1, CertifyReport())
     assert any(
-        (coupling.error_at([Level(target_law=p, proposal=mutant.drawn(q))]) or (0.0,))[0] > 1e-12
+        (coupling.error_at([VisitedNode(target_law=p, proposal=mutant.drawn(q))]) or (0.0,))[0]
+        > 1e-12
         for p, q in bank()
     )
 
@@ -189,10 +191,10 @@ def test_couplings_of_many_tokens_are_exact(rule: str) -> None:
     )
     width = 1 if rule == "block" else 2
     levels = [
-        Level(target_law=p, proposal=Iid(q, width)),
-        Level(target_law=other, proposal=Deterministic()),
+        VisitedNode(target_law=p, proposal=Iid(q, width)),
+        VisitedNode(target_law=other, proposal=Deterministic()),
     ]
-    found = Coupling(as_verifier(VERIFIERS.parse(rule))).error_at(levels)
+    found = CouplingCheck(as_verifier(VERIFIERS.parse(rule)), 1, CertifyReport()).error_at(levels)
     assert found is not None
     assert found[0] < 1e-12
 

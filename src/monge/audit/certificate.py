@@ -38,6 +38,7 @@ PLAIN: Final = "fixed(max_depth=0)"
 """The controller of a request that nothing is drafted for."""
 KINDS: Final = {kind.__name__: kind for kind in (*PROPOSALS, PathDraws)}
 """Proposals that a certificate can hold."""
+_VERDICT: Final = ("path", "next_token", "next_kind", "examined")
 
 
 class CertificateError(MongeError, ValueError):
@@ -56,13 +57,13 @@ class Arrays:
 
     def put(self, array: Tensor) -> str:
         """Store an array and return its digest."""
-        own = array.detach().cpu().contiguous()
-        dtype = str(own.dtype).removeprefix("torch.")
-        data = own.view(torch.uint8).numpy().tobytes()
+        array = array.detach().cpu().contiguous()
+        dtype = str(array.dtype).removeprefix("torch.")
+        data = array.view(torch.uint8).numpy().tobytes()
         name = _array_digest(dtype, data)
         if name not in self.stored:
             # Bytes of equal significance side by side compress better.
-            planes = np.frombuffer(data, np.uint8).reshape(-1, own.element_size()).T.tobytes()
+            planes = np.frombuffer(data, np.uint8).reshape(-1, array.element_size()).T.tobytes()
             packed = base64.b64encode(zlib.compress(planes, 1)).decode()
             self.stored[name] = {"dtype": dtype, "data": packed}
         return name
@@ -85,8 +86,8 @@ class Arrays:
 
 def held(array: Tensor) -> Tensor:
     """Return an array on the host, without the rest of a larger one that it is a part of."""
-    own = array.detach().cpu()
-    return own if own.untyped_storage().nbytes() == own.nbytes else own.clone()
+    array = array.detach().cpu()
+    return array if array.untyped_storage().nbytes() == array.nbytes else array.clone()
 
 
 def num_bytes(part: object) -> int:
@@ -102,8 +103,8 @@ def encoded(part: Any, arrays: Arrays) -> Any:  # noqa: ANN401 (any JSON)
     if isinstance(part, Tensor):
         return arrays.put(part)
     if isinstance(part, dict):
-        return {key: encoded(own, arrays) for key, own in part.items()}
-    return [encoded(own, arrays) for own in part] if isinstance(part, list) else part
+        return {key: encoded(value, arrays) for key, value in part.items()}
+    return [encoded(value, arrays) for value in part] if isinstance(part, list) else part
 
 
 def law_fields(law: Law) -> dict[str, Any]:
@@ -132,8 +133,8 @@ def proposal_fields(proposal: Proposal) -> dict[str, Any] | None:
     if proposal == Deterministic():
         return None
     assert is_dataclass(proposal), "every kind is a dataclass"
-    own = {entry.name: getattr(proposal, entry.name) for entry in fields(proposal) if entry.init}
-    return {"kind": kind.__name__} | {name: _field(value) for name, value in own.items()}
+    names = [entry.name for entry in fields(proposal) if entry.init]
+    return {"kind": kind.__name__} | {name: _field(getattr(proposal, name)) for name in names}
 
 
 def _field(value: Any) -> Any:  # noqa: ANN401 (a setting of a proposal)
@@ -141,7 +142,7 @@ def _field(value: Any) -> Any:  # noqa: ANN401 (a setting of a proposal)
         return law_fields(value)
     if isinstance(value, SystematicDesign):
         return asdict(value)
-    return [_field(one) for one in value] if isinstance(value, tuple) else value
+    return [_field(entry) for entry in value] if isinstance(value, tuple) else value
 
 
 def proposal_of(stored: Mapping[str, Any] | None, arrays: Arrays) -> Proposal:
@@ -150,17 +151,21 @@ def proposal_of(stored: Mapping[str, Any] | None, arrays: Arrays) -> Proposal:
         return Deterministic()
     if stored["kind"] not in KINDS:
         raise CertificateError(f"unknown kind of candidates: {stored['kind']!r}")
-    made: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, value in stored.items():
         if name == "law":
-            made[name] = law_of(value, arrays)
+            settings[name] = law_of(value, arrays)
         elif name == "laws":
-            made[name] = tuple(law_of(law, arrays) for law in value)
+            settings[name] = tuple(law_of(law, arrays) for law in value)
         elif name == "design":
-            made[name] = SystematicDesign(**value)
+            settings[name] = SystematicDesign(**value)
         elif name != "kind":
-            made[name] = tuple(value) if isinstance(value, list) else value
-    return KINDS[stored["kind"]](**made)
+            settings[name] = _setting(value)
+    return KINDS[stored["kind"]](**settings)
+
+
+def _setting(value: Any) -> Any:  # noqa: ANN401 (any JSON)
+    return tuple(value) if isinstance(value, list) else value
 
 
 def tree_fields(tree: TokenTree) -> dict[str, Any]:
@@ -168,7 +173,7 @@ def tree_fields(tree: TokenTree) -> dict[str, Any]:
     return {
         "tokens": list(tree.token_ids),
         "parents": list(tree.parents),
-        "candidates": [list(own) for own in tree.candidates],
+        "candidates": [list(children) for children in tree.candidates],
         "proposals": [proposal_fields(proposal) for proposal in tree.proposals],
     }
 
@@ -178,8 +183,8 @@ def tree_of(stored: Mapping[str, Any], arrays: Arrays) -> TokenTree:
     tree = TokenTree(
         token_ids=tuple(stored["tokens"]),
         parents=tuple(stored["parents"]),
-        proposals=tuple(proposal_of(own, arrays) for own in stored["proposals"]),
-        candidates=tuple(tuple(own) for own in stored["candidates"]),
+        proposals=tuple(proposal_of(proposal, arrays) for proposal in stored["proposals"]),
+        candidates=tuple(map(tuple, stored["candidates"])),
     )
     sizes = {len(part) for part in (tree.parents, tree.proposals, tree.candidates)}
     if sizes != {tree.num_nodes} or tree.num_nodes == 0:
@@ -187,23 +192,23 @@ def tree_of(stored: Mapping[str, Any], arrays: Arrays) -> TokenTree:
     for node, parent in enumerate(tree.parents):
         if not (-1 <= parent < node and (parent == -1) == (node == 0)):
             raise CertificateError(f"parent {parent} of node {node} does not come before it")
-    for node, own in enumerate(tree.candidates):
+    for node, candidates in enumerate(tree.candidates):
         children = {child for child, parent in enumerate(tree.parents) if parent == node}
-        if set(own) != children:
+        if set(candidates) != children:
             raise CertificateError(f"candidates of node {node} are not its children")
         if len({tree.token_ids[child] for child in children}) != len(children):
             raise CertificateError(f"two children of node {node} have one token")
     return tree
 
 
+def verdict_fields(verdict: Verdict) -> dict[str, Any]:
+    """Return the fields of a verdict."""
+    return {name: getattr(verdict, name) for name in _VERDICT}
+
+
 def verdict_of(stored: Mapping[str, Any]) -> Verdict:
     """Return the verdict of these fields."""
-    return Verdict(
-        path=tuple(stored["path"]),
-        next_token=stored["next_token"],
-        next_kind=stored["next_kind"],
-        examined=tuple(stored["examined"]),
-    )
+    return Verdict(**{name: _setting(stored[name]) for name in _VERDICT})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,13 +241,13 @@ class Certificate:
         header = {**self.header, "seal": next(seals)}
         requests: list[dict[str, Any]] = []
         for request in self.requests:
-            rounds = [{**one, "seal": next(seals)} for one in request["rounds"]]
+            rounds = [{**entry, "seal": next(seals)} for entry in request["rounds"]]
             requests.append({**request, "rounds": rounds, "seal": next(seals)})
         return replace(self, header=header, requests=tuple(requests))
 
     def broken_seal(self) -> str | None:
         """Return the place of the first seal that does not fit, or `None`."""
-        return next((place for place, own, right in self._seals() if own != right), None)
+        return next((place for place, seal, right in self._seals() if seal != right), None)
 
     def _seals(self) -> Iterator[tuple[str, str | None, str]]:
         """Yield the place of every seal, what it is, and what it should be."""
@@ -250,11 +255,11 @@ class Certificate:
         for number, request in enumerate(self.requests, start=1):
             name = f"request {number}"
             rounds = enumerate(request["rounds"], start=1)
-            parts += [(f"{name}, round {place}", one) for place, one in rounds]
-            parts.append((name, {key: own for key, own in request.items() if key != "rounds"}))
+            parts += [(f"{name}, round {place}", entry) for place, entry in rounds]
+            parts.append((name, {key: part for key, part in request.items() if key != "rounds"}))
         right = ""
         for place, part in parts:
-            right = _digest(right, {key: own for key, own in part.items() if key != "seal"})
+            right = _digest(right, {key: value for key, value in part.items() if key != "seal"})
             yield place, part.get("seal"), right
 
     def write(self, path: Path) -> Path:
@@ -288,8 +293,8 @@ def read_certificate(path: Path) -> Certificate:
             f"{path}: field 'version': got {document.get('version')!r}, this release reads "
             f"{VERSION}; {again}"
         )
-    found: list[Any] = [document.get(name) for name in ("header", "requests", "arrays")]
-    header, requests, arrays = found
+    entries: list[Any] = [document.get(name) for name in ("header", "requests", "arrays")]
+    header, requests, arrays = entries
     parts = [header, arrays, *requests] if isinstance(requests, list) else [None]
     if not all(isinstance(part, dict) for part in parts):
         raise CertificateError(

@@ -13,7 +13,7 @@ import torch
 
 from monge.audit.certificate import Certificate
 from monge.audit.certify_report import CertifyReport, MismatchError, check_equal
-from monge.audit.checks.coupling import Coupling, check_coupling
+from monge.audit.checks.coupling import CouplingCheck
 from monge.audit.checks.laws import TOLERANCES, LawCheck
 from monge.audit.checks.request import (
     check_document,
@@ -29,7 +29,7 @@ from monge.audit.redraft import Redrafter
 from monge.audit.tape import Tape
 from monge.core.tree import TokenTree
 from monge.engine.text import Tokenizer
-from monge.verify.base import Rule, Verifier
+from monge.verify.base import Rule
 
 NUM_NODES: Final = 256
 """Nodes of a run whose coupling is enumerated."""
@@ -75,17 +75,18 @@ def certify(
         return report
     report.dtype = str(certificate.header["target"]["dtype"])
     report.tolerance = TOLERANCES.get(report.dtype, 0.0) if tolerance is None else tolerance
-    own_dtype = getattr(torch, report.dtype, None) if tolerance is None else None
+    logit_dtype = getattr(torch, report.dtype, None) if tolerance is None else None
     every = max(1, math.ceil(num_visited / num_nodes))
     for number, request in enumerate(certificate.requests, start=1):
         place = 0
         try:
             check_fields(request)
             verifier = verifier_of(str(request["verifier"]), rule)
-            laws = LawCheck(forward, own_dtype, request, certificate.arrays, report)
-            replay = _Replay(request, verifier, laws, report)
-            for place, one in enumerate(request["rounds"], start=1):
-                replay.check(one, every=every, is_last=place == len(request["rounds"]))
+            laws = LawCheck(forward, logit_dtype, request, certificate.arrays, report)
+            coupling = CouplingCheck(verifier, every, report)
+            replay = _Replay(request, laws, coupling, report)
+            for place, stored in enumerate(request["rounds"], start=1):
+                replay.check(stored, is_last=place == len(request["rounds"]))
                 on_round()
             place = 0
             tell_settings(request, report)
@@ -121,26 +122,25 @@ class _Replay:
     def __init__(
         self,
         request: Mapping[str, Any],
-        verifier: Verifier,
         laws: LawCheck,
+        coupling: CouplingCheck,
         report: CertifyReport,
     ) -> None:
-        self._verifier, self._laws, self._report = verifier, laws, report
-        self._coupling, self._tape = Coupling(verifier), Tape(request["seed"], request["row"])
-        self._text = tuple(request["prompt_ids"])
+        self._laws, self._coupling, self._report = laws, coupling, report
+        self._tape, self._text = Tape(request["seed"], request["row"]), tuple(request["prompt_ids"])
         self._is_ended = request["finish_reason"] in {"eos", "stop", "length"}
         self.trees = list[TokenTree]()
 
-    def check(self, one: Mapping[str, Any], *, every: int, is_last: bool) -> None:
+    def check(self, stored: Mapping[str, Any], *, is_last: bool) -> None:
         """Check the next round."""
         text, report = self._text, self._report
-        check_equal("context_length", one["context_length"], len(text), "the text before it has")
-        tree = check_tree(one["tree"], self._laws.arrays, text[-1])
-        check_draws(one, tree, self._tape, len(text))
-        laws = self._laws.check(one["laws"], tree, text)
-        verdict = check_verdict(one, tree, laws, self._verifier, self._tape)
-        check_coupling(self._coupling, tree, laws, verdict, report, every=every)
-        tokens = tuple(one["token_ids"])
+        check_equal("context_length", stored["context_length"], len(text), "the text before it has")
+        tree = check_tree(stored["tree"], self._laws.arrays, text[-1])
+        check_draws(stored, tree, self._tape, len(text))
+        laws = self._laws.check(stored["laws"], tree, text)
+        verdict = check_verdict(stored, tree, laws, self._coupling.verifier, self._tape)
+        self._coupling.check(tree, laws, verdict)
+        tokens = tuple(stored["token_ids"])
         check_commit(tokens, tree, verdict, can_be_cut=self._is_ended and is_last)
         self._text += tokens
         self.trees.append(tree)

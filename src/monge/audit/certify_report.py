@@ -165,14 +165,14 @@ class CertifyReport:
         Whoever makes a record chooses them, so that one that is left out gives a choice of texts.
         """
         whole = self.num_requests
-        told = [
+        facts = [
             fact if count == whole else f"{fact} in {count} of {whole} requests"
             for fact, count in self.told.items()
         ]
         loading = ", ".join(f"{name} {value!r}" for name, value in self.loading.items())
         limit = f"{self.dtype} logits within {self.tolerance:g}"
         drafted = [f"loaded with {loading}"] if loading else []
-        return "; ".join([self._streams(), *told, *drafted, *self.drafts.plan_facts(), limit])
+        return "; ".join([self._streams(), *facts, *drafted, *self.drafts.plan_facts(), limit])
 
     def _streams(self) -> str:
         """Seeds and rows of the requests, in order."""
@@ -192,7 +192,7 @@ class CertifyReport:
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values; infinite `choice_bits` become `None`."""
-        drafts = {key.removeprefix("num_"): own for key, own in asdict(self.drafts).items()}
+        drafts = {key.removeprefix("num_"): value for key, value in asdict(self.drafts).items()}
         if math.isinf(self.drafts.choice_bits):
             drafts["choice_bits"] = None
         return {

@@ -120,12 +120,12 @@ class Client:
             ServerError: If the server cannot be reached, or still fails after the last attempt.
             RefusedError: If the server refuses the request.
         """
-        given = {name: value for name, value in fields.items() if value is not None}
+        body = {name: value for name, value in fields.items() if value is not None}
         answer = await self._send(
-            "POST", "/completions", {"model": self.model, "prompt": prompt, **given}
+            "POST", "/completions", {"model": self.model, "prompt": prompt, **body}
         )
         try:
-            return _completion(answer, by_id=bool(given.get("return_tokens_as_token_ids")))
+            return _completion(answer, by_id=bool(body.get("return_tokens_as_token_ids")))
         except (KeyError, IndexError, TypeError) as error:
             raise ServerError(
                 f"{self.url}: the answer has no completion: {str(answer)[:200]}"
@@ -149,16 +149,17 @@ class Client:
             else:
                 if answer.is_success:
                     with suppress(ValueError):
-                        if isinstance(found := answer.json(), dict):
-                            return found
+                        if isinstance(document := answer.json(), dict):
+                            return document
                     text = f"{answer.url} does not answer in JSON: {answer.text[:200]!r}"
                     raise RefusedError(text)
                 failure = f"status {answer.status_code}: {answer.text[:300]}"
                 failures[failure] = None
                 if answer.status_code not in _RETRIED:
                     raise RefusedError(f"{self.url}{path} refuses the request: {failure}")
-                asked = answer.headers.get("retry-after", "")
-                wait_s = float(asked) if asked.replace(".", "", 1).isdigit() else wait_s
+                retry_after = answer.headers.get("retry-after", "")
+                if retry_after.replace(".", "", 1).isdigit():
+                    wait_s = float(retry_after)
             if attempt + 1 < self._attempts:
                 await asyncio.sleep(wait_s)
         raise ServerError(
@@ -184,17 +185,17 @@ async def one_at_a_time(
 
 def _completion(answer: Mapping[str, Any], *, by_id: bool) -> Completion:
     choice, metrics = answer["choices"][0], answer.get("metrics") or {}
-    found = choice.get("logprobs") or {}
-    tokens, logprobs, top = map(found.get, ("tokens", "token_logprobs", "top_logprobs"))
-    if (content := found.get("content")) is not None:  # as in chats: llama.cpp has it here as well
+    columns = choice.get("logprobs") or {}
+    tokens, logprobs, top = map(columns.get, ("tokens", "token_logprobs", "top_logprobs"))
+    if (rows := columns.get("content")) is not None:  # as in chats: llama.cpp has it here as well
 
-        def name(one: Mapping[str, Any]) -> str:
-            return f"{TOKEN_ID}{one['id']}" if by_id and "id" in one else one["token"]
+        def name(row: Mapping[str, Any]) -> str:
+            return f"{TOKEN_ID}{row['id']}" if by_id and "id" in row else row["token"]
 
-        tokens, logprobs = [name(one) for one in content], [one["logprob"] for one in content]
+        tokens, logprobs = list(map(name, rows)), [row["logprob"] for row in rows]
         top = [
-            {name(other): other["logprob"] for other in one.get("top_logprobs") or ()}
-            for one in content
+            {name(entry): entry["logprob"] for entry in row.get("top_logprobs") or ()}
+            for row in rows
         ]
     return Completion(
         text=choice["text"],

@@ -39,7 +39,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deterministic:
+class FirstStages:
     """Results of the first stages.
 
     Args:
@@ -64,8 +64,8 @@ class Deterministic:
     @property
     def same_logprobs(self) -> bool:
         """Return whether the server's log-probabilities are those of the reference."""
-        found = [one for one in (self.first_difference, self.later_difference) if one is not None]
-        return all(one <= _SAME_WEIGHTS_NATS for one in found)
+        differences = (self.first_difference, self.later_difference)
+        return all(nats is None or nats <= _SAME_WEIGHTS_NATS for nats in differences)
 
 
 async def deterministic(
@@ -76,7 +76,7 @@ async def deterministic(
     fields: Mapping[str, object],
     tolerance: float,
     num_greedy_tokens: int = 0,
-) -> Deterministic:
+) -> FirstStages:
     """Compare greedy texts and log-probabilities.
 
     Where one greedy text for each prompt has fewer than `num_greedy_tokens`, the next prompts are these
@@ -107,8 +107,8 @@ async def deterministic(
         rows = zip(names, laws, sampled.logprobs, strict=False)
         for position, (name, law, logprob) in enumerate(rows):
             if law is not None and logprob is not None and name in law.places:
-                own = abs(logprob - math.log(law.probs[law.places[name]]))
-                (later if position else first).append(own)
+                difference = abs(logprob - math.log(law.probs[law.places[name]]))
+                (later if position else first).append(difference)
         if num_greedy < num_greedy_tokens:
             again, longer = prompts[num_texts % len(prompts)], prompt + sampled.text
             waiting.append(longer if len(longer) < len(again) + _MOST_CHARACTERS else again)
@@ -116,7 +116,7 @@ async def deterministic(
     num_first = sum(difference.position == 0 for difference in differences)
     other_firsts = num_first > (1 - _SAME_FIRST_TOKENS) * num_texts
     other_logprobs = first_difference is not None and first_difference > _SAME_WEIGHTS_NATS
-    return Deterministic(
+    return FirstStages(
         num_greedy=num_greedy,
         noise=noise,
         tolerance=tolerance,

@@ -109,8 +109,9 @@ class TransformersEngine:
         return await one_at_a_time(self._lock, self._complete, prompt, fields)
 
     def _complete(self, prompt: str | Sequence[int], fields: Mapping[str, Any]) -> Completion:
-        given = token_ids_of(self._tokenizer, prompt) if isinstance(prompt, str) else prompt
-        ids = torch.tensor([list(given)], device=self._network.device)
+        if isinstance(prompt, str):
+            prompt = token_ids_of(self._tokenizer, prompt)
+        ids = torch.tensor([list(prompt)], device=self._network.device)
         sampling: dict[str, Any] = {"do_sample": False}
         if fields.get("temperature", 1.0) > 0:
             sampling = {
@@ -124,7 +125,7 @@ class TransformersEngine:
         with torch.random.fork_rng(devices=[]):
             # The host draws from the global generator.
             torch.manual_seed(_FIRST_SEED + self._num_requests if seed is None else seed)  # noqa: TID251
-            made = self._network.generate(
+            output = self._network.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=fields["max_tokens"],
@@ -132,7 +133,7 @@ class TransformersEngine:
                 **sampling,
                 **self._speculation,
             )
-        new = made[0, ids.shape[1] :].tolist()
+        new = output[0, ids.shape[1] :].tolist()
         return Completion(
             text=self._tokenizer.decode(new, skip_special_tokens=True),
             finish="stop" if new and new[-1] in self._eos_ids else "length",

@@ -163,9 +163,9 @@ def summary(report: Report) -> str:
         f"(rejected at {bound:.1f}, alpha {report.alpha:g})",
     ]
     lines += [
-        f"situation {one.name!r}: log e-value {one.log_e:.1f}, {one.finding}"
-        for one in report.situations
-        if one.finding is not None
+        f"situation {result.name!r}: log e-value {result.log_e:.1f}, {result.finding}"
+        for result in report.situations
+        if result.finding is not None
     ]
     if report.num_tokens:
         lines.append(

@@ -54,13 +54,13 @@ def backend_forward(model: SequenceModel) -> Forward:
     def forward(token_ids: tuple[int, ...], first: int) -> Tensor:
         model.open({_TEXT: token_ids[:first]})
         try:
-            found: list[Tensor] = []
+            logits: list[Tensor] = []
             for start in range(first, len(token_ids), _PIECE):
                 piece = token_ids[start : start + _PIECE]
-                found.append(model.extend({_TEXT: NodeBlock.chain(piece)})[_TEXT].double())
+                logits.append(model.extend({_TEXT: NodeBlock.chain(piece)})[_TEXT].double())
                 model.commit({_TEXT: range(len(piece))})
         finally:
             model.close(_TEXT)
-        return torch.cat(found)
+        return torch.cat(logits)
 
     return forward

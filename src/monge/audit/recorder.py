@@ -24,6 +24,7 @@ from monge.audit.certificate import (
     law_fields,
     num_bytes,
     tree_fields,
+    verdict_fields,
 )
 from monge.audit.tape import Tape
 from monge.backends.cpu.program_cache import machine
@@ -58,7 +59,7 @@ class RecordingVerifier(Verifier):
     """A verifier that lets `rule` decide, and tapes the verdicts of requests with `Tape`."""
 
     def __init__(self, rule: Rule) -> None:
-        self.rule, self._own = rule, as_verifier(rule)
+        self.rule, self._verifier = rule, as_verifier(rule)
         self.accepts, self.max_width = rule.accepts, rule.max_width
         self.is_lossless, self.is_enumerable = rule.is_lossless, rule.is_enumerable
         self.invariant_for = rule.invariant_for
@@ -78,32 +79,27 @@ class RecordingVerifier(Verifier):
         return outcome
 
     def verify_many(self, scored: Sequence[ScoredTree]) -> Sequence[Verdict | RequestError]:
-        asked = [
-            replace(one, target_laws=_WatchedLaws(one.target_laws, one.draws.place))
-            if isinstance(one.draws, Tape)
-            else one
-            for one in scored
+        watched = [
+            replace(row, target_laws=_WatchedLaws(row.target_laws, row.draws.num_drawn))
+            if isinstance(row.draws, Tape)
+            else row
+            for row in scored
         ]
-        outcomes = self._own.verify_many(asked)
-        for one, verdict in zip(asked, outcomes, strict=True):
-            draws, laws = one.draws, one.target_laws
-            if isinstance(draws, Tape) and isinstance(verdict, Verdict):
+        outcomes = self._verifier.verify_many(watched)
+        for row, verdict in zip(watched, outcomes, strict=True):
+            tape, laws = row.draws, row.target_laws
+            if isinstance(tape, Tape) and isinstance(verdict, Verdict):
                 assert isinstance(laws, _WatchedLaws)
-                taped = draws.rounds[-1]
-                draws.num_bytes -= num_bytes(taped)  # of a round that is verified again
+                taped = tape.rounds[-1]
+                tape.num_bytes -= num_bytes(taped)  # of a round that is verified again
                 taped |= {
-                    "tree": tree_fields(one.tree),
+                    "tree": tree_fields(row.tree),
                     "laws": laws.fields(),
-                    "verify": [laws.start, draws.place],
-                    "verdict": {
-                        "path": list(verdict.path),
-                        "next_token": verdict.next_token,
-                        "next_kind": verdict.next_kind,
-                        "examined": list(verdict.examined),
-                    },
+                    "verify": [laws.start, tape.num_drawn],
+                    "verdict": verdict_fields(verdict),
                 }
-                draws.verifier = self.text
-                draws.num_bytes += num_bytes(taped)
+                tape.verifier = self.text
+                tape.num_bytes += num_bytes(taped)
         return outcomes
 
 
@@ -194,9 +190,9 @@ class Recorder:
     def sessions(self, prompts: Prompt | Sequence[Prompt], **options: Any) -> list[Session]:
         """Return recorded sessions; arguments and errors as for `Decoder.sessions` and `recorded`."""
         requests = self.decoder.requests(prompts, **options)
-        made = [self.decoder.session(self.recorded(request)) for request in requests]
-        self._sessions += made
-        return made
+        sessions = [self.decoder.session(self.recorded(request)) for request in requests]
+        self._sessions += sessions
+        return sessions
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], **options: Any
@@ -283,12 +279,12 @@ def part_text(registry: Registry[Any], part: Any) -> str:  # noqa: ANN401 (any p
         name = registry.name_of(part)
     except OptionError:
         return f"<{getattr(part, 'title', type(part).__name__)}>"
-    given = [
+    settings = [
         f"{key}={getattr(part, key)!r}"
         for key, default in registry.settings(name).items()
         if getattr(part, key) != default
     ]
-    return f"{name}({', '.join(given)})" if given else name
+    return f"{name}({', '.join(settings)})" if settings else name
 
 
 def target_fields(target: SequenceModel, name: str) -> dict[str, Any]:
@@ -311,7 +307,9 @@ def processor_digest() -> str:
 def weights_digest(network: PreTrainedModel) -> str:
     """Return a digest of all weights of a network, in the form that they have."""
     digest = hashlib.blake2b(digest_size=16)
-    panels = [one for one in network.named_buffers() if one[0].endswith(".panels")]
+    panels = [
+        (name, tensor) for name, tensor in network.named_buffers() if name.endswith(".panels")
+    ]
     for name, weight in sorted([*network.named_parameters(), *panels]):
         digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
         digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
@@ -348,5 +346,5 @@ def _target_fields(law: Law, logits: Tensor | None) -> dict[str, Any]:
     is_dense = isinstance(law, DenseLaw)
     chosen = logits if is_dense else logits[law.sparse().token_ids]
     # A copy, since a backend may write the next logits to the same place.
-    own = held(chosen.detach().to("cpu", copy=True))
-    return {**({} if is_dense else law_fields(law)), "logits": own}
+    copied = held(chosen.detach().to("cpu", copy=True))
+    return {**({} if is_dense else law_fields(law)), "logits": copied}

@@ -27,23 +27,18 @@ from monge.control.registry import CONTROLLERS
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import MongeError
-from monge.core.law import LawSequence, total_variation
+from monge.core.law import total_variation
 from monge.core.proposal import Arbitrary, Deterministic, Proposal
 from monge.core.sampling_rules import SamplingRules
 from monge.core.tree import TokenTree
 from monge.core.verdict import StepRecord, Verdict
-from monge.engine.batch import decode
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder
-from monge.engine.session import Request, Session
-from monge.verify.base import Verifier
+from monge.engine.follow import KnownText, KnownVerdicts, follow
+from monge.engine.session import Request, catch
 
 TOLERANCES: Final = {"float64": 1e-9, "float32": 1e-3, "float16": 0.05, "bfloat16": 0.25}
 """Largest total variation between a declared draft law and the recomputed one, by type."""
-
-
-class _EndedError(MongeError):
-    """The record cannot be followed any further."""
 
 
 @dataclass(slots=True)
@@ -54,9 +49,9 @@ class Redrafter:
     tolerance: float
 
     def redraft(
-        self, request: Mapping[str, Any], trees: Sequence[TokenTree], found: DraftFindings
+        self, request: Mapping[str, Any], trees: Sequence[TokenTree], findings: DraftFindings
     ) -> None:
-        """Draft every round of a request with these trees again; `found` receives figures.
+        """Draft every round of a request with these trees again; `findings` receives figures.
 
         Raises:
             MismatchError: With the first round that these parts do not give again. It is wrong if the
@@ -64,22 +59,22 @@ class Redrafter:
         """
         text = str(request["controller"])
         controller, reason = _controller_of(text)
-        found.plans[text] = reason
+        findings.plans[text] = reason
         if reason:
             can, members = self.components.drafter.capabilities, self.components.shared.members
             choices = math.inf if can.needs_trees else (can.max_depth + 1) * max(1, len(members))
-            found.choice_bits += len(trees) * math.log2(choices)
+            findings.choice_bits += len(trees) * math.log2(choices)
         limits = DraftPlan(**request.get("limits", {}))
-        tape = _FollowedTape(request, trees, found, self.tolerance)
+        tape = _FollowedTape(request, trees, findings, self.tolerance)
         components = replace(
             self.components,
-            rule=_RecordedVerdicts(),
+            rule=KnownVerdicts(),
             greedy_rule=None,
             controller=_RecordedPlans(tape, controller),
             controllers={},
             seeded=None,
         )
-        asked = Request(
+        recorded = Request(
             prompt_ids=tuple(request["prompt_ids"]),
             max_new_tokens=request["max_new_tokens"],
             rules=SamplingRules(**request["rules"]),
@@ -90,16 +85,13 @@ class Redrafter:
             speculative=text != PLAIN,
         )
 
-        error: Exception | None = None
-        try:
+        def run() -> None:
             tape.draft_length = components.capabilities.max_length
-            tape.session = Decoder(components).session(asked)
-            for session in decode([tape.session], components, max_batch_size=1):
-                error = session.error
-        except Exception as raised:  # noqa: BLE001  drafters bring code of their own
-            error = raised
-        if tape.difference is not None:
-            raise tape.difference
+            follow(Decoder(components).session(recorded), components)
+
+        error = catch(run)
+        if tape.error is not None:
+            raise tape.error
         if tape.num_verdicts < len(trees):
             reason = f"the drafter cannot be run again: {type(error).__name__}: {error}"
             raise MismatchError("tree", reason, is_wrong=False, place=len(tape.rounds))
@@ -108,43 +100,39 @@ class Redrafter:
 def _controller_of(text: str) -> tuple[AnyController | None, str]:
     """Return the controller of this text, or why its plans cannot be made again."""
     try:
-        made = CONTROLLERS.parse(text)
+        controller = CONTROLLERS.parse(text)
     except MongeError:
         return None, "is not known here"
     # Confidences are rounded, otherwise in a batch than alone.
-    seen = sorted(made.reads - {Reads.ACCEPTED, Reads.TOKENS})
-    seen += ["prompts"] * isinstance(made, PromptReader)
-    return (None, f"reads {', '.join(seen)}") if seen else (made, "")
+    seen = sorted(controller.reads - {Reads.ACCEPTED, Reads.TOKENS})
+    seen += ["prompts"] * isinstance(controller, PromptReader)
+    return (None, f"reads {', '.join(seen)}") if seen else (controller, "")
 
 
-class _FollowedTape(Tape):
-    """The draws of a recorded request, which make it go the recorded way, up to the first `difference`."""
+class _FollowedTape(Tape, KnownText):
+    """The draws of a recorded request, which make it go the recorded way.
+
+    Its `error` is the first difference to the record.
+    """
 
     def __init__(
         self,
         request: Mapping[str, Any],
         trees: Sequence[TokenTree],
-        found: DraftFindings,
+        findings: DraftFindings,
         tolerance: float,
     ) -> None:
         super().__init__(request["seed"], request["row"])
-        self._stated, self._trees, self._found = request["rounds"], trees, found
-        self._tolerance, self._asked = tolerance, list[tuple[int, ...]]()
-        self.session: Session
+        self._stated, self._trees, self._findings = request["rounds"], trees, findings
+        self._tolerance, self._paths = tolerance, list[tuple[int, ...]]()
         self.draft_length: int | None = None
-        self.difference: MismatchError | None = None
-        self.num_verdicts = self._num_followed = 0
-
-    @property
-    def num_drawn(self) -> int:
-        """See `core.draws.num_drawn`; recorded children count as well."""
-        return self.place + self._num_followed
+        self.num_verdicts = 0
 
     def move_to(self, place: int) -> None:
         if len(self.rounds) == len(self._stated):  # after an end of text, a stop or an interruption
-            raise _EndedError("the record has no more rounds")
+            raise MongeError("the record has no more rounds")
         super().move_to(place)
-        self._asked = []
+        self._paths = []
 
     @property
     def _round(self) -> Mapping[str, Any]:
@@ -165,19 +153,20 @@ class _FollowedTape(Tape):
         return stated
 
     def draw_children(self, path: tuple[int, ...], proposal: Proposal) -> tuple[int, ...]:
-        self._num_followed += 1
         if isinstance(proposal, Deterministic):
             return proposal.draw(self)
-        stated = {tuple(one["path"]): one for one in self._round["draws"]}.get(path)
+        stated = {tuple(drawn["path"]): drawn for drawn in self._round["draws"]}.get(path)
         if stated is None:
             self._differ(f"the drafter draws children after {path}, the record does not")
-        self._asked.append(path)
+        self._paths.append(path)
         tokens = tuple(stated["tokens"])
-        if path not in self._declared:
-            # The law from which they were drawn is known only now.
-            self.seek(stated["start"])
-            if (proposal.draw(self), self.place) != (tokens, stated["stop"]):
-                self._differ(f"the drafter draws other children after {path} than the record")
+        if path in self._declared:
+            self.seek(stated["stop"])
+            return tokens
+        # The law from which they were drawn is known only now.
+        self.seek(stated["start"])
+        if (proposal.draw(self), self.num_drawn) != (tokens, stated["stop"]):
+            self._differ(f"the drafter draws other children after {path} than the record")
         return tokens
 
     @property
@@ -191,22 +180,17 @@ class _FollowedTape(Tape):
 
     def verdict(self, tree: TokenTree) -> Verdict:
         """Return the recorded verdict, once the tree is compared."""
-        own = self._tree
-        names = ("token_ids", "parents", "candidates")
-        different = [name for name in names if getattr(tree, name) != getattr(own, name)]
-        if different:
-            name = different[0]
-            self._differ(
-                f"the drafter, made again, gives {name} {getattr(tree, name)}, "
-                f"the record has {getattr(own, name)}"
-            )
-        for node, (new, old) in enumerate(zip(tree.proposals, own.proposals, strict=True)):
+        for name in ("token_ids", "parents", "candidates"):
+            new, old = getattr(tree, name), getattr(self._tree, name)
+            if new != old:
+                self._differ(f"the drafter, made again, gives {name} {new}, the record has {old}")
+        for node, (new, old) in enumerate(zip(tree.proposals, self._tree.proposals, strict=True)):
             self._compare(node, new, old)
-        paths = [tuple(one["path"]) for one in self._round["draws"]]
-        if self._asked != paths:
-            reason = f"the drafter draws children after {self._asked}, the record after {paths}"
+        paths = [tuple(drawn["path"]) for drawn in self._round["draws"]]
+        if self._paths != paths:
+            reason = f"the drafter draws children after {self._paths}, the record after {paths}"
             self._differ(reason, is_wrong=True)
-        self._found.num_rounds += 1
+        self._findings.num_rounds += 1
         self.num_verdicts += 1
         return verdict_of(self._round["verdict"])
 
@@ -219,8 +203,8 @@ class _FollowedTape(Tape):
             )
         for left, right in zip(draft_laws(new), draft_laws(old), strict=True):
             distance = total_variation(left.sparse(), right.sparse())
-            self._found.num_laws += 1
-            self._found.distance = max(self._found.distance, distance)
+            self._findings.num_laws += 1
+            self._findings.distance = max(self._findings.distance, distance)
             if distance > self._tolerance:
                 self._differ(
                     f"the draft law of node {node} differs from the recomputed one by a total "
@@ -233,32 +217,21 @@ class _FollowedTape(Tape):
             )
 
     def _differ(self, reason: str, *, is_wrong: bool = False, field: str = "tree") -> NoReturn:
-        if self.difference is None:
-            place = len(self.rounds)
-            self.difference = MismatchError(field, reason, is_wrong=is_wrong, place=place)
-        raise _EndedError(reason)
-
-
-@dataclass(frozen=True, slots=True)
-class _RecordedVerdicts(Verifier):
-    """The recorded verdicts."""
-
-    accepts = frozenset[type[Proposal]]({Proposal})
-
-    def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
-        assert isinstance(draws, _FollowedTape)
-        return draws.verdict(tree)
+        self.num_drawn += 1  # or the loop would go on without the drafter
+        error = MismatchError(field, reason, is_wrong=is_wrong, place=len(self.rounds))
+        self.error = self.error or error
+        raise error
 
 
 @dataclass(frozen=True, slots=True)
 class _RecordedPlans(SoloController[Any]):
-    """The recorded plans, compared with those of the controller `own`, if it can plan again."""
+    """The recorded plans, compared with those of the controller, if it can plan again."""
 
     followed: _FollowedTape
-    own: AnyController | None
+    controller: AnyController | None
 
-    def init(self, shared: SharedState) -> Any:  # noqa: ANN401 (the controller's own)
-        return None if self.own is None else self.own.init(shared)
+    def init(self, shared: SharedState) -> Any:  # noqa: ANN401 (a controller's state)
+        return None if self.controller is None else self.controller.init(shared)
 
     def plan_one(
         self,
@@ -267,13 +240,13 @@ class _RecordedPlans(SoloController[Any]):
         context_length: int,
         draws: Draws,
     ) -> DraftPlan:
-        if self.own is None:
+        if self.controller is None:
             return self.followed.plan(None)
-        (right,) = self.own.plan([state], info, [draws])
+        (right,) = self.controller.plan([state], info, [draws])
         return self.followed.plan(right)
 
     def update(self, state: Any, record: StepRecord) -> Any:  # noqa: ANN401
-        return None if self.own is None else self.own.update(state, record)
+        return None if self.controller is None else self.controller.update(state, record)
 
 
 def _changed(plan: DraftPlan) -> str:
@@ -284,4 +257,4 @@ def _changed(plan: DraftPlan) -> str:
 def _settings(proposal: Proposal) -> dict[str, Any]:
     """Return the settings of a proposal without its laws."""
     stored = proposal_fields(proposal) or {}
-    return {key: own for key, own in stored.items() if key not in {"law", "laws"}}
+    return {key: value for key, value in stored.items() if key not in {"law", "laws"}}

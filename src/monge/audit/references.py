@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import count
+from itertools import chain, count
 from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
@@ -134,7 +134,7 @@ class LocalReference:
                 rests.zero_()
         tempered = replace(rules, temperature=1.0)
         rows = zip(values.cpu().numpy(), ids.tolist(), rests.tolist(), strict=True)
-        return [self._law(masses[masses > 0.0], own, rest, tempered) for masses, own, rest in rows]
+        return [self._law(masses[masses > 0.0], row, rest, tempered) for masses, row, rest in rows]
 
     def _law(
         self, probs: np.ndarray, ids: list[int], rest: float, rules: SamplingRules
@@ -188,15 +188,11 @@ class ServerReference:
         return []
 
     async def noise(self, prompts: Sequence[str]) -> float:
-        asked = [(prompt, [END], SamplingRules()) for prompt in prompts]
-        alone = [await self.laws(*one) for one in asked]
-        crowd = await asyncio.gather(*(self.laws(*one) for one in asked))
-        differences = [
-            _difference(a, b)
-            for one, other in zip(alone, crowd, strict=True)
-            for a, b in zip(one, other, strict=True)
-            if a is not None and b is not None
-        ]
+        questions = [(prompt, [END], SamplingRules()) for prompt in prompts]
+        alone = [await self.laws(*question) for question in questions]
+        crowd = await asyncio.gather(*(self.laws(*question) for question in questions))
+        pairs = zip(chain(*alone), chain(*crowd), strict=True)
+        differences = [_difference(a, b) for a, b in pairs if a is not None and b is not None]
         return max(differences, default=0.0)
 
     async def _prompt_tokens(self, prompt: str) -> tuple[str, ...] | None:
@@ -216,9 +212,9 @@ class ServerReference:
         )
 
     async def _echo(self, prompt: str, known: Sequence[str], tokens: Sequence[str]) -> Completion:
-        asked = _ids((*known, *tokens)) if self._by_id and known else prompt + "".join(tokens)
+        text = _ids((*known, *tokens)) if self._by_id and known else prompt + "".join(tokens)
         async with self._crowd:
-            return await self._ask(asked, echo=True)
+            return await self._ask(text, echo=True)
 
     async def _next_laws(
         self, prompt: str, tokens: Sequence[str], rules: SamplingRules
@@ -231,7 +227,7 @@ class ServerReference:
         return [self._law(answer.top[0] if answer.top else None, rules) for answer in answers]
 
     async def _ask(self, prompt: str | Sequence[int | str], **fields: Any) -> Completion:
-        found = await self._client.complete(
+        completion = await self._client.complete(
             prompt,
             max_tokens=1,
             temperature=1.0,
@@ -239,8 +235,8 @@ class ServerReference:
             return_tokens_as_token_ids=True if self._by_id else None,
             **fields,
         )
-        self.speculates |= found.speculates
-        return found
+        self.speculates |= completion.speculates
+        return completion
 
     def _law(self, top: Any, rules: SamplingRules) -> TokenLaw | None:  # noqa: ANN401 (JSON)
         if not top:
@@ -252,8 +248,8 @@ class ServerReference:
         for name, logprob in largest:
             if _UNNAMED in name and not rules.truncates:
                 continue  # several parts of characters share this name: they count as unnamed
-            own = END if name in self.eos_names else name
-            merged[own] = float(np.logaddexp(merged.get(own, -np.inf), logprob))
+            category = END if name in self.eos_names else name
+            merged[category] = float(np.logaddexp(merged.get(category, -np.inf), logprob))
         law = law_of_logprobs(merged, rules)
         # Of several tokens with this name, the server lists one: how many of them are kept is
         # unknown.

@@ -9,7 +9,7 @@ import numpy as np
 from jinja2 import Environment, StrictUndefined
 
 from monge.audit.bets import JudgedText
-from monge.audit.deterministic import Deterministic
+from monge.audit.deterministic import FirstStages
 
 Verdict = Literal["lossless", "not lossless", "could not be judged"]
 EXIT: Final[dict[Verdict, int]] = {"lossless": 0, "not lossless": 1, "could not be judged": 2}
@@ -63,7 +63,7 @@ class Report:
     log_e: float = 0.0
     smallest_deviation: float = 1.0
     situations: tuple[SituationResult, ...] = ()
-    deterministic: Deterministic | None = None
+    deterministic: FirstStages | None = None
     quantiles: tuple[int, ...] = ()
     ranks: tuple[tuple[int, float], ...] = ()
     curve: tuple[tuple[int, float], ...] = ()

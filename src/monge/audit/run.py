@@ -13,7 +13,7 @@ import numpy as np
 
 from monge.audit.bets import Wealth, judged, log_factors, smallest_deviation
 from monge.audit.client import TOKEN_ID, RefusedError, Server, ServerError
-from monge.audit.deterministic import Deterministic, deterministic
+from monge.audit.deterministic import FirstStages, deterministic
 from monge.audit.references import Reference, ServerReference, token_names
 from monge.audit.report import Report, SituationResult, Tally, Verdict
 from monge.audit.settings import AuditSettings, Naming
@@ -60,27 +60,27 @@ async def probe(client: Server, prompt: str) -> Naming:
     by_id = {"return_tokens_as_token_ids": True}
     for _ in range(_NUM_PROBES):  # some texts end at once
         try:
-            found = await client.complete(prompt, **fields, **by_id)
+            completion = await client.complete(prompt, **fields, **by_id)
         except RefusedError:
             if not by_id:
                 raise
             by_id = {}
             continue
-        if found.tokens:
-            return "ids" if all(name.startswith(TOKEN_ID) for name in found.tokens) else "names"
-        if found.tokens is None and found.text:
+        if names := completion.tokens:
+            return "ids" if all(name.startswith(TOKEN_ID) for name in names) else "names"
+        if names is None and completion.text:
             return "text"
     raise ServerError(f"{client.url} returned {_NUM_PROBES} empty texts for the prompt {prompt!r}")
 
 
 async def neutral_fields(client: Server, prompt: str) -> dict[str, object]:
     """Return the fields that switch sampling rules off, as far as a server takes them."""
-    found = dict[str, object]()
+    fields = dict[str, object]()
     for name, value in _NEUTRAL.items():
         with suppress(ServerError):
             await client.complete(prompt, max_tokens=1, temperature=1.0, **{name: value})
-            found[name] = value
-    return found
+            fields[name] = value
+    return fields
 
 
 async def audit(
@@ -95,7 +95,9 @@ async def audit(
     `on_tokens` is told the judged tokens and the logarithm of the e-value after every text.
     """
     notes = [_TEXT_NOTE] if settings.naming == "text" else []
-    longest = max(settings.played, key=lambda one: (one.max_tokens, len(one.prompts)))
+    longest = max(
+        settings.played, key=lambda situation: (situation.max_tokens, len(situation.prompts))
+    )
     first = await deterministic(
         client,
         reference,
@@ -107,8 +109,8 @@ async def audit(
     if not first.same_logprobs:
         notes.append("the server's log-probabilities are not those of the reference")
     if (early := _early_verdict(first)) is not None:
-        found: dict[str, Any] = {"alpha": settings.alpha, "notes": tuple(notes)}
-        return Report(verdict=early[0], reason=early[1], deterministic=first, **found)
+        details: dict[str, Any] = {"alpha": settings.alpha, "notes": tuple(notes)}
+        return Report(verdict=early[0], reason=early[1], deterministic=first, **details)
     header = {"url": client.url, "model": client.model, "seed": settings.seed}
     with closing(TextLog(settings.log, header)) as log:
         sampled = _SampledTexts(client, reference, settings, log, on_tokens)
@@ -121,7 +123,7 @@ async def audit(
     return sampled.report(first, notes)
 
 
-def _early_verdict(first: Deterministic) -> tuple[Verdict, str] | None:
+def _early_verdict(first: FirstStages) -> tuple[Verdict, str] | None:
     if not first.same_weights:
         return "could not be judged", (
             "the server and the reference do not run the same weights: their greedy first tokens "
@@ -129,7 +131,7 @@ def _early_verdict(first: Deterministic) -> tuple[Verdict, str] | None:
         )
     if not first.differences:
         return None
-    worst = max(first.differences, key=lambda one: one.gap)
+    worst = max(first.differences, key=lambda difference: difference.gap)
     return "not lossless", (
         f"greedy text: after {worst.position} tokens of {worst.prompt!r} the server wrote "
         f"{worst.got!r}, which is {worst.gap:.2f} nats less probable than {worst.expected!r}"
@@ -151,7 +153,7 @@ class _SampledTexts:
         self._log, self._on_tokens = log, on_tokens
         self._played = {situation.name: situation for situation in settings.played}
         self._joint, self._tally = Wealth(), Tally()
-        self._own = {name: Wealth() for name in self._played}
+        self._apart = {name: Wealth() for name in self._played}
         self._num_short, self._num_ends, self._names_ends = 0, 0, False
         self._peak, self._bound = 0.0, math.log(1.0 / settings.alpha)
         self._curve = list[tuple[int, float]]()
@@ -189,7 +191,7 @@ class _SampledTexts:
                 text = judged(laws, names, ties.tolist())
                 factors = log_factors(text)
                 prompt = situation.prompts[index % len(situation.prompts)]
-                for wealth in (self._joint, self._own[situation.name]):
+                for wealth in (self._joint, self._apart[situation.name]):
                     wealth.add(f"{prompt}\n{situation.rules}", names, text, factors)
                 self._tally.add(text)
                 self._num_ends += names[-1:] == (END,)
@@ -200,7 +202,7 @@ class _SampledTexts:
                 self._curve.append((self._joint.num_tokens, log_e))
                 if self._on_tokens is not None:
                     self._on_tokens(self._joint.num_tokens, self._peak)
-                is_full = self._own[situation.name].num_tokens >= budget
+                is_full = self._apart[situation.name].num_tokens >= budget
                 if self.is_rejected or is_full or time.monotonic() >= end:
                     return
 
@@ -211,17 +213,17 @@ class _SampledTexts:
         prompt, rules = situation.prompts[index % len(situation.prompts)], situation.rules
         completion = self._log.find(situation.name, index)
         if completion is None:
-            asked = self._settings.fields(situation.max_tokens)
+            fields = self._settings.fields(situation.max_tokens)
             if rules.top_p < 1:
-                asked["top_p"] = float(rules.top_p)
+                fields["top_p"] = float(rules.top_p)
             if rules.top_k is not None:
-                asked["top_k"] = rules.top_k
+                fields["top_k"] = rules.top_k
             # Texts of two situations never share a seed: they would repeat each other.
             seed = self._settings.seed + _SEEDS * number + index
-            asked["temperature"] = float(rules.temperature)
-            asked["seed"] = seed if situation.is_seeded else None
+            fields["temperature"] = float(rules.temperature)
+            fields["seed"] = seed if situation.is_seeded else None
             async with limit:
-                completion = await self._client.complete(prompt, **asked)
+                completion = await self._client.complete(prompt, **fields)
             self._log.keep(situation.name, index, completion)
         names = token_names(completion, self._reference.eos_names)
         laws = await self._reference.laws(prompt, names, rules) if names else []
@@ -229,11 +231,11 @@ class _SampledTexts:
 
     def _log_e(self) -> float:
         """Return the joint e-value: half of the stake lies on all texts together, half on each situation."""
-        share = math.log(len(self._own))
-        apart = np.logaddexp.reduce([own.log_e - share for own in self._own.values()])
-        return float(np.logaddexp(self._joint.log_e, apart)) - math.log(2.0)
+        share = math.log(len(self._apart))
+        total = np.logaddexp.reduce([wealth.log_e - share for wealth in self._apart.values()])
+        return float(np.logaddexp(self._joint.log_e, total)) - math.log(2.0)
 
-    def report(self, first: Deterministic, notes: Sequence[str]) -> Report:
+    def report(self, first: FirstStages, notes: Sequence[str]) -> Report:
         """Return the report."""
         smallest = smallest_deviation(self._joint.num_tokens, alpha=self._settings.alpha)
         verdict, reason = self._verdict(smallest)
@@ -250,12 +252,12 @@ class _SampledTexts:
             situations=tuple(
                 SituationResult(
                     name=name,
-                    num_texts=own.num_texts,
-                    num_tokens=own.num_tokens,
-                    log_e=math.inf if own.num_impossible else own.peak,
-                    finding=own.finding() if own.peak >= self._bound else None,
+                    num_texts=wealth.num_texts,
+                    num_tokens=wealth.num_tokens,
+                    log_e=math.inf if wealth.num_impossible else wealth.peak,
+                    finding=wealth.finding() if wealth.peak >= self._bound else None,
                 )
-                for name, own in self._own.items()
+                for name, wealth in self._apart.items()
             ),
             deterministic=first,
             **self._tally.figures(),
@@ -272,9 +274,9 @@ class _SampledTexts:
             )
         if self.is_rejected:
             named = {"": self._joint} | {
-                f" (in situation {name!r})": own for name, own in self._own.items()
+                f" (in situation {name!r})": wealth for name, wealth in self._apart.items()
             }
-            where, richest = max(named.items(), key=lambda one: one[1].peak)
+            where, richest = max(named.items(), key=lambda entry: entry[1].peak)
             return "not lossless", richest.finding() + where
         if self._settings.naming == "text":
             return "could not be judged", (

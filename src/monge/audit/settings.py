@@ -83,14 +83,16 @@ class AuditSettings:
     @property
     def played(self) -> tuple[Situation, ...]:
         """The situations; of servers that return no tokens, with single tokens."""
-        played = self.situations or usual_situations(is_quick=self.quick)
-        return tuple(replace(one, max_tokens=1) if self.naming == "text" else one for one in played)
+        situations = self.situations or usual_situations(is_quick=self.quick)
+        if self.naming != "text":
+            return situations
+        return tuple(replace(situation, max_tokens=1) for situation in situations)
 
     def fields(self, max_tokens: int) -> dict[str, Any]:
         """Return the fields of a request of this many tokens."""
-        asked: dict[str, Any] = {**self.neutral, "max_tokens": max_tokens}
+        fields: dict[str, Any] = {**self.neutral, "max_tokens": max_tokens}
         if self.naming != "text":
-            asked["logprobs"] = 1
+            fields["logprobs"] = 1
         if self.naming == "ids":
-            asked["return_tokens_as_token_ids"] = True
-        return asked
+            fields["return_tokens_as_token_ids"] = True
+        return fields

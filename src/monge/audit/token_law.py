@@ -85,10 +85,10 @@ def truncated(
         distance = np.abs(cumulative - rules.top_p).min()
         if cumulative[-1] < rules.top_p + _BOUNDARY_NOISE or distance < _BOUNDARY_NOISE:
             return None
-        kept = 1 + int((cumulative < rules.top_p).sum())
-        if kept < len(probs) and probs[kept - 1] < _SWAP_RATIO * probs[kept]:
+        size = 1 + int((cumulative < rules.top_p).sum())
+        if size < len(probs) and probs[size - 1] < _SWAP_RATIO * probs[size]:
             return None
-        names, probs, rest = names[:kept], probs[:kept] / cumulative[kept - 1], 0.0
+        names, probs, rest = names[:size], probs[:size] / cumulative[size - 1], 0.0
     if len(names) > MOST_NAMED:
         rest += probs[MOST_NAMED:].sum()
         names, probs = names[:MOST_NAMED], probs[:MOST_NAMED]

@@ -220,5 +220,5 @@ def _first_at(
 
 
 def _normalised(token_ids: Tensor, masses: Tensor) -> SparseLaw:
-    kept = masses > 0.0
-    return SparseLaw(token_ids[kept], masses[kept] / masses.sum())
+    support = masses > 0.0
+    return SparseLaw(token_ids[support], masses[support] / masses.sum())

@@ -47,7 +47,7 @@ def write_log(log: LawLog, path: Path) -> Path:
             "text": torch.tensor(text.token_ids),
             "probs": masses.probs,
             "ids": masses.token_ids,
-            "own": masses.own,
+            "own": masses.committed,
         }
         tensors |= {
             f"{key}/{number}": tensor.contiguous()
@@ -111,7 +111,7 @@ def read_log(path: Path) -> LawLog:
                     masses=Masses(
                         probs=tensors[f"probs/{number}"],
                         token_ids=tensors.get(f"ids/{number}"),
-                        own=tensors.get(f"own/{number}"),
+                        committed=tensors.get(f"own/{number}"),
                     ),
                     vocab_size=header["model"]["vocab_size"],
                     profile=profile and PromptProfile(token_ids=prompt_ids, **profile),

@@ -47,14 +47,14 @@ class Masses:
     Args:
         probs: Complete: mass of every token of the vocabulary. Compact: masses of `token_ids`.
         token_ids: Compact only: the most probable tokens of every law, increasing.
-        own: Compact only: mass of the committed token.
+        committed: Compact only: mass of the committed token.
     """
 
     probs: Float64[Tensor, "seq support"]
     token_ids: Int64[Tensor, "seq support"] | None = None
-    own: Float64[Tensor, " seq"] | None = None
+    committed: Float64[Tensor, " seq"] | None = None
 
-    def compact(self, top: int, own_ids: tuple[int, ...]) -> "Masses":
+    def compact(self, top: int, committed_ids: tuple[int, ...]) -> "Masses":
         """Keep the `top` most probable tokens of every law, and the mass of the committed token."""
         if not 1 <= top < self.probs.shape[1] or self.token_ids is not None:
             raise OptionError(
@@ -62,8 +62,10 @@ class Masses:
                 f"tokens; got top={top}"
             )
         token_ids = torch.topk(self.probs, top, dim=1).indices.sort(dim=1).values
-        committed = self.probs[torch.arange(len(own_ids)), torch.tensor(own_ids)]
-        return Masses(probs=self.probs.gather(1, token_ids), token_ids=token_ids, own=committed)
+        committed = self.probs[torch.arange(len(committed_ids)), torch.tensor(committed_ids)]
+        return Masses(
+            probs=self.probs.gather(1, token_ids), token_ids=token_ids, committed=committed
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,17 +146,17 @@ class LoggedText:
         """Return the logged token at `place` of the whole text."""
         row, token = place - len(self.prompt_ids), self.all_ids[place]
         masses = self.masses
-        if masses.token_ids is None or masses.own is None:
+        if masses.token_ids is None or masses.committed is None:
             law = masses.probs[row]
             ids = law.nonzero().squeeze(-1)
             return LoggedToken(token=token, law=SparseLaw(ids, law[ids]), scale=scale)
         ids, probs, other = masses.token_ids[row], masses.probs[row], self.vocab_size
         if not bool((ids == token).any()):
             ids, order = torch.cat([ids, ids.new_tensor([token])]).sort()
-            probs = torch.cat([probs, masses.own[row : row + 1]])[order]
-        kept = probs > 0.0
+            probs = torch.cat([probs, masses.committed[row : row + 1]])[order]
+        support = probs > 0.0
         rest = max(0.0, 1.0 - float(probs.sum()))
-        ids, probs = ids[kept], probs[kept]
+        ids, probs = ids[support], probs[support]
         if rest > 0.0:
             ids = torch.cat([ids, ids.new_tensor([other])])
             probs = torch.cat([probs, probs.new_tensor([rest])])

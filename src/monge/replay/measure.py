@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Final
 
-from monge.control.base import RoundInfo, SharedState, SoloController
+from monge.control.base import SharedState
 from monge.control.fixed import Fixed
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
@@ -145,22 +145,6 @@ class FillerDrafter(Drafter[None]):
         return drafts
 
 
-@dataclass(frozen=True, slots=True)
-class _Cycle(SoloController[int]):
-    """Plans the depths in turn."""
-
-    depths: tuple[int, ...]
-
-    def init(self, shared: SharedState) -> int:
-        return 0
-
-    def plan_one(self, state: int, info: RoundInfo, context_length: int, draws: Draws) -> DraftPlan:
-        return DraftPlan(max_depth=self.depths[state % len(self.depths)])
-
-    def update(self, state: int, record: StepRecord) -> int:
-        return state + 1
-
-
 def _shortest(times: Iterable[tuple[int, float]]) -> dict[int, float]:
     """Return the shortest time of each size; no size takes longer than a larger one."""
     shortest: dict[int, float] = {}
@@ -176,8 +160,11 @@ def _rounds(components: Components, batch_size: int, budget_s: float) -> Sequenc
     least two rounds.
     """
     can = components.drafter.capabilities
-    depths = tuple(sorted({min(depth, can.max_depth) for depth in _DEPTHS}))
-    trial = replace(components, controller=_Cycle(depths), shared=SharedState())
+    depths = sorted({min(depth, can.max_depth) for depth in _DEPTHS})
+    trials = [
+        replace(components, controller=Fixed(max_depth=depth), shared=SharedState())
+        for depth in depths
+    ]
     bounds = components.target.max_length, can.max_length
     longest = min((bound for bound in bounds if bound is not None), default=_UNBOUNDED)
     most = min(_CYCLES * (sum(depths) + len(depths)) + 1, longest - 1)
@@ -192,20 +179,20 @@ def _rounds(components: Components, batch_size: int, budget_s: float) -> Sequenc
         for row in range(batch_size)
     ]
     sessions = [Session(request, request_id=request.seed) for request in requests]
-    open_sessions(sessions, trial)
+    open_sessions(sessions, trials[0])
     start, records = now(), list[StepRecord]()
     try:
         for number in range(_CYCLES * len(depths)):
             is_late = number >= 2 * len(depths) and now() - start > budget_s
             if is_late or any(session.finish_reason is not None for session in sessions):
                 break
-            run_round(sessions, trial)
+            run_round(sessions, trials[number % len(depths)])
             rows = [session.records[-1] for session in sessions]
             num_nodes, depth = (max(row.num_nodes for row in rows), max(row.depth for row in rows))
             records.append(replace(rows[0], num_nodes=num_nodes, depth=depth))
     finally:
         for session in sessions:
-            close_session(session, trial)
+            close_session(session, components)
     return records
 
 

@@ -141,8 +141,8 @@ def _dense(law: SparseLaw, vocab_size: int) -> Tensor:
 
 def _network_parts(network: PreTrainedModel) -> list[bytes]:
     left_out = {"_name_or_path", "dtype", "transformers_version"}
-    given = network.config.to_dict().items()
-    config = {key: value for key, value in given if key not in left_out}
+    settings = network.config.to_dict().items()
+    config = {key: value for key, value in settings if key not in left_out}
     parts = [json.dumps(config, sort_keys=True, default=str).encode()]
     for name, weight in sorted(network.named_parameters()):
         sample = weight.detach().flatten()[:_SAMPLE].to(torch.float32).cpu()

@@ -12,14 +12,13 @@ from monge.core.errors import DrafterError
 from monge.core.prompt import PromptProfile
 from monge.core.verdict import StepRecord
 from monge.engine.components import Components
-from monge.engine.loop import close_session, run_round
-from monge.engine.opening import open_sessions
+from monge.engine.follow import KnownVerdicts, follow
 from monge.engine.session import Request, Session
 from monge.replay.conditional import Conditional
 from monge.replay.costs import RoundCosts, fixed_latency, predicted
 from monge.replay.log import LawLog, LoggedText, UnavailableError
 from monge.replay.rules import conditional_candidates
-from monge.replay.text import ReplayTarget, TextDraws, TextVerifier
+from monge.replay.text import ReplayTarget, TextDraws
 
 PLAIN: Final = RoundCosts.linear(plain=1.0, node=0.0, draft=0.0)
 """Costs if none are known: every round costs the same."""
@@ -98,46 +97,31 @@ def replay_text(
         UnavailableError: If the log cannot say what the verifier would have accepted, or the drafter fails.
     """
     can = components.drafter.capabilities
-    text_draws = TextDraws(text, _candidates(components, log, text), draws)
+    draws = TextDraws(text, _candidates(components, log, text), draws)
     request = Request(
         prompt_ids=text.prompt_ids,
         max_new_tokens=text.max_new_tokens,
         rules=log.rules,
         seed=0,
         stop_check=lambda token_ids: len(token_ids) >= len(text.all_ids),
-        draws=text_draws,
+        draws=draws,
         profile=text.profile or PromptProfile(token_ids=text.prompt_ids),
     )
-    session = Session(request, 0)
     reads_target = can.reads_states or can.num_successors
     target = components.target if reads_target else ReplayTarget(log.model.vocab_size)
-    following = replace(components, greedy_rule=None, rule=TextVerifier(), target=target)
-    open_sessions([session], following)
-    try:
-        while session.finish_reason is None:
-            _simulate_round(session, text_draws, following)
-    finally:
-        close_session(session, following)
-    return tuple(session.records)
-
-
-def _simulate_round(session: Session, text_draws: TextDraws, components: Components) -> None:
-    """Run one round. The loop goes on without a drafter that fails; replay raises."""
-    text_draws.begin(len(session.context.token_ids))
-    before, error = session.drafts, None
+    session = Session(request, 0)
+    following = replace(components, greedy_rule=None, rule=KnownVerdicts(), target=target)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*the drafter failed")
+        # The loop goes on without a drafter that fails; replay raises.
+        warnings.filterwarnings("error", message=r".*the drafter failed \(")
         try:
-            run_round([session], components)
-        except DrafterError as raised:
-            error = raised
-    if text_draws.error is not None:
-        raise text_draws.error
-    if error is not None or session.drafts != before or session.error is not None:
-        raise UnavailableError(
-            f"replay: the drafter failed after {text_draws.start} tokens of a text; "
-            "decode it once to see how"
-        ) from error
+            follow(session, following)
+        except (DrafterError, UserWarning) as error:
+            raise UnavailableError(
+                f"replay: the drafter failed after {draws.start} tokens of a text; "
+                "decode it once to see how"
+            ) from error
+    return tuple(session.records)
 
 
 def _candidates(components: Components, log: LawLog, text: LoggedText) -> Conditional:

@@ -15,6 +15,7 @@ is, and conditioned on these tokens and its own most probable ones.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any, Final
 
 import torch
@@ -45,81 +46,75 @@ _CANDIDATES: Final = 8
 """Deterministic candidates of a node that are kept."""
 
 
-def check_coupling(
-    coupling: "Coupling",
-    tree: TokenTree,
-    laws: Mapping[int, Law],
-    verdict: Verdict,
-    report: CertifyReport,
-    *,
-    every: int,
-) -> None:
-    """Check that the verifier keeps the target's law at one of every `every` nodes that it visited."""
-    visited = (0, *verdict.path)
-    for place, node in enumerate(visited):
-        if not tree.candidates[node]:
-            continue
-        report.num_nodes += 1
-        if (report.num_nodes - 1) % every:
-            continue
-        levels = [
-            Level(target_law=laws[at], proposal=tree.proposals[at])
-            for at in visited[place : place + 3]
-            if at in laws
-        ]
-        if not levels or (found := coupling.error_at(levels)) is None:
-            continue
-        error, is_whole = found
-        report.num_enumerated += 1
-        report.num_whole += is_whole
-        report.law_error = max(report.law_error, error)
-        if not error < LAW_BOUND:
-            raise MismatchError(
-                f"coupling of node {node}",
-                f"the verifier {coupling.verifier.title} gives the next token another law than the "
-                f"target's: law error {error:.2g}",
-            )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Level:
-    """One visited node: the target's law, and how its children are drawn; no candidates at a leaf."""
+class VisitedNode:
+    """The target's law at a node, and how its children are drawn; no candidates at a leaf."""
 
     target_law: Law
     proposal: Proposal
 
 
 @dataclass(slots=True)
-class Coupling:
-    """The nodes of a run, enumerated with its verifier."""
+class CouplingCheck:
+    """The nodes of a run, enumerated with its verifier; one of every `every` nodes with candidates."""
 
     verifier: Verifier
+    every: int
+    report: CertifyReport
     _tries: dict[Any, int] = field(default_factory=dict[Any, int])
 
-    def error_at(self, levels: Sequence[Level]) -> tuple[float, bool] | None:
+    def check(self, tree: TokenTree, laws: Mapping[int, Law], verdict: Verdict) -> None:
+        """Check that the verifier keeps the target's law at the nodes of a tree that it visited."""
+        report, visited = self.report, (0, *verdict.path)
+        for place, node in enumerate(visited):
+            if not tree.candidates[node]:
+                continue
+            report.num_nodes += 1
+            if (report.num_nodes - 1) % self.every:
+                continue
+            nodes = [
+                VisitedNode(target_law=laws[below], proposal=tree.proposals[below])
+                for below in visited[place : place + 3]
+                if below in laws
+            ]
+            if not nodes or (outcome := self.error_at(nodes)) is None:
+                continue
+            error, is_whole = outcome
+            report.num_enumerated += 1
+            report.num_whole += is_whole
+            report.law_error = max(report.law_error, error)
+            if not error < LAW_BOUND:
+                raise MismatchError(
+                    f"coupling of node {node}",
+                    f"the verifier {self.verifier.title} gives the next token another law than the "
+                    f"target's: law error {error:.2g}",
+                )
+
+    def error_at(self, nodes: Sequence[VisitedNode]) -> tuple[float, bool] | None:
         """Return the law error at a node, and if the draft laws kept all of their tokens.
 
         Args:
-            levels: The node, then visited nodes below it, one a depth. All nodes of a depth are
+            nodes: The node, then visited nodes below it, one a depth. All nodes of a depth are
                 given the laws of the one that was visited.
 
         Returns:
             `None` where nothing could be enumerated.
         """
-        if any(isinstance(one.proposal, SharedClocks) for one in levels):
+        if any(isinstance(node.proposal, SharedClocks) for node in nodes):
             return None
-        walks = isinstance(self.verifier, Walk)
-        key = tuple((type(one.proposal), _width(one.proposal)) for one in levels[:2])
-        tries = [(depth, size) for depth in ((1,) if walks else (2, 1)) for size in _TRIES[depth]]
+        rule = self.verifier.rule if isinstance(self.verifier, Walk) else self.verifier
+        depths = (2, 1) if rule is self.verifier else (1,)
+        key = tuple((type(node.proposal), _width(node.proposal)) for node in nodes[:2])
+        tries = [(depth, size) for depth in depths for size in _TRIES[depth]]
         first = self._tries.get(key, 0)
         for place, (depth, size) in enumerate(tries[first:], start=first):
-            own = _drawn(levels, depth)
-            largest = max(map(_support, own[:-1]), default=0)
+            drawn = _drawn(nodes, depth)
+            largest = max(map(_support, drawn[:-1]), default=0)
             try:
                 limit = _MAX_WHOLE if largest <= size and depth == 1 else _MAX_RUNS
-                error = self._enumerated(own, size, limit)
+                error = self._enumerated(drawn, size, limit)
                 if largest > size:
-                    error = max(error, self._enumerated(_narrowed(own, size), size, limit))
+                    error = max(error, self._enumerated(_narrowed(drawn, size), size, limit))
             except PositionError:
                 return None
             except OracleError:
@@ -128,16 +123,15 @@ class Coupling:
                     self._tries[key] = place
                 continue
             except MongeError:
-                rule = self.verifier.rule if isinstance(self.verifier, Walk) else self.verifier
                 if rule.is_enumerable:
                     raise
                 return None
             return error, largest <= size
         return None
 
-    def _enumerated(self, levels: Sequence[Level], size: int, limit: int) -> float:
-        proposals = [_kept(one.proposal, size) for one in levels[:-1]]
-        laws = [one.target_law for one in levels]
+    def _enumerated(self, nodes: Sequence[VisitedNode], size: int, limit: int) -> float:
+        proposals = [_kept(node.proposal, size) for node in nodes[:-1]]
+        laws = [node.target_law for node in nodes]
         rests: list[tuple[Law, frozenset[int]]] = []
 
         def program(draws: Draws) -> tuple[Text, int, int]:
@@ -173,11 +167,10 @@ class _LumpedDraws:
         part = law.sparse()
         if part.probs.numel() <= _FEW:
             return self._draws.categorical(law)
-        own = torch.tensor(sorted(self._candidates))
-        is_own = torch.isin(part.token_ids, own)
-        standing = int(part.token_ids[~is_own][0])
-        ids = torch.cat([part.token_ids[is_own], torch.tensor([standing])])
-        masses = torch.cat([part.probs[is_own], part.probs[~is_own].sum()[None]])
+        is_candidate = torch.isin(part.token_ids, torch.tensor(sorted(self._candidates)))
+        standing = int(part.token_ids[~is_candidate][0])
+        ids = torch.cat([part.token_ids[is_candidate], torch.tensor([standing])])
+        masses = torch.cat([part.probs[is_candidate], part.probs[~is_candidate].sum()[None]])
         ids, order = ids.sort()
         token = self._draws.categorical(SparseLaw(ids, masses[order]))
         if token == standing:
@@ -186,15 +179,15 @@ class _LumpedDraws:
 
 
 def _error(
-    found: Mapping[tuple[Text, int, int], float],
+    outputs: Mapping[tuple[Text, int, int], float],
     rests: Sequence[tuple[Law, frozenset[int]]],
     laws: Sequence[Law],
 ) -> float:
     """Return the largest difference, over texts that outputs go on from and tokens after them."""
     size = max(_size(law) for law in [*laws, *(law for law, _ in rests)])
-    size = max([size, *(token + 1 for path, token, _ in found for token in (*path, token))])
+    size = max([size, *(token + 1 for path, token, _ in outputs for token in (*path, token))])
     masses: defaultdict[Text, Tensor] = defaultdict(lambda: torch.zeros(size, dtype=torch.float64))
-    for (path, token, rest), weight in found.items():
+    for (path, token, rest), weight in outputs.items():
         for depth, step in enumerate(path):
             masses[path[:depth]][step] += weight
         if rest < 0:
@@ -203,8 +196,8 @@ def _error(
         law, named = rests[rest]
         part = law.sparse()
         others = ~torch.isin(part.token_ids, torch.tensor(sorted(named)))
-        own = part.probs[others]
-        masses[path][part.token_ids[others]] += weight * own / own.sum()
+        probs = part.probs[others]
+        masses[path][part.token_ids[others]] += weight * probs / probs.sum()
     worst = 0.0
     for text, row in masses.items():
         part = laws[len(text)].sparse()
@@ -217,31 +210,29 @@ def _error(
 def _grown(proposals: Sequence[Proposal], draws: Draws) -> TokenTree:
     tree, frontier = GrowingTree(0), [0]
     for depth, proposal in enumerate(proposals):
-        own = dict.fromkeys(frontier, proposal)
+        level = dict.fromkeys(frontier, proposal)
         if depth and isinstance(proposal, PathDraws):  # as many as paths that pass the node
-            own = {node: PathDraws(proposal.law, tree.multiplicity(node)) for node in frontier}
-        frontier = [child for grown in tree.grow_level(own, draws).values() for child in grown]
+            level = {node: PathDraws(proposal.law, tree.multiplicity(node)) for node in frontier}
+        frontier = [child for grown in tree.grow_level(level, draws).values() for child in grown]
     return tree.finish()
 
 
-def _drawn(levels: Sequence[Level], depth: int) -> list[Level]:
+def _drawn(nodes: Sequence[VisitedNode], depth: int) -> list[VisitedNode]:
     """Return at most `depth` nodes with candidates, and the one below them; the last one stands in for it."""
-    kept: list[Level] = []
-    for one in levels[:depth]:
-        if one.proposal == Deterministic():
-            break
-        kept.append(one)
-    below = levels[min(len(kept), len(levels) - 1)]
-    return [*kept, replace(below, proposal=Deterministic())]
+    with_candidates = list(takewhile(lambda node: node.proposal != Deterministic(), nodes[:depth]))
+    below = nodes[min(len(with_candidates), len(nodes) - 1)]
+    return [*with_candidates, replace(below, proposal=Deterministic())]
 
 
-def _narrowed(levels: Sequence[Level], size: int) -> list[Level]:
+def _narrowed(nodes: Sequence[VisitedNode], size: int) -> list[VisitedNode]:
     """Keep the tokens of the draft laws, and the most probable ones, in the target laws."""
-    kept = {token for one in levels for law in draft_laws(one.proposal) for token in law.top(size)}
-    kept |= {token for one in levels for token in _fixed(one.proposal)}
+    tokens = {
+        token for node in nodes for law in draft_laws(node.proposal) for token in law.top(size)
+    }
+    tokens |= {token for node in nodes for token in _fixed(node.proposal)}
     return [
-        replace(one, target_law=_among(one.target_law, kept | set(one.target_law.top(size))))
-        for one in levels
+        replace(node, target_law=_among(node.target_law, tokens | set(node.target_law.top(size))))
+        for node in nodes
     ]
 
 
@@ -251,9 +242,9 @@ def _fixed(proposal: Proposal) -> Text:
 
 def _among(law: Law, tokens: set[int]) -> Law:
     part = law.sparse()
-    kept = torch.isin(part.token_ids, torch.tensor(sorted(tokens)))
-    probs = part.probs[kept]
-    return SparseLaw(part.token_ids[kept], probs / probs.sum())
+    is_among = torch.isin(part.token_ids, torch.tensor(sorted(tokens)))
+    probs = part.probs[is_among]
+    return SparseLaw(part.token_ids[is_among], probs / probs.sum())
 
 
 def draft_laws(proposal: Proposal) -> tuple[Law, ...]:
@@ -267,25 +258,22 @@ def _width(proposal: Proposal) -> int:
     return drawn + min(len(_fixed(proposal)), _CANDIDATES)
 
 
-def _support(level: Level) -> int:
-    if isinstance(level.proposal, Deterministic | Arbitrary):
-        is_cut = len(level.proposal.token_ids) > _CANDIDATES
+def _support(node: VisitedNode) -> int:
+    if isinstance(node.proposal, Deterministic | Arbitrary):
+        is_cut = len(node.proposal.token_ids) > _CANDIDATES
         return _MOST + 1 if is_cut else 0
-    return max((law.sparse().probs.numel() for law in draft_laws(level.proposal)), default=0)
+    return max((law.sparse().probs.numel() for law in draft_laws(node.proposal)), default=0)
 
 
 def _kept(proposal: Any, size: int) -> Proposal:  # noqa: ANN401 (any kind)
     """Return the proposal with draft laws of at most `size` tokens."""
     if isinstance(proposal, Deterministic | Arbitrary):
         return type(proposal)(proposal.token_ids[:_CANDIDATES])
-    laws = tuple(_conditioned(law, size) for law in draft_laws(proposal))
-    if hasattr(proposal, "laws"):
-        return replace(proposal, laws=laws)
-    return replace(proposal, law=laws[0])
-
-
-def _conditioned(law: Law, size: int) -> Law:
-    return law if law.sparse().probs.numel() <= size else _among(law, set(law.top(size)))
+    laws = tuple(
+        law if law.sparse().probs.numel() <= size else _among(law, set(law.top(size)))
+        for law in draft_laws(proposal)
+    )
+    return replace(proposal, **({"laws": laws} if hasattr(proposal, "laws") else {"law": laws[0]}))
 
 
 def _size(law: Law) -> int:

@@ -97,11 +97,11 @@ class LawCheck:
         self._report.law_distance = max(
             self._report.law_distance, _distance(law, law_from_logits(exact, self._rules))
         )
-        own = law.sparse()
+        part = law.sparse()
         # What is cut takes its mass along, so that masses are a function of the kept logits.
         scores = logits.double() - logits.double().max()
         masses = (
-            torch.softmax(scores / self._rules.temperature, 0) if own.probs.numel() > 1 else 1.0
+            torch.softmax(scores / self._rules.temperature, 0) if part.probs.numel() > 1 else 1.0
         )
         if float((law.at(ids) - masses).abs().max()) > _MASS_ROUNDING:
             raise MismatchError(name, "its masses are not those of its logits")
@@ -109,8 +109,8 @@ class LawCheck:
         mixed = exact.clone()
         mixed[ids] = logits.double()
         near = law_from_logits(mixed, self._rules).sparse()
-        kept, among = set(own.token_ids.tolist()), set(near.token_ids.tolist())
-        low, moved = float(mixed[sorted(kept)].min()), [float(mixed[one]) for one in kept ^ among]
+        differing = set(part.token_ids.tolist()) ^ set(near.token_ids.tolist())
+        low, moved = float(mixed[part.token_ids].min()), mixed[sorted(differing)].tolist()
         slack = 2 * self._report.tolerance
         if all(abs(value - low) <= slack for value in moved) or _distance(law, near) <= slack:
             return
@@ -122,29 +122,28 @@ class LawCheck:
         """Return float64 logits at nodes of the tree, from the committed text where they lie on it."""
         start = len(text) - self._num_prompt
         ahead = self._token_ids[start:]
-        found: dict[int, Tensor] = {}
+        logits: dict[int, Tensor] = {}
         # Deepest first: one forward serves all nodes of its path.
-        for node in sorted(nodes, key=lambda one: -len(tree.path(one))):
+        for node in sorted(nodes, key=lambda node: -len(tree.path(node))):
             path = tree.path_tokens(node)
-            if node in found:
+            if node in logits:
                 continue
             if path == ahead[: len(path)] and start + len(path) < self._committed.shape[0]:
-                found[node] = self._committed[start + len(path)]
+                logits[node] = self._committed[start + len(path)]
                 continue
             rows = self._forward((*text, *path), len(text) - 1)
-            found |= {
-                at: rows[depth]
-                for depth, at in enumerate((0, *tree.path(node)))
-                if at in nodes and at not in found
+            on_path = zip((0, *tree.path(node)), rows, strict=True)
+            logits |= {
+                above: row for above, row in on_path if above in nodes and above not in logits
             }
-        return found
+        return logits
 
 
-def _largest_difference(one: Tensor, other: Tensor) -> float:
-    left, right = one.double(), other.double()
+def _largest_difference(left: Tensor, right: Tensor) -> float:
+    left, right = left.double(), right.double()
     same = left == right  # minus infinity too
     return float((left - right).abs().masked_fill(same, 0.0).nan_to_num(math.inf).max())
 
 
-def _distance(one: Law, other: Law) -> float:
-    return total_variation(one.sparse(), other.sparse())
+def _distance(left: Law, right: Law) -> float:
+    return total_variation(left.sparse(), right.sparse())

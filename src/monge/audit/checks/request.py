@@ -31,9 +31,9 @@ def check_document(
         stated = certificate.header["target"]
         check_equal("header.target.vocab_size", stated["vocab_size"], vocab_size, "the target has")
         check_equal("header.target.dtype", stated["dtype"], dtype or stated["dtype"], "it is")
-        rounds = [one for own in certificate.requests for one in own["rounds"]]
-        num_visited = sum(1 + len(one["verdict"]["path"]) for one in rounds)
-        is_drafted = any(one["draws"] or len(one["tree"]["tokens"]) > 1 for one in rounds)
+        rounds = [entry for request in certificate.requests for entry in request["rounds"]]
+        num_visited = sum(1 + len(entry["verdict"]["path"]) for entry in rounds)
+        is_drafted = any(entry["draws"] or len(entry["tree"]["tokens"]) > 1 for entry in rounds)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise MismatchError("document", f"malformed: {type(error).__name__}: {error}") from error
     if not rounds:
@@ -48,7 +48,7 @@ def stated_loading(header: Mapping[str, Any]) -> dict[str, Any]:
         raise MismatchError("header.loading", "malformed: expected names and values")
     weights = header["target"].get("weights", "exact")
     rounded = {} if weights == "exact" else {"weights": weights}
-    return rounded | {key: own for key, own in loading.items() if key not in _TOLD_OTHERWISE}
+    return rounded | {key: value for key, value in loading.items() if key not in _TOLD_OTHERWISE}
 
 
 def check_fields(request: Mapping[str, Any]) -> None:
@@ -61,7 +61,7 @@ def check_fields(request: Mapping[str, Any]) -> None:
     for name in ("prompt_ids", "token_ids", "eos_ids"):
         if not all(type(token) is int and token >= 0 for token in request[name]):
             raise MismatchError(name, "token ids are whole numbers of at least 0")
-    tokens = [token for one in request["rounds"] for token in one["token_ids"]]
+    tokens = [token for entry in request["rounds"] for token in entry["token_ids"]]
     check_equal("token_ids", list(request["token_ids"]), tokens, "the rounds committed")
     if not request["prompt_ids"]:
         raise MismatchError("prompt_ids", "the prompt is empty")
@@ -76,12 +76,12 @@ def verifier_of(text: str, rule: Rule | None) -> Verifier:
             "verifier", f"{text or 'no verifier'} has no name to make it by", is_wrong=False
         )
     try:
-        made = as_verifier(VERIFIERS.parse(text))
+        verifier = as_verifier(VERIFIERS.parse(text))
     except MongeError as error:
         raise MismatchError("verifier", str(error)) from error
-    if not made.is_lossless:
+    if not verifier.is_lossless:
         raise MismatchError("verifier", f"{text} is lossy")
-    return made
+    return verifier
 
 
 def check_end(

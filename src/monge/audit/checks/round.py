@@ -25,17 +25,18 @@ def check_tree(stored: Mapping[str, Any], arrays: Arrays, root: int) -> TokenTre
     return tree
 
 
-def check_draws(one: Mapping[str, Any], tree: TokenTree, tape: Tape, length: int) -> None:
+def check_draws(stored: Mapping[str, Any], tree: TokenTree, tape: Tape, length: int) -> None:
     """Check that every child of a round is what its declared proposal gives for its uniforms.
 
     `tape` is at the place where the round before it ended, after `length` tokens.
     """
-    drawn = {tuple(own["path"]): own for own in one["draws"]}
-    check_equal("start", one["start"], tape.place, "the round before it ended at uniform")
-    if len(drawn) != len(one["draws"]):
+    drawn = {tuple(entry["path"]): entry for entry in stored["draws"]}
+    check_equal("start", stored["start"], tape.num_drawn, "the round before it ended at uniform")
+    if len(drawn) != len(stored["draws"]):
         raise MismatchError("draws", "a node drew its children twice")
-    place = tape.place
-    for start, stop in [*((own["start"], own["stop"]) for own in one["draws"]), one["verify"]]:
+    place = tape.num_drawn
+    spans = [(entry["start"], entry["stop"]) for entry in stored["draws"]]
+    for start, stop in (*spans, stored["verify"]):
         if start > place:
             raise MismatchError("draws", f"uniforms {place} to {start} were left out")
         if not place <= start <= stop:
@@ -50,15 +51,15 @@ def check_draws(one: Mapping[str, Any], tree: TokenTree, tape: Tape, length: int
             continue
         if path not in drawn:
             raise MismatchError("draws", f"node {node} is declared as drawn and has no draw")
-        own = drawn.pop(path)
-        tape.seek(own["start"])
+        entry = drawn.pop(path)
+        tape.seek(entry["start"])
         try:
             right = proposal.draw(tape)
         except MongeError as error:
             raise MismatchError("draws", str(error)) from error
         check_equal(f"tree.candidates[{node}]", offered, right, "its uniforms give")
-        check_equal("draws.tokens", tuple(own["tokens"]), right, "the uniforms give")
-        check_equal("draws.stop", own["stop"], tape.place, "the last uniform is")
+        check_equal("draws.tokens", tuple(entry["tokens"]), right, "the uniforms give")
+        check_equal("draws.stop", entry["stop"], tape.num_drawn, "the last uniform is")
     paths = {tree.path_tokens(node) for node in range(tree.num_nodes)}
     is_pruned = any(isinstance(kind, Arbitrary) for kind in tree.proposals)
     for path in drawn:
@@ -67,23 +68,23 @@ def check_draws(one: Mapping[str, Any], tree: TokenTree, tape: Tape, length: int
 
 
 def check_verdict(
-    one: Mapping[str, Any],
+    stored: Mapping[str, Any],
     tree: TokenTree,
     laws: Mapping[int, Law],
     verifier: Verifier,
     tape: Tape,
 ) -> Verdict:
     """Check that the verifier, run again on the same tree, laws and uniforms, decides so."""
-    start, stop = one["verify"]
+    start, stop = stored["verify"]
     tape.seek(start)
     try:
         right = verifier.verify(tree, _StatedLaws(laws, tree.num_nodes), tape)
     except (MongeError, KeyError) as error:
         raise MismatchError("verdict", f"the verifier refuses the tree: {error}") from error
-    stated = verdict_of(one["verdict"])
-    for name, own in asdict(stated).items():
-        check_equal(f"verdict.{name}", own, getattr(right, name), "the verifier says")
-    check_equal("verify", stop, tape.place, "the verifier's last uniform is")
+    stated = verdict_of(stored["verdict"])
+    for name, value in asdict(stated).items():
+        check_equal(f"verdict.{name}", value, getattr(right, name), "the verifier says")
+    check_equal("verify", stop, tape.num_drawn, "the verifier's last uniform is")
     return right
 
 
