@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import torch
 from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import ConfigDict, Field, create_model
 
 from monge.audit.recorder import Recorder, loading_of
 from monge.core.errors import OptionError
@@ -36,22 +36,21 @@ def _field(name: str, option: Option) -> Any:  # noqa: ANN401 (as pydantic takes
     return kind | None, Field(default, description=option.help, ge=option.least)
 
 
-AppArgs: Any = create_model(
-    "AppArgs",
-    __config__=ConfigDict(extra="forbid"),
-    __doc__="""Arguments (`args`) of a Ray Serve configuration; what is absent is as in `monge serve`.
+_FIELDS: Final = {
+    name: _field(name, option)
+    for name, option in options_of(LoadOptions, ServeOptions).items()
+    if name not in _NOT_OF_A_REPLICA
+}
+
+
+class AppArgs(create_model("_AppArgs", __config__=ConfigDict(extra="forbid"), **_FIELDS)):
+    """Arguments (`args`) of a Ray Serve configuration; what is absent is as in `monge serve`.
 
     Folders are those of the machines on which replicas run.
-    """,
-    **{
-        name: _field(name, option)
-        for name, option in options_of(LoadOptions, ServeOptions).items()
-        if name not in _NOT_OF_A_REPLICA
-    },
-)
+    """
 
 
-def _split(args: BaseModel) -> tuple[LoadOptions, ServeOptions]:
+def _split(args: AppArgs) -> tuple[LoadOptions, ServeOptions]:
     """Return the options of the decoder, and those of the server."""
     given = {name: getattr(args, name) for name in args.model_fields_set}
     given = {name: value for name, value in given.items() if value is not None}
@@ -86,7 +85,7 @@ class Replica:
             raise RuntimeError(f"not serving: {now.failure or 'shutting down'}")
 
 
-def app_from(args: BaseModel) -> Any:  # noqa: ANN401 (the host's)
+def app_from(args: AppArgs) -> Any:  # noqa: ANN401 (the host's)
     """Return the Ray Serve application: `import_path: monge.distributed.ray_serve:app_from`.
 
     Args:
@@ -104,7 +103,7 @@ def app_from(args: BaseModel) -> Any:  # noqa: ANN401 (the host's)
     return serve.deployment(replica, name="monge", **_deployment(args)).bind()
 
 
-def _deployment(args: BaseModel) -> dict[str, Any]:
+def _deployment(args: AppArgs) -> dict[str, Any]:
     """Ray's own options."""
     load, serve = _split(args)
     rows = load.max_batch_size
@@ -137,7 +136,7 @@ def _deployment(args: BaseModel) -> dict[str, Any]:
     return options | {"autoscaling_config": scaling | delays}
 
 
-def _build(args: BaseModel) -> FastAPI:
+def _build(args: AppArgs) -> FastAPI:
     """Make the application, in the replica's process."""
     if (threads := _split(args)[1].threads) is not None:
         torch.set_num_threads(threads)
@@ -149,7 +148,7 @@ def _build(args: BaseModel) -> FastAPI:
     return app
 
 
-def replica_app(args: BaseModel, *, engine: str, gather: Gather) -> tuple[FastAPI, ServerMetrics]:
+def replica_app(args: AppArgs, *, engine: str, gather: Gather) -> tuple[FastAPI, ServerMetrics]:
     """Return a replica's application and its metrics.
 
     Args:

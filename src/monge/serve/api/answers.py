@@ -5,10 +5,12 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Final
+
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from monge.engine.logprobs import TokenLogprob
 from monge.page.trace import Origins, RunTrace
@@ -72,8 +74,8 @@ class TokenTexts:
         spelled = str(self.tokenizer.convert_ids_to_tokens(token_id))
         if (single := _BYTE_TOKEN.fullmatch(spelled)) is not None:
             return [int(single[1], 16)]
-        letters = _byte_letters()
-        return [letters[letter] for letter in spelled] if set(spelled) <= letters.keys() else None
+        byte_of = {letter: byte for byte, letter in bytes_to_unicode().items()}
+        return [byte_of[letter] for letter in spelled] if set(spelled) <= byte_of.keys() else None
 
     def _name(self, token_id: int) -> str:
         """Return the text of one token; parts of characters become U+FFFD."""
@@ -84,16 +86,6 @@ class TokenTexts:
     def _json(self, token_id: int) -> tuple[str, str]:
         """Return the text and the bytes of a token as JSON."""
         return json.dumps(self.name(token_id)), json.dumps(self.utf8(token_id))
-
-
-@cache
-def _byte_letters() -> Mapping[str, int]:
-    """Return the letters of byte-level tokenizers: printable bytes, then from 256 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(256 + rank): byte for rank, byte in enumerate(others)
-    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

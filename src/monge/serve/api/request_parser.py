@@ -40,7 +40,6 @@ DEFAULT_MAX_TOKENS: Final = 16
 context."""
 
 Prompt = str | tuple[int, ...]
-Body = type[CompletionRequest] | type[ChatRequest] | type[ResponsesRequest]
 _IN_RESPONSES: Final = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
@@ -83,7 +82,7 @@ class ParsedRequest:
 
     Args:
         body: The checked body, without its prompt or its messages.
-        asked: The body of `/v1/responses` that `body` was made from, without its input.
+        original: The body of `/v1/responses` that `body` was made from, without its input.
         response_id: The `id` of the answer.
         created: Seconds since the epoch.
         choices: One request of the engine per choice: all choices of the first prompt, then those
@@ -94,7 +93,7 @@ class ParsedRequest:
     """
 
     body: CompletionRequest | ChatRequest
-    asked: ResponsesRequest | None = None
+    original: ResponsesRequest | None = None
     tools: ToolUse | None = None
     response_id: str
     created: int
@@ -152,7 +151,12 @@ class RequestParser:
         self._longest_token = None if vocabulary is None else max(map(len, vocabulary()))
 
     def parse(
-        self, content: bytes, model: Body, request_id: str, *, ignored: set[str] | None = None
+        self,
+        content: bytes,
+        model: type[CompletionRequest | ChatRequest | ResponsesRequest],
+        request_id: str,
+        *,
+        ignored: set[str] | None = None,
     ) -> ParsedRequest:
         """Parse a body; the id of the answer has that of the request. For `ignored`, see `checked`.
 
@@ -160,21 +164,21 @@ class RequestParser:
             UntriedGrammar: If its grammar is not compiled yet.
             ApiError, MongeError: If it does not fit the model, or cannot be honoured.
         """
-        asked: CompletionRequest | ChatRequest | ResponsesRequest = checked(content, model, ignored)
-        self.check_name(asked.model)
-        if not isinstance(asked, ResponsesRequest):
-            return self._parsed(asked, request_id, ignored)
+        body = checked(content, model, ignored)
+        self.check_name(body.model)
+        if not isinstance(body, ResponsesRequest):
+            return self._parsed(body, request_id, ignored)
         if ignored is not None:
             ignored.difference_update({"metadata", "user"})  # the answer repeats them
         try:
-            parsed = self._parsed(asked.as_chat, request_id, ignored)
+            parsed = self._parsed(body.as_chat, request_id, ignored)
         except ApiError as error:
             if (name := _IN_RESPONSES.get(error.param or "")) is not None:
                 error.message = error.message.replace(str(error.param), name, 1)
                 error.param = name
             raise
-        name = f"resp_{request_id}"
-        return replace(parsed, asked=asked.model_copy(update={"input": ""}), response_id=name)
+        original, name = body.model_copy(update={"input": ""}), f"resp_{request_id}"
+        return replace(parsed, original=original, response_id=name)
 
     def _parsed(
         self, body: CompletionRequest | ChatRequest, request_id: str, ignored: set[str] | None
@@ -206,8 +210,7 @@ class RequestParser:
             body, prompts, max(1, wanted), tools=tools, logprobs=logprobs, is_echoed=is_echoed
         )
         echoes = map(self._text, prompts) if is_echoed else ()
-        self._check_logprobs(requests, each)
-        self._check_trees(requests, each)
+        self._check_size_of_answer(requests, each)
         # The choices of a prompt share what they can, and its scores come with the first.
         choices = [
             replace(
@@ -229,14 +232,26 @@ class RequestParser:
             echoes=tuple(text for text in echoes for _ in range(each)),
         )
 
-    def tokenized(self, content: bytes, *, ignored: set[str] | None = None) -> dict[str, Any]:
-        """Return the answer to `POST /tokenize`.
+    def convert(
+        self,
+        content: bytes,
+        model: type[TokenizeRequest | DetokenizeRequest],
+        *,
+        ignored: set[str] | None = None,
+    ) -> dict[str, Any]:
+        """Return the answer to `POST /tokenize` or `POST /detokenize`.
 
         Raises:
             ApiError, MongeError: As `parse`.
         """
-        body = checked(content, TokenizeRequest, ignored)
+        body = checked(content, model, ignored)
         self.check_name(body.model)
+        if isinstance(body, DetokenizeRequest):
+            self._check_size("tokens", [body.tokens])
+            last = self._decoder.components.target.vocab_size - 1
+            if max(body.tokens) > last:
+                raise refused(f"tokens: token ids must lie in 0..{last}", "tokens")
+            return {"prompt": self._tokenizer.decode(body.tokens, skip_special_tokens=False)}
         tokenizer = self._tokenizer
         if body.messages is not None:
             ids = self._encoded(body, body.messages, body.tools or (), ignored)
@@ -251,22 +266,10 @@ class RequestParser:
             "count": len(ids),
             "max_model_len": self._max_sequence_tokens,
             "tokens": list(ids),
-            "token_strs": [str(spelled(one)) for one in ids] if body.return_token_strs else None,
+            "token_strs": [str(spelled(token)) for token in ids]
+            if body.return_token_strs
+            else None,
         }
-
-    def detokenized(self, content: bytes, *, ignored: set[str] | None = None) -> dict[str, Any]:
-        """Return the answer to `POST /detokenize`.
-
-        Raises:
-            ApiError, MongeError: As `parse`.
-        """
-        body = checked(content, DetokenizeRequest, ignored)
-        self.check_name(body.model)
-        self._check_size("tokens", [body.tokens])
-        last = self._decoder.components.target.vocab_size - 1
-        if max(body.tokens) > last:
-            raise refused(f"tokens: token ids must lie in 0..{last}", "tokens")
-        return {"prompt": self._tokenizer.decode(body.tokens, skip_special_tokens=False)}
 
     def check_name(self, name: str | None) -> None:
         """Refuse the name of another model.
@@ -445,30 +448,28 @@ class RequestParser:
             )
         return request
 
-    def _check_logprobs(self, requests: Sequence[Request], each: int) -> None:
-        wanted = [(one.logprobs, one.max_new_tokens) for one in requests]
-        wanted += [(one.prompt_logprobs, len(one.prompt_ids)) for one in requests]
-        num = each * sum(size * (1 + asked.num_top) for asked, size in wanted if asked is not None)
-        most = self._options.max_logprobs
-        if num > most:
-            raise refused(
-                f"logprobs: choices x tokens x (1 + top log-probabilities) = {num}; this server "
-                f"gives at most {most} in an answer; ask for fewer tokens, choices or logprobs",
-                "logprobs",
-            )
-
-    def _check_trees(self, requests: Sequence[Request], each: int) -> None:
+    def _check_size_of_answer(self, requests: Sequence[Request], each: int) -> None:
+        """Refuse a request whose answer has too many log-probabilities, or too many nodes of trees."""
+        scored = [(request.logprobs, request.max_new_tokens) for request in requests]
+        scored += [(request.prompt_logprobs, len(request.prompt_ids)) for request in requests]
+        num_scores = sum(size * (1 + scores.num_top) for scores, size in scored if scores)
         most_nodes = self._decoder.components.drafter.capabilities.max_nodes
         widest = MAX_DRAFT if most_nodes is None else most_nodes
-        asked = [one for one in requests if one.keeps_trees]
-        num = each * sum(one.max_new_tokens * (1 + one.limits.nodes(widest)) for one in asked)
+        traced = [request for request in requests if request.keeps_trees]
+        num_nodes = sum(one.max_new_tokens * (1 + one.limits.nodes(widest)) for one in traced)
+        what = "top log-probabilities", "tokens, choices or logprobs"
+        trees = "most nodes of a tree", "tokens or choices, or limit speculation.max_nodes"
         most = self._options.max_logprobs
-        if num > most:
-            raise refused(
-                f"trace: choices x tokens x (1 + most nodes of a tree) = {num}; this server gives at most "
-                f"{most} in an answer; ask for fewer tokens or choices, or limit speculation.max_nodes",
-                "trace",
-            )
+        for field, num, (more, less) in (
+            ("logprobs", each * num_scores, what),
+            ("trace", each * num_nodes, trees),
+        ):
+            if num > most:
+                raise refused(
+                    f"{field}: choices x tokens x (1 + {more}) = {num}; this server gives at most "
+                    f"{most} in an answer; ask for fewer {less}",
+                    field,
+                )
 
     def _check_controller(self, name: str | None) -> None:
         offered = self._decoder.components.controllers

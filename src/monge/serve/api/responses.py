@@ -53,12 +53,8 @@ class ResponseAnswers(Answers):
     """Writes the answer to `POST /v1/responses`, whole or as events.
 
     It has one message, unless it is calls and nothing else, and an item for each call.
-
-    Args:
-        asked: The request, for the fields that the answer repeats.
     """
 
-    asked: ResponsesRequest
     _items: list[_Item] = field(default_factory=list[_Item], init=False)
     _numbers: Iterator[int] = field(default_factory=count, init=False)
 
@@ -171,7 +167,9 @@ class ResponseAnswers(Answers):
         return response | {"metrics": self._figures([output]).get("metrics")}
 
     def _response(self, status: str) -> dict[str, Any]:
-        asked, choice = self.asked, self.asked.tool_choice
+        body = self.request.original
+        assert body is not None, "the request came to /v1/responses"
+        choice = body.tool_choice
         repeated = ("instructions", "max_output_tokens", "max_tool_calls", "user")
         return {
             "id": self.request.response_id,
@@ -180,30 +178,30 @@ class ResponseAnswers(Answers):
             "status": status,
             "error": None,
             "incomplete_details": None,
-            **{name: getattr(asked, name) for name in repeated},
+            **{name: getattr(body, name) for name in repeated},
             **{"temperature": 1.0, "top_p": 1.0},
-            **asked.model_dump(include={"temperature", "top_p"}, exclude_none=True),
-            "metadata": asked.metadata or {},
+            **body.model_dump(include={"temperature", "top_p"}, exclude_none=True),
+            "metadata": body.metadata or {},
             "model": self.model_name,
             "output": [item.document for item in self._items],
-            "parallel_tool_calls": asked.parallel_tool_calls is not False,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
             "seed": self.request.seed,
             "store": False,
             "system_fingerprint": self.fingerprint,
-            "text": {"format": _form(asked)},
+            "text": {"format": _form(body)},
             "tool_choice": choice.model_dump()
             if isinstance(choice, NamedFunction)
             else choice or "auto",
-            "tools": [tool.model_dump() for tool in asked.tools or ()],
+            "tools": [tool.model_dump() for tool in body.tools or ()],
             "truncation": "disabled",
             "usage": None,
         }
 
 
-def _form(asked: ResponsesRequest) -> dict[str, Any]:
+def _form(body: ResponsesRequest) -> dict[str, Any]:
     """Return the form of the text as the request named it."""
-    form = None if asked.text is None else asked.text.format
+    form = None if body.text is None else body.text.format
     if form is None:
         return {"type": "text"}
     return form.model_dump(by_alias=True, exclude_none=True) | {"type": form.type}

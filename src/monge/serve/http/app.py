@@ -76,10 +76,14 @@ _ERRORS: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
-_BODIES: Final = (
-    *(CompletionRequest, ChatRequest, ResponsesRequest),
-    *(TokenizeRequest, DetokenizeRequest),
-)
+_BODIES: Final = {
+    "/v1/completions": CompletionRequest,
+    "/v1/chat/completions": ChatRequest,
+    "/v1/responses": ResponsesRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+}
+"""Body of a request to each path that takes one."""
 
 
 class _Described(FastAPI):
@@ -88,7 +92,7 @@ class _Described(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """Return the description."""
         if self.openapi_schema is None:
-            bodies: list[Any] = [(model, "validation") for model in _BODIES]
+            bodies: list[Any] = [(model, "validation") for model in _BODIES.values()]
             _, models = models_json_schema(bodies, ref_template=_MODEL)
             super().openapi()["components"]["schemas"] |= models["$defs"]
         return super().openapi()
@@ -179,18 +183,13 @@ def create_app(
 
 
 def _add_routes(app: FastAPI, service: Service) -> None:
-    endpoints = (
-        ("/v1/completions", service.completions),
-        ("/v1/chat/completions", service.chat_completions),
-        ("/v1/responses", service.responses),
-        ("/tokenize", service.tokenize),
-        ("/detokenize", service.detokenize),
-    )
-    for (path, endpoint), model in zip(endpoints, _BODIES, strict=True):
+    for path, model in _BODIES.items():
         content = {"application/json": {"schema": {"$ref": _MODEL.format(model=model.__name__)}}}
         app.add_api_route(
             path,
-            endpoint,
+            partial(service.answer, model),
+            name=path.removeprefix("/v1").strip("/").replace("/", "_"),
+            description=f"Answer `POST {path}`.",
             methods=["POST"],
             responses=_ERRORS,
             response_class=Response,

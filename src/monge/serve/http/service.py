@@ -22,7 +22,6 @@ from monge.serve.api.answers import Answers, TokenTexts, dumped
 from monge.serve.api.bodies import check_headers
 from monge.serve.api.grammar_trials import GrammarTrials
 from monge.serve.api.request_parser import (
-    Body,
     ParsedRequest,
     Recorder,
     RequestParser,
@@ -31,7 +30,13 @@ from monge.serve.api.request_parser import (
 )
 from monge.serve.api.request_worker import RequestWorker, Result, unless_disconnected
 from monge.serve.api.responses import ResponseAnswers
-from monge.serve.api.schemas import ChatRequest, CompletionRequest, ResponsesRequest
+from monge.serve.api.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    ResponsesRequest,
+    TokenizeRequest,
+)
 from monge.serve.api.streaming import EventStream, Outputs
 from monge.serve.observe.metrics import ServerMetrics
 from monge.serve.scheduling.generation import Output
@@ -77,26 +82,6 @@ class Service:
         }
         metrics.watch(scheduler.snapshot, decoder.backend)
 
-    async def completions(self, request: Request) -> Response:
-        """Answer `POST /v1/completions`."""
-        return await self._answer(request, CompletionRequest)
-
-    async def chat_completions(self, request: Request) -> Response:
-        """Answer `POST /v1/chat/completions`."""
-        return await self._answer(request, ChatRequest)
-
-    async def responses(self, request: Request) -> Response:
-        """Answer `POST /v1/responses`."""
-        return await self._answer(request, ResponsesRequest)
-
-    async def tokenize(self, request: Request) -> Response:
-        """Answer `POST /tokenize`."""
-        return JSONResponse(await self._read(request, self._parser.tokenized))
-
-    async def detokenize(self, request: Request) -> Response:
-        """Answer `POST /detokenize`."""
-        return JSONResponse(await self._read(request, self._parser.detokenized))
-
     async def models(self) -> dict[str, Any]:
         """Return the served model, in a list."""
         return {"object": "list", "data": [self._card]}
@@ -137,33 +122,39 @@ class Service:
         """Return the metrics, for Prometheus."""
         return Response(await asyncio.to_thread(self._metrics.text), media_type=CONTENT_TYPE_LATEST)
 
-    async def _answer(self, request: Request, model: Body) -> Response:
+    async def answer(
+        self,
+        model: type[CompletionRequest | ChatRequest | ResponsesRequest]
+        | type[TokenizeRequest | DetokenizeRequest],
+        request: Request,
+    ) -> Response:
+        """Answer a request whose body fits the model."""
         arrived = time.perf_counter()
+        if issubclass(model, TokenizeRequest | DetokenizeRequest):
+            convert = partial(self._parser.convert, model=model)
+            return JSONResponse(await self._read(request, convert))
         parse = partial(self._parser.parse, model=model, request_id=request.state.request_id)
-        asked = await self._read(request, parse)
+        parsed = await self._read(request, parse)
         outputs = Outputs(
-            asked,
+            parsed,
             self._scheduler,
             arrived=arrived,
             client=_client(request),
             deadline_s=self._options.request_timeout_s or math.inf,
-            is_oversized=self._record_check(asked),
+            is_oversized=self._record_check(parsed),
         )
-        request.state.figures.update(prompt_tokens=asked.num_prompt_tokens)
+        request.state.figures.update(prompt_tokens=parsed.num_prompt_tokens)
         outputs.figures = request.state.figures
-        self._metrics.count_request(
-            asked.body.asked, controller_of(asked.choices[0], self._components)
+        controller = controller_of(parsed.choices[0], self._components)
+        self._metrics.count_request(parsed.body.asked, controller)
+        answers = (Answers if parsed.original is None else ResponseAnswers)(
+            request=parsed,
+            model_name=str(self._options.served_model_name),
+            fingerprint=self._fingerprint,
+            texts=self._texts,
+            origins=self._origins,
         )
-        common: dict[str, Any] = {
-            "request": asked,
-            "model_name": str(self._options.served_model_name),
-            "fingerprint": self._fingerprint,
-            "texts": self._texts,
-            "origins": self._origins,
-        }
-        kind = Answers if asked.asked is None else partial(ResponseAnswers, asked=asked.asked)
-        answers = kind(**common)
-        if asked.body.stream:
+        if parsed.body.stream:
             return EventStream(answers, outputs, self._writer)
         try:
             whole = await unless_disconnected(request, asyncio.ensure_future(outputs.whole()))
@@ -196,11 +187,11 @@ class Service:
         future.add_done_callback(self._reading.discard)
         return await unless_disconnected(request, future, self._options.request_timeout_s or None)
 
-    def _record_check(self, asked: ParsedRequest) -> Callable[[Session], bool] | None:
+    def _record_check(self, parsed: ParsedRequest) -> Callable[[Session], bool] | None:
         """Return a check of the size of a record; the choices share the memory of the request."""
-        if not asked.body.certificate or self._recorder is None:
+        if not parsed.body.certificate or self._recorder is None:
             return None
-        recorder, most = self._recorder, self._options.max_certificate_bytes // len(asked.choices)
+        recorder, most = self._recorder, self._options.max_certificate_bytes // len(parsed.choices)
         return lambda session: recorder.num_bytes(session) > most
 
     def _written(self, answers: Answers, outputs: Sequence[Output]) -> bytes:

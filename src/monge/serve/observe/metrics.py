@@ -15,6 +15,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from monge.serve.api.answers import FINISH
 from monge.serve.api.schemas import Asked
 from monge.serve.scheduling.generation import GenerationFinish
 from monge.serve.scheduling.scheduler import Snapshot
@@ -23,9 +24,7 @@ _LABELS: Final = ("engine", "model_name")
 Gather = Callable[[Sequence[Metric]], Sequence[Metric]]
 """Takes the metrics of this server and returns those of all servers."""
 _REASONS: Final[Mapping[GenerationFinish, str]] = {
-    "eos": "stop",
-    "stop": "stop",
-    "length": "length",
+    **FINISH,
     "cancelled": "abort",
     "deadline": "abort",
     "oversized": "abort",
