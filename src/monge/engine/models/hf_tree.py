@@ -35,7 +35,7 @@ from monge.engine.models.masks import (
     MaskFormat,
     forward_inputs,
     level_blocks,
-    write_late_ids,
+    write_drawn_ids,
 )
 from monge.engine.models.network_facts import (
     OutputLayer,
@@ -391,7 +391,7 @@ class HfTreeModel(HfModel):
         ids, positions = (tensor.to(self._device, non_blocking=True) for tensor in (ids, positions))
         if token_ids is not None:
             ids[:, : token_ids.shape[1]] = token_ids
-        write_late_ids(ids, row_blocks)
+        write_drawn_ids(ids, row_blocks)
         start = now()
         with torch.inference_mode():
             try:
