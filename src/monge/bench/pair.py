@@ -12,7 +12,7 @@ from monge.backends.registry import Backend
 from monge.core.errors import OptionError
 from monge.core.model import SequenceModel
 from monge.draft.by_name import head_drafter, with_head
-from monge.engine.models.hf_tree import make_programs
+from monge.engine.models.hf_tree import make_model_programs
 from monge.loading.networks import (
     as_draft_model,
     as_sequence_model,
@@ -106,7 +106,7 @@ def load_pair(
         for draft_network, draft_tokenizer in zip(networks, tokenizers, strict=True)
     ]
     if head is None:  # the step that a head needs is known when its drafter is made
-        make_programs((target_model, *models))
+        make_model_programs((target_model, *models))
     return Pair(
         target=network,
         draft=next(iter(networks), None),
