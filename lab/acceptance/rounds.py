@@ -148,7 +148,7 @@ def _draw(
     drafts = drafter.draft(contexts, states, [DraftPlan()] * len(contexts), draws)
     for context in contexts:
         drafter.close(context)
-    return [draft.tree for draft in drafts]
+    return [draft.result().tree for draft in drafts]
 
 
 def _decide(

@@ -103,7 +103,7 @@ def test_copies_of_adapted_weights_are_refused_before_anything_is_compiled(
     def compiled(*_):
         raise AssertionError("compiled all the same")
 
-    monkeypatch.setattr("monge.backends.cpu.compiled.PendingForward._load_or_compile", compiled)
+    monkeypatch.setattr("monge.backends.cpu.compiled.load_or_make", compiled)
     expected = "adapters that can be switched or trained .*v_proj.* model.merge_and_unload"
     with pytest.raises(BackendError, match=expected):
         monge.load(wrapped, tokenizer=tokenizer, backend="compiled(weights='int8')")

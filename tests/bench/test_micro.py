@@ -58,7 +58,7 @@ def test_what_runs_eagerly_after_all_has_no_numbers(monkeypatch, capsys):
     def refused(*_, **__):
         raise BackendError("there is no compiler")
 
-    monkeypatch.setattr("monge.backends.cpu.compiled.PendingForward.make", refused)
+    monkeypatch.setattr("monge.backends.cpu.compiled.load_or_make", refused)
     settings = replace(SMALL, backends=("eager", "compiled"), nodes=(1,), batch_sizes=(1,))
     document = measure(settings, target())
     assert {one["backend"] for one in document["cells"]} == {"eager"}

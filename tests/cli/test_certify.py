@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from monge.backends.cpu.compiled import PendingForward
+from monge.backends.cpu import compiled
 from monge.backends.cpu.program_cache import FOLDER_VARIABLE
 from monge.loading.networks import load_network
 from tests.engine.compiling import require
@@ -103,8 +103,10 @@ def test_a_run_with_a_head_is_judged_by_one_program(run, tiny_paths, tmp_path, m
     """The program that gives hidden states to the head gives logits to the checks."""
     require("compiled")
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "cache"))
-    made, make = [], PendingForward.make
-    monkeypatch.setattr(PendingForward, "make", lambda self: made.append(self) or make(self))
+    made, make = [], compiled.load_or_make
+    monkeypatch.setattr(
+        compiled, "load_or_make", lambda place, *rest: made.append(place) or make(place, *rest)
+    )
     target, path = load_network(tiny_paths[0]), tmp_path / "run.json"
     head = KINDS["medusa"](target.config.hidden_size, target.config.vocab_size).write(
         tmp_path / "head"

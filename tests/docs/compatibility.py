@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from transformers import PreTrainedModel
 
-from monge.backends.cpu.compiled import PendingForward, obstacle
+from monge.backends.cpu.compiled import obstacle, pending_forward
 from monge.backends.registry import Eager
 from monge.core.errors import BackendError, UnsupportedModelError
 from monge.core.model import FeatureModel, SequenceModel
@@ -81,7 +81,7 @@ def cells(name: str, compiles: bool | None = None) -> Cells:
 def can_compile(network: PreTrainedModel) -> bool:
     """Whether the compiled step of a network passes its check."""
     try:
-        PendingForward(network).make()
+        pending_forward(network).make()
     except BackendError:
         return False
     return True

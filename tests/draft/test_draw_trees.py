@@ -50,7 +50,7 @@ def drafted(own, tree, rules, plans, draws=None):
     pretend.waits.clear()
     drafts = drafter.draft(contexts, states, plans, draws)
     waits = sum(pretend.waits.values())
-    drafts = [one.settled() for one in drafts]
+    drafts = [draft.result() for draft in drafts]
     return drafts, [one.num_drawn for one in draws], waits
 
 

@@ -2,7 +2,6 @@
 
 import math
 from contextlib import nullcontext
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -39,20 +38,17 @@ def levels(builder, rules, plan=WHOLE, count=5, spoilt=None, *, is_first=False):
                 break
             laws = laws_from_logits(logits[:1], rules)
             frontier = tuple(builder.expand(tree, frontier, laws, plan, draws))
-        yield Level(
-            tree=tree,
-            frontier=frontier,
-            plan=plan,
-            draws=draws,
-            builder=builder,
-            rules=rules,
-            logits=own,
+        yield (
+            Level(
+                tree=tree, frontier=frontier, plan=plan, draws=draws, builder=builder, rules=rules
+            ),
+            own,
         )
 
 
-def grown(level, drawn=None):
+def grown(level, logits, drawn=None):
     if drawn is None:
-        laws = laws_from_logits(level.logits, level.rules)
+        laws = laws_from_logits(logits, level.rules)
         nodes, draws = level.frontier, level.draws
     else:
         laws, nodes, draws = drawn.laws, drawn.nodes, drawn
@@ -72,15 +68,14 @@ def grown(level, drawn=None):
 @pytest.mark.parametrize("plan", [DraftPlan(), DraftPlan(max_nodes=6)], ids=["whole", "cut"])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_children_are_those_of_the_builder(builder, rules, plan, device) -> None:
-    expected = [grown(level) for level in levels(builder, rules, plan)]
-    together = [
-        replace(level, logits=level.logits.to(device)) for level in levels(builder, rules, plan)
-    ]
+    expected = [grown(*level) for level in levels(builder, rules, plan)]
+    together, logits = zip(*levels(builder, rules, plan), strict=True)
+    logits = [rows.to(device) for rows in logits]
     with cuda_waits.counted() if device == "cuda" else nullcontext(lambda: 1) as waits:
-        drawn = draw_levels(together)
+        drawn = draw_levels(together, logits)
         assert waits() == 1
-    assert any(one is not None for one in drawn)
-    assert [grown(*pair) for pair in zip(together, drawn, strict=True)] == expected
+    assert any(level is not None for level in drawn)
+    assert [grown(*row) for row in zip(together, logits, drawn, strict=True)] == expected
 
 
 def test_levels_of_several_trees_and_rules_are_drawn_apart() -> None:
@@ -95,23 +90,25 @@ def test_levels_of_several_trees_and_rules_are_drawn_apart() -> None:
         ]
         return [every[place] for place in np.random.default_rng(0).permutation(len(every))]
 
-    expected, together = [grown(level) for level in mixture()], mixture()
-    drawn = draw_levels(together)
-    assert [grown(*pair) for pair in zip(together, drawn, strict=True)] == expected
+    expected = [grown(*level) for level in mixture()]
+    together, logits = zip(*mixture(), strict=True)
+    drawn = draw_levels(together, logits)
+    assert [grown(*row) for row in zip(together, logits, drawn, strict=True)] == expected
     assert 0 < drawn.count(None) < len(drawn)
 
 
 @pytest.mark.parametrize("spoilt", [math.nan, math.inf])
 def test_a_law_that_is_not_finite_is_left_to_the_builder(spoilt) -> None:
-    drawn = draw_levels(list(levels(Chain(3), SamplingRules(), spoilt=spoilt)))
+    together = levels(Chain(3), SamplingRules(), spoilt=spoilt)
+    drawn = draw_levels(*zip(*together, strict=True))
     assert [one is None for one in drawn] == [False, True, False, False, False]
 
 
 def test_fewer_tokens_than_are_drawn_are_left_to_the_builder() -> None:
     rules = SamplingRules(top_k=1)
-    together = list(levels(FixedWidth((3,)), rules))
+    together, logits = zip(*levels(FixedWidth((3,)), rules), strict=True)
     before = [level.draws.num_drawn for level in together]
-    assert draw_levels(together) == [None] * 5
+    assert draw_levels(together, logits) == [None] * 5
     assert [level.draws.num_drawn for level in together] == before
 
 
@@ -132,6 +129,5 @@ def test_other_trees_are_left_to_the_builder(tree, rules) -> None:
         draws=SeededDraws(0),
         builder=one,
         rules=rules,
-        logits=torch.zeros(1, VOCAB),
     )
-    assert draw_levels([level]) == [None]
+    assert draw_levels([level], [torch.zeros(1, VOCAB)]) == [None]

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from monge.backends.cpu.compiled import PendingForward
+from monge.backends.cpu.compiled import pending_forward
 from monge.backends.cpu.program_cache import FOLDER_VARIABLE
 
 MISSING = {
@@ -21,7 +21,7 @@ MISSING = {
 
 
 def compile_forward(network, layers=()):
-    return PendingForward(network, layers).make()
+    return pending_forward(network, layers).make()
 
 
 def require(backend: str) -> None:

@@ -4,6 +4,7 @@ The numbers of the module itself, or the module itself with a reason.
 """
 
 import warnings
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -11,12 +12,12 @@ import torch
 
 import monge
 from monge.backends.cpu import compiled
-from monge.backends.cpu.compiled import ModuleProgram
+from monge.backends.cpu.compiled import pending_module
 from monge.backends.cpu.program_cache import FOLDER_VARIABLE, PROGRAMS, writable_folder
 from monge.core.errors import BackendError
 from monge.core.model import NodeBlock
-from monge.engine.models.forward_program import PendingModule
-from monge.engine.models.hf_tree import HfTreeModel, make_programs
+from monge.engine.models.forward_program import Pending
+from monge.engine.models.hf_tree import HfTreeModel, make_model_programs
 from monge.engine.models.network_facts import OutputLayer
 from monge.heads.readers.eagle3 import cached_steps
 from monge.heads.readers.registry import load_head
@@ -91,13 +92,13 @@ def assert_same(program, module, count):
 
 
 def compile_module(module, like):
-    return ModuleProgram(module, like).make()
+    return pending_module(module, like).make()
 
 
 @pytest.mark.parametrize("step", [FirstStep, partial(LaterStep, number=2)], ids=["first", "later"])
 def test_steps_give_the_head_s_numbers(backend, step):
     module = step(shape_head()).eval()
-    host = HfTreeModel(target(), module_maker=ModuleProgram)
+    host = HfTreeModel(target(), module_maker=pending_module)
     program = host.module_program(module, rows(1, *widths(module)))
     assert program is not module
     for count in (1, 3, 64, 65, 1):
@@ -171,16 +172,22 @@ def test_heads_of_one_architecture_share_a_program_and_no_numbers(backend, monke
 def test_other_numbers_are_refused_and_not_kept(backend, monkeypatch, tmp_path):
     """Nor are those of the program that is then compiled."""
     module, like = FirstStep(shape_head()).eval(), rows(1, HIDDEN, HIDDEN)
-    path = ModuleProgram(module, like)._stored.path
-    whole = {one.name: one.read_bytes() for one in (path, path.with_suffix(".constants"))}
+    built, loaded, load = [], [], compiled.load_program
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            compiled, "load_program", lambda *given: loaded.append(given[0]) or load(*given)
+        )
+        compile_module(module, like)
+    path = loaded[0].path
+    whole = {file.name: file.read_bytes() for file in (path, path.with_suffix(".constants"))}
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    folder, built, load = writable_folder(PROGRAMS), [], compiled.load_program
+    folder = writable_folder(PROGRAMS)
 
     def build(*given):
         built.append(given)
         for name, content in whole.items():
             (folder / name).write_bytes(content)
-        return ModuleProgram(module, like)._stored
+        return replace(loaded[0], path=folder / path.name)
 
     def spoilt(*given):
         run = load(*given)
@@ -203,50 +210,43 @@ def test_what_cannot_be_traced_runs_as_it_is(backend):
             return (states if bool(states.sum() > 0) else -states,)
 
     module = Branching().eval()
-    host = HfTreeModel(target(), module_maker=ModuleProgram)
+    host = HfTreeModel(target(), module_maker=pending_module)
     program, (states,) = host.module_program(module, rows(1, HIDDEN)), rows(3, HIDDEN)
     with pytest.warns(UserWarning, match="part of a head runs eagerly: Branching cannot .*"):
-        make_programs((host,))
+        make_model_programs((host,))
     assert torch.equal(program(states)[0], module(states)[0])
-
-
-class Doubled(PendingModule):
-    """Takes ten seconds to compile, it says, and gives twice the module's numbers."""
-
-    expected_s = 10
-
-    def __init__(self, module, like):
-        self.module, self.num_made = module, 0
-
-    def make(self):
-        self.num_made += 1
-        return lambda states: (2 * self.module(states)[0],)
 
 
 class TestTogether:
     """Programs of modules are made with those of networks, and announced once."""
 
     def make(self):
+        """A host whose modules take ten seconds to compile, and give twice their numbers then."""
         made = []
-        host = HfTreeModel(
-            target(), module_maker=lambda *given: made.append(Doubled(*given)) or made[-1]
-        )
-        return host, made
+
+        def doubled(module, like):
+            def make():
+                made.append(module)
+                return lambda states: (2 * module(states)[0],)
+
+            return Pending(make, lambda: 10)
+
+        return HfTreeModel(target(), module_maker=doubled), made
 
     def test_one_message_says_how_long_all_take(self, caplog):
         host, made = self.make()
         (states,) = rows(2, HIDDEN)
         programs = [host.module_program(OutputLayer(host.network), (states[:1],)) for _ in "ab"]
-        assert [one.num_made for one in made] == [0, 0]
+        assert made == []
         with caplog.at_level("INFO", logger="monge"):
-            make_programs((host,))
-            make_programs((host,))
-        assert [one.num_made for one in made] == [1, 1]
-        (told,) = (one.message for one in caplog.records)
-        assert told.startswith("compiling 2 programs for this machine, about 20 s in all")
+            make_model_programs((host,))
+            make_model_programs((host,))
+        assert len(made) == 2
+        (message,) = (record.message for record in caplog.records)
+        assert message.startswith("compiling 2 programs for this machine, about 20 s in all")
         expected = 2 * OutputLayer(host.network)(states)[0]
-        assert all(torch.equal(one(states)[0], expected) for one in programs)
-        assert [one.num_made for one in made] == [1, 1]
+        assert all(torch.equal(program(states)[0], expected) for program in programs)
+        assert len(made) == 2
 
     def test_one_that_is_called_before_is_made_alone(self, caplog):
         host, made = self.make()
@@ -254,8 +254,8 @@ class TestTogether:
         program = host.module_program(OutputLayer(host.network), (states[:1],))
         with caplog.at_level("INFO", logger="monge"):
             program(states)
-            make_programs((host,))
-        assert [one.num_made for one in made] == [1]
+            make_model_programs((host,))
+        assert len(made) == 1
         assert [one.message[:21] for one in caplog.records] == ["compiling 1 program f"]
 
 

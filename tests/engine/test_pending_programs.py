@@ -18,7 +18,7 @@ from monge.core.errors import BackendError
 from monge.core.model import NodeBlock
 from monge.engine.models import background_compiler
 from monge.engine.models.background_compiler import compiled_meanwhile, is_compiled_elsewhere
-from monge.engine.models.forward_program import PendingModule, PendingProgram
+from monge.engine.models.forward_program import Pending
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.notices import watched_by
 from tests.engine.tiny import network, perturbed
@@ -28,19 +28,19 @@ def target():
     return network("llama", "sdpa")
 
 
-class Program(PendingProgram, PendingModule):
-    """Takes down that it is made, and makes what it is told."""
+class Program:
+    """The programs that were made, and the seconds that each takes."""
 
+    made = []
     expected_s = 20
 
-    made: list[str]
+    @classmethod
+    def pending(cls, name, make):
+        def noted():
+            cls.made.append(name)
+            return make()
 
-    def __init__(self, name, make, expected_s=20):
-        self.name, self._make, self.expected_s = name, make, expected_s
-
-    def make(self):
-        type(self).made.append(self.name)
-        return self._make()
+        return Pending(noted, lambda: cls.expected_s)
 
 
 def step(of, *layers):
@@ -52,11 +52,11 @@ def refused(*_):
     raise BackendError("no compiler today")
 
 
-def model_of(of, *, make_step=step, make_module=lambda module, like: module, expected_s=20):
+def model_of(of, *, make_step=step, make_module=lambda module, like: module):
     return HfTreeModel(
         of,
-        Program("step", lambda: make_step(of), expected_s),
-        lambda layers: Program("step with states", lambda: make_step(of, *layers), expected_s),
+        Program.pending("step", lambda: make_step(of)),
+        lambda layers: Program.pending("step with states", lambda: make_step(of, *layers)),
         make_module,
     )
 
@@ -64,7 +64,7 @@ def model_of(of, *, make_step=step, make_module=lambda module, like: module, exp
 @pytest.fixture
 def said(caplog):
     """Announcements, and what was shown as going on."""
-    Program.made, shown = [], []
+    Program.made, Program.expected_s, shown = [], 20, []
 
     @contextmanager
     def show(name, seconds):
@@ -94,11 +94,12 @@ def test_the_program_that_a_head_needs_is_announced_and_no_other(said):
     what = "compiling 1 program for this machine, about 20 s in all; kept for later starts"
     assert said() == ([what], [("compiling 1 program", 20)])
     assert model.program.name == UncompiledForward.name
-    assert model.pending is None
+    assert all(program.pending is None for program in model.programs)
 
 
 def test_stored_programs_are_loaded_without_a_word(said):
-    read(model_of(target(), expected_s=0))
+    Program.expected_s = 0
+    read(model_of(target()))
     assert Program.made == ["step"]
     assert said() == ([], [])
 
@@ -162,7 +163,9 @@ class TestMeanwhile:
             "Popen",
             lambda *given, **streams: processes.append(Process(*given, **streams)) or processes[-1],
         )
-        model = model_of(target(), make_module=lambda *given: Program("module", lambda: spoilt))
+        model = model_of(
+            target(), make_module=lambda *given: Program.pending("module", lambda: spoilt)
+        )
         spoilt = lambda states: (2 * states,)  # noqa: E731 (a program of other numbers shows that it runs)
         states = torch.ones(1, model.hidden_size)
         eager = HfTreeModel(target())
@@ -174,8 +177,7 @@ class TestMeanwhile:
             assert (started, Program.made) == ([{"target": "folder", "tree": "chain"}], [])
             processes[0].returncode = 0 if failure is None else 1
             if failure is None:  # it stored them
-                for one in (model.pending, *(late._pending for late in model.late_modules)):
-                    one.expected_s = 0
+                Program.expected_s = 0
             torch.testing.assert_close(read(model), read_again(eager), atol=5e-5, rtol=0)
             assert torch.equal(model.unembed(states), 2 * states[0:1])
         assert Program.made == ["module", "step"]
@@ -201,6 +203,7 @@ class TestMeanwhile:
 
     def test_nothing_starts_where_all_is_stored(self, said):
         with compiled_meanwhile(target="folder"):
-            assert read(model_of(target(), expected_s=0)).shape == (1, 97)
+            Program.expected_s = 0
+            assert read(model_of(target())).shape == (1, 97)
         assert Program.made == ["step"]
         assert said()[0] == []

@@ -198,7 +198,7 @@ class TestBadInput:
         def fails(*_, **__):
             raise BackendError("there is no room")
 
-        monkeypatch.setattr("monge.backends.cpu.compiled.PendingForward.make", fails)
+        monkeypatch.setattr("monge.backends.cpu.compiled.load_or_make", fails)
         with pytest.warns(UserWarning, match="runs eagerly: there is no room"):
             decoder = monge.load(target(), backend="compiled(weights='int8')", drafter="none")
         assert decoder.backend == "eager, int8 weights"

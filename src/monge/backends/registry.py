@@ -100,11 +100,11 @@ class Compiled(Backend):
 
     def _on_cpu(self, network: PreTrainedModel) -> HfTreeModel:
         # The compiler is slow to import.
-        from monge.backends.cpu.compiled import ModuleProgram, PendingForward
+        from monge.backends.cpu.compiled import pending_forward, pending_module
         from monge.backends.cpu.packed_linear import pack_draft_module
 
-        make_step = partial(PendingForward, network)
-        return HfTreeModel(network, make_step(), make_step, ModuleProgram, pack_draft_module)
+        make_step = partial(pending_forward, network)
+        return HfTreeModel(network, make_step(), make_step, pending_module, pack_draft_module)
 
     def _on_gpu(self, network: PreTrainedModel) -> HfTreeModel:
         from monge.backends.cuda import GraphCapture, capture_forward

@@ -13,7 +13,7 @@ from monge.core.errors import OptionError
 from monge.core.model import SequenceModel
 from monge.core.parts import built_in
 from monge.draft.by_name import with_head
-from monge.engine.models.hf_tree import make_programs
+from monge.engine.models.hf_tree import make_model_programs
 from monge.loading.networks import (
     as_draft_model,
     as_sequence_model,
@@ -104,7 +104,7 @@ def load_pair(
         for draft_network, draft_tokenizer in zip(networks, tokenizers, strict=True)
     ]
     if chosen.head is None:  # the step that a head needs is known when its drafter is made
-        make_programs((target_model, *models))
+        make_model_programs((target_model, *models))
     return Pair(
         target=network,
         draft=next(iter(networks), None),

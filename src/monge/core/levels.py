@@ -170,7 +170,7 @@ class DrawnTrees:
             self._is_copied = torch.cuda.Event()
             self._is_copied.record()
 
-    def late_ids(self, request: int) -> Int64[Tensor, " nodes"]:
+    def drawn_ids(self, request: int) -> Int64[Tensor, " nodes"]:
         """Return the tokens of a tree on the device."""
         return self._drawn.token_ids[self._rows[request]]
 

@@ -3,14 +3,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from monge.core.levels import DrawnTrees, LevelShape
-from monge.core.tree import LateTree
+from monge.core.tree import FutureTree
 
 Forward = Callable[..., tuple[Tensor, ...]]
 """A computation of a module: tensors in, tensors out."""
@@ -21,14 +21,23 @@ class NodeBlock:
     """New nodes of one sequence, to be read in one forward.
 
     Args:
-        token_ids: Their tokens.
+        tokens: Their tokens, or the tree of which they are all nodes, where a device still draws it.
         parents: For every new node, the index of its parent among the sequence's uncommitted nodes
             (those of earlier blocks and of this one, in reading order); -1 for the last committed
             token.
     """
 
-    token_ids: tuple[int, ...]
+    tokens: tuple[int, ...] | FutureTree
     parents: tuple[int, ...]
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Their tokens; the host waits for a device that still draws them."""
+        if not isinstance(self.tokens, FutureTree):
+            return self.tokens
+        token_ids = self.tokens.result().token_ids
+        # Nodes below one whose law was not finite are read, and their logits are not used.
+        return (*token_ids, *(0,) * (len(self.parents) - len(token_ids)))
 
     @classmethod
     def chain(cls, token_ids: Sequence[int], after: int = -1) -> "NodeBlock":
@@ -39,29 +48,6 @@ class NodeBlock:
     def continues(self, count: int) -> bool:
         """Return whether it is a chain whose first node follows the last of `count` uncommitted nodes."""
         return self.parents == tuple(range(count - 1, count - 1 + len(self.parents)))
-
-
-class LateBlock(NodeBlock):
-    """The nodes of a tree that a device draws. A model that takes their tokens there does not wait for them.
-
-    Args:
-        tree: The tree.
-    """
-
-    __slots__ = ("tree",)
-
-    tree: LateTree
-
-    def __init__(self, tree: LateTree) -> None:
-        object.__setattr__(self, "tree", tree)
-        object.__setattr__(self, "parents", tree.late_parents)
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  its tokens
-        if name != "token_ids":
-            raise AttributeError(name)
-        # Nodes below one whose law was not finite are read, and never asked for.
-        token_ids = self.tree.token_ids
-        return (*token_ids, *(0,) * (len(self.parents) - len(token_ids)))
 
 
 @runtime_checkable

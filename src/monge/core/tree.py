@@ -7,9 +7,9 @@ reads it.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from typing import Any
+from functools import lru_cache
 
+from jaxtyping import Int64
 from torch import Tensor
 
 from monge.core.draws import Draws
@@ -87,40 +87,27 @@ class TokenTree:
         )
 
 
-class LateTree(TokenTree):
-    """A tree that a device still draws. Its shape is known; to read any of its fields is to wait for the device.
+@dataclass(frozen=True, slots=True, eq=False)
+class FutureTree:
+    """A tree that a device still draws: its shape is known to the host, and its tokens are not.
 
     Args:
         root: The last committed token.
-        late_ids: Tokens below the root on the device, `[nodes]`; negative where a law was not
+        drawn_ids: Tokens below the root on the device, `[nodes]`; negative where a law was not
             finite, and below such a node.
-        late_parents: Parents of these nodes and of the root.
-        settle: Waits, and returns the tree without negative tokens.
+        parents: Parent of the root, and of these nodes.
+        result: Waits for the device, and returns the tree without negative tokens.
     """
 
-    __slots__ = ("late_ids", "late_parents", "root", "settle")
-
     root: int
-    late_ids: Tensor
-    late_parents: tuple[int, ...]
-    settle: Callable[[], TokenTree]
+    drawn_ids: Int64[Tensor, " nodes"]
+    parents: tuple[int, ...]
+    result: Callable[[], TokenTree]
 
-    def __init__(
-        self,
-        root: int,
-        late_ids: Tensor,
-        late_parents: tuple[int, ...],
-        settle: Callable[[], TokenTree],
-    ) -> None:
-        for name, value in zip(
-            ("root", "late_ids", "late_parents", "settle"),
-            (root, late_ids, late_parents, cache(settle)),
-            strict=True,
-        ):
-            object.__setattr__(self, name, value)
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  the fields of a tree, which are empty here
-        return getattr(self.settle(), name)
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that are read, the root included."""
+        return len(self.parents)
 
 
 @lru_cache(maxsize=8192)

@@ -66,7 +66,9 @@ class RankZeroModel:
         )
 
     def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
-        return self._on_all_ranks("extend", dict(blocks))
+        # Other ranks do not see what a device of this one still draws.
+        known = {name: NodeBlock(block.token_ids, block.parents) for name, block in blocks.items()}
+        return self._on_all_ranks("extend", known)
 
     def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
         self._on_all_ranks("commit", {sequence: tuple(path) for sequence, path in paths.items()})

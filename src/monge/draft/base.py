@@ -2,15 +2,15 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
-from monge.core.model import LateBlock, NodeBlock
+from monge.core.model import NodeBlock
 from monge.core.proposal import Deterministic, Proposal
 from monge.core.selection import CounterfactualDraft, Member
-from monge.core.tree import LateTree, TokenTree, root_only
+from monge.core.tree import FutureTree, TokenTree, root_only
 from monge.core.verdict import Verdict
 
 State = TypeVar("State")
@@ -37,15 +37,33 @@ class Draft(Generic[State]):
 
     @property
     def block(self) -> NodeBlock:
-        """All nodes of the tree, as a target reads them; the host does not wait for their tokens."""
-        tree = self.tree
-        if isinstance(tree, LateTree):
-            return LateBlock(tree)
-        return NodeBlock(tree.token_ids, tree.parents)
+        """All nodes of the tree, as a target reads them."""
+        return NodeBlock(self.tree.token_ids, self.tree.parents)
 
-    def settled(self) -> "Draft[State]":
-        """Return the draft once its tree is known to the host, which may wait for a device."""
-        return replace(self, tree=self.tree.settle()) if isinstance(self.tree, LateTree) else self
+    def result(self) -> "Draft[State]":
+        """Return itself; see `FutureDraft.result`."""
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class FutureDraft(Generic[State]):
+    """The draft of one request whose tree a device still draws; fields as in `Draft`."""
+
+    tree: FutureTree
+    state: State
+    drafter: str | None = None
+
+    @property
+    def block(self) -> NodeBlock:
+        """All nodes of the tree, as a target reads them without a wait."""
+        return NodeBlock(self.tree, self.tree.parents)
+
+    def result(self) -> Draft[State]:
+        """Wait for the device, and return the draft."""
+        return Draft(self.tree.result(), self.state, drafter=self.drafter)
+
+
+AnyDraft = Draft[State] | FutureDraft[State]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +126,7 @@ class Drafter(ABC, Generic[State]):
         states: Sequence[State],
         plans: Sequence[DraftPlan],
         draws: Sequence[Draws],
-    ) -> Sequence[Draft[State]]:
+    ) -> Sequence[AnyDraft[State]]:
         """Draw one tree per request, within its plan; row i draws from `draws[i]` only.
 
         A request whose plan is plain decoding (depth 0) may be skipped: its draft is
@@ -235,7 +253,7 @@ class DelegatingDrafter(Drafter[State]):
         states: Sequence[State],
         plans: Sequence[DraftPlan],
         draws: Sequence[Draws],
-    ) -> Sequence[Draft[State]]:
+    ) -> Sequence[AnyDraft[State]]:
         return self._drafter.draft(contexts, states, plans, draws)
 
     def observe(

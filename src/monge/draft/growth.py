@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from itertools import takewhile
 from typing import Any
 
@@ -19,8 +19,8 @@ from monge.core.levels import DrawnTrees, LevelShape, relatives
 from monge.core.model import NodeBlock
 from monge.core.proposal import Deterministic, Iid, WithoutReplacement
 from monge.core.sampling_rules import SamplingRules, laws_from_logits
-from monge.core.tree import GrowingTree, LateTree, TokenTree
-from monge.draft.base import Capabilities, Draft, State
+from monge.core.tree import FutureTree, GrowingTree, TokenTree
+from monge.draft.base import AnyDraft, Capabilities, Draft, FutureDraft, State
 from monge.draft.level_draws import DrawnLevel, Level, draw_levels
 from monge.draft.tree.base import TreeBuilder, TreeLimits
 from monge.draft.tree.fixed_width import LevelTree
@@ -90,31 +90,25 @@ class ReadNodes:
 
 
 @dataclass(slots=True, kw_only=True)
-class TreeExpansion:
+class TreeExpansion(Level):
     """The tree of one request, level by level.
 
     Args:
-        rules: How logits become draft laws.
+        context: The request.
         network: Name of the network, for warnings.
         draft_ids: The tokens that logits are about, ascending; `None` for all of the target's.
 
     Attributes:
-        frontier: Nodes whose children are drawn next.
         read: The nodes that the network has read.
         token_probs: See `Draft.token_probs`.
         drawn: The finished tree, if it was drawn at once. The network has then read its nodes with children.
     """
 
     context: Context
-    plan: DraftPlan
-    draws: Draws
-    builder: TreeBuilder
-    rules: SamplingRules
     network: str
     draft_ids: Int64[Tensor, " some"] | None = None
-    frontier: tuple[int, ...] = (0,)
     token_probs: dict[tuple[int, ...], float] = field(default_factory=dict[tuple[int, ...], float])
-    drawn: TokenTree | None = None
+    drawn: TokenTree | FutureTree | None = None
     tree: GrowingTree = field(init=False)
     read: ReadNodes = field(init=False)
 
@@ -175,9 +169,9 @@ class TreeExpansion:
         """
         count = sum(shape.sizes)
         if max(shape.widths) == 1:
-            late_ids = drawn.late_ids(self.request_id)[:count]
-            settle = partial(self._drawn_chain, shape, drawn)
-            self.drawn = LateTree(self.root, late_ids, relatives(shape)[0], settle)
+            drawn_ids = drawn.drawn_ids(self.request_id)[:count]
+            result = cache(partial(self._drawn_chain, shape, drawn))
+            self.drawn = FutureTree(self.root, drawn_ids, relatives(shape)[0], result)
             return True
         token_ids, laws = drawn[self.request_id]
         if min(token_ids[:count]) < 0:
@@ -222,18 +216,6 @@ class TreeExpansion:
             return None
         return builder.shape(self.plan, self.rules, max_depth)
 
-    def level(self, logits: Float[Tensor, "nodes some"]) -> Level:
-        """Return what draws the children of the frontier."""
-        return Level(
-            tree=self.tree,
-            frontier=self.frontier,
-            plan=self.plan,
-            draws=self.draws,
-            builder=self.builder,
-            rules=self.rules,
-            logits=logits,
-        )
-
     def _attach(
         self,
         nodes: tuple[int, ...],
@@ -268,12 +250,14 @@ class TreeExpansion:
             tokens = torch.searchsorted(self.draft_ids, tokens)
         return dict(zip(row_of, logits.softmax(dim=-1)[rows, tokens].tolist(), strict=True))
 
-    def draft(self, state: State) -> Draft[State]:
-        """Return the draft with the finished tree.
+    def draft(self, state: State) -> AnyDraft[State]:
+        """Return the draft with the tree, which is finished or on its way.
 
         Args:
             state: The drafter's state after drawing it.
         """
+        if isinstance(self.drawn, FutureTree):
+            return FutureDraft(self.drawn, state)
         tree = self.drawn or self.builder.finish(self.tree, self.plan)
         return Draft(tree, state, self.token_probs)
 
@@ -371,7 +355,7 @@ def expand_trees(
         ]
         ready: dict[int, DrawnLevel | None] = {}
         if together:
-            drawn = draw_levels([row.level(logits[row.request_id]) for row in together])
+            drawn = draw_levels(together, [logits[row.request_id] for row in together])
             ready |= zip((row.request_id for row in together), drawn, strict=True)
         for row in active:
             row.grow(logits[row.request_id], ready.get(row.request_id))

@@ -15,7 +15,7 @@ from monge.core.errors import OptionError
 from monge.core.model import FeatureModel, NodeBlock, SequenceModel, WatchedStates
 from monge.core.sampling_rules import SamplingRules
 from monge.core.verdict import Verdict
-from monge.draft.base import Capabilities, Draft, Drafter
+from monge.draft.base import AnyDraft, Capabilities, Draft, Drafter
 from monge.draft.growth import LevelForward, expand_trees, expansions
 from monge.draft.tree.base import TreeBuilder
 
@@ -176,7 +176,7 @@ class RunDrafter(Drafter[tuple[Pairs, ...]]):
         states: Sequence[tuple[Pairs, ...]],
         plans: Sequence[DraftPlan],
         draws: Sequence[Draws],
-    ) -> Sequence[Draft[tuple[Pairs, ...]]]:
+    ) -> Sequence[AnyDraft[tuple[Pairs, ...]]]:
         rows = expansions(
             contexts,
             plans,

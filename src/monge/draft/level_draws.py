@@ -24,17 +24,25 @@ from monge.draft.tree.fixed_width import LevelTree
 _KINDS: Final = ("iid", "without_replacement")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Level:
-    """A level of one tree whose children are drawn next; fields as in `TreeExpansion`, and the logits at the frontier."""
+    """A level of one tree whose children are drawn next.
 
-    tree: GrowingTree
-    frontier: tuple[int, ...]
+    Args:
+        plan: Limits of the tree.
+        draws: Randomness of the request.
+        builder: Shapes the tree.
+        rules: How logits become draft laws.
+        frontier: Nodes whose children are drawn.
+        tree: The tree so far.
+    """
+
     plan: DraftPlan
     draws: Draws
     builder: TreeBuilder
     rules: SamplingRules
-    logits: Float[Tensor, "nodes vocab"]
+    frontier: tuple[int, ...] = (0,)
+    tree: GrowingTree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -69,22 +77,29 @@ class DrawnLevel(ChildDraws):
         return self.draws.uniform()
 
 
-def draw_levels(levels: Sequence[Level]) -> list[DrawnLevel | None]:
+def draw_levels(
+    levels: Sequence[Level], logits: Sequence[Float[Tensor, "nodes vocab"]]
+) -> list[DrawnLevel | None]:
     """Draw the children of every level in tensor programs; `None` where the builder must draw them itself.
 
     It must if its trees are not of one width a level, if the draft law is greedy, if draws cannot be
     peeked, or if a law is not finite or has fewer tokens than are drawn. The children are the same,
     as functions of the draws, up to rounding.
+
+    Args:
+        levels: The levels.
+        logits: Logits at their frontiers.
     """
-    result: list[DrawnLevel | None] = [None] * len(levels)
+    drawn_levels: list[DrawnLevel | None] = [None] * len(levels)
     groups: dict[Hashable, list[int]] = {}
     for place, level in enumerate(levels):
         if (key := _key(level)) is not None:
-            groups.setdefault(key, []).append(place)
+            groups.setdefault((key, logits[place].shape[1]), []).append(place)
     for places in groups.values():
-        for place, drawn in zip(places, _drawn([levels[place] for place in places]), strict=True):
-            result[place] = drawn
-    return result
+        drawn = _drawn([levels[place] for place in places], [logits[place] for place in places])
+        for place, drawn_level in zip(places, drawn, strict=True):
+            drawn_levels[place] = drawn_level
+    return drawn_levels
 
 
 def _key(level: Level) -> Hashable | None:
@@ -99,16 +114,16 @@ def _key(level: Level) -> Hashable | None:
     ):
         return None
     width = builder.level_widths[level.tree.depths[level.frontier[0]]]
-    return builder, width, rules, level.logits.shape[1]
+    return builder, width, rules
 
 
-def _drawn(levels: Sequence[Level]) -> Iterator[DrawnLevel | None]:
+def _drawn(levels: Sequence[Level], logits: Sequence[Tensor]) -> Iterator[DrawnLevel | None]:
     builder, rules = levels[0].builder, levels[0].rules
     assert isinstance(builder, LevelTree), "`_key` asks first"
     width = builder.level_widths[levels[0].tree.depths[levels[0].frontier[0]]]
     counts = [builder.served(level.tree, level.frontier, level.plan) for level in levels]
-    logits = torch.cat([level.logits[:num] for level, num in zip(levels, counts, strict=True)])
-    probs = probs_under(rules, logits[None])[0]
+    served = torch.cat([rows[:num] for rows, num in zip(logits, counts, strict=True)])
+    probs = probs_under(rules, served[None])[0]
     uniforms = [
         number
         for level, num in zip(levels, counts, strict=True)
@@ -122,14 +137,14 @@ def _drawn(levels: Sequence[Level]) -> Iterator[DrawnLevel | None]:
     tokens: list[list[int]] = draw(probs, positions).tolist()
     laws, start = list(map(trusted_law, probs)), 0
     for level, num in zip(levels, counts, strict=True):
-        row = tokens[start : start + num]
+        children = tokens[start : start + num]
         yield (
             None
-            if min(map(min, row)) < 0
+            if min(map(min, children)) < 0
             else DrawnLevel(
                 nodes=level.frontier[:num],
                 laws=laws[start : start + num],
-                tokens=iter(list(map(tuple, row))),
+                tokens=iter(list(map(tuple, children))),
                 draws=level.draws,
             )
         )

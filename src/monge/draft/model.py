@@ -13,7 +13,7 @@ from monge.core.model import NodeBlock, SequenceModel, draft_length
 from monge.core.sampling_rules import SamplingRules
 from monge.core.tree import root_only
 from monge.core.verdict import Verdict
-from monge.draft.base import Capabilities, Draft, PieceReader
+from monge.draft.base import AnyDraft, Capabilities, Draft, PieceReader
 from monge.draft.growth import (
     LevelForward,
     check_top_k,
@@ -80,7 +80,7 @@ class ModelDrafter(PieceReader[ReadPaths]):
         states: Sequence[ReadPaths],
         plans: Sequence[DraftPlan],
         draws: Sequence[Draws],
-    ) -> Sequence[Draft[ReadPaths]]:
+    ) -> Sequence[AnyDraft[ReadPaths]]:
         plans = within_reach(self.model, contexts, plans)
         if all(plan.max_depth == 0 for plan in plans):
             return [Draft(root_only(context.token_ids[-1]), ()) for context in contexts]

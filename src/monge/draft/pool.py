@@ -9,9 +9,17 @@ from monge.core.draws import Draws, TapeDraws
 from monge.core.errors import OptionError, unknown_name
 from monge.core.proposal import Deterministic
 from monge.core.selection import CounterfactualDraft, Member
-from monge.core.tree import LateTree, TokenTree, root_only
+from monge.core.tree import TokenTree, root_only
 from monge.core.verdict import Verdict
-from monge.draft.base import AnyDrafter, Capabilities, Draft, DrafterPool, PieceReader, piece_reader
+from monge.draft.base import (
+    AnyDraft,
+    AnyDrafter,
+    Capabilities,
+    Draft,
+    DrafterPool,
+    PieceReader,
+    piece_reader,
+)
 from monge.draft.tree.base import check_sizes
 
 # Model-free drafters propose deterministic candidates, which draw nothing.
@@ -175,7 +183,7 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
         states: Sequence[PoolState],
         plans: Sequence[DraftPlan],
         draws: Sequence[Draws],
-    ) -> Sequence[Draft[PoolState]]:
+    ) -> Sequence[AnyDraft[PoolState]]:
         rows, known = range(len(contexts)), [list(state.states) for state in states]
         named = [self._named(contexts[row], plans[row]) for row in rows]
         # Before anything is drawn, so that an error of a model-free drafter does not fail the round.
@@ -183,7 +191,7 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
             self._shadows(contexts[row], known[row]) if plans[row].drafter is not None else ()
             for row in rows
         ]
-        chosen: dict[int, Draft[Any]] = {}
+        chosen: dict[int, AnyDraft[Any]] = {}
         for index, (name, drafter) in enumerate(self.drafters.items()):
             free = [row for row in rows if row not in chosen and named[row] in {None, index}]
             own_plans = {row: self._own_plan(index, contexts[row], plans[row]) for row in free}
@@ -202,12 +210,10 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
             for row, draft in zip(own_plans, proposed, strict=True):
                 # Model-free candidates are not random, so a small tree drops no draw.
                 least = self._least_nodes(index) if named[row] is None else 1
-                # A device has a node at least, and the host does not wait for its trees here.
-                is_drawn = isinstance(draft.tree, LateTree) or draft.tree.num_nodes > least
-                if is_drawn:
+                if draft.tree.num_nodes > least:
                     known[row][index] = draft.state
                     chosen[row] = replace(draft, drafter=name)
-        drafts: list[Draft[PoolState]] = []
+        drafts: list[AnyDraft[PoolState]] = []
         for row, context in enumerate(contexts):
             name = None if named[row] is None else plans[row].drafter
             nothing: Draft[Any] = Draft(root_only(context.token_ids[-1]), None, drafter=name)
@@ -281,7 +287,7 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
             if not self._can[index].runs_network:
                 self._open(index, [(context, states)])
                 (draft,) = drafter.draft([context], [states[index]], [DraftPlan()], [_NO_DRAWS])
-                shadows.append(ShadowDraft(name, len(context.token_ids), draft.tree))
+                shadows.append(ShadowDraft(name, len(context.token_ids), draft.result().tree))
         return tuple(shadows)
 
     def _open(self, index: int, rows: Sequence[tuple[Context, list[Any]]]) -> None:

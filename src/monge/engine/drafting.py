@@ -20,7 +20,7 @@ from monge.core.errors import DrafterError
 from monge.core.model import draft_length
 from monge.core.tree import fixed_chain, root_only
 from monge.core.verdict import Verdict, VerifiedTree
-from monge.draft.base import Draft
+from monge.draft.base import AnyDraft, Draft
 from monge.engine.components import Components
 from monge.engine.grammar import FORCED
 from monge.engine.sampling import NodeLaws
@@ -44,7 +44,7 @@ class Row:
 
 def draft_trees(
     sessions: Sequence[Session], plans: Sequence[DraftPlan], components: Components
-) -> list[Draft[Any]]:
+) -> list[AnyDraft[Any]]:
     """Return one draft per session, all drawn in one call of the drafter.
 
     A session whose plan is plain decoding is not drafted for. One whose grammar forces tokens gets
@@ -53,36 +53,32 @@ def draft_trees(
     Raises:
         DrafterError: If the drafter raises after it has drawn.
     """
-    given = [_forced(session, components) or nothing(session) for session in sessions]
-    drafting = [
-        (session, plan)
-        for session, plan, draft in zip(sessions, plans, given, strict=True)
+    fallbacks = [_forced(session, components) or nothing(session) for session in sessions]
+    plan_of = {
+        session: plan
+        for session, plan, draft in zip(sessions, plans, fallbacks, strict=True)
         if session.drafts and draft.drafter != FORCED and _is_asked(plan)
-    ]
-    if not drafting:
-        return given
-    members = [session for session, _ in drafting]
+    }
+    members = [*plan_of]
     before = [num_drawn(session.draws) for session in members]
-    drafts: dict[int, Draft[Any]] = {}
+    drafts: dict[int, AnyDraft[Any]] = {}
 
     def work() -> None:
         drawn = components.drafter.draft(
             [session.context for session in members],
             [session.drafter_state for session in members],
-            [plan for _, plan in drafting],
+            [*plan_of.values()],
             [session.draws for session in members],
         )
         drafts.update(zip((session.request_id for session in members), drawn, strict=True))
 
-    if (error := catch(work)) is not None:
+    if members and (error := catch(work)) is not None:
         if None in before or before != [num_drawn(session.draws) for session in members]:
             raise _drawn_in_vain(members, error) from error
         drafts.clear()
         _go_on_without(members, components, error)
-    return [
-        drafts.get(session.request_id) or draft
-        for session, draft in zip(sessions, given, strict=True)
-    ]
+    pairs = zip(sessions, fallbacks, strict=True)
+    return [drafts.get(session.request_id) or draft for session, draft in pairs]
 
 
 def observe(rows: Sequence[Row], components: Components) -> None:

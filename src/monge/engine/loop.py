@@ -37,11 +37,9 @@ def run_round(sessions: Sequence[Session], components: Components, *, num_waitin
     plans = plan_round(sessions, components, num_waiting)
     drafts = draft_trees(sessions, plans, components)
     timer.lap("draft_s")
-    drafted = zip(sessions, drafts, strict=True)
-    logits = components.target.extend(
-        {session.request_id: draft.block for session, draft in drafted}
-    )
-    drafts = [draft.settled() for draft in drafts]  # the host waits for a device here, if at all
+    pairs = zip(sessions, drafts, strict=True)
+    logits = components.target.extend({session.request_id: draft.block for session, draft in pairs})
+    drafts = [draft.result() for draft in drafts]  # the host waits for a device here, if at all
     timer.lap("score_s")
     laws = [
         NodeLaws(

@@ -38,7 +38,7 @@ from monge.engine.models.cross_tokenizer import (
     ResizedVocabulary,
     map_vocabulary,
 )
-from monge.engine.models.hf_tree import make_programs
+from monge.engine.models.hf_tree import make_model_programs
 from monge.engine.notices import notify, waiting
 from monge.engine.process import free_memory
 from monge.loading.gguf_files import converted, no_tokenizer_reason
@@ -321,7 +321,7 @@ def as_draft_model(
             "names"
         )
     if cross_tokenizer and ours != theirs:
-        make_programs((model,))  # the model around it does not pass them on
+        make_model_programs((model,))  # the model around it does not pass them on
         mapping = map_vocabulary(target_tokenizer, tokenizer, target.vocab_size, model.vocab_size)
         return CrossTokenizerModel(model, mapping, tokenizer, target_tokenizer)
     if ours != theirs:
@@ -340,7 +340,7 @@ def as_draft_model(
             "only padding differs, load both from folders with their tokenizers, so that this can "
             "be checked"
         )
-    make_programs((model,))
+    make_model_programs((model,))
     return ResizedVocabulary(model, target.vocab_size)
 
 

@@ -245,7 +245,7 @@ class Proposer:
         contexts, states = [row.context for row in rows], [row.drafter_state for row in rows]
         drafts = self._drafter.draft(contexts, states, plans, draws)
         for row, plan, draft in zip(rows, plans, drafts, strict=True):
-            row.plan, row.draft = plan, draft
+            row.plan, row.draft = plan, draft.result()
             self._rows.put(row)
 
     def _bounded(self, plan: DraftPlan, length: int) -> DraftPlan:

@@ -4,7 +4,7 @@ import copy
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final
@@ -22,6 +22,7 @@ from monge.backends.cpu.native_library import compiler_obstacle
 from monge.backends.cpu.packed_linear import load_packed_linear, merge_products, pack_linears
 from monge.backends.cpu.program_cache import (
     PROGRAMS,
+    Loaded,
     StoredProgram,
     find_program,
     is_stored,
@@ -54,8 +55,7 @@ from monge.core.model import CachedStep, Forward
 from monge.engine.models.forward_program import (
     ForwardOutput,
     ForwardProgram,
-    PendingModule,
-    PendingProgram,
+    Pending,
     ProgramSpec,
 )
 from monge.engine.models.masks import chain_visibility
@@ -156,8 +156,37 @@ def _first(count: int) -> Tensor:
     return torch.arange(count)
 
 
-class PendingForward(PendingProgram):
-    """A network's step, compiled or loaded from the program cache when it is needed.
+def _pending(
+    name: str,
+    key: str,
+    compile_s: int,
+    make: Callable[[], StoredProgram],
+    load: Callable[[StoredProgram], Loaded],
+) -> Pending[Loaded]:
+    """Return a program that is compiled, or loaded from the program cache, when it is needed.
+
+    Args:
+        name: Class of the network or module, for messages.
+        key: Its name in the program cache.
+        compile_s: Seconds that compiling takes.
+        make: Compiles and stores it.
+        load: Loads it and checks it against the network or module.
+    """
+    place = (key, ".pt2", name)
+    stored = find_program(*place)
+
+    def load_or_compile() -> Loaded:
+        with as_backend_error(f"{name} cannot be compiled"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the tracer and the compiler warn about themselves
+            return load_or_make(place, stored, make, load, f"{name} ({compile_s} s)")
+
+    return Pending(load_or_compile, lambda: 0 if stored or is_stored(key, ".pt2") else compile_s)
+
+
+def pending_forward(
+    network: PreTrainedModel, layers: tuple[int, ...] = ()
+) -> Pending[ForwardProgram]:
+    """Return a network's step, to be compiled; it is checked against the network.
 
     Args:
         network: A network in evaluation mode.
@@ -166,52 +195,34 @@ class PendingForward(PendingProgram):
     Raises:
         BackendError: If it is known before trying that the network cannot be compiled here.
     """
+    if (reason := obstacle(network)) is not None:
+        raise BackendError(reason)
+    name = type(network).__name__
+    with as_backend_error(f"{name} cannot be compiled"):
+        spec = program_spec(network, layers)
+        key = program_key(network, *network_facts(network), spec)
+    step = cache(partial(traced_forward, network, spec))
+    limits = (_ALL, _ALL) if attends_in_machine_code(network) else (_PROMPT, _NODES)
+    if not chooses_logits(network):
+        limits = 0, limits[1]
 
-    def __init__(self, network: PreTrainedModel, layers: tuple[int, ...] = ()) -> None:
-        if (reason := obstacle(network)) is not None:
-            raise BackendError(reason)
-        self._network, self._name = network, type(network).__name__
-        with as_backend_error(f"{self._name} cannot be compiled"):
-            self._spec = program_spec(network, layers)
-            self._key = program_key(network, *network_facts(network), self._spec)
-            self._stored = find_program(self._key, ".pt2", self._name)
-        self._compile_s = _START_S + _LAYER_S * len(self._spec.cache_shapes) // 2
+    def make() -> StoredProgram:
+        # A wrong trace is refused before it is compiled for minutes.
+        traced = UncompiledForward(step(), spec)
+        run_in_thread(lambda: check_forward(network, traced, "traced"))
+        return compile_program(export_forward(step(), spec), tensors_of(step()), key)
 
-    @property
-    def expected_s(self) -> int:
-        """See `PendingProgram`."""
-        return 0 if self._stored or is_stored(self._key, ".pt2") else self._compile_s
-
-    def make(self) -> CompiledForward:
-        """See `PendingProgram`; the program is checked against the network."""
-        with as_backend_error(f"{self._name} cannot be compiled"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the tracer and the compiler warn about themselves
-            return self._load_or_compile()
-
-    def _load_or_compile(self) -> CompiledForward:
-        network, spec = self._network, self._spec
-        step = traced_forward(network, spec)
+    def load(stored: StoredProgram) -> ForwardProgram:
         if network.dtype == torch.bfloat16 and torch.backends.cpu.get_cpu_capability() == "AVX2":
             notify(
-                f"this processor has no bfloat16 instructions: {self._name} is several times "
+                f"this processor has no bfloat16 instructions: {name} is several times "
                 "faster with dtype='float32'"
             )
-        limits = (_ALL, _ALL) if attends_in_machine_code(network) else (_PROMPT, _NODES)
-        if not chooses_logits(network):
-            limits = 0, limits[1]
+        compiled = CompiledForward(stored, step(), spec, *limits)
+        run_in_thread(lambda: check_forward(network, compiled, "compiled"))
+        return compiled
 
-        def load(stored: StoredProgram) -> CompiledForward:
-            compiled = CompiledForward(stored, step, spec, *limits)
-            run_in_thread(lambda: check_forward(network, compiled, "compiled"))
-            return compiled
-
-        def make() -> StoredProgram:
-            # A wrong trace is refused before it is compiled for minutes.
-            run_in_thread(lambda: check_forward(network, UncompiledForward(step, spec), "traced"))
-            return compile_program(export_forward(step, spec), tensors_of(step), self._key)
-
-        place = (self._key, ".pt2", self._name)
-        return load_or_make(place, self._stored, make, load, f"{self._name} ({self._compile_s} s)")
+    return _pending(name, key, _START_S + _LAYER_S * len(spec.cache_shapes) // 2, make, load)
 
 
 def obstacle(network: PreTrainedModel) -> str | None:
@@ -262,8 +273,8 @@ def _grouped_attention(
     return grouped_attention.OPERATION(query, key, value, attention_mask, scale), None
 
 
-class ModuleProgram(PendingModule):
-    """The program of a module, to be compiled or loaded from the program cache; see `ModuleHost.module_program`.
+def pending_module(module: torch.nn.Module, like: Sequence[Tensor]) -> Pending[Forward]:
+    """Return the program of a module, to be compiled; see `ModuleHost.module_program`.
 
     One program serves all batch sizes and all weights. It is checked against the module.
 
@@ -274,35 +285,18 @@ class ModuleProgram(PendingModule):
     Raises:
         BackendError: If the module cannot be compiled; the message gives the reason.
     """
+    name = type(module).__name__
+    with as_backend_error(f"{name} cannot be compiled"):
+        packed = _packed(module, is_float32=like[0].dtype == torch.float32)
+        inputs = [(str(tensor.dtype), tensor.shape[1]) for tensor in like]
+        key = program_key(packed, module_facts(packed), inputs)
 
-    def __init__(self, module: torch.nn.Module, like: Sequence[Tensor]) -> None:
-        self._module, self._like, self._name = module, like, type(module).__name__
-        with as_backend_error(f"{self._name} cannot be compiled"):
-            self._packed = _packed(module, is_float32=like[0].dtype == torch.float32)
-            inputs = [(str(tensor.dtype), tensor.shape[1]) for tensor in like]
-            self._key = program_key(self._packed, module_facts(self._packed), inputs)
-            self._stored = find_program(self._key, ".pt2", self._name)
-
-    @property
-    def expected_s(self) -> int:
-        """See `PendingModule`."""
-        return 0 if self._stored or is_stored(self._key, ".pt2") else _START_S
-
-    def make(self) -> Forward:
-        with as_backend_error(f"{self._name} cannot be compiled"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the tracer and the compiler warn about themselves
-            return load_or_make(
-                (self._key, ".pt2", self._name),
-                self._stored,
-                lambda: _compile_module(self._packed, self._like, self._key),
-                self._load,
-                f"{self._name} ({_START_S} s)",
-            )
-
-    def _load(self, stored: StoredProgram) -> Forward:
-        program = _flat(load_program(stored, tensors_of(self._packed)))
-        run_in_thread(lambda: check_module(self._module, program, self._like, "compiled"))
+    def load(stored: StoredProgram) -> Forward:
+        program = _flat(load_program(stored, tensors_of(packed)))
+        run_in_thread(lambda: check_module(module, program, like, "compiled"))
         return program
+
+    return _pending(name, key, _START_S, lambda: _compile_module(packed, like, key), load)
 
 
 def _flat(run: Run) -> Forward:

@@ -2,10 +2,10 @@
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -13,13 +13,15 @@ from transformers import PreTrainedModel
 
 from monge.core.errors import BackendError
 from monge.core.levels import DrawnLevels, LevelDraws
-from monge.core.model import Forward, SequenceModel
+from monge.core.model import SequenceModel
 from monge.core.sampling_rules import Recorder
 from monge.engine.clock import note_preparation
 from monge.engine.models.background_compiler import is_compiled_elsewhere
 from monge.engine.models.network_facts import WEIGHTS, packed_layers
 from monge.engine.models.tree_cache import TreeCache
 from monge.engine.notices import notify, waiting
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,73 +149,63 @@ class ForwardProgram(ABC):
         raise NotImplementedError
 
 
-class PendingProgram(ABC):
-    """A program that is compiled when it is needed, or with others before."""
+@dataclass(frozen=True, slots=True)
+class Pending(Generic[Made]):
+    """A program of a network or of a module, to be made when it is needed, or with others before.
 
-    @property
-    @abstractmethod
-    def expected_s(self) -> int:
-        """Seconds that it takes; 0 if the program is stored, now or by another process."""
+    Args:
+        make: Compiles the program, or loads the stored one; raises `BackendError` if that is not
+            possible here.
+        expected_s: Seconds that it takes; 0 if the program is stored, now or by another process.
+    """
 
-    @abstractmethod
-    def make(self) -> ForwardProgram:
-        """Compile the program, or load the stored one.
-
-        Raises:
-            BackendError: If that is not possible here; the message says why.
-        """
+    make: Callable[[], Made]
+    expected_s: Callable[[], int]
 
 
-class PendingModule(ABC):
-    """A program of a small module, which is compiled with others or when it is needed."""
+class Program(Generic[Made]):
+    """A program, and what runs in its place until it is made, or for good if it cannot be made.
 
-    @property
-    @abstractmethod
-    def expected_s(self) -> int:
-        """As for `PendingProgram`."""
+    Args:
+        eager: What runs without the program.
+        pending: Makes the program; `None` if there is none, or if `eager` is the program.
+        warning: What the user is told where the program cannot be made, before the reason.
 
-    @abstractmethod
-    def make(self) -> Forward:
-        """Compile the program, or load the stored one.
+    Attributes:
+        run: What runs now.
+        pending: What is still to be made, if anything.
+    """
 
-        Raises:
-            BackendError: If that is not possible here; the message says why.
-        """
+    def __init__(self, eager: Made, pending: Pending[Any] | None = None, warning: str = "") -> None:
+        self.run, self.pending, self._warning = eager, pending, warning
 
-
-class LateModule:
-    """Runs the program of a module, once it is made; a module that has none runs as it is."""
-
-    def __init__(self, pending: PendingModule, module: torch.nn.Module) -> None:
-        self._pending, self._module = pending, module
-        self._run: Forward | None = None
-
-    def __call__(self, *inputs: Any) -> tuple[Tensor, ...]:
-        if self._run is None:
-            if is_compiled_elsewhere([self.expected_s]):
-                return self._module(*inputs)
-            with compiling([self.expected_s]):
-                self.make()
-        assert self._run is not None
-        return self._run(*inputs)
-
-    @property
-    def expected_s(self) -> int:
-        """See `PendingModule`."""
-        return self._pending.expected_s
-
-    @property
-    def is_made(self) -> bool:
-        """True once the program is made, or the module runs in its place."""
-        return self._run is not None
+    def __call__(self, *inputs: Any) -> Any:
+        """Run the program, which is made now unless another process compiles it."""
+        make_programs([self])
+        run: Any = self.run
+        return run(*inputs)
 
     def make(self) -> None:
         """Make the program, within `compiling`."""
-        try:
-            self._run = self._pending.make()
-        except BackendError as error:
-            warnings.warn(f"part of a head runs eagerly: {error}", stacklevel=4)
-            self._run = self._module
+        if self.pending is not None:
+            try:
+                self.run = self.pending.make()
+            except BackendError as error:
+                warnings.warn(f"{self._warning}: {error}", stacklevel=4)
+            self.pending = None
+
+
+def make_programs(programs: Iterable[Program[Any]]) -> None:
+    """Make the programs that are pending; one message says how long all of them take.
+
+    Whatever cannot be made runs eagerly, with a warning.
+    """
+    waiting = [program for program in programs if program.pending is not None]
+    seconds = [program.pending.expected_s() for program in waiting if program.pending is not None]
+    if waiting and not is_compiled_elsewhere(seconds):
+        with compiling(seconds):
+            for program in waiting:
+                program.make()
 
 
 @contextmanager
@@ -231,7 +223,7 @@ def compiling(seconds: Sequence[int]) -> Iterator[None]:
         yield
 
 
-ProgramMaker = Callable[[tuple[int, ...]], ForwardProgram | PendingProgram]
+ProgramMaker = Callable[[tuple[int, ...]], ForwardProgram | Pending[ForwardProgram]]
 """Makes the program that gives these hidden states; raises `BackendError` if there is none."""
 
 

@@ -15,17 +15,15 @@ from monge.core.levels import DrawnTrees, LevelShape, draw_levels, draws_of
 from monge.core.model import CachedStep, Forward, NodeBlock
 from monge.core.sampling_rules import Recorder
 from monge.engine.clock import now
-from monge.engine.models.background_compiler import is_compiled_elsewhere
 from monge.engine.models.forward_program import (
     ForwardOutput,
     ForwardProgram,
-    LateModule,
-    PendingModule,
-    PendingProgram,
+    Pending,
+    Program,
     ProgramMaker,
     ProgramSpec,
     backend_of,
-    compiling,
+    make_programs,
 )
 from monge.engine.models.head_model import CachedHead
 from monge.engine.models.hf_model import HfModel
@@ -34,7 +32,7 @@ from monge.engine.models.masks import (
     MaskFormat,
     forward_inputs,
     level_blocks,
-    write_late_ids,
+    write_drawn_ids,
 )
 from monge.engine.models.network_facts import (
     OutputLayer,
@@ -57,7 +55,10 @@ _LAUNCHED: Final = 1024
 _ROWS: Final = 64
 """Rows that the program of a module reads: with more, arithmetic counts, and the module does as well."""
 
-ModuleMaker = Callable[[torch.nn.Module, Sequence[Tensor]], Forward | PendingModule]
+_PART: Final = "part of a head runs eagerly"
+"""What a user is told where a module has no program, before the reason."""
+
+ModuleMaker = Callable[[torch.nn.Module, Sequence[Tensor]], Forward | Pending[Forward]]
 """Makes a program of a module for inputs of these widths and types, or of a `CachedStep` for numbers of this type, or says how
 to; raises `BackendError`."""
 
@@ -87,7 +88,7 @@ class HfTreeModel(HfModel):
     def __init__(
         self,
         model: PreTrainedModel,
-        program: ForwardProgram | PendingProgram | None = None,
+        program: ForwardProgram | Pending[ForwardProgram] | None = None,
         program_maker: ProgramMaker | None = None,
         module_maker: ModuleMaker | None = None,
         module_packer: Callable[[torch.nn.Module], None] | None = None,
@@ -99,17 +100,18 @@ class HfTreeModel(HfModel):
         self._program_maker = program_maker
         self._module_maker, self._module_packer = module_maker, module_packer
         self._output: Forward | None = None
-        self.late_modules = list[LateModule]()
+        self._module_programs = list[Program[Forward]]()
         config = model.config.get_text_config()
         attention, windows = str(config._attn_implementation), layer_windows(config)
+        self._sees_all = all(window is None for window in windows.values())
         self._form = MaskFormat(windows, attention, self.dtype, self._device)
         room: dict[str, Any] = {}
         if isinstance(program, ForwardProgram) and program.widths:
             room = {**RECORDED_ROOM, "spare": program.widths[-1]}
         self._cache = TreeCache(config.num_hidden_layers, model.device, **room)
-        self.use_program(program)
         self.hidden_size = int(config.hidden_size)
         self._states = HiddenStates(self.num_layers)
+        self._use(program)
         self._prefixes: PrefixCache | None = None
 
     def __repr__(self) -> str:
@@ -126,17 +128,23 @@ class HfTreeModel(HfModel):
     @property
     def program(self) -> ForwardProgram | None:
         """The program that reads small blocks in the network's place; a pending one is made."""
-        make_programs((self,))
-        return self._program
+        make_programs(self.programs)
+        return self._program.run
+
+    @property
+    def programs(self) -> tuple[Program[Any], ...]:
+        """Programs of modules beside the network, and of the network."""
+        return *self._module_programs, self._program
 
     @property
     def record(self) -> Recorder | None:
         """Runs functions of the logits, if the backend records them."""
-        return None if self._program is None else self._program.record
+        program = self._program.run
+        return None if program is None else program.record
 
     def prepare(self, num_rows: int, num_nodes: int, *, drafts: bool = False) -> None:
         """See `PreparedModel`."""
-        program, cache = self._program, self._cache
+        program, cache = self._program.run, self._cache
         if program is None or not program.widths or cache.num_open:
             return
         if not cache.is_settled:
@@ -147,7 +155,9 @@ class HfTreeModel(HfModel):
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
         if self.source is not None:
             self.source.check()
-        make_programs((self,))
+        program, cache = self.program, self._cache
+        if program is not None and program.reads_prompts and not cache.is_settled:
+            cache.lay_out(program.spec.cache_shapes, self.dtype)
         for sequence in prefixes:
             self._cache.open(sequence)
         self.append(prefixes)
@@ -196,7 +206,8 @@ class HfTreeModel(HfModel):
                 if len(tokens) > start
             }
             sizes = {sequence: len(part) for sequence, part in parts.items()}
-            recorded = self._program.prompt_tokens if self._program and self._program.widths else 0
+            program = self._program.run
+            recorded = program.prompt_tokens if program and program.widths else 0
             for group in group_by_length(sizes, recorded):
                 self._read(
                     {sequence: NodeBlock.chain(parts[sequence]) for sequence in group},
@@ -205,12 +216,12 @@ class HfTreeModel(HfModel):
                 self.commit({sequence: range(len(parts[sequence])) for sequence in group})
 
     def _extend(self, blocks: Mapping[int, NodeBlock]) -> dict[int, Tensor]:
-        cache = self._cache
-        program = self._program if self._reads_chains and cache.is_settled else None
-        if len(blocks) == 1 and program is not None:
+        cache, program = self._cache, self._program.run
+        if len(blocks) == 1 and program and program.reads_chains and cache.is_settled:
             ((sequence, block),) = blocks.items()
             row, is_small = cache.row(sequence), len(block.parents) <= program.max_nodes
-            if is_small and row.nodes.is_chain and block.continues(len(row.nodes)):
+            is_chain = self._sees_all and row.nodes.is_chain
+            if is_small and is_chain and block.continues(len(row.nodes)):
                 return {sequence: self._read_chain(row, block, program)}
         logits = self._read(blocks, keep_logits=True)
         first = cache.rows.start
@@ -227,7 +238,7 @@ class HfTreeModel(HfModel):
         draft_ids: Int64[Tensor, " vocab"] | None = None,
     ) -> DrawnTrees:
         """See `LevelModel`."""
-        cache, program = self._cache, self._program
+        cache, program = self._cache, self._program.run
         where = cache.together(logits)
         rows = cache.rows_in(where)
         requests, blocks = [row.sequence for row in rows], level_blocks(shape)
@@ -268,7 +279,8 @@ class HfTreeModel(HfModel):
     def close(self, sequence: int) -> None:
         self._cache.close(sequence)
         # Programs of fixed widths may be recorded for this memory.
-        if not self._cache.num_open and not (self._program and self._program.widths):
+        program = self._program.run
+        if not self._cache.num_open and not (program and program.widths):
             self._cache.give_back()
         self._states.close(sequence)
         super().close(sequence)
@@ -280,7 +292,7 @@ class HfTreeModel(HfModel):
                 f"{self._cache.num_open} are"
             )
         log = self._states.watch(layers, only_last=only_last)
-        self.use_program(self._watching_program(self._states.layers))
+        self._use(self._watching_program(self._states.layers))
         return log
 
     def unembed(self, states: Float[Tensor, "nodes hidden"]) -> Float[Tensor, "nodes vocab"]:
@@ -339,7 +351,7 @@ class HfTreeModel(HfModel):
 
     @contextmanager
     def _plainly(self, text: tuple[int, Sequence[int]] | None) -> Iterator[None]:
-        program, self._program = self._program, None
+        program, self._program = self._program, Program(None)
         try:
             if text is not None:
                 # What a head needs of these tokens, it has.
@@ -360,12 +372,13 @@ class HfTreeModel(HfModel):
         try:
             program = self._module_maker(module, like)
         except BackendError as error:
-            warnings.warn(f"part of a head runs eagerly: {error}", stacklevel=4)
+            warnings.warn(f"{_PART}: {error}", stacklevel=4)
             return None
-        if isinstance(program, PendingModule):
-            program = LateModule(program, module)
-            self.late_modules.append(program)
-        return program
+        if not isinstance(program, Pending):
+            return program
+        late = Program[Forward](module, program, _PART)
+        self._module_programs.append(late)
+        return late
 
     def _read(
         self,
@@ -383,15 +396,15 @@ class HfTreeModel(HfModel):
             row.nodes.add(block)
         lengths, nodes = [row.length for row in members], [row.nodes for row in members]
         width = max(len(block.parents) for block in row_blocks)
-        if keep_logits and self._cache.is_settled and self._program is not None:
-            width = next((wide for wide in self._program.widths if wide >= width), width)
+        if keep_logits and self._cache.is_settled and (program := self._program.run) is not None:
+            width = next((wide for wide in program.widths if wide >= width), width)
         ids, positions, visible = forward_inputs(lengths, nodes, row_blocks, width)
         self._cache.place(rows, starts, width)
         masks = self._form.masks(visible, positions, lengths, nodes)
         ids, positions = (tensor.to(self._device, non_blocking=True) for tensor in (ids, positions))
         if token_ids is not None:
             ids[:, : token_ids.shape[1]] = token_ids
-        write_late_ids(ids, row_blocks)
+        write_drawn_ids(ids, row_blocks)
         start = now()
         with torch.inference_mode():
             try:
@@ -427,21 +440,17 @@ class HfTreeModel(HfModel):
         self._forward_s += now() - start
         return logits
 
-    def use_program(self, program: ForwardProgram | PendingProgram | None) -> None:
-        """Read small blocks by this program from now on."""
-        self.pending = program if isinstance(program, PendingProgram) else None
-        program = None if isinstance(program, PendingProgram) else program
-        self._program = program
-        sees_all = all(window is None for window in self._form.windows.values())
-        self._reads_chains = program is not None and program.reads_chains and sees_all
-        if program is not None and program.reads_prompts and not self._cache.is_settled:
-            self._cache.lay_out(program.spec.cache_shapes, self.dtype)
+    def _use(self, program: ForwardProgram | Pending[ForwardProgram] | None) -> None:
+        """Read small blocks by this program from now on, once it is made."""
+        is_pending = isinstance(program, Pending)
+        run, pending = (None, program) if is_pending else (program, None)
+        self._program = Program[ForwardProgram | None](run, pending, self._runs_eagerly)
 
     def _forward(
         self, token_ids: Tensor, positions: Tensor, masks: Mapping[str, Any], *, keep_logits: bool
     ) -> ForwardOutput:
         """Run the program if there is one and it is faster, else the network."""
-        program = self._program
+        program = self._program.run
         if program is not None and self._cache.is_settled:
             places, size = (token_ids, positions, tuple(masks.values())), token_ids.numel()
             if not keep_logits and size <= program.prompt_tokens:
@@ -464,56 +473,36 @@ class HfTreeModel(HfModel):
             return ForwardOutput(logits=self.network(**inputs).logits)
         return self._states.forward(self.network, inputs)
 
-    def _watching_program(self, layers: tuple[int, ...]) -> ForwardProgram | PendingProgram | None:
+    def _watching_program(
+        self, layers: tuple[int, ...]
+    ) -> ForwardProgram | Pending[ForwardProgram] | None:
         """Return the program that gives these hidden states, or `None` with a warning."""
-        program = self._program
-        if self.pending is None and (program is None or program.layers == layers):
+        program, reason = self._program.run, "it was given a program that shows none"
+        if self._program.pending is None and (program is None or program.layers == layers):
             return program
-        if self._program_maker is None:
-            assert program is not None
-            return self.no_program(f"a program of kind {program.name!r} was given that shows none")
-        try:
-            return self._program_maker(layers)
-        except BackendError as error:
-            return self.no_program(error)
+        if self._program_maker is not None:
+            try:
+                return self._program_maker(layers)
+            except BackendError as error:
+                reason = str(error)
+        warnings.warn(f"{self._runs_eagerly}: {reason}", stacklevel=4)
+        return None
 
-    def no_program(self, reason: object) -> None:
-        """Warn that the network itself reads all blocks."""
-        what = "backend 'compiled' is not used, the network runs eagerly"
+    @property
+    def _runs_eagerly(self) -> str:
         if self._states.layers:
-            what = "hidden states are watched, so every step of the target runs eagerly"
-        warnings.warn(f"{what}: {reason}", stacklevel=4)
+            return "hidden states are watched, so every step of the target runs eagerly"
+        return "backend 'compiled' is not used, the network runs eagerly"
 
 
 def _for_few(program: Forward, step: CachedStep) -> Forward:
     return lambda ids, *inputs: (program if ids.numel() <= _ROWS else step)(ids, *inputs)
 
 
-def make_programs(models: Iterable[object]) -> None:
-    """Make the pending programs of models and of modules beside them; one message says how long all of them take.
-
-    Whatever cannot be made runs eagerly, with a warning.
-    """
-    tree_models = [model for model in models if isinstance(model, HfTreeModel)]
-    waiting = {model: model.pending for model in tree_models if model.pending is not None}
-    modules = [
-        module for model in tree_models for module in model.late_modules if not module.is_made
-    ]
-    if not waiting and not modules:
-        return
-    seconds = [pending.expected_s for pending in (*modules, *waiting.values())]
-    if is_compiled_elsewhere(seconds):
-        return
-    with compiling(seconds):
-        for model in tree_models:
-            model.late_modules.clear()
-        for module in modules:
-            module.make()
-        for model, program in waiting.items():
-            try:
-                model.use_program(program.make())
-            except BackendError as error:
-                model.use_program(model.no_program(error))
+def make_model_programs(models: Iterable[object]) -> None:
+    """Make the pending programs of models and of modules beside them; see `make_programs`."""
+    tree_models = (model for model in models if isinstance(model, HfTreeModel))
+    make_programs([program for model in tree_models for program in model.programs])
 
 
 def group_by_length(sizes: Mapping[int, int], recorded: int = 0) -> list[list[int]]:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from monge.core.levels import LevelShape
-from monge.core.model import LateBlock, NodeBlock
+from monge.core.model import NodeBlock
+from monge.core.tree import FutureTree
 
 _BAND: Final = 512  # smallest width for which a chain's mask is kept
 
@@ -87,10 +88,10 @@ def forward_inputs(
     visible = columns <= (starts + slots)[:, :, None]
     for row, (length, uncommitted, block) in enumerate(zip(lengths, nodes, blocks, strict=True)):
         count, total = len(block.parents), len(uncommitted)
-        if isinstance(block, LateBlock):
-            token_ids[row, 0] = block.tree.root
+        if isinstance(block.tokens, FutureTree):
+            token_ids[row, 0] = block.tokens.root
         else:
-            token_ids[row, :count] = block.token_ids
+            token_ids[row, :count] = block.tokens
         if not uncommitted.is_chain:
             positions[row, :count] = length + np.array(uncommitted.depths[total - count :])
             visible[row, :count, length:] = False
@@ -98,13 +99,13 @@ def forward_inputs(
     return torch.from_numpy(token_ids), torch.from_numpy(positions), torch.from_numpy(visible)
 
 
-def write_late_ids(token_ids: Int64[Tensor, "batch nodes"], blocks: Sequence[NodeBlock]) -> None:
+def write_drawn_ids(token_ids: Int64[Tensor, "batch nodes"], blocks: Sequence[NodeBlock]) -> None:
     """Write the tokens that a device draws among the token ids there, in place."""
-    late: dict[int, dict[int, Tensor]] = {}
+    groups: dict[int, dict[int, Tensor]] = {}
     for row, block in enumerate(blocks):
-        if isinstance(block, LateBlock):
-            late.setdefault(len(block.parents), {})[row] = block.tree.late_ids
-    for size, drawn in late.items():
+        if isinstance(block.tokens, FutureTree):
+            groups.setdefault(len(block.parents), {})[row] = block.tokens.drawn_ids
+    for size, drawn in groups.items():
         rows = torch.tensor([*drawn]).to(token_ids.device, non_blocking=True)
         token_ids[rows, 1:size] = torch.stack([*drawn.values()]).clamp_min(0)
 
