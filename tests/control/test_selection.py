@@ -330,10 +330,10 @@ def test_by_name_with_measured_choice(controller: str) -> None:
         ("hedge(keep=0)", "larger than 0"),
         ("hedge(inner='hedge')", "unknown controller 'hedge'"),
         ("hedge(inner='fsm(fist=1)')", "did you mean 'first'"),
-        ("linear_selection(opening=0)", "opening >= 1"),
+        ("linear_selection(opening=0)", "opening must be at least 1; got 0"),
         ("linear_selection(features=('lenght',))", "did you mean 'length'"),
         ("linear_selection(features=('digits', 'digits'))", "listed twice"),
-        ("linear_selection(ridge=0)", "ridge > 0"),
+        ("linear_selection(ridge=0)", "ridge must be larger than 0; got 0"),
     ],
 )
 def test_bad_settings_are_refused(text: str, message: str) -> None:

@@ -176,29 +176,3 @@ def latency_of(shared: SharedState, name: str) -> Latency:
     if shared.latency is None:
         raise OptionError(f"controller {name!r} needs latency; give a Latency, or measure one")
     return shared.latency
-
-
-def check_windows(name: str, *, lowest: int, highest: int, first: int | None = None) -> None:
-    """Refuse impossible windows.
-
-    Raises:
-        OptionError: If they are negative or out of order.
-    """
-    start = highest if first is None else first
-    if not 0 <= lowest <= start <= highest or highest < 1:
-        between = "" if first is None else f" <= the first window ({first})"
-        raise OptionError(
-            f"{name}: need 0 <= the smallest window ({lowest}){between} <= the largest "
-            f"({highest}), which is >= 1"
-        )
-
-
-def check_share(name: str, **shares: float | int) -> None:
-    """Refuse numbers outside [0, 1].
-
-    Raises:
-        OptionError: If one is NaN or outside.
-    """
-    for key, share in shares.items():
-        if not 0.0 <= share <= 1.0:
-            raise OptionError(f"{name}: {key} must lie in [0, 1]; got {share}")

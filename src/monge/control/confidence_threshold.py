@@ -3,16 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from monge.control.base import (
-    Reads,
-    RoundInfo,
-    SharedState,
-    SoloController,
-    check_share,
-    check_windows,
-)
+from monge.control.base import Reads, RoundInfo, SharedState, SoloController
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
+from monge.core.setting_types import check_bounds
 from monge.core.verdict import StepRecord
 
 Samples = tuple[tuple[float, bool], ...]
@@ -52,8 +46,8 @@ class ConfidenceThreshold(SoloController[ThresholdState]):
     reads = frozenset({Reads.ACCEPTED, Reads.CONFIDENCE})
 
     def __post_init__(self) -> None:
-        check_windows("confidence_threshold", lowest=0, highest=self.max_window)
-        check_share("confidence_threshold", threshold=self.threshold)
+        check_bounds("confidence_threshold", max_window=self.max_window)
+        check_bounds("confidence_threshold", 0, 1, threshold=self.threshold)
 
     def init(self, shared: SharedState) -> ThresholdState:
         return ThresholdState(self.threshold)

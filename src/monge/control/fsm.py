@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, field
 
-from monge.control.base import Reads, RoundInfo, SharedState, SoloController, check_windows
+from monge.control.base import Reads, RoundInfo, SharedState, SoloController
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
+from monge.core.setting_types import check_bounds
 from monge.core.verdict import StepRecord
 
 Ending = tuple[int, ...]
@@ -35,14 +36,9 @@ class Fsm(SoloController[int]):
     reads = frozenset({Reads.ACCEPTED})
 
     def __post_init__(self) -> None:
-        check_windows(
-            "fsm", lowest=max(self.min_window, 0), highest=self.max_window, first=self.first
-        )
-        if self.up < 1 or self.down < 1 or self.min_window < 1:
-            raise OptionError(
-                f"fsm: up, down and min_window must be at least 1; got {self.up}, "
-                f"{self.down}, {self.min_window}"
-            )
+        check_bounds("fsm", up=self.up, down=self.down, max_window=self.max_window)
+        check_bounds("fsm", 1, self.max_window, min_window=self.min_window)
+        check_bounds("fsm", self.min_window, self.max_window, first=self.first)
 
     def init(self, shared: SharedState) -> int:
         return self.first
@@ -101,12 +97,11 @@ class CachedFsm(SoloController[CachedState]):
 
     def __post_init__(self) -> None:
         self._fsm()
-        are_endings = 1 <= self.min_ending <= self.max_ending
-        if not are_endings or self.capacity < 1 or not 0.0 < self.rate <= 1.0:
-            raise OptionError(
-                "cached_fsm: need 1 <= min_ending <= max_ending, capacity >= 1 and 0 < rate <= 1; got "
-                f"{self.min_ending}, {self.max_ending}, {self.capacity}, {self.rate}"
-            )
+        check_bounds("cached_fsm", max_ending=self.max_ending, capacity=self.capacity)
+        check_bounds("cached_fsm", 1, self.max_ending, min_ending=self.min_ending)
+        check_bounds("cached_fsm", 0, 1, rate=self.rate)
+        if self.rate == 0.0:
+            raise OptionError("cached_fsm: rate must be larger than 0; got 0")
 
     def init(self, shared: SharedState) -> CachedState:
         return CachedState(self._fsm().init(shared))

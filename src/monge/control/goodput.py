@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from monge.control.acceptance import RecentCounts
-from monge.control.base import Controller, Reads, RoundInfo, SharedState, check_windows, latency_of
+from monge.control.base import Controller, Reads, RoundInfo, SharedState, latency_of
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
-from monge.core.errors import OptionError
+from monge.core.setting_types import check_bounds
 from monge.core.verdict import StepRecord
 
 _LOOK_UP: Final = 16
@@ -90,15 +90,10 @@ class Goodput(Controller[SharedState]):
     selects = True
 
     def __post_init__(self) -> None:
-        check_windows("goodput", lowest=1, highest=self.max_window)
-        are_cooldowns = 1 <= self.first_cooldown <= self.last_cooldown
-        margins = self.margin, self.batch_margin
-        if not are_cooldowns or self.probe < 1 or not all(margin >= 0.0 for margin in margins):
-            raise OptionError(
-                "goodput: need 1 <= first_cooldown <= last_cooldown, probe >= 1, margin >= 0 and "
-                f"batch_margin >= 0; got {self.first_cooldown}, {self.last_cooldown}, {self.probe}, "
-                f"{self.margin} and {self.batch_margin}"
-            )
+        sizes = {"max_window": self.max_window, "probe": self.probe}
+        check_bounds("goodput", **sizes, last_cooldown=self.last_cooldown)
+        check_bounds("goodput", 1, self.last_cooldown, first_cooldown=self.first_cooldown)
+        check_bounds("goodput", 0, margin=self.margin, batch_margin=self.batch_margin)
 
     def init(self, shared: SharedState) -> SharedState:
         latency_of(shared, "goodput")

@@ -11,7 +11,6 @@ from monge.control.base import (
     Reads,
     RoundInfo,
     SharedState,
-    check_share,
     latency_of,
 )
 from monge.control.registry import DEPTH_CONTROLLERS
@@ -19,6 +18,7 @@ from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.selection import CounterfactualDraft, Member
+from monge.core.setting_types import check_bounds
 from monge.core.verdict import StepRecord
 
 _RATE_KEEP: Final = 0.95
@@ -174,7 +174,7 @@ class Hedge(Controller[HedgeState]):
     selects = True
 
     def __post_init__(self) -> None:
-        check_share("hedge", explore=self.explore, keep=self.keep)
+        check_bounds("hedge", 0, 1, explore=self.explore, keep=self.keep)
         if self.keep == 0.0:
             raise OptionError("hedge: keep must be larger than 0; got 0")
         self._windows()

@@ -13,6 +13,7 @@ from monge.core.draws import Draws
 from monge.core.errors import OptionError, unknown_name
 from monge.core.prompt import PromptProfile
 from monge.core.selection import Member
+from monge.core.setting_types import check_bounds
 from monge.core.verdict import StepRecord
 
 _FIRST_LOGIT: Final = 0.5
@@ -198,11 +199,10 @@ class LinearSelection(PromptReader[LinearState]):
     selects = True
 
     def __post_init__(self) -> None:
-        if self.opening < 1 or not self.bonus >= 0.0 or not self.ridge > 0.0:
-            raise OptionError(
-                "linear_selection: need opening >= 1, bonus >= 0 and ridge > 0; got "
-                f"{self.opening}, {self.bonus}, {self.ridge}"
-            )
+        check_bounds("linear_selection", opening=self.opening)
+        check_bounds("linear_selection", 0, bonus=self.bonus)
+        if not self.ridge > 0.0:
+            raise OptionError(f"linear_selection: ridge must be larger than 0; got {self.ridge}")
         for name in self.features:
             if name not in FEATURES:
                 raise unknown_name("linear_selection feature", name, FEATURES)

@@ -10,13 +10,11 @@ from monge.control.base import (
     RoundInfo,
     SharedState,
     SoloController,
-    check_share,
-    check_windows,
     latency_of,
 )
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
-from monge.core.errors import OptionError
+from monge.core.setting_types import check_bounds
 from monge.core.verdict import StepRecord
 
 Rounds = Sequence[tuple[int, int]]
@@ -72,14 +70,11 @@ class OnTheFly(SoloController[History]):
     reads = frozenset({Reads.ACCEPTED, Reads.LATENCY})
 
     def __post_init__(self) -> None:
-        check_windows("on_the_fly", lowest=0, highest=self.max_window)
-        check_share("on_the_fly", max_acceptance=self.max_acceptance, probe_prob=self.probe_prob)
-        if self.history < 1 or self.probe_tokens < 1 or min(self.prior) < 0:
-            raise OptionError(
-                "on_the_fly: need history >= 1, probe_tokens >= 1 and prior counts >= 0; got "
-                f"{self.history}, "
-                f"{self.probe_tokens}, {self.prior}"
-            )
+        sizes = {"max_window": self.max_window, "history": self.history}
+        check_bounds("on_the_fly", **sizes, probe_tokens=self.probe_tokens)
+        shares = {"max_acceptance": self.max_acceptance, "probe_prob": self.probe_prob}
+        check_bounds("on_the_fly", 0, 1, **shares)
+        check_bounds("on_the_fly", 0, prior=min(self.prior))
 
     def init(self, shared: SharedState) -> History:
         latency_of(shared, "on_the_fly")

@@ -8,12 +8,12 @@ from monge.control.base import (
     RoundInfo,
     SharedState,
     SoloController,
-    check_share,
     latency_of,
 )
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
+from monge.core.setting_types import check_bounds
 from monge.core.verdict import StepRecord
 
 Situation = tuple[int, int, int]
@@ -79,8 +79,10 @@ class QLearning(SoloController[QState]):
                 "q_learning: windows must be different numbers >= 0, at least one; "
                 f"got {self.windows}"
             )
-        check_share(
+        check_bounds(
             "q_learning",
+            0,
+            1,
             rate=self.rate,
             discount=self.discount,
             first_exploration=self.first_exploration,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from monge.control.base import Reads, RoundInfo, SharedState, SoloController
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
-from monge.core.errors import OptionError
+from monge.core.setting_types import check_bounds
 from monge.core.verdict import StepRecord
 
 
@@ -29,11 +29,7 @@ class TransformersHeuristic(SoloController[int]):
     reads = frozenset({Reads.ACCEPTED})
 
     def __post_init__(self) -> None:
-        if self.num_draft_tokens < 1:
-            raise OptionError(
-                "transformers_heuristic: num_draft_tokens must be at least 1; got "
-                f"{self.num_draft_tokens}"
-            )
+        check_bounds("transformers_heuristic", num_draft_tokens=self.num_draft_tokens)
 
     def init(self, shared: SharedState) -> int:
         return self.num_draft_tokens

@@ -1,9 +1,12 @@
-"""Runtime checks of values that users write against the declared types of settings."""
+"""Runtime checks of values that users write against the declared types and bounds of settings."""
 
+import math
 import operator
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, SupportsIndex, Union, cast, get_args, get_origin
+
+from monge.core.errors import OptionError
 
 _UNIONS: Final = (Union, types.UnionType)
 
@@ -75,3 +78,17 @@ def type_name(declared: Any) -> str:  # noqa: ANN401 (an annotation is no type)
         return "None"
     name = (origin or declared).__name__
     return f"{name}[{', '.join(map(type_name, inside))}]" if inside else name
+
+
+def check_bounds(
+    part: str, least: float | int = 1, most: float | int = math.inf, /, **settings: float | int
+) -> None:
+    """Refuse settings of a part that lie outside [least, most], or are NaN.
+
+    Raises:
+        OptionError: With the name of the setting, its bounds and its value.
+    """
+    for name, value in settings.items():
+        if not least <= value <= most:
+            bounds = f"be at least {least}" if most == math.inf else f"lie in [{least}, {most}]"
+            raise OptionError(f"{part}: {name} must {bounds}; got {value}")

@@ -14,6 +14,7 @@ from monge.core.law import Law
 from monge.core.model import SequenceModel, draft_length
 from monge.core.proposal import Independent, Proposal
 from monge.core.sampling_rules import SamplingRules, laws_from_logits
+from monge.core.setting_types import check_bounds
 from monge.core.tree import GrowingTree
 from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, PieceReader
@@ -26,7 +27,6 @@ from monge.draft.model import (
     read_text,
     within_reach,
 )
-from monge.draft.tree.base import check_sizes
 
 States = tuple[ReadPaths, ...]
 """State of one request: for each model, the nodes that it has read behind the committed text."""
@@ -79,7 +79,7 @@ class EnsembleDrafter(PieceReader[States]):
                 "ensemble: one draft model is given twice; its draws at several temperatures are "
                 "a tree's children"
             )
-        check_sizes("ensemble", depth=self.depth, num_nodes=self.num_nodes)
+        check_bounds("ensemble", depth=self.depth, num_nodes=self.num_nodes)
         check_top_k(self.top_k)
         if self.num_nodes < len(self.models):
             raise OptionError(

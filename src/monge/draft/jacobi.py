@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
+from monge.core.setting_types import check_bounds
 from monge.core.tree import TokenTree, fixed_chain
 from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, ModelFreeDrafter, model_free
-from monge.draft.tree.base import check_sizes
 
 Guesses = tuple[int, ...]
 """State of one request: the guesses that the last pass gave for the tokens behind the text."""
@@ -33,7 +33,7 @@ class JacobiDrafter(ModelFreeDrafter[Guesses]):
     num_draft_tokens: int = 8
 
     def __post_init__(self) -> None:
-        check_sizes("jacobi", num_draft_tokens=self.num_draft_tokens)
+        check_bounds("jacobi", num_draft_tokens=self.num_draft_tokens)
 
     @property
     def capabilities(self) -> Capabilities:

@@ -6,11 +6,10 @@ from itertools import islice
 
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
-from monge.core.errors import OptionError
+from monge.core.setting_types import check_bounds
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, ModelFreeDrafter, model_free
-from monge.draft.tree.base import check_sizes
 from monge.draft.tree_of_paths import node_at, tree_of_paths
 
 Column = tuple[int, ...]
@@ -93,14 +92,13 @@ class LookaheadDrafter(ModelFreeDrafter[Window]):
     from_text: bool = True
 
     def __post_init__(self) -> None:
-        check_sizes(
+        check_bounds(
             "lookahead",
             window=self.window,
             num_candidates=self.num_candidates,
             pool_size=self.pool_size,
         )
-        if self.ngram < 2:
-            raise OptionError(f"lookahead: ngram must be at least 2; got {self.ngram}")
+        check_bounds("lookahead", 2, ngram=self.ngram)
 
     @property
     def capabilities(self) -> Capabilities:

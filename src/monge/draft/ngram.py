@@ -8,10 +8,10 @@ from typing import Final
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
+from monge.core.setting_types import check_bounds
 from monge.core.tree import TokenTree, fixed_chain
 from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, ModelFreeDrafter, model_free
-from monge.draft.tree.base import check_sizes
 
 _TYPECODE: Final = "q"
 _WIDTH: Final = array(_TYPECODE).itemsize
@@ -39,7 +39,7 @@ class NgramDrafter(ModelFreeDrafter[bytes]):
     min_ngram: int = 1
 
     def __post_init__(self) -> None:
-        check_sizes("ngram", num_draft_tokens=self.num_draft_tokens)
+        check_bounds("ngram", num_draft_tokens=self.num_draft_tokens)
         if not 1 <= self.min_ngram <= self.max_ngram:
             raise OptionError(
                 f"ngram: need 1 <= min_ngram <= max_ngram; got {self.min_ngram} and "

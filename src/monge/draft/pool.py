@@ -9,6 +9,7 @@ from monge.core.draws import Draws, TapeDraws
 from monge.core.errors import OptionError, unknown_name
 from monge.core.proposal import Deterministic
 from monge.core.selection import CounterfactualDraft, Member
+from monge.core.setting_types import check_bounds
 from monge.core.tree import TokenTree, root_only
 from monge.core.verdict import Verdict
 from monge.draft.base import (
@@ -20,7 +21,6 @@ from monge.draft.base import (
     PieceReader,
     piece_reader,
 )
-from monge.draft.tree.base import check_sizes
 
 # Model-free drafters propose deterministic candidates, which draw nothing.
 _NO_DRAWS: Final = TapeDraws(())
@@ -115,7 +115,7 @@ class PoolDrafter(DrafterPool[PoolState], PieceReader[PoolState]):
                 raise OptionError(
                     f"pool: drafter {name!r} is a pool itself; list its drafters instead"
                 )
-        check_sizes("pool", min_nodes=self.min_nodes)
+        check_bounds("pool", min_nodes=self.min_nodes)
         object.__setattr__(self, "_all", tuple(self.drafters.values()))
         object.__setattr__(self, "_can", tuple(member.capabilities for member in self._all))
         readers = (i for i in self._networks if piece_reader(self._all[i]) is not None)

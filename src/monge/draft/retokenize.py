@@ -8,10 +8,10 @@ from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.model import ForeignModel, SequenceModel, draft_length
 from monge.core.proposal import Deterministic
+from monge.core.setting_types import check_bounds
 from monge.core.tree import fixed_chain
 from monge.draft.base import Capabilities, Draft, Drafter
 from monge.draft.model import open_texts, read_text, within_reach
-from monge.draft.tree.base import check_sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class RetokenizeDrafter(Drafter[None]):
     num_draft_tokens: int = 8
 
     def __post_init__(self) -> None:
-        check_sizes(
+        check_bounds(
             "retokenize", num_own_tokens=self.num_own_tokens, num_draft_tokens=self.num_draft_tokens
         )
         if not isinstance(self.model, ForeignModel):

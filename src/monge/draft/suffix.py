@@ -11,10 +11,10 @@ from typing import Final
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
+from monge.core.setting_types import check_bounds
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, ModelFreeDrafter, model_free
-from monge.draft.tree.base import check_sizes
 from monge.draft.tree_of_paths import Path, tree_of_paths
 
 _MOST_OCCURRENCES: Final = 256
@@ -163,7 +163,7 @@ class SuffixDrafter(ModelFreeDrafter[SuffixIndex]):
     _history: SuffixIndex = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_sizes(
+        check_bounds(
             "suffix",
             num_nodes=self.num_nodes,
             depth=self.depth,

@@ -6,10 +6,10 @@ from itertools import pairwise
 from monge.core.context import Context, DraftPlan
 from monge.core.draws import Draws
 from monge.core.proposal import Deterministic
+from monge.core.setting_types import check_bounds
 from monge.core.tree import GrowingTree, TokenTree
 from monge.core.verdict import Verdict
 from monge.draft.base import Capabilities, Draft, ModelFreeDrafter, model_free
-from monge.draft.tree.base import check_sizes
 from monge.draft.tree.sequoia import Shape, best_shape, check_acceptance
 
 Successors = dict[int, tuple[int, ...]]
@@ -49,7 +49,7 @@ class TokenRecyclingDrafter(ModelFreeDrafter[Successors]):
     _shared: Successors = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_sizes("token_recycling", num_nodes=self.num_nodes, depth=self.depth)
+        check_bounds("token_recycling", num_nodes=self.num_nodes, depth=self.depth)
         check_acceptance("token_recycling", self.acceptance)
 
     @property

@@ -6,9 +6,9 @@ import torch
 
 from monge.core.clocks import clock_draws, first_token, num_clocks
 from monge.core.draws import ClockDraws, Draws
-from monge.core.errors import OptionError
 from monge.core.law import Law, LawSequence
 from monge.core.proposal import Proposal
+from monge.core.setting_types import check_bounds
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
 from monge.verify.base import Descent, Verifier
@@ -57,8 +57,7 @@ class Gumbel(Verifier):
     is_enumerable = False
 
     def __post_init__(self) -> None:
-        if self.num_drafts < 1:
-            raise OptionError(f"gumbel: num_drafts must be at least 1; got {self.num_drafts}")
+        check_bounds("gumbel", num_drafts=self.num_drafts)
 
     def verify(self, tree: TokenTree, target_laws: LawSequence, draws: Draws) -> Verdict:
         walk = Descent(ScoredTree(tree=tree, target_laws=target_laws, draws=draws))

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws
-from monge.core.errors import OptionError
 from monge.core.law import Law
 from monge.core.proposal import Proposal
 from monge.core.sampling_rules import SamplingRules
@@ -123,10 +122,3 @@ def nodes_left(tree: GrowingTree, plan: DraftPlan, own: int) -> int:
         own: The builder's own number of drafted nodes.
     """
     return max(0, plan.nodes(own) - (tree.num_nodes - 1))
-
-
-def check_sizes(builder: str, **sizes: int) -> None:
-    """Refuse sizes below one."""
-    for name, size in sizes.items():
-        if size < 1:
-            raise OptionError(f"{builder}: {name} must be at least 1; got {size}")

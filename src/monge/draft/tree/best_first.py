@@ -10,8 +10,9 @@ from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.law import Law
 from monge.core.proposal import Deterministic, Proposal
+from monge.core.setting_types import check_bounds
 from monge.core.tree import GrowingTree, TokenTree
-from monge.draft.tree.base import TreeBuilder, TreeLimits, check_sizes, nodes_left
+from monge.draft.tree.base import TreeBuilder, TreeLimits, nodes_left
 from monge.draft.tree.children import check_kind, children_of, way_of_drawing
 
 
@@ -43,7 +44,7 @@ class BestFirst(TreeBuilder):
     _name: ClassVar[str] = "best_first"
 
     def __post_init__(self) -> None:
-        check_sizes(
+        check_bounds(
             self._name, num_nodes=self.num_nodes, depth=self.depth, width=self.width, beam=self.beam
         )
 
@@ -198,7 +199,7 @@ class Threshold(TreeBuilder):
     children: str = "iid"
 
     def __post_init__(self) -> None:
-        check_sizes("threshold", depth=self.depth, width=self.width, num_nodes=self.num_nodes)
+        check_bounds("threshold", depth=self.depth, width=self.width, num_nodes=self.num_nodes)
         check_kind("threshold", self.children, self.width)
         if not 0.0 < self.min_prob <= 1.0:
             raise OptionError(

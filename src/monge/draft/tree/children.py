@@ -18,6 +18,7 @@ from monge.core.proposal import (
     WithoutReplacement,
 )
 from monge.core.registry import Registry
+from monge.core.setting_types import check_bounds
 from monge.core.systematic import Systematic, SystematicDesign
 
 
@@ -87,8 +88,7 @@ class MixedChildren(Children):
     proposes = Mixed
 
     def __post_init__(self) -> None:
-        if self.num_fixed < 0:
-            raise OptionError(f"mixed: num_fixed must be at least 0; got {self.num_fixed}")
+        check_bounds("mixed", 0, num_fixed=self.num_fixed)
 
     @property
     def min_width(self) -> int:

@@ -12,8 +12,9 @@ from monge.core.errors import OptionError
 from monge.core.law import Law
 from monge.core.levels import LevelShape
 from monge.core.sampling_rules import SamplingRules
+from monge.core.setting_types import check_bounds
 from monge.core.tree import GrowingTree
-from monge.draft.tree.base import TreeBuilder, TreeLimits, check_sizes, nodes_left
+from monge.draft.tree.base import TreeBuilder, TreeLimits, nodes_left
 from monge.draft.tree.children import check_kind, children_of, way_of_drawing
 
 
@@ -105,7 +106,7 @@ class FixedWidth(LevelTree):
     def __post_init__(self) -> None:
         if not self.widths:
             raise OptionError("fixed_width: give at least one width")
-        check_sizes(
+        check_bounds(
             "fixed_width", **{f"widths[{depth}]": width for depth, width in enumerate(self.widths)}
         )
         check_kind("fixed_width", self.children, max(self.widths))
@@ -128,7 +129,7 @@ class Chain(LevelTree):
     children: str = "iid"
 
     def __post_init__(self) -> None:
-        check_sizes("chain", depth=self.depth)
+        check_bounds("chain", depth=self.depth)
         check_kind("chain", self.children, 1)
 
     @property

@@ -7,8 +7,9 @@ from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.law import Law
 from monge.core.proposal import Iid, PathDraws, Proposal
+from monge.core.setting_types import check_bounds
 from monge.core.tree import GrowingTree
-from monge.draft.tree.base import TreeBuilder, TreeLimits, check_sizes, nodes_left
+from monge.draft.tree.base import TreeBuilder, TreeLimits, nodes_left
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Paths(TreeBuilder):
     depth: int = 4
 
     def __post_init__(self) -> None:
-        check_sizes("paths", num_paths=self.num_paths, depth=self.depth)
+        check_bounds("paths", num_paths=self.num_paths, depth=self.depth)
 
     @property
     def limits(self) -> TreeLimits:

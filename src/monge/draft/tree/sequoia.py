@@ -18,8 +18,9 @@ from monge.core.context import DraftPlan
 from monge.core.draws import Draws
 from monge.core.errors import OptionError
 from monge.core.law import Law
+from monge.core.setting_types import check_bounds
 from monge.core.tree import GrowingTree
-from monge.draft.tree.base import TreeBuilder, TreeLimits, check_sizes
+from monge.draft.tree.base import TreeBuilder, TreeLimits
 from monge.draft.tree.children import check_kind, children_of, way_of_drawing
 
 
@@ -142,7 +143,7 @@ class Sequoia(TreeBuilder):
     children: str = "without_replacement"
 
     def __post_init__(self) -> None:
-        check_sizes("sequoia", num_nodes=self.num_nodes, depth=self.depth)
+        check_bounds("sequoia", num_nodes=self.num_nodes, depth=self.depth)
         check_acceptance("sequoia", self.acceptance)
         check_kind("sequoia", self.children, len(self.acceptance))
 
