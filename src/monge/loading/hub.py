@@ -49,7 +49,7 @@ def check_model_name(name: str) -> None:
 def nearest(name: str | Path, known: Collection[str] = ()) -> str:
     """Return a question with the nearest of known names and of files beside a path, or ""."""
     path = Path(name).expanduser()
-    beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+    beside = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
     near = difflib.get_close_matches(path.name, [*known, *beside], n=1, cutoff=0.7)
     if not near:
         return ""
