@@ -17,7 +17,7 @@ from monge.control.base import AnyController, SharedState
 from monge.control.latency import Latency
 from monge.core.errors import ModelLoadError, OptionError
 from monge.core.model import SequenceModel
-from monge.core.parts import built_in
+from monge.core.parts import HEADS, built_in
 from monge.core.sampling_rules import SamplingRules
 from monge.defaults import (
     STEADY,
@@ -69,6 +69,8 @@ _LAW_SETTINGS: Final = _SAMPLING_SETTINGS | {
     "sequence_bias",
 }
 """Generation settings of `transformers` that change the distribution; those of sampling only where it samples."""
+_SHIPPED: Final = {BUILT_IN: "draft", **HEADS}
+"""Folders of draft models and heads that ship with this package, by name."""
 
 _Options = ParamSpec("_Options")
 
@@ -365,7 +367,8 @@ def drafts_of(
         )
     drafts, models = Drafts(), dict[object, ModelSource]()
     for entry in entries if draft is not None else ():
-        named = built_in("draft") if isinstance(entry, str) and entry == BUILT_IN else entry
+        is_shipped = isinstance(entry, str) and entry in _SHIPPED
+        named = built_in(_SHIPPED[entry]) if is_shipped else entry
         source = None if isinstance(entry, AnyHead) else ModelSource.of(named)
         if source is None or source.network is not None:
             name, place, folder = f"a {type(entry).__name__}", id(entry), None
