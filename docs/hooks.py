@@ -98,7 +98,7 @@ def _exact_for(proposal: type) -> str:
 
 def public_names() -> str:
     """A reference block for every class and function of the front door."""
-    parts = [getattr(monge, name) for name in monge.__all__]
+    parts = [getattr(monge, name) for name in sorted(monge.__all__)]
     return "\n\n".join(
         f"::: {_path(part)}" for part in parts if inspect.isclass(part) or inspect.isfunction(part)
     )

@@ -63,39 +63,7 @@ _PLACES = {name: module for module, names in _MODULES.items() for name in names.
 """The module of each name. Modules are imported at first use, because torch takes a second."""
 
 __version__ = _version("monge")
-__all__ = [
-    "CONTROLLERS",
-    "DRAFTERS",
-    "TREES",
-    "VERIFIERS",
-    "ContextLengthError",
-    "Decoder",
-    "DenseLaw",
-    "GenerationResult",
-    "GenerationStats",
-    "Grammar",
-    "LawError",
-    "ModelLoadError",
-    "MongeError",
-    "NonFiniteLogitsError",
-    "OptionError",
-    "Piece",
-    "ProposalMismatchError",
-    "SamplingRules",
-    "SparseLaw",
-    "StepRecord",
-    "TokenTree",
-    "UnsupportedModelError",
-    "Verdict",
-    "VocabularyMismatchError",
-    "accelerate",
-    "generate",
-    "is_accelerated",
-    "law_from_logits",
-    "load",
-    "restore",
-    "speculate",
-]
+__all__ = [*_PLACES]  # noqa: PLE0604 (of texts)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> object:

@@ -17,7 +17,7 @@ from monge.control.base import AnyController, SharedState
 from monge.control.latency import Latency
 from monge.core.errors import ModelLoadError, OptionError
 from monge.core.model import SequenceModel
-from monge.core.parts import built_in
+from monge.core.parts import HEADS, built_in
 from monge.core.sampling_rules import SamplingRules
 from monge.defaults import (
     STEADY,
@@ -69,6 +69,8 @@ _LAW_SETTINGS: Final = _SAMPLING_SETTINGS | {
     "sequence_bias",
 }
 """Generation settings of `transformers` that change the distribution; those of sampling only where it samples."""
+_SHIPPED: Final = {BUILT_IN: "draft", **HEADS}
+"""Folders of draft models and heads that ship with this package, by name."""
 
 _Options = ParamSpec("_Options")
 
@@ -182,7 +184,7 @@ def load(
     drafts = drafts_of(draft, source, draft_backend)
     source = prepare(source, backend, **loading)
     draft_backend = draft_backend or source.backend
-    draft_sources = [prepare(one, draft_backend, is_draft=True) for one in drafts.models]
+    draft_sources = [prepare(model, draft_backend, is_draft=True) for model in drafts.models]
     network = load_network(source, **loading)
     _say_unused_settings(network)
     if tokenizer is None:
@@ -262,7 +264,7 @@ def make_components(
         if draft_temperature is not None:
             rules = replace(draft_rules or SamplingRules(), temperature=draft_temperature)
         several = len(drafts) > 1 or ("models" in taken and "model" not in taken)
-        found = {
+        optional = {
             "head": head,
             "top_k": draft_top_k,
             "target": target if "target" in taken else None,
@@ -271,17 +273,17 @@ def make_components(
         resources: dict[str, Any] = {
             "model": None if several else draft,
             "models": (drafts or None) if several else None,
-            **{name: one for name, one in found.items() if one is not None},
+            **{name: value for name, value in optional.items() if value is not None},
         }
         if tree is not None:
             resources["tree"] = TREES.parse(tree) if isinstance(tree, str) else tree
-        elif own := [options_of(name)["tree"] for name in names if "tree" in options_of(name)]:
+        elif trees := [options_of(name)["tree"] for name in names if "tree" in options_of(name)]:
             resources["tree"] = default_tree(
-                rule, target, own, is_adaptive=chosen is None or chosen.are_adaptive
+                rule, target, trees, is_adaptive=chosen is None or chosen.are_adaptive
             )
-            is_deep = resources["tree"] not in own
+            is_deep = resources["tree"] not in trees
         drafter = make_drafter(drafter, resources)
-    elif any(one is not None for one in (tree, draft, head, draft_temperature, draft_top_k)):
+    elif any(part is not None for part in (tree, draft, head, draft_temperature, draft_top_k)):
         raise OptionError(
             "a drafter object brings its own tree, draft model, temperature and "
             "top-k; give none beside it"
@@ -315,7 +317,9 @@ def default_draft(target: ModelSource, drafter: str | AnyDrafter | None) -> str 
     That is the built-in draft model for the built-in target, and a shipped head for `smollm2`.
     """
     names = drafters_in(drafter) if isinstance(drafter, str) else ()
-    if target.is_built_in and (drafter is None or any("model" in options_of(one) for one in names)):
+    if target.is_built_in and (
+        drafter is None or any("model" in options_of(name) for name in names)
+    ):
         return built_in("draft")
     return target.head if drafter is None else None
 
@@ -363,7 +367,8 @@ def drafts_of(
         )
     drafts, models = Drafts(), dict[object, ModelSource]()
     for entry in entries if draft is not None else ():
-        named = built_in("draft") if isinstance(entry, str) and entry == BUILT_IN else entry
+        is_shipped = isinstance(entry, str) and entry in _SHIPPED
+        named = built_in(_SHIPPED[entry]) if is_shipped else entry
         source = None if isinstance(entry, AnyHead) else ModelSource.of(named)
         if source is None or source.network is not None:
             name, place, folder = f"a {type(entry).__name__}", id(entry), None
@@ -406,8 +411,8 @@ def _say_unused_settings(network: PreTrainedModel) -> None:
     config = network.generation_config
     differing: dict[str, Any] = {} if config is None else config.to_diff_dict()
     names = _LAW_SETTINGS if differing.get("do_sample") else _LAW_SETTINGS - _SAMPLING_SETTINGS
-    if found := {name: differing[name] for name in differing if name in names}:
-        shown = ", ".join(f"{name}={value!r}" for name, value in found.items())
+    if settings := {name: differing[name] for name in differing if name in names}:
+        shown = ", ".join(f"{name}={value!r}" for name, value in settings.items())
         warnings.warn(
             f"the generation settings of this {type(network).__name__} ({shown}) are not applied: "
             "each request says how it samples, and the default is greedy; give them as options "

@@ -6,7 +6,7 @@ the verdict of every request with these draws.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Final
 
@@ -44,6 +44,7 @@ from monge.engine.result import GenerationResult, result_of
 from monge.engine.sampling import NodeLaws
 from monge.engine.session import Request, Session
 from monge.loading.networks import is_sharded
+from monge.options import LoadOptions, changed
 from monge.verify.base import Rule, Verifier, as_verifier
 from monge.verify.problem import ScoredTree
 from monge.verify.registry import VERIFIERS
@@ -257,17 +258,24 @@ class Recorder:
         }
 
 
-def loading_of(draft: Sequence[str] | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments of `load` that make a drafter again, for `Recorder`.
+def recorder_of(
+    decoder: Decoder, load: LoadOptions, name_of: Callable[[str | None], str]
+) -> Recorder:
+    """Return a recorder for the decoder that these options load.
+
+    Its certificates have the options that make the drafter again. The backend is one of them: it
+    gives a head its hidden states, and may run it in 8 bits.
 
     Args:
-        draft: Names of the draft models, for people.
-        options: Arguments of `load`; those that do not shape the drafter are left out. The backend
-            does: it gives a head its hidden states, and may run it in 8 bits.
+        decoder: The decoder.
+        load: The options.
+        name_of: Returns the name of a model for people; its argument is `None` for the built-in target.
     """
-    named = {name: options.get(name) for name in _LOADING}
-    named["draft"] = None if draft is None else list(draft)
-    return {name: value for name, value in named.items() if value is not None}
+    loading = {name: value for name, value in changed(load).items() if name in _LOADING}
+    drafts = (load.draft,) if isinstance(load.draft, str) else load.draft
+    if drafts is not None:
+        loading["draft"] = [name_of(draft) for draft in drafts]
+    return Recorder(decoder, target=name_of(load.target), loading=loading)
 
 
 def part_text(registry: Registry[Any], part: Any) -> str:  # noqa: ANN401 (any part)

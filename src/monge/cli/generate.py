@@ -32,6 +32,7 @@ from monge.engine.batch import decode
 from monge.engine.decoder import Decoder, piece_of
 from monge.engine.result import GenerationStats, rounds_of
 from monge.engine.session import Session
+from monge.loading.sources import BUILT_IN
 from monge.options import OUTPUT, LoadOptions, SamplingOptions, changed
 from monge.prompts import Prompt, as_message, read_prompts, written
 
@@ -97,10 +98,9 @@ def generate(
     with loaded(load, tensor_parallel=bool(tensor_parallel)) as made:
         recorder = None
         if certificate is not None:
-            from monge.audit.recorder import Recorder, loading_of
+            from monge.audit.recorder import recorder_of
 
-            name = "built-in" if load.target is None else load.target
-            recorder = Recorder(made, target=name, loading=loading_of(load.draft, changed(load)))
+            recorder = recorder_of(made, load, lambda name: BUILT_IN if name is None else name)
         decoder = made if recorder is None else recorder.decoder
         given = [written(one, decoder.encode_chat) for one in asked]
         say_raw_text(decoder.tokenizer, asked, "--chat writes them as messages")

@@ -19,7 +19,7 @@ from typer.main import get_command
 from monge.cli.console import reported
 from monge.config import read_config
 from monge.core.errors import OptionError, unknown_name
-from monge.core.parts import PARTS
+from monge.core.parts import HEADS, PARTS
 from monge.loading.hub import check_model_name, nearest
 from monge.options import LoadOptions, SamplingOptions, ServeOptions, flag_of, options_of
 from monge.prompts import read_prompts
@@ -164,7 +164,7 @@ def _check(option: str, value: str) -> None:
         if match is not None and match[1] not in names_of(kind):
             raise unknown_name(kind, match[1], names_of(kind))
     elif option in _MODELS:
-        check_model_name(value)
+        check_model_name(value, HEADS if option == "draft" else ())
     elif option in _PROMPTS and not Path(value).exists():
         read_prompts(Path(value))
 

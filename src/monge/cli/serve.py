@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
@@ -15,9 +15,6 @@ from monge.cli.options import set_threads
 from monge.core.errors import OptionError
 from monge.engine.decoder import Decoder
 from monge.options import RAY, LoadOptions, ServeOptions, changed, flag_of, options_of
-
-if TYPE_CHECKING:
-    from monge.audit.recorder import Recorder
 
 _HERE_ONLY: Final = (
     *("access_log", "log_format", "verbose", "lame_duck_s"),
@@ -68,9 +65,10 @@ def serve(
 
 
 def _serve_here(load: LoadOptions, options: ServeOptions) -> None:
+    from monge.audit.recorder import recorder_of
     from monge.serve import run
     from monge.serve.http.app import create_app
-    from monge.serve.settings import checked_options, hosts_to_accept, is_loopback
+    from monge.serve.settings import checked_options, hosts_to_accept, is_loopback, served_name
 
     is_open = not (options.has_keys or is_loopback(options.host))
     hosts = hosts_to_accept(options.host, options.allowed_hosts, has_keys=options.has_keys)
@@ -86,22 +84,13 @@ def _serve_here(load: LoadOptions, options: ServeOptions) -> None:
         run.listen(options.host, options.port) as listener,
         loaded(load, tensor_parallel=options.tensor_parallel) as decoder,
     ):
-        recorder = _recorder(decoder, load) if options.certificates else None
+        # Certificates name the models without their folders, as clients know them.
+        recorder = recorder_of(decoder, load, served_name) if options.certificates else None
         app = create_app(decoder, options, decoder.chat_format, recorder=recorder)
         url = run.url_of(listener, is_secure=options.ssl_certfile is not None)
         where = f"serving {options.served_model_name} at {url}/v1; in a browser: {url}/"
         _say(decoder, where, verbose=options.verbose, is_open=is_open)
         run.serve_until_signal(app, listener, options)
-
-
-def _recorder(decoder: Decoder, load: LoadOptions) -> "Recorder":
-    """Return a recorder whose certificates name the models without their folders, as clients know them."""
-    from monge.audit.recorder import Recorder, loading_of
-    from monge.serve.settings import served_name
-
-    drafts = None if load.draft is None else [served_name(one) for one in load.draft]
-    target = served_name(load.target)
-    return Recorder(decoder, target=target, loading=loading_of(drafts, changed(load)))
 
 
 def _say(decoder: Decoder, where: str, *, verbose: bool, is_open: bool) -> None:

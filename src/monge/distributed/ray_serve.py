@@ -7,7 +7,7 @@ import torch
 from fastapi import FastAPI
 from pydantic import ConfigDict, Field, create_model
 
-from monge.audit.recorder import Recorder, loading_of
+from monge.audit.recorder import recorder_of
 from monge.core.errors import OptionError
 from monge.distributed.batch import load_decoder
 from monge.distributed.ray_cluster import require_ray
@@ -160,13 +160,8 @@ def replica_app(args: AppArgs, *, engine: str, gather: Gather) -> tuple[FastAPI,
     serve = checked_options(serve, load.target)
     decoder = load_decoder(load)
     metrics = ServerMetrics(str(serve.served_model_name), engine=engine, gather=gather)
-    recorder = None
-    if serve.certificates:
-        # Certificates name the models without their folders.
-        given = (load.draft,) if isinstance(load.draft, str) else load.draft
-        drafts = None if given is None else [served_name(one) for one in given]
-        loading = loading_of(drafts, changed(load))
-        recorder = Recorder(decoder, target=served_name(load.target), loading=loading)
+    # Certificates name the models without their folders.
+    recorder = recorder_of(decoder, load, served_name) if serve.certificates else None
     return create_app(
         decoder, serve, decoder.chat_format, metrics=metrics, recorder=recorder
     ), metrics

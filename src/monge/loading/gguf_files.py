@@ -116,26 +116,26 @@ def _convert(path: Path, folder: Path, *, packs: bool) -> None:
 
 def _damage(folder: Path) -> str | None:
     """Return why a converted file cannot be read, without reading its tensors, or `None`."""
-    weights = list(folder.glob("*.safetensors"))
+    files = list(folder.glob("*.safetensors"))
     try:
         json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        for one in weights:
-            with safe_open(one, "pt"):  # which compares its header with its size
+        for file in files:
+            with safe_open(file, "pt"):  # which compares its header with its size
                 pass
     except (OSError, ValueError, SafetensorError) as error:
         return f"{type(error).__name__}: {error}"
-    return None if weights else "it has no weights"
+    return None if files else "it has no weights"
 
 
 def _digest(path: Path) -> str:
     """Return a name for the contents, from blocks spread over the file, which may be huge."""
     size = path.stat().st_size
-    found = hashlib.sha256(f"{_FORMAT} {size}".encode())
+    digest = hashlib.sha256(f"{_FORMAT} {size}".encode())
     with path.open("rb") as file:
         for number in range(_SAMPLES):
             file.seek(number * max(0, size - _BLOCK) // (_SAMPLES - 1))
-            found.update(file.read(_BLOCK))
-    return found.hexdigest()[:16]
+            digest.update(file.read(_BLOCK))
+    return digest.hexdigest()[:16]
 
 
 def _write(path: Path, folder: Path, *, packs: bool) -> None:
@@ -170,9 +170,8 @@ def _write(path: Path, folder: Path, *, packs: bool) -> None:
     else:
         for weights in network.parameters():
             narrow = (weights.to(dtype) for dtype in _NARROW)
-            weights.data = next(
-                (one for one in narrow if torch.equal(one.to(weights.dtype), weights)), weights
-            ).data
+            exact = (tensor for tensor in narrow if torch.equal(tensor.to(weights.dtype), weights))
+            weights.data = next(exact, weights).data
         network.save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     # That of the computation, not of the first tensor.
@@ -227,9 +226,9 @@ def _set_ends(network: PreTrainedModel, fields: dict[str, Any]) -> None:
     named = [int(fields[name]) for name in _END_OF_TURN if name in fields]
     if config is None or not named:
         return
-    given = config.eos_token_id
-    ends = [] if given is None else list(given) if isinstance(given, list | tuple) else [int(given)]
-    config.eos_token_id = ends + [one for one in named if one not in ends]
+    ids = config.eos_token_id
+    ends = [] if ids is None else list(ids) if isinstance(ids, list | tuple) else [int(ids)]
+    config.eos_token_id = ends + [token for token in named if token not in ends]
 
 
 def _start_chats_with_bos(tokenizer: Any) -> None:

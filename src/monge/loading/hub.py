@@ -7,18 +7,15 @@ from pathlib import Path
 from typing import Final
 
 from monge.core.errors import ModelLoadError
-from monge.core.parts import HEADS
 from monge.loading.named_models import NAMED
 from monge.loading.sources import BUILT_IN
 
 _TIMEOUT_S: Final = 5.0
 _MARK: Final = "config.json"
 """The file that every model on the hub has."""
-_KNOWN: Final = (BUILT_IN, *NAMED, *HEADS)
-"""Names of models that need no hub."""
 
 
-def check_model_name(name: str) -> None:
+def check_model_name(name: str, heads: Collection[str] = ()) -> None:
     """Refuse the name of a model that is neither here nor on the hub.
 
     Folders, and what the local cache of the hub holds, are found without the network. Otherwise the
@@ -26,11 +23,13 @@ def check_model_name(name: str) -> None:
 
     Args:
         name: What a user wrote, such as `org/model`.
+        heads: Names of heads, where one may be given.
 
     Raises:
         ModelLoadError: If there is no such model, or the hub cannot be asked.
     """
-    if name in _KNOWN or Path(name).expanduser().exists():
+    known = (BUILT_IN, *NAMED, *heads)
+    if name in known or Path(name).expanduser().exists():
         return
     if name.startswith((".", "/", "~")) or name.lower().endswith(".gguf"):
         kind = "file" if name.lower().endswith(".gguf") else "folder"
@@ -42,14 +41,14 @@ def check_model_name(name: str) -> None:
         _ask_hub(name)
     except ModelLoadError as error:
         raise ModelLoadError(
-            f"no model {name!r}: there is no such folder here{nearest(name, _KNOWN)}, and {error}"
+            f"no model {name!r}: there is no such folder here{nearest(name, known)}, and {error}"
         ) from error
 
 
 def nearest(name: str | Path, known: Collection[str] = ()) -> str:
     """Return a question with the nearest of known names and of files beside a path, or ""."""
     path = Path(name).expanduser()
-    beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+    beside = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
     near = difflib.get_close_matches(path.name, [*known, *beside], n=1, cutoff=0.7)
     if not near:
         return ""

@@ -43,8 +43,8 @@ class PackagedModel:
             raise ModelLoadError(
                 f"the package {self.package!r} is not installed; run: {self.install}"
             ) from None
-        found = [Path(str(file.locate())) for file in files if file.name.endswith(".gguf")]
-        present = [path for path in found if path.is_file()]
+        paths = [Path(str(file.locate())) for file in files if file.name.endswith(".gguf")]
+        present = [path for path in paths if path.is_file()]
         if not present:
             raise ModelLoadError(
                 f"the package {self.package!r} has no GGUF file; install it again: {self.install}"

@@ -312,10 +312,10 @@ def as_draft_model(
     model = as_sequence_model(network, backend=backend)
     if model.no_draft_reason is not None:
         raise UnsupportedModelError(f"the draft model cannot draft: {model.no_draft_reason}")
-    found = [one.get_vocab() for one in (tokenizer, target_tokenizer) if one is not None]
-    known = len(found) == 2
-    ours, theirs = found if known else ({}, {})
-    if cross_tokenizer and not known:
+    tokenizers = [each for each in (tokenizer, target_tokenizer) if each is not None]
+    are_known = len(tokenizers) == 2
+    ours, theirs = [each.get_vocab() for each in tokenizers] if are_known else ({}, {})
+    if cross_tokenizer and not are_known:
         raise VocabularyMismatchError(
             "cross_tokenizer needs both tokenizers; load target and draft model from folders or "
             "names"
@@ -334,7 +334,7 @@ def as_draft_model(
         )
     if model.vocab_size == target.vocab_size:
         return model
-    if not known:
+    if not are_known:
         raise VocabularyMismatchError(
             f"the draft model has {model.vocab_size} tokens, the target {target.vocab_size}; if "
             "only padding differs, load both from folders with their tokenizers, so that this can "

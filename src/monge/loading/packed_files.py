@@ -102,11 +102,11 @@ def read_packed(folder: Path, attention: str | None = None) -> PreTrainedModel:
         if name.endswith(_PANELS):
             _pack(network, name.removesuffix(_PANELS), panels)
     _share_output(network)
-    floats = {name: one for name, one in tensors.items() if not name.endswith(_PANELS)}
+    floats = {name: tensor for name, tensor in tensors.items() if not name.endswith(_PANELS)}
     network.load_state_dict(floats, strict=False, assign=True)
     for parameter in network.parameters():
         parameter.requires_grad = False
-    if missing := [name for name, one in network.state_dict().items() if one.is_meta]:
+    if missing := [name for name, tensor in network.state_dict().items() if tensor.is_meta]:
         raise ValueError(
             f"{folder / PANELS_FILE} lacks {missing[0]}; delete the folder, and load the file again"
         )
@@ -216,13 +216,13 @@ def _write_tensors(
 
 
 def _pack(network: PreTrainedModel, name: str, panels: Tensor) -> None:
-    parent, _, own = name.rpartition(".")
+    parent, _, child = name.rpartition(".")
     module: Any = network.get_submodule(name)
     if isinstance(module, torch.nn.Embedding):
         packed: torch.nn.Module = PackedEmbedding(module, panels, "file")
     else:
         packed = PackedLinear(module.weight, module.bias, weights="file", panels=panels)
-    network.get_submodule(parent).add_module(own, packed)
+    network.get_submodule(parent).add_module(child, packed)
 
 
 def _share_output(network: PreTrainedModel) -> None:
@@ -238,9 +238,8 @@ def _share_output(network: PreTrainedModel) -> None:
 def _make_buffers(network: PreTrainedModel) -> None:
     """Compute what no file holds, such as frequencies of rotary embeddings, as the host does."""
     for module in network.modules():
-        buffers: Mapping[str, Tensor | None] = module._buffers
-        missing = {name: one for name, one in buffers.items() if one is not None and one.is_meta}
-        if missing:
+        buffers = {name: buffer for name, buffer in module._buffers.items() if buffer is not None}
+        if missing := {name: buffer for name, buffer in buffers.items() if buffer.is_meta}:
             for name, buffer in missing.items():
                 module._buffers[name] = torch.empty_like(buffer, device="cpu")
             with torch.no_grad():

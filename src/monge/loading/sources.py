@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
 from monge.core.errors import OptionError, UnsupportedModelError
-from monge.core.parts import HEADS, built_in
+from monge.core.parts import built_in
 from monge.loading.named_models import NAMED
 
 BUILT_IN: Final = "built-in"
@@ -52,8 +52,8 @@ class ModelSource:
 
         Args:
             model: A model of `transformers`, or one with adapters; a folder, a GGUF file, a name of
-                `NAMED` or `HEADS`, or one that `transformers` resolves; `None` or `BUILT_IN` for the
-                built-in target; or a source, which is returned as it is. A `Path` is no name.
+                `NAMED`, or one that `transformers` resolves; `None` or `BUILT_IN` for the built-in
+                target; or a source, which is returned as it is. A `Path` is no name.
 
         Raises:
             ModelLoadError: If the package of a model in `NAMED` is missing.
@@ -71,8 +71,6 @@ class ModelSource:
         name = str(model)
         if isinstance(model, str) and name in NAMED:
             return cls(name=name, path=NAMED[name].path(), is_gguf=True, head=NAMED[name].head)
-        if isinstance(model, str) and name in HEADS:
-            return cls(name=name, path=built_in(HEADS[name]))
         path = Path(model).expanduser()
         is_gguf = path.suffix.lower() == ".gguf"
         return cls(name=name, path=path if is_gguf or path.exists() else model, is_gguf=is_gguf)
