@@ -274,7 +274,7 @@ def _grouped_attention(
 
 
 def pending_module(module: torch.nn.Module, like: Sequence[Tensor]) -> Pending[Forward]:
-    """Return the program of a module, to be compiled; see `ModuleHost.module_program`.
+    """Return the program of a module, to be compiled; see `FeatureModel.module_program`.
 
     One program serves all batch sizes and all weights. It is checked against the module.
 
@@ -314,7 +314,7 @@ def _compile_module(module: torch.nn.Module, like: Sequence[Tensor], key: str) -
             both,
             both,
             (both, both, rows),
-            {0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC},
+            [{0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC} for _ in example[-2]],
             [{0: Dim.DYNAMIC, 2: Dim.DYNAMIC} for _ in example[-1]],
         )
     else:

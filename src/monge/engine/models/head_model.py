@@ -24,7 +24,9 @@ from monge.engine.models.masks import (
 )
 from monge.engine.models.tree_cache import RECORDED_ROOM, TreeCache
 
-StepInputs = tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor], Tensor, Sequence[Tensor]]
+StepInputs = tuple[
+    Tensor, Tensor, tuple[Tensor, Tensor, Tensor], Sequence[Tensor], Sequence[Tensor]
+]
 """The arguments of a `CachedStep`."""
 DrawChains = Callable[[LevelDraws, Tensor, Sequence[int], Sequence[Tensor]], DrawnLevels | None]
 """Draws chains from the head's states at the roots, lengths, keys and values; `None` for other trees."""
@@ -39,7 +41,7 @@ class CachedHead:
     Args:
         read: Runs the step on committed tokens and the target's states.
         extend: Runs the step on drafted tokens and the head's own states.
-        step: The step, for the shapes of its cache and its window.
+        step: The step, for the shapes of its cache and its windows.
         like: A tensor of the type of keys and values, on the head's device.
         draw: Draws whole chains on a device; `None` if they are drawn level by level.
     """
@@ -54,7 +56,8 @@ class CachedHead:
     ) -> None:
         self._read, self._extend, self._device = read, extend, like.device
         self._draw = draw
-        self._form = MaskFormat({"all": step.window}, "sdpa", like.dtype, like.device)
+        windows = {str(window): window for window in step.windows}
+        self._form = MaskFormat(windows, "sdpa", like.dtype, like.device)
         # A device captures graphs for the memory of the cache.
         room = {} if like.is_cpu else RECORDED_ROOM
         self._cache = TreeCache(len(step.cache_shapes) // 2, like.device, **room)
@@ -141,15 +144,15 @@ class CachedHead:
         counts = [len(block.token_ids) for block in blocks.values()]
         batch, width = len(rows), max(counts)
         cache.place(where, starts, width)
-        if batch == 1 and rows[0].nodes.is_chain and self._form.windows["all"] is None:
+        if batch == 1 and rows[0].nodes.is_chain and self._form.sees_all:
             (block,) = blocks.values()
             ids, positions = torch.tensor([block.token_ids]), _run_of(starts[0], width)[None]
-            columns, mask = positions, chain_visibility(width, starts[0])[None]
+            columns, masks = positions, [chain_visibility(width, starts[0])[None]]
         else:
             lengths, nodes = [row.length for row in rows], [row.nodes for row in rows]
             given = [blocks[row.sequence] for row in rows]
             ids, positions, visible = forward_inputs(lengths, nodes, given, width)
-            mask = self._form.masks(visible, positions, lengths, nodes)["all"]
+            masks = [*self._form.masks(visible, positions, lengths, nodes).values()]
             columns = cache.columns(width)
         # Rows lie in the order of the cache, and blocks in the order of the requests.
         firsts = [(cache.index(sequence) - where.start) * width for sequence in blocks]
@@ -166,15 +169,16 @@ class CachedHead:
             padded = states.new_zeros(batch * width, states.shape[1])
             padded[all_nodes] = states
             states = padded
-        ids, positions, columns, mask = (
-            tensor.to(self._device, non_blocking=True) for tensor in (ids, positions, columns, mask)
+        ids, positions, columns, *masks = (
+            tensor.to(self._device, non_blocking=True)
+            for tensor in (ids, positions, columns, *masks)
         )
         with torch.inference_mode():
             hidden, logits = run(
                 ids if token_ids is None else token_ids,
                 states.unflatten(0, (batch, width)),
                 (positions, columns, shown),
-                mask,
+                masks,
                 cache.kept(),
             )
             hidden = hidden.flatten(0, 1)
@@ -202,7 +206,7 @@ def step_inputs(step: CachedStep, like: Tensor, batch: int, nodes: int, logits: 
         torch.arange(batch * nodes).view(batch, nodes).to(device),
         wave(batch, nodes, step.width),
         (columns, columns.clone(), (torch.arange(logits) % (batch * nodes)).to(device)),
-        chain_visibility(nodes, 8)[None].repeat(batch, 1, 1, 1).to(device),
+        [chain_visibility(nodes, 8)[None].repeat(batch, 1, 1, 1).to(device) for _ in step.windows],
         [wave(batch, heads, capacity, dim) for heads, dim in step.cache_shapes],
     )
 

@@ -64,7 +64,7 @@ to; raises `BackendError`."""
 
 
 class HfTreeModel(HfModel):
-    """Reads trees for many sequences in one forward; a `ModuleHost` and a `LayeredModel`.
+    """Reads trees for many sequences in one forward; a `FeatureModel` and a `LayeredModel`.
 
     Every node gets its own position (committed length + depth) and sees the committed text, its
     ancestors and itself. Layers with a sliding window keep all columns and apply the window in the
@@ -103,7 +103,6 @@ class HfTreeModel(HfModel):
         self._module_programs = list[Program[Forward]]()
         config = model.config.get_text_config()
         attention, windows = str(config._attn_implementation), layer_windows(config)
-        self._sees_all = all(window is None for window in windows.values())
         self._form = MaskFormat(windows, attention, self.dtype, self._device)
         room: dict[str, Any] = {}
         if isinstance(program, ForwardProgram) and program.widths:
@@ -220,7 +219,7 @@ class HfTreeModel(HfModel):
         if len(blocks) == 1 and program and program.reads_chains and cache.is_settled:
             ((sequence, block),) = blocks.items()
             row, is_small = cache.row(sequence), len(block.parents) <= program.max_nodes
-            is_chain = self._sees_all and row.nodes.is_chain
+            is_chain = self._form.sees_all and row.nodes.is_chain
             if is_small and is_chain and block.continues(len(row.nodes)):
                 return {sequence: self._read_chain(row, block, program)}
         logits = self._read(blocks, keep_logits=True)
@@ -310,27 +309,29 @@ class HfTreeModel(HfModel):
             return self.network.get_input_embeddings()(token_ids)
 
     def module_program(self, module: torch.nn.Module, like: Sequence[Tensor]) -> Forward:
-        """See `ModuleHost`."""
+        """See `FeatureModel`."""
         program = self._made(module, like)
         if program is None:
             return module
         return lambda *inputs: (program if len(inputs[0]) <= _ROWS else module)(*inputs)
 
     def head_model(self, read: CachedStep, step: CachedStep) -> CachedHead:
-        """See `ModuleHost`."""
-        like = self.embed((0,))
+        """See `FeatureModel`."""
+        like, draw = self.embed((0,)), None
         for module in (read, step):
             if module.embedding is None:
                 module.embedding = self.network.get_input_embeddings()
-        programs = [self._made(module, (like,)) for module in (read, step)]
-        reads, steps = (
-            module if program is None else _for_few(program, module)
-            for module, program in zip((read, step), programs, strict=True)
-        )
-        return CachedHead(reads, steps, step, like, getattr(programs[1], "draw_levels", None))
+        reads: Forward = read
+        steps: Forward = step
+        if step.has_program:
+            first, second = (self._made(module, (like,)) for module in (read, step))
+            reads = read if first is None else _for_few(first, read)
+            steps = step if second is None else _for_few(second, step)
+            draw = getattr(second, "draw_levels", None)
+        return CachedHead(reads, steps, step, like, draw)
 
     def pack_module(self, module: torch.nn.Module) -> None:
-        """See `ModuleHost`."""
+        """See `FeatureModel`."""
         if self._module_packer is not None:
             self._module_packer(module)
 

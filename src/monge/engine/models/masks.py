@@ -156,6 +156,11 @@ class MaskFormat:
     dtype: torch.dtype
     device: torch.device
 
+    @property
+    def sees_all(self) -> bool:
+        """True if no layer has a window."""
+        return all(window is None for window in self.windows.values())
+
     def masks(
         self,
         visible: Bool[Tensor, "batch nodes seq"],
