@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from monge.backends.chain_graphs import ChainGraph, is_chain, kind_of, masks_behind
+from monge.backends.chain_graphs import ChainGraph, is_chain, kind_of
 from monge.backends.cuda import MAX_GRAPHS, WIDTHS, Capture, CapturedGraph, Outputs, captured
 from monge.backends.parity_check import as_backend_error, check_module
 from monge.core.levels import DrawnLevels, LevelDraws
 from monge.core.model import CachedStep, Forward
+from monge.engine.models.masks import masks_behind
 
 
 class ModuleGraph:

@@ -1,7 +1,6 @@
 """A head that attends to what it has read: its cache, its masks and its programs, beside a target."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 
 import torch
 from jaxtyping import Float, Int64
@@ -16,12 +15,7 @@ from monge.core.levels import (
     draws_of,
 )
 from monge.core.model import CachedStep, Forward, NodeBlock
-from monge.engine.models.masks import (
-    MaskFormat,
-    chain_visibility,
-    forward_inputs,
-    level_blocks,
-)
+from monge.engine.models.masks import MaskFormat, chain_visibility, level_blocks, run_of
 from monge.engine.models.tree_cache import RECORDED_ROOM, TreeCache
 
 StepInputs = tuple[
@@ -136,31 +130,16 @@ class CachedHead:
     ) -> tuple[Tensor, Tensor]:
         """Run a step on blocks; their tokens are those on the device, row by row, where they are given."""
         cache = self._cache
-        where = cache.together(blocks)
-        rows = cache.rows_in(where)
-        starts = [row.end for row in rows]
-        for row in rows:
-            row.nodes.add(blocks[row.sequence])
-        counts = [len(block.token_ids) for block in blocks.values()]
-        batch, width = len(rows), max(counts)
-        cache.place(where, starts, width)
-        if batch == 1 and rows[0].nodes.is_chain and self._form.sees_all:
-            (block,) = blocks.values()
-            ids, positions = torch.tensor([block.token_ids]), _run_of(starts[0], width)[None]
-            columns, masks = positions, [chain_visibility(width, starts[0])[None]]
-        else:
-            lengths, nodes = [row.length for row in rows], [row.nodes for row in rows]
-            given = [blocks[row.sequence] for row in rows]
-            ids, positions, visible = forward_inputs(lengths, nodes, given, width)
-            masks = [*self._form.masks(visible, positions, lengths, nodes).values()]
-            columns = cache.columns(width)
+        ids, positions, masks = cache.add(blocks, self._form)
+        batch, width = positions.shape
+        counts = [len(block.parents) for block in blocks.values()]
         # Rows lie in the order of the cache, and blocks in the order of the requests.
-        firsts = [(cache.index(sequence) - where.start) * width for sequence in blocks]
+        firsts = [(cache.index(sequence) - cache.rows.start) * width for sequence in blocks]
         is_dense = batch * width == sum(counts) and firsts == sorted(firsts)
         shown = all_nodes = (
-            _run_of(0, batch * width)
+            run_of(0, batch * width)
             if is_dense
-            else torch.cat([_run_of(*span) for span in zip(firsts, counts, strict=True)])
+            else torch.cat([run_of(*span) for span in zip(firsts, counts, strict=True)])
         ).to(self._device, non_blocking=True)
         if only_last:
             ends = [first + count - 1 for first, count in zip(firsts, counts, strict=True)]
@@ -169,16 +148,12 @@ class CachedHead:
             padded = states.new_zeros(batch * width, states.shape[1])
             padded[all_nodes] = states
             states = padded
-        ids, positions, columns, *masks = (
-            tensor.to(self._device, non_blocking=True)
-            for tensor in (ids, positions, columns, *masks)
-        )
         with torch.inference_mode():
             hidden, logits = run(
                 ids if token_ids is None else token_ids,
                 states.unflatten(0, (batch, width)),
-                (positions, columns, shown),
-                masks,
+                (positions, cache.columns(width), shown),
+                [*masks.values()],
                 cache.kept(),
             )
             hidden = hidden.flatten(0, 1)
@@ -209,8 +184,3 @@ def step_inputs(step: CachedStep, like: Tensor, batch: int, nodes: int, logits: 
         [chain_visibility(nodes, 8)[None].repeat(batch, 1, 1, 1).to(device) for _ in step.windows],
         [wave(batch, heads, capacity, dim) for heads, dim in step.cache_shapes],
     )
-
-
-@lru_cache(maxsize=1024)
-def _run_of(start: int, count: int) -> Tensor:
-    return torch.arange(start, start + count)
