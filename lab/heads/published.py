@@ -23,7 +23,7 @@ from monge.cli.progress import working
 from monge.core.errors import unknown_name
 from monge.heads.readers.eagle import EagleHead
 from monge.heads.readers.medusa import MedusaHead
-from monge.heads.readers.reading import Reading
+from monge.heads.readers.slots import CacheSlots
 from monge.heads.readers.source import Source
 from monge.loading.networks import load_network, load_tokenizer
 from monge.prompts import encode, read_prompts, shipped
@@ -192,8 +192,7 @@ class EagleTrainee(Trainee):
         embeddings = self.ends.embed(texts.token_ids[:, 1:]).to(states.dtype).flatten(0, 1)
         read = states[:, :-1]
         for number in range(self.num_steps):
-            segments = [Reading(self.head.num_kept).read(range(length - 1)) for _ in range(rows)]
-            found = self.head.advance(embeddings, read.flatten(0, 1), segments)
+            found = self.head.advance(embeddings, read.flatten(0, 1), self._slots(rows, length - 1))
             found = found.unflatten(0, (rows, -1))
             here, true = found[:, number:][:, :chains], states[:, number + 1 :][:, :chains]
             with torch.no_grad():
@@ -202,6 +201,23 @@ class EagleTrainee(Trainee):
             tokens = texts.token_ids[:, number + 2 :][:, :chains].flatten()
             yield Step(drafted, logits, tokens, states=(here, true))
             read = torch.cat([states[:, :1], found[:, :-1]], dim=1)
+
+    def _slots(self, rows: int, length: int) -> CacheSlots:
+        """The slots of whole texts in an empty cache."""
+        like, parts = self.head.fc.weight, self.head.attentions
+        places = torch.arange(length, device=like.device)
+        seen = places <= places[:, None]
+        masks = {
+            window: seen if window is None else seen & (places[:, None] - places < window)
+            for window in {part.window for part in parts}
+        }
+        kept = [
+            like.new_zeros(rows, heads, length, size)
+            for part in parts
+            for heads, size in part.cache_shapes
+        ]
+        places = places.repeat(rows, 1)
+        return CacheSlots(places, places, masks, kept)
 
 
 KINDS: Final[Mapping[str, type[Trainee]]] = {"medusa": MedusaTrainee, "eagle": EagleTrainee}

@@ -26,11 +26,10 @@ from monge.core.sampling_rules import SamplingRules
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.models.network_facts import OutputLayer
 from monge.engine.models.tree_cache import RECORDED_ROOM, TreeCache
-from monge.heads.readers.eagle3 import cached_steps
 from monge.heads.readers.registry import load_head
 from tests.engine import pretend
 from tests.engine.tiny import network, perturbed, prompts
-from tests.heads.readers.published import KINDS
+from tests.heads.readers.published import KINDS, steps_of
 from tests.parity.comparing import RandomGrowth
 
 TRUNCATED = {"temperature": 0.8, "top_p": 0.9}
@@ -465,7 +464,7 @@ class TestModules:
         capture = pretend.Rerun()
         graphs = HfTreeModel(placed(target, device), module_maker=partial(capture_module, capture))
         heads = [
-            model.head_model(*cached_steps(load_head(tmp_path).float().to(where)))
+            model.head_model(*steps_of(load_head(tmp_path).float().to(where)))
             for model, where in ((HfTreeModel(target), "cpu"), (graphs, device))
         ]
         numbers = torch.Generator().manual_seed(1)

@@ -19,14 +19,13 @@ from monge.core.model import NodeBlock
 from monge.engine.models.forward_program import Pending
 from monge.engine.models.hf_tree import HfTreeModel, make_model_programs
 from monge.engine.models.network_facts import OutputLayer
-from monge.heads.readers.eagle3 import cached_steps
 from monge.heads.readers.registry import load_head
 from monge.heads.shape.head import FirstStep, LaterStep, ShapeHead, TargetSizes, make_predictor
 from monge.loading.networks import as_sequence_model
 from monge.training.texts import feature_model
 from tests.engine.compiling import require, shared_programs, verdicts_of
 from tests.engine.tiny import COMMON, network, prompts
-from tests.heads.readers.published import KINDS
+from tests.heads.readers.published import KINDS, steps_of
 
 LARGEST_DIFFERENCE = 5e-5
 """Allowed between float32 forwards in another order of summation; as for logits."""
@@ -119,8 +118,8 @@ def test_steps_of_a_head_with_a_cache(backend, tmp_path):
     KINDS["eagle3"](HIDDEN, COMMON["vocab_size"]).write(tmp_path)
     model = as_sequence_model(network_, backend=backend)
     plain, compiled_head = (
-        one.head_model(*cached_steps(load_head(tmp_path).float()))
-        for one in (HfTreeModel(network_), model)
+        host.head_model(*steps_of(load_head(tmp_path).float()))
+        for host in (HfTreeModel(network_), model)
     )
     chains = {0: NodeBlock.chain((5, 6, 7)), 1: NodeBlock.chain((8,)), 2: NodeBlock.chain((9, 3))}
     blocks = {2: NodeBlock((1, 2, 3), (-1, -1, 1)), 0: NodeBlock.chain((4,))}

@@ -11,10 +11,8 @@ from monge.backends.cpu.packed_linear import PackedLinear, pack_linears
 from monge.backends.registry import Backend
 from monge.core.errors import OptionError, UnsupportedModelError
 from monge.core.model import NodeBlock
-from monge.draft import published_heads
 from monge.engine.models.head_model import CachedHead
 from monge.engine.models.hf_tree import HfTreeModel
-from monge.heads.readers.reading import Reading
 from monge.heads.readers.registry import load_head
 from monge.training import own_text
 from monge.training.conversations import Conversations, read_conversations
@@ -27,7 +25,7 @@ from monge.training.eagle3 import (
 from monge.training.loop import Recipe, Watch
 from monge.training.own_text import ANSWERS, AnswerSettings, write_answers, write_prompts
 from tests.engine.tiny import VOCAB, network
-from tests.heads.readers.published import sizes
+from tests.heads.readers.published import sizes, steps_of
 
 STEPS, SIZE, HIDDEN = 3, 11, 16
 
@@ -69,16 +67,18 @@ def test_chains_of_the_training_are_those_of_the_reader(trainee):
     places = learnt.nonzero()[:, 0].tolist()
     assert len(places) > 3
     for row, place in enumerate(places):
-        reading = Reading(head.num_kept)
-        states = head.fuse(text.features[0, : place + 1])
-        read = [reading.read(range(place + 1))]
-        state = head.advance(embed[tokens[1 : place + 2]], states, read)[-1:]
+        read, step = steps_of(head)
+        read.embedding = step.embedding = lambda token_ids: embed[token_ids]
+        cached = CachedHead(read, step, step, embed[:1])
+        cached.open(0)
+        chain = NodeBlock.chain(tokens[1 : place + 2].tolist())
+        states, drafted = cached.read({0: chain}, text.features[0, : place + 1])
         for number in range(STEPS):
-            drafted = head.logits(state, lambda states: states)[0]
-            torch.testing.assert_close(steps[number][row].detach(), drafted, atol=1e-4, rtol=1e-4)
-            following = tokens[place + 2 + number : place + 3 + number]
-            block = NodeBlock.chain((int(following),), after=number - 1)
-            state = head.advance(embed[following], state, [reading.extend(block)])
+            expected = steps[number][row].detach()
+            torch.testing.assert_close(expected, drafted[0], atol=1e-4, rtol=1e-4)
+            following = int(tokens[place + 2 + number])
+            block = NodeBlock.chain((following,), after=number - 1)
+            states, drafted = cached.extend({0: block}, states[-1:])
 
 
 def test_figures_are_those_of_the_laws(trainee):
@@ -233,29 +233,18 @@ def test_a_backend_stores_a_head_in_8_bits_and_leaves_a_loaded_one(target, head_
 
 @pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize("tree", ["chain(3)", "fixed_width((2, 2))"])
-def test_steps_with_a_shared_cache_draft_what_the_head_drafts(
-    target, head_folder, tree, window, monkeypatch
-):
-    """A backend keeps one cache for all texts, and gives it to the steps of a head."""
-    head, texts, ran = load_head(head_folder), [PROMPTS[0] * 6, *PROMPTS[1:3]], []
+def test_texts_that_share_a_cache_are_drafted_as_each_alone(target, head_folder, tree, window):
+    """Long and short texts at once, which end after each other: prompts are read whole."""
+    head, texts = load_head(head_folder), [PROMPTS[0] * 6, *PROMPTS[1:3]]
     head.decoder[0].attention.window = window
-    extend = CachedHead.extend
-    monkeypatch.setattr(
-        CachedHead, "extend", lambda self, *given: ran.append(given) or extend(self, *given)
-    )
 
-    def records():
-        # Long and short texts at once, which end after each other: prompts are read whole.
-        decoder = monge.load(target, head, tree=tree, controller="fixed")
+    def records(batch_size):
+        options = {"tree": tree, "controller": "fixed", "max_batch_size": batch_size}
+        decoder = monge.load(target, head, **options)
         results = decoder.generate(texts, max_new_tokens=16, temperature=1, seed=3)
-        return [(one.token_ids, one.stats.acceptance_histogram) for one in results]
+        return [(result.token_ids, result.stats.acceptance_histogram) for result in results]
 
-    together = records()
-    assert ran
-    monkeypatch.setattr(published_heads, "cached_steps", lambda head: None)
-    ran.clear()
-    assert records() == together
-    assert not ran
+    assert records(3) == records(1)
 
 
 def test_short_answers_do_not_spoil_the_training(target, tmp_path):

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
-from monge.draft.eagle import ChainRun
 from monge.draft.head_run import Pairs, TargetEnds
+from monge.draft.published_heads import run_of
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.models.network_facts import cache_keyword
 from monge.heads.readers.base import ChainHead
@@ -113,7 +113,7 @@ def test_logits_are_those_of_the_host_s_module(name: str, split: bool, tmp_path:
     read.open({0: tokens[:-1]})
     features = watched.take(0)
     assert features is not None
-    run = ChainRun(head, TargetEnds(read))
+    run = run_of(head, read, TargetEnds(read))
     expected = host_logits(target, model, tokens)
     run.open(0)
     with torch.inference_mode():

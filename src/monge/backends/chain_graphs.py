@@ -131,28 +131,3 @@ class ChainGraph:
             probs += [output[rows].clone() for output in outputs[1:]]
         token_ids = self._drawn[rows, :depth].clone()
         return DrawnLevels(token_ids, torch.cat(probs, 1) if probs else None)
-
-
-def masks_behind(
-    lengths: Tensor,
-    columns: Tensor,
-    windows: Sequence[int | None],
-    dtype: torch.dtype = torch.bool,
-) -> list[Tensor]:
-    """Return which columns the next token of every row sees, `[rows, 1, 1, columns]`, for every kind of layer.
-
-    Args:
-        lengths: Columns of the rows.
-        columns: All columns.
-        windows: Sliding window of every kind, `None` where it sees all.
-        dtype: Type of the masks; float types are added to scores.
-    """
-    places, masks = lengths[:, None], list[Tensor]()
-    for window in windows:
-        seen = columns <= places
-        if window is not None:
-            seen = seen & (places - columns < window)
-        if dtype != torch.bool:
-            seen = torch.where(seen, 0.0, torch.finfo(dtype).min).to(dtype)
-        masks.append(seen[:, None, None])
-    return masks

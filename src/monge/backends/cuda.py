@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from monge.backends.chain_graphs import KINDS, ChainGraph, is_chain, kind_of, masks_behind
+from monge.backends.chain_graphs import KINDS, ChainGraph, is_chain, kind_of
 from monge.backends.fused_layers import LayerCompiler
 from monge.backends.parity_check import (
     as_backend_error,
@@ -27,6 +27,7 @@ from monge.core.levels import DrawnLevels, LevelDraws
 from monge.core.sampling_rules import Recordable
 from monge.engine.clock import note_preparation
 from monge.engine.models.forward_program import ForwardOutput, ForwardProgram, ProgramSpec
+from monge.engine.models.masks import masks_behind
 from monge.engine.models.tree_cache import TreeCache, power_of_two
 from monge.engine.notices import notify
 

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from monge.backends.chain_graphs import ChainGraph, is_chain, kind_of, masks_behind
+from monge.backends.chain_graphs import ChainGraph, is_chain, kind_of
 from monge.backends.cuda import MAX_GRAPHS, WIDTHS, Capture, CapturedGraph, Outputs, captured
 from monge.backends.parity_check import as_backend_error, check_module
 from monge.core.levels import DrawnLevels, LevelDraws
 from monge.core.model import CachedStep, Forward
+from monge.engine.models.masks import masks_behind
 
 
 class ModuleGraph:
@@ -68,7 +69,7 @@ class StepGraph:
         token_ids: Tensor,
         states: Tensor,
         places: tuple[Tensor, Tensor, Tensor],
-        mask: Tensor,
+        masks: Sequence[Tensor],
         kept: Sequence[Tensor],
     ) -> Outputs:
         positions, columns, shown = places
@@ -85,9 +86,9 @@ class StepGraph:
             graph = self._graphs[key]
             for static, given in zip(graph.inputs, inputs, strict=True):
                 static.copy_(given, non_blocking=True)
-            (seen,) = graph.masks
-            seen.fill_(False)
-            seen[..., : mask.shape[-1]] = mask
+            for seen, mask in zip(graph.masks, masks, strict=True):
+                seen.fill_(False)
+                seen[..., : mask.shape[-1]] = mask
             graph.replay()
             hidden, logits = graph.outputs
             return hidden.clone(), logits[shown]
@@ -126,9 +127,9 @@ class StepGraph:
         every = torch.arange(len(starts), device=states.device)
 
         def read(token_ids: Tensor, lengths: Tensor) -> Tensor:
-            (mask,) = masks_behind(lengths, columns, [self._module.window])
+            masks = masks_behind(lengths, columns, self._module.windows)
             places = lengths[:, None], lengths[:, None], every
-            hidden, logits = self._module(token_ids, static_states, places, mask, kept)
+            hidden, logits = self._module(token_ids, static_states, places, masks, kept)
             static_states.copy_(hidden)
             return logits[:, None]
 
@@ -147,17 +148,18 @@ class StepGraph:
         token_ids, states, positions, columns = (tensor.clone() for tensor in inputs)
         (batch, nodes), device = token_ids.shape, token_ids.device
         every = torch.arange(batch * nodes, device=device)
-        mask = torch.ones(batch, 1, nodes, kept[0].shape[2], dtype=torch.bool, device=device)
+        shape = batch, 1, nodes, kept[0].shape[2]
+        masks = [torch.ones(shape, dtype=torch.bool, device=device) for _ in self._module.windows]
         places = positions, columns, every
         replay, outputs = captured(
-            self._capture, lambda: self._module(token_ids, states, places, mask, kept)
+            self._capture, lambda: self._module(token_ids, states, places, masks, kept)
         )
         static_inputs = token_ids, states, positions, columns
-        return CapturedGraph(static_inputs, (mask,), replay, outputs, (every, *kept))
+        return CapturedGraph(static_inputs, tuple(masks), replay, outputs, (every, *kept))
 
 
 def capture_module(capture: Capture, module: torch.nn.Module, like: Sequence[Tensor]) -> Forward:
-    """Make a module's graphs, and check them against the module; see `ModuleHost.module_program`.
+    """Make a module's graphs, and check them against the module; see `FeatureModel.module_program`.
 
     Raises:
         BackendError: If the module cannot be captured; the message gives the reason.

@@ -6,8 +6,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from monge.backends.chain_graphs import masks_behind
 from monge.engine.models.forward_program import ForwardOutput, ProgramSpec
+from monge.engine.models.masks import masks_behind
 from monge.engine.models.tree_cache import TreeCache, power_of_two
 
 MOST_TOKENS: Final = 512

@@ -133,48 +133,6 @@ class WatchedStates(Protocol):
         ...
 
 
-@runtime_checkable
-class FeatureModel(SequenceModel, Protocol):
-    """A network that also shows its hidden states, taken from the forwards that it runs anyway.
-
-    Hidden states are numbered as the host numbers them: 0 is the embedding's output, i the output
-    of layer i, and the last one, `num_layers`, is what the output layer reads, after the final
-    norm.
-    """
-
-    @property
-    def hidden_size(self) -> int:
-        """Width of a hidden state."""
-        ...
-
-    @property
-    def num_layers(self) -> int:
-        """Index of the last hidden state."""
-        ...
-
-    def watch(self, layers: Sequence[int], *, only_last: bool = False) -> WatchedStates:
-        """Keep these hidden states from now on, beside those of earlier calls; before any sequence is open.
-
-        Args:
-            layers: Their indices.
-            only_last: Keep that of the last committed token only.
-
-        Raises:
-            OptionError: If an index is out of range.
-        """
-        ...
-
-    def unembed(self, states: Float[Tensor, "nodes hidden"]) -> Float[Tensor, "nodes vocab"]:
-        """Logits that the network's output layer gives to last hidden states."""
-        ...
-
-    def embed(
-        self, token_ids: Sequence[int] | Int64[Tensor, " nodes"]
-    ) -> Float[Tensor, "nodes hidden"]:
-        """The network's embeddings of tokens, which may lie on its device."""
-        ...
-
-
 class CachedStep(nn.Module, ABC):
     """A step of a head that attends to what it has read; a backend keeps its cache and runs it.
 
@@ -182,13 +140,15 @@ class CachedStep(nn.Module, ABC):
         embedding: Embeds tokens; `None` for the network's own embeddings, which the backend sets.
         width: Width of the states that it reads.
         cache_shapes: `(heads, head_dim)` of keys and values, layer by layer, keys first.
-        window: Size of the sliding window of all layers; `None` for full attention.
+        windows: Sizes of sliding windows of its layers, each once; `None` is full attention.
+        has_program: Whether a backend may run it as a program.
     """
 
-    embedding: nn.Module | None
+    embedding: Callable[[Tensor], Tensor] | None
     width: int
     cache_shapes: tuple[tuple[int, int], ...]
-    window: int | None
+    windows: tuple[int | None, ...]
+    has_program: bool
 
     @abstractmethod
     def forward(
@@ -196,8 +156,8 @@ class CachedStep(nn.Module, ABC):
         token_ids: Int64[Tensor, "batch nodes"],
         states: Float[Tensor, "batch nodes width"],
         places: tuple[Tensor, Tensor, Tensor],
-        mask: Bool[Tensor, "batch one nodes seq"],
-        kept: Sequence[Float[Tensor, "batch heads capacity dim"]],
+        masks: Sequence[Bool[Tensor, "batch one nodes seq"]],
+        kept: Sequence[Float[Tensor, "batch _ capacity _"]],
     ) -> tuple[Float[Tensor, "batch nodes hidden"], Float[Tensor, "some vocab"]]:
         """Return the next states, and the logits of some of them.
 
@@ -206,7 +166,7 @@ class CachedStep(nn.Module, ABC):
             states: States beside them.
             places: Positions and cache columns, `[batch, nodes]`, and the nodes that get logits, as
                 indices of `[batch * nodes]`.
-            mask: Columns that every node sees.
+            masks: Columns that every node sees, one for each of `windows`.
             kept: Keys and values, changed in place.
         """
 
@@ -254,8 +214,47 @@ class HeadModel(Protocol):
 
 
 @runtime_checkable
-class ModuleHost(FeatureModel, Protocol):
-    """A network whose backend also runs small modules beside it, such as the steps of a head."""
+class FeatureModel(SequenceModel, Protocol):
+    """A network that also shows its hidden states, taken from the forwards that it runs anyway.
+
+    Its backend runs small modules beside it, such as the steps of a head.
+
+    Hidden states are numbered as the host numbers them: 0 is the embedding's output, i the output
+    of layer i, and the last one, `num_layers`, is what the output layer reads, after the final
+    norm.
+    """
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of a hidden state."""
+        ...
+
+    @property
+    def num_layers(self) -> int:
+        """Index of the last hidden state."""
+        ...
+
+    def watch(self, layers: Sequence[int], *, only_last: bool = False) -> WatchedStates:
+        """Keep these hidden states from now on, beside those of earlier calls; before any sequence is open.
+
+        Args:
+            layers: Their indices.
+            only_last: Keep that of the last committed token only.
+
+        Raises:
+            OptionError: If an index is out of range.
+        """
+        ...
+
+    def unembed(self, states: Float[Tensor, "nodes hidden"]) -> Float[Tensor, "nodes vocab"]:
+        """Logits that the network's output layer gives to last hidden states."""
+        ...
+
+    def embed(
+        self, token_ids: Sequence[int] | Int64[Tensor, " nodes"]
+    ) -> Float[Tensor, "nodes hidden"]:
+        """The network's embeddings of tokens, which may lie on its device."""
+        ...
 
     def module_program(self, module: nn.Module, like: Sequence[Tensor]) -> Forward:
         """Return a program of the backend for a module, or the module itself with a warning.

@@ -7,15 +7,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from monge.core.model import NodeBlock
+from monge.core.model import HeadModel, NodeBlock
 from monge.draft.head_run import HeadRun, Pairs, TargetEnds, known
 from monge.heads.readers.block import DFlashHead
-from monge.heads.readers.reading import Reading
 
 
 @dataclass(slots=True)
 class _BlockText:
-    reading: Reading
+    is_read: bool = False
     rows: Tensor | None = None
     logits: Tensor | None = None
     root: Tensor | None = None
@@ -24,39 +23,41 @@ class _BlockText:
 
 
 class BlockRun(HeadRun[_BlockText]):
-    """Runs a `DFlashHead`.
+    """Runs a `DFlashHead`, whose cache is a backend's.
 
     The target's states at committed tokens are the context, at their positions. The last committed
     token, whose state is not known yet, is the anchor of the block at the next position; masks
     follow it.
     """
 
-    def __init__(self, head: DFlashHead, ends: TargetEnds) -> None:
+    def __init__(self, head: DFlashHead, ends: TargetEnds, model: HeadModel) -> None:
         super().__init__()
-        self._head, self._ends = head, ends
+        self._head, self._ends, self._model = head, ends, model
 
     def open(self, request: int) -> None:
-        self._texts[request] = _BlockText(Reading(self._head.num_kept))
+        self._texts[request] = _BlockText()
+        self._model.open(request)
+
+    def close(self, request: int) -> None:
+        if self._texts.pop(request, None) is not None:
+            self._model.close(request)
 
     def knows(self, request: int) -> bool:
-        return len(self._texts[request].reading) > 0
+        return self._texts[request].is_read
 
     def read(self, pairs: Mapping[int, Pairs]) -> None:
-        segments = [
-            self._texts[request].reading.read(row_pairs.positions)
-            for request, row_pairs in pairs.items()
-        ]
-        self._head.read(torch.cat([row_pairs.features for row_pairs in pairs.values()]), segments)
+        chains = {request: NodeBlock.chain(pair.token_ids) for request, pair in pairs.items()}
+        self._model.read(chains, torch.cat([pair.features for pair in pairs.values()]))
+        for request in pairs:
+            self._texts[request].is_read = True
 
     def begin(self, roots: Mapping[int, int]) -> Mapping[int, Float[Tensor, "one vocab"]]:
         head, size = self._head, self._head.block_size
-        chain = NodeBlock.chain((0,) * size)
-        segments = [self._texts[request].reading.extend(chain) for request in roots]
-        tokens = [
-            token for root in roots.values() for token in (root, *[head.mask_token] * (size - 1))
-        ]
-        embedded = head.embed(self._ends.ids(tokens))
-        states = head.predict(self._ends.embed(tokens) if embedded is None else embedded, segments)
+        masks = [head.mask_token] * (size - 1)
+        blocks = {request: NodeBlock.chain((root, *masks)) for request, root in roots.items()}
+        states, _ = self._model.extend(blocks, head.fc.weight.new_zeros(size * len(roots), 0))
+        for request in roots:
+            self._model.drop(request)
         first = 0 if head.is_shifted else 1
         useful = states.unflatten(0, (len(roots), size))[:, first:]
         logits = head.logits(useful.flatten(0, 1), self._ends.unembed).unflatten(
@@ -85,7 +86,6 @@ class BlockRun(HeadRun[_BlockText]):
     def end(self, requests: Sequence[int]) -> None:
         for request in requests:
             text = self._texts[request]
-            text.reading.drop()
             text.depths.clear()
             text.memories.clear()
             text.rows = text.logits = text.root = None

@@ -10,89 +10,7 @@ from torch import Tensor
 
 from monge.core.levels import DrawnTrees, LevelShape
 from monge.core.model import HeadModel, NodeBlock
-from monge.draft.head_run import HeadRun, Pairs, TargetEnds, known
-from monge.heads.readers.base import ChainHead
-from monge.heads.readers.reading import Reading
-
-
-@dataclass(slots=True)
-class _EagleText:
-    reading: Reading
-    last: Tensor | None = None
-    last_logits: Tensor | None = None
-    states: list[Tensor] = field(default_factory=list)
-
-
-class ChainRun(HeadRun[_EagleText]):
-    """Runs a `ChainHead`.
-
-    Committed text is read as pairs of the target's state at x_t and the token x_{t+1}, at position
-    t. The last pair gives the logits at the root. A drafted token is paired with the state that the
-    head predicted at its parent. Drafted pairs are dropped at the end of the round, so the cache
-    depends on the target's states only.
-    """
-
-    def __init__(self, head: ChainHead, ends: TargetEnds) -> None:
-        super().__init__()
-        self._head, self._ends = head, ends
-
-    def open(self, request: int) -> None:
-        self._texts[request] = _EagleText(Reading(self._head.num_kept))
-
-    def knows(self, request: int) -> bool:
-        return self._texts[request].last is not None
-
-    def read(self, pairs: Mapping[int, Pairs]) -> None:
-        segments = [
-            self._texts[request].reading.read(row_pairs.positions)
-            for request, row_pairs in pairs.items()
-        ]
-        states = self._head.fuse(torch.cat([row_pairs.features for row_pairs in pairs.values()]))
-        tokens = [token for row_pairs in pairs.values() for token in row_pairs.token_ids]
-        counts = [len(row_pairs.token_ids) for row_pairs in pairs.values()]
-        states = self._head.advance(self._embedded(tokens), states, segments)
-        ends = [end - 1 for end in accumulate(counts)]
-        for request, end in zip(pairs, ends, strict=True):
-            text = self._texts[request]
-            text.last, text.last_logits = states[end : end + 1], None
-
-    def begin(self, roots: Mapping[int, int]) -> Mapping[int, Float[Tensor, "one some"]]:
-        unknown = [request for request in roots if self._texts[request].last_logits is None]
-        if unknown:
-            logits = self._head.logits(
-                torch.cat([self._state(request) for request in unknown]), self._ends.unembed
-            )
-            for request, row in zip(unknown, logits.split(1), strict=True):
-                self._texts[request].last_logits = row
-        return {request: known(self._texts[request].last_logits) for request in roots}
-
-    def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes some"]]:
-        segments = [self._texts[request].reading.extend(block) for request, block in blocks.items()]
-        above = [
-            self._state(request, parent)
-            for request, block in blocks.items()
-            for parent in block.parents
-        ]
-        tokens = [token for block in blocks.values() for token in block.token_ids]
-        states = self._head.advance(self._embedded(tokens), torch.cat(above), segments)
-        logits = self._head.logits(states, self._ends.unembed)
-        counts = [len(block.token_ids) for block in blocks.values()]
-        for request, part in zip(blocks, states.split(counts), strict=True):
-            self._texts[request].states.extend(part.split(1))
-        return dict(zip(blocks, logits.split(counts), strict=True))
-
-    def end(self, requests: Sequence[int]) -> None:
-        for request in requests:
-            self._texts[request].reading.drop()
-            self._texts[request].states.clear()
-
-    def _state(self, request: int, node: int = -1) -> Tensor:
-        text = self._texts[request]
-        return known(text.last) if node < 0 else text.states[node]
-
-    def _embedded(self, token_ids: Sequence[int]) -> Tensor:
-        embedded = self._head.embed(self._ends.ids(token_ids))
-        return self._ends.embed(token_ids) if embedded is None else embedded
+from monge.draft.head_run import HeadRun, Pairs, known
 
 
 @dataclass(slots=True)
@@ -104,8 +22,14 @@ class _Read:
     states: list[Tensor] = field(default_factory=list[Tensor])
 
 
-class CachedRun(HeadRun[_Read]):
-    """Runs a head whose cache and programs are those of a backend; it reads what `ChainRun` reads."""
+class ChainRun(HeadRun[_Read]):
+    """Runs the steps of a `ChainHead`, whose cache and programs are those of a backend.
+
+    Committed text is read as pairs of the target's state at x_t and the token x_{t+1}, at position
+    t. The last pair gives the logits at the root. A drafted token is paired with the state that the
+    head predicted at its parent. Drafted pairs are dropped at the end of the round, so the cache
+    depends on the target's states only.
+    """
 
     def __init__(self, model: HeadModel) -> None:
         super().__init__()

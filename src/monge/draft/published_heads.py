@@ -5,20 +5,20 @@ from pathlib import Path
 from typing import Any
 
 from monge.core.errors import OptionError
-from monge.core.model import ModuleHost, SequenceModel
+from monge.core.model import FeatureModel, SequenceModel
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.base import DelegatingDrafter
 from monge.draft.block_run import BlockRun
-from monge.draft.eagle import CachedRun, ChainRun
+from monge.draft.eagle import ChainRun
 from monge.draft.growth import check_top_k, tree_capabilities
 from monge.draft.head_run import HeadRun, Pairs, RunDrafter, TargetEnds, check_shows_states
 from monge.draft.medusa import StepRun
 from monge.draft.tree.base import TreeBuilder
 from monge.heads.readers.base import ChainHead, PublishedHead
 from monge.heads.readers.block import DFlashHead
-from monge.heads.readers.eagle3 import cached_steps
 from monge.heads.readers.medusa import MedusaHead
 from monge.heads.readers.registry import load_head
+from monge.heads.readers.steps import BlockStep, ChainStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +74,10 @@ class HeadDrafter(DelegatingDrafter[tuple[Pairs, ...]]):
             bytes_per_token=head.bytes_per_token,
             reads_states=True,
         )
-        host = target if isinstance(target, ModuleHost) else None
-        if host is not None and head is not self.head:
-            host.pack_module(head)
+        if head is not self.head:
+            target.pack_module(head)
         drafter = RunDrafter(
-            run=run_of(head, ends, host),
+            run=run_of(head, target, ends),
             states=states,
             declared=declared,
             tree=self.tree,
@@ -90,14 +89,13 @@ class HeadDrafter(DelegatingDrafter[tuple[Pairs, ...]]):
         object.__setattr__(self, "_drafter", drafter)
 
 
-def run_of(head: PublishedHead, ends: TargetEnds, host: ModuleHost | None = None) -> HeadRun[Any]:
-    """Return the run of a head of this kind, with programs in the backend of a `host`."""
+def run_of(head: PublishedHead, target: FeatureModel, ends: TargetEnds) -> HeadRun[Any]:
+    """Return the run of a head of this kind, with a cache and programs of the target's backend."""
     if isinstance(head, MedusaHead):
         return StepRun(head)
     if isinstance(head, ChainHead):
-        steps = None if host is None else cached_steps(head)
-        if host is None or steps is None:
-            return ChainRun(head, ends)
-        return CachedRun(host.head_model(*steps))
+        read, step = (ChainStep(head, ends.unembed, fuses=fuses).eval() for fuses in (True, False))
+        return ChainRun(target.head_model(read, step))
     assert isinstance(head, DFlashHead), f"{type(head).__name__} is of no known kind"
-    return BlockRun(head, ends)
+    read, step = (BlockStep(head, reads=reads).eval() for reads in (True, False))
+    return BlockRun(head, ends, target.head_model(read, step))

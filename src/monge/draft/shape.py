@@ -10,7 +10,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from monge.core.levels import DrawnTrees, LevelShape, draw_levels, draws_of
-from monge.core.model import FeatureModel, Forward, ModuleHost, NodeBlock, SequenceModel
+from monge.core.model import FeatureModel, Forward, NodeBlock, SequenceModel
 from monge.core.parts import built_in
 from monge.core.sampling_rules import SamplingRules
 from monge.draft.base import DelegatingDrafter
@@ -227,11 +227,9 @@ class ShapeRun(HeadRun[_ShapeText]):
 
 
 def _programs(head: ShapeHead, target: FeatureModel) -> tuple[Forward, ...]:
-    """Return the head's steps, run by the target's backend where it runs more than the target."""
+    """Return the head's steps, run by the target's backend."""
     state, first = head.probe[:1], FirstStep(head).eval()
     later = [LaterStep(head, number).eval() for number in range(2, head.predictor.num_steps + 1)]
-    if not isinstance(target, ModuleHost):
-        return first, *later
     with torch.inference_mode():
         start, _ = first(state, state)
     return (

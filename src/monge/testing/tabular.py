@@ -10,7 +10,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from monge.core.errors import MongeError
-from monge.core.model import NodeBlock
+from monge.core.model import CachedStep, Forward, NodeBlock
+from monge.engine.models.head_model import CachedHead
 from monge.engine.models.hidden_states import HiddenStateLog, HiddenStates
 from monge.engine.prefix_cache import KeyValues, PrefixCache
 
@@ -171,6 +172,18 @@ class TabularModel:
         self, token_ids: Sequence[int] | Int64[Tensor, " nodes"]
     ) -> Float[Tensor, "nodes hidden"]:
         return torch.eye(self.vocab_size, dtype=torch.float64)[list(map(int, token_ids))]
+
+    def module_program(self, module: torch.nn.Module, like: Sequence[Tensor]) -> Forward:
+        return module
+
+    def head_model(self, read: CachedStep, step: CachedStep) -> CachedHead:
+        for module in (read, step):
+            if module.embedding is None:
+                module.embedding = lambda token_ids: self.embed(token_ids.tolist())
+        return CachedHead(read, step, step, self.embed((0,)))
+
+    def pack_module(self, module: torch.nn.Module) -> None:
+        """Leave it as it is."""
 
     def _read(self, sequence: int, block: NodeBlock) -> Tensor:
         nodes = self._nodes[sequence]

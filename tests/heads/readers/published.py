@@ -13,6 +13,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from monge.heads.readers.base import ChainHead
+from monge.heads.readers.steps import ChainStep
+
 INNER, DIM, HEADS, KV = 4, 2, 2, 1
 LLAMA = {
     "intermediate_size": INNER,
@@ -283,3 +286,8 @@ KINDS: dict[str, Callable[[int, int], Published]] = {
     "speculators-mtp": speculators_mtp,
 }
 """Every layout that is read, by a name of its own."""
+
+
+def steps_of(head: ChainHead, unembed=lambda states: states) -> tuple[ChainStep, ChainStep]:
+    """Steps of a head on the target's states and on its own."""
+    return tuple(ChainStep(head, unembed, fuses=fuses).eval() for fuses in (True, False))

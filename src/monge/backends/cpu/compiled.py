@@ -58,7 +58,7 @@ from monge.engine.models.forward_program import (
     Pending,
     ProgramSpec,
 )
-from monge.engine.models.masks import chain_visibility
+from monge.engine.models.masks import chain_visibility, in_numbers
 from monge.engine.models.network_facts import chooses_logits
 from monge.engine.models.tree_cache import TreeCache
 from monge.engine.notices import notify
@@ -122,11 +122,8 @@ class CompiledForward(ForwardProgram):
 
     def read_chain(self, token_ids: Sequence[int], start: int, cache: TreeCache) -> ForwardOutput:
         positions = torch.arange(start, start + len(token_ids))[None]
-        mask = chain_visibility(len(token_ids), start)[None].contiguous()
-        if self.spec.mask_dtype != torch.bool:
-            mask = torch.where(mask, 0.0, torch.finfo(self.spec.mask_dtype).min).to(
-                self.spec.mask_dtype
-            )
+        seen = chain_visibility(len(token_ids), start)[None].contiguous()
+        mask = in_numbers(seen, self.spec.mask_dtype)
         masks = [mask] * len(self.spec.kinds)
         ids, shown = torch.tensor([token_ids]), _first(len(token_ids))
         return self._output([ids, positions, positions, shown, *masks, *cache.kept()])
@@ -274,7 +271,7 @@ def _grouped_attention(
 
 
 def pending_module(module: torch.nn.Module, like: Sequence[Tensor]) -> Pending[Forward]:
-    """Return the program of a module, to be compiled; see `ModuleHost.module_program`.
+    """Return the program of a module, to be compiled; see `FeatureModel.module_program`.
 
     One program serves all batch sizes and all weights. It is checked against the module.
 
@@ -314,7 +311,7 @@ def _compile_module(module: torch.nn.Module, like: Sequence[Tensor], key: str) -
             both,
             both,
             (both, both, rows),
-            {0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC},
+            [{0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC} for _ in example[-2]],
             [{0: Dim.DYNAMIC, 2: Dim.DYNAMIC} for _ in example[-1]],
         )
     else:

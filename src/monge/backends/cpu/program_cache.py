@@ -25,7 +25,7 @@ PROGRAMS, MODELS = "programs", "gguf"
 """Folders in the cache."""
 _NOTES: Final = ".constants"
 _FAULTS: Final = (RuntimeError, OSError, LookupError, TypeError, ValueError, EOFError, PickleError)
-_FORMAT: Final = 9  # raised whenever the traced step, its inputs or the files change
+_FORMAT: Final = 10  # raised whenever the traced step, its inputs or the files change
 
 Loaded = TypeVar("Loaded")
 

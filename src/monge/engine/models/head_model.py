@@ -1,7 +1,6 @@
 """A head that attends to what it has read: its cache, its masks and its programs, beside a target."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 
 import torch
 from jaxtyping import Float, Int64
@@ -16,15 +15,12 @@ from monge.core.levels import (
     draws_of,
 )
 from monge.core.model import CachedStep, Forward, NodeBlock
-from monge.engine.models.masks import (
-    MaskFormat,
-    chain_visibility,
-    forward_inputs,
-    level_blocks,
-)
+from monge.engine.models.masks import MaskFormat, chain_visibility, level_blocks, run_of
 from monge.engine.models.tree_cache import RECORDED_ROOM, TreeCache
 
-StepInputs = tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor], Tensor, Sequence[Tensor]]
+StepInputs = tuple[
+    Tensor, Tensor, tuple[Tensor, Tensor, Tensor], Sequence[Tensor], Sequence[Tensor]
+]
 """The arguments of a `CachedStep`."""
 DrawChains = Callable[[LevelDraws, Tensor, Sequence[int], Sequence[Tensor]], DrawnLevels | None]
 """Draws chains from the head's states at the roots, lengths, keys and values; `None` for other trees."""
@@ -39,7 +35,7 @@ class CachedHead:
     Args:
         read: Runs the step on committed tokens and the target's states.
         extend: Runs the step on drafted tokens and the head's own states.
-        step: The step, for the shapes of its cache and its window.
+        step: The step, for the shapes of its cache and its windows.
         like: A tensor of the type of keys and values, on the head's device.
         draw: Draws whole chains on a device; `None` if they are drawn level by level.
     """
@@ -54,7 +50,8 @@ class CachedHead:
     ) -> None:
         self._read, self._extend, self._device = read, extend, like.device
         self._draw = draw
-        self._form = MaskFormat({"all": step.window}, "sdpa", like.dtype, like.device)
+        windows = {str(window): window for window in step.windows}
+        self._form = MaskFormat(windows, "sdpa", like.dtype, like.device)
         # A device captures graphs for the memory of the cache.
         room = {} if like.is_cpu else RECORDED_ROOM
         self._cache = TreeCache(len(step.cache_shapes) // 2, like.device, **room)
@@ -133,31 +130,16 @@ class CachedHead:
     ) -> tuple[Tensor, Tensor]:
         """Run a step on blocks; their tokens are those on the device, row by row, where they are given."""
         cache = self._cache
-        where = cache.together(blocks)
-        rows = cache.rows_in(where)
-        starts = [row.end for row in rows]
-        for row in rows:
-            row.nodes.add(blocks[row.sequence])
-        counts = [len(block.token_ids) for block in blocks.values()]
-        batch, width = len(rows), max(counts)
-        cache.place(where, starts, width)
-        if batch == 1 and rows[0].nodes.is_chain and self._form.windows["all"] is None:
-            (block,) = blocks.values()
-            ids, positions = torch.tensor([block.token_ids]), _run_of(starts[0], width)[None]
-            columns, mask = positions, chain_visibility(width, starts[0])[None]
-        else:
-            lengths, nodes = [row.length for row in rows], [row.nodes for row in rows]
-            given = [blocks[row.sequence] for row in rows]
-            ids, positions, visible = forward_inputs(lengths, nodes, given, width)
-            mask = self._form.masks(visible, positions, lengths, nodes)["all"]
-            columns = cache.columns(width)
+        ids, positions, masks = cache.add(blocks, self._form)
+        batch, width = positions.shape
+        counts = [len(block.parents) for block in blocks.values()]
         # Rows lie in the order of the cache, and blocks in the order of the requests.
-        firsts = [(cache.index(sequence) - where.start) * width for sequence in blocks]
+        firsts = [(cache.index(sequence) - cache.rows.start) * width for sequence in blocks]
         is_dense = batch * width == sum(counts) and firsts == sorted(firsts)
         shown = all_nodes = (
-            _run_of(0, batch * width)
+            run_of(0, batch * width)
             if is_dense
-            else torch.cat([_run_of(*span) for span in zip(firsts, counts, strict=True)])
+            else torch.cat([run_of(*span) for span in zip(firsts, counts, strict=True)])
         ).to(self._device, non_blocking=True)
         if only_last:
             ends = [first + count - 1 for first, count in zip(firsts, counts, strict=True)]
@@ -166,15 +148,12 @@ class CachedHead:
             padded = states.new_zeros(batch * width, states.shape[1])
             padded[all_nodes] = states
             states = padded
-        ids, positions, columns, mask = (
-            tensor.to(self._device, non_blocking=True) for tensor in (ids, positions, columns, mask)
-        )
         with torch.inference_mode():
             hidden, logits = run(
                 ids if token_ids is None else token_ids,
                 states.unflatten(0, (batch, width)),
-                (positions, columns, shown),
-                mask,
+                (positions, cache.columns(width), shown),
+                [*masks.values()],
                 cache.kept(),
             )
             hidden = hidden.flatten(0, 1)
@@ -202,11 +181,6 @@ def step_inputs(step: CachedStep, like: Tensor, batch: int, nodes: int, logits: 
         torch.arange(batch * nodes).view(batch, nodes).to(device),
         wave(batch, nodes, step.width),
         (columns, columns.clone(), (torch.arange(logits) % (batch * nodes)).to(device)),
-        chain_visibility(nodes, 8)[None].repeat(batch, 1, 1, 1).to(device),
+        [chain_visibility(nodes, 8)[None].repeat(batch, 1, 1, 1).to(device) for _ in step.windows],
         [wave(batch, heads, capacity, dim) for heads, dim in step.cache_shapes],
     )
-
-
-@lru_cache(maxsize=1024)
-def _run_of(start: int, count: int) -> Tensor:
-    return torch.arange(start, start + count)

@@ -28,12 +28,7 @@ from monge.engine.models.forward_program import (
 from monge.engine.models.head_model import CachedHead
 from monge.engine.models.hf_model import HfModel
 from monge.engine.models.hidden_states import HiddenStateLog, HiddenStates
-from monge.engine.models.masks import (
-    MaskFormat,
-    forward_inputs,
-    level_blocks,
-    write_drawn_ids,
-)
+from monge.engine.models.masks import MaskFormat, level_blocks
 from monge.engine.models.network_facts import (
     OutputLayer,
     layer_windows,
@@ -64,7 +59,7 @@ to; raises `BackendError`."""
 
 
 class HfTreeModel(HfModel):
-    """Reads trees for many sequences in one forward; a `ModuleHost` and a `LayeredModel`.
+    """Reads trees for many sequences in one forward; a `FeatureModel` and a `LayeredModel`.
 
     Every node gets its own position (committed length + depth) and sees the committed text, its
     ancestors and itself. Layers with a sliding window keep all columns and apply the window in the
@@ -103,7 +98,6 @@ class HfTreeModel(HfModel):
         self._module_programs = list[Program[Forward]]()
         config = model.config.get_text_config()
         attention, windows = str(config._attn_implementation), layer_windows(config)
-        self._sees_all = all(window is None for window in windows.values())
         self._form = MaskFormat(windows, attention, self.dtype, self._device)
         room: dict[str, Any] = {}
         if isinstance(program, ForwardProgram) and program.widths:
@@ -220,7 +214,7 @@ class HfTreeModel(HfModel):
         if len(blocks) == 1 and program and program.reads_chains and cache.is_settled:
             ((sequence, block),) = blocks.items()
             row, is_small = cache.row(sequence), len(block.parents) <= program.max_nodes
-            is_chain = self._sees_all and row.nodes.is_chain
+            is_chain = row.nodes.is_chain and not any(self._form.windows.values())
             if is_small and is_chain and block.continues(len(row.nodes)):
                 return {sequence: self._read_chain(row, block, program)}
         logits = self._read(blocks, keep_logits=True)
@@ -310,27 +304,29 @@ class HfTreeModel(HfModel):
             return self.network.get_input_embeddings()(token_ids)
 
     def module_program(self, module: torch.nn.Module, like: Sequence[Tensor]) -> Forward:
-        """See `ModuleHost`."""
+        """See `FeatureModel`."""
         program = self._made(module, like)
         if program is None:
             return module
         return lambda *inputs: (program if len(inputs[0]) <= _ROWS else module)(*inputs)
 
     def head_model(self, read: CachedStep, step: CachedStep) -> CachedHead:
-        """See `ModuleHost`."""
-        like = self.embed((0,))
+        """See `FeatureModel`."""
+        like, draw = self.embed((0,)), None
         for module in (read, step):
             if module.embedding is None:
                 module.embedding = self.network.get_input_embeddings()
-        programs = [self._made(module, (like,)) for module in (read, step)]
-        reads, steps = (
-            module if program is None else _for_few(program, module)
-            for module, program in zip((read, step), programs, strict=True)
-        )
-        return CachedHead(reads, steps, step, like, getattr(programs[1], "draw_levels", None))
+        reads: Forward = read
+        steps: Forward = step
+        if step.has_program:
+            first, second = (self._made(module, (like,)) for module in (read, step))
+            reads = read if first is None else _for_few(first, read)
+            steps = step if second is None else _for_few(second, step)
+            draw = getattr(second, "draw_levels", None)
+        return CachedHead(reads, steps, step, like, draw)
 
     def pack_module(self, module: torch.nn.Module) -> None:
-        """See `ModuleHost`."""
+        """See `FeatureModel`."""
         if self._module_packer is not None:
             self._module_packer(module)
 
@@ -340,7 +336,7 @@ class HfTreeModel(HfModel):
         return ProgramSpec(
             kinds=tuple(self._form.windows),
             windows=tuple(self._form.windows.values()),
-            mask_dtype=self.dtype if self._form.attention == "eager" else torch.bool,
+            mask_dtype=self._form.mask_dtype,
             cache_shapes=tuple((tensor.shape[1], tensor.shape[3]) for tensor in kept),
             dtype=self.dtype,
         )
@@ -388,42 +384,28 @@ class HfTreeModel(HfModel):
         token_ids: Int64[Tensor, "batch nodes"] | None = None,
     ) -> Tensor:
         """Read blocks; their tokens are those on the device, row by row, where they are given."""
-        rows = self._cache.together(blocks)
-        members = self._cache.rows_in(rows)
-        row_blocks = [blocks[row.sequence] for row in members]
-        starts = [row.end for row in members]
-        for row, block in zip(members, row_blocks, strict=True):
-            row.nodes.add(block)
-        lengths, nodes = [row.length for row in members], [row.nodes for row in members]
-        width = max(len(block.parents) for block in row_blocks)
-        if keep_logits and self._cache.is_settled and (program := self._program.run) is not None:
-            width = next((wide for wide in program.widths if wide >= width), width)
-        ids, positions, visible = forward_inputs(lengths, nodes, row_blocks, width)
-        self._cache.place(rows, starts, width)
-        masks = self._form.masks(visible, positions, lengths, nodes)
-        ids, positions = (tensor.to(self._device, non_blocking=True) for tensor in (ids, positions))
+        program = self._program.run if keep_logits and self._cache.is_settled else None
+        cache, widths = self._cache, () if program is None else program.widths
+        ids, positions, masks = cache.add(blocks, self._form, widths)
         if token_ids is not None:
             ids[:, : token_ids.shape[1]] = token_ids
-        write_drawn_ids(ids, row_blocks)
         start = now()
         with torch.inference_mode():
             try:
                 output = self._forward(ids, positions, masks, keep_logits=keep_logits)
             except (TypeError, ValueError, AttributeError) as error:
-                if self._cache.is_settled or isinstance(error, MongeError):
+                if cache.is_settled or isinstance(error, MongeError):
                     raise
                 raise UnsupportedModelError(
                     f"{type(self.network).__name__} cannot read text with position ids and a 4-D "
                     f"mask: {type(error).__name__}: {error}; use the network without monge"
                 ) from error
             if self._states.layers:
-                for index, (row, block) in enumerate(zip(members, row_blocks, strict=True)):
-                    self._states.read(
-                        row.sequence,
-                        [state[index, : len(block.parents)] for state in output.states],
-                    )
+                for sequence, block in blocks.items():
+                    row, count = cache.index(sequence) - cache.rows.start, len(block.parents)
+                    self._states.read(sequence, [state[row, :count] for state in output.states])
         self._forward_s += now() - start
-        self._cache.settle()
+        cache.settle()
         return output.logits
 
     def _read_chain(self, row: CacheRow, block: NodeBlock, program: ForwardProgram) -> Tensor:

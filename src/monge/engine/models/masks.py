@@ -77,6 +77,11 @@ def forward_inputs(
         to the end of the widest row; padding sees its own column at least, since a query that sees
         nothing has no attention weights.
     """
+    if len(blocks) == 1 and nodes[0].is_chain and len(blocks[0].parents) == width:
+        tokens, start = blocks[0].tokens, lengths[0] + len(nodes[0]) - width
+        if not isinstance(tokens, FutureTree):
+            chain = torch.tensor([tokens]), run_of(start, width)[None]
+            return *chain, chain_visibility(width, start)
     counts = np.array([len(block.parents) for block in blocks])
     ends = np.array(lengths) + [len(row) for row in nodes]
     starts, slots = (ends - counts)[:, None], np.arange(width)
@@ -119,6 +124,12 @@ def chain_visibility(count: int, start: int) -> Bool[Tensor, "one nodes seq"]:
     return _band(count, capacity)[None, :, capacity - start : capacity + count]
 
 
+@lru_cache(maxsize=1024)
+def run_of(start: int, count: int) -> Int64[Tensor, " nodes"]:
+    """Return whole numbers from `start` on; kept, so they must not be changed."""
+    return torch.arange(start, start + count)
+
+
 @lru_cache(maxsize=64)
 def _band(count: int, capacity: int) -> Bool[Tensor, "nodes seq"]:
     return torch.ones(count, capacity + count, dtype=torch.bool).tril(capacity)
@@ -156,6 +167,11 @@ class MaskFormat:
     dtype: torch.dtype
     device: torch.device
 
+    @property
+    def mask_dtype(self) -> torch.dtype:
+        """`torch.bool`, or the float type of an additive mask."""
+        return self.dtype if self.attention == "eager" else torch.bool
+
     def masks(
         self,
         visible: Bool[Tensor, "batch nodes seq"],
@@ -187,7 +203,35 @@ class MaskFormat:
                 num_columns,
                 device=seen.device,
             )
-        if self.attention == "eager":
-            hidden = torch.finfo(self.dtype).min
-            return torch.where(seen, torch.zeros((), dtype=self.dtype, device=self.device), hidden)
+        return in_numbers(seen, self.mask_dtype)
+
+
+def masks_behind(
+    lengths: Tensor,
+    columns: Tensor,
+    windows: Sequence[int | None],
+    dtype: torch.dtype = torch.bool,
+) -> list[Tensor]:
+    """Return which columns the next token of every row sees, `[rows, 1, 1, columns]`, for every kind of layer.
+
+    Args:
+        lengths: Columns of the rows.
+        columns: All columns.
+        windows: Sliding window of every kind, `None` where it sees all.
+        dtype: Type of the masks; float types are added to scores.
+    """
+    places, masks = lengths[:, None], list[Tensor]()
+    for window in windows:
+        seen = columns <= places
+        if window is not None:
+            seen = seen & (places - columns < window)
+        masks.append(in_numbers(seen[:, None, None], dtype))
+    return masks
+
+
+def in_numbers(seen: Bool[Tensor, "*shape"], dtype: torch.dtype) -> Tensor:
+    """Return a mask as attention of a type of masks takes it: float types are added to scores."""
+    if dtype == torch.bool:
         return seen
+    shown = torch.zeros((), dtype=dtype, device=seen.device)
+    return torch.where(seen, shown, torch.finfo(dtype).min)

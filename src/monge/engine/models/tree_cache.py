@@ -6,16 +6,23 @@ dropping nodes moves nothing. Rows of different length live in one batch: each f
 row at its own end, and the mask hides what lies behind it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
+from jaxtyping import Int64
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from monge.core.errors import UnsupportedModelError
-from monge.engine.models.masks import UncommittedNodes
+from monge.core.model import NodeBlock
+from monge.engine.models.masks import (
+    MaskFormat,
+    UncommittedNodes,
+    forward_inputs,
+    write_drawn_ids,
+)
 
 _COLUMNS: Final = 64  # columns are added in steps, so that a growing text rarely moves the cache
 RECORDED_ROOM: Final[dict[str, Any]] = {"growth": 1.5, "least": 512}
@@ -238,6 +245,34 @@ class TreeCache(Cache):
         index_of[rows[left].sequence], index_of[rows[right].sequence] = left, right
 
     # The next forward.
+
+    def add(
+        self, blocks: Mapping[int, NodeBlock], form: MaskFormat, widths: Sequence[int] = ()
+    ) -> tuple[Int64[Tensor, "rows nodes"], Int64[Tensor, "rows nodes"], dict[str, Any]]:
+        """Add nodes behind what their rows hold, and set where the next forward writes them.
+
+        Args:
+            blocks: The nodes by sequence.
+            form: Form of the masks.
+            widths: Numbers of nodes to which blocks are padded, ascending; others keep their width.
+
+        Returns:
+            Tokens, positions, and the mask of every kind of layer, on the device.
+        """
+        where = self.together(blocks)
+        rows = self._rows[where]
+        row_blocks, starts = [blocks[row.sequence] for row in rows], [row.end for row in rows]
+        for row, block in zip(rows, row_blocks, strict=True):
+            row.nodes.add(block)
+        width = max(len(block.parents) for block in row_blocks)
+        width = next((wide for wide in widths if wide >= width), width)
+        lengths, nodes = [row.length for row in rows], [row.nodes for row in rows]
+        ids, positions, visible = forward_inputs(lengths, nodes, row_blocks, width)
+        self.place(where, starts, width)
+        masks = form.masks(visible, positions, lengths, nodes)
+        ids, positions = (tensor.to(self.device, non_blocking=True) for tensor in (ids, positions))
+        write_drawn_ids(ids, row_blocks)
+        return ids, positions, masks
 
     @property
     def is_settled(self) -> bool:

@@ -1,20 +1,43 @@
-"""Attention over a batch of texts: projections of all nodes at once, scores text by text."""
+"""Attention over a batch of texts."""
 
-from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
-from jaxtyping import Bool
 from torch import Tensor, nn
 from torch.nn import functional
 
 from monge.heads.readers.layers import Nodes, Norm, Projection
-from monge.heads.readers.reading import Segment
 from monge.heads.readers.rotary import Rotary, yarn_stretch
+from monge.heads.readers.slots import CacheSlots
 from monge.heads.readers.source import Source
 
-Mask = Callable[[Segment], Bool[Tensor, "nodes seq"]]
-"""Maps a text's new nodes to the columns of its cache that each of them attends to."""
+
+class CacheAttention(nn.Module):
+    """Attention of `[batch, heads, nodes, dim]` queries to the columns of a cache that a mask shows.
+
+    Returns `[batch, nodes, heads, dim]`. A backend may replace it.
+
+    Args:
+        scale: Factor of the scores; `None` for one over the root of the width of a key.
+    """
+
+    is_cache_attention: ClassVar = True
+
+    def __init__(self, scale: float | None = None) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        width = mask.shape[-1]
+        mixed = functional.scaled_dot_product_attention(
+            queries,
+            keys[:, :, :width],
+            values[:, :, :width],
+            attn_mask=mask,
+            scale=self.scale,
+            enable_gqa=queries.shape[1] != keys.shape[1],
+        )
+        return mixed.transpose(1, 2)
 
 
 class GroupedAttention(nn.Module):
@@ -61,11 +84,8 @@ class GroupedAttention(nn.Module):
         )
         self.hidden, self.heads, self.kv_heads, self.head_dim = hidden, heads, kv_heads, dim
         self.rotary, self.window = Rotary(source.config, dim, source.where), window
-
-    @property
-    def kept_per_token(self) -> int:
-        """Elements that the keys and values of one token take."""
-        return 2 * self.kv_heads * self.head_dim
+        self.cache_shapes = ((kv_heads, dim),) * 2
+        self.attend = CacheAttention()
 
     def keys_values(self, values: Nodes) -> tuple[Tensor, Tensor]:
         """Return keys before their rotation, and values, `[nodes, heads, dim]`."""
@@ -87,26 +107,22 @@ class GroupedAttention(nn.Module):
         return queries, keys, value_states, gate
 
     def forward(
-        self,
-        values: Nodes,
-        segments: Sequence[Segment],
-        layer: int,
-        *,
-        visible: Mask | None = None,
+        self, values: Nodes, slots: CacheSlots, layer: int, mask: Tensor | None = None
     ) -> Nodes:
-        """Attend, and keep keys and values in the cache unless a mask is given.
+        """Attend, and keep keys and values in the cache.
 
         Args:
             values: Inputs of all nodes.
-            segments: The texts of the nodes.
+            slots: The nodes.
             layer: Index of the layer's KV cache.
-            visible: The mask of nodes that are read anew in every round; `None` for the texts' own.
+            mask: Columns that they see; `None` for those of the layer's window.
         """
-        angles = self.rotary.angles(torch.cat([segment.positions for segment in segments]), values)
-        queries, keys, value_states, gate = self.turned(values, angles)
-        mixed = read_segments(
-            queries, keys, value_states, segments, layer, window=self.window, visible=visible
-        )
+        angles = self.rotary.angles(slots.positions.flatten(), values)
+        queries, *keys_values, gate = self.turned(values, angles)
+        mask = slots.masks[self.window] if mask is None else mask
+        queries = queries.unflatten(0, slots.positions.shape).transpose(1, 2)
+        mixed = self.attend(queries, *slots.write(layer, *keys_values), mask)
+        mixed = mixed.flatten(2).flatten(0, 1)
         return self.o_proj(mixed if gate is None else mixed * torch.sigmoid(gate))
 
 
@@ -116,6 +132,8 @@ class LatentAttention(nn.Module):
     Reference:
         DeepSeek-V2, arXiv 2405.04434; used by DeepSeek-V3, arXiv 2412.19437.
     """
+
+    window: ClassVar[None] = None
 
     def __init__(self, source: Source, name: str) -> None:
         super().__init__()
@@ -140,78 +158,20 @@ class LatentAttention(nn.Module):
         # `qk_rope_head_dim` is the rotated width itself, so no further share of it is taken.
         config = {**source.config, "partial_rotary_factor": None}
         self.rotary = Rotary(config, self.rope, source.where, interleaved=interleaved)
-        self.scale = width**-0.5 * yarn_stretch(source.config) ** 2
-        self.kept_per_token = heads * (width + self.value)
+        self.attend = CacheAttention(width**-0.5 * yarn_stretch(source.config) ** 2)
+        self.cache_shapes = (heads, width), (heads, self.value)
 
-    def forward(self, values: Nodes, segments: Sequence[Segment], layer: int) -> Nodes:
+    def forward(self, values: Nodes, slots: CacheSlots, layer: int) -> Nodes:
         queries = self.q_up(self.q_norm(self.q_down(values))).unflatten(-1, (self.heads, -1))
         latent, turning = self.kv_down(values).split([self.latent, self.rope], dim=-1)
         pairs = self.kv_up(self.kv_norm(latent)).unflatten(-1, (self.heads, -1))
         plain, value_states = pairs.split([self.plain, self.value], dim=-1)
-        angles = self.rotary.angles(torch.cat([segment.positions for segment in segments]), values)
+        angles = self.rotary.angles(slots.positions.flatten(), values)
         turned = self.rotary.turn(turning[:, None], angles).expand(-1, self.heads, -1)
         keys = torch.cat([plain, turned], dim=-1)
         still, turning = queries.split([self.plain, self.rope], dim=-1)
         queries = torch.cat([still, self.rotary.turn(turning, angles)], dim=-1)
-        return self.o_proj(
-            read_segments(queries, keys, value_states, segments, layer, scale=self.scale)
-        )
-
-
-class CacheAttention(nn.Module):
-    """Attention of `[batch, heads, nodes, dim]` queries to the columns of a cache that a mask shows.
-
-    Returns `[batch, nodes, heads, dim]`. A backend may replace it.
-    """
-
-    is_cache_attention: ClassVar = True
-
-    def forward(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        width = mask.shape[-1]
-        mixed = functional.scaled_dot_product_attention(
-            queries,
-            keys[:, :, :width],
-            values[:, :, :width],
-            attn_mask=mask,
-            enable_gqa=queries.shape[1] != keys.shape[1],
-        )
-        return mixed.transpose(1, 2)
-
-
-def read_segments(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    segments: Sequence[Segment],
-    layer: int,
-    *,
-    window: int | None = None,
-    scale: float | None = None,
-    visible: Mask | None = None,
-) -> Nodes:
-    """Return the attention of each text's new nodes to what it has read, `[nodes, heads * dim]`.
-
-    With a mask of their own, the new nodes are removed from the cache again.
-    """
-    counts = [len(segment.positions) for segment in segments]
-    parts: list[Tensor] = []
-    for segment, query, key, value in zip(
-        segments, *(part.split(counts) for part in (queries, keys, values)), strict=True
-    ):
-        kept = segment.layers[layer]
-        all_keys, all_values = kept.append(key, value)
-        mask = segment.visible if visible is None else visible(segment)
-        if window is not None:
-            mask = mask & (segment.positions[:, None] - segment.columns[None] < window)
-        mixed = functional.scaled_dot_product_attention(
-            query.transpose(0, 1)[None],
-            all_keys[None],
-            all_values[None],
-            attn_mask=mask.to(query.device),
-            scale=scale,
-            enable_gqa=query.shape[1] != all_keys.shape[0],
-        )
-        parts.append(mixed[0].transpose(0, 1).flatten(1))
-        if visible is not None:
-            kept.length -= len(query)
-    return torch.cat(parts)
+        queries = queries.unflatten(0, slots.positions.shape).transpose(1, 2)
+        kept = slots.write(layer, keys, value_states)
+        mixed = self.attend(queries, *kept, slots.masks[self.window])
+        return self.o_proj(mixed.flatten(2).flatten(0, 1))

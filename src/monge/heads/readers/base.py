@@ -1,19 +1,18 @@
 """The interface of published heads."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import ClassVar
 
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
-from torch.nn import functional
 
 from monge.core.errors import OptionError
 from monge.core.model import FeatureModel
 from monge.heads.readers.attention import GroupedAttention, LatentAttention
 from monge.heads.readers.files import Checkpoint
 from monge.heads.readers.layers import Nodes
-from monge.heads.readers.reading import Segment
+from monge.heads.readers.slots import CacheSlots
 
 Unembed = Callable[[Tensor], Tensor]
 """Maps the target's last hidden states to its logits."""
@@ -46,12 +45,13 @@ class PublishedHead(nn.Module, ABC):
         return None
 
     @property
-    def num_kept(self) -> int:
-        """Number of layers with a KV cache."""
-        return len(self._attentions)
+    def has_program(self) -> bool:
+        """Whether a backend may run it as a program."""
+        return False
 
     @property
-    def _attentions(self) -> list[GroupedAttention | LatentAttention]:
+    def attentions(self) -> list[GroupedAttention | LatentAttention]:
+        """Layers with a KV cache."""
         parts = self.modules()
         return [part for part in parts if isinstance(part, GroupedAttention | LatentAttention)]
 
@@ -62,11 +62,6 @@ class PublishedHead(nn.Module, ABC):
             OptionError: If the target has too few layers.
         """
         return (num_layers,)
-
-    def embed(self, token_ids: Int64[Tensor, " nodes"]) -> Nodes | None:
-        """Return the head's own embeddings; `None` if it uses the target's."""
-        weight = self.embedding
-        return None if weight is None else functional.embedding(token_ids.to(weight.device), weight)
 
     def check(self, target: FeatureModel) -> None:
         """Check that the head fits a target.
@@ -112,19 +107,29 @@ class PublishedHead(nn.Module, ABC):
     def bytes_per_token(self) -> int:
         """Bytes of keys and values per token of a text."""
         return sum(
-            part.kept_per_token * part.o_proj.weight.element_size() for part in self._attentions
+            heads * size * part.o_proj.weight.element_size()
+            for part in self.attentions
+            for heads, size in part.cache_shapes
         )
 
 
 class ChainHead(PublishedHead):
-    """Predicts the next state from a state and the token after it, and continues from its own prediction."""
+    """Predicts the next state from a state and the token after it, and continues from its own prediction.
+
+    Attributes:
+        width: Width of a predicted state.
+        fused_width: Width of the target's watched states, side by side.
+    """
+
+    width: int
+    fused_width: int
 
     def fuse(self, features: Nodes) -> Nodes:
         """Fuse the target's watched states into one."""
         return features
 
     @abstractmethod
-    def advance(self, embeddings: Nodes, states: Nodes, segments: Sequence[Segment]) -> Nodes:
+    def advance(self, embeddings: Nodes, states: Nodes, slots: CacheSlots) -> Nodes:
         """Read one token per state and return the predicted states."""
 
     @abstractmethod

@@ -1,6 +1,6 @@
 """Block drafters: DFlash, DSpark and DFlash 2."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import ClassVar
 
@@ -9,15 +9,17 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 
-from monge.heads.readers.attention import GroupedAttention, Mask
+from monge.heads.readers.attention import GroupedAttention
 from monge.heads.readers.base import PublishedHead, Unembed, plain_names
 from monge.heads.readers.decoder import feed_forward, windows
 from monge.heads.readers.files import Checkpoint
 from monge.heads.readers.layers import HeadOutputLayer, Nodes, Norm, Projection
-from monge.heads.readers.reading import Segment
+from monge.heads.readers.slots import CacheSlots
 from monge.heads.readers.source import Source
 
 Tokens = Int64[Tensor, " nodes"]
+Mask = Callable[[Int64[Tensor, "texts rows"], int], Bool[Tensor, "texts one rows seq"]]
+"""Maps positions of rows, and a number of columns, to the columns that each row attends to."""
 
 
 class DFlashHead(PublishedHead):
@@ -105,7 +107,7 @@ class DFlashHead(PublishedHead):
         gap = (num_layers - 4) / (self.num_layers - 1)
         return tuple(round(1 + index * gap) + 1 for index in range(self.num_layers))
 
-    def read(self, features: Nodes, segments: Sequence[Segment]) -> None:
+    def read(self, features: Nodes, slots: CacheSlots) -> None:
         """Read the target's states of committed tokens into the cache."""
         # The product leaves the range of float16 with some published weights.
         if features.dtype == torch.float16:
@@ -115,17 +117,15 @@ class DFlashHead(PublishedHead):
         states = self.context_norm(fused).to(features.dtype)
         for number, layer in enumerate(self.decoder):
             assert isinstance(layer, BlockLayer)
-            layer.read(states, segments, number)
+            layer.read(states, slots, number)
 
-    def predict(self, embeddings: Nodes, segments: Sequence[Segment]) -> Nodes:
-        """Return the states of all rows of every block, from the embeddings of anchor and masks.
-
-        The cache does not change.
-        """
-        values = embeddings.unflatten(0, (len(segments), -1))
+    def predict(
+        self, values: Float[Tensor, "texts rows hidden"], slots: CacheSlots
+    ) -> Float[Tensor, "texts rows hidden"]:
+        """Return the states of all rows of every block, from the embeddings of anchor and masks."""
         for number, layer in enumerate(self.decoder):
-            values = layer(values, segments, number)
-        return self.norm(values).flatten(0, 1)
+            values = layer(values, slots, number)
+        return self.norm(values)
 
     def logits(self, states: Nodes, unembed: Unembed) -> Nodes:
         """Return the logits of rows over the draft vocabulary, before the correction by `follow`."""
@@ -157,7 +157,7 @@ class BlockLayer(nn.Module):
     those of the block.
 
     Args:
-        mask: Maps the rows of a block to the columns that they attend to.
+        mask: Maps positions of the rows of blocks to the columns that they attend to.
     """
 
     def __init__(self, source: Source, name: str, mask: Mask) -> None:
@@ -175,22 +175,20 @@ class BlockLayer(nn.Module):
             if f"{name}.{part}_conv.base_kernel" in source
         )
 
-    def read(self, states: Nodes, segments: Sequence[Segment], layer: int) -> None:
+    def read(self, states: Nodes, slots: CacheSlots, layer: int) -> None:
         """Append the context's keys and values to the cache."""
         keys, values = self.attention.keys_values(states)
-        positions = torch.cat([segment.positions for segment in segments])
-        rotary, counts = self.attention.rotary, [len(segment.positions) for segment in segments]
-        keys = rotary.turn(keys, rotary.angles(positions, states))
-        for segment, key, value in zip(
-            segments, keys.split(counts), values.split(counts), strict=True
-        ):
-            segment.layers[layer].append(key, value)
+        rotary = self.attention.rotary
+        keys = rotary.turn(keys, rotary.angles(slots.positions.flatten(), states))
+        slots.write(layer, keys, values)
 
     def forward(
-        self, values: Float[Tensor, "texts rows hidden"], segments: Sequence[Segment], layer: int
+        self, values: Float[Tensor, "texts rows hidden"], slots: CacheSlots, layer: int
     ) -> Float[Tensor, "texts rows hidden"]:
+        mask = self.mask(slots.positions, slots.masks[None].shape[-1])
+
         def attend(inner: Tensor) -> Tensor:
-            return self.attention(inner.flatten(0, 1), segments, layer, visible=self.mask)
+            return self.attention(inner.flatten(0, 1), slots, layer, mask)
 
         values = values + self._around(0, self.first(values), attend)
         return values + self._around(1, self.second(values), lambda x: self.mlp(x.flatten(0, 1)))
@@ -220,14 +218,19 @@ def _masks(source: Source, count: int, *, from_anchor: bool) -> list[Mask]:
 
 
 def _visible(
-    segment: Segment, *, window: int | None, is_causal: bool, from_anchor: bool
-) -> Bool[Tensor, "rows seq"]:
-    rows, columns = segment.positions[:, None], segment.columns[None]
-    seen = columns <= rows if is_causal else torch.ones_like(columns <= rows)
+    positions: Int64[Tensor, "texts rows"],
+    width: int,
+    *,
+    window: int | None,
+    is_causal: bool,
+    from_anchor: bool,
+) -> Bool[Tensor, "texts one rows seq"]:
+    rows, columns = positions[:, None, :, None], torch.arange(width, device=positions.device)
+    seen = columns <= (rows if is_causal else rows[:, :, -1:].expand_as(rows))
     if window is None:
         return seen
     if from_anchor:
-        return seen & (columns >= rows[0] - window)
+        return seen & (columns >= rows[:, :, :1] - window)
     return seen & (rows - columns < window) & (columns - rows < window)
 
 

@@ -6,7 +6,6 @@ comes before attention apart from what comes after it. So the layer is written o
 mixtures of experts are the host's own.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBl
 
 from monge.heads.readers.attention import GroupedAttention, LatentAttention
 from monge.heads.readers.layers import GatedMlp, Nodes, Norm, activation
-from monge.heads.readers.reading import Segment
+from monge.heads.readers.slots import CacheSlots
 from monge.heads.readers.source import Source
 
 
@@ -63,7 +62,7 @@ class DecoderLayer(nn.Module):
     def forward(
         self,
         values: Nodes,
-        segments: Sequence[Segment],
+        slots: CacheSlots,
         layer: int,
         *,
         beside: Tensor | None = None,
@@ -71,7 +70,7 @@ class DecoderLayer(nn.Module):
         """Run the layer with its KV cache; `beside` is the input of attention, if other than the normed values."""
         if beside is None:
             beside = values if self.first is None else self.first(values)
-        values = values + self.attention(beside, segments, layer)
+        values = values + self.attention(beside, slots, layer)
         return values + self.mlp(self.second(values))
 
 

@@ -1,6 +1,5 @@
 """EAGLE-1 and EAGLE-2: one file format, since EAGLE-2 changed only the tree."""
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -11,7 +10,7 @@ from monge.heads.readers.base import ChainHead, Unembed, plain_names
 from monge.heads.readers.decoder import DecoderLayer, windows
 from monge.heads.readers.files import Checkpoint
 from monge.heads.readers.layers import HeadOutputLayer, Nodes, Norm, Projection
-from monge.heads.readers.reading import Segment
+from monge.heads.readers.slots import CacheSlots
 from monge.heads.readers.source import Source
 
 
@@ -35,6 +34,7 @@ class EagleHead(ChainHead):
     def __init__(self, source: Source) -> None:
         hidden, vocab = source.hidden, source.number("vocab_size")
         super().__init__(hidden, vocab)
+        self.width = self.fused_width = hidden
         self.fc = Projection(source, "fc", hidden, 2 * hidden)
         if source.config.get("bias") is True and self.fc.bias is None:
             raise source.refuse(
@@ -57,10 +57,10 @@ class EagleHead(ChainHead):
     def draft_ids(self) -> Int64[torch.Tensor, " some"] | None:
         return None if self.output is None else self.output.draft_ids
 
-    def advance(self, embeddings: Nodes, states: Nodes, segments: Sequence[Segment]) -> Nodes:
+    def advance(self, embeddings: Nodes, states: Nodes, slots: CacheSlots) -> Nodes:
         values = self.fc(torch.cat([self.before(embeddings), states], dim=-1))
         for number, layer in enumerate(self.decoder):
-            values = layer(values, segments, number)
+            values = layer(values, slots, number)
         return values
 
     def logits(self, states: Nodes, unembed: Unembed) -> Float[torch.Tensor, "nodes some"]:

@@ -1,6 +1,6 @@
 """EAGLE-3 and EAGLE-3.1: hidden states of several layers, and a reduced vocabulary."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -8,8 +8,7 @@ from jaxtyping import Float, Int64
 from torch import nn
 
 from monge.core.errors import OptionError
-from monge.core.model import CachedStep
-from monge.heads.readers.attention import CacheAttention, GroupedAttention
+from monge.heads.readers.attention import GroupedAttention
 from monge.heads.readers.base import ChainHead, Unembed, plain_names
 from monge.heads.readers.decoder import DecoderLayer, windows
 from monge.heads.readers.files import Checkpoint
@@ -20,7 +19,7 @@ from monge.heads.readers.layers import (
     Norm,
     Projection,
 )
-from monge.heads.readers.reading import Segment
+from monge.heads.readers.slots import CacheSlots
 from monge.heads.readers.source import Source
 
 
@@ -49,11 +48,11 @@ class Eagle3Head(ChainHead):
         hidden, vocab = source.hidden, source.number("vocab_size")
         target = source.number("target_hidden_size", default=hidden)
         super().__init__(target, vocab)
-        self.width = target
         self.ids = source.numbers("eagle_aux_hidden_state_layer_ids")
         has_fusion = source.flag("use_aux_hidden_state", default=True)
         self.num_fused = (len(self.ids) if self.ids else 3) if has_fusion else 1
         fused = self.num_fused * target
+        self.width, self.fused_width = hidden, fused
         self.fc = Projection(source, "fc", hidden, fused) if has_fusion else None
         self.whole_norm, self.part_norms = None, None
         if "input_norm.weight" in source:
@@ -95,6 +94,14 @@ class Eagle3Head(ChainHead):
         source.leave("verifier_norm.", "verifier_lm_head.")
 
     @property
+    def has_program(self) -> bool:
+        """True for a head of one plain layer."""
+        layer = self.decoder[0]
+        assert isinstance(layer, DecoderLayer)
+        is_plain = isinstance(layer.attention, GroupedAttention) and not layer.attention.is_gated
+        return len(self.decoder) == 1 and is_plain and isinstance(layer.mlp, GatedMlp)
+
+    @property
     def draft_ids(self) -> Int64[torch.Tensor, " some"] | None:
         return self.output.draft_ids
 
@@ -120,12 +127,12 @@ class Eagle3Head(ChainHead):
             )
         return features if self.fc is None else self.fc(features)
 
-    def advance(self, embeddings: Nodes, states: Nodes, segments: Sequence[Segment]) -> Nodes:
+    def advance(self, embeddings: Nodes, states: Nodes, slots: CacheSlots) -> Nodes:
         residual, read = self.enter(embeddings, states)
-        values = self.decoder[0](residual, segments, 0, beside=read)
+        values = self.decoder[0](residual, slots, 0, beside=read)
         for number in range(1, len(self.decoder)):
-            values = self.decoder[number](values, segments, number)
-        return self.leave(values)
+            values = self.decoder[number](values, slots, number)
+        return self.norm(values) if self.returns_normed else values
 
     def logits(self, states: Nodes, unembed: Unembed) -> Float[torch.Tensor, "nodes some"]:
         del unembed
@@ -137,82 +144,9 @@ class Eagle3Head(ChainHead):
         read = torch.cat([self.token_norm(embeddings), normed], dim=-1)
         return normed if self.keeps_normed else states, read
 
-    def leave(self, values: Nodes) -> Nodes:
-        """The predicted state, from the last layer's output."""
-        return self.norm(values) if self.returns_normed else values
-
     def scores(self, states: Nodes) -> Float[torch.Tensor, "nodes some"]:
         """Logits of predicted states."""
         return self.output(states if self.returns_normed else self.norm(states))
-
-
-def cached_steps(head: nn.Module) -> tuple["HeadStep", "HeadStep"] | None:
-    """Return the steps of a head of one plain layer on the target's states and on its own, else `None`."""
-    if not isinstance(head, Eagle3Head) or len(head.decoder) != 1:
-        return None
-    layer = head.decoder[0]
-    assert isinstance(layer, DecoderLayer)
-    attention = layer.attention
-    is_plain = isinstance(attention, GroupedAttention) and not attention.is_gated
-    if not is_plain or not isinstance(layer.mlp, GatedMlp):
-        return None
-    return HeadStep(head, layer, fuses=True).eval(), HeadStep(head, layer, fuses=False).eval()
-
-
-class HeadStep(CachedStep):
-    """A step of a head of one layer over nodes of several texts.
-
-    Args:
-        fuses: Whether states are those of the target, which are fused first.
-    """
-
-    frequencies: torch.Tensor
-
-    def __init__(self, head: Eagle3Head, layer: DecoderLayer, *, fuses: bool) -> None:
-        super().__init__()
-        attention = layer.attention
-        assert isinstance(attention, GroupedAttention)
-        self.head, self.layer, self.attention, self.fuses = head, layer, attention, fuses
-        self.attend = CacheAttention()
-        self.embedding = None
-        if head.embedding is not None:
-            self.embedding = nn.Embedding.from_pretrained(head.embedding)
-        self.width = head.width * head.num_fused if fuses else attention.hidden
-        self.cache_shapes = ((attention.kv_heads, attention.head_dim),) * 2
-        self.window = attention.window
-        frequencies = attention.rotary.frequencies.to(head.norm.weight.device)
-        self.register_buffer("frequencies", frequencies, persistent=False)
-
-    def forward(
-        self,
-        token_ids: torch.Tensor,
-        states: torch.Tensor,
-        places: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        mask: torch.Tensor,
-        kept: Sequence[torch.Tensor],
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        positions, columns, shown = places
-        (batch, nodes), (keys, values) = positions.shape, kept
-        assert self.embedding is not None, "the backend sets it"
-        embeddings, states = self.embedding(token_ids.flatten()), states.flatten(0, 1)
-        if self.fuses:
-            states = self.head.fuse(states)
-        residual, read = self.head.enter(embeddings, states)
-        turned = positions.flatten()[:, None].float() * self.frequencies
-        cos, sin = (
-            (part * self.attention.rotary.scale).to(read.dtype)[:, None]
-            for part in (turned.cos(), turned.sin())
-        )
-        queries, *new, _ = self.attention.turned(read, (cos, sin))
-        rows = torch.arange(batch, device=columns.device)[:, None]
-        for memory, part in zip((keys, values), new, strict=True):
-            memory[rows, :, columns] = part.unflatten(0, (batch, nodes))
-        mixed = self.attend(
-            queries.unflatten(0, (batch, nodes)).transpose(1, 2), keys, values, mask
-        )
-        attended = residual + self.attention.o_proj(mixed.flatten(2).flatten(0, 1))
-        states = self.head.leave(attended + self.layer.mlp(self.layer.second(attended)))
-        return states.unflatten(0, (batch, nodes)), self.head.scores(states[shown])
 
 
 def recognises(checkpoint: Checkpoint) -> bool:

@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 import torch
@@ -13,7 +13,7 @@ from monge.heads.readers.base import ChainHead, Unembed
 from monge.heads.readers.decoder import DecoderLayer
 from monge.heads.readers.files import Checkpoint
 from monge.heads.readers.layers import Nodes, Norm, Projection
-from monge.heads.readers.reading import Segment
+from monge.heads.readers.slots import CacheSlots
 from monge.heads.readers.source import Source
 
 _LAYERED: Final = re.compile(r"^model\.layers\.(\d+)\.eh_proj\.weight$")
@@ -50,6 +50,7 @@ class MtpHead(ChainHead):
     def __init__(self, source: Source, *, state_first: bool, centred: bool) -> None:
         hidden = source.hidden
         super().__init__(hidden, source.number("vocab_size"))
+        self.width = self.fused_width = hidden
         self.embedding_norm, self.state_norm, self.norm = (
             Norm(source, name, hidden, centred=centred)
             for name in ("embedding_norm", "state_norm", "norm")
@@ -60,10 +61,10 @@ class MtpHead(ChainHead):
         # Embeddings and output layer are the target's own, wherever they are stored once more.
         source.leave("layer.embed_tokens.", "layer.shared_head.head.")
 
-    def advance(self, embeddings: Nodes, states: Nodes, segments: Sequence[Segment]) -> Nodes:
+    def advance(self, embeddings: Nodes, states: Nodes, slots: CacheSlots) -> Nodes:
         pair = [self.embedding_norm(embeddings), self.state_norm(states)]
         values = self.projection(torch.cat(pair[::-1] if self.state_first else pair, dim=-1))
-        return self.norm(self.layer(values, segments, 0))
+        return self.norm(self.layer(values, slots, 0))
 
     def logits(self, states: Nodes, unembed: Unembed) -> Float[torch.Tensor, "nodes vocab"]:
         return unembed(states)

@@ -1,13 +1,13 @@
 """Rotary position embeddings, with the scaling methods of published heads."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from monge.core.errors import ModelLoadError
@@ -15,7 +15,7 @@ from monge.core.errors import ModelLoadError
 _KNOWN: Final = ("default", "linear", "llama3", "yarn")
 
 
-class Rotary:
+class Rotary(nn.Module):
     """Rotates the leading dimensions of queries and keys by their positions.
 
     Args:
@@ -32,9 +32,12 @@ class Rotary:
         Su et al., arXiv 2104.09864; yarn: Peng et al., arXiv 2309.00071.
     """
 
+    frequencies: Tensor
+
     def __init__(
         self, config: Mapping[str, Any], head_dim: int, where: str, *, interleaved: bool = False
     ) -> None:
+        super().__init__()
         rope = _parameters(config)
         kind = str(rope.get("rope_type", "default"))
         if kind not in _KNOWN:
@@ -44,12 +47,19 @@ class Rotary:
             )
         share = float(rope.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0)
         self.dim, self.interleaved = int(head_dim * share), interleaved
-        self.frequencies, self.scale = _frequencies(kind, self.dim, {**config, **rope})
+        frequencies, self.scale = _frequencies(kind, self.dim, {**config, **rope})
+        self.register_buffer("frequencies", frequencies, persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Rotary":
+        frequencies = self.frequencies
+        super()._apply(fn, recurse)
+        # They move with the head, and stay float32.
+        self.frequencies = frequencies.to(self.frequencies.device)
+        return self
 
     def angles(self, positions: Int64[Tensor, " nodes"], like: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines of positions, `[nodes, 1, dim / 2]`, in the type and on the device of a tensor."""
-        self.frequencies = self.frequencies.to(like.device)
-        turned = positions.to(like.device)[:, None].float() * self.frequencies
+        turned = positions.to(like.device)[:, None].float() * self.frequencies.to(like.device)
         cos, sin = turned.cos() * self.scale, turned.sin() * self.scale
         return cos.to(like.dtype)[:, None], sin.to(like.dtype)[:, None]
 
