@@ -12,7 +12,7 @@ from monge.api import make_components
 from monge.audit.certificate import Arrays, Certificate
 from monge.audit.certify import certify
 from monge.audit.certify_report import CertifyReport
-from monge.audit.recorder import Recorder
+from monge.audit.recorder import RunRecorder
 from monge.audit.redraft import Redrafter
 from monge.core.draws import RequestDraws
 from monge.core.errors import MongeError
@@ -86,7 +86,7 @@ def recorded(
 ) -> Certificate:
     """The certificate of a run, read again from its text."""
     decoder = Decoder(make(), max_batch_size=len(prompts))
-    recorder = Recorder(decoder)
+    recorder = RunRecorder(decoder)
     settings = {"max_new_tokens": 8, "temperature": 1.0, "seed": 1} | options
     for result in recorder.generate([list(one) for one in prompts], **settings):
         assert result.error is None

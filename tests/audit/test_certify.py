@@ -14,7 +14,7 @@ from monge.api import make_components
 from monge.audit.certificate import CertificateError, held, read_certificate
 from monge.audit.certify_report import CertifyReport
 from monge.audit.checks.coupling import CouplingCheck, VisitedNode
-from monge.audit.recorder import Recorder
+from monge.audit.recorder import RunRecorder
 from monge.core.errors import OptionError
 from monge.core.proposal import Deterministic, Iid, WithoutReplacement
 from monge.draft.model import ModelDrafter
@@ -82,7 +82,7 @@ def test_truncated_laws_pass(rules: dict[str, Any]) -> None:
 
 
 def test_a_text_that_ends_early_passes() -> None:
-    recorder = Recorder(Decoder(CHAIN(), eos_ids=frozenset({0, 1, 2})))
+    recorder = RunRecorder(Decoder(CHAIN(), eos_ids=frozenset({0, 1, 2})))
     recorder.generate([[0, 1]], max_new_tokens=20, temperature=1.0, seed=3)
     assert certified(recorder.certificate(), CHAIN).answer == "exact"
 
@@ -206,9 +206,9 @@ def test_what_cannot_be_recorded_is_refused() -> None:
 
     decoder = Decoder(combined("chain(3)", "rrs")())
     with pytest.raises(OptionError, match="lossy"):
-        Recorder(Decoder(combined("chain(3)", Lossy())()))
+        RunRecorder(Decoder(combined("chain(3)", Lossy())()))
     with pytest.raises(OptionError, match="processors"):
-        Recorder(decoder).generate([[0]], processors=[lambda ids, scores: scores])
+        RunRecorder(decoder).generate([[0]], processors=[lambda ids, scores: scores])
 
 
 def test_a_held_array_does_not_keep_the_rest_of_its_batch() -> None:

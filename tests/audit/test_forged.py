@@ -10,7 +10,7 @@ import pytest
 from monge.api import make_components
 from monge.audit.certificate import Certificate, tree_of
 from monge.audit.certify_report import CertifyReport, MismatchError
-from monge.audit.recorder import Recorder
+from monge.audit.recorder import RunRecorder
 from monge.audit.redraft import DraftFindings, Redrafter
 from monge.control.fixed import Fixed
 from monge.control.latency import Latency
@@ -108,7 +108,7 @@ def test_plans_that_cannot_be_made_again_are_told(controller: str) -> None:
 
 def test_plans_within_limits_of_the_request() -> None:
     """Limits, fixed plans and plain decoding that a request asks for are in its record."""
-    recorder = Recorder(Decoder(CHAIN()))
+    recorder = RunRecorder(Decoder(CHAIN()))
     (usual,) = recorder.decoder.requests([[0, 1]], max_new_tokens=12, temperature=1.0, seed=2)
     for changes, planned in (
         ({"limits": DraftPlan(max_depth=1)}, "fixed"),
@@ -173,7 +173,7 @@ class TestEnds:
             told(report, f"end of the text not checked ({cause})")
 
     def test_a_text_that_code_of_the_user_ends(self) -> None:
-        recorder = Recorder(Decoder(CHAIN()))
+        recorder = RunRecorder(Decoder(CHAIN()))
         recorder.generate(
             [[0, 1]],
             max_new_tokens=12,
@@ -187,7 +187,7 @@ class TestEnds:
         assert certified(edited(certificate, stop_check=False), CHAIN).answer == "not exact"
 
     def test_end_tokens(self) -> None:
-        recorder = Recorder(Decoder(CHAIN(), eos_ids=frozenset({2})))
+        recorder = RunRecorder(Decoder(CHAIN(), eos_ids=frozenset({2})))
         recorder.generate([[0, 1]], max_new_tokens=40, temperature=1.0, seed=3)
         certificate = reread(recorder.certificate())
         text = certificate.requests[0]["token_ids"]
@@ -204,7 +204,7 @@ class TestEnds:
 
     def test_stop_strings(self) -> None:
         letters = Letters()
-        recorder = Recorder(Decoder(CHAIN(), tokenizer=letters))
+        recorder = RunRecorder(Decoder(CHAIN(), tokenizer=letters))
         recorder.generate([[0, 1]], max_new_tokens=40, temperature=1.0, seed=3, stop="ca")
         certificate = reread(recorder.certificate())
         text = letters.decode(certificate.requests[0]["token_ids"], skip_special_tokens=True)
@@ -250,7 +250,7 @@ def test_malformed_rounds_are_told() -> None:
 
 
 def test_many_seeds_are_counted() -> None:
-    recorder = Recorder(Decoder(CHAIN()))
+    recorder = RunRecorder(Decoder(CHAIN()))
     for seed in range(5):
         recorder.generate([[0, 1]], max_new_tokens=2, temperature=1.0, seed=seed)
     told(
@@ -282,7 +282,7 @@ class FirstOfTwo(TreeBuilder):
         return finished.prune(finished.candidates[0][:1])
 
 
-def run_of(recorder: Recorder, session: Any) -> Certificate:
+def run_of(recorder: RunRecorder, session: Any) -> Certificate:
     """The certificate of one session, decoded."""
     for _ in decode([session], recorder.decoder.components, max_batch_size=1):
         pass
@@ -299,7 +299,7 @@ def typed(certificate: Certificate, dtype: str) -> Certificate:
 
 def chosen(make: Make = CHAIN, limits: DraftPlan | None = None, **options: Any) -> Certificate:
     """The record of what somebody makes under the reader's seed."""
-    recorder = Recorder(Decoder(make(), eos_ids=frozenset(options.pop("eos_ids", ()))))
+    recorder = RunRecorder(Decoder(make(), eos_ids=frozenset(options.pop("eos_ids", ()))))
     settings = {"max_new_tokens": 12, "temperature": 1.0, "seed": READERS} | options
     (request,) = recorder.decoder.requests([[0, 1]], **settings)
     if limits is not None:
@@ -348,7 +348,7 @@ def test_what_the_maker_of_a_record_chooses_is_in_the_verdict(name: str) -> None
 def test_settings_of_models_are_in_the_verdict() -> None:
     make = combined("chain(3)", "block", draft_temperature=0.7)
     loading = {"tree": "chain(3)", "draft_temperature": 0.7, "max_batch_size": 8, "draft": ["mine"]}
-    recorder = Recorder(Decoder(make()), loading=loading)
+    recorder = RunRecorder(Decoder(make()), loading=loading)
     recorder.generate([[0, 1]], max_new_tokens=8, temperature=1.0, seed=READERS)
     certificate = reread(recorder.certificate())
     told(certified(certificate, make), "; loaded with tree 'chain(3)', draft_temperature 0.7; ")
@@ -368,7 +368,7 @@ def test_settings_of_models_are_in_the_verdict() -> None:
     ],
 )
 def test_rows_of_requests_are_told_in_their_order(rows: list[int], text: str) -> None:
-    recorder = Recorder(Decoder(CHAIN()))
+    recorder = RunRecorder(Decoder(CHAIN()))
     sessions = recorder.sessions([[0, 1]] * 6, max_new_tokens=3, temperature=1.0, seed=READERS)
     for _ in decode(sessions, recorder.decoder.components, max_batch_size=6):
         pass

@@ -127,7 +127,7 @@ class _WatchedLaws:
         ]
 
 
-class Recorder:
+class RunRecorder:
     """Record the rounds of a decoder, for `monge certify`.
 
     Requests of `sessions` and `generate` are recorded, and those that `recorded` returned. Others
@@ -258,7 +258,7 @@ class Recorder:
 
 
 def loading_of(draft: Sequence[str] | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments of `load` that make a drafter again, for `Recorder`.
+    """Return arguments of `load` that make a drafter again, for `RunRecorder`.
 
     Args:
         draft: Names of the draft models, for people.

@@ -97,10 +97,10 @@ def generate(
     with loaded(load, tensor_parallel=bool(tensor_parallel)) as made:
         recorder = None
         if certificate is not None:
-            from monge.audit.recorder import Recorder, loading_of
+            from monge.audit.recorder import RunRecorder, loading_of
 
             name = "built-in" if load.target is None else load.target
-            recorder = Recorder(made, target=name, loading=loading_of(load.draft, changed(load)))
+            recorder = RunRecorder(made, target=name, loading=loading_of(load.draft, changed(load)))
         decoder = made if recorder is None else recorder.decoder
         given = [written(one, decoder.encode_chat) for one in asked]
         say_raw_text(decoder.tokenizer, asked, "--chat writes them as messages")

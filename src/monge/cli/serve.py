@@ -17,7 +17,7 @@ from monge.engine.decoder import Decoder
 from monge.options import RAY, LoadOptions, ServeOptions, changed, flag_of, options_of
 
 if TYPE_CHECKING:
-    from monge.audit.recorder import Recorder
+    from monge.audit.recorder import RunRecorder
 
 _HERE_ONLY: Final = (
     *("access_log", "log_format", "verbose", "lame_duck_s"),
@@ -96,14 +96,14 @@ def _serve_here(load: LoadOptions, options: ServeOptions) -> None:
         run.serve_until_signal(app, listener, options)
 
 
-def _recorder(decoder: Decoder, load: LoadOptions) -> "Recorder":
+def _recorder(decoder: Decoder, load: LoadOptions) -> "RunRecorder":
     """Return a recorder whose certificates name the models without their folders, as clients know them."""
-    from monge.audit.recorder import Recorder, loading_of
+    from monge.audit.recorder import RunRecorder, loading_of
     from monge.serve.settings import served_name
 
     drafts = None if load.draft is None else [served_name(one) for one in load.draft]
     target = served_name(load.target)
-    return Recorder(decoder, target=target, loading=loading_of(drafts, changed(load)))
+    return RunRecorder(decoder, target=target, loading=loading_of(drafts, changed(load)))
 
 
 def _say(decoder: Decoder, where: str, *, verbose: bool, is_open: bool) -> None:

@@ -7,7 +7,7 @@ import torch
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from monge.audit.recorder import Recorder, loading_of
+from monge.audit.recorder import RunRecorder, loading_of
 from monge.core.errors import OptionError
 from monge.distributed.batch import load_decoder
 from monge.distributed.ray_cluster import require_ray
@@ -169,5 +169,5 @@ def replica_app(args: BaseModel, *, engine: str, gather: Gather) -> tuple[FastAP
         given = (load.draft,) if isinstance(load.draft, str) else load.draft
         drafts = None if given is None else [served_name(one) for one in given]
         loading = loading_of(drafts, changed(load))
-        recorder = Recorder(decoder, target=served_name(load.target), loading=loading)
+        recorder = RunRecorder(decoder, target=served_name(load.target), loading=loading)
     return create_app(decoder, serve, chat, metrics=metrics, recorder=recorder), metrics
