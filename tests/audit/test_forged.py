@@ -33,6 +33,7 @@ from tests.audit.certified import (
     reread,
     shortened,
     table,
+    written,
 )
 from tests.serve.toy import Letters
 
@@ -173,23 +174,15 @@ class TestEnds:
             told(report, f"end of the text not checked ({cause})")
 
     def test_a_text_that_code_of_the_user_ends(self) -> None:
-        recorder = RunRecorder(Decoder(CHAIN()))
-        recorder.generate(
-            [[0, 1]],
-            max_new_tokens=12,
-            temperature=1.0,
-            seed=1,
-            stop_check=lambda ids: len(ids) > 6,
-        )
-        certificate = reread(recorder.certificate())
+        certificate = recorded(CHAIN, max_new_tokens=12, stop_check=lambda ids: len(ids) > 6)
         assert certificate.requests[0]["finish_reason"] == "stop"
         told(certified(certificate, CHAIN), "end of the text not checked (code of the user)")
         assert certified(edited(certificate, stop_check=False), CHAIN).answer == "not exact"
 
     def test_end_tokens(self) -> None:
-        recorder = RunRecorder(Decoder(CHAIN(), eos_ids=frozenset({2})))
-        recorder.generate([[0, 1]], max_new_tokens=40, temperature=1.0, seed=3)
-        certificate = reread(recorder.certificate())
+        certificate = recorded(
+            CHAIN, prompts=[(0, 1)], eos_ids=frozenset({2}), max_new_tokens=40, seed=3
+        )
         text = certificate.requests[0]["token_ids"]
         assert text[-1] == 2
         report = certified(certificate, CHAIN, eos_ids=frozenset({2}))
@@ -204,9 +197,9 @@ class TestEnds:
 
     def test_stop_strings(self) -> None:
         letters = Letters()
-        recorder = RunRecorder(Decoder(CHAIN(), tokenizer=letters))
-        recorder.generate([[0, 1]], max_new_tokens=40, temperature=1.0, seed=3, stop="ca")
-        certificate = reread(recorder.certificate())
+        certificate = recorded(
+            CHAIN, prompts=[(0, 1)], tokenizer=letters, max_new_tokens=40, seed=3, stop="ca"
+        )
         text = letters.decode(certificate.requests[0]["token_ids"], skip_special_tokens=True)
         assert text.endswith("ca")
         told(certified(certificate, CHAIN, tokenizer=letters), "stop ['ca'] of the request")
@@ -252,7 +245,7 @@ def test_malformed_rounds_are_told() -> None:
 def test_many_seeds_are_counted() -> None:
     recorder = RunRecorder(Decoder(CHAIN()))
     for seed in range(5):
-        recorder.generate([[0, 1]], max_new_tokens=2, temperature=1.0, seed=seed)
+        written(recorder, [[0, 1]], max_new_tokens=2, seed=seed)
     told(
         certified(reread(recorder.certificate()), CHAIN),
         "(seed 5 of the record, rows 5 of the record; ",
@@ -348,9 +341,7 @@ def test_what_the_maker_of_a_record_chooses_is_in_the_verdict(name: str) -> None
 def test_settings_of_models_are_in_the_verdict() -> None:
     make = combined("chain(3)", "block", draft_temperature=0.7)
     loading = {"tree": "chain(3)", "draft_temperature": 0.7, "max_batch_size": 8, "draft": ["mine"]}
-    recorder = RunRecorder(Decoder(make()), loading=loading)
-    recorder.generate([[0, 1]], max_new_tokens=8, temperature=1.0, seed=READERS)
-    certificate = reread(recorder.certificate())
+    certificate = recorded(make, loading=loading)
     told(certified(certificate, make), "; loaded with tree 'chain(3)', draft_temperature 0.7; ")
     target = {**certificate.header["target"], "weights": "int8"}
     rounded = replace(certificate, header={**certificate.header, "target": target}).sealed()
@@ -369,7 +360,5 @@ def test_settings_of_models_are_in_the_verdict() -> None:
 )
 def test_rows_of_requests_are_told_in_their_order(rows: list[int], text: str) -> None:
     recorder = RunRecorder(Decoder(CHAIN()))
-    sessions = recorder.sessions([[0, 1]] * 6, max_new_tokens=3, temperature=1.0, seed=READERS)
-    for _ in decode(sessions, recorder.decoder.components, max_batch_size=6):
-        pass
+    sessions = written(recorder, [[0, 1]] * 6, max_new_tokens=3)
     told(certified(reread(recorder.certificate([sessions[row] for row in rows])), CHAIN), text)

@@ -18,6 +18,7 @@ from monge.engine.models.forward_program import SourceWeights, rounded_weights_o
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.models.network_facts import num_weights
 from monge.loading.networks import as_sequence_model
+from tests.audit.certified import written
 from tests.engine.compiling import require, shared_programs
 from tests.engine.tiny import network, perturbed, prompts
 
@@ -142,7 +143,7 @@ class TestDecoding:
 def recorded():
     options = {"drafter": "ngram(min_ngram=1)", "backend": "compiled(weights='int4')"}
     recorder = RunRecorder(decoder := monge.load(target=target(), **options))
-    recorder.generate(prompts((3, 9, 5)), max_new_tokens=12, temperature=1.0, seed=2)
+    written(recorder, prompts((3, 9, 5)), max_new_tokens=12, seed=2)
     return decoder.components, recorder.certificate()
 
 

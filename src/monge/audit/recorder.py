@@ -37,10 +37,8 @@ from monge.core.model import SequenceModel, dtype_of
 from monge.core.registry import Registry
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
-from monge.engine.batch import decode
 from monge.engine.decoder import Decoder, Prompt
 from monge.engine.models.forward_program import NetworkModel, backend_of, rounded_weights_of
-from monge.engine.result import GenerationResult, result_of
 from monge.engine.sampling import NodeLaws
 from monge.engine.session import Request, Session
 from monge.loading.networks import is_sharded
@@ -130,8 +128,8 @@ class _WatchedLaws:
 class RunRecorder:
     """Record the rounds of a decoder, for `monge certify`.
 
-    Requests of `sessions` and `generate` are recorded, and those that `recorded` returned. Others
-    may share their batches, and are not recorded.
+    Requests of `sessions` are recorded, and those that `recorded` returned. Other requests may share
+    their batches, and are not recorded.
 
     Args:
         decoder: The decoder. While this one is used, nothing else may use it.
@@ -194,15 +192,6 @@ class RunRecorder:
         self._sessions += sessions
         return sessions
 
-    def generate(
-        self, prompts: Prompt | Sequence[Prompt], **options: Any
-    ) -> list[GenerationResult]:
-        """Complete prompts as `Decoder.generate` does, and record it."""
-        sessions, decoder = self.sessions(prompts, **options), self.decoder
-        for _ in decode(sessions, decoder.components, max_batch_size=decoder.max_batch_size):
-            pass
-        return [result_of(session, decoder.backend) for session in sessions]
-
     def num_bytes(self, session: Session) -> int:
         """Return the memory of the record of a session so far, without its tokens."""
         return _tape_of(session).num_bytes
@@ -211,7 +200,7 @@ class RunRecorder:
         """Return the record of sessions, which keep their records.
 
         Args:
-            sessions: The sessions; `None` for all that `sessions` and `generate` made.
+            sessions: The sessions; `None` for all that `sessions` returned.
         """
         arrays = Arrays()
         chosen = self._sessions if sessions is None else sessions
