@@ -12,13 +12,15 @@ from monge.api import make_components
 from monge.audit.certificate import Arrays, Certificate
 from monge.audit.certify import certify
 from monge.audit.certify_report import CertifyReport
-from monge.audit.recorder import Recorder
+from monge.audit.recorder import RunRecorder
 from monge.audit.redraft import Redrafter
 from monge.core.draws import RequestDraws
 from monge.core.errors import MongeError
 from monge.core.sampling_rules import SamplingRules, law_from_logits
+from monge.engine.batch import decode
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder
+from monge.engine.session import Session
 from monge.testing.tabular import RandomTable, TabularModel
 from monge.verify.registry import VERIFIERS
 from tests.exact.test_every_drafter import MADE
@@ -81,15 +83,28 @@ def forward_of(model: TabularModel) -> Callable[[tuple[int, ...], int], Tensor]:
     return forward
 
 
+def written(recorder: RunRecorder, prompts: Sequence[Any], **options: Any) -> list[Session]:
+    """Sessions of a recorder, decoded together."""
+    sessions = recorder.sessions(prompts, **{"temperature": 1.0, "seed": 1} | options)
+    for _ in decode(sessions, recorder.decoder.components, max_batch_size=len(sessions)):
+        pass
+    assert all(session.error is None for session in sessions)
+    return sessions
+
+
 def recorded(
-    make: Make, *, prompts: Sequence[Sequence[int]] = ((0, 1, 0, 1),), **options: Any
+    make: Make,
+    *,
+    prompts: Sequence[Sequence[int]] = ((0, 1, 0, 1),),
+    loading: dict[str, Any] | None = None,
+    tokenizer: Any = None,
+    eos_ids: frozenset[int] = frozenset(),
+    **options: Any,
 ) -> Certificate:
     """The certificate of a run, read again from its text."""
-    decoder = Decoder(make(), max_batch_size=len(prompts))
-    recorder = Recorder(decoder)
-    settings = {"max_new_tokens": 8, "temperature": 1.0, "seed": 1} | options
-    for result in recorder.generate([list(one) for one in prompts], **settings):
-        assert result.error is None
+    decoder = Decoder(make(), tokenizer=tokenizer, eos_ids=eos_ids, max_batch_size=len(prompts))
+    recorder = RunRecorder(decoder, loading=loading)
+    written(recorder, list(map(list, prompts)), **{"max_new_tokens": 8} | options)
     return reread(recorder.certificate())
 
 

@@ -14,7 +14,7 @@ from monge.api import make_components
 from monge.audit.certificate import CertificateError, held, read_certificate
 from monge.audit.certify_report import CertifyReport
 from monge.audit.checks.coupling import CouplingCheck, VisitedNode
-from monge.audit.recorder import Recorder
+from monge.audit.recorder import RunRecorder
 from monge.core.errors import OptionError
 from monge.core.proposal import Deterministic, Iid, WithoutReplacement
 from monge.draft.model import ModelDrafter
@@ -82,9 +82,9 @@ def test_truncated_laws_pass(rules: dict[str, Any]) -> None:
 
 
 def test_a_text_that_ends_early_passes() -> None:
-    recorder = Recorder(Decoder(CHAIN(), eos_ids=frozenset({0, 1, 2})))
-    recorder.generate([[0, 1]], max_new_tokens=20, temperature=1.0, seed=3)
-    assert certified(recorder.certificate(), CHAIN).answer == "exact"
+    certificate = recorded(CHAIN, eos_ids=frozenset({0, 1, 2}), max_new_tokens=20, seed=3)
+    assert len(certificate.requests[0]["token_ids"]) < 20
+    assert certified(certificate, CHAIN).answer == "exact"
 
 
 def test_without_the_drafter_a_run_that_drafted_cannot_be_judged() -> None:
@@ -206,9 +206,9 @@ def test_what_cannot_be_recorded_is_refused() -> None:
 
     decoder = Decoder(combined("chain(3)", "rrs")())
     with pytest.raises(OptionError, match="lossy"):
-        Recorder(Decoder(combined("chain(3)", Lossy())()))
+        RunRecorder(Decoder(combined("chain(3)", Lossy())()))
     with pytest.raises(OptionError, match="processors"):
-        Recorder(decoder).generate([[0]], processors=[lambda ids, scores: scores])
+        RunRecorder(decoder).sessions([[0]], processors=[lambda ids, scores: scores])
 
 
 def test_a_held_array_does_not_keep_the_rest_of_its_batch() -> None:

@@ -10,7 +10,7 @@ import pytest
 from monge.api import make_components
 from monge.audit.certificate import Certificate, tree_of
 from monge.audit.certify_report import CertifyReport, MismatchError
-from monge.audit.recorder import Recorder
+from monge.audit.recorder import RunRecorder
 from monge.audit.redraft import DraftFindings, Redrafter
 from monge.control.fixed import Fixed
 from monge.control.latency import Latency
@@ -33,6 +33,7 @@ from tests.audit.certified import (
     reread,
     shortened,
     table,
+    written,
 )
 from tests.serve.toy import Letters
 
@@ -108,7 +109,7 @@ def test_plans_that_cannot_be_made_again_are_told(controller: str) -> None:
 
 def test_plans_within_limits_of_the_request() -> None:
     """Limits, fixed plans and plain decoding that a request asks for are in its record."""
-    recorder = Recorder(Decoder(CHAIN()))
+    recorder = RunRecorder(Decoder(CHAIN()))
     (usual,) = recorder.decoder.requests([[0, 1]], max_new_tokens=12, temperature=1.0, seed=2)
     for changes, planned in (
         ({"limits": DraftPlan(max_depth=1)}, "fixed"),
@@ -173,23 +174,15 @@ class TestEnds:
             told(report, f"end of the text not checked ({cause})")
 
     def test_a_text_that_code_of_the_user_ends(self) -> None:
-        recorder = Recorder(Decoder(CHAIN()))
-        recorder.generate(
-            [[0, 1]],
-            max_new_tokens=12,
-            temperature=1.0,
-            seed=1,
-            stop_check=lambda ids: len(ids) > 6,
-        )
-        certificate = reread(recorder.certificate())
+        certificate = recorded(CHAIN, max_new_tokens=12, stop_check=lambda ids: len(ids) > 6)
         assert certificate.requests[0]["finish_reason"] == "stop"
         told(certified(certificate, CHAIN), "end of the text not checked (code of the user)")
         assert certified(edited(certificate, stop_check=False), CHAIN).answer == "not exact"
 
     def test_end_tokens(self) -> None:
-        recorder = Recorder(Decoder(CHAIN(), eos_ids=frozenset({2})))
-        recorder.generate([[0, 1]], max_new_tokens=40, temperature=1.0, seed=3)
-        certificate = reread(recorder.certificate())
+        certificate = recorded(
+            CHAIN, prompts=[(0, 1)], eos_ids=frozenset({2}), max_new_tokens=40, seed=3
+        )
         text = certificate.requests[0]["token_ids"]
         assert text[-1] == 2
         report = certified(certificate, CHAIN, eos_ids=frozenset({2}))
@@ -204,9 +197,9 @@ class TestEnds:
 
     def test_stop_strings(self) -> None:
         letters = Letters()
-        recorder = Recorder(Decoder(CHAIN(), tokenizer=letters))
-        recorder.generate([[0, 1]], max_new_tokens=40, temperature=1.0, seed=3, stop="ca")
-        certificate = reread(recorder.certificate())
+        certificate = recorded(
+            CHAIN, prompts=[(0, 1)], tokenizer=letters, max_new_tokens=40, seed=3, stop="ca"
+        )
         text = letters.decode(certificate.requests[0]["token_ids"], skip_special_tokens=True)
         assert text.endswith("ca")
         told(certified(certificate, CHAIN, tokenizer=letters), "stop ['ca'] of the request")
@@ -250,9 +243,9 @@ def test_malformed_rounds_are_told() -> None:
 
 
 def test_many_seeds_are_counted() -> None:
-    recorder = Recorder(Decoder(CHAIN()))
+    recorder = RunRecorder(Decoder(CHAIN()))
     for seed in range(5):
-        recorder.generate([[0, 1]], max_new_tokens=2, temperature=1.0, seed=seed)
+        written(recorder, [[0, 1]], max_new_tokens=2, seed=seed)
     told(
         certified(reread(recorder.certificate()), CHAIN),
         "(seed 5 of the record, rows 5 of the record; ",
@@ -282,7 +275,7 @@ class FirstOfTwo(TreeBuilder):
         return finished.prune(finished.candidates[0][:1])
 
 
-def run_of(recorder: Recorder, session: Any) -> Certificate:
+def run_of(recorder: RunRecorder, session: Any) -> Certificate:
     """The certificate of one session, decoded."""
     for _ in decode([session], recorder.decoder.components, max_batch_size=1):
         pass
@@ -299,7 +292,7 @@ def typed(certificate: Certificate, dtype: str) -> Certificate:
 
 def chosen(make: Make = CHAIN, limits: DraftPlan | None = None, **options: Any) -> Certificate:
     """The record of what somebody makes under the reader's seed."""
-    recorder = Recorder(Decoder(make(), eos_ids=frozenset(options.pop("eos_ids", ()))))
+    recorder = RunRecorder(Decoder(make(), eos_ids=frozenset(options.pop("eos_ids", ()))))
     settings = {"max_new_tokens": 12, "temperature": 1.0, "seed": READERS} | options
     (request,) = recorder.decoder.requests([[0, 1]], **settings)
     if limits is not None:
@@ -348,9 +341,7 @@ def test_what_the_maker_of_a_record_chooses_is_in_the_verdict(name: str) -> None
 def test_settings_of_models_are_in_the_verdict() -> None:
     make = combined("chain(3)", "block", draft_temperature=0.7)
     loading = {"tree": "chain(3)", "draft_temperature": 0.7, "max_batch_size": 8, "draft": ["mine"]}
-    recorder = Recorder(Decoder(make()), loading=loading)
-    recorder.generate([[0, 1]], max_new_tokens=8, temperature=1.0, seed=READERS)
-    certificate = reread(recorder.certificate())
+    certificate = recorded(make, loading=loading)
     told(certified(certificate, make), "; loaded with tree 'chain(3)', draft_temperature 0.7; ")
     target = {**certificate.header["target"], "weights": "int8"}
     rounded = replace(certificate, header={**certificate.header, "target": target}).sealed()
@@ -368,8 +359,6 @@ def test_settings_of_models_are_in_the_verdict() -> None:
     ],
 )
 def test_rows_of_requests_are_told_in_their_order(rows: list[int], text: str) -> None:
-    recorder = Recorder(Decoder(CHAIN()))
-    sessions = recorder.sessions([[0, 1]] * 6, max_new_tokens=3, temperature=1.0, seed=READERS)
-    for _ in decode(sessions, recorder.decoder.components, max_batch_size=6):
-        pass
+    recorder = RunRecorder(Decoder(CHAIN()))
+    sessions = written(recorder, [[0, 1]] * 6, max_new_tokens=3)
     told(certified(reread(recorder.certificate([sessions[row] for row in rows])), CHAIN), text)

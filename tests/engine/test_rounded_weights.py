@@ -8,7 +8,7 @@ import torch
 import monge
 from monge.audit.certify import certify
 from monge.audit.plain_forward import backend_forward
-from monge.audit.recorder import Recorder, weights_digest
+from monge.audit.recorder import RunRecorder, weights_digest
 from monge.audit.redraft import Redrafter
 from monge.backends.cpu.packed_linear import PackedLinear
 from monge.backends.cpu.rounded_weights import round_weights
@@ -18,6 +18,7 @@ from monge.engine.models.forward_program import SourceWeights, rounded_weights_o
 from monge.engine.models.hf_tree import HfTreeModel
 from monge.engine.models.network_facts import num_weights
 from monge.loading.networks import as_sequence_model
+from tests.audit.certified import written
 from tests.engine.compiling import require, shared_programs
 from tests.engine.tiny import network, perturbed, prompts
 
@@ -141,8 +142,8 @@ class TestDecoding:
 @pytest.fixture(scope="module")
 def recorded():
     options = {"drafter": "ngram(min_ngram=1)", "backend": "compiled(weights='int4')"}
-    recorder = Recorder(decoder := monge.load(target=target(), **options))
-    recorder.generate(prompts((3, 9, 5)), max_new_tokens=12, temperature=1.0, seed=2)
+    recorder = RunRecorder(decoder := monge.load(target=target(), **options))
+    written(recorder, prompts((3, 9, 5)), max_new_tokens=12, seed=2)
     return decoder.components, recorder.certificate()
 
 

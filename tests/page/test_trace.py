@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from monge.audit.certificate import law_of, tree_of
-from monge.audit.recorder import Recorder
+from monge.audit.recorder import RunRecorder
 from monge.core.proposal import Arbitrary, Deterministic, Independent, Mixed
 from monge.engine.batch import decode
 from monge.engine.decoder import Decoder, piece_of
@@ -59,7 +59,7 @@ def expected_target_laws(stored, arrays):
 @pytest.mark.parametrize("name", RUNS)
 def test_a_trace_agrees_with_the_certificate(name, unchecked_types):
     decoder = Decoder(RUNS[name](), max_batch_size=1)
-    session = run_of(recorder := Recorder(decoder))
+    session = run_of(recorder := RunRecorder(decoder))
     rounds = rounds_of(session.records, session.request.prompt_ids, decoder)
     certificate = recorder.certificate()
     for shown, record, stored in zip(

@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 
 from monge.audit import recorder as recording
 from monge.audit.certificate import read_certificate
-from monge.audit.recorder import Recorder
+from monge.audit.recorder import RunRecorder
 from monge.serve.scheduling.scheduler import Scheduler
 from tests.audit.certified import certified, reread
 from tests.serve.served import toy_app, toy_decoder
@@ -31,7 +31,7 @@ PARTS = {
 
 def server(made, **settings):
     return TestClient(
-        toy_app(made, recorder=Recorder(made), **settings), raise_server_exceptions=False
+        toy_app(made, recorder=RunRecorder(made), **settings), raise_server_exceptions=False
     )
 
 
@@ -111,7 +111,7 @@ def test_a_server_without_recorder_refuses():
     ],
 )
 def test_what_cannot_be_recorded_is_refused_before_decoding(fields, message):
-    app = toy_app(made := toy_decoder(), recorder=Recorder(made))
+    app = toy_app(made := toy_decoder(), recorder=RunRecorder(made))
     with TestClient(app) as client:
         answer = ask(client, **fields)
     assert answer.status_code == 400
@@ -121,7 +121,7 @@ def test_what_cannot_be_recorded_is_refused_before_decoding(fields, message):
 
 def test_a_record_that_takes_too_much_memory_ends_its_request():
     made = toy_decoder()
-    app = toy_app(made, recorder=Recorder(made), max_certificate_bytes=5000)
+    app = toy_app(made, recorder=RunRecorder(made), max_certificate_bytes=5000)
     with TestClient(app) as client:
         answer = ask(client, max_tokens=200, ignore_eos=True)
         error = answer.json()["error"]
@@ -173,7 +173,7 @@ def served(recorder, requests, *, recorded):
 )
 def test_a_crowd_writes_what_each_writes_alone(tree, verifier):
     make = lambda: decoder(tree=tree, verifier=verifier)  # noqa: E731
-    recorder = Recorder(make())
+    recorder = RunRecorder(make())
     generations = crowd()
     completions = served(recorder, generations, recorded=2)
     expected = [alone(one, tree=tree, verifier=verifier) for one in generations]
@@ -189,7 +189,7 @@ def test_a_crowd_writes_what_each_writes_alone(tree, verifier):
 
 def test_a_neighbour_that_fails_leaves_no_trace():
     made = decoder()
-    recorder = Recorder(made)
+    recorder = RunRecorder(made)
     requests = crowd()
     requests[1] = replace(requests[1], processors=(Mine(5),))
     completions = served(recorder, requests, recorded=2)
@@ -201,7 +201,7 @@ def test_a_neighbour_that_fails_leaves_no_trace():
 
 def test_records_of_requests_that_left_are_forgotten():
     made = decoder()
-    recorder = Recorder(made)
+    recorder = RunRecorder(made)
     draws = []
 
     def submitted(scheduler, request):

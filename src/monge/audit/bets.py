@@ -61,39 +61,33 @@ Measured, rounded up.
 NUM_PREFIXES: Final = 4
 """Tokens of a text whose laws are learned per prefix."""
 
-BETS: Final[Mapping[str, tuple[float, str, str]]] = MappingProxyType(
+BETS: Final[Mapping[str, tuple[float, str, str, str]]] = MappingProxyType(
     {
         "temperature": (
             0.14,
-            "flatter than the reference, as at a higher temperature",
-            "sharper, as at a lower temperature",
+            "{} temperature",
+            "flatter than the reference, as at a higher",
+            "sharper, as at a lower",
         ),
-        "most probable": (0.14, "too few most probable tokens", "too many most probable tokens"),
-        "ranks 2 to 4": (0.12, "too few tokens of ranks 2 to 4", "too many tokens of ranks 2 to 4"),
-        "tail": (0.08, "too few improbable tokens", "too many improbable tokens"),
-        "first": (
-            0.06,
-            "first tokens: too few most probable ones",
-            "first tokens: too many most probable ones",
-        ),
-        "after likely": (
-            0.06,
-            "after a likely token: too few most probable ones",
-            "after a likely token: too many of them",
-        ),
+        "most probable": (0.14, "too {} most probable tokens", "few", "many"),
+        "ranks 2 to 4": (0.12, "too {} tokens of ranks 2 to 4", "few", "many"),
+        "tail": (0.08, "too {} improbable tokens", "few", "many"),
+        "first": (0.06, "first tokens: too {} most probable ones", "few", "many"),
+        "after likely": (0.06, "after a likely token: too {} most probable ones", "few", "many"),
         "after unlikely": (
             0.06,
-            "after an unlikely token: too few most probable ones",
-            "after an unlikely token: too many of them",
+            "after an unlikely token: too {} most probable ones",
+            "few",
+            "many",
         ),
-        "end": (0.06, "texts end too late", "texts end too early"),
-        "neighbours": (0.04, "neighbouring tokens depend on each other", ""),
-        "histogram": (0.06, "quantiles are not uniform", ""),
-        "tokens": (0.08, "some tokens are too frequent, others too rare", ""),
-        "prefixes": (0.10, "wrong joint distribution of first tokens", ""),
+        "end": (0.06, "texts end too {}", "late", "early"),
+        "neighbours": (0.04, "neighbouring tokens depend on each other", "", ""),
+        "histogram": (0.06, "quantiles are not uniform", "", ""),
+        "tokens": (0.08, "some tokens are too frequent, others too rare", "", ""),
+        "prefixes": (0.10, "wrong joint distribution of first tokens", "", ""),
     }
 )
-"""Share of the first stake of each bet, and its finding for negative and for positive strengths, if these differ.
+"""Share of the first stake of each bet, and its finding, with a word for negative and for positive strengths.
 
 The shares sum to 1, so that the joint wealth is an e-process as well.
 """
@@ -181,9 +175,9 @@ class Wealth:
         if self.num_impossible:
             return f"{counted(self.num_impossible, 'token')} outside of the support of their distributions"
         name = tuple(BETS)[int((self.values() + _LOG_SHARES).argmax())]
-        _, negative, positive = BETS[name]
+        _, finding, negative, positive = BETS[name]
         is_positive = self._log[name].argmax() >= len(self._log[name]) // 2
-        return positive if positive and is_positive else negative
+        return finding.format(positive if is_positive else negative)
 
     def add(
         self, prompt: str, names: Sequence[str], text: JudgedText, factors: Mapping[str, np.ndarray]
@@ -304,7 +298,7 @@ def _num_options(name: str) -> int:
     return len(_OPTIONS.get(name, STRENGTHS))
 
 
-_LOG_SHARES: Final = np.log([share for share, _, _ in BETS.values()])
+_LOG_SHARES: Final = np.log([share for share, *_ in BETS.values()])
 _LOG_OPTIONS: Final = np.log([_num_options(name) for name in BETS])
 
 

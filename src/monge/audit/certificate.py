@@ -203,7 +203,7 @@ def tree_of(stored: Mapping[str, Any], arrays: Arrays) -> TokenTree:
 
 def verdict_fields(verdict: Verdict) -> dict[str, Any]:
     """Return the fields of a verdict."""
-    return {name: getattr(verdict, name) for name in _VERDICT}
+    return {name: _field(getattr(verdict, name)) for name in _VERDICT}
 
 
 def verdict_of(stored: Mapping[str, Any]) -> Verdict:

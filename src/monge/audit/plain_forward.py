@@ -9,7 +9,8 @@ from jaxtyping import Float64
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from monge.core.model import NodeBlock, SequenceModel
+from monge.core.model import SequenceModel
+from monge.engine.follow import logits_along
 from monge.engine.models.network_facts import chooses_logits
 
 Forward = Callable[[tuple[int, ...], int], Float64[Tensor, "nodes vocab"]]
@@ -38,7 +39,6 @@ def plain_forward(network: PreTrainedModel) -> Forward:
     return forward
 
 
-_TEXT = 0
 _PIECE = 64  # tokens
 
 
@@ -52,15 +52,7 @@ def backend_forward(model: SequenceModel) -> Forward:
     """
 
     def forward(token_ids: tuple[int, ...], first: int) -> Tensor:
-        model.open({_TEXT: token_ids[:first]})
-        try:
-            logits: list[Tensor] = []
-            for start in range(first, len(token_ids), _PIECE):
-                piece = token_ids[start : start + _PIECE]
-                logits.append(model.extend({_TEXT: NodeBlock.chain(piece)})[_TEXT].double())
-                model.commit({_TEXT: range(len(piece))})
-        finally:
-            model.close(_TEXT)
-        return torch.cat(logits)
+        pieces = logits_along(model, token_ids, first, piece=_PIECE)
+        return torch.cat([logits.double() for logits in pieces])
 
     return forward

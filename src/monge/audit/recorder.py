@@ -37,10 +37,8 @@ from monge.core.model import SequenceModel, dtype_of
 from monge.core.registry import Registry
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
-from monge.engine.batch import decode
 from monge.engine.decoder import Decoder, Prompt
 from monge.engine.models.forward_program import NetworkModel, backend_of, rounded_weights_of
-from monge.engine.result import GenerationResult, result_of
 from monge.engine.sampling import NodeLaws
 from monge.engine.session import Request, Session
 from monge.loading.networks import is_sharded
@@ -128,11 +126,11 @@ class _WatchedLaws:
         ]
 
 
-class Recorder:
+class RunRecorder:
     """Record the rounds of a decoder, for `monge certify`.
 
-    Requests of `sessions` and `generate` are recorded, and those that `recorded` returned. Others
-    may share their batches, and are not recorded.
+    Requests of `sessions` are recorded, and those that `recorded` returned. Other requests may share
+    their batches, and are not recorded.
 
     Args:
         decoder: The decoder. While this one is used, nothing else may use it.
@@ -195,15 +193,6 @@ class Recorder:
         self._sessions += sessions
         return sessions
 
-    def generate(
-        self, prompts: Prompt | Sequence[Prompt], **options: Any
-    ) -> list[GenerationResult]:
-        """Complete prompts as `Decoder.generate` does, and record it."""
-        sessions, decoder = self.sessions(prompts, **options), self.decoder
-        for _ in decode(sessions, decoder.components, max_batch_size=decoder.max_batch_size):
-            pass
-        return [result_of(session, decoder.backend) for session in sessions]
-
     def num_bytes(self, session: Session) -> int:
         """Return the memory of the record of a session so far, without its tokens."""
         return _tape_of(session).num_bytes
@@ -212,7 +201,7 @@ class Recorder:
         """Return the record of sessions, which keep their records.
 
         Args:
-            sessions: The sessions; `None` for all that `sessions` and `generate` made.
+            sessions: The sessions; `None` for all that `sessions` returned.
         """
         arrays = Arrays()
         chosen = self._sessions if sessions is None else sessions
@@ -260,7 +249,7 @@ class Recorder:
 
 def recorder_of(
     decoder: Decoder, load: LoadOptions, name_of: Callable[[str | None], str]
-) -> Recorder:
+) -> RunRecorder:
     """Return a recorder for the decoder that these options load.
 
     Its certificates have the options that make the drafter again. The backend is one of them: it
@@ -275,7 +264,7 @@ def recorder_of(
     drafts = (load.draft,) if isinstance(load.draft, str) else load.draft
     if drafts is not None:
         loading["draft"] = [name_of(draft) for draft in drafts]
-    return Recorder(decoder, target=name_of(load.target), loading=loading)
+    return RunRecorder(decoder, target=name_of(load.target), loading=loading)
 
 
 def part_text(registry: Registry[Any], part: Any) -> str:  # noqa: ANN401 (any part)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain, count
+from itertools import chain
 from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
@@ -24,9 +24,10 @@ from monge.audit.client import (
     one_at_a_time,
 )
 from monge.audit.token_law import END, TokenLaw, law_of_logprobs, truncated
-from monge.core.model import NodeBlock, SequenceModel
+from monge.core.model import SequenceModel
 from monge.core.sampling_rules import SamplingRules
 from monge.core.text import token_ids_of
+from monge.engine.follow import logits_along
 
 _UNNAMED: Final = "\N{REPLACEMENT CHARACTER}"
 _SORTED: Final = 256
@@ -94,7 +95,7 @@ class LocalReference:
             END if i in eos_ids else "" if name in often else name for i, name in enumerate(names)
         ]
         self._ids = {name: i for i, name in enumerate(self._names) if name not in {END, ""}}
-        self._sequences, self._lock = count(), asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._prompts: dict[str, list[int]] = {}
 
     async def laws(
@@ -110,18 +111,15 @@ class LocalReference:
     ) -> list[TokenLaw | None]:
         if prompt not in self._prompts:
             self._prompts[prompt] = list(token_ids_of(self._tokenizer, prompt))
-        *before, last = self._prompts[prompt]
+        prompt_ids = self._prompts[prompt]
         ids = list[int]()
         for name in tokens[:-1]:
             if name not in self._ids:
                 break
             ids.append(self._ids[name])
-        sequence = next(self._sequences)
         with torch.inference_mode():
-            self._model.open({sequence: before})
-            logits = self._model.extend({sequence: NodeBlock.chain([last, *ids])})[sequence]
-            self._model.close(sequence)
-            scores = logits.double() / rules.temperature
+            pieces = logits_along(self._model, (*prompt_ids, *ids), len(prompt_ids) - 1)
+            scores = torch.cat([logits.double() for logits in pieces]) / rules.temperature
             if len(self._eos_ids) > 1:  # all ends of text are one token
                 ends = sorted(self._eos_ids)
                 together = torch.logsumexp(scores[:, ends], dim=-1)

@@ -1,14 +1,20 @@
-"""Follow a known text: the real loop runs, and its draws and verdicts are made to give that text.
+"""Follow a known text: read its logits, or run the real loop with draws and verdicts that give it.
 
 Replay follows a logged text, and `monge certify` a recorded one.
 """
 
 from abc import abstractmethod
 from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
+
+from jaxtyping import Float
+from torch import Tensor
 
 from monge.core.draws import Draws
 from monge.core.law import LawSequence
+from monge.core.model import NodeBlock, SequenceModel
 from monge.core.proposal import ChildDraws, Proposal
 from monge.core.tree import TokenTree
 from monge.core.verdict import Verdict
@@ -16,6 +22,29 @@ from monge.engine.batch import decode
 from monge.engine.components import Components
 from monge.engine.session import Session, catch
 from monge.verify.base import Verifier
+
+_SEQUENCE: Final = -1  # no number of a request
+
+
+def logits_along(
+    model: SequenceModel, token_ids: Sequence[int], first: int, *, piece: int = 256
+) -> Iterator[Float[Tensor, "nodes vocab"]]:
+    """Yield the next-token logits after `token_ids[: first + 1]`, ..., after the whole text.
+
+    Args:
+        model: The model; nothing else may use it meanwhile.
+        token_ids: The text.
+        first: Tokens before the first one whose logits are wanted.
+        piece: Tokens of a forward: it bounds the logits that are held, not the text.
+    """
+    model.open({_SEQUENCE: token_ids[:first]})
+    try:
+        for start in range(first, len(token_ids), piece):
+            part = tuple(token_ids[start : start + piece])
+            yield model.extend({_SEQUENCE: NodeBlock.chain(part)})[_SEQUENCE]
+            model.commit({_SEQUENCE: range(len(part))})
+    finally:
+        model.close(_SEQUENCE)
 
 
 class KnownText(ChildDraws):

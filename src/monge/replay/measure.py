@@ -12,9 +12,9 @@ from monge.core.draws import Draws
 from monge.core.model import SequenceModel
 from monge.core.proposal import Deterministic
 from monge.core.sampling_rules import SamplingRules
-from monge.core.tree import GrowingTree
+from monge.core.tree import GrowingTree, TokenTree
 from monge.core.verdict import StepRecord
-from monge.draft.base import Capabilities, Draft, Drafter
+from monge.draft.base import Capabilities, ModelFreeDrafter, model_free
 from monge.engine.clock import now
 from monge.engine.components import Components
 from monge.engine.loop import close_session, run_round
@@ -111,7 +111,7 @@ def measured_rounds(
 
 
 @dataclass(frozen=True, slots=True)
-class FillerDrafter(Drafter[None]):
+class FillerDrafter(ModelFreeDrafter[None]):
     """Propose `width` meaningless candidates a level, so that a round of any size can be timed."""
 
     max_depth: int
@@ -119,30 +119,16 @@ class FillerDrafter(Drafter[None]):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(
-            proposes=frozenset({Deterministic}),
-            max_width=self.width,
-            max_depth=self.max_depth,
-            needs_trees=self.width > 1,
-        )
+        return model_free(max_depth=self.max_depth, max_width=self.width)
 
-    def open(self, contexts: Sequence[Context]) -> Sequence[None]:
-        return [None] * len(contexts)
+    def start(self, context: Context) -> None:
+        return None
 
-    def draft(
-        self,
-        contexts: Sequence[Context],
-        states: Sequence[None],
-        plans: Sequence[DraftPlan],
-        draws: Sequence[Draws],
-    ) -> Sequence[Draft[None]]:
-        drafts: list[Draft[None]] = []
-        for context, plan, row_draws in zip(contexts, plans, draws, strict=True):
-            tree, node = GrowingTree(context.token_ids[-1]), 0
-            for _ in range(plan.depth(self.max_depth)):
-                node, *_ = tree.grow(node, Deterministic(tuple(range(self.width))), row_draws)
-            drafts.append(Draft(tree.finish(), None))
-        return drafts
+    def tree(self, context: Context, state: None, plan: DraftPlan, draws: Draws) -> TokenTree:
+        tree, node = GrowingTree(context.token_ids[-1]), 0
+        for _ in range(plan.depth(self.max_depth)):
+            node, *_ = tree.grow(node, Deterministic(tuple(range(self.width))), draws)
+        return tree.finish()
 
 
 def _shortest(times: Iterable[tuple[int, float]]) -> dict[int, float]:

@@ -12,14 +12,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from monge.core.errors import OptionError
 from monge.core.law import SparseLaw
-from monge.core.model import NodeBlock, SequenceModel
+from monge.core.model import SequenceModel
 from monge.core.prompt import PromptProfile
 from monge.core.sampling_rules import SamplingRules, law_from_logits
 from monge.engine.decoder import Decoder
+from monge.engine.follow import logits_along
 from monge.engine.opening import ending_size, profiled
 from monge.replay.log import LawLog, LoggedText, Masses, ModelIdentity
 
-_PART = 256  # tokens of a text that one forward reads: bounds its logits, not the text
 _SAMPLE = 256  # numbers of every weight that go into a network's digest
 
 
@@ -102,17 +102,13 @@ def _read(
 ) -> tuple[Float64[Tensor, "seq vocab"], PromptProfile]:
     """Return the law of every token of a text, read in one pass."""
     ids, ending = prompt.token_ids, ending_size(target, prompt)
-    target.open({-1: ids[: len(ids) - 1 - ending]})
-    if ending:
-        prompt = profiled(prompt, target.extend({-1: NodeBlock.chain(ids[-ending - 1 : -1])})[-1])
-        target.commit({-1: range(ending)})
-    inputs, rows = (prompt.token_ids[-1], *token_ids[:-1]), list[Tensor]()
-    for start in range(0, len(inputs), _PART):
-        part = inputs[start : start + _PART]
-        logits = target.extend({-1: NodeBlock.chain(part)})[-1]
-        rows += [_dense(law_from_logits(row, rules).sparse(), target.vocab_size) for row in logits]
-        target.commit({-1: range(len(part))})
-    target.close(-1)
+    rows = list[Tensor]()
+    for logits in logits_along(target, (*ids, *token_ids[:-1]), len(ids) - 1 - ending):
+        start = 0 if rows else ending  # the first piece holds the ending whole
+        if start:
+            prompt = profiled(prompt, logits[:start])
+        laws = (law_from_logits(row, rules).sparse() for row in logits[start:])
+        rows += [_dense(law, target.vocab_size) for law in laws]
     return torch.stack(rows), prompt
 
 
