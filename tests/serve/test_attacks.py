@@ -20,6 +20,7 @@ from fastapi.responses import Response
 from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
+from monge.engine.chat_format import InstructionFormat
 from monge.serve.api.bodies import checked
 from monge.serve.api.fields import MAX_MESSAGES
 from monge.serve.api.schemas import ChatRequest, CompletionRequest
@@ -384,7 +385,7 @@ class Spelled(Letters):
 
 def spelled_app(tokenizer, **options):
     decoder = toy_decoder()
-    decoder.tokenizer = tokenizer
+    decoder.tokenizer, decoder.chat_format = tokenizer, InstructionFormat(tokenizer)
     return toy_app(decoder, **options)
 
 

@@ -22,7 +22,7 @@ FIELDS = {"temperature": 0, "structured_outputs": {"choice": [TEXT]}}
 @pytest.fixture(scope="module")
 def web():
     decoder = monge.load()
-    app = create_app(decoder, ServeOptions(served_model_name="toy"), decoder.chat_format)
+    app = create_app(decoder, ServeOptions(served_model_name="toy"))
     with TestClient(app) as made:
         yield made
 

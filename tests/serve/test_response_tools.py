@@ -9,13 +9,10 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 import monge
-from monge.api import make_components
-from monge.engine.chat_format import InstructionFormat
-from monge.engine.decoder import Decoder
 from monge.options import ServeOptions
 from monge.serve.http.app import create_app
-from monge.testing.tabular import TabularModel
-from tests.serve.test_tools import ALPHABET, TOOL, Ascii, check
+from tests.serve.served import writing_app
+from tests.serve.test_tools import TOOL, check
 
 EVENT = TypeAdapter(ResponseStreamEvent)
 WEATHER = {"type": "function"} | TOOL["function"]
@@ -26,7 +23,7 @@ ASKED = {"model": "toy", "input": "Will it rain in Rome?", "max_output_tokens": 
 @pytest.fixture(scope="module")
 def web():
     decoder = monge.load()
-    app = create_app(decoder, ServeOptions(served_model_name="toy"), decoder.chat_format)
+    app = create_app(decoder, ServeOptions(served_model_name="toy"))
     with TestClient(app) as made:
         yield made
 
@@ -210,18 +207,7 @@ def test_items_are_the_turns_of_a_chat(web, is_merged):
     ],
 )
 def test_calls_that_a_model_makes_by_itself_are_items(text, kinds):
-    def law(token_ids):
-        written = Ascii().decode(token_ids, skip_special_tokens=False).rpartition("Response:")[2]
-        goes_on = len(written) < len(text) and text.startswith(written)
-        return [float(letter == (text[len(written)] if goes_on else "\0")) for letter in ALPHABET]
-
-    size = len(ALPHABET)
-    parts = make_components(
-        TabularModel(law, size, max_length=4000), TabularModel(law, size), tree="chain(5)"
-    )
-    decoder = Decoder(parts, tokenizer=Ascii(), eos_ids=frozenset({0}))
-    app = create_app(decoder, ServeOptions(served_model_name="toy"), InstructionFormat(Ascii()))
-    with TestClient(app) as web:
+    with TestClient(writing_app(text)) as web:
         items = rebuilt(events_of(web, ASKED | {"tools": [OTHER]}))
         whole = web.post("/v1/responses", json=ASKED | {"tools": [OTHER]}).json()
     assert "".join(item["type"][0].replace("f", "c") for item in items) == kinds

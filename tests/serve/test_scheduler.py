@@ -12,7 +12,6 @@ from fastapi.testclient import TestClient
 from monge.core.errors import ContextLengthError, OptionError
 from monge.core.model import NodeBlock
 from monge.core.sampling_rules import SamplingRules, law_from_logits
-from monge.engine.chat_format import InstructionFormat
 from monge.engine.logprobs import LogprobOptions
 from monge.engine.processors import Stateless
 from monge.options import ServeOptions
@@ -285,9 +284,7 @@ def test_a_round_looks_at_nothing_that_waits(monkeypatch):
 
 def test_choices_of_a_request_share_its_bias_and_hold_no_text():
     bias = {str(token): 1.0 for token in range(5)}
-    whole = toy_decoder()
-    chat = InstructionFormat(whole.tokenizer)
-    parser = RequestParser(whole, ServeOptions(), chat, max_sequence_tokens=400)
+    parser = RequestParser(toy_decoder(), ServeOptions(), max_sequence_tokens=400)
     body = json.dumps({"prompt": ["a", "b"], "n": 3, "logit_bias": bias}).encode()
     parsed = parser.parse(body, CompletionRequest, "name")
     made = parsed.choices

@@ -12,17 +12,15 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 import monge
-from monge.api import make_components
 from monge.core.errors import GrammarError
-from monge.engine.chat_format import InstructionFormat, TemplateFormat
-from monge.engine.decoder import Decoder
+from monge.engine.chat_format import TemplateFormat
 from monge.engine.grammar import GrammarCompiler
 from monge.options import ServeOptions
 from monge.serve.api.call_reader import CallReader
 from monge.serve.api.conversations import Function
 from monge.serve.api.tools import CallFormat, ToolUse, call_format
 from monge.serve.http.app import create_app
-from monge.testing.tabular import TabularModel
+from tests.serve.served import writing_app
 
 HERMES = CallFormat()
 MISTRAL = CallFormat(begin="[TOOL_CALLS]", before=" [", after="]", end="")
@@ -205,7 +203,7 @@ STRICT = {"type": "function", "function": TOOL["function"] | {"strict": True}}
 
 @pytest.fixture(scope="module")
 def web(decoder):
-    app = create_app(decoder, ServeOptions(served_model_name="toy"), decoder.chat_format)
+    app = create_app(decoder, ServeOptions(served_model_name="toy"))
     with TestClient(app) as made:
         yield made
 
@@ -317,41 +315,11 @@ def test_choices_ends_and_stops_of_calls(client):
                 json.loads(calls[0][1])
 
 
-ALPHABET = ["\0", *map(chr, range(10, 127))]
-
-
-class Ascii:
-    """A tokenizer whose tokens are characters."""
-
-    def __call__(self, text, **_):
-        return {"input_ids": [ALPHABET.index(letter) for letter in text]}
-
-    def decode(self, token_ids, *, skip_special_tokens):
-        return "".join(ALPHABET[int(token)] for token in token_ids).replace("\0", "")
-
-    def convert_ids_to_tokens(self, token_id):
-        return ALPHABET[token_id]
-
-
 @pytest.mark.parametrize("is_called", [True, False])
 def test_calls_that_a_model_makes_by_itself(is_called):
     text = 'So:\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>\n'
     text = text.replace("}}", "}}" if is_called else "}")
-    start = "Response:"
-
-    def law(token_ids):
-        written = Ascii().decode(token_ids, skip_special_tokens=False).rpartition(start)[2]
-        goes_on = len(written) < len(text) and text.startswith(written)
-        return [float(one == (text[len(written)] if goes_on else "\0")) for one in ALPHABET]
-
-    size = len(ALPHABET)
-    made = make_components(
-        TabularModel(law, size, max_length=4000), TabularModel(law, size), tree="chain(5)"
-    )
-    decoder = Decoder(made, tokenizer=Ascii(), eos_ids=frozenset({0}))
-    chat = InstructionFormat(Ascii())
-    app = create_app(decoder, ServeOptions(served_model_name="toy"), chat)
-    with TestClient(app) as web:
+    with TestClient(writing_app(text)) as web:
         client = openai.OpenAI(api_key="none", base_url="http://testserver/v1", http_client=web)
         answer = client.chat.completions.create(**ASKED, tools=[OTHER])
         message, finish = answer.choices[0].message, answer.choices[0].finish_reason

@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
@@ -15,9 +15,6 @@ from monge.cli.options import set_threads
 from monge.core.errors import OptionError
 from monge.engine.decoder import Decoder
 from monge.options import RAY, LoadOptions, ServeOptions, changed, flag_of, options_of
-
-if TYPE_CHECKING:
-    from monge.audit.recorder import Recorder
 
 _HERE_ONLY: Final = (
     *("access_log", "log_format", "verbose", "lame_duck_s"),
@@ -68,7 +65,6 @@ def serve(
 
 
 def _serve_here(load: LoadOptions, options: ServeOptions) -> None:
-    from monge.engine.chat_format import chat_format
     from monge.serve import run
     from monge.serve.http.app import create_app
     from monge.serve.settings import checked_options, hosts_to_accept, is_loopback
@@ -87,23 +83,16 @@ def _serve_here(load: LoadOptions, options: ServeOptions) -> None:
         run.listen(options.host, options.port) as listener,
         loaded(load, tensor_parallel=options.tensor_parallel) as decoder,
     ):
-        chat = chat_format(decoder.tokenizer, load.chat_template, is_built_in=load.target is None)
-        recorder = _recorder(decoder, load) if options.certificates else None
-        app = create_app(decoder, options, chat, recorder=recorder)
+        recorder = None
+        if options.certificates:
+            from monge.distributed.ray_serve import recorder_of
+
+            recorder = recorder_of(decoder, load)
+        app = create_app(decoder, options, recorder=recorder)
         url = run.url_of(listener, is_secure=options.ssl_certfile is not None)
         where = f"serving {options.served_model_name} at {url}/v1; in a browser: {url}/"
         _say(decoder, where, verbose=options.verbose, is_open=is_open)
         run.serve_until_signal(app, listener, options)
-
-
-def _recorder(decoder: Decoder, load: LoadOptions) -> "Recorder":
-    """Return a recorder whose certificates name the models without their folders, as clients know them."""
-    from monge.audit.recorder import Recorder, loading_of
-    from monge.serve.settings import served_name
-
-    drafts = None if load.draft is None else [served_name(one) for one in load.draft]
-    target = served_name(load.target)
-    return Recorder(decoder, target=target, loading=loading_of(drafts, changed(load)))
 
 
 def _say(decoder: Decoder, where: str, *, verbose: bool, is_open: bool) -> None:

@@ -12,7 +12,7 @@ from monge.core.errors import OptionError
 from monge.distributed.batch import load_decoder
 from monge.distributed.ray_cluster import require_ray
 from monge.distributed.shared_metrics import SharedMetrics
-from monge.engine.chat_format import chat_format
+from monge.engine.decoder import Decoder
 from monge.engine.process import settle_objects
 from monge.options import LoadOptions, Option, ServeOptions, changed, options_of
 from monge.serve.http.app import create_app
@@ -160,13 +160,14 @@ def replica_app(args: AppArgs, *, engine: str, gather: Gather) -> tuple[FastAPI,
     load, serve = _split(args)
     serve = checked_options(serve, load.target)
     decoder = load_decoder(load)
-    chat = chat_format(decoder.tokenizer, load.chat_template, is_built_in=load.target is None)
     metrics = ServerMetrics(str(serve.served_model_name), engine=engine, gather=gather)
-    recorder = None
-    if serve.certificates:
-        # Certificates name the models without their folders.
-        given = (load.draft,) if isinstance(load.draft, str) else load.draft
-        drafts = None if given is None else [served_name(one) for one in given]
-        loading = loading_of(drafts, changed(load))
-        recorder = Recorder(decoder, target=served_name(load.target), loading=loading)
-    return create_app(decoder, serve, chat, metrics=metrics, recorder=recorder), metrics
+    recorder = recorder_of(decoder, load) if serve.certificates else None
+    return create_app(decoder, serve, metrics=metrics, recorder=recorder), metrics
+
+
+def recorder_of(decoder: Decoder, load: LoadOptions) -> Recorder:
+    """Return a recorder whose certificates name the models without their folders, as clients know them."""
+    names = (load.draft,) if isinstance(load.draft, str) else load.draft
+    drafts = None if names is None else list(map(served_name, names))
+    loading = loading_of(drafts, changed(load))
+    return Recorder(decoder, target=served_name(load.target), loading=loading)

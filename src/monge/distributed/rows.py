@@ -1,14 +1,13 @@
 """Rows of a batch file: from a line to a request, and from a session to a line."""
 
 import json
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
-from monge.engine.batch import Batch
+from monge.engine.batch import decode
 from monge.engine.decoder import Decoder
 from monge.engine.penalties import text_processors
 from monge.engine.session import Request, Session
@@ -89,43 +88,33 @@ def decode_shard(decoder: Decoder, shard: Shard, rules: RowRules) -> tuple[str, 
     rows = [
         dict[str, Any](row=shard.first_row + place, **_UNREAD) for place in range(len(shard.lines))
     ]
-    row_of, waiting = dict[int, dict[str, Any]](), deque[Session]()
-    for row, line in zip(rows, shard.lines, strict=True):
+    sessions = dict[int, Session]()
+    for place, (row, line) in enumerate(zip(rows, shard.lines, strict=True)):
         try:
             record = _record(line)
             row["id"] = record.get("id")
-            session = _session(record, row["row"], decoder, rules)
+            sessions[place] = _session(record, row["row"], decoder, rules)
+            row["seed"] = sessions[place].request.told_seed
         except Exception as error:  # noqa: BLE001  a row may break a tokenizer or a chat template in any way
             row["error"] = _in_one_line(error)
-        else:
-            row["seed"] = session.request.told_seed
-            row_of[session.context.request_id] = row
-            waiting.append(session)
-    sessions = list(waiting)
-    batch = Batch(decoder.components, prefill_chunk=_PREFILL_CHUNK, isolated=True)
-    try:
-        while waiting or len(batch):
-            free = decoder.max_batch_size - len(batch)
-            batch.join([waiting.popleft() for _ in range(min(len(waiting), free))])
-            for session in batch.step():
-                if session.error is None:
-                    row_of[session.context.request_id]["num_rounds"] += 1
-    finally:
-        batch.close()
-    for session in sessions:
-        row_of[session.context.request_id] |= _result(session)
+    options = {"max_batch_size": decoder.max_batch_size, "prefill_chunk": _PREFILL_CHUNK}
+    for _ in decode(sessions.values(), decoder.components, **options, isolated=True):
+        pass
+    for place, session in sessions.items():
+        rows[place] |= _result(session)
     return tuple(map(_as_json, rows))
 
 
 def _result(session: Session) -> dict[str, Any]:
     if session.error is not None:
-        return {"error": _in_one_line(session.error)}
+        return {"error": _in_one_line(session.error), "num_rounds": session.num_rounds}
     if session.text is not None:
         session.text.finish()
     return {
         "text": None if session.text is None else session.text.text,
         "token_ids": list(session.completion_ids),
         "finish_reason": session.finish_reason,
+        "num_rounds": session.num_rounds,
     }
 
 

@@ -12,7 +12,7 @@ from monge.core.context import DraftPlan
 from monge.core.errors import OptionError
 from monge.core.grammar import Grammar
 from monge.core.text import token_ids_of
-from monge.engine.chat_format import ChatFormat, TemplateFormat
+from monge.engine.chat_format import TemplateFormat
 from monge.engine.decoder import Decoder
 from monge.engine.logprobs import LogprobOptions
 from monge.engine.session import Request, Session
@@ -129,9 +129,8 @@ class RequestParser:
     """Parses requests and checks them against the limits of the server.
 
     Args:
-        decoder: Has the tokenizer, the vocabulary and the end-of-text tokens.
+        decoder: Has the tokenizer, the format of conversations and the end-of-text tokens.
         options: Limits.
-        chat: Formats conversations.
         max_sequence_tokens: Largest number of tokens of a prompt and its completion.
         recorder: Records requests that ask for it; `None` refuses them.
     """
@@ -140,12 +139,11 @@ class RequestParser:
         self,
         decoder: Decoder,
         options: ServeOptions,
-        chat: ChatFormat,
         *,
         max_sequence_tokens: int,
         recorder: Recorder | None = None,
     ) -> None:
-        self._decoder, self._options, self._chat = decoder, options, chat
+        self._decoder, self._options, self._chat = decoder, options, decoder.chat_format
         self._max_sequence_tokens, self._recorder = max_sequence_tokens, recorder
         vocabulary = getattr(decoder.tokenizer, "get_vocab", None)
         self._longest_token = None if vocabulary is None else max(map(len, vocabulary()))

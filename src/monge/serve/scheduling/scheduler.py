@@ -55,10 +55,6 @@ def controller_of(request: Request, components: Components) -> str:
     return components.controller_name if request.controller is None else request.controller
 
 
-def no_sink(measure: str, value: float | int) -> None:
-    """Ignore the observation."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """State of a scheduler.
@@ -136,7 +132,7 @@ class Scheduler:
         decoder: Decoder,
         options: ServeOptions | None = None,
         *,
-        sink: Sink = no_sink,
+        sink: Sink = lambda *_: None,
     ) -> None:
         parts, options = decoder.components, options or ServeOptions()
         room = options.kv_budget_tokens
@@ -378,7 +374,7 @@ class Scheduler:
             self._round_began = None
             left = [*self._running.values(), *self._waiting.entries.values()]
         for entry in left:
-            entry.sink = no_sink  # the sink may be the cause
+            entry.sink = lambda *_: None  # the sink may be the cause
             self._end(entry, "error", error)
 
     def _decode(self) -> None:
