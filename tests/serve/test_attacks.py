@@ -25,11 +25,7 @@ from monge.serve.api.bodies import checked
 from monge.serve.api.fields import MAX_MESSAGES
 from monge.serve.api.schemas import ChatRequest, CompletionRequest
 from monge.serve.http import app as application
-from monge.serve.http.connections import (
-    ConnectionLimits,
-    log_exhaustion,
-    raise_descriptor_limit,
-)
+from monge.serve.http.connections import ConnectionLimits, log_exhaustion, raise_descriptor_limit
 from monge.serve.observe.logs import RateLimited
 from tests.serve.process import served
 from tests.serve.served import (

@@ -20,16 +20,7 @@ from monge.serve.api.schemas import CompletionRequest
 from monge.serve.scheduling.generation import Generation, QueueFullError, SchedulerClosedError
 from monge.serve.scheduling.scheduler import Scheduler
 from tests.serve.served import LONG, slow_decoder, toy_app, toy_decoder, wait_for
-from tests.serve.toy import (
-    VOCAB,
-    Gate,
-    Model,
-    alone,
-    decoder,
-    generation,
-    submit,
-    submit_all,
-)
+from tests.serve.toy import VOCAB, Gate, Model, alone, decoder, generation, submit, submit_all
 
 
 def is_empty(scheduler):
@@ -122,7 +113,7 @@ def test_what_can_never_fit_is_refused_at_once():
             (
                 generation(1, 2, tokens=58),
                 ContextLengthError,
-                "= 60 exceeds the context length of 50 tokens",
+                "= 60 exceeds the server's context length of 50 tokens",
             ),
             (generation(1, 9), OptionError, r"token ids must lie in 0\.\.6; got 9"),
             (generation(1, stop=("x",)), OptionError, "stop strings need a tokenizer"),

@@ -220,7 +220,7 @@ FOREIGN = (
 
 
 def test_a_page_that_gave_its_name_our_address_is_refused():
-    hosts = hosts_to_accept("127.0.0.1", ("my.machine",), has_keys=False)
+    hosts = hosts_to_accept(ServeOptions(allowed_hosts=("my.machine",)))
     with TestClient(toy_app(allowed_hosts=hosts)) as client:
         for host in OWN:
             answer = client.post("/v1/completions", json=BODY, headers={"host": host})
@@ -251,7 +251,9 @@ LOOPBACK = {"localhost", "127.0.0.1", "[::1]"}
 def test_names_are_checked_on_loopback_without_a_key_and_where_some_are_allowed(
     host, has_keys, allowed, expected
 ):
-    assert set(hosts_to_accept(host, allowed, has_keys=has_keys)) == expected
+    keys = ("key",) if has_keys else ()
+    options = ServeOptions(host=host, api_keys=keys, allowed_hosts=allowed)
+    assert set(hosts_to_accept(options)) == expected
 
 
 def test_a_taken_port_is_said_at_once():

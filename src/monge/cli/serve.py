@@ -70,8 +70,8 @@ def _serve_here(load: LoadOptions, options: ServeOptions) -> None:
     from monge.serve.settings import checked_options, hosts_to_accept, is_loopback
 
     is_open = not (options.has_keys or is_loopback(options.host))
-    hosts = hosts_to_accept(options.host, options.allowed_hosts, has_keys=options.has_keys)
-    options = checked_options(replace(options, allowed_hosts=hosts), load.target)
+    options = replace(options, allowed_hosts=hosts_to_accept(options))
+    options = checked_options(options, load.target)
     set_threads(options.threads)
     if options.tensor_parallel and os.environ.get("RANK", "0") != "0":
         # A signal to all processes comes before the last answers: rank 0 says when this one ends.
@@ -144,8 +144,8 @@ def _serve_with_ray(load: LoadOptions, settings: ServeOptions) -> None:
     from monge.distributed.retry_proxy import CONTROLLER_OPTIONS
     from monge.serve.settings import hosts_to_accept
 
-    hosts = hosts_to_accept(settings.host, settings.allowed_hosts, has_keys=settings.has_keys)
-    given = changed(load) | changed(settings) | {"allowed_hosts": hosts}
+    hosts = {"allowed_hosts": hosts_to_accept(settings)}
+    given = changed(load) | changed(settings) | hosts
     if settings.autoscale is not None:
         given["autoscale"] = range_of(settings.autoscale)
     args = AppArgs(**{name: one for name, one in given.items() if name in AppArgs.model_fields})

@@ -50,15 +50,13 @@ class RowRules:
     """Rules for reading rows.
 
     Args:
-        seed: The run's seed. Row i has its stream i, as row i of `Decoder.generate` does; a row
-            that brings its own seed has stream 0 of that. Without, seeds are drawn, and controllers
-            may plan by the clock.
-        options: Options of `Decoder.requests` for rows that do not set them.
+        options: Options of `Decoder.requests` for rows that do not set them. Of their seed, row i
+            has stream i, as row i of `Decoder.generate` does; a row that brings its own seed has
+            stream 0 of that. Without, seeds are drawn, and controllers may plan by the clock.
         prompt_field: Field with the prompt: text, or a list of token ids. A row without it may
             have `messages`, which the model's chat template writes.
     """
 
-    seed: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     prompt_field: str = "prompt"
 
@@ -73,7 +71,7 @@ class RowRules:
         Request(
             prompt_ids=(0,),
             rules=SamplingRules(**options.only(*LAW)),
-            seed=0 if self.seed is None else self.seed,
+            seed=0 if options.seed is None else options.seed,
             stop=tuple(options.stop),
             max_new_tokens=options.max_new_tokens,
         )
@@ -146,8 +144,8 @@ def _session(record: Mapping[str, Any], index: int, decoder: Decoder, rules: Row
         decoder.encode_chat(record["messages"]) if is_chat else _prompt(record, rules.prompt_field)
     )
     own = {name: _value(name, record[name]) for name in ROW_OPTIONS if record.get(name) is not None}
-    row = 0 if rules.seed is None or "seed" in own else index
-    (request,) = decoder.requests([prompt], row=row, **{"seed": rules.seed, **rules.options, **own})
+    row = 0 if rules.options.get("seed") is None or "seed" in own else index
+    (request,) = decoder.requests([prompt], row=row, **{**rules.options, **own})
     return decoder.session(request, keeps_records=False)
 
 

@@ -113,7 +113,7 @@ class ParsedRequest:
     @property
     def seed(self) -> int | None:
         """Seed that reproduces the answer; choice i uses row i. `None` if measured times affect it."""
-        return self.choices[0].seed if self.choices[0].is_repeatable else None
+        return self.choices[0].told_seed
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -23,10 +23,7 @@ def log_config_of(form: str, *, logs_requests: bool) -> dict[str, Any]:
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {
-            "text": {
-                "()": TextFormatter,
-                "fmt": "%(asctime)s %(levelname)s %(name)s: %(message)s",
-            },
+            "text": {"()": TextFormatter, "fmt": "%(asctime)s %(levelname)s %(name)s: %(message)s"},
             "json": {"()": JsonFormatter},
         },
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": form}},

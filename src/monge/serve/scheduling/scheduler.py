@@ -11,13 +11,13 @@ from functools import partial
 from itertools import count
 from typing import Final
 
-from monge.core.errors import ContextLengthError, GrammarError, OptionError, OutOfStepError
+from monge.core.errors import GrammarError, OptionError, OutOfStepError
 from monge.core.prefix_cache import PrefixCache
 from monge.engine.batch import Batch
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder
 from monge.engine.process import release_openmp_pool, trim_heap
-from monge.engine.session import Request, Session
+from monge.engine.session import Request, Session, check_length
 from monge.options import ServeOptions
 from monge.serve.scheduling.generation import (
     Generation,
@@ -128,11 +128,7 @@ class Scheduler:
     """
 
     def __init__(
-        self,
-        decoder: Decoder,
-        options: ServeOptions | None = None,
-        *,
-        sink: Sink = lambda *_: None,
+        self, decoder: Decoder, options: ServeOptions | None = None, *, sink: Sink = lambda *_: None
     ) -> None:
         parts, options = decoder.components, options or ServeOptions()
         room = options.kv_budget_tokens
@@ -212,13 +208,15 @@ class Scheduler:
         with self._changed:  # before any session is made
             self._check_queue()
             group_id = next(self._group_ids)
+        for request in requests:
+            check_length(request, self._kv_budget_tokens, "server")
         submitted_at = time.perf_counter() if arrived is None else arrived
         entries = [
             Generation(
-                session=self._session(one, keeps_records=is_oversized is not None),
+                session=self._decoder.session(request, keeps_records=is_oversized is not None),
                 group_id=group_id,
                 client=client,
-                controller=controller_of(one, self._decoder.components),
+                controller=controller_of(request, self._decoder.components),
                 put=partial(put, place),
                 sink=self._sink,
                 submitted_at=submitted_at,
@@ -226,7 +224,7 @@ class Scheduler:
                 check_record=is_oversized,
                 speculation=self._no_speculation,
             )
-            for place, one in enumerate(requests)
+            for place, request in enumerate(requests)
         ]
         with self._changed:
             self._check_queue()
@@ -317,19 +315,6 @@ class Scheduler:
             return f"the last {len(self._failed_groups)} requests all ended in errors"
         return None
 
-    def _session(self, request: Request, *, keeps_records: bool) -> Session:
-        session = self._decoder.session(request, keeps_records=keeps_records)
-        total = len(request.prompt_ids) + request.max_new_tokens
-        if total > self._kv_budget_tokens:
-            raise ContextLengthError(
-                f"prompt of {len(request.prompt_ids)} tokens + "
-                f"max_new_tokens={request.max_new_tokens} = {total} exceeds "
-                f"the context length of {self._kv_budget_tokens} tokens, those of all caches "
-                "together; "
-                "shorten the prompt or ask for fewer tokens"
-            )
-        return session
-
     def _check_queue(self) -> None:
         """Refuse a request if the queue is full or closed; the caller holds the lock."""
         if not self._is_open:
@@ -338,7 +323,7 @@ class Scheduler:
             )
         most = self._options.max_waiting
         if self._waiting.num_requests >= most:
-            raise QueueFullError(f"The queue is full ({most} requests); retry later.")
+            raise QueueFullError(most)
 
     @staticmethod
     def _kv_tokens(entries: Iterable[Generation]) -> int:
