@@ -8,9 +8,6 @@ from fastapi.testclient import TestClient
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
-import monge
-from monge.options import ServeOptions
-from monge.serve.http.app import create_app
 from tests.serve.served import writing_app
 from tests.serve.test_tools import TOOL, check
 
@@ -18,19 +15,6 @@ EVENT = TypeAdapter(ResponseStreamEvent)
 WEATHER = {"type": "function"} | TOOL["function"]
 OTHER = {"type": "function", "name": "f", "description": "Does nothing."}
 ASKED = {"model": "toy", "input": "Will it rain in Rome?", "max_output_tokens": 300}
-
-
-@pytest.fixture(scope="module")
-def web():
-    decoder = monge.load()
-    app = create_app(decoder, ServeOptions(served_model_name="toy"))
-    with TestClient(app) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def client(web):
-    return openai.OpenAI(api_key="none", base_url="http://testserver/v1", http_client=web)
 
 
 def events_of(web, body):
@@ -127,16 +111,16 @@ class City(BaseModel):
     city: bool
 
 
-def test_the_official_client_runs_an_agent_to_its_end(client):
+def test_the_official_client_runs_an_agent_to_its_end(official):
     tool = {"type": "function"} | openai.pydantic_function_tool(City)["function"]
     history = [{"role": "user", "content": ASKED["input"]}]
     fields = {"model": "toy", "tools": [tool], "parallel_tool_calls": False, "store": False}
     fields |= {"include": ["reasoning.encrypted_content"], "max_output_tokens": 80}
     for choice in ("required", "none"):
         if choice == "none":
-            answer = client.responses.create(**fields, input=history, tool_choice=choice)
+            answer = official.responses.create(**fields, input=history, tool_choice=choice)
         else:
-            with client.responses.stream(**fields, input=history, tool_choice=choice) as events:
+            with official.responses.stream(**fields, input=history, tool_choice=choice) as events:
                 answer = events.get_final_response()
         history += answer.output
         for item in answer.output:

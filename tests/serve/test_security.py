@@ -201,6 +201,12 @@ HOST = "an allowed host is a name or an address without a port"
         ({"allowed_hosts": ("a.b:80",)}, HOST),
         ({"max_request_bytes": 0}, "max_request_bytes must be positive"),
         ({"request_timeout_s": -1}, "request_timeout_s must be positive"),
+        ({"allowed_origins": ("my.site",)}, "an allowed origin is a scheme and a host"),
+        ({"allowed_origins": ("https://my.site/",)}, "an allowed origin is a scheme and a host"),
+        ({"ssl_keyfile": "key.pem"}, "TLS needs both"),
+        ({"ssl_keyfile": "no", "ssl_certfile": "no"}, "no certificate with its key"),
+        ({"root_path": "models"}, "root_path must be a path"),
+        ({"root_path": "/models/"}, "root_path must be a path"),
     ],
     ids=str,
 )

@@ -14,12 +14,8 @@ from monge.cli.generate import loaded, say_memory, say_parts
 from monge.cli.options import set_threads
 from monge.core.errors import OptionError
 from monge.engine.decoder import Decoder
-from monge.options import RAY, LoadOptions, ServeOptions, changed, flag_of, options_of
+from monge.options import HERE_ONLY, RAY, LoadOptions, ServeOptions, changed, flag_of, options_of
 
-_HERE_ONLY: Final = (
-    *("access_log", "log_format", "verbose", "lame_duck_s"),
-    *("root_path", "ssl_keyfile", "ssl_certfile"),
-)
 _APPLICATION: Final = "monge"
 
 
@@ -122,7 +118,7 @@ def _check_ray(settings: ServeOptions) -> None:
             "--tensor-parallel is not for --ray: start the replicas of a sharded target with "
             "torchrun, one by one"
         )
-    for name in _HERE_ONLY:
+    for name in HERE_ONLY:
         if name in given:
             raise OptionError(
                 f"{flags[name]} is not for --ray: Ray has its own proxy and logs, and moves "

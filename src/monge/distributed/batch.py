@@ -37,7 +37,7 @@ def plain(options: LoadOptions) -> dict[str, Any]:
     given = changed(options)
     for name, value in given.items():
         values = value if isinstance(value, tuple) else (value,)
-        if not all(isinstance(one, _PLAIN) for one in values):
+        if not all(isinstance(item, _PLAIN) for item in values):
             raise OptionError(
                 f"{name} must be written as text or a number, since other processes read it; got "
                 "an object"

@@ -14,16 +14,12 @@ from monge.distributed.ray_cluster import require_ray
 from monge.distributed.shared_metrics import SharedMetrics
 from monge.engine.decoder import Decoder
 from monge.engine.process import settle_objects
-from monge.options import LoadOptions, Option, ServeOptions, changed, options_of
+from monge.options import HERE_ONLY, LoadOptions, Option, ServeOptions, changed, options_of
 from monge.serve.http.app import create_app
 from monge.serve.observe.metrics import Gather, ServerMetrics
 from monge.serve.settings import checked_options, served_name
 
-_NOT_OF_A_REPLICA: Final = (
-    *("host", "port", "lame_duck_s", "access_log", "log_format", "verbose"),
-    *("root_path", "ssl_keyfile", "ssl_certfile"),
-    *("tensor_parallel", "use_ray", "address"),
-)
+_NOT_OF_A_REPLICA: Final = (*HERE_ONLY, "host", "port", "tensor_parallel", "use_ray", "address")
 _DEFAULTS: Final = asdict(LoadOptions()) | asdict(ServeOptions())
 
 

@@ -143,9 +143,9 @@ def _session(record: Mapping[str, Any], index: int, decoder: Decoder, rules: Row
     prompt = (
         decoder.encode_chat(record["messages"]) if is_chat else _prompt(record, rules.prompt_field)
     )
-    own = {name: _value(name, record[name]) for name in ROW_OPTIONS if record.get(name) is not None}
-    row = 0 if rules.options.get("seed") is None or "seed" in own else index
-    (request,) = decoder.requests([prompt], row=row, **{**rules.options, **own})
+    options = {key: _value(key, record[key]) for key in ROW_OPTIONS if record.get(key) is not None}
+    row = 0 if rules.options.get("seed") is None or "seed" in options else index
+    (request,) = decoder.requests([prompt], row=row, **{**rules.options, **options})
     return decoder.session(request, keeps_records=False)
 
 

@@ -130,10 +130,10 @@ class KeyRing:
         if self._options.api_key_file is None:
             return ()
         try:
-            found = Path(self._options.api_key_file).stat()
+            status = Path(self._options.api_key_file).stat()
         except OSError:
             return (-1,)
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def is_loopback(host: str) -> bool:

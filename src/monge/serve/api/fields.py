@@ -249,7 +249,7 @@ class Strict(BaseModel):
         allowed = extra.get("enum")
         if value is not None and name in LABELS and info.context is not None:
             info.context.add(name)
-        if allowed and not any(_same(value, one) for one in allowed):
+        if allowed and not any(_same(value, neutral_value) for neutral_value in allowed):
             if info.context is not None and "ignorable" in extra:
                 info.context.add(name)
                 return None

@@ -169,8 +169,8 @@ class ResponseAnswers(Answers):
         body = self.request.original
         assert body is not None, "the request came to /v1/responses"
         choice, form = body.tool_choice, {"type": "text"}
-        if body.text is not None and (asked := body.text.format) is not None:
-            form = asked.model_dump(by_alias=True, exclude_none=True) | {"type": asked.type}
+        if body.text is not None and (wanted := body.text.format) is not None:
+            form = wanted.model_dump(by_alias=True, exclude_none=True) | {"type": wanted.type}
         repeated = ("instructions", "max_output_tokens", "max_tool_calls", "user")
         return {
             "id": self.request.response_id,

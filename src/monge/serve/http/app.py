@@ -235,18 +235,18 @@ def _add_errors(app: FastAPI) -> None:
             place = f"{request.method} {request.url.path[:_LONGEST_PATH]}"
             text = f"{place}: {str(error.detail).lower()}"
             error = ApiError(error.status_code, text, headers=error.headers)
-        told = of_monge(error) if isinstance(error, MongeError) else error
-        if not isinstance(told, ApiError):
+        answer = of_monge(error) if isinstance(error, MongeError) else error
+        if not isinstance(answer, ApiError):
             raise error
-        request.state.error_code = told.code
-        return told.response()
+        request.state.error_code = answer.code
+        return answer.response()
 
     async def unexpected(request: Request, error: Exception) -> Response:
         name = request.state.request_id
         _LOG.error("internal error %s at %s", name, request.url.path, exc_info=error)
-        told = internal(name)
-        told.headers[REQUEST_ID] = name
-        return told.response()
+        answer = internal(name)
+        answer.headers[REQUEST_ID] = name
+        return answer.response()
 
     for kind in (ApiError, HTTPException, MongeError):
         app.add_exception_handler(kind, expected)

@@ -191,7 +191,7 @@ class Service:
     def _written(self, answers: Answers, outputs: Sequence[Output]) -> bytes:
         whole = answers.whole(outputs)
         if answers.request.body.certificate and self._recorder is not None:
-            sessions = [one.recorded for one in outputs if one.recorded is not None]
+            sessions = [output.recorded for output in outputs if output.recorded is not None]
             whole["certificate"] = self._recorder.certificate(sessions).document()
         return dumped(whole).encode()
 

@@ -17,7 +17,7 @@ def log_config_of(form: str, *, logs_requests: bool) -> dict[str, Any]:
         form: `text` or `json`.
         logs_requests: Whether every request has a line.
     """
-    own = {"handlers": ["stderr"], "propagate": False}
+    plain = {"handlers": ["stderr"], "propagate": False}
     limited = {"filters": ["rate"]}  # warnings that clients can cause
     return {
         "version": 1,
@@ -29,8 +29,8 @@ def log_config_of(form: str, *, logs_requests: bool) -> dict[str, Any]:
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": form}},
         "filters": {"rate": {"()": RateLimited}},
         "loggers": {
-            "uvicorn": own,
-            "monge": own,
+            "uvicorn": plain,
+            "monge": plain,
             REQUESTS: {"level": "INFO" if logs_requests else "WARNING"},
             "uvicorn.error": limited,
             "monge.serve.http.connections": limited,

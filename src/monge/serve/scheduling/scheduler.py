@@ -296,8 +296,8 @@ class Scheduler:
         """
         now = time.perf_counter()
         with self._changed:
-            late = [one for one in self._running.values() if one.deadline <= now - _LATE_S]
-            late += [one for one in self._waiting.entries.values() if one.deadline <= now]
+            late = [entry for entry in self._running.values() if entry.deadline <= now - _LATE_S]
+            late += [entry for entry in self._waiting.entries.values() if entry.deadline <= now]
             for entry in late:
                 self._leaving[entry.request_id] = "deadline"
         for entry in late:
@@ -328,7 +328,7 @@ class Scheduler:
     @staticmethod
     def _kv_tokens(entries: Iterable[Generation]) -> int:
         """Return the tokens of rectangular caches: rows x longest row. A row that has ended is free."""
-        sizes = [one.num_reserved_tokens for one in entries if one.session.finish_reason is None]
+        sizes = [row.num_reserved_tokens for row in entries if row.session.finish_reason is None]
         return len(sizes) * max(sizes, default=0)
 
     def _free_tokens(self) -> int:
@@ -387,10 +387,10 @@ class Scheduler:
         """End generations that were cancelled, passed their deadline, or have too large a record."""
         now = time.perf_counter()
         with self._changed:
-            for request_id, one in self._running.items():
-                if one.deadline <= now:
+            for request_id, entry in self._running.items():
+                if entry.deadline <= now:
                     self._leaving.setdefault(request_id, "deadline")
-                elif one.is_oversized:
+                elif entry.is_oversized:
                     self._leaving.setdefault(request_id, "oversized")
             reasons, self._leaving = self._leaving, {}
         for request_id, reason in reasons.items():
