@@ -18,7 +18,6 @@ from monge.backends.registry import Backend, Eager
 from monge.core.errors import OptionError, OutOfStepError
 from monge.core.extras import require
 from monge.core.model import NodeBlock, SequenceModel, draft_length, dtype_of
-from monge.engine.chat_format import INSTRUCTION
 from monge.engine.decoder import Decoder
 from monge.loading.networks import is_sharded, load_network, load_tokenizer
 
@@ -151,9 +150,7 @@ def tensor_parallel(
     num_ranks = int(os.environ["WORLD_SIZE"])
     if target is None and draft is None:
         draft = default_draft(None, None, options.get("drafter"))  # type: ignore[assignment]  # a folder or none
-    if target is None:
-        target = built_in("target")
-        options = {"chat_template": INSTRUCTION, **options}
+    target = built_in("target") if target is None else target
     trust = {"trust_remote_code": options.get("trust_remote_code", False)}
     loading = {name: options[name] for name in ("dtype", "attention") if name in options}
     # The host creates the process group.
