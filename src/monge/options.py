@@ -493,6 +493,13 @@ PARTS: Final = tuple(
 """Options that choose the parts of a decoder, whose networks are loaded."""
 
 
+HERE_ONLY: Final = (
+    *("access_log", "log_format", "verbose", "lame_duck_s"),
+    *("root_path", "ssl_keyfile", "ssl_certfile"),
+)
+"""Options of a server that Ray does not take: it has its own proxy and logs."""
+
+
 def flag_of(name: str, option: Option) -> str:
     """Return the first name of an option on the command line."""
     return option.flags[0] if option.flags else f"--{name.replace('_', '-')}"

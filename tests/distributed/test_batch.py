@@ -33,7 +33,8 @@ def job(tmp_path, tables):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def make(output="out.jsonl", source=path, **settings):
-        settings = {"options": OPTIONS, "seed": 1, "shard_rows": 3} | settings
+        options = settings.pop("options", OPTIONS) | {"seed": settings.pop("seed", 1)}
+        settings = {"options": options, "shard_rows": 3} | settings
         return BatchJob(source=RowFile(source), output=tmp_path / output, **settings)
 
     return make
@@ -121,7 +122,7 @@ def test_a_row_has_its_seed_only_where_that_gives_the_text_again(controller, see
     """Unless it is seeded or another controller is named, `goodput` plans by the clock."""
     costs = Latency.linear(plain=1.0, node=0.1, draft=0.1)
     decoder = toy_decoder(controller=controller, latency=costs)
-    rules = RowRules(seed=seed, options={"temperature": 1.0, "max_new_tokens": 2})
+    rules = RowRules(options={"temperature": 1.0, "max_new_tokens": 2, "seed": seed})
     (line,) = decode_shard(decoder, Shard(0, 0, (f'{{"prompt": "once"{own}}}'.encode(),)), rules)
     assert (json.loads(line)["seed"] is not None) is is_told
 

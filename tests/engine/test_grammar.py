@@ -142,15 +142,13 @@ def test_the_extra_is_named_where_it_is_missing(decoder, without):
 
 @pytest.fixture(scope="module")
 def client(decoder):
-    with TestClient(
-        create_app(decoder, ServeOptions(served_model_name="toy"), decoder.chat_format)
-    ) as one:
+    with TestClient(create_app(decoder, ServeOptions(served_model_name="toy"))) as one:
         yield one
 
 
 def test_a_server_reads_the_vocabulary_before_it_serves(monkeypatch):
     decoder = monge.load(controller="fixed")
-    app = create_app(decoder, ServeOptions(served_model_name="toy"), decoder.chat_format)
+    app = create_app(decoder, ServeOptions(served_model_name="toy"))
     monkeypatch.setattr("llguidance.hf.from_tokenizer", None)
     with TestClient(app) as client:
         answer = ask(client, structured_outputs={"regex": "[0-9]{3}"}).json()

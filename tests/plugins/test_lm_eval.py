@@ -102,14 +102,11 @@ def test_stops_of_several_tokens_inside_a_block(tmp_path, until):
 
 def test_scores_over_http_are_those_in_process(tasks, plain):
     from monge.api import load
-    from monge.engine.chat_format import InstructionFormat
     from monge.options import ServeOptions
     from monge.serve.http.app import create_app
 
     decoder = load(max_batch_size=4)
-    app = create_app(
-        decoder, ServeOptions(served_model_name="built-in"), InstructionFormat(decoder.tokenizer)
-    )
+    app = create_app(decoder, ServeOptions(served_model_name="built-in"))
     with live(app) as url:
         arguments = {"model": "built-in", "base_url": f"{url}/v1/completions", "tokenizer": TARGET}
         arguments |= {"num_concurrent": 3, "batch_size": 1, "max_length": 512}

@@ -97,7 +97,7 @@ def _next(network, token_ids, rules):
 
 
 def test_a_chat_over_http_is_the_chat_in_process(plain):
-    app = create_app(plain, ServeOptions(served_model_name="smollm2"), plain.chat_format)
+    app = create_app(plain, ServeOptions(served_model_name="smollm2"))
     body = {
         "model": "smollm2",
         "messages": CONVERSATION,

@@ -49,7 +49,9 @@ def toy_decoder(target: TabularModel | None = None, *, max_batch_size: int = 8, 
     target = target or TabularModel(RandomTable(size, 11), size, max_length=CONTEXT)
     draft = TabularModel(RandomTable(size, 11, "ties"), size)
     made = make_components(target, draft, **({"tree": "chain(3)"} | parts))
-    return Decoder(made, tokenizer=Letters(), eos_ids=frozenset({0}), max_batch_size=max_batch_size)
+    chat, ends = InstructionFormat(Letters()), frozenset({0})
+    options = {"eos_ids": ends, "max_batch_size": max_batch_size, "chat": chat}
+    return Decoder(made, tokenizer=Letters(), **options)
 
 
 class SlowTable(RandomTable):
@@ -71,7 +73,7 @@ def toy_app(
 ) -> FastAPI:
     decoder = decoder or toy_decoder()
     given = ServeOptions(**({"served_model_name": "toy"} | options))
-    return create_app(decoder, given, InstructionFormat(decoder.tokenizer), recorder=recorder)
+    return create_app(decoder, given, recorder=recorder)
 
 
 @contextmanager
@@ -119,3 +121,35 @@ def is_refused(url: str) -> bool:
 def samples(text: str) -> list[Sample]:
     """All samples of an exposition."""
     return [one for family in text_string_to_metric_families(text) for one in family.samples]
+
+
+ASCII = ["\0", *map(chr, range(10, 127))]
+
+
+class Ascii:
+    """A tokenizer whose tokens are characters."""
+
+    def __call__(self, text, **_):
+        return {"input_ids": [ASCII.index(letter) for letter in text]}
+
+    def decode(self, token_ids, *, skip_special_tokens):
+        return "".join(ASCII[int(token)] for token in token_ids).replace("\0", "")
+
+    def convert_ids_to_tokens(self, token_id):
+        return ASCII[token_id]
+
+
+def writing_app(text: str) -> FastAPI:
+    """The application over a model that answers every conversation with a text."""
+
+    def law(token_ids: tuple[int, ...]) -> Sequence[float]:
+        written = Ascii().decode(token_ids, skip_special_tokens=False).rpartition("Response:")[2]
+        goes_on = len(written) < len(text) and text.startswith(written)
+        return [float(letter == (text[len(written)] if goes_on else "\0")) for letter in ASCII]
+
+    size, tokenizer = len(ASCII), Ascii()
+    target, draft = TabularModel(law, size, max_length=4000), TabularModel(law, size)
+    chat = InstructionFormat(tokenizer)
+    parts = make_components(target, draft, tree="chain(5)")
+    decoder = Decoder(parts, tokenizer=tokenizer, eos_ids=frozenset({0}), chat=chat)
+    return create_app(decoder, ServeOptions(served_model_name="toy"))

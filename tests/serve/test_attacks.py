@@ -20,15 +20,12 @@ from fastapi.responses import Response
 from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
+from monge.engine.chat_format import InstructionFormat
 from monge.serve.api.bodies import checked
 from monge.serve.api.fields import MAX_MESSAGES
 from monge.serve.api.schemas import ChatRequest, CompletionRequest
 from monge.serve.http import app as application
-from monge.serve.http.connections import (
-    ConnectionLimits,
-    log_exhaustion,
-    raise_descriptor_limit,
-)
+from monge.serve.http.connections import ConnectionLimits, log_exhaustion, raise_descriptor_limit
 from monge.serve.observe.logs import RateLimited
 from tests.serve.process import served
 from tests.serve.served import (
@@ -384,7 +381,7 @@ class Spelled(Letters):
 
 def spelled_app(tokenizer, **options):
     decoder = toy_decoder()
-    decoder.tokenizer = tokenizer
+    decoder.tokenizer, decoder.chat_format = tokenizer, InstructionFormat(tokenizer)
     return toy_app(decoder, **options)
 
 

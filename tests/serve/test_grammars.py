@@ -29,7 +29,7 @@ GROWING = "[xy]a{1000000}"
 @pytest.fixture(scope="module")
 def app():
     decoder = monge.load(controller="fixed")
-    return create_app(decoder, ServeOptions(served_model_name="toy"), decoder.chat_format)
+    return create_app(decoder, ServeOptions(served_model_name="toy"))
 
 
 @pytest.fixture(scope="module")

@@ -122,8 +122,8 @@ TEMPLATE = """{{ reasoning_effort }}{% for m in messages %}<|{{ m.role }}|>{{ m.
 @pytest.fixture(scope="module", params=[False, True])
 def templated(request):
     decoder = monge.load()
-    chat = TemplateFormat(decoder.tokenizer, TEMPLATE)
-    with TestClient(create_app(decoder, ServeOptions(strict=request.param), chat)) as made:
+    decoder.chat_format = TemplateFormat(decoder.tokenizer, TEMPLATE)
+    with TestClient(create_app(decoder, ServeOptions(strict=request.param))) as made:
         yield made
 
 

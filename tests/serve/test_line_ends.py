@@ -2,13 +2,7 @@
 
 import json
 
-import openai
 import pytest
-from fastapi.testclient import TestClient
-
-import monge
-from monge.options import ServeOptions
-from monge.serve.http.app import create_app
 
 TEXT = "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg\x1dh\x1ei\rj\nk\u4e2d"
 BODIES = {
@@ -17,14 +11,6 @@ BODIES = {
     "/v1/responses": {"input": "x", "user": TEXT},
 }
 FIELDS = {"temperature": 0, "structured_outputs": {"choice": [TEXT]}}
-
-
-@pytest.fixture(scope="module")
-def web():
-    decoder = monge.load()
-    app = create_app(decoder, ServeOptions(served_model_name="toy"), decoder.chat_format)
-    with TestClient(app) as made:
-        yield made
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -49,11 +35,10 @@ def test_letters_that_end_lines_are_escaped(web, path, stream):
     assert "".join(texts) == (2 * TEXT if "echo" in fields else TEXT)
 
 
-def test_the_official_client_reads_such_arguments(web):
-    client = openai.OpenAI(api_key="none", base_url="http://testserver/v1", http_client=web)
+def test_the_official_client_reads_such_arguments(official):
     schema = {"type": "object", "properties": {"a": {"enum": [TEXT]}}, "required": ["a"]}
     tool = {"type": "function", "name": "f", "parameters": schema}
-    with client.responses.stream(
+    with official.responses.stream(
         model="toy", input="x", tools=[tool], tool_choice="required", parallel_tool_calls=False
     ) as events:
         (call,) = events.get_final_response().output

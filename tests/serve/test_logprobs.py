@@ -10,7 +10,6 @@ from fastapi.testclient import TestClient
 
 from monge.api import built_in, load
 from monge.engine import opening
-from monge.engine.chat_format import chat_format
 from monge.loading.networks import load_network
 from monge.options import ServeOptions
 from monge.serve.api.answers import Answers, TokenTexts
@@ -33,8 +32,7 @@ def network():
 
 
 def served(decoder, **options):
-    chat = chat_format(decoder.tokenizer, None, is_built_in=True)
-    return TestClient(create_app(decoder, ServeOptions(**options), chat))
+    return TestClient(create_app(decoder, ServeOptions(**options)))
 
 
 @pytest.fixture(scope="module")

@@ -190,23 +190,6 @@ def test_pages_of_a_site_may_be_allowed():
         assert allowed not in client.post(path, json=BODY, headers=origin | key).headers
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"allowed_origins": ("my.site",)}, "an allowed origin is a scheme and a host"),
-        ({"allowed_origins": ("https://my.site/",)}, "an allowed origin is a scheme and a host"),
-        ({"ssl_keyfile": "key.pem"}, "TLS needs both"),
-        ({"ssl_keyfile": "no", "ssl_certfile": "no"}, "no certificate with its key"),
-        ({"root_path": "models"}, "root_path must be a path"),
-        ({"root_path": "/models/"}, "root_path must be a path"),
-    ],
-    ids=str,
-)
-def test_options_that_cannot_be(options, message):
-    with pytest.raises(OptionError, match=message):
-        checked_options(ServeOptions(**options))
-
-
 def test_a_process_with_tls_behind_a_path_logs_json(tmp_path):
     if shutil.which("openssl") is None:
         pytest.skip("needs the program openssl")

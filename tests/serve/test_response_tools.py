@@ -8,32 +8,13 @@ from fastapi.testclient import TestClient
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
-import monge
-from monge.api import make_components
-from monge.engine.chat_format import InstructionFormat
-from monge.engine.decoder import Decoder
-from monge.options import ServeOptions
-from monge.serve.http.app import create_app
-from monge.testing.tabular import TabularModel
-from tests.serve.test_tools import ALPHABET, TOOL, Ascii, check
+from tests.serve.served import writing_app
+from tests.serve.test_tools import TOOL, check
 
 EVENT = TypeAdapter(ResponseStreamEvent)
 WEATHER = {"type": "function"} | TOOL["function"]
 OTHER = {"type": "function", "name": "f", "description": "Does nothing."}
 ASKED = {"model": "toy", "input": "Will it rain in Rome?", "max_output_tokens": 300}
-
-
-@pytest.fixture(scope="module")
-def web():
-    decoder = monge.load()
-    app = create_app(decoder, ServeOptions(served_model_name="toy"), decoder.chat_format)
-    with TestClient(app) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def client(web):
-    return openai.OpenAI(api_key="none", base_url="http://testserver/v1", http_client=web)
 
 
 def events_of(web, body):
@@ -130,16 +111,16 @@ class City(BaseModel):
     city: bool
 
 
-def test_the_official_client_runs_an_agent_to_its_end(client):
+def test_the_official_client_runs_an_agent_to_its_end(official):
     tool = {"type": "function"} | openai.pydantic_function_tool(City)["function"]
     history = [{"role": "user", "content": ASKED["input"]}]
     fields = {"model": "toy", "tools": [tool], "parallel_tool_calls": False, "store": False}
     fields |= {"include": ["reasoning.encrypted_content"], "max_output_tokens": 80}
     for choice in ("required", "none"):
         if choice == "none":
-            answer = client.responses.create(**fields, input=history, tool_choice=choice)
+            answer = official.responses.create(**fields, input=history, tool_choice=choice)
         else:
-            with client.responses.stream(**fields, input=history, tool_choice=choice) as events:
+            with official.responses.stream(**fields, input=history, tool_choice=choice) as events:
                 answer = events.get_final_response()
         history += answer.output
         for item in answer.output:
@@ -210,18 +191,7 @@ def test_items_are_the_turns_of_a_chat(web, is_merged):
     ],
 )
 def test_calls_that_a_model_makes_by_itself_are_items(text, kinds):
-    def law(token_ids):
-        written = Ascii().decode(token_ids, skip_special_tokens=False).rpartition("Response:")[2]
-        goes_on = len(written) < len(text) and text.startswith(written)
-        return [float(letter == (text[len(written)] if goes_on else "\0")) for letter in ALPHABET]
-
-    size = len(ALPHABET)
-    parts = make_components(
-        TabularModel(law, size, max_length=4000), TabularModel(law, size), tree="chain(5)"
-    )
-    decoder = Decoder(parts, tokenizer=Ascii(), eos_ids=frozenset({0}))
-    app = create_app(decoder, ServeOptions(served_model_name="toy"), InstructionFormat(Ascii()))
-    with TestClient(app) as web:
+    with TestClient(writing_app(text)) as web:
         items = rebuilt(events_of(web, ASKED | {"tools": [OTHER]}))
         whole = web.post("/v1/responses", json=ASKED | {"tools": [OTHER]}).json()
     assert "".join(item["type"][0].replace("f", "c") for item in items) == kinds

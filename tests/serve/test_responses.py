@@ -2,13 +2,7 @@
 
 import json
 
-import openai
 import pytest
-from fastapi.testclient import TestClient
-
-import monge
-from monge.options import ServeOptions
-from monge.serve.http.app import create_app
 
 SCHEMA = {
     "type": "object",
@@ -23,19 +17,6 @@ ASKED = {
     "temperature": 1.0,
     "ignore_eos": True,
 }
-
-
-@pytest.fixture(scope="module")
-def web():
-    decoder = monge.load()
-    app = create_app(decoder, ServeOptions(served_model_name="toy"), decoder.chat_format)
-    with TestClient(app) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def client(web):
-    return openai.OpenAI(api_key="none", base_url="http://testserver/v1", http_client=web)
 
 
 def chat_text(web, messages):
@@ -88,9 +69,9 @@ def test_instructions_are_a_system_message_and_items_are_turns(web):
     assert answer["instructions"] == "Be kind"
 
 
-def test_events_end_in_the_whole_response(client, web):
+def test_events_end_in_the_whole_response(official, web):
     whole = web.post("/v1/responses", json=ASKED).json()["output"][0]["content"][0]["text"]
-    with client.responses.stream(
+    with official.responses.stream(
         model="toy",
         input="Hello",
         max_output_tokens=4,
@@ -116,9 +97,9 @@ def test_events_end_in_the_whole_response(client, web):
     assert seen[-1].response.output_text == whole
 
 
-def test_a_schema_is_followed(client):
+def test_a_schema_is_followed(official):
     form = {"type": "json_schema", "name": "town", "schema": SCHEMA, "strict": True}
-    answer = client.responses.create(
+    answer = official.responses.create(
         model="toy", input="A town", max_output_tokens=60, text={"format": form}
     )
     assert set(json.loads(answer.output_text)) == {"coast"}

@@ -12,7 +12,6 @@ from fastapi.testclient import TestClient
 from monge.core.errors import ContextLengthError, OptionError
 from monge.core.model import NodeBlock
 from monge.core.sampling_rules import SamplingRules, law_from_logits
-from monge.engine.chat_format import InstructionFormat
 from monge.engine.logprobs import LogprobOptions
 from monge.engine.processors import Stateless
 from monge.options import ServeOptions
@@ -21,16 +20,7 @@ from monge.serve.api.schemas import CompletionRequest
 from monge.serve.scheduling.generation import Generation, QueueFullError, SchedulerClosedError
 from monge.serve.scheduling.scheduler import Scheduler
 from tests.serve.served import LONG, slow_decoder, toy_app, toy_decoder, wait_for
-from tests.serve.toy import (
-    VOCAB,
-    Gate,
-    Model,
-    alone,
-    decoder,
-    generation,
-    submit,
-    submit_all,
-)
+from tests.serve.toy import VOCAB, Gate, Model, alone, decoder, generation, submit, submit_all
 
 
 def is_empty(scheduler):
@@ -123,7 +113,7 @@ def test_what_can_never_fit_is_refused_at_once():
             (
                 generation(1, 2, tokens=58),
                 ContextLengthError,
-                "= 60 exceeds the context length of 50 tokens",
+                "= 60 exceeds the server's context length of 50 tokens",
             ),
             (generation(1, 9), OptionError, r"token ids must lie in 0\.\.6; got 9"),
             (generation(1, stop=("x",)), OptionError, "stop strings need a tokenizer"),
@@ -285,9 +275,7 @@ def test_a_round_looks_at_nothing_that_waits(monkeypatch):
 
 def test_choices_of_a_request_share_its_bias_and_hold_no_text():
     bias = {str(token): 1.0 for token in range(5)}
-    whole = toy_decoder()
-    chat = InstructionFormat(whole.tokenizer)
-    parser = RequestParser(whole, ServeOptions(), chat, max_sequence_tokens=400)
+    parser = RequestParser(toy_decoder(), ServeOptions(), max_sequence_tokens=400)
     body = json.dumps({"prompt": ["a", "b"], "n": 3, "logit_bias": bias}).encode()
     parsed = parser.parse(body, CompletionRequest, "name")
     made = parsed.choices

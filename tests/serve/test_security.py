@@ -201,6 +201,12 @@ HOST = "an allowed host is a name or an address without a port"
         ({"allowed_hosts": ("a.b:80",)}, HOST),
         ({"max_request_bytes": 0}, "max_request_bytes must be positive"),
         ({"request_timeout_s": -1}, "request_timeout_s must be positive"),
+        ({"allowed_origins": ("my.site",)}, "an allowed origin is a scheme and a host"),
+        ({"allowed_origins": ("https://my.site/",)}, "an allowed origin is a scheme and a host"),
+        ({"ssl_keyfile": "key.pem"}, "TLS needs both"),
+        ({"ssl_keyfile": "no", "ssl_certfile": "no"}, "no certificate with its key"),
+        ({"root_path": "models"}, "root_path must be a path"),
+        ({"root_path": "/models/"}, "root_path must be a path"),
     ],
     ids=str,
 )
@@ -220,7 +226,7 @@ FOREIGN = (
 
 
 def test_a_page_that_gave_its_name_our_address_is_refused():
-    hosts = hosts_to_accept("127.0.0.1", ("my.machine",), has_keys=False)
+    hosts = hosts_to_accept(ServeOptions(allowed_hosts=("my.machine",)))
     with TestClient(toy_app(allowed_hosts=hosts)) as client:
         for host in OWN:
             answer = client.post("/v1/completions", json=BODY, headers={"host": host})
@@ -251,7 +257,9 @@ LOOPBACK = {"localhost", "127.0.0.1", "[::1]"}
 def test_names_are_checked_on_loopback_without_a_key_and_where_some_are_allowed(
     host, has_keys, allowed, expected
 ):
-    assert set(hosts_to_accept(host, allowed, has_keys=has_keys)) == expected
+    keys = ("key",) if has_keys else ()
+    options = ServeOptions(host=host, api_keys=keys, allowed_hosts=allowed)
+    assert set(hosts_to_accept(options)) == expected
 
 
 def test_a_taken_port_is_said_at_once():

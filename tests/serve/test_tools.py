@@ -12,17 +12,13 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 import monge
-from monge.api import make_components
 from monge.core.errors import GrammarError
-from monge.engine.chat_format import InstructionFormat, TemplateFormat
-from monge.engine.decoder import Decoder
+from monge.engine.chat_format import TemplateFormat
 from monge.engine.grammar import GrammarCompiler
-from monge.options import ServeOptions
 from monge.serve.api.call_reader import CallReader
 from monge.serve.api.conversations import Function
 from monge.serve.api.tools import CallFormat, ToolUse, call_format
-from monge.serve.http.app import create_app
-from monge.testing.tabular import TabularModel
+from tests.serve.served import writing_app
 
 HERMES = CallFormat()
 MISTRAL = CallFormat(begin="[TOOL_CALLS]", before=" [", after="]", end="")
@@ -203,18 +199,6 @@ OTHER = {"type": "function", "function": {"name": "f", "description": "// start:
 STRICT = {"type": "function", "function": TOOL["function"] | {"strict": True}}
 
 
-@pytest.fixture(scope="module")
-def web(decoder):
-    app = create_app(decoder, ServeOptions(served_model_name="toy"), decoder.chat_format)
-    with TestClient(app) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def client(web):
-    return openai.OpenAI(api_key="none", base_url="http://testserver/v1", http_client=web)
-
-
 def rebuilt(chunks):
     """The message, end and usage that the deltas of a stream add up to."""
     content, calls, ends, usage = "", [], [], None
@@ -246,12 +230,12 @@ def check(calls, names=("get_weather",)):
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
 @pytest.mark.parametrize("seed", range(3))
-def test_forced_calls_are_well_formed_and_stream_as_they_are(client, choice, seed):
+def test_forced_calls_are_well_formed_and_stream_as_they_are(official, choice, seed):
     tools = [TOOL, OTHER | {"function": OTHER["function"] | {"parameters": WEATHER}}]
     names = ["f"] if isinstance(choice, dict) else ["f", "get_weather"]
     fields = ASKED | {"tools": tools, "tool_choice": choice, "seed": seed, "max_tokens": 300}
     fields |= {"parallel_tool_calls": False}
-    answer = client.chat.completions.create(**fields, logprobs=True)
+    answer = official.chat.completions.create(**fields, logprobs=True)
     (choice,) = answer.choices
     calls = [(one.function.name, one.function.arguments) for one in choice.message.tool_calls]
     check(calls, names)
@@ -259,24 +243,24 @@ def test_forced_calls_are_well_formed_and_stream_as_they_are(client, choice, see
     assert len(calls) == 1
     assert choice.finish_reason == "tool_calls"
     assert len(choice.logprobs.content) == answer.usage.completion_tokens
-    chunks = client.chat.completions.create(
+    chunks = official.chat.completions.create(
         **fields, stream=True, stream_options={"include_usage": True}
     )
     *told, usage = rebuilt(chunks)
     assert told == ["", calls, ["tool_calls"]]
     assert usage.completion_tokens == answer.usage.completion_tokens
-    with client.chat.completions.stream(**fields) as events:
+    with official.chat.completions.stream(**fields) as events:
         final = events.get_final_completion().choices[0].message
     assert [(one.function.name, one.function.arguments) for one in final.tool_calls] == calls
 
 
-def test_an_agent_runs_to_its_end(client):
+def test_an_agent_runs_to_its_end(official):
     def get_weather(city, days=1):
         return f"Rain in {city} for {days} days."
 
     turns = list(ASKED["messages"])
     for choice in ("required", "none"):
-        answer = client.chat.completions.create(
+        answer = official.chat.completions.create(
             model="toy",
             messages=turns,
             tools=[STRICT],
@@ -295,16 +279,16 @@ def test_an_agent_runs_to_its_end(client):
     assert turns[-1]["tool_calls"] is None
 
 
-def test_choices_ends_and_stops_of_calls(client):
+def test_choices_ends_and_stops_of_calls(official):
     fields = ASKED | {"tools": [TOOL], "tool_choice": "required", "seed": 2}
-    many = client.chat.completions.create(**fields, n=3, max_tokens=100)
+    many = official.chat.completions.create(**fields, n=3, max_tokens=100)
     assert len({one.message.tool_calls[0].id for one in many.choices}) == 3
     for choice in many.choices:
         calls = [(one.function.name, one.function.arguments) for one in choice.message.tool_calls]
         check(calls if choice.finish_reason == "tool_calls" else calls[:-1])
     for cut, end in (({"max_tokens": 33}, "length"), ({"stop": ['"city"']}, "tool_calls")):
         for stream in (False, True):
-            answer = client.chat.completions.create(**fields, **cut, stream=stream)
+            answer = official.chat.completions.create(**fields, **cut, stream=stream)
             if stream:
                 content, calls, (finish,), _ = rebuilt(answer)
             else:
@@ -317,45 +301,15 @@ def test_choices_ends_and_stops_of_calls(client):
                 json.loads(calls[0][1])
 
 
-ALPHABET = ["\0", *map(chr, range(10, 127))]
-
-
-class Ascii:
-    """A tokenizer whose tokens are characters."""
-
-    def __call__(self, text, **_):
-        return {"input_ids": [ALPHABET.index(letter) for letter in text]}
-
-    def decode(self, token_ids, *, skip_special_tokens):
-        return "".join(ALPHABET[int(token)] for token in token_ids).replace("\0", "")
-
-    def convert_ids_to_tokens(self, token_id):
-        return ALPHABET[token_id]
-
-
 @pytest.mark.parametrize("is_called", [True, False])
 def test_calls_that_a_model_makes_by_itself(is_called):
     text = 'So:\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>\n'
     text = text.replace("}}", "}}" if is_called else "}")
-    start = "Response:"
-
-    def law(token_ids):
-        written = Ascii().decode(token_ids, skip_special_tokens=False).rpartition(start)[2]
-        goes_on = len(written) < len(text) and text.startswith(written)
-        return [float(one == (text[len(written)] if goes_on else "\0")) for one in ALPHABET]
-
-    size = len(ALPHABET)
-    made = make_components(
-        TabularModel(law, size, max_length=4000), TabularModel(law, size), tree="chain(5)"
-    )
-    decoder = Decoder(made, tokenizer=Ascii(), eos_ids=frozenset({0}))
-    chat = InstructionFormat(Ascii())
-    app = create_app(decoder, ServeOptions(served_model_name="toy"), chat)
-    with TestClient(app) as web:
-        client = openai.OpenAI(api_key="none", base_url="http://testserver/v1", http_client=web)
-        answer = client.chat.completions.create(**ASKED, tools=[OTHER])
+    with TestClient(writing_app(text)) as web:
+        official = openai.OpenAI(api_key="none", base_url="http://testserver/v1", http_client=web)
+        answer = official.chat.completions.create(**ASKED, tools=[OTHER])
         message, finish = answer.choices[0].message, answer.choices[0].finish_reason
-        chunks = client.chat.completions.create(**ASKED, tools=[OTHER], stream=True)
+        chunks = official.chat.completions.create(**ASKED, tools=[OTHER], stream=True)
         content, calls, ends, _ = rebuilt(chunks)
     assert (content, ends) == (message.content, [finish])
     if is_called:
@@ -457,9 +411,9 @@ def test_what_cannot_be_honoured_is_refused_in_words(web, fields, param, message
     assert message in answer.json()["error"]["message"]
 
 
-def test_an_answer_has_its_form_or_is_a_call(client):
+def test_an_answer_has_its_form_or_is_a_call(official):
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "boolean"}}}
-    answers = client.chat.completions.create(
+    answers = official.chat.completions.create(
         **ASKED, tools=[STRICT], parallel_tool_calls=False, response_format=form, n=8, seed=1
     ).choices
     for one in answers:

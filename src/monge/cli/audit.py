@@ -160,8 +160,8 @@ async def _started(
 
     # The law of the numbers themselves, as the reference's.
     decoder = monge_load(target, draft, **parts, **{"backend": "eager", **loading})
-    chat = chat_format(decoder.tokenizer, "instruction")
-    app = create_app(decoder, ServeOptions(served_model_name=OURS), chat)
+    decoder.chat_format = chat_format(decoder.tokenizer, "instruction")
+    app = create_app(decoder, ServeOptions(served_model_name=OURS))
     client = Client(f"http://{OURS}", model=OURS, transport=httpx.ASGITransport(app=app))
     logging.getLogger(REQUESTS).setLevel(logging.WARNING)
     async with app.router.lifespan_context(app), client:

@@ -69,17 +69,14 @@ def batch(
         )
     decode = ray_decoding(**ray) if use_ray else decode_here
     rows = RowFile(source, **given(prompt_field=prompt_field))
-    wanted = changed(sampling)
-    seed = given(seed=wanted.pop("seed", None))
     job = BatchJob(
         source=rows,
         output=output,
         load=load,
-        options=wanted,
+        options=changed(sampling),
         shard_rows=shard_rows,
         overwrite=overwrite,
         restart=restart,
-        **seed,
     )
     start = time.perf_counter()
     with working() as work:

@@ -14,12 +14,8 @@ from monge.cli.generate import loaded, say_memory, say_parts
 from monge.cli.options import set_threads
 from monge.core.errors import OptionError
 from monge.engine.decoder import Decoder
-from monge.options import RAY, LoadOptions, ServeOptions, changed, flag_of, options_of
+from monge.options import HERE_ONLY, RAY, LoadOptions, ServeOptions, changed, flag_of, options_of
 
-_HERE_ONLY: Final = (
-    *("access_log", "log_format", "verbose", "lame_duck_s"),
-    *("root_path", "ssl_keyfile", "ssl_certfile"),
-)
 _APPLICATION: Final = "monge"
 
 
@@ -71,8 +67,8 @@ def _serve_here(load: LoadOptions, options: ServeOptions) -> None:
     from monge.serve.settings import checked_options, hosts_to_accept, is_loopback, served_name
 
     is_open = not (options.has_keys or is_loopback(options.host))
-    hosts = hosts_to_accept(options.host, options.allowed_hosts, has_keys=options.has_keys)
-    options = checked_options(replace(options, allowed_hosts=hosts), load.target)
+    options = replace(options, allowed_hosts=hosts_to_accept(options))
+    options = checked_options(options, load.target)
     set_threads(options.threads)
     if options.tensor_parallel and os.environ.get("RANK", "0") != "0":
         # A signal to all processes comes before the last answers: rank 0 says when this one ends.
@@ -86,7 +82,7 @@ def _serve_here(load: LoadOptions, options: ServeOptions) -> None:
     ):
         # Certificates name the models without their folders, as clients know them.
         recorder = recorder_of(decoder, load, served_name) if options.certificates else None
-        app = create_app(decoder, options, decoder.chat_format, recorder=recorder)
+        app = create_app(decoder, options, recorder=recorder)
         url = run.url_of(listener, is_secure=options.ssl_certfile is not None)
         where = f"serving {options.served_model_name} at {url}/v1; in a browser: {url}/"
         _say(decoder, where, verbose=options.verbose, is_open=is_open)
@@ -120,7 +116,7 @@ def _check_ray(settings: ServeOptions) -> None:
             "--tensor-parallel is not for --ray: start the replicas of a sharded target with "
             "torchrun, one by one"
         )
-    for name in _HERE_ONLY:
+    for name in HERE_ONLY:
         if name in given:
             raise OptionError(
                 f"{flags[name]} is not for --ray: Ray has its own proxy and logs, and moves "
@@ -142,8 +138,8 @@ def _serve_with_ray(load: LoadOptions, settings: ServeOptions) -> None:
     from monge.distributed.retry_proxy import CONTROLLER_OPTIONS
     from monge.serve.settings import hosts_to_accept
 
-    hosts = hosts_to_accept(settings.host, settings.allowed_hosts, has_keys=settings.has_keys)
-    given = changed(load) | changed(settings) | {"allowed_hosts": hosts}
+    hosts = {"allowed_hosts": hosts_to_accept(settings)}
+    given = changed(load) | changed(settings) | hosts
     if settings.autoscale is not None:
         given["autoscale"] = range_of(settings.autoscale)
     args = AppArgs(**{name: one for name, one in given.items() if name in AppArgs.model_fields})

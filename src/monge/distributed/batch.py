@@ -37,7 +37,7 @@ def plain(options: LoadOptions) -> dict[str, Any]:
     given = changed(options)
     for name, value in given.items():
         values = value if isinstance(value, tuple) else (value,)
-        if not all(isinstance(one, _PLAIN) for one in values):
+        if not all(isinstance(item, _PLAIN) for item in values):
             raise OptionError(
                 f"{name} must be written as text or a number, since other processes read it; got "
                 "an object"
@@ -62,8 +62,8 @@ class BatchJob:
         source: The rows.
         output: The `.jsonl` or `.parquet` file to write.
         load: Options of the decoder, as text and numbers.
-        options: Options of `Decoder.requests` for rows that do not set them.
-        seed: Seed of the run, which makes it reproducible; without, each row draws a seed.
+        options: Options of `Decoder.requests` for rows that do not set them. A seed makes the run
+            reproducible; without, each row draws one.
         shard_rows: Rows that are decoded and stored together. The output may depend on it, since
             the floating-point sums of a row depend on its neighbours.
         overwrite: Replace an existing output.
@@ -77,7 +77,6 @@ class BatchJob:
     output: Path
     load: LoadOptions = LoadOptions()
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    seed: int | None = None
     shard_rows: int = 128
     overwrite: bool = False
     restart: bool = False
@@ -98,7 +97,7 @@ class BatchJob:
     @property
     def rules(self) -> RowRules:
         """Rules for reading rows."""
-        return RowRules(seed=self.seed, options=self.options, prompt_field=self.source.prompt_field)
+        return RowRules(options=self.options, prompt_field=self.source.prompt_field)
 
     def settings(self) -> dict[str, Any]:
         """Return everything that the output depends on."""
@@ -106,9 +105,9 @@ class BatchJob:
             "input": self.source.digest(),
             "prompt_field": self.source.prompt_field,
             "decoder": plain(self.load),
-            "options": dict(self.options),
+            "options": {name: self.options[name] for name in self.options if name != "seed"},
             "shard_rows": self.shard_rows,
-            "seed": self.seed,
+            "seed": self.options.get("seed"),
         }
 
     def shards(self) -> Iterator[Shard]:

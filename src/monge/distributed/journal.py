@@ -128,7 +128,7 @@ def _shard_in(line: bytes) -> tuple[int, list[str]] | None:
         return None
     try:
         number, *lines = json.loads(line)
-        _ = [json.loads(one)["error"] for one in lines]
+        _ = [json.loads(text)["error"] for text in lines]
     except (ValueError, LookupError, TypeError):
         return None
     return (number, lines) if lines else None

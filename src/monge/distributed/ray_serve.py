@@ -13,16 +13,12 @@ from monge.distributed.batch import load_decoder
 from monge.distributed.ray_cluster import require_ray
 from monge.distributed.shared_metrics import SharedMetrics
 from monge.engine.process import settle_objects
-from monge.options import LoadOptions, Option, ServeOptions, changed, options_of
+from monge.options import HERE_ONLY, LoadOptions, Option, ServeOptions, changed, options_of
 from monge.serve.http.app import create_app
 from monge.serve.observe.metrics import Gather, ServerMetrics
 from monge.serve.settings import checked_options, served_name
 
-_NOT_OF_A_REPLICA: Final = (
-    *("host", "port", "lame_duck_s", "access_log", "log_format", "verbose"),
-    *("root_path", "ssl_keyfile", "ssl_certfile"),
-    *("tensor_parallel", "use_ray", "address"),
-)
+_NOT_OF_A_REPLICA: Final = (*HERE_ONLY, "host", "port", "tensor_parallel", "use_ray", "address")
 _DEFAULTS: Final = asdict(LoadOptions()) | asdict(ServeOptions())
 
 
@@ -162,6 +158,4 @@ def replica_app(args: AppArgs, *, engine: str, gather: Gather) -> tuple[FastAPI,
     metrics = ServerMetrics(str(serve.served_model_name), engine=engine, gather=gather)
     # Certificates name the models without their folders.
     recorder = recorder_of(decoder, load, served_name) if serve.certificates else None
-    return create_app(
-        decoder, serve, decoder.chat_format, metrics=metrics, recorder=recorder
-    ), metrics
+    return create_app(decoder, serve, metrics=metrics, recorder=recorder), metrics

@@ -1,14 +1,13 @@
 """Rows of a batch file: from a line to a request, and from a session to a line."""
 
 import json
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from monge.core.errors import OptionError
 from monge.core.sampling_rules import SamplingRules
-from monge.engine.batch import Batch
+from monge.engine.batch import decode
 from monge.engine.decoder import Decoder
 from monge.engine.penalties import text_processors
 from monge.engine.session import Request, Session
@@ -51,15 +50,13 @@ class RowRules:
     """Rules for reading rows.
 
     Args:
-        seed: The run's seed. Row i has its stream i, as row i of `Decoder.generate` does; a row
-            that brings its own seed has stream 0 of that. Without, seeds are drawn, and controllers
-            may plan by the clock.
-        options: Options of `Decoder.requests` for rows that do not set them.
+        options: Options of `Decoder.requests` for rows that do not set them. Of their seed, row i
+            has stream i, as row i of `Decoder.generate` does; a row that brings its own seed has
+            stream 0 of that. Without, seeds are drawn, and controllers may plan by the clock.
         prompt_field: Field with the prompt: text, or a list of token ids. A row without it may
             have `messages`, which the model's chat template writes.
     """
 
-    seed: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     prompt_field: str = "prompt"
 
@@ -74,7 +71,7 @@ class RowRules:
         Request(
             prompt_ids=(0,),
             rules=SamplingRules(**options.only(*LAW)),
-            seed=0 if self.seed is None else self.seed,
+            seed=0 if options.seed is None else options.seed,
             stop=tuple(options.stop),
             max_new_tokens=options.max_new_tokens,
         )
@@ -89,43 +86,33 @@ def decode_shard(decoder: Decoder, shard: Shard, rules: RowRules) -> tuple[str, 
     rows = [
         dict[str, Any](row=shard.first_row + place, **_UNREAD) for place in range(len(shard.lines))
     ]
-    row_of, waiting = dict[int, dict[str, Any]](), deque[Session]()
-    for row, line in zip(rows, shard.lines, strict=True):
+    sessions = dict[int, Session]()
+    for place, (row, line) in enumerate(zip(rows, shard.lines, strict=True)):
         try:
             record = _record(line)
             row["id"] = record.get("id")
-            session = _session(record, row["row"], decoder, rules)
+            sessions[place] = _session(record, row["row"], decoder, rules)
+            row["seed"] = sessions[place].request.told_seed
         except Exception as error:  # noqa: BLE001  a row may break a tokenizer or a chat template in any way
             row["error"] = _in_one_line(error)
-        else:
-            row["seed"] = session.request.told_seed
-            row_of[session.context.request_id] = row
-            waiting.append(session)
-    sessions = list(waiting)
-    batch = Batch(decoder.components, prefill_chunk=_PREFILL_CHUNK, isolated=True)
-    try:
-        while waiting or len(batch):
-            free = decoder.max_batch_size - len(batch)
-            batch.join([waiting.popleft() for _ in range(min(len(waiting), free))])
-            for session in batch.step():
-                if session.error is None:
-                    row_of[session.context.request_id]["num_rounds"] += 1
-    finally:
-        batch.close()
-    for session in sessions:
-        row_of[session.context.request_id] |= _result(session)
+    options = {"max_batch_size": decoder.max_batch_size, "prefill_chunk": _PREFILL_CHUNK}
+    for _ in decode(sessions.values(), decoder.components, **options, isolated=True):
+        pass
+    for place, session in sessions.items():
+        rows[place] |= _result(session)
     return tuple(map(_as_json, rows))
 
 
 def _result(session: Session) -> dict[str, Any]:
     if session.error is not None:
-        return {"error": _in_one_line(session.error)}
+        return {"error": _in_one_line(session.error), "num_rounds": session.num_rounds}
     if session.text is not None:
         session.text.finish()
     return {
         "text": None if session.text is None else session.text.text,
         "token_ids": list(session.completion_ids),
         "finish_reason": session.finish_reason,
+        "num_rounds": session.num_rounds,
     }
 
 
@@ -156,9 +143,9 @@ def _session(record: Mapping[str, Any], index: int, decoder: Decoder, rules: Row
     prompt = (
         decoder.encode_chat(record["messages"]) if is_chat else _prompt(record, rules.prompt_field)
     )
-    own = {name: _value(name, record[name]) for name in ROW_OPTIONS if record.get(name) is not None}
-    row = 0 if rules.seed is None or "seed" in own else index
-    (request,) = decoder.requests([prompt], row=row, **{"seed": rules.seed, **rules.options, **own})
+    options = {key: _value(key, record[key]) for key in ROW_OPTIONS if record.get(key) is not None}
+    row = 0 if rules.options.get("seed") is None or "seed" in options else index
+    (request,) = decoder.requests([prompt], row=row, **{**rules.options, **options})
     return decoder.session(request, keeps_records=False)
 
 

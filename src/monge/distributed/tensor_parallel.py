@@ -56,14 +56,10 @@ class RankZeroModel:
         return self._model.forward_s
 
     def open(self, prefixes: Mapping[int, Sequence[int]]) -> None:
-        self._on_all_ranks(
-            "open", {sequence: tuple(tokens) for sequence, tokens in prefixes.items()}
-        )
+        self._on_all_ranks("open", dict(prefixes))
 
     def append(self, pieces: Mapping[int, Sequence[int]]) -> None:
-        self._on_all_ranks(
-            "append", {sequence: tuple(tokens) for sequence, tokens in pieces.items()}
-        )
+        self._on_all_ranks("append", dict(pieces))
 
     def extend(self, blocks: Mapping[int, NodeBlock]) -> Mapping[int, Float[Tensor, "nodes vocab"]]:
         # Other ranks do not see what a device of this one still draws.
@@ -71,7 +67,7 @@ class RankZeroModel:
         return self._on_all_ranks("extend", known)
 
     def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
-        self._on_all_ranks("commit", {sequence: tuple(path) for sequence, path in paths.items()})
+        self._on_all_ranks("commit", dict(paths))
 
     def length(self, sequence: int) -> int:
         return self._model.length(sequence)

@@ -4,6 +4,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 from monge.core.errors import NonFiniteLogitsError, OptionError
 from monge.engine.components import Components
@@ -172,11 +173,11 @@ def decode(
     components: Components,
     *,
     max_batch_size: int,
-    prefixes: PrefixCache | None = None,
+    **options: Any,
 ) -> Iterator[Session]:
-    """Decode requests, at most `max_batch_size` at a time.
+    """Decode requests, at most `max_batch_size` at a time, in a `Batch` with these options.
 
-    A finished one leaves the batch and the next one joins. For `prefixes`, see `Batch`.
+    A finished one leaves the batch and the next one joins.
 
     Yields:
         After every round, each session that took part in it. However the iteration ends, all caches
@@ -187,7 +188,7 @@ def decode(
     """
     if max_batch_size < 1:
         raise OptionError(f"max_batch_size must be at least 1; got {max_batch_size}")
-    waiting, batch = deque(sessions), Batch(components, prefixes=prefixes)
+    waiting, batch = deque(sessions), Batch(components, **options)
     try:
         while waiting or len(batch):
             batch.join(

@@ -61,7 +61,7 @@ class DrainingServer(uvicorn.Server):
         **config: Any,
     ) -> None:
         limits = limits or limits_of_process()
-        own: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "http": partial(Connection, limits=limits),  # h11's, which bounds the size of headers
             "ws": "none",
             "log_level": logging.WARNING,
@@ -74,7 +74,7 @@ class DrainingServer(uvicorn.Server):
             "timeout_keep_alive": _KEEP_ALIVE_S,
             "timeout_graceful_shutdown": options.drain_s + _TELL_S,
         }
-        super().__init__(uvicorn.Config(app, **own | config))
+        super().__init__(uvicorn.Config(app, **defaults | config))
         self._state, self._options = app.state, options
         patience_s = options.drain_s + _TELL_S + _HUNG_S
         self._exit_timer = threading.Timer(patience_s, _exit) if exits else None

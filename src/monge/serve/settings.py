@@ -5,7 +5,6 @@ import logging
 import math
 import re
 import ssl
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, get_args
@@ -130,10 +129,10 @@ class KeyRing:
         if self._options.api_key_file is None:
             return ()
         try:
-            found = Path(self._options.api_key_file).stat()
+            status = Path(self._options.api_key_file).stat()
         except OSError:
             return (-1,)
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def is_loopback(host: str) -> bool:
@@ -144,18 +143,15 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def hosts_to_accept(host: str, allowed: Sequence[str], *, has_keys: bool) -> tuple[str, ...]:
+def hosts_to_accept(options: ServeOptions) -> tuple[str, ...]:
     """Return the names that the `Host` header may have; empty for any.
 
     Without a key, a server on loopback is open to every page in a browser on its machine, unless it
     checks names. With a key it is not, and on other addresses a server does not know all its names.
-
-    Args:
-        host: Address that it listens on.
-        allowed: Further names that the operator allows. If there are any, names are always checked.
-        has_keys: Whether requests need a key.
+    If the operator allows further names, names are always checked.
     """
-    if not allowed and (has_keys or not is_loopback(host)):
+    host, allowed = options.host, options.allowed_hosts
+    if not allowed and (options.has_keys or not is_loopback(host)):
         return ()
     bound = f"[{host}]" if ":" in host else host
     return tuple(dict.fromkeys(("localhost", "127.0.0.1", "[::1]", bound, *allowed)))

@@ -47,9 +47,9 @@ def dumped(value: Any) -> str:  # noqa: ANN401 (any JSON)
     if isinstance(value, Json):
         return value
     if isinstance(value, dict):
-        items = (f"{json.dumps(key)}:{dumped(one)}" for key, one in value.items())
+        items = (f"{json.dumps(key)}:{dumped(item)}" for key, item in value.items())
         return "{" + ",".join(items) + "}"
-    if isinstance(value, list) and any(isinstance(one, dict) for one in value):
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
         return "[" + ",".join(map(dumped, value)) + "]"
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.translate(_LINE_ENDS)
@@ -168,8 +168,8 @@ class Answers:
 
     def _figures(self, outputs: Sequence[Output]) -> dict[str, Any]:
         """Return tokens and, if there is one choice, times and the worth of drafting."""
-        summaries = [one.summary for one in outputs if one.summary is not None]
-        usage = self.usage(sum(one.num_generated_tokens for one in summaries))
+        summaries = [output.summary for output in outputs if output.summary is not None]
+        usage = self.usage(sum(summary.num_generated_tokens for summary in summaries))
         prompt = {"text_tokens": usage["prompt_tokens"], "audio_tokens": 0, "image_tokens": 0}
         usage["prompt_tokens_details"] = self.cached(outputs) | prompt
         details = {f"{kind}_tokens": 0 for kind in _OTHER_TOKENS}
@@ -196,12 +196,12 @@ class Answers:
         if finish == "stop" and index in self._readers and self._readers[index].num_calls:
             end["finish_reason"] = "tool_calls"
         if request.body.stream:
-            delta = {name: one for name, one in (("content", text), ("tool_calls", calls)) if one}
+            delta = {name: new for name, new in (("content", text), ("tool_calls", calls)) if new}
             return {"index": index, "delta": delta, **end}
         message = {"role": "assistant", "content": text, "refusal": None}
         if calls:
-            own = [{name: one for name, one in call.items() if name != "index"} for call in calls]
-            message |= {"content": text or None, "tool_calls": own}
+            whole = [{name: call[name] for name in call if name != "index"} for call in calls]
+            message |= {"content": text or None, "tool_calls": whole}
         return {"index": index, "message": message, **end}
 
     def _called(
@@ -222,18 +222,18 @@ class Answers:
 
     def _of_prompt(self, index: int, output: Output) -> dict[str, Any]:
         """Return tokens of a prompt and their log-probabilities, if asked for, as vLLM does."""
-        found, body = dict[str, Any](), self.request.body
+        fields, body = dict[str, Any](), self.request.body
         if body.return_token_ids:
-            found["prompt_token_ids"] = list(self.request.choices[index].prompt_ids)
+            fields["prompt_token_ids"] = list(self.request.choices[index].prompt_ids)
         if body.prompt_logprobs is not None:
             places = ["null"]
             for entry in output.prompt_logprobs or ():
                 best = [(rank, *pair) for rank, pair in enumerate(entry.top, start=1)]
                 best = [*best[: body.prompt_logprobs], (entry.rank, entry.token_id, entry.logprob)]
-                named = {token: self._ranked(*one) for one in best for token in one[1:2]}
+                named = {token: self._ranked(rank, token, logprob) for rank, token, logprob in best}
                 places.append(f"{{{','.join(named.values())}}}")
-            found["prompt_logprobs"] = Json(f"[{','.join(places)}]")
-        return found
+            fields["prompt_logprobs"] = Json(f"[{','.join(places)}]")
+        return fields
 
     def _ranked(self, rank: int, token: int, logprob: float) -> str:
         text = self.texts.json(token)[0]
@@ -268,7 +268,7 @@ class Answers:
             return self._chat_logprobs(entries)
         if scores is None:
             return self._completion_logprobs(index, entries)
-        scores = [replace(one, top=one.top[: request.logprobs.num_top]) for one in scores]
+        scores = [replace(entry, top=entry.top[: request.logprobs.num_top]) for entry in scores]
         return self._completion_logprobs(index, [*scores, *entries], request.prompt_ids[0])
 
     def _completion_logprobs(
@@ -302,8 +302,8 @@ class Answers:
         content: list[str] = []
         for entry in entries:
             top = ",".join("{" + self._described(*pair) + "}" for pair in entry.top)
-            own = self._described(entry.token_id, entry.logprob)
-            content.append(f'{{{own},"top_logprobs":[{top}]}}')
+            token = self._described(entry.token_id, entry.logprob)
+            content.append(f'{{{token},"top_logprobs":[{top}]}}')
         return {"content": Json(f"[{','.join(content)}]"), "refusal": None}
 
     def _named(self, entry: TokenLogprob) -> str:

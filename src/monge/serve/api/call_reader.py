@@ -31,7 +31,7 @@ class CallReader:
             "" if mark in hidden else mark for mark in (use.form.begin, use.form.end)
         )
         self._lead = re.compile(rf"\s*(?:{re.escape(self._begin)})?[\s\[,;]*")
-        self._names, self._name = {one.name for one in use.functions}, name
+        self._names, self._name = {function.name for function in use.functions}, name
         self._left, self._sent = "", -1
         self._content, self._calls = "", list[dict[str, Any]]()
         self._step = self._text if self._begin else self._call

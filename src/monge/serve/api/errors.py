@@ -151,7 +151,7 @@ def _where(error: Mapping[str, Any]) -> str:
     """Return the field as a client writes it, such as `messages.0.content`."""
     *outer, last = error["loc"] or [""]
     is_unknown = error["type"] == "extra_forbidden"
-    kept = [one for one in outer if isinstance(one, int) or one in FIELD_NAMES]
+    kept = [part for part in outer if isinstance(part, int) or part in FIELD_NAMES]
     kept += [last] if is_unknown or isinstance(last, int) or last in FIELD_NAMES else []
     return ".".join(map(str, kept))
 

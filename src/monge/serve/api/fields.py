@@ -74,7 +74,9 @@ def _prompt(value: object) -> tuple[str | tuple[int, ...], ...]:
     raise ValueError("must hold texts only, or non-empty lists of token ids only")
 
 
-def _token_ids(value: list[Any]) -> tuple[int, ...]:
+def _token_ids(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list) or not value:
+        raise ValueError("must be a non-empty list of token ids")
     # Built-in functions only: a Python loop over two million numbers takes most of a second.
     if set(map(type, value)) != {int} or min(value) < 0 or max(value) > MAX_TOKEN_ID:
         raise ValueError(
@@ -82,12 +84,6 @@ def _token_ids(value: list[Any]) -> tuple[int, ...]:
             "stand beside them"
         )
     return tuple(value)
-
-
-def _some_ids(value: object) -> tuple[int, ...]:
-    if not isinstance(value, list) or not value:
-        raise ValueError("must be a non-empty list of token ids")
-    return _token_ids(value)
 
 
 def _stop(value: object) -> tuple[str, ...]:
@@ -185,7 +181,7 @@ Settings = Annotated[dict[str, JsonValue], *few(MAX_LABELS)]
 Parameters = Annotated[Any, BeforeValidator(_parameters, json_schema_input_type=dict[str, Any])]
 Arguments = Annotated[Any, BeforeValidator(_arguments, json_schema_input_type=str)]
 StopIds = Annotated[list[NumTokens], *few(MAX_STOP_IDS)]
-TokenIds = Annotated[Any, BeforeValidator(_some_ids, json_schema_input_type=_Ids)]
+TokenIds = Annotated[Any, BeforeValidator(_token_ids, json_schema_input_type=_Ids)]
 Words = Annotated[list[_Stop], *few(MAX_BAD_WORDS)]
 FEW_MESSAGES: Final = Field(fail_fast=True), BeforeValidator(_few_parts), *few(MAX_MESSAGES, 1)
 
@@ -253,7 +249,7 @@ class Strict(BaseModel):
         allowed = extra.get("enum")
         if value is not None and name in LABELS and info.context is not None:
             info.context.add(name)
-        if allowed and not any(_same(value, one) for one in allowed):
+        if allowed and not any(_same(value, neutral_value) for neutral_value in allowed):
             if info.context is not None and "ignorable" in extra:
                 info.context.add(name)
                 return None

@@ -77,8 +77,8 @@ class GrammarTrials:
         number = b""
         try:
             number = await reader.readline()
-            asked = grammar.kind, grammar.text, grammar.any_whitespace
-            writer.write(json.dumps(asked).encode() + b"\n")
+            fields = grammar.kind, grammar.text, grammar.any_whitespace
+            writer.write(json.dumps(fields).encode() + b"\n")
             answer = await reader.read()
         finally:
             number = number or await reader.readline()

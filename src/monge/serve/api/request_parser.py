@@ -12,7 +12,7 @@ from monge.core.context import DraftPlan
 from monge.core.errors import OptionError
 from monge.core.grammar import Grammar
 from monge.core.text import token_ids_of
-from monge.engine.chat_format import ChatFormat, TemplateFormat
+from monge.engine.chat_format import TemplateFormat
 from monge.engine.decoder import Decoder
 from monge.engine.logprobs import LogprobOptions
 from monge.engine.session import Request, Session
@@ -113,12 +113,12 @@ class ParsedRequest:
     @property
     def seed(self) -> int | None:
         """Seed that reproduces the answer; choice i uses row i. `None` if measured times affect it."""
-        return self.choices[0].seed if self.choices[0].is_repeatable else None
+        return self.choices[0].told_seed
 
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of all prompts; each prompt counts once."""
-        return sum(len(one.prompt_ids) for one in self.choices[:: self.body.n or 1])
+        return sum(len(request.prompt_ids) for request in self.choices[:: self.body.n or 1])
 
     def first_choice(self, index: int) -> int:
         """Index of the first choice of the prompt of a choice; the prompt's scores come with it."""
@@ -129,9 +129,8 @@ class RequestParser:
     """Parses requests and checks them against the limits of the server.
 
     Args:
-        decoder: Has the tokenizer, the vocabulary and the end-of-text tokens.
+        decoder: Has the tokenizer, the format of conversations and the end-of-text tokens.
         options: Limits.
-        chat: Formats conversations.
         max_sequence_tokens: Largest number of tokens of a prompt and its completion.
         recorder: Records requests that ask for it; `None` refuses them.
     """
@@ -140,12 +139,11 @@ class RequestParser:
         self,
         decoder: Decoder,
         options: ServeOptions,
-        chat: ChatFormat,
         *,
         max_sequence_tokens: int,
         recorder: Recorder | None = None,
     ) -> None:
-        self._decoder, self._options, self._chat = decoder, options, chat
+        self._decoder, self._options, self._chat = decoder, options, decoder.chat_format
         self._max_sequence_tokens, self._recorder = max_sequence_tokens, recorder
         vocabulary = getattr(decoder.tokenizer, "get_vocab", None)
         self._longest_token = None if vocabulary is None else max(map(len, vocabulary()))
@@ -187,8 +185,8 @@ class RequestParser:
         tools = self._tool_use(body) if isinstance(body, ChatRequest) else None
         self._check_grammar(body, tools)
         if isinstance(body, ChatRequest):
-            told = body.tools or () if tools else ()
-            prompts, is_echoed = [self._conversation(body, told, ignored)], False
+            shown = body.tools or () if tools else ()
+            prompts, is_echoed = [self._conversation(body, shown, ignored)], False
             room = self._max_sequence_tokens - len(prompts[0])
             wanted = body.max_completion_tokens or body.max_tokens or room
             logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -214,11 +212,11 @@ class RequestParser:
         # The choices of a prompt share what they can, and its scores come with the first.
         choices = [
             replace(
-                one,
+                request,
                 row=place * each + number,
-                prompt_logprobs=None if number else one.prompt_logprobs,
+                prompt_logprobs=None if number else request.prompt_logprobs,
             )
-            for place, one in enumerate(requests)
+            for place, request in enumerate(requests)
             for number in range(each)
         ]
         # Waiting requests hold no texts, of which there may be megabytes.
@@ -277,11 +275,9 @@ class RequestParser:
         Raises:
             ApiError: If it is one.
         """
-        own = self._options.served_model_name
-        if name not in {None, own}:
-            text = (
-                f"this server serves {own!r} and nothing else; leave `model` out or send that name"
-            )
+        served = self._options.served_model_name
+        if name not in {None, served}:
+            text = f"this server serves {served!r} and nothing else; leave `model` out or send that name"
             raise ApiError(404, text, param="model", code="model_not_found")
 
     @cached_property
@@ -293,7 +289,7 @@ class RequestParser:
         if not functions or choice == "none":
             return None
         if is_named := isinstance(choice, NamedTool):
-            functions = [one for one in functions if one.name == choice.function.name]
+            functions = [tool for tool in functions if tool.name == choice.function.name]
         with fields_named("tools", grammar="response_format"):
             answer = body.grammar
         if answer is not None and answer.kind != "json_schema":
@@ -327,15 +323,15 @@ class RequestParser:
         tools: Sequence[Tool],
         ignored: set[str] | None,
     ) -> tuple[int, ...]:
-        told, turns = [tool.told for tool in tools], [message.turn for message in messages]
+        functions, turns = [tool.told for tool in tools], [message.turn for message in messages]
         self._check_size(
             "messages", [turn.text + (turn.reasoning_content or "") for turn in messages]
         )
-        self._check_size("tools", list(map(str, told)))
-        if told or any({"tool_calls", "tool_call_id"} & turn.keys() for turn in turns):
-            turns = self._calls.turns(turns, told)
+        self._check_size("tools", list(map(str, functions)))
+        if functions or any({"tool_calls", "tool_call_id"} & turn.keys() for turn in turns):
+            turns = self._calls.turns(turns, functions)
         options: dict[str, Any] = {"is_continued": bool(body.continue_final_message)}
-        options |= {"tools": told} if told and self._calls.has_tools else {}
+        options |= {"tools": functions} if functions and self._calls.has_tools else {}
         given, effort = body.chat_template_kwargs, getattr(body, "reasoning_effort", None)
         is_read = effort is not None and isinstance(self._chat, TemplateFormat)
         settings = {"reasoning_effort": effort} | (given or {}) if is_read else given
@@ -347,14 +343,14 @@ class RequestParser:
                 bare = [{key: turn[key] for key in turn if key != field} for turn in turns]
                 without[field] = bare, settings
         with fields_named("messages"):
-            found = self._chat.encode(turns, settings=settings, **options)
+            token_ids = self._chat.encode(turns, settings=settings, **options)
             for field, (bare, others) in without.items():
-                if found == self._chat.encode(bare, settings=others, **options):
+                if token_ids == self._chat.encode(bare, settings=others, **options):
                     if ignored is None:
                         text = f"{field}: the chat template does not read it; leave it out"
                         raise refused(text, field)
                     ignored.add(field)
-        return found
+        return token_ids
 
     def _conversation(
         self, body: ChatRequest, tools: Sequence[Tool], ignored: set[str] | None
@@ -399,8 +395,8 @@ class RequestParser:
         is_echoed: bool,
     ) -> list[Request]:
         """Return one request for each prompt."""
-        asked = body.speculation
-        drafting = asked if isinstance(asked, SpeculationOptions) else SpeculationOptions()
+        wanted = body.speculation
+        drafting = wanted if isinstance(wanted, SpeculationOptions) else SpeculationOptions()
         self._check_controller(drafting.controller)
         options: dict[str, Any] = {"max_new_tokens": limit, "controller": drafting.controller}
         with fields_named("prompt"):
@@ -410,7 +406,7 @@ class RequestParser:
             requests = self._decoder.requests(prompts, **options)
         requests = [self._fitting(request, body) for request in requests]
         # Without candidates, the drafter does not need to read the prompt.
-        speculative = asked is not False and 0 not in {drafting.max_depth, drafting.max_nodes}
+        speculative = wanted is not False and 0 not in {drafting.max_depth, drafting.max_nodes}
         changes: dict[str, Any] = {
             "speculative": speculative,
             "adaptive": drafting.adaptive is not False,
@@ -424,8 +420,8 @@ class RequestParser:
             source = self._options.logprobs_of
             changes["logprobs"] = LogprobOptions(num_top=logprobs, source=source)
         of_prompt = [body.prompt_logprobs, logprobs if is_echoed else None]
-        if wanted := [number for number in of_prompt if number is not None]:
-            changes["prompt_logprobs"] = LogprobOptions(num_top=max(wanted), source="raw")
+        if numbers := [number for number in of_prompt if number is not None]:
+            changes["prompt_logprobs"] = LogprobOptions(num_top=max(numbers), source="raw")
         return [replace(request, **changes) for request in requests]
 
     def _fitting(self, request: Request, body: SamplingRequest) -> Request:
@@ -456,7 +452,7 @@ class RequestParser:
         most_nodes = self._decoder.components.drafter.capabilities.max_nodes
         widest = MAX_DRAFT if most_nodes is None else most_nodes
         traced = [request for request in requests if request.keeps_trees]
-        num_nodes = sum(one.max_new_tokens * (1 + one.limits.nodes(widest)) for one in traced)
+        num_nodes = sum(row.max_new_tokens * (1 + row.limits.nodes(widest)) for row in traced)
         what = "top log-probabilities", "tokens, choices or logprobs"
         trees = "most nodes of a tree", "tokens or choices, or limit speculation.max_nodes"
         most = self._options.max_logprobs
@@ -512,7 +508,7 @@ def fields_named(prompt: str, grammar: str = "") -> Iterator[None]:
 def _sampling(body: SamplingRequest) -> dict[str, Any]:
     """Return the options of `Decoder.requests` that the body has."""
     given = {name: getattr(body, name, None) for name in options_of(SamplingOptions)}
-    given["logit_bias"] = {int(token): one for token, one in (body.logit_bias or {}).items()}
+    given["logit_bias"] = {int(token): bias for token, bias in (body.logit_bias or {}).items()}
     if given["top_k"] in {-1, 0}:
         del given["top_k"]
-    return DEFAULTS | {name: one for name, one in given.items() if one is not None}
+    return DEFAULTS | {name: value for name, value in given.items() if value is not None}

@@ -60,7 +60,7 @@ class RequestWorker:
             QueueFullError: If too many pieces wait.
         """
         if self._max_waiting is not None and self._num_waiting >= self._max_waiting:
-            raise QueueFullError(f"The queue is full ({self._max_waiting} requests); retry later.")
+            raise QueueFullError(self._max_waiting)
         loop = asyncio.get_running_loop()
 
         def end_turn(_: object) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 from monge.serve.api.answers import Answers
 from monge.serve.api.conversations import NamedFunction
 from monge.serve.api.errors import ApiError
-from monge.serve.api.schemas import ResponsesRequest
 from monge.serve.scheduling.generation import Output
 
 
@@ -169,7 +168,9 @@ class ResponseAnswers(Answers):
     def _response(self, status: str) -> dict[str, Any]:
         body = self.request.original
         assert body is not None, "the request came to /v1/responses"
-        choice = body.tool_choice
+        choice, form = body.tool_choice, {"type": "text"}
+        if body.text is not None and (wanted := body.text.format) is not None:
+            form = wanted.model_dump(by_alias=True, exclude_none=True) | {"type": wanted.type}
         repeated = ("instructions", "max_output_tokens", "max_tool_calls", "user")
         return {
             "id": self.request.response_id,
@@ -189,7 +190,7 @@ class ResponseAnswers(Answers):
             "seed": self.request.seed,
             "store": False,
             "system_fingerprint": self.fingerprint,
-            "text": {"format": _form(body)},
+            "text": {"format": form},
             "tool_choice": choice.model_dump()
             if isinstance(choice, NamedFunction)
             else choice or "auto",
@@ -197,11 +198,3 @@ class ResponseAnswers(Answers):
             "truncation": "disabled",
             "usage": None,
         }
-
-
-def _form(body: ResponsesRequest) -> dict[str, Any]:
-    """Return the form of the text as the request named it."""
-    form = None if body.text is None else body.text.format
-    if form is None:
-        return {"type": "text"}
-    return form.model_dump(by_alias=True, exclude_none=True) | {"type": form.type}

@@ -96,10 +96,10 @@ def merged(outputs: Sequence[Output]) -> Output:
     """Merge all outputs of a generation."""
     return replace(
         outputs[-1],
-        text="".join(one.text for one in outputs),
-        token_ids=tuple(token for one in outputs for token in one.token_ids),
-        logprobs=tuple(entry for one in outputs for entry in one.logprobs),
-        records=tuple(record for one in outputs for record in one.records),
+        text="".join(output.text for output in outputs),
+        token_ids=tuple(token for output in outputs for token in output.token_ids),
+        logprobs=tuple(entry for output in outputs for entry in output.logprobs),
+        records=tuple(record for output in outputs for record in output.records),
         prompt_logprobs=outputs[0].prompt_logprobs,
     )
 

@@ -96,7 +96,7 @@ class CallFormat:
             head, tail = self.around(call["function"]["name"])
             inner = f"{head}{_dumped(call['function']['arguments'])}{tail}"
             texts.append(f"{self.begin}{self.before}{inner}{self.after}{self.end}")
-        kept = {name: one for name, one in message.items() if name != "tool_calls"}
+        kept = {name: value for name, value in message.items() if name != "tool_calls"}
         return kept | {"content": "\n".join(texts)}
 
 
@@ -108,17 +108,17 @@ def call_format(chat: ChatFormat, end_ids: Collection[int]) -> CallFormat:
         end_ids: Tokens that end an answer.
     """
     known = getattr(getattr(chat, "tokenizer", None), "added_tokens_decoder", dict[int, Any]())
-    found = CallFormat(
-        added={str(one): number for number, one in known.items() if number not in end_ids},
-        hidden=frozenset(str(one) for one in known.values() if one.special),
+    form = CallFormat(
+        added={str(token): number for number, token in known.items() if number not in end_ids},
+        hidden=frozenset(str(token) for token in known.values() if token.special),
         **(_learnt(chat) if isinstance(chat, TemplateFormat) else {}),
     )
-    if not found.has_tools:
+    if not form.has_tools:
         _LOG.warning(
             "tools: the chat template has no form of calls that is read here; functions are "
             "described in a system message"
         )
-    return found
+    return form
 
 
 def _learnt(chat: TemplateFormat) -> dict[str, Any]:
@@ -132,18 +132,18 @@ def _learnt(chat: TemplateFormat) -> dict[str, Any]:
         {"role": "tool", "content": _RESULT, "name": _PROBE, "tool_call_id": "0" * 9},
     ]
     try:
-        asked, told = chat.written(turns[:1], tools=[tool]), chat.written(turns, tools=[tool])
+        prompted, written = chat.written(turns[:1], tools=[tool]), chat.written(turns, tools=[tool])
     except OptionError:
         return {}
-    if _PROBE not in asked:
+    if _PROBE not in prompted:
         return {}
-    prompt, answer = asked.rpartition(_MARK)[2], told.rpartition(_MARK)[2]
-    objects = ((*json_value(answer, one.start()), one.start()) for one in re.finditer("{", answer))
-    calls = (found for found in objects if found[1] >= 0 and found[0].get("name") == _PROBE)
+    prompt, answer = prompted.rpartition(_MARK)[2], written.rpartition(_MARK)[2]
+    objects = ((*json_value(answer, at.start()), at.start()) for at in re.finditer("{", answer))
+    calls = (entry for entry in objects if entry[1] >= 0 and entry[0].get("name") == _PROBE)
     value, stop, start = next(calls, ({}, 0, 0))
     key = "parameters" if "parameters" in value else "arguments"
     if key not in value or _RESULT not in answer:  # earlier calls are dropped
-        return {"has_tools": _MARKS[0][0] in asked and '"arguments"' in asked}
+        return {"has_tools": _MARKS[0][0] in prompted and '"arguments"' in prompted}
     lead, rest = answer[:start], answer[stop:]
     shown = {"has_tools": True, "has_calls": True, "key": key}
     for begin, end in _MARKS:
@@ -176,7 +176,7 @@ class ToolUse:
     @property
     def is_forced(self) -> bool:
         """True if a grammar makes calls well-formed."""
-        is_strict = any(one.strict for one in self.functions)
+        is_strict = any(function.strict for function in self.functions)
         return self.is_required or self.is_single or is_strict or self.answer is not None
 
     @property
@@ -211,7 +211,7 @@ class ToolUse:
         """Return the first rule, and further ones, of free text that may hold calls."""
         form, text = self.form, r"TEXT: /(.|\n)+/"
         # No text has added tokens, so they are named: all but the one that begins calls.
-        numbers = sorted(one for name, one in form.added.items() if name != form.begin)
+        numbers = sorted(number for name, number in form.added.items() if name != form.begin)
         runs = [
             [n for _, n in run] for _, run in groupby(enumerate(numbers), lambda p: p[1] - p[0])
         ]

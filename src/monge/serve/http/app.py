@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
@@ -15,7 +15,6 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from monge.core.errors import MongeError
-from monge.engine.chat_format import ChatFormat
 from monge.engine.decoder import Decoder
 from monge.options import ServeOptions
 from monge.page.files import FILES, HEADERS, content_of
@@ -101,7 +100,6 @@ class _Described(FastAPI):
 def create_app(
     decoder: Decoder,
     options: ServeOptions,
-    chat: ChatFormat,
     *,
     metrics: ServerMetrics | None = None,
     recorder: Recorder | None = None,
@@ -111,7 +109,6 @@ def create_app(
     Args:
         decoder: The decoder.
         options: Options of the server. Those of the process, such as `host`, are not read.
-        chat: Formats conversations.
         metrics: Metrics of the server; `None` for new ones.
         recorder: Records requests that ask for it, and decodes all requests in place of `decoder`;
             `None` refuses them.
@@ -128,9 +125,7 @@ def create_app(
     metrics = metrics or ServerMetrics(str(options.served_model_name))
     decoder = decoder if recorder is None else recorder.decoder
     scheduler = Scheduler(decoder, options, sink=metrics.observe)
-    service = Service(
-        decoder, scheduler, options=options, metrics=metrics, chat=chat, recorder=recorder
-    )
+    service = Service(decoder, scheduler, options=options, metrics=metrics, recorder=recorder)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -138,7 +133,7 @@ def create_app(
         watching = asyncio.create_task(_watch(scheduler))
         yield
         watching.cancel()
-        service.close()
+        service.trials.close()
         # The connections are gone by now, and what they had asked for is finished or cancelled.
         await asyncio.to_thread(scheduler.close, drain=True, timeout_s=_CLOSE_S)
 
@@ -155,7 +150,10 @@ def create_app(
     app.state.end_reading = service.end_reading
     app.state.end_generations = partial(scheduler.close, drain=False)
     _add_routes(app, service)
-    _add_page(app)
+    for path, (name, kind) in FILES.items():
+        app.add_api_route(
+            path, partial(_file, name, kind), methods=["GET"], include_in_schema=False
+        )
     _add_errors(app)
     # The last one added is the first one asked.
     app.add_middleware(
@@ -211,14 +209,9 @@ def _add_routes(app: FastAPI, service: Service) -> None:
             app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False, **given)
 
 
-def _add_page(app: FastAPI) -> None:
-    for path, (name, kind) in FILES.items():
-        answer = partial(Response, content_of(name), media_type=kind, headers=dict(HEADERS))
-
-        async def endpoint(answer: Callable[[], Response] = answer) -> Response:
-            return answer()
-
-        app.add_api_route(path, endpoint, methods=["GET"], include_in_schema=False)
+async def _file(name: str, kind: str) -> Response:
+    """Return a file of the page."""
+    return Response(content_of(name), media_type=kind, headers=dict(HEADERS))
 
 
 async def _watch(scheduler: Scheduler) -> None:
@@ -242,18 +235,18 @@ def _add_errors(app: FastAPI) -> None:
             place = f"{request.method} {request.url.path[:_LONGEST_PATH]}"
             text = f"{place}: {str(error.detail).lower()}"
             error = ApiError(error.status_code, text, headers=error.headers)
-        told = of_monge(error) if isinstance(error, MongeError) else error
-        if not isinstance(told, ApiError):
+        answer = of_monge(error) if isinstance(error, MongeError) else error
+        if not isinstance(answer, ApiError):
             raise error
-        request.state.error_code = told.code
-        return told.response()
+        request.state.error_code = answer.code
+        return answer.response()
 
     async def unexpected(request: Request, error: Exception) -> Response:
         name = request.state.request_id
         _LOG.error("internal error %s at %s", name, request.url.path, exc_info=error)
-        told = internal(name)
-        told.headers[REQUEST_ID] = name
-        return told.response()
+        answer = internal(name)
+        answer.headers[REQUEST_ID] = name
+        return answer.response()
 
     for kind in (ApiError, HTTPException, MongeError):
         app.add_exception_handler(kind, expected)

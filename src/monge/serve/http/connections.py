@@ -151,8 +151,8 @@ class Connection(H11Protocol):
             for one in self.connections - {self}
             if isinstance(one, Connection) and not one.is_dropped
         ]
-        waiting = [one for one in others if not one.is_served]
-        silent = [one for one in waiting if not one._is_beyond]
+        waiting = [connection for connection in others if not connection.is_served]
+        silent = [connection for connection in waiting if not connection._is_beyond]
         self._is_beyond = not silent
         if silent or len(others) >= self._limits.max_connections + self._limits.backlog:
             min(silent or waiting or [self], key=lambda one: one._since).drop()

@@ -128,11 +128,11 @@ class Gate:
     def _key_of(self, scope: Scope) -> str:
         """Return the name of the key that a request brings; empty if it brings none."""
         scheme, _, key = _header(scope, b"authorization")[:_HEADER_BYTES].partition(b" ")
-        found = ""
+        owner = ""
         for name, known in self._keys():  # all keys, so that the time reveals nothing
             if hmac.compare_digest(key.strip(), known.encode()):
-                found = name
-        return found if scheme.lower() == b"bearer" else ""
+                owner = name
+        return owner if scheme.lower() == b"bearer" else ""
 
 
 class BoundedBodies:

@@ -13,7 +13,6 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from monge.engine.chat_format import ChatFormat
 from monge.engine.decoder import Decoder
 from monge.engine.session import Session
 from monge.options import ServeOptions
@@ -53,7 +52,6 @@ class Service:
         *,
         options: ServeOptions,
         metrics: ServerMetrics,
-        chat: ChatFormat,
         recorder: Recorder | None = None,
     ) -> None:
         self._scheduler, self._options, self._metrics = scheduler, options, metrics
@@ -62,12 +60,12 @@ class Service:
         longest = min(room, decoder.max_length or room)
         decoder.grammars.prepare()
         self._parser = RequestParser(
-            decoder, options, chat, max_sequence_tokens=longest, recorder=recorder
+            decoder, options, max_sequence_tokens=longest, recorder=recorder
         )
         self._texts, self._fingerprint = TokenTexts(decoder.tokenizer), _fingerprint(decoder)
         self._worker = RequestWorker("monge-requests", options.max_waiting)
         self._writer = RequestWorker("monge-answers")
-        self._trials = GrammarTrials(decoder.grammars)
+        self.trials = GrammarTrials(decoder.grammars)
         self._reading = set[asyncio.Future[Any]]()
         self._origins, self._is_leaving = origins_of(self._components.drafter), False
         self._card = {
@@ -109,10 +107,6 @@ class Service:
         """End the requests that are being read or whose grammars are compiled; their clients get a 503."""
         for work in self._reading:
             work.cancel()
-
-    def close(self) -> None:
-        """End the process that tries grammars."""
-        self._trials.close()
 
     async def version(self) -> dict[str, str]:
         """Return the version of the library."""
@@ -175,7 +169,7 @@ class Service:
                 try:
                     return await self._in_time(request, self._worker.do(work))
                 except UntriedGrammar as untried:
-                    compiled = self._trials.compile(untried.grammar, _client(request))
+                    compiled = self.trials.compile(untried.grammar, _client(request))
                     with fields_named(untried.param, grammar=untried.param):
                         await self._in_time(request, compiled)
         finally:
@@ -197,7 +191,7 @@ class Service:
     def _written(self, answers: Answers, outputs: Sequence[Output]) -> bytes:
         whole = answers.whole(outputs)
         if answers.request.body.certificate and self._recorder is not None:
-            sessions = [one.recorded for one in outputs if one.recorded is not None]
+            sessions = [output.recorded for output in outputs if output.recorded is not None]
             whole["certificate"] = self._recorder.certificate(sessions).document()
         return dumped(whole).encode()
 

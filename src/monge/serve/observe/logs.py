@@ -17,23 +17,20 @@ def log_config_of(form: str, *, logs_requests: bool) -> dict[str, Any]:
         form: `text` or `json`.
         logs_requests: Whether every request has a line.
     """
-    own = {"handlers": ["stderr"], "propagate": False}
+    plain = {"handlers": ["stderr"], "propagate": False}
     limited = {"filters": ["rate"]}  # warnings that clients can cause
     return {
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {
-            "text": {
-                "()": TextFormatter,
-                "fmt": "%(asctime)s %(levelname)s %(name)s: %(message)s",
-            },
+            "text": {"()": TextFormatter, "fmt": "%(asctime)s %(levelname)s %(name)s: %(message)s"},
             "json": {"()": JsonFormatter},
         },
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": form}},
         "filters": {"rate": {"()": RateLimited}},
         "loggers": {
-            "uvicorn": own,
-            "monge": own,
+            "uvicorn": plain,
+            "monge": plain,
             REQUESTS: {"level": "INFO" if logs_requests else "WARNING"},
             "uvicorn.error": limited,
             "monge.serve.http.connections": limited,

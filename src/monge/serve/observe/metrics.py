@@ -116,8 +116,8 @@ class ServerMetrics:
         self._planning = made(Counter, "monge:requests_by_controller", text, *_LABELS, "controller")
         text = "1; the label `backend` names what runs the target, with its rounded weights if any."
         self._model = made(Gauge, "monge:model_info", text, *_LABELS, "backend")
-        for asked in get_args(Asked):
-            self._asked.labels(*self._labels, asked)
+        for form in get_args(Asked):
+            self._asked.labels(*self._labels, form)
 
     def observe(self, measure: str, value: float | int) -> None:
         """Record one observation; this is the sink of the scheduler."""
@@ -203,14 +203,14 @@ def _state(now: Snapshot, labels: tuple[str, str]) -> Iterator[Metric]:
     by_reason = dict.fromkeys(_REASONS.values(), 0)
     for reason, number in now.finished.items():
         by_reason[_REASONS[reason]] += number
-    by_position = {str(depth): one for depth, one in enumerate(spec.accepted_by_position)}
+    by_position = {str(depth): number for depth, number in enumerate(spec.accepted_by_position)}
     text = "Drafts that accepted a candidate at this depth."
     labelled = [
         ("vllm:spec_decode_num_accepted_tokens_per_pos", text, "position", by_position),
         ("vllm:request_success", "Requests that ended.", "finished_reason", by_reason),
     ]
     for figure, text in _BY_CONTROLLER.items():
-        values = {name: getattr(one, f"num_{figure}") for name, one in now.by_controller.items()}
+        values = {name: getattr(sums, f"num_{figure}") for name, sums in now.by_controller.items()}
         labelled.append((f"monge:{figure}_by_controller", text, "controller", values))
     for name, text, label, values in labelled:
         family = CounterMetricFamily(name, text, labels=(*_LABELS, label))

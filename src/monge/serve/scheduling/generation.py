@@ -25,6 +25,9 @@ quick and must not raise."""
 class QueueFullError(MongeError, RuntimeError):
     """The queue is full; retry later."""
 
+    def __init__(self, most: int) -> None:
+        super().__init__(f"The queue is full ({most} requests); retry later.")
+
 
 class SchedulerClosedError(MongeError, RuntimeError):
     """The scheduler accepts no more generations."""

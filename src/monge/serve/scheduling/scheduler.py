@@ -11,13 +11,13 @@ from functools import partial
 from itertools import count
 from typing import Final
 
-from monge.core.errors import ContextLengthError, GrammarError, OptionError, OutOfStepError
+from monge.core.errors import GrammarError, OptionError, OutOfStepError
 from monge.engine.batch import Batch
 from monge.engine.components import Components
 from monge.engine.decoder import Decoder
 from monge.engine.prefix_cache import PrefixCache
 from monge.engine.process import release_openmp_pool, trim_heap
-from monge.engine.session import Request, Session
+from monge.engine.session import Request, Session, check_length
 from monge.options import ServeOptions
 from monge.serve.scheduling.generation import (
     Generation,
@@ -53,10 +53,6 @@ def controller_of(request: Request, components: Components) -> str:
     if not (request.speculative and request.adaptive):
         return NO_CONTROLLER
     return components.controller_name if request.controller is None else request.controller
-
-
-def no_sink(measure: str, value: float | int) -> None:
-    """Ignore the observation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,11 +128,7 @@ class Scheduler:
     """
 
     def __init__(
-        self,
-        decoder: Decoder,
-        options: ServeOptions | None = None,
-        *,
-        sink: Sink = no_sink,
+        self, decoder: Decoder, options: ServeOptions | None = None, *, sink: Sink = lambda *_: None
     ) -> None:
         parts, options = decoder.components, options or ServeOptions()
         room = options.kv_budget_tokens
@@ -216,13 +208,15 @@ class Scheduler:
         with self._changed:  # before any session is made
             self._check_queue()
             group_id = next(self._group_ids)
+        for request in requests:
+            check_length(request, self._kv_budget_tokens, "server")
         submitted_at = time.perf_counter() if arrived is None else arrived
         entries = [
             Generation(
-                session=self._session(one, keeps_records=is_oversized is not None),
+                session=self._decoder.session(request, keeps_records=is_oversized is not None),
                 group_id=group_id,
                 client=client,
-                controller=controller_of(one, self._decoder.components),
+                controller=controller_of(request, self._decoder.components),
                 put=partial(put, place),
                 sink=self._sink,
                 submitted_at=submitted_at,
@@ -230,7 +224,7 @@ class Scheduler:
                 check_record=is_oversized,
                 speculation=self._no_speculation,
             )
-            for place, one in enumerate(requests)
+            for place, request in enumerate(requests)
         ]
         with self._changed:
             self._check_queue()
@@ -302,8 +296,8 @@ class Scheduler:
         """
         now = time.perf_counter()
         with self._changed:
-            late = [one for one in self._running.values() if one.deadline <= now - _LATE_S]
-            late += [one for one in self._waiting.entries.values() if one.deadline <= now]
+            late = [entry for entry in self._running.values() if entry.deadline <= now - _LATE_S]
+            late += [entry for entry in self._waiting.entries.values() if entry.deadline <= now]
             for entry in late:
                 self._leaving[entry.request_id] = "deadline"
         for entry in late:
@@ -321,19 +315,6 @@ class Scheduler:
             return f"the last {len(self._failed_groups)} requests all ended in errors"
         return None
 
-    def _session(self, request: Request, *, keeps_records: bool) -> Session:
-        session = self._decoder.session(request, keeps_records=keeps_records)
-        total = len(request.prompt_ids) + request.max_new_tokens
-        if total > self._kv_budget_tokens:
-            raise ContextLengthError(
-                f"prompt of {len(request.prompt_ids)} tokens + "
-                f"max_new_tokens={request.max_new_tokens} = {total} exceeds "
-                f"the context length of {self._kv_budget_tokens} tokens, those of all caches "
-                "together; "
-                "shorten the prompt or ask for fewer tokens"
-            )
-        return session
-
     def _check_queue(self) -> None:
         """Refuse a request if the queue is full or closed; the caller holds the lock."""
         if not self._is_open:
@@ -342,12 +323,12 @@ class Scheduler:
             )
         most = self._options.max_waiting
         if self._waiting.num_requests >= most:
-            raise QueueFullError(f"The queue is full ({most} requests); retry later.")
+            raise QueueFullError(most)
 
     @staticmethod
     def _kv_tokens(entries: Iterable[Generation]) -> int:
         """Return the tokens of rectangular caches: rows x longest row. A row that has ended is free."""
-        sizes = [one.num_reserved_tokens for one in entries if one.session.finish_reason is None]
+        sizes = [row.num_reserved_tokens for row in entries if row.session.finish_reason is None]
         return len(sizes) * max(sizes, default=0)
 
     def _free_tokens(self) -> int:
@@ -378,7 +359,7 @@ class Scheduler:
             self._round_began = None
             left = [*self._running.values(), *self._waiting.entries.values()]
         for entry in left:
-            entry.sink = no_sink  # the sink may be the cause
+            entry.sink = lambda *_: None  # the sink may be the cause
             self._end(entry, "error", error)
 
     def _decode(self) -> None:
@@ -406,10 +387,10 @@ class Scheduler:
         """End generations that were cancelled, passed their deadline, or have too large a record."""
         now = time.perf_counter()
         with self._changed:
-            for request_id, one in self._running.items():
-                if one.deadline <= now:
+            for request_id, entry in self._running.items():
+                if entry.deadline <= now:
                     self._leaving.setdefault(request_id, "deadline")
-                elif one.is_oversized:
+                elif entry.is_oversized:
                     self._leaving.setdefault(request_id, "oversized")
             reasons, self._leaving = self._leaving, {}
         for request_id, reason in reasons.items():
