@@ -30,14 +30,28 @@ def windows(
     controller: AnyController, accepted: list[int], shared: SharedState | None = None
 ) -> list[int | None]:
     """The windows planned while so many tokens of each are accepted (never more than there are)."""
-    state = controller.init(shared or SharedState())
+    shared = shared or SharedState()
+    state = controller.init(shared)
     planned: list[int | None] = []
     for count in accepted:
-        plan = plan_one(controller, state, TapeDraws([0.999] * 10))
+        plan = plan_one(controller, state, TapeDraws([0.999] * 10), memory=shared.memory)
         planned.append(plan.max_depth)
         window = plan.max_depth or 0
-        state = controller.update(state, chain_round(window, min(count, window), plan=plan))
+        record = chain_round(window, min(count, window), plan=plan)
+        state = after_round(controller, shared, state, record)
     return planned
+
+
+def after_round(
+    controller: AnyController, shared: SharedState, state: Any, record: StepRecord
+) -> Any:
+    """The state of a request after a round, from which the controller learns; neither changes what goes in."""
+    after = controller.update(state, record)
+    memory = controller.learn(shared.memory, after, record)
+    assert controller.update(state, record) == after
+    assert controller.learn(shared.memory, after, record) == memory
+    shared.memory = memory
+    return after
 
 
 def plan_one(
@@ -47,9 +61,10 @@ def plan_one(
     *,
     length: int = 0,
     batch_size: int = 1,
+    memory: Any = None,
 ) -> DraftPlan:
     """The plan of one request whose text has `length` tokens."""
-    info = RoundInfo(context_lengths=(length,), batch_size=batch_size)
+    info = RoundInfo(context_lengths=(length,), batch_size=batch_size, memory=memory)
     (plan,) = controller.plan([state], info, [draws or TapeDraws([])])
     return plan
 

@@ -88,7 +88,7 @@ def test_prompts_of_requests_that_rest_are_not_read_by_the_drafter(num_prompts: 
     draft.open = lambda prefixes: (read.extend(map(len, prefixes.values())), opened(prefixes))[1]  # type: ignore[method-assign]
     assert greedy(parts, prompts, 20) == plain(prompts, 20)
     assert set(read) == {0}
-    parts.shared.notes.clear()
+    parts.shared.memory = None
     assert greedy(parts, prompts, 20) == plain(prompts, 20)
     assert 2 in read[num_prompts:]
 

@@ -17,7 +17,7 @@ from monge.core.draws import TapeDraws
 from monge.core.errors import OptionError
 from monge.core.prompt import PromptProfile
 from monge.core.selection import Member
-from tests.control.scripts import chain_round, draws, plan_one, windows
+from tests.control.scripts import after_round, chain_round, draws, plan_one, windows
 
 
 def test_fsm() -> None:
@@ -164,7 +164,8 @@ def trajectory(name: str, times: int) -> list[list[DraftPlan]]:
         states = [controller.read(state, PromptProfile(token_ids=(0, 1))) for state in states]
     plans: list[list[DraftPlan]] = []
     for number in range(120):
-        info = RoundInfo(context_lengths=(number, number + 3), batch_size=2)
+        lengths = (number, number + 3)
+        info = RoundInfo(context_lengths=lengths, batch_size=2, memory=shared.memory)
         asked = [
             controller.plan(states, info, [draws(2 * number), draws(2 * number + 1)])
             for _ in range(times)
@@ -182,7 +183,8 @@ def trajectory(name: str, times: int) -> list[list[DraftPlan]]:
             for plan in plans[-1]
         ]
         states = [
-            controller.update(state, record) for state, record in zip(states, records, strict=True)
+            after_round(controller, shared, state, record)
+            for state, record in zip(states, records, strict=True)
         ]
     return plans
 
