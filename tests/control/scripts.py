@@ -6,7 +6,7 @@ from monge.control.base import AnyController, RoundInfo, SharedState
 from monge.control.latency import Latency
 from monge.core.context import DraftPlan
 from monge.core.draws import Draws, SeededDraws, TapeDraws
-from monge.core.verdict import RoundTiming, StepRecord
+from monge.core.verdict import StepRecord
 
 
 def chain_round(window: int, accepted: int, **fields: Any) -> StepRecord:
@@ -78,9 +78,7 @@ def latency_of_rounds(*rounds: tuple[int, int, float], drafter: str | None = Non
     """Latency after rounds of some depth, batch size and seconds, each three times."""
     latency = Latency()
     for depth, batch_size, seconds in (one for one in rounds for _ in range(3)):
-        latency.observe(
-            RoundTiming(depth=depth, batch_size=batch_size, seconds=seconds, drafter=drafter)
-        )
+        latency.observe(seconds, depth=depth, batch_size=batch_size, drafter=drafter)
     return latency
 
 

@@ -13,7 +13,7 @@ from monge.control.latency import Latency
 from monge.core.context import DraftPlan
 from monge.core.draws import TapeDraws
 from monge.core.selection import Member
-from monge.core.verdict import RoundTiming, StageTimes
+from monge.core.verdict import StageTimes
 from tests.control.scripts import (
     after_round,
     chain_round,
@@ -81,7 +81,7 @@ def test_a_cooldown_lasts_until_its_probe_is_four_percent_of_it(
     for _ in range(500):
         depth = plan_one(controller, state, memory=shared.memory).max_depth or 0
         spent = seconds if depth else 1.0
-        shared.latency.observe(RoundTiming(depth=depth, batch_size=1, seconds=spent))
+        shared.latency.observe(spent, depth=depth)
         times = StageTimes(total_s=spent, forward_s=0.0, is_warm_up=False)
         state = after_round(
             controller,
@@ -103,7 +103,7 @@ def test_first_plain_rounds_that_are_slow_are_corrected() -> None:
         depth = plan_one(controller, state, memory=shared.memory).max_depth or 0
         # A drafted round takes 1.6 times a plain one, and half of the drafts are accepted.
         seconds = 1.6 if depth else 1.2 if number < 2 else 1.0
-        shared.latency.observe(RoundTiming(depth=depth, batch_size=1, seconds=seconds))
+        shared.latency.observe(seconds, depth=depth)
         state = after_round(controller, shared, state, chain_round(depth, number % 2 and depth))
         depths.append(depth)
     assert sum(depths[40:]) <= 12
@@ -180,8 +180,7 @@ def test_it_settles_where_seconds_are_yet_to_be_learned(acceptance: float, draft
             spent = costs.round_s(record.depth) * (1.0 + 0.1 * noise.uniform())
             slow = 1.0 if record.depth in known else 1.5
             known.add(record.depth)
-            timing = RoundTiming(depth=record.depth, batch_size=1, seconds=slow * spent)
-            latency.observe(timing)
+            latency.observe(slow * spent, depth=record.depth)
             state = after_round(controller, shared, state, record)
             tokens, seconds = tokens + len(record.token_ids), seconds + spent / 1.05
         ratios.append(tokens / seconds / best)

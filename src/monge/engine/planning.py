@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from monge.control.base import RoundInfo
 from monge.core.context import PLAIN, DraftPlan
-from monge.core.verdict import RoundTiming, StepRecord
+from monge.core.verdict import StepRecord
 from monge.engine.components import Components
 from monge.engine.grammar import FORCED
 from monge.engine.session import Session
@@ -70,10 +70,8 @@ def _learn_latency(records: Sequence[StepRecord], components: Components) -> Non
     by_network = [record for record in drafted if record.drafter in networks]
     deepest = max(by_network or drafted or records, key=lambda record: record.depth)
     latency.observe(
-        RoundTiming(
-            depth=deepest.depth,
-            batch_size=deepest.batch_size,
-            seconds=deepest.times.total_s,
-            drafter=deepest.drafter,
-        )
+        deepest.times.total_s,
+        depth=deepest.depth,
+        batch_size=deepest.batch_size,
+        drafter=deepest.drafter,
     )
