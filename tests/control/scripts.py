@@ -38,13 +38,11 @@ def windows(
         planned.append(plan.max_depth)
         window = plan.max_depth or 0
         record = chain_round(window, min(count, window), plan=plan)
-        state = after_round(controller, shared, state, record)
+        state = updated(controller, shared, state, record)
     return planned
 
 
-def after_round(
-    controller: AnyController, shared: SharedState, state: Any, record: StepRecord
-) -> Any:
+def updated(controller: AnyController, shared: SharedState, state: Any, record: StepRecord) -> Any:
     """The state of a request after a round, from which the controller learns; neither changes what goes in."""
     after = controller.update(state, record)
     memory = controller.learn(shared.memory, after, record)

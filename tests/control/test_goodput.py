@@ -15,12 +15,12 @@ from monge.core.draws import TapeDraws
 from monge.core.selection import Member
 from monge.core.verdict import StageTimes
 from tests.control.scripts import (
-    after_round,
     chain_round,
     draws,
     latency_of_rounds,
     plan_one,
     shared_of,
+    updated,
 )
 
 POOL = (
@@ -30,11 +30,7 @@ POOL = (
 
 
 def decode(
-    controller: Goodput,
-    shared: SharedState,
-    accepted: int,
-    rounds: int,
-    **fields: Any,
+    controller: Goodput, shared: SharedState, accepted: int, rounds: int, **fields: Any
 ) -> list[int]:
     """Depths of rounds of which up to `accepted` tokens are accepted."""
     state, depths = controller.init(shared), list[int]()
@@ -43,7 +39,7 @@ def decode(
         window = plan.max_depth or 0
         depths.append(window)
         record = chain_round(window, min(accepted, window), plan=plan, **fields)
-        state = after_round(controller, shared, state, record)
+        state = updated(controller, shared, state, record)
     return depths
 
 
@@ -57,17 +53,8 @@ def test_a_good_cheap_draft_is_used_to_its_full_depth() -> None:
 def test_a_small_lead_is_checked_against_new_plain_rounds_and_a_large_one_is_not() -> None:
     small = decode(Goodput(max_window=1), shared_of(node=0.1, draft=0.5), 1, 200)
     large = decode(Goodput(max_window=1), shared_of(node=0.1, draft=0.1), 1, 200)
-    assert [place for place, depth in enumerate(small) if not depth] == [
-        0,
-        1,
-        3,
-        7,
-        15,
-        31,
-        63,
-        127,
-        191,
-    ]
+    plain = [place for place, depth in enumerate(small) if not depth]
+    assert plain == [0, 1, 3, 7, 15, 31, 63, 127, 191]
     assert large.count(0) == 2
 
 
@@ -83,12 +70,8 @@ def test_a_cooldown_lasts_until_its_probe_is_four_percent_of_it(
         spent = seconds if depth else 1.0
         shared.latency.observe(spent, depth=depth)
         times = StageTimes(total_s=spent, forward_s=0.0, is_warm_up=False)
-        state = after_round(
-            controller,
-            shared,
-            state,
-            chain_round(depth, 0, plan=DraftPlan(max_depth=depth), times=times),
-        )
+        record = chain_round(depth, 0, plan=DraftPlan(max_depth=depth), times=times)
+        state = updated(controller, shared, state, record)
         depths.append(depth)
     drafted = [place for place, depth in enumerate(depths) if depth]
     gaps = [after - before for before, after in zip(drafted, drafted[1:], strict=False)]
@@ -104,15 +87,14 @@ def test_first_plain_rounds_that_are_slow_are_corrected() -> None:
         # A drafted round takes 1.6 times a plain one, and half of the drafts are accepted.
         seconds = 1.6 if depth else 1.2 if number < 2 else 1.0
         shared.latency.observe(seconds, depth=depth)
-        state = after_round(controller, shared, state, chain_round(depth, number % 2 and depth))
+        state = updated(controller, shared, state, chain_round(depth, number % 2 and depth))
         depths.append(depth)
     assert sum(depths[40:]) <= 12
 
 
 def test_a_draft_that_is_never_accepted_pauses_for_longer_and_longer() -> None:
-    depths = decode(
-        Goodput(first_cooldown=4, last_cooldown=64), shared_of(node=0.1, draft=0.2), 0, 400
-    )
+    controller = Goodput(first_cooldown=4, last_cooldown=64)
+    depths = decode(controller, shared_of(node=0.1, draft=0.2), 0, 400)
     starts = [place for place in range(1, 400) if depths[place] and not depths[place - 1]]
     gaps = [after - before for before, after in zip(starts, starts[1:], strict=False)]
     # But for a round more or less of a probe.
@@ -149,7 +131,7 @@ def test_a_draft_that_pays_recovers_from_bad_luck() -> None:
     for accepted in [1, 0, 0, 0] * 12 + lucky:
         window = plan_one(controller, state, memory=shared.memory).max_depth or 0
         plans.append(window)
-        state = after_round(controller, shared, state, chain_round(window, min(accepted, window)))
+        state = updated(controller, shared, state, chain_round(window, min(accepted, window)))
     assert sum(window > 0 for window in plans[300:]) > 0.8 * len(plans[300:])
 
 
@@ -181,7 +163,7 @@ def test_it_settles_where_seconds_are_yet_to_be_learned(acceptance: float, draft
             slow = 1.0 if record.depth in known else 1.5
             known.add(record.depth)
             latency.observe(slow * spent, depth=record.depth)
-            state = after_round(controller, shared, state, record)
+            state = updated(controller, shared, state, record)
             tokens, seconds = tokens + len(record.token_ids), seconds + spent / 1.05
         ratios.append(tokens / seconds / best)
     assert sum(ratios) / len(ratios) > 0.97
@@ -206,17 +188,10 @@ def test_model_free_drafts_that_fail_are_asked_rarely() -> None:
     for _ in range(200):
         plan = plan_one(controller, state, memory=shared.memory)
         asked.append(bool(plan.model_free_depth))
-        name, window = (
-            ("ngram", plan.model_free_depth or 0)
-            if asked[-1]
-            else ("model", min(plan.max_depth or 0, 8))
-        )
-        state = after_round(
-            controller,
-            shared,
-            state,
-            chain_round(window, 0 if asked[-1] else window, plan=plan, drafter=name),
-        )
+        name = "ngram" if asked[-1] else "model"
+        window = min(plan.model_free_depth or plan.max_depth or 0, 8)
+        record = chain_round(window, 0 if asked[-1] else window, plan=plan, drafter=name)
+        state = updated(controller, shared, state, record)
     assert sum(asked[100:]) <= 10
     assert any(asked[100:])
 
@@ -256,18 +231,14 @@ def in_batch(
         plans = controller.plan(states, info, [TapeDraws([])] * count)
         assert len({plan.max_depth for plan in plans}) == 1
         depths.append(plans[0].max_depth or 0)
+        size = recorded_size or batch_size
+        records = [
+            chain_round(*outcome(number, place, depths[-1]), plan=plan, batch_size=size)
+            for place, plan in enumerate(plans)
+        ]
         states = [
-            after_round(
-                controller,
-                shared,
-                state,
-                chain_round(
-                    *outcome(number, place, depths[-1]),
-                    plan=plan,
-                    batch_size=recorded_size or batch_size,
-                ),
-            )
-            for place, (state, plan) in enumerate(zip(states, plans, strict=True))
+            updated(controller, shared, state, record)
+            for state, record in zip(states, records, strict=True)
         ]
     return depths
 

@@ -23,7 +23,7 @@ from monge.engine.decoder import Decoder
 from monge.testing.decoding import Case, output_law, target_law
 from monge.testing.oracle import exact_law, law_error
 from monge.testing.tabular import RandomTable, TabularModel
-from tests.control.scripts import after_round, chain_round, plan_one
+from tests.control.scripts import chain_round, plan_one, updated
 
 LOOKUP = Member(name="ngram", max_depth=4, runs_network=False)
 NOTHING = Member(name="none", max_depth=0, runs_network=False)
@@ -243,7 +243,7 @@ def test_the_prompt_chooses_who_begins() -> None:
             name = str(plan_one(selection, state, TapeDraws([0.5, 0.5])).drafter)
             accepted = 2 if name == "small" else 4 * works
             record = round_of(name, 40 + step, accepted, 4, found)
-            state = after_round(selection, shared, state, record)
+            state = updated(selection, shared, state, record)
     begins = [
         selection.read(selection.init(shared), PromptProfile(token_ids=prompt)).choice
         for prompt in (repetitive, free)
@@ -253,9 +253,8 @@ def test_the_prompt_chooses_who_begins() -> None:
     # Certain: the opening draws nothing.
     assert plan_one(selection, state, TapeDraws([])).drafter == "ngram"
     for step in range(4):
-        state = selection.update(
-            state, round_of("ngram", 40 + step, 0, 4, seen("ngram", 40 + step, 0.0))
-        )
+        record = round_of("ngram", 40 + step, 0, 4, seen("ngram", 40 + step, 0.0))
+        state = selection.update(state, record)
     assert state.opening_left == 0
     assert 0.0 < selection.hedge().probs(state.hedge)["small"] < 1.0
 
@@ -271,7 +270,7 @@ def test_a_path_of_a_tree_that_ends_above_its_deepest_node_is_no_rejection():
         state = selection.read(selection.init(shared), PromptProfile(token_ids=tuple(range(32))))
         for step in range(8):
             record = replace(round_of("small", 40 + step, 2, depth), next_kind="bonus")
-            state = after_round(selection, shared, state, record)
+            state = updated(selection, shared, state, record)
         _, ridges = shared.memory
         learnt.append(ridges["small"])
     assert repr(learnt[0]) == repr(learnt[1])
